@@ -1,0 +1,157 @@
+"""What the kernels share: checks of arguments, registration with torch, and sizes of a launch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+"""Whether Triton interprets (`TRITON_INTERPRET=1`), which is how the kernels run on a CPU."""
+
+FLOATING = (torch.bfloat16, torch.float16, torch.float32)
+"""What the kernels read and write; they compute in fp32."""
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_HERE = contextlib.nullcontext()
+_library = torch.library.Library("kernelmark", "FRAGMENT")
+
+
+def check(
+    name: str,
+    tensor: Any,
+    *,
+    dtypes: Sequence[torch.dtype] = FLOATING,
+    like: torch.Tensor | None = None,
+    shape: Sequence[int] | None = None,
+    dim: int | None = None,
+) -> None:
+    """Raises TypeError or ValueError that names the argument and says what is wrong with it.
+
+    `like` is a tensor on the device that this one must be on as well.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
+    if tensor.dtype not in dtypes:
+        raise TypeError(f"{name} has dtype {tensor.dtype}, expected {' or '.join(str(x) for x in dtypes)}")
+    if dim is not None and tensor.dim() != dim:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {dim} dimensions")
+    if shape is not None and tensor.shape != torch.Size(shape):
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}")
+    if not (tensor.is_cuda or (INTERPRETED and tensor.device.type == "cpu")):
+        raise ValueError(f"{name} is on {tensor.device}, expected a CUDA device")
+    if like is not None and tensor.device != like.device:
+        raise ValueError(f"{name} is on {tensor.device}, expected {like.device}")
+
+
+def choice(name: str, value: Any, values: Sequence[str]) -> None:
+    """Raises ValueError that names the argument and the values it can have."""
+    if value not in values:
+        raise ValueError(f"{name} is {value!r}, expected {' or '.join(repr(x) for x in values)}")
+
+
+def operator(
+    schema: str,
+    launch: Callable[..., Any],
+    fake: Callable[..., Any],
+    save: Callable[..., None] | None = None,
+    backward: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """Registers `kernelmark::<schema>` and returns the call of it.
+
+    `launch` computes; `fake` only allocates the results; `save(ctx, inputs, output)` and
+    `backward(ctx, *gradients)` make it differentiable. Plain tensors in eager mode go around the
+    dispatcher, which costs 10 to 40 µs a call in Python, as long as some of these kernels run;
+    torch.compile, fake tensors and subclasses see the registered operator.
+    """
+    name = f"kernelmark::{schema.partition('(')[0]}"
+    _library.define(schema)
+    for key in ("CUDA", "CPU") if INTERPRETED else ("CUDA",):
+        _library.impl(name, launch, key)
+    torch.library.register_fake(name, fake, lib=_library)
+    registered = getattr(torch.ops.kernelmark, name.partition("::")[2]).default
+    eager = launch
+    if backward is not None:
+        assert save is not None, schema
+        torch.library.register_autograd(name, backward, setup_context=save, lib=_library)
+        eager = _differentiable(launch, save, backward)
+
+    def call(*arguments: Any) -> Any:
+        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+            return registered(*arguments)
+        differentiate = False
+        for x in arguments:
+            if isinstance(x, torch.Tensor):
+                if type(x) not in _PLAIN:
+                    return registered(*arguments)
+                differentiate |= x.requires_grad
+        return (eager if differentiate and torch.is_grad_enabled() else launch)(*arguments)
+
+    return call
+
+
+def _differentiable(
+    launch: Callable[..., Any], save: Callable[..., None], gradients: Callable[..., Any]
+) -> Callable[..., Any]:
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            output = launch(*inputs)
+            save(ctx, inputs, output)
+            return output
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]  # torch's own
+        def backward(ctx: Any, *given: Any) -> Any:
+            return gradients(ctx, *given)
+
+    apply: Callable[..., Any] = Eager.apply
+    return apply
+
+
+def on(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """The device of a tensor as the current one, for the launch inside."""
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device(tensor.device)
+
+
+def rows(tensor: torch.Tensor) -> torch.Tensor:
+    """(…, D) as (N, D) whose last dimension has stride 1; a copy only where strides demand one."""
+    flat = tensor.reshape(-1, tensor.shape[-1])
+    return flat if flat.stride(1) == 1 else flat.contiguous()
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def multiprocessors(tensor: torch.Tensor) -> int:
+    """Streaming multiprocessors of a tensor's device; 3 under the interpreter, so that loops turn."""
+    return _multiprocessors(tensor.device) if tensor.is_cuda else 3
+
+
+def power_of_2(size: int) -> int:
+    """The least power of two that is not below."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+@triton.jit
+def sigmoid(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """1 / (1 + exp(-x)) in fp32."""
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def tanh_slope(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(s, slope): gelu's tanh form is x · s, with s = sigmoid(2 √(2/π) (x + 0.044715 x³)); its derivative."""
+    square = x * x
+    s = sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square))
+    return s, s + x * s * (1.0 - s) * 1.5957691216057308 * (1.0 + 0.134145 * square)

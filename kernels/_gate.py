@@ -1,0 +1,106 @@
+"""Gated activations, activation(gate) · up: what SwiGLU and GeGLU share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ._common import check, on, operator, sigmoid, tanh_slope
+
+BLOCK = 2048
+"""Elements of a program of four warps: 16 a thread of each tensor, four 16-byte loads in flight."""
+
+
+@triton.jit
+def _activation(gate, SILU: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(factor, slope): the activation is gate · factor, slope is its derivative."""
+    if SILU:
+        factor = sigmoid(gate)
+        slope = factor * (1.0 + gate * (1.0 - factor))
+    else:
+        factor, slope = tanh_slope(gate)
+    return factor, slope
+
+
+@triton.jit
+def _forward(gate, up, y, n, SILU: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    g = tl.load(gate + at, at < n).to(tl.float32)
+    u = tl.load(up + at, at < n).to(tl.float32)
+    factor, _ = _activation(g, SILU)
+    tl.store(y + at, (g * factor * u).to(y.dtype.element_ty), at < n)
+
+
+@triton.jit
+def _gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dy, gate, up, dgate, dup, n, SILU: tl.constexpr, BLOCK: tl.constexpr
+):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    given = tl.load(dy + at, at < n).to(tl.float32)
+    g = tl.load(gate + at, at < n).to(tl.float32)
+    u = tl.load(up + at, at < n).to(tl.float32)
+    factor, slope = _activation(g, SILU)
+    tl.store(dgate + at, (given * u * slope).to(dgate.dtype.element_ty), at < n)
+    tl.store(dup + at, (given * g * factor).to(dup.dtype.element_ty), at < n)
+
+
+def _empty(gate: torch.Tensor) -> torch.Tensor:
+    return torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+
+
+def check_gate(gate: torch.Tensor, up: torch.Tensor) -> None:
+    """Raises TypeError or ValueError naming the argument that does not fit."""
+    check("gate", gate)
+    check("up", up, shape=gate.shape, like=gate, dtypes=(gate.dtype,))
+
+
+def gated(name: str, silu: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The operator `name(gate, up)`, with SiLU or with GELU's tanh form."""
+
+    def launch(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        y = _empty(gate)
+        if n := gate.numel():
+            with on(gate):
+                _forward[(triton.cdiv(n, BLOCK),)](
+                    gate.contiguous(), up.contiguous(), y, n, SILU=silu, BLOCK=BLOCK, num_warps=4
+                )
+        return y
+
+    def launch_backward(
+        dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        dgate, dup = _empty(gate), _empty(gate)
+        if n := gate.numel():
+            with on(gate):
+                _gradients[(triton.cdiv(n, BLOCK // 2),)](
+                    dy.contiguous(),
+                    gate.contiguous(),
+                    up.contiguous(),
+                    dgate,
+                    dup,
+                    n,
+                    SILU=silu,
+                    BLOCK=BLOCK // 2,
+                    num_warps=4,
+                )
+        return dgate, dup
+
+    def save(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    gradients = operator(
+        f"{name}_backward(Tensor dy, Tensor gate, Tensor up) -> (Tensor, Tensor)",
+        launch_backward,
+        lambda dy, gate, up: (_empty(gate), _empty(gate)),
+    )
+    return operator(
+        f"{name}(Tensor gate, Tensor up) -> Tensor",
+        launch,
+        lambda gate, up: _empty(gate),
+        save,
+        lambda ctx, dy: gradients(dy, *ctx.saved_tensors),
+    )

@@ -1,0 +1,468 @@
+"""One computation behind three operators: normalization of rows, with or without mean, bias and residual.
+
+Forward holds a row in registers and so reads it once. Backward runs as many programs as the device holds
+at a time; each takes every n-th row, keeps its part of the weight's gradient in registers, and a second
+kernel adds the parts: the order of summation is fixed, so results repeat bit by bit. Rows too long for
+registers are taken in pieces.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ._common import INTERPRETED, multiprocessors, on, power_of_2, rows
+
+Norm = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+"""y, h = x + residual, mean, rstd = 1 / √(variance or mean square + eps)."""
+
+FORWARD_LIMIT = 16 if INTERPRETED else 32768
+"""Longest row that forward holds in registers: 32 numbers a thread."""
+
+BACKWARD_LIMIT = 16 if INTERPRETED else 16384
+"""Longest row that backward holds, where there are three numbers an element to hold."""
+
+PIECE = 16 if INTERPRETED else 4096
+"""Piece of a longer row. The interpreter has small limits, so that tests reach all paths."""
+
+
+@triton.jit
+def _normalize(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    residual,
+    weight,
+    bias,
+    y,
+    h,
+    means,
+    rstds,
+    N,
+    D,
+    x_stride,
+    residual_stride,
+    eps,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    CENTRED: tl.constexpr,
+    SAVE: tl.constexpr,
+):
+    """ROWS whole rows a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    col = tl.arange(0, BLOCK)
+    inside = (row < N)[:, None] & (col < D)[None, :]
+    at = row[:, None] * D + col[None, :]
+    value = tl.load(x + row[:, None] * x_stride + col[None, :], inside, 0.0).to(tl.float32)
+    if RESIDUAL:
+        value += tl.load(residual + row[:, None] * residual_stride + col[None, :], inside, 0.0).to(tl.float32)
+        rounded = value.to(h.dtype.element_ty)
+        tl.store(h + at, rounded, inside)
+        # y is the norm of the h that is returned, which is also what backward will see.
+        value = rounded.to(tl.float32)
+    w = tl.load(weight + col, col < D, 0.0, eviction_policy="evict_last").to(tl.float32)
+    if CENTRED:
+        mean = tl.sum(value, 1) / D
+        value = tl.where(inside, value - mean[:, None], 0.0)
+        if SAVE:
+            tl.store(means + row, mean, row < N)
+    rstd = 1.0 / tl.sqrt(tl.sum(value * value, 1) / D + eps)
+    if SAVE:
+        tl.store(rstds + row, rstd, row < N)
+    value = value * rstd[:, None] * w[None, :]
+    if CENTRED:
+        value += tl.load(bias + col, col < D, 0.0, eviction_policy="evict_last").to(tl.float32)[None, :]
+    tl.store(y + at, value.to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def _normalize_long(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    residual,
+    weight,
+    bias,
+    y,
+    h,
+    means,
+    rstds,
+    N,
+    D,
+    x_stride,
+    residual_stride,
+    eps,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    CENTRED: tl.constexpr,
+    SAVE: tl.constexpr,
+):
+    """One row a program, in pieces, twice; the second time it comes from the L2 cache.
+
+    Each lane keeps mean and sum of squares of its own numbers (Welford), lanes are joined at the end (Chan,
+    Golub and LeVeque 1979): sums of x and x² alone would cancel where the mean is large.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    average = tl.zeros([BLOCK], tl.float32)
+    squares = tl.zeros([BLOCK], tl.float32)
+    count = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, D, BLOCK):
+        col = start + lane
+        inside = col < D
+        value = tl.load(x + row * x_stride + col, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
+        if RESIDUAL:
+            value += tl.load(residual + row * residual_stride + col, inside, 0.0).to(tl.float32)
+            rounded = value.to(h.dtype.element_ty)
+            tl.store(h + row * D + col, rounded, inside)
+            value = rounded.to(tl.float32)
+        if CENTRED:
+            count += inside.to(tl.float32)
+            delta = tl.where(inside, value - average, 0.0)
+            average += delta / tl.maximum(count, 1.0)
+            squares += delta * (value - average)
+        else:
+            squares += value * value
+    total = tl.sum(squares, 0)
+    mean = 0.0
+    if CENTRED:
+        mean = tl.sum(average * count, 0) / D
+        apart = average - mean
+        total += tl.sum(count * apart * apart, 0)
+        if SAVE:
+            tl.store(means + row, mean)
+    rstd = 1.0 / tl.sqrt(total / D + eps)
+    if SAVE:
+        tl.store(rstds + row, rstd)
+    if RESIDUAL:
+        # Other threads of this program wrote what is read back.
+        tl.debug_barrier()
+    for start in range(0, D, BLOCK):
+        col = start + lane
+        inside = col < D
+        if RESIDUAL:
+            value = tl.load(h + row * D + col, inside, 0.0).to(tl.float32)
+        else:
+            value = tl.load(x + row * x_stride + col, inside, 0.0, eviction_policy="evict_first").to(tl.float32)
+        value = (value - mean) * rstd * tl.load(weight + col, inside, 0.0).to(tl.float32)
+        if CENTRED:
+            value += tl.load(bias + col, inside, 0.0).to(tl.float32)
+        tl.store(y + row * D + col, value.to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def _gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dy,
+    dh,
+    x,
+    weight,
+    means,
+    rstds,
+    dx,
+    parts,
+    N,
+    D,
+    dy_stride,
+    dh_stride,
+    x_stride,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    CENTRED: tl.constexpr,
+):
+    """dx of every n-th group of ROWS rows, and this program's part of dweight (and dbias).
+
+    With x̂ the normalized row and g = dy · weight: dx = (g - x̂ · mean(g · x̂) - mean(g)) · rstd, the last
+    mean only where rows are centred; dweight is the sum of dy · x̂ over rows, dbias that of dy.
+    """
+    col = tl.arange(0, BLOCK)
+    w = tl.load(weight + col, col < D, 0.0).to(tl.float32)[None, :]
+    weight_part = tl.zeros([ROWS, BLOCK], tl.float32)
+    bias_part = tl.zeros([ROWS, BLOCK], tl.float32)
+    for start in tl.range(tl.program_id(0) * ROWS, N, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        row = tl.cast(start, tl.int64) + tl.arange(0, ROWS)
+        inside = (row < N)[:, None] & (col < D)[None, :]
+        given = tl.load(dy + row[:, None] * dy_stride + col[None, :], inside, 0.0).to(tl.float32)
+        hat = tl.load(x + row[:, None] * x_stride + col[None, :], inside, 0.0).to(tl.float32)
+        rstd = tl.load(rstds + row, row < N, 0.0)[:, None]
+        if CENTRED:
+            hat = hat - tl.load(means + row, row < N, 0.0)[:, None]
+            bias_part += given
+        hat = hat * rstd
+        weight_part += given * hat
+        given = given * w
+        result = given - hat * (tl.sum(given * hat, 1) / D)[:, None]
+        if CENTRED:
+            result -= (tl.sum(given, 1) / D)[:, None]
+        result *= rstd
+        if RESIDUAL:
+            result += tl.load(dh + row[:, None] * dh_stride + col[None, :], inside, 0.0).to(tl.float32)
+        tl.store(dx + row[:, None] * D + col[None, :], result.to(dx.dtype.element_ty), inside)
+    part = parts + tl.program_id(0) * D + col
+    tl.store(part, tl.sum(weight_part, 0), col < D)
+    if CENTRED:
+        tl.store(part + tl.num_programs(0) * D, tl.sum(bias_part, 0), col < D)
+
+
+@triton.jit
+def _row_means(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dy,
+    x,
+    weight,
+    means,
+    rstds,
+    projections,
+    averages,
+    D,
+    dy_stride,
+    x_stride,
+    BLOCK: tl.constexpr,
+    CENTRED: tl.constexpr,
+):
+    """mean(g · x̂) and mean(g) of one long row, g = dy · weight."""
+    row = tl.program_id(0).to(tl.int64)
+    rstd = tl.load(rstds + row)
+    mean = 0.0
+    if CENTRED:
+        mean = tl.load(means + row)
+    projection = tl.zeros([BLOCK], tl.float32)
+    average = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, D, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        given = tl.load(dy + row * dy_stride + col, col < D, 0.0).to(tl.float32)
+        given *= tl.load(weight + col, col < D, 0.0).to(tl.float32)
+        hat = (tl.load(x + row * x_stride + col, col < D, 0.0).to(tl.float32) - mean) * rstd
+        projection += given * hat
+        average += given
+    tl.store(projections + row, tl.sum(projection, 0) / D)
+    if CENTRED:
+        tl.store(averages + row, tl.sum(average, 0) / D)
+
+
+@triton.jit
+def _gradients_long(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dy,
+    dh,
+    x,
+    weight,
+    means,
+    rstds,
+    projections,
+    averages,
+    dx,
+    parts,
+    N,
+    D,
+    dy_stride,
+    dh_stride,
+    x_stride,
+    BLOCK: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    CENTRED: tl.constexpr,
+):
+    """As `_gradients`, for one piece of every n-th row, with the row's means known."""
+    col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = col < D
+    w = tl.load(weight + col, inside, 0.0).to(tl.float32)
+    weight_part = tl.zeros([BLOCK], tl.float32)
+    bias_part = tl.zeros([BLOCK], tl.float32)
+    for start in tl.range(tl.program_id(1), N, tl.num_programs(1)):
+        row = tl.cast(start, tl.int64)
+        given = tl.load(dy + row * dy_stride + col, inside, 0.0).to(tl.float32)
+        hat = tl.load(x + row * x_stride + col, inside, 0.0).to(tl.float32)
+        rstd = tl.load(rstds + row)
+        if CENTRED:
+            hat -= tl.load(means + row)
+            bias_part += given
+        hat *= rstd
+        weight_part += given * hat
+        result = given * w - hat * tl.load(projections + row)
+        if CENTRED:
+            result -= tl.load(averages + row)
+        result *= rstd
+        if RESIDUAL:
+            result += tl.load(dh + row * dh_stride + col, inside, 0.0).to(tl.float32)
+        tl.store(dx + row * D + col, result.to(dx.dtype.element_ty), inside)
+    part = parts + tl.program_id(1).to(tl.int64) * D + col
+    tl.store(part, weight_part, inside)
+    if CENTRED:
+        tl.store(part + tl.num_programs(1).to(tl.int64) * D, bias_part, inside)
+
+
+@triton.jit
+def _add_parts(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    parts, dweight, dbias, P, D, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Sum over programs of (2, P, D) to dweight (D,) and dbias (D,), one of them a program."""
+    col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    parts += tl.program_id(1).to(tl.int64) * P * D
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for start in range(0, P, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < P)[:, None] & (col < D)[None, :]
+        total += tl.load(parts + row[:, None] * D + col[None, :], inside, 0.0)
+    value = tl.sum(total, 0)
+    if tl.program_id(1) == 0:
+        tl.store(dweight + col, value.to(dweight.dtype.element_ty), col < D)
+    else:
+        tl.store(dbias + col, value.to(dbias.dtype.element_ty), col < D)
+
+
+def normalize(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    save: bool,
+) -> Norm:
+    """The forward pass of x (…, D). A bias means rows are centred; `save` keeps mean and rstd."""
+    y, h, mean, rstd = empty(x, residual is not None, bias is not None, save)
+    if x.numel() == 0:
+        return y, h, mean, rstd
+    D = x.shape[-1]
+    N = x.numel() // D
+    flat = rows(x)
+    other = flat if residual is None else rows(residual)
+    block = power_of_2(D)
+    if long := block > FORWARD_LIMIT:
+        block = PIECE
+    height = 1 if long else max(1, min(2048 // block, N))
+    height = power_of_2(height)
+    with on(x):
+        (_normalize_long if long else _normalize)[(triton.cdiv(N, height),)](
+            flat,
+            other,
+            weight.contiguous(),
+            weight if bias is None else bias.contiguous(),
+            y,
+            h,
+            mean,
+            rstd,
+            N,
+            D,
+            flat.stride(0),
+            other.stride(0),
+            eps,
+            ROWS=height,
+            BLOCK=block,
+            RESIDUAL=residual is not None,
+            CENTRED=bias is not None,
+            SAVE=save,
+            # 32 numbers a thread: four 16-byte loads in flight, and registers for 8 or more warps.
+            num_warps=16 if long else min(max(height * block // 1024, 4), 32),
+        )
+    return y, h, mean, rstd
+
+
+def empty(x: torch.Tensor, residual: bool, centred: bool, save: bool) -> Norm:
+    """Memory for the results of `normalize`."""
+    shape = x.shape[:-1]
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    h = torch.empty(x.shape, dtype=x.dtype, device=x.device) if residual else None
+    mean = torch.empty(shape, dtype=torch.float32, device=x.device) if centred and save else None
+    rstd = torch.empty(shape, dtype=torch.float32, device=x.device) if save else None
+    return y, h, mean, rstd
+
+
+def gradients(
+    dy: torch.Tensor,
+    dh: torch.Tensor | None,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor | None,
+    rstd: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dx (…, D) in x's dtype, dweight and dbias (D,) in the weight's; dbias only where `mean` is given.
+
+    x is what was normalized, with the residual in it; dh is the gradient that reaches it directly.
+    """
+    dx, dweight, dbias = empty_gradients(x, weight)
+    if x.numel() == 0:
+        return dx, dweight.zero_(), dbias.zero_()
+    D = x.shape[-1]
+    N = x.numel() // D
+    given, flat = rows(dy), rows(x)
+    direct = given if dh is None else rows(dh)
+    kinds = 1 if mean is None else 2
+    block = power_of_2(D)
+    flags = {"RESIDUAL": dh is not None, "CENTRED": mean is not None}
+    sums = rstd if mean is None else mean
+    weight = weight.contiguous()
+    with on(x):
+        if block <= BACKWARD_LIMIT:
+            height = max(1, min(2048 // block, 8))
+            programs = min(triton.cdiv(N, height), multiprocessors(x) * (2 if block <= 8192 else 1))
+            parts = torch.empty(kinds, programs, D, dtype=torch.float32, device=x.device)
+            _gradients[(programs,)](
+                given,
+                direct,
+                flat,
+                weight,
+                sums,
+                rstd,
+                dx,
+                parts,
+                N,
+                D,
+                given.stride(0),
+                direct.stride(0),
+                flat.stride(0),
+                ROWS=height,
+                BLOCK=block,
+                STAGES=2,
+                **flags,
+                num_warps=min(max(height * block // 512, 4), 16),
+            )
+        else:
+            projection = torch.empty(2, N, dtype=torch.float32, device=x.device)
+            pieces = triton.cdiv(D, PIECE)
+            programs = min(N, max(1, multiprocessors(x) * 4 // pieces))
+            parts = torch.empty(kinds, programs, D, dtype=torch.float32, device=x.device)
+            _row_means[(N,)](
+                given,
+                flat,
+                weight,
+                sums,
+                rstd,
+                projection[0],
+                projection[1],
+                D,
+                given.stride(0),
+                flat.stride(0),
+                BLOCK=PIECE,
+                CENTRED=mean is not None,
+                num_warps=8,
+            )
+            _gradients_long[(pieces, programs)](
+                given,
+                direct,
+                flat,
+                weight,
+                sums,
+                rstd,
+                projection[0],
+                projection[1],
+                dx,
+                parts,
+                N,
+                D,
+                given.stride(0),
+                direct.stride(0),
+                flat.stride(0),
+                BLOCK=PIECE,
+                **flags,
+                num_warps=8,
+            )
+        _add_parts[(triton.cdiv(D, 32), kinds)](
+            parts, dweight, dbias, programs, D, ROWS=32, BLOCK=32, num_warps=4
+        )
+    return dx, dweight, dbias
+
+
+def empty_gradients(
+    x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Memory for the results of `gradients`."""
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return dx, torch.empty_like(weight), torch.empty_like(weight)

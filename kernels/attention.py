@@ -1,0 +1,558 @@
+"""Attention, forward and backward: FlashAttention-2 (Dao, arXiv 2307.08691) in Triton.
+
+The forward pass walks the keys once with an online softmax in base 2 and keeps, beside the output, one
+log-sum-exp a row. The backward pass computes the probabilities again from it, in one kernel over blocks of
+keys (dK, dV) and one over blocks of queries (dQ): no atomics, so that gradients are the same in every run.
+
+Inputs may have any strides with a contiguous last dimension. Where all strides are multiples of 16 bytes
+and the device has the tensor memory accelerator (compute capability 9.0 and later), tiles are loaded
+through it. Everywhere else the same kernels load through pointers. On compute capability 9.0 the forward
+pass of the shapes named in `_attention_hopper.py` is done by the kernel there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+LOG2E = 1.4426950408889634
+L2_SHARE = 24 << 20
+"""Bytes of K and V that the programs of one time should share: less than half of an H100's or H200's L2."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Rows of the resident tile, rows of the streamed tile, and how a kernel is compiled."""
+
+    resident: int
+    streamed: int
+    warps: int
+    stages: int
+
+
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"] = "causal"
+) -> torch.Tensor:
+    """softmax(q·kᵀ / √D)·v of q (B, H, S, D), k and v (B, Hkv, S, D): (B, H, S, D), contiguous, in q's dtype.
+
+    All three in one of bf16, fp16, fp32, on one device; D from 1 to 256; Hkv divides H, and query head h
+    reads key head h // (H / Hkv). `mask` "causal" hides the keys after a query. Differentiable once in q,
+    k and v. Sums are in fp32; fp32 inputs are multiplied as fp32, not TF32.
+
+    Raises `TypeError` for a wrong dtype and `ValueError` for a wrong shape, device or mask.
+    """
+    _check(q, k, v, mask)
+    output: torch.Tensor = _forward_op(q, k, v, mask == "causal")[0]
+    return output
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> None:
+    if mask not in ("causal", "full"):
+        raise ValueError(f"mask is {mask!r}; it must be 'causal' or 'full'")
+    if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise TypeError(f"q has dtype {q.dtype}; bfloat16, float16 and float32 are supported")
+    if q.dim() != 4:
+        raise ValueError(f"q has shape {tuple(q.shape)}; it must be (B, H, S, D)")
+    B, H, S, D = q.shape
+    if not 1 <= D <= 256:
+        raise ValueError(f"q has head dimension {D}; 1 to 256 are supported")
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name} has dtype {x.dtype}, q has {q.dtype}")
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device}, q on {q.device}")
+        if x.dim() != 4 or (x.shape[0], x.shape[2], x.shape[3]) != (B, S, D):
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; with this q it must be ({B}, Hkv, {S}, {D})")
+    if v.shape[1] != k.shape[1]:
+        raise ValueError(f"v has {v.shape[1]} heads, k has {k.shape[1]}")
+    if H and (k.shape[1] == 0 or H % k.shape[1]):
+        raise ValueError(f"k has {k.shape[1]} heads, which do not divide the {H} of q")
+    if q.device.type != "cuda" and not triton.knobs.runtime.interpret and q.device.type != "meta":
+        raise ValueError(f"q is on {q.device}; a CUDA device is needed")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Tiles: a (rows, D) block of one head of a (B, H, S, D) tensor.
+
+
+@triton.jit
+def _load(
+    x, batch, head, row, stride_b, stride_h, stride_s, S, D,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """Rows `row` to `row + ROWS` of a head, zero beyond D and, with TAIL, beyond S.
+
+    The products with strides are 64-bit: a tensor of 2³¹ elements is ordinary here. The part that depends on
+    `row` is a scalar, the rest does not change over a loop.
+    """
+    if TMA:
+        tile = x.load([batch, head, row, 0]).reshape([ROWS, WIDTH])
+    else:
+        rows = tl.arange(0, ROWS)
+        columns = tl.arange(0, WIDTH)
+        start = x + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h + tl.cast(row, tl.int64) * stride_s
+        pointers = start + (rows.to(tl.int64) * stride_s)[:, None] + columns[None, :]
+        if TAIL:
+            tile = tl.load(pointers, mask=(row + rows < S)[:, None] & (columns < D)[None, :], other=0.0)
+        elif WIDTH != D:
+            tile = tl.load(pointers, mask=(columns < D)[None, :], other=0.0)
+        else:
+            tile = tl.load(pointers)
+    return tile
+
+
+@triton.jit
+def _store(x, tile, batch, head, row, H, S, D, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Writes a tile to a contiguous (B, H, S, D) tensor."""
+    rows = row + tl.arange(0, ROWS)
+    columns = tl.arange(0, WIDTH)
+    start = x + (batch.to(tl.int64) * H + head) * S * D
+    pointers = start + (rows.to(tl.int64) * D)[:, None] + columns[None, :]
+    tl.store(pointers, tile.to(x.dtype.element_ty), mask=(rows < S)[:, None] & (columns < D)[None, :])
+
+
+@triton.jit
+def _place(BLOCKS, HEADS, SHARED, CAUSAL: tl.constexpr):
+    """(block, batch·head) of this program: heads in groups of SHARED, whose K and V stay in L2 together.
+
+    Under a causal mask the last block has the most keys; within a group the heavy blocks go first, so that
+    the light ones fill the gaps at the end.
+    """
+    program = tl.program_id(0)
+    group = program // (SHARED * BLOCKS)
+    within = program - group * SHARED * BLOCKS
+    size = tl.minimum(SHARED, HEADS - group * SHARED)
+    block = within // size
+    if CAUSAL:
+        block = BLOCKS - 1 - block
+    return block, group * SHARED + within % size
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Forward.
+
+
+@triton.jit
+def _attend(
+    total, highest, weight, q, k, v, batch, head, first, low, high,
+    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Adds keys `low` to `high` to the state of an online softmax. `scale` includes log₂e."""
+    rows = first + tl.arange(0, BLOCK_M)
+    for start in tl.range(low, high, BLOCK_N):
+        keys = _load(k, batch, head, start, stride_kb, stride_kh, stride_ks, S, D, BLOCK_N, WIDTH, TMA, MASKED)
+        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+        if MASKED:
+            columns = start + tl.arange(0, BLOCK_N)
+            if CAUSAL:
+                # Keys beyond S are hidden too: they come after every row that is stored.
+                scores = tl.where(rows[:, None] >= columns[None, :], scores, float("-inf"))
+            else:
+                scores = tl.where((columns < S)[None, :], scores, float("-inf"))
+        # Every row sees key 0, in the first block: the maximum is never -inf.
+        raised = tl.maximum(highest, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - raised[:, None])
+        shrink = tl.exp2(highest - raised)
+        weight = weight * shrink + tl.sum(weights, 1)
+        total = total * shrink[:, None]
+        values = _load(v, batch, head, start, stride_vb, stride_vh, stride_vs, S, D, BLOCK_N, WIDTH, TMA, MASKED)
+        total = tl.dot(weights.to(values.dtype), values, total, input_precision=PRECISION)
+        highest = raised
+    return total, highest, weight
+
+
+@triton.jit
+def _forward(
+    q, k, v, out, lse,
+    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
+    B, H, S, groups, shared, scale,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
+    CAUSAL: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One block of queries of one head. `lse` (B, H, S) is the base-2 log of the sum of 2^score."""
+    block, place = _place(tl.cdiv(S, BLOCK_M), B * H, shared, CAUSAL)
+    batch, head = place // H, place % H
+    first = block * BLOCK_M
+    queries = _load(q, batch, head, first, stride_qb, stride_qh, stride_qs, S, D, BLOCK_M, WIDTH, TMA, True)
+    total = tl.zeros([BLOCK_M, WIDTH], tl.float32)
+    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    weight = tl.zeros([BLOCK_M], tl.float32)
+    if CAUSAL:
+        middle = first // BLOCK_N * BLOCK_N
+        high = tl.minimum(first + BLOCK_M, S)
+    else:
+        middle = S // BLOCK_N * BLOCK_N
+        high = S
+    total, highest, weight = _attend(
+        total, highest, weight, queries, k, v, batch, head // groups, first, 0, middle,
+        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
+        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, False, TMA, PRECISION,
+    )  # fmt: skip
+    total, highest, weight = _attend(
+        total, highest, weight, queries, k, v, batch, head // groups, first, middle, high,
+        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
+        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, TMA, PRECISION,
+    )  # fmt: skip
+    _store(out, total / weight[:, None], batch, head, first, H, S, D, BLOCK_M, WIDTH)
+    rows = first + tl.arange(0, BLOCK_M)
+    tl.store(lse + place.to(tl.int64) * S + rows, highest + tl.log2(weight), mask=rows < S)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Backward. With P the probabilities, dP = dO·Vᵀ and delta = rowsum(O ∘ dO):
+# dV = Pᵀ·dO, dS = P ∘ (dP - delta), dK = dSᵀ·Q / √D, dQ = dS·K / √D.
+
+
+@triton.jit
+def _delta(
+    out, grad, delta, stride_ob, stride_oh, stride_os, stride_gb, stride_gh, stride_gs, H, S, blocks,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """delta (B, H, S), fp32: the sum of O ∘ dO over each row."""
+    program = tl.program_id(0)
+    place, first = program // blocks, program % blocks * BLOCK_M
+    batch, head = place // H, place % H
+    a = _load(out, batch, head, first, stride_ob, stride_oh, stride_os, S, D, BLOCK_M, WIDTH, False, True)
+    b = _load(grad, batch, head, first, stride_gb, stride_gh, stride_gs, S, D, BLOCK_M, WIDTH, False, True)
+    rows = first + tl.arange(0, BLOCK_M)
+    sums = tl.sum(a.to(tl.float32) * b.to(tl.float32), 1)
+    tl.store(delta + place.to(tl.int64) * S + rows, sums, mask=rows < S)
+
+
+@triton.jit
+def _gather_keys(
+    dk, dv, keys, values, q, grad, lse, delta, batch, head, place, first, low, high,
+    stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D, scale,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Adds queries `low` to `high` of one head to dK and dV of a block of keys. Scores are transposed here.
+
+    Rows beyond S need no mask: their log-sum-exp reads as +inf, and so their probabilities as 0.
+    """
+    columns = first + tl.arange(0, BLOCK_N)
+    for start in tl.range(low, high, BLOCK_M):
+        rows = start + tl.arange(0, BLOCK_M)
+        queries = _load(q, batch, head, start, stride_qb, stride_qh, stride_qs, S, D, BLOCK_M, WIDTH, TMA, True)
+        level = tl.load(lse + place.to(tl.int64) * S + rows, mask=rows < S, other=float("inf"))
+        scores = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
+        weights = tl.exp2(scores * scale - level[None, :])
+        if MASKED:
+            weights = tl.where(rows[None, :] >= columns[:, None], weights, 0.0)
+        g = _load(grad, batch, head, start, stride_gb, stride_gh, stride_gs, S, D, BLOCK_M, WIDTH, TMA, True)
+        dv = tl.dot(weights.to(g.dtype), g, dv, input_precision=PRECISION)
+        mean = tl.load(delta + place.to(tl.int64) * S + rows, mask=rows < S, other=0.0)
+        change = tl.dot(values, tl.trans(g), input_precision=PRECISION)
+        change = weights * (change - mean[None, :])
+        dk = tl.dot(change.to(queries.dtype), queries, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit
+def _backward_keys(
+    q, k, v, grad, lse, delta, dk_out, dv_out,
+    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
+    stride_gb, stride_gh, stride_gs, B, H, S, groups, shared, scale, root,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
+    CAUSAL: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dK and dV of one block of keys of one key head, over all its query heads. `root` is 1/√D."""
+    # Under a causal mask the first block of keys is the heaviest: the natural order is the right one.
+    block, place = _place(tl.cdiv(S, BLOCK_N), B * (H // groups), shared, False)
+    batch, head = place // (H // groups), place % (H // groups)
+    first = block * BLOCK_N
+    keys = _load(k, batch, head, first, stride_kb, stride_kh, stride_ks, S, D, BLOCK_N, WIDTH, TMA, True)
+    values = _load(v, batch, head, first, stride_vb, stride_vh, stride_vs, S, D, BLOCK_N, WIDTH, TMA, True)
+    dk = tl.zeros([BLOCK_N, WIDTH], tl.float32)
+    dv = tl.zeros([BLOCK_N, WIDTH], tl.float32)
+    for member in tl.range(0, groups, num_stages=1):
+        query_head = head * groups + member
+        row = batch * H + query_head
+        middle = 0
+        if CAUSAL:
+            low = first // BLOCK_M * BLOCK_M
+            middle = tl.cdiv(first + BLOCK_N, BLOCK_M) * BLOCK_M
+            dk, dv = _gather_keys(
+                dk, dv, keys, values, q, grad, lse, delta, batch, query_head, row, first, low,
+                tl.minimum(middle, S), stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D,
+                scale, BLOCK_M, BLOCK_N, WIDTH, True, TMA, PRECISION,
+            )  # fmt: skip
+        dk, dv = _gather_keys(
+            dk, dv, keys, values, q, grad, lse, delta, batch, query_head, row, first, middle,
+            S, stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D,
+            scale, BLOCK_M, BLOCK_N, WIDTH, False, TMA, PRECISION,
+        )  # fmt: skip
+    _store(dk_out, dk * root, batch, head, first, H // groups, S, D, BLOCK_N, WIDTH)
+    _store(dv_out, dv, batch, head, first, H // groups, S, D, BLOCK_N, WIDTH)
+
+
+@triton.jit
+def _gather_queries(
+    dq, queries, g, level, mean, k, v, batch, head, first, low, high,
+    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Adds keys `low` to `high` to dQ of a block of queries."""
+    rows = first + tl.arange(0, BLOCK_M)
+    for start in tl.range(low, high, BLOCK_N):
+        keys = _load(k, batch, head, start, stride_kb, stride_kh, stride_ks, S, D, BLOCK_N, WIDTH, TMA, MASKED)
+        values = _load(v, batch, head, start, stride_vb, stride_vh, stride_vs, S, D, BLOCK_N, WIDTH, TMA, MASKED)
+        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+        weights = tl.exp2(scores * scale - level[:, None])
+        if MASKED:
+            # Keys beyond S are zeros, but 2^(0 - level) can overflow, and inf · 0 is NaN.
+            columns = start + tl.arange(0, BLOCK_N)
+            if CAUSAL:
+                weights = tl.where(rows[:, None] >= columns[None, :], weights, 0.0)
+            else:
+                weights = tl.where((columns < S)[None, :], weights, 0.0)
+        change = tl.dot(g, tl.trans(values), input_precision=PRECISION)
+        change = weights * (change - mean[:, None])
+        dq = tl.dot(change.to(keys.dtype), keys, dq, input_precision=PRECISION)
+    return dq
+
+
+@triton.jit
+def _backward_queries(
+    q, k, v, grad, lse, delta, dq_out,
+    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
+    stride_gb, stride_gh, stride_gs, B, H, S, groups, shared, scale, root,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
+    CAUSAL: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dQ of one block of queries of one head."""
+    block, place = _place(tl.cdiv(S, BLOCK_M), B * H, shared, CAUSAL)
+    batch, head = place // H, place % H
+    first = block * BLOCK_M
+    rows = first + tl.arange(0, BLOCK_M)
+    queries = _load(q, batch, head, first, stride_qb, stride_qh, stride_qs, S, D, BLOCK_M, WIDTH, TMA, True)
+    g = _load(grad, batch, head, first, stride_gb, stride_gh, stride_gs, S, D, BLOCK_M, WIDTH, TMA, True)
+    level = tl.load(lse + place.to(tl.int64) * S + rows, mask=rows < S, other=float("inf"))
+    mean = tl.load(delta + place.to(tl.int64) * S + rows, mask=rows < S, other=0.0)
+    dq = tl.zeros([BLOCK_M, WIDTH], tl.float32)
+    if CAUSAL:
+        middle = first // BLOCK_N * BLOCK_N
+        high = tl.minimum(first + BLOCK_M, S)
+    else:
+        middle = S // BLOCK_N * BLOCK_N
+        high = S
+    dq = _gather_queries(
+        dq, queries, g, level, mean, k, v, batch, head // groups, first, 0, middle,
+        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
+        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, False, TMA, PRECISION,
+    )  # fmt: skip
+    dq = _gather_queries(
+        dq, queries, g, level, mean, k, v, batch, head // groups, first, middle, high,
+        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
+        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, TMA, PRECISION,
+    )  # fmt: skip
+    _store(dq_out, dq * root, batch, head, first, H, S, D, BLOCK_M, WIDTH)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Launch.
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    """(0, 0) without a GPU, which means the interpreter."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor) -> Tiles:
+    """The tiles of a kernel: as large as shared memory and registers hold.
+
+    Compute capability 9.0 and later has 227 KiB of shared memory and matrix instructions that read it; what
+    came before has at least 99 KiB.
+    """
+    D = q.shape[-1]
+    major = _capability(q.device)[0]
+    if q.dtype == torch.float32:
+        return Tiles(32, 32, 4, 1) if D > 64 else Tiles(64, 32, 4, 2)
+    if major < 9:
+        return Tiles(64, 32, 4, 1) if D > 128 else Tiles(64, 32, 4, 2) if D > 64 else Tiles(64, 64, 4, 2)
+    if kernel == "forward":
+        if q.shape[2] <= 512:
+            # Few blocks: smaller ones use more of the device.
+            return Tiles(64, 64, 4, 2)
+        return Tiles(128, 64, 8, 2) if D > 128 else Tiles(128, 128, 8, 2) if D > 64 else Tiles(128, 128, 8, 3)
+    if D > 128:
+        return Tiles(64, 32, 8, 2)
+    return Tiles(128, 64, 8, 2)
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """fp32 means fp32; for the others the argument has no effect."""
+    return "ieee" if dtype == torch.float32 else "tf32"
+
+
+def _width(D: int) -> int:
+    """Columns of a tile: a power of two that a matrix instruction takes."""
+    return max(16, triton.next_power_of_2(D))
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    """With a contiguous last dimension."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _tma(*tensors: torch.Tensor) -> bool:
+    """Whether the tensor memory accelerator takes all of them: addresses and strides in units of 16 bytes."""
+    if _capability(tensors[0].device)[0] < 9:
+        return False
+    return all(
+        x.data_ptr() % 16 == 0
+        and x.stride(-1) == 1
+        and all(
+            0 < stride < 1 << 40 and stride * x.element_size() % 16 == 0
+            for stride, size in zip(x.stride()[:-1], x.shape[:-1], strict=True)
+            if size > 1
+        )
+        for x in tensors
+    )
+
+
+def _tile(x: torch.Tensor, rows: int, tma: bool) -> Any:
+    """What a kernel loads tiles from: a descriptor of (1, 1, rows, width) blocks, or the tensor itself."""
+    if not tma:
+        return x
+    # The stride of a dimension of one is arbitrary; a descriptor wants a valid one all the same.
+    strides = [stride if size > 1 else x.shape[-1] * 16 for stride, size in zip(x.stride(), x.shape, strict=True)]
+    return TensorDescriptor(x, list(x.shape), [*strides[:-1], 1], [1, 1, rows, _width(x.shape[-1])])
+
+
+def _shared(k: torch.Tensor, groups: int) -> int:
+    """How many query heads work at a time so that their K and V stay in L2."""
+    S, D = k.shape[2:]
+    return max(1, L2_SHARE // (2 * S * D * k.element_size())) * groups
+
+
+def _launch_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[Any, Any]:
+    B, H, S, D = q.shape
+    out = q.new_empty(q.shape)
+    lse = torch.empty(B, H, S, dtype=torch.float32, device=q.device)
+    if out.numel() == 0:
+        return out, lse
+    q, k, v = _plain(q), _plain(k), _plain(v)
+    groups = H // k.shape[1]
+    t = tiles("forward", q)
+    tma = _tma(q, k, v)
+    _forward[(triton.cdiv(S, t.resident) * B * H,)](
+        _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma), out, lse,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        B, H, S, groups, _shared(k, groups), LOG2E / math.sqrt(D),
+        D, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype),
+        num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    return out, lse
+
+
+def _launch_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+) -> tuple[Any, Any, Any]:
+    B, H, S, D = q.shape
+    Hkv = k.shape[1]
+    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    if dq.numel() == 0:
+        return dq, dk.zero_(), dv.zero_()
+    q, k, v, grad = _plain(q), _plain(k), _plain(v), _plain(grad)
+    groups = H // Hkv
+    tma = _tma(q, k, v, grad)
+    delta = torch.empty_like(lse)
+    blocks = triton.cdiv(S, 64)
+    _delta[(blocks * B * H,)](
+        out, grad, delta, *out.stride()[:3], *grad.stride()[:3], H, S, blocks, D, 64, _width(D), num_warps=4
+    )
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3])
+    root = 1 / math.sqrt(D)
+    scale = LOG2E * root
+    t = tiles("keys", q)
+    _backward_keys[(triton.cdiv(S, t.resident) * B * Hkv,)](
+        _tile(q, t.streamed, tma), _tile(k, t.resident, tma), _tile(v, t.resident, tma),
+        _tile(grad, t.streamed, tma), lse, delta, dk, dv, *strides,
+        B, H, S, groups, max(1, _shared(k, groups) // groups // groups), scale, root,
+        D, t.streamed, t.resident, _width(D), causal, tma, _precision(q.dtype),
+        num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    t = tiles("queries", q)
+    _backward_queries[(triton.cdiv(S, t.resident) * B * H,)](
+        _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma),
+        _tile(grad, t.resident, tma), lse, delta, dq, *strides,
+        B, H, S, groups, _shared(k, groups), scale, root,
+        D, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype),
+        num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Autograd.
+
+
+@torch.library.custom_op("kernelmark::attention_forward", mutates_args=())
+def _forward_op(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output, and the log-sum-exp (B, H, S) in base 2 that the backward pass needs."""
+    return _launch_forward(q, k, v, causal)
+
+
+@_forward_op.register_fake
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("kernelmark::attention_backward", mutates_args=())
+def _backward_op(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of q, k and v."""
+    return _launch_backward(grad, q, k, v, out, lse, causal)
+
+
+@_backward_op.register_fake
+def _(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    q, k, v, ctx.causal = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(q, k, v, *output)
+
+
+def _differentiate(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[Any, Any, Any, None]:
+    return (*_backward_op(grad, *ctx.saved_tensors, ctx.causal), None)
+
+
+_forward_op.register_autograd(_differentiate, setup_context=_save)

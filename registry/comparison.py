@@ -1,0 +1,127 @@
+"""What is known of both sides of one row, before anything is decided.
+
+Way of the data: records of two commits make `Comparison`s (`pairing.py`), which make `Verdict`s
+(`decision.py`). The unit is the process: `Side.medians` holds one median per fresh process, never
+iterations, because iterations of one process are not independent (reference/regression.md, section 2).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .errors import InputError
+from .record import Cache, Status
+
+
+class Key(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """Names one row of a comparison."""
+
+    operator: str
+    case: str
+    implementation: str
+    cache: Cache
+
+    def __str__(self) -> str:
+        return f"{self.operator}/{self.case} {self.implementation} ({self.cache})"
+
+
+class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Variance of one pair's log ratio as one comparison estimated it, and that estimate's degrees of freedom.
+
+    Per pair and not of the mean, so that 5 pairs and 10 pairs speak of the same thing.
+    """
+
+    variance: float
+    df: float
+
+
+class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What earlier runs under the same comparability key say of a row, oldest first.
+
+    `noise` comes from earlier A/B and A/A comparisons (`Verdict.noise`), changed code or not: it speaks of
+    spread only. `runs` holds run means in ms (`noise.run_mean`) of runs of *unchanged* code only.
+    """
+
+    noise: tuple[Noise, ...] = ()
+    runs: tuple[float, ...] = ()
+
+
+class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One commit's processes. Tuples are indexed by pair; NaN or None where a process has no value.
+
+    `status` is None where the commit has no such row at all. A row has a time if at least one process
+    ended `ok`; `failures` counts the others by status.
+    """
+
+    status: Status | None = "ok"
+    reason: str | None = None
+    medians: tuple[float, ...] = ()
+    memory: tuple[int | None, ...] = ()
+    error: tuple[float | None, ...] = ()
+    energy: tuple[float | None, ...] = ()
+    failures: dict[str, int] = {}
+    throttled: float = 0.0
+    """Share of processes that were throttled throughout."""
+
+
+class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Both sides of one row, with what history knows of it.
+
+    `differing` names the comparability fields that differ ("driver: 580 / 590"). `control` is True where
+    the two commits cannot differ in this row's code (another library's), which makes it a witness of the
+    machine: the shift guard asks these first.
+    """
+
+    key: Key
+    base: Side
+    current: Side
+    history: History = History()
+    differing: tuple[str, ...] = ()
+    control: bool = False
+    notes: tuple[str, ...] = ()
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The thresholds of the detector; fractions, not percent. The defaults are the calibrated ones."""
+
+    fail_above: float = 0.05
+    """A regression is more than this; "no change" means the interval lies within this on both sides."""
+    warn_above: float = 0.03
+    tolerated: float = 0.01
+    """The null hypothesis is "slower by at most this": nobody is woken for less."""
+    level: float = 0.05
+    """One-sided level that flags a row in stage one; 1 - level is the confidence of intervals."""
+    q: float = 0.05
+    """Benjamini-Hochberg's false discovery rate over the rows that were rerun."""
+    pairs: int = 5
+    rerun_pairs: int = 10
+    shift_above: float = 0.01
+    """If the median of all unrelated rows moved by more than this, the machine changed and not the code."""
+    minimum_runs: int = 10
+    maximum_runs: int = 20
+    minimum_processes: int = 5
+    memory_above: float = 0.05
+    error_factor: float = 2.0
+    """Numerical error counts as worse when every current process exceeds every base process by this factor."""
+    energy_above: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerated <= self.warn_above <= self.fail_above < 10:
+            raise InputError(
+                f"thresholds must rise: tolerated {self.tolerated:g} <= warn above {self.warn_above:g} <= "
+                f"fail above {self.fail_above:g} (fractions: 0.05 is 5 %)"
+            )
+        if self.fail_above <= self.tolerated:
+            raise InputError(f"fail above {self.fail_above:g} must exceed what is tolerated, {self.tolerated:g}")
+        for name in ("level", "q"):
+            if not 0 < getattr(self, name) < 0.5:
+                raise InputError(f"{name} is {getattr(self, name):g}; it must lie between 0 and 0.5")
+        for name in ("shift_above", "memory_above", "energy_above"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} is {getattr(self, name):g}; it must be above 0")
+        if not self.error_factor >= 1:
+            raise InputError(f"error_factor is {self.error_factor:g}; it must be at least 1")
+        if min(self.pairs, self.rerun_pairs, self.minimum_processes) < 3 or self.minimum_runs < 3:
+            raise InputError("pairs, rerun pairs, processes and runs must each be at least 3")
+        if self.maximum_runs < self.minimum_runs:
+            raise InputError(f"maximum_runs {self.maximum_runs} is below minimum_runs {self.minimum_runs}")

@@ -1,0 +1,182 @@
+"""How the registry is reached: which MLflow store, with what patience, and what a failure says."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from filelock import FileLock, Timeout
+
+from .errors import InputError, KernelmarkError
+from .home import Home
+
+EXPERIMENT = "kernelmark"
+
+_QUIET = {
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+# MLflow's own patience with a server that is down is 250 s, with a silent one 1,211 s. First a short
+# look whether anybody answers; then longer, since an artifact can take a server some time to store.
+_FIRST = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
+_LATER = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+_LOCK_S = 600.0  # another ingest of a full plan takes well under a minute
+_SCHEMES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql")
+
+
+class StoreError(KernelmarkError):
+    """The registry cannot be reached or written. The journals hold everything, so nothing is lost."""
+
+    exit_code = 5
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            f"{message}\nNothing is lost: every result is in its journal. `kernelmark sync` records it later."
+        )
+
+
+@dataclass(frozen=True)
+class Connection:
+    """An open MLflow store and the one experiment that is used of it."""
+
+    client: Any
+    uri: str
+    experiment_id: str
+    lock: Path
+
+    def link(self, run: str | None, operator: str | None = None) -> str:
+        """The UI's address of a ready comparison; without the server's part where there is none."""
+        conditions = ["tags.kind = 'row'", "tags.status = 'ok'"]
+        conditions += [f"tags.invocation = '{run}'"] if run else []
+        conditions += [f"tags.operator = '{operator}'"] if operator else []
+        query = f"compareRunsMode=CHART&searchFilter={quote(' and '.join(conditions))}"
+        server = shown(self.uri).rstrip("/") + "/" if self.uri.startswith("http") else ""
+        return f"{server}#/experiments/{self.experiment_id}/runs?{query}"
+
+    def upload(self, run_id: str, name: str, data: bytes) -> None:
+        """Puts a file under a run; an older one of that name is replaced."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / name
+            path.write_bytes(data)
+            self.client.log_artifact(run_id, str(path))
+
+    @contextmanager
+    def reachable(self) -> Iterator[None]:
+        """Turns what goes wrong on the way to the store into a `StoreError`."""
+        with reachable(self.uri, _LATER):
+            yield
+
+
+def resolve(uri: str | None, home: Home) -> str:
+    """The URI that counts: given, else MLFLOW_TRACKING_URI, else SQLite in the home."""
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home.database.resolve()}"
+    if uri.split(":")[0].split("+")[0] not in _SCHEMES:
+        raise InputError(
+            f"MLflow URI {shown(uri)!r} is of no use here; use http(s)://SERVER, sqlite:///FILE.db or "
+            "postgresql://…, or unset MLFLOW_TRACKING_URI for the registry in KERNELMARK_HOME"
+        )
+    return uri
+
+
+def connect(uri: str | None, home: Home) -> Connection:
+    """Opens a store and makes its experiment, and a fresh SQLite file, if they are not there."""
+    uri = resolve(uri, home)
+    database = _database(uri)
+    lock = database.with_name(f"{database.name}.lock") if database else home.folder / "sync.lock"
+    artifacts = None if uri.startswith("http") else (database.parent if database else home.folder) / "artifacts"
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        # Two processes that set up one fresh SQLite file at once destroy each other's migrations.
+        with locked(lock), reachable(uri, _FIRST):
+            client = _client(uri)
+            found = _experiment(client, os.environ.get("KERNELMARK_EXPERIMENT") or EXPERIMENT, artifacts)
+    except OSError as error:
+        raise StoreError(f"the registry at {shown(uri)} cannot be opened: {error}") from None
+    return Connection(client, uri, found, lock)
+
+
+@contextmanager
+def reachable(uri: str, patience: Mapping[str, str]) -> Iterator[None]:
+    """Sets MLflow's environment for the time of a call, and names failures.
+
+    What the user has set in the environment stays.
+    """
+    ours = {name: x for name, x in {**_QUIET, **patience}.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith(("mlflow", "requests", "urllib3", "sqlalchemy")):
+            raise
+        raise StoreError(f"the registry at {shown(uri)} failed: {_short(error, uri)}") from error
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keeps other processes of this machine out; for minutes, not for ever."""
+    try:
+        with FileLock(path).acquire(timeout=_LOCK_S):
+            yield
+    except Timeout:
+        raise StoreError(f"another kernelmark has held {path} for {_LOCK_S / 60:.0f} minutes") from None
+
+
+def shown(uri: str) -> str:
+    """A URI without user name and password."""
+    return re.sub(r"//[^/@]*@", "//", uri)
+
+
+def _client(uri: str) -> Any:
+    try:
+        from mlflow import MlflowClient
+    except ImportError:
+        raise StoreError(
+            "MLflow is not installed here, so there is no registry: pip install 'kernelmark[registry]'."
+        ) from None
+    # "INFO alembic: Running upgrade …", fifty times for a fresh file, is no news to a user.
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return MlflowClient(tracking_uri=uri)
+
+
+def _experiment(client: Any, name: str, artifacts: Path | None) -> str:
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            where = artifacts.resolve().as_uri() if artifacts else None
+            # Without the tag the UI asks what kind of experiment this is, in front of the charts.
+            tags = {"mlflow.experimentKind": "custom_model_development"}
+            return str(client.create_experiment(name, where, tags))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            found = client.get_experiment_by_name(name)  # somebody was quicker
+    if found.lifecycle_stage == "deleted":
+        raise StoreError(
+            f"experiment {name!r} was deleted in MLflow: restore it, or set KERNELMARK_EXPERIMENT to another"
+        )
+    return str(found.experiment_id)
+
+
+def _database(uri: str) -> Path | None:
+    """The file of a SQLite URI."""
+    return Path(urlsplit(uri).path[1:]) if uri.startswith("sqlite") else None
+
+
+def _short(error: Exception, uri: str) -> str:
+    """The first line of a cause, without credentials: MLflow quotes the whole URI and SQL statements."""
+    text = str(error).strip().splitlines() or [type(error).__name__]
+    return shown(text[0].replace(uri, shown(uri)))[:500]

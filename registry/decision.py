@@ -1,0 +1,241 @@
+"""How two commits are compared: the one path from comparisons to verdicts. Pure: no device, git, files or clock.
+
+The command line and the calibration (tests/calibration) both call what is here; nothing else makes verdicts.
+
+A/B: `stage_one` looks at 5 pairs of every row and names the rows to rerun; `stage_two` decides those on
+*fresh* pairs alone, with Benjamini and Hochberg's correction over the rerun. `compare` joins the two around
+a caller's way to measure. Stored: `stored` asks whether a new run fits the runs of unchanged code.
+reference/regression.md has the evidence for each number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from .assessment import Assessment, assess, machine_shift
+from .comparison import Comparison, Key, Noise, Options
+from .eligibility import exclusion, unchanged_runs
+from .errors import InputError
+from .noise import (
+    FLOOR,
+    Estimate,
+    Floats,
+    benjamini_hochberg,
+    either,
+    empirical_prior,
+    history_prior,
+    log_times,
+    shrink,
+    trimmed,
+)
+from .outcome import decided, equivalence, excluded, not_rerun, significant
+from .verdict import Kind, Mode, Verdict
+
+DEFAULTS = Options()
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """Where a comparison stands. It may be reported as it is at any time: what is open is `inconclusive`.
+
+    `requests` maps rows that must be rerun before they can be decided to the number of fresh pairs, and
+    `extra` those that more pairs would probably settle. `directions` is +1 for a row flagged as slower, -1
+    for faster.
+    """
+
+    verdicts: tuple[Verdict, ...]
+    mode: Mode = "ab"
+    stage: int = 1
+    requests: dict[Key, int] = {}
+    extra: dict[Key, int] = {}
+    directions: dict[Key, int] = {}
+    priors: dict[Key, Noise] = {}
+
+
+Rerun = Callable[[Mapping[Key, int]], Sequence[Comparison]]
+"""Measures so many fresh pairs of each row and returns those only; fewer rows, or none, when the budget ends."""
+
+
+def compare(
+    first: Sequence[Comparison], rerun: Rerun, options: Options = DEFAULTS, resolve: bool = False, stages: int = 2
+) -> Progress:
+    """The whole A/B procedure: stage one, then what it asks for, measured by `rerun`.
+
+    With `resolve`, rows that are merely inconclusive are rerun too. `stages` above 2 goes on for those that
+    stay inconclusive; each further stage tests at half the level, so that looking often does not cry wolf.
+    """
+    progress = stage_one(first, options)
+    while progress.stage < stages:
+        wanted = {**progress.extra, **progress.requests} if resolve or progress.stage > 1 else progress.requests
+        fresh = rerun(wanted) if wanted else ()
+        if not fresh:
+            break
+        progress = stage_two(progress, fresh, options)
+    return progress
+
+
+def stage_one(comparisons: Sequence[Comparison], options: Options = DEFAULTS) -> Progress:
+    """Decides what 5 pairs can decide, and flags what must be rerun: p < .05 against "changed by at most 1 %"."""
+    rows = _unique(comparisons)
+    reasons = [exclusion(row, "ab", options) for row in rows]
+    usable = np.array([x is None for x in reasons], dtype=bool)
+    estimate = _paired(rows)
+    others = empirical_prior(_only(estimate, usable))
+    prior = either(history_prior([row.history.noise for row in rows]), others)
+    variance, df = shrink(estimate, prior)
+    seen = _assess(estimate, variance, df, options, options.level)
+    shift = machine_shift(rows, estimate.mean, usable, options)
+    verdicts: list[Verdict] = []
+    requests: dict[Key, int] = {}
+    extra: dict[Key, int] = {}
+    directions: dict[Key, int] = {}
+    for i, row in enumerate(rows):
+        if (reason := reasons[i]) is not None:
+            verdicts.append(excluded(row, reason, options, "ab"))
+            continue
+        direction = int(seen.p_slower[i] < options.level) - int(seen.p_faster[i] < options.level)
+        why: tuple[Kind, str]
+        if shift is not None:
+            why = ("not comparable", shift)
+        elif direction:
+            requests[row.key], directions[row.key] = options.rerun_pairs, direction
+            why = ("inconclusive", f"flagged as {'slower' if direction > 0 else 'faster'}, not yet confirmed")
+        else:
+            why = equivalence(seen, i, options)
+            _want(extra, row.key, why[0], seen, i, options)
+        verdicts.append(decided(row, why, i, seen, estimate, options, p=_p(seen, i, direction)))
+    priors = {
+        row.key: Noise(float(prior.variance[i]), float(prior.df[i]))
+        for i, row in enumerate(rows)
+        if prior.df[i] > 0
+    }
+    return Progress(tuple(verdicts), "ab", 1, requests, extra, directions, priors)
+
+
+def stage_two(progress: Progress, fresh: Sequence[Comparison], options: Options = DEFAULTS) -> Progress:
+    """Decides the rerun rows on their fresh pairs alone.
+
+    Nothing of an earlier stage enters but the direction to test and the prior of the spread, and that prior
+    knows nothing of this row's stage one: rows are flagged partly because their spread looked small.
+    A requested row that was not rerun stays inconclusive.
+    """
+    if progress.mode != "ab":
+        raise InputError("only an A/B comparison has a second stage")
+    rows = _unique(fresh)
+    asked = progress.requests.keys() | progress.extra.keys()
+    if strangers := [str(row.key) for row in rows if row.key not in asked]:
+        raise InputError(f"rerun without being asked for: {', '.join(strangers)}")
+    stage = progress.stage + 1
+    level, q = (x / 2 ** (stage - 2) for x in (options.level, options.q))
+    reasons = [exclusion(row, "ab", options) for row in rows]
+    estimate = _paired(rows)
+    prior = history_prior([[progress.priors[row.key]] if row.key in progress.priors else [] for row in rows])
+    variance, df = shrink(estimate, prior)
+    seen = _assess(estimate, variance, df, options, level)
+    p = np.array(
+        [_p(seen, i, progress.directions.get(row.key, 0)) for i, row in enumerate(rows)], dtype=np.float64
+    )
+    p[[reason is not None for reason in reasons]] = np.nan
+    rejected = benjamini_hochberg(p, q)
+    new: dict[Key, Verdict] = {}
+    extra: dict[Key, int] = {}
+    for i, row in enumerate(rows):
+        if (reason := reasons[i]) is not None:
+            new[row.key] = msgspec.structs.replace(excluded(row, reason, options, "ab"), stage=stage)
+            continue
+        why = significant(seen, i, bool(rejected[i]), options) or equivalence(seen, i, options)
+        _want(extra, row.key, why[0], seen, i, options)
+        new[row.key] = decided(row, why, i, seen, estimate, options, stage=stage, p=float(p[i]))
+    verdicts = tuple(new.get(v.key) or not_rerun(v, progress.requests) for v in progress.verdicts)
+    return Progress(verdicts, "ab", stage, {}, extra, progress.directions, progress.priors)
+
+
+def stored(comparisons: Sequence[Comparison], options: Options = DEFAULTS) -> Progress:
+    """Decides a run against the runs of unchanged code, where the base cannot be measured again.
+
+    The unit is the run: within-run tests cry wolf in 30 to 40 % of rows, because a run has an effect of its
+    own. So the new run's mean must fall outside Student's prediction interval of the old runs' means. What
+    alerts or stays inconclusive is in `requests`: an A/B decides it where the device is at hand.
+    """
+    rows = _unique(comparisons)
+    reasons = [exclusion(row, "stored", options) for row in rows]
+    usable = np.array([x is None for x in reasons], dtype=bool)
+    new = trimmed(log_times([row.current.medians for row in rows]))
+    estimate = _prediction(new.mean, log_times([unchanged_runs(row, options) for row in rows]))
+    seen = _assess(estimate, estimate.variance, estimate.df, options, options.level)
+    shift = machine_shift(rows, estimate.mean, usable, options)
+    # Each direction is a family of its own, so that swapping the sides mirrors the verdicts.
+    rejected = np.zeros(len(rows), dtype=bool)
+    for p in (seen.p_slower, seen.p_faster):
+        rejected |= benjamini_hochberg(np.where(usable, p, np.nan), options.q)
+    verdicts: list[Verdict] = []
+    requests: dict[Key, int] = {}
+    for i, row in enumerate(rows):
+        if (reason := reasons[i]) is not None:
+            verdict = excluded(row, reason, options, "stored")
+        else:
+            why = significant(seen, i, bool(rejected[i]), options) or equivalence(seen, i, options)
+            why = why if shift is None else ("not comparable", shift)
+            direction = 1 if seen.change[i] > 0 else -1
+            verdict = decided(row, why, i, seen, estimate, options, mode="stored", p=_p(seen, i, direction))
+        verdicts.append(verdict)
+        if verdict.kind in ("regression", "warning", "improvement", "inconclusive"):
+            requests[row.key] = options.pairs
+    return Progress(tuple(verdicts), "stored", 1, requests)
+
+
+def replace(progress: Progress, verdicts: Iterable[Verdict]) -> Progress:
+    """Puts verdicts of an A/B in the place of those that a stored comparison asked it for."""
+    new = {verdict.key: verdict for verdict in verdicts}
+    requests = {key: pairs for key, pairs in progress.requests.items() if key not in new}
+    merged = tuple(new.get(verdict.key, verdict) for verdict in progress.verdicts)
+    return msgspec.structs.replace(progress, verdicts=merged, requests=requests)
+
+
+def _unique(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    if len({row.key for row in comparisons}) != len(comparisons):
+        raise InputError("a row occurs twice in one comparison")
+    return list(comparisons)
+
+
+def _paired(rows: list[Comparison]) -> Estimate:
+    width = max((min(len(row.base.medians), len(row.current.medians)) for row in rows), default=0)
+    base = log_times([row.base.medians for row in rows], width)
+    current = log_times([row.current.medians for row in rows], width)
+    return trimmed(current - base)
+
+
+def _prediction(new: Floats, runs: Floats) -> Estimate:
+    """The new run's distance from the mean of the runs, with its variance as a prediction of one run."""
+    count = np.isfinite(runs).sum(axis=1).astype(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.nansum(runs, axis=1) / count
+        variance = np.nansum(np.square(runs - mean[:, None]), axis=1) / (count - 1)
+        variance = np.maximum(variance, FLOOR) * (1 + 1 / count)
+    return Estimate(new - mean, variance, np.maximum(count - 1, 0), np.ones_like(count))
+
+
+def _only(estimate: Estimate, usable: NDArray[np.bool_]) -> Estimate:
+    return Estimate(estimate.mean, estimate.variance, np.where(usable, estimate.df, 0.0), estimate.count)
+
+
+def _assess(estimate: Estimate, variance: Floats, df: Floats, options: Options, level: float) -> Assessment:
+    # Rows without data pass through as NaN; they were excluded with a reason before.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return assess(estimate.mean, variance, np.maximum(estimate.count, 1), np.maximum(df, 1), options, level)
+
+
+def _p(seen: Assessment, i: int, direction: int) -> float:
+    """One-sided in the direction to test; doubled where none was chosen beforehand."""
+    if direction:
+        return float(seen.p_slower[i] if direction > 0 else seen.p_faster[i])
+    return float(min(1.0, 2 * min(seen.p_slower[i], seen.p_faster[i])))
+
+
+def _want(extra: dict[Key, int], key: Key, kind: Kind, seen: Assessment, i: int, options: Options) -> None:
+    if kind == "inconclusive" and math.isfinite(seen.needed[i]):
+        extra[key] = max(options.rerun_pairs, int(seen.needed[i]))

@@ -1,0 +1,121 @@
+"""Rows laid out for reading: the implementations of a case together, and cases in groups that fit an eye.
+
+A group's title says what its cases have in common, a case's label only what tells it from its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .record import PROVIDER
+from .rows import Row
+
+CASES_IN_A_GROUP = 12
+"""More are split: a chart with more lines than this is not read, only looked at."""
+
+
+@dataclass(frozen=True)
+class CaseRows:
+    """All implementations of one case in one cache state. `parts` are its axes, options, dtype and cache as
+    text, by name."""
+
+    operator: str
+    name: str
+    pass_: str
+    parts: Mapping[str, str]
+    rows: tuple[Row, ...]
+
+    @property
+    def first(self) -> Row:
+        """Any of the rows, for what they have in common."""
+        return self.rows[0]
+
+    @property
+    def ok(self) -> tuple[Row, ...]:
+        """The rows with a latency, fastest first."""
+        return tuple(sorted((x for x in self.rows if x.latency_ms is not None), key=lambda x: x.latency_ms or 0))
+
+    @property
+    def ours(self) -> Row | None:
+        """Our implementation; the fastest that is correct if there are several, else the first that is not."""
+        ours = [x for x in self.rows if x.provider == PROVIDER]
+        return next((x for x in self.ok if x.provider == PROVIDER), ours[0] if ours else None)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases of one operator and pass that are read side by side, each with its label."""
+
+    operator: str
+    pass_: str
+    common: str
+    cases: tuple[CaseRows, ...]
+    labels: tuple[str, ...]
+
+
+def cases(rows: Iterable[Row]) -> tuple[CaseRows, ...]:
+    """The rows by case and cache state, in the order met."""
+    found: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.operator, row.case, row.cache), []).append(row)
+    return tuple(
+        CaseRows(x[0].operator, x[0].case, x[0].pass_, _parts(x[0]), tuple(x)) for x in found.values()
+    )
+
+
+def _parts(row: Row) -> dict[str, str]:
+    parts = {"cache": f"{row.cache} cache"}
+    for name, value in row.options.items():
+        if isinstance(value, bool):
+            parts[f"option {name}"] = name if value else f"not {name}"
+        else:
+            parts[f"option {name}"] = value if isinstance(value, str) else f"{name}={value}"
+    parts["dtype"] = row.dtype
+    return parts | {f"axis {name}": f"{name}{value}" for name, value in row.axes.items()}
+
+
+def groups(rows: Iterable[Row], limit: int = CASES_IN_A_GROUP) -> tuple[Group, ...]:
+    """All cases, by operator and pass, in groups of at most `limit`."""
+    sections: dict[tuple[str, str], list[CaseRows]] = {}
+    for case in cases(rows):
+        sections.setdefault((case.operator, case.pass_), []).append(case)
+    return tuple(
+        _group(part, operator, pass_)
+        for (operator, pass_), found in sections.items()
+        for part in _split(found, limit)
+    )
+
+
+def _split(found: Sequence[CaseRows], limit: int) -> list[Sequence[CaseRows]]:
+    """Splits by what differs: cache, options and dtype before sizes, and sizes by the axis with fewest values."""
+    if len(found) <= limit:
+        return [found]
+    values = {name: dict.fromkeys(x.parts.get(name) for x in found) for name in found[0].parts}
+    differing = [name for name in values if len(values[name]) > 1]
+    kinds = [[x for x in differing if not x.startswith("axis ")], [x for x in differing if x.startswith("axis ")]]
+    chosen = next((min(x, key=lambda name: len(values[name])) for x in kinds if x), None)
+    if chosen is None or len(values[chosen]) > len(found) // 2:
+        return [found[x : x + limit] for x in range(0, len(found), limit)]
+    return [
+        part
+        for value in values[chosen]
+        for part in _split([x for x in found if x.parts.get(chosen) == value], limit)
+    ]
+
+
+def _group(found: Sequence[CaseRows], operator: str, pass_: str) -> Group:
+    names = list(dict.fromkeys(name for x in found for name in x.parts))
+    common = [x for x in names if len({y.parts.get(x) for y in found}) == 1]
+    # The sizes of a group's only case are its label; what it has "in common" with itself would say nothing.
+    if len(found) == 1:
+        common = [x for x in common if not x.startswith("axis ")]
+    shown = [x for x in common if found[0].parts[x] != "cold cache"]  # the usual state goes without saying
+    labels = [" ".join(x.parts[y] for y in names if y in x.parts and y not in common) for x in found]
+    return Group(
+        operator,
+        pass_,
+        " · ".join(found[0].parts[x] for x in shown),
+        tuple(found),
+        tuple(label or case.name for label, case in zip(labels, found, strict=True)),
+    )

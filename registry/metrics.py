@@ -1,0 +1,74 @@
+"""Whether peak memory, numerical error or energy got worse. Flagged beside the verdict on time, never mixed in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from .comparison import Comparison, Options
+from .noise import Prior, log_times, shrink, trimmed
+from .statistics import t_quantile
+from .verdict import Flag
+
+ERROR_FLOOR = 1e-6
+"""A relative error below this is rounding in any dtype, so growing from 0 to it is not worse."""
+
+
+def flags(comparison: Comparison, options: Options) -> tuple[Flag, ...]:
+    """The metrics of one row that got worse."""
+    found = (_memory(comparison, options), _error(comparison, options), _energy(comparison, options))
+    return tuple(flag for flag in found if flag is not None)
+
+
+def _memory(comparison: Comparison, options: Options) -> Flag | None:
+    # The smallest peak of a side: a library that allocates its workspace once charges it to whichever
+    # case happens to come first in a process.
+    base, current = _finite(comparison.base.memory), _finite(comparison.current.memory)
+    if not base or not current or min(base) <= 0:
+        return None
+    change = min(current) / min(base) - 1
+    if change <= options.memory_above:
+        return None
+    return Flag("memory", min(base), min(current), f"peak memory {change:+.1%}")
+
+
+def _error(comparison: Comparison, options: Options) -> Flag | None:
+    # Inputs are drawn afresh in every process, so the error varies: all of one side must exceed all of the other.
+    base, current = _finite(comparison.base.error), _finite(comparison.current.error)
+    if not base or not current:
+        return None
+    low, high = min(current), max(base)
+    if low <= max(high * options.error_factor, ERROR_FLOOR):
+        return None
+    grew = f"{low / high:.1f} times" if high > 0 else "from 0"
+    return Flag(
+        "error", high, low, f"numerical error grew {grew}: at most {high:.2g} before, at least {low:.2g} now"
+    )
+
+
+def _energy(comparison: Comparison, options: Options) -> Flag | None:
+    width = min(len(comparison.base.energy), len(comparison.current.energy))
+    if width < 3:
+        return None
+    base, current = (
+        log_times([[math.nan if x is None else x for x in side.energy]], width)
+        for side in (comparison.base, comparison.current)
+    )
+    estimate = trimmed(current - base)
+    if not estimate.count[0] >= 3:
+        return None
+    variance, df = shrink(estimate, Prior(np.array([math.nan]), np.array([0.0])))
+    half = t_quantile(float(df[0])) * math.sqrt(float(variance[0]) / float(estimate.count[0]))
+    mean = float(estimate.mean[0])
+    if mean - half <= math.log1p(options.energy_above):
+        return None
+    reason = (
+        f"energy {math.expm1(mean):+.1%} (95 % {math.expm1(mean - half):+.1%} to {math.expm1(mean + half):+.1%})"
+    )
+    return Flag("energy", math.exp(float(np.nanmedian(base))), math.exp(float(np.nanmedian(current))), reason)
+
+
+def _finite(values: Sequence[float | None] | Iterable[int | None]) -> list[float]:
+    return [float(x) for x in values if x is not None and math.isfinite(x) and x >= 0]

@@ -1,0 +1,114 @@
+"""One row's verdict from its numbers: the verdict table of reference/regression.md, section 3, in code."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from .assessment import MOST_PAIRS, Assessment
+from .comparison import Comparison, Key, Noise, Options
+from .eligibility import notes, unchanged_runs, usable
+from .metrics import flags
+from .noise import Estimate
+from .verdict import Kind, Mode, Verdict
+
+
+def significant(seen: Assessment, i: int, rejected: bool, options: Options) -> tuple[Kind, str] | None:
+    """Regression, warning or improvement, if the test rejects "changed by at most 1 %" and it is enough."""
+    change = float(seen.change[i])
+    if not rejected or abs(change) <= math.log1p(options.warn_above):
+        return None
+    if change < 0:
+        return "improvement", f"{speed(change)}, significantly and by more than {options.warn_above:.1%}"
+    if change > math.log1p(options.fail_above):
+        return "regression", f"{speed(change)}, significantly and by more than {options.fail_above:.1%}"
+    return "warning", f"{speed(change)}, significantly and by more than {options.warn_above:.1%}"
+
+
+def equivalence(seen: Assessment, i: int, options: Options) -> tuple[Kind, str]:
+    """No change if the whole interval lies within the margin, else inconclusive."""
+    margin = math.log1p(options.fail_above)
+    if seen.low[i] > -margin and seen.high[i] < margin:
+        return "no change", f"the interval lies within ±{options.fail_above:.0%}"
+    needed = seen.needed[i]
+    more = f"about {int(needed)} fresh pairs" if math.isfinite(needed) else f"more than {MOST_PAIRS} pairs"
+    return "inconclusive", f"too noisy to tell; {more} would settle it"
+
+
+def excluded(row: Comparison, why: tuple[Kind, str], options: Options, mode: Mode) -> Verdict:
+    """The verdict of a row that its times did not decide."""
+    kind, reason = why
+    return Verdict(
+        key=row.key,
+        kind=kind,
+        reason=reason,
+        mode=mode,
+        base_ms=_base_ms(row, mode, options),
+        current_ms=_middle(row.current.medians),
+        differing=row.differing,
+        flags=flags(row, options) if kind == "inconclusive" else (),
+        notes=notes(row),
+    )
+
+
+def decided(
+    row: Comparison,
+    why: tuple[Kind, str],
+    i: int,
+    seen: Assessment,
+    estimate: Estimate,
+    options: Options,
+    *,
+    mode: Mode = "ab",
+    stage: int = 1,
+    p: float | None = None,
+) -> Verdict:
+    """The verdict of a row with its numbers, as ratios."""
+    kind, reason = why
+    needed = float(seen.needed[i])
+    return Verdict(
+        key=row.key,
+        kind=kind,
+        reason=reason,
+        mode=mode,
+        stage=stage,
+        base_ms=_base_ms(row, mode, options),
+        current_ms=_middle(row.current.medians),
+        change=math.expm1(seen.change[i]),
+        low=math.expm1(seen.low[i]),
+        high=math.expm1(min(float(seen.high[i]), 700.0)),
+        p=float(seen.p_slower[i]) if p is None else p,
+        detectable=math.expm1(min(float(seen.detectable[i]), 700.0)),
+        pairs=int(estimate.count[i]) if mode == "ab" else 0,
+        pairs_needed=int(needed) if kind == "inconclusive" and mode == "ab" and math.isfinite(needed) else None,
+        noise=Noise(float(estimate.variance[i]), float(estimate.df[i])) if mode == "ab" else None,
+        flags=flags(row, options),
+        notes=notes(row),
+    )
+
+
+def not_rerun(verdict: Verdict, requests: Mapping[Key, int]) -> Verdict:
+    """A flagged row whose rerun was not made stays open and says so."""
+    if verdict.key not in requests:
+        return verdict
+    text = f"flagged, and the rerun of {requests[verdict.key]} fresh pairs was not made within the budget"
+    return msgspec.structs.replace(verdict, reason=text, pairs_needed=requests[verdict.key])
+
+
+def speed(change: float) -> str:
+    """A logarithmic change in words."""
+    return f"slower by {math.expm1(change):.1%}" if change > 0 else f"{math.exp(-change):.3g} times as fast"
+
+
+def _base_ms(row: Comparison, mode: Mode, options: Options) -> float | None:
+    if mode == "stored" and (runs := unchanged_runs(row, options)):
+        return statistics.geometric_mean(runs)
+    return _middle(row.base.medians)
+
+
+def _middle(medians: Sequence[float]) -> float | None:
+    times = [x for x in medians if usable(x)]
+    return statistics.median(times) if times else None

@@ -1,0 +1,62 @@
+"""The statistics that summaries and stopping rest on. Pure; times in any unit, as given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from scipy import special
+
+CONFIDENCE = 0.95
+
+
+@lru_cache(maxsize=4096)
+def median_ranks(n: int) -> tuple[int, int] | None:
+    """Zero-based order statistics that enclose the median with at least 95 % confidence.
+
+    From the binomial distribution of the number of samples below the median, so no shape is assumed
+    (Conover, Practical Nonparametric Statistics, 3.2). None for fewer than 6 samples: no pair does it.
+    """
+    if n < 6:
+        return None
+    low = 0
+    while float(special.bdtr(low, n, 0.5)) <= (1 - CONFIDENCE) / 2:
+        low += 1
+    return low - 1, n - low
+
+
+def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % confidence interval of the median, or None for fewer than 6 samples."""
+    ranks = median_ranks(len(samples))
+    if ranks is None:
+        return None
+    ordered = np.sort(np.asarray(samples, dtype=np.float64))
+    return float(ordered[ranks[0]]), float(ordered[ranks[1]])
+
+
+def t_quantile(degrees_of_freedom: float, probability: float = 0.5 + CONFIDENCE / 2) -> float:
+    """The quantile of Student's t; `scipy.special` because `scipy.stats` takes a second to import."""
+    return float(special.stdtrit(degrees_of_freedom, probability))
+
+
+def log_mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Geometric mean of positive values with the 95 % t interval of the mean of their logarithms.
+
+    One value has no spread of its own: its interval is (0, inf).
+    """
+    logs = np.log(np.asarray(values, dtype=np.float64))
+    mean = float(logs.mean())
+    if len(logs) < 2:
+        return math.exp(mean), 0.0, math.inf
+    half = t_quantile(len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def coefficient_of_variation(values: Sequence[float]) -> float | None:
+    """Standard deviation over mean; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    array = np.asarray(values, dtype=np.float64)
+    return float(array.std(ddof=1) / array.mean())

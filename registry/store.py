@@ -1,0 +1,259 @@
+"""The result registry in MLflow: filled from journals, as often as one likes.
+
+What ingesting guarantees, for SQLite and for a server, with any number of writers and any of them killed
+at any point: once the last ingest of a run has come to its end, every row stands there exactly once, in the
+state of the longest journal ingested. It rests on four rules, none of which needs a transaction:
+
+1. What is written for a row is a pure function of the journal, timestamps included, so two processes that
+   fill the same MLflow run do no harm, and a run left unfinished by a killed process is simply finished.
+2. An MLflow run is never changed once finished. A row that changed gets a new one of the next `generation`.
+3. MLflow runs of one row have a total order: journal length, generation, id. Only one that stands below a
+   *finished* one is ever deleted, so the highest finished one outlives everybody.
+4. Everyone looks again after writing. Of two writers the later one to finish sees both, and tidies up.
+
+On one machine a file lock keeps writers apart besides, because waiting is cheaper than tidying up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from .connection import Connection, StoreError, connect, locked
+from .errors import InputError
+from .home import Home
+from .journal import Journal, read
+from .tracking import SUMMARY, Entry, artifacts, content_hash, entries, length, summary
+
+__all__ = ["Ingested", "Store", "StoreError", "Synced", "sync"]
+
+Progress: TypeAlias = Callable[[int, int], None]
+
+_PAGE = 500
+_HASH, _LINES, _GENERATION, _REPORT = "result_sha256", "journal_lines", "generation", "report_sha256"
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """What an ingest did: rows newly made, made anew because the journal grew, and left as they were."""
+
+    run: str
+    created: int
+    updated: int
+    skipped: int
+    deep_link: str
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What a sync did, and the journals it could not read, by run."""
+
+    ingested: tuple[Ingested, ...]
+    complete: tuple[str, ...]
+    unreadable: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """An MLflow run that stands for a row, or for a run's summary, in some state of its journal."""
+
+    id: str
+    identity: str
+    sha256: str
+    lines: int
+    generation: int
+    finished: bool
+    report: str | None = None
+
+    @classmethod
+    def of(cls, run: Any) -> _Stored:
+        """From MLflow's own type."""
+        tags: Mapping[str, str] = run.data.tags
+        number = {x: int(tags[x]) if tags.get(x, "").isdigit() else 0 for x in (_LINES, _GENERATION)}
+        return cls(
+            id=run.info.run_id,
+            identity=tags.get("identity", ""),
+            sha256=tags.get(_HASH, ""),
+            lines=number[_LINES],
+            generation=number[_GENERATION],
+            finished=run.info.status in ("FINISHED", "FAILED"),
+            report=tags.get(_REPORT),
+        )
+
+    @property
+    def rank(self) -> tuple[int, int, str]:
+        """Of several for one row the highest stays."""
+        return (self.lines, self.generation, self.id)
+
+
+class Store:
+    """An open registry. `Store.open` is the only way to make one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._client = connection.client
+
+    @classmethod
+    def open(cls, uri: str | None, home: Home) -> Store:
+        """Opens the registry at an MLflow URI: given, else MLFLOW_TRACKING_URI, else SQLite in the home.
+
+        Raises `StoreError` where it does not answer within seconds, `InputError` for a URI of no use here.
+        """
+        return cls(connect(uri, home))
+
+    def ingest(self, journal: Journal, report: Path | None = None, progress: Progress | None = None) -> Ingested:
+        """Brings a journal's rows into the registry, and its summary with the artifacts last.
+
+        `report` is an HTML page to keep with them. Idempotent, and safe against others: see above.
+        """
+        with locked(self._connection.lock), self._connection.reachable():
+            wanted = entries(journal)
+            count: Counter[str] = Counter()
+            run, lines = journal.header.run, length(journal)
+            before = self._of_run(run)
+            for number, entry in enumerate(wanted, 1):
+                count[self._bring(entry, before.get(entry.identity, []), lines, {})] += 1
+                if progress:
+                    progress(number, len(wanted))
+            self._tidy(self._of_run(run) if count["created"] + count["updated"] else before)
+            # The summary last: once it is finished, nothing of the run is missing.
+            entry = summary(journal)
+            self._bring(entry, before.get(SUMMARY, []), lines, artifacts(journal))
+            left = self._tidy(self._of_run(run, SUMMARY)).get(SUMMARY, [])
+            if report is not None and left:
+                self._keep_report(max(left, key=lambda x: x.rank), report)
+            return Ingested(run, count["created"], count["updated"], count["skipped"], self.deep_link(run))
+
+    def complete(self) -> dict[str, str]:
+        """Content hashes of the runs that are wholly in the registry, by run."""
+        found: dict[str, list[_Stored]] = {}
+        with self._connection.reachable():
+            for run in self._search(f"tags.kind = '{SUMMARY}'"):
+                found.setdefault(run.data.tags["invocation"], []).append(_Stored.of(run))
+        return {name: x[0].sha256 for name, x in found.items() if len(x) == 1 and x[0].finished}
+
+    def newest(self) -> str | None:
+        """The run measured last, of those in the registry."""
+        with self._connection.reachable():
+            for run in self._search(f"tags.kind = '{SUMMARY}'", limit=1):
+                return str(run.data.tags["invocation"])
+        return None
+
+    def deep_link(self, run: str | None, operator: str | None = None) -> str:
+        """The UI's address of a ready comparison of a run's rows; only its fragment where no server runs."""
+        return self._connection.link(run, operator)
+
+    def _search(self, condition: str, limit: int | None = None) -> Iterator[Any]:
+        """All active runs that match, page by page: MLflow silently stops at the first page."""
+        token = None
+        while True:
+            page = self._client.search_runs(
+                [self._connection.experiment_id],
+                condition,
+                max_results=limit or _PAGE,
+                order_by=["attributes.start_time DESC"],
+                page_token=token,
+            )
+            yield from page
+            token = page.token
+            if not token or limit:
+                return
+
+    def _of_run(self, run: str, kind: str | None = None) -> dict[str, list[_Stored]]:
+        condition = f"tags.invocation = '{run}'" + (f" and tags.kind = '{kind}'" if kind else "")
+        out: dict[str, list[_Stored]] = {}
+        for found in map(_Stored.of, self._search(condition)):
+            out.setdefault(found.identity, []).append(found)
+        return out
+
+    def _bring(self, entry: Entry, there: Sequence[_Stored], lines: int, files: Mapping[str, bytes]) -> None:
+        """Sees to it that an entry stands in the registry, if nothing newer does."""
+        done = max((x for x in there if x.finished), key=lambda x: x.rank, default=None)
+        if done is not None and (done.lines > lines or done.sha256 == entry.sha256):
+            return "skipped"
+        begun = [x for x in there if not x.finished and (x.sha256, x.lines) == (entry.sha256, lines)]
+        if begun:
+            run_id = max(begun, key=lambda x: x.rank).id
+        else:
+            generation = 1 + max((x.generation for x in there), default=0)
+            own = {"identity": entry.identity, _HASH: entry.sha256}
+            own |= {_LINES: str(lines), _GENERATION: str(generation)}
+            run_id = self._client.create_run(
+                self._connection.experiment_id,
+                start_time=entry.start_ms,
+                tags={**entry.tags, **own},
+                run_name=entry.name,
+            ).info.run_id
+        if not self._fill(run_id, entry, files):
+            return "skipped"
+        return "updated" if done else "created"
+
+    def _fill(self, run_id: str, entry: Entry, files: Mapping[str, bytes]) -> bool:
+        """Writes what belongs to an entry; False where another writer put something newer in its place."""
+        from mlflow.entities import Metric, Param
+        from mlflow.exceptions import MlflowException
+
+        metrics = [Metric(name, value, entry.start_ms, 0) for name, value in entry.metrics.items()]
+        params = [Param(name, value) for name, value in entry.params.items()]
+        try:
+            if metrics or params:
+                self._client.log_batch(run_id, metrics=metrics, params=params)
+            for name, data in files.items():
+                self._connection.upload(run_id, name, data)
+            self._client.set_terminated(run_id, "FAILED" if entry.failed else "FINISHED", entry.end_ms)
+        except MlflowException as error:
+            refused = error.error_code == "INVALID_PARAMETER_VALUE"
+            if refused and self._client.get_run(run_id).info.lifecycle_stage == "deleted":
+                return False
+            raise
+        return True
+
+    def _tidy(self, found: Mapping[str, Iterable[_Stored]]) -> dict[str, list[_Stored]]:
+        """Deletes what stands below a finished run of the same row; returns what is left."""
+        out = {}
+        for identity, stored in found.items():
+            done = max((x.rank for x in stored if x.finished), default=None)
+            below = [x for x in stored if done is not None and x.rank < done]
+            for x in below:
+                self._client.delete_run(x.id)
+            out[identity] = [x for x in stored if x not in below]
+        return out
+
+    def _keep_report(self, stored: _Stored, report: Path) -> None:
+        try:
+            data = report.read_bytes()
+        except OSError as error:
+            raise InputError(f"report {report} cannot be read: {error.strerror}") from None
+        sha256 = hashlib.sha256(data).hexdigest()
+        if stored.report != sha256:
+            self._connection.upload(stored.id, "report.html", data)
+            self._client.set_tag(stored.id, _REPORT, sha256)
+
+
+def sync(home: Home, runs: Sequence[str] = (), uri: str | None = None, progress: Progress | None = None) -> Synced:
+    """Brings into the registry what is not there yet: the named runs, or all of the home.
+
+    A named run is gone through row by row even if the registry calls it complete. A journal that cannot
+    be read does not keep the others out.
+    """
+    paths = [home.find(x) for x in runs] or [home.find(x) for x in home.runs()]
+    store = Store.open(uri, home)
+    known = {} if runs else store.complete()
+    out = Synced((), (), {})
+    for path in paths:
+        try:
+            journal = read(path)
+            run = journal.header.run
+            if known.get(run) == content_hash(journal):
+                out = replace(out, complete=(*out.complete, run))
+                continue
+            pages = [x for x in (home.reports / f"{run}.html",) if x.exists()]
+            done = store.ingest(journal, pages[0] if pages else None, progress)
+            out = replace(out, ingested=(*out.ingested, done))
+        except InputError as error:
+            out = replace(out, unreadable={**out.unreadable, path.name: str(error)})
+    return out

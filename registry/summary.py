@@ -1,0 +1,162 @@
+"""What a run says in a few lines: how our implementations stand, what did not end well, where it ran."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from .grouping import CaseRows, cases
+from .journal import Journal
+from .record import Header
+from .rows import Row, category
+
+CATEGORIES = ("excellent", "good", "measured", "no difference shown", "investigate")
+"""Best first; "no interval" is what remains where a single replicate gives none."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Our implementations of one operator against the fastest baseline of each case, and against eager."""
+
+    operator: str
+    cases: int
+    """All cases of the operator, ours or not."""
+    compared: tuple[Row, ...]
+    """Our rows that have a baseline to be compared with, in the order of the cases."""
+    versus_best: float | None
+    versus_eager: float | None
+    categories: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def won(self) -> int:
+        """Cases where the whole interval is at or above 1."""
+        return sum(self.categories.get(x, 0) for x in ("excellent", "good", "measured"))
+
+    @property
+    def lost(self) -> int:
+        """Cases where the whole interval is below 1."""
+        return self.categories.get("investigate", 0)
+
+    @property
+    def undecided(self) -> int:
+        """Cases whose interval holds 1, or that have none."""
+        return len(self.compared) - self.won - self.lost
+
+    @property
+    def best(self) -> Row | None:
+        """The case with the largest speedup."""
+        return max(self.compared, key=lambda x: x.speedup_vs_best_baseline or 0, default=None)
+
+    @property
+    def worst(self) -> Row | None:
+        """The case with the smallest speedup."""
+        return min(self.compared, key=lambda x: x.speedup_vs_best_baseline or 0, default=None)
+
+
+def standings(rows: Iterable[Row]) -> tuple[Standing, ...]:
+    """One a operator, in the order met."""
+    found: dict[str, list[CaseRows]] = {}
+    for case in cases(rows):
+        found.setdefault(case.operator, []).append(case)
+    return tuple(_standing(operator, x) for operator, x in found.items())
+
+
+def overall(rows: Iterable[Row]) -> Standing:
+    """All operators together."""
+    return _standing("all", cases(rows))
+
+
+def _standing(operator: str, found: Sequence[CaseRows]) -> Standing:
+    ours = [x.ours for x in found]
+    compared = tuple(x for x in ours if x is not None and x.speedup_vs_best_baseline is not None)
+    return Standing(
+        operator,
+        len(found),
+        compared,
+        geometric_mean(x.speedup_vs_best_baseline for x in compared),
+        geometric_mean(x.speedup_vs_eager for x in compared),
+        dict(Counter(category(x) or "no interval" for x in compared)),
+    )
+
+
+def geometric_mean(values: Iterable[float | None]) -> float | None:
+    """Of the known values; None if there is none."""
+    logs = [math.log(x) for x in values if x is not None and x > 0]
+    return math.exp(math.fsum(logs) / len(logs)) if logs else None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Rows that ended the same way for the same reason."""
+
+    status: str
+    reason: str
+    rows: tuple[Row, ...]
+
+    @property
+    def implementations(self) -> tuple[str, ...]:
+        """Names, each once."""
+        return tuple(dict.fromkeys(x.implementation for x in self.rows))
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Names, each once."""
+        return tuple(dict.fromkeys(x.operator for x in self.rows))
+
+
+_SEVERITY = ("incorrect", "crashed", "timeout", "error", "out_of_memory", "ok", "unsupported", "unavailable")
+
+
+def failures(rows: Iterable[Row]) -> tuple[Failure, ...]:
+    """Everything that was skipped or failed, gravest first; "ok" are rows that lost a replicate."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.status != "ok" or row.reason:
+            found.setdefault((row.status, row.reason or ""), []).append(row)
+    grouped = [Failure(status, reason, tuple(x)) for (status, reason), x in found.items()]
+    return tuple(sorted(grouped, key=lambda x: (_SEVERITY.index(x.status), -len(x.rows))))
+
+
+def device_name(header: Header) -> str:
+    """What the run was measured on, by name; CPU runs say that they are."""
+    names = ("gpu", "gpu_name", "device_name", "device") if header.device == "cuda" else ("cpu", "cpu_model")
+    found = next((str(header.conditions[x]) for x in names if header.conditions.get(x)), None)
+    if header.device == "cpu":
+        return f"CPU: {found}" if found else "CPU"
+    return found or "CUDA device"
+
+
+def commit(header: Header) -> str:
+    """The commit, shortened, and whether the tree had changes of its own."""
+    if header.commit is None:
+        return "no commit"
+    return header.commit[:12] + (" + uncommitted changes" if header.dirty else "")
+
+
+def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
+    """What a reader must know before any number."""
+    out = []
+    if journal.header.device == "cpu":
+        out.append("CPU run: every number here is of the host's processor, not of a GPU.")
+    if not any(x.complete for x in journal.footers):
+        out.append("Incomplete: the run was stopped before its plan was done; what was measured is shown.")
+    if journal.torn:
+        out.append("The journal's last line was cut off; that line is lost.")
+    if journal.header.dirty:
+        out.append("The working tree had uncommitted changes: the commit alone does not say what was measured.")
+    incorrect = sum(x.status == "incorrect" for x in rows)
+    if incorrect:
+        out.append(f"{_rows(incorrect)} gave a wrong answer and so have no time.")
+    throttled = sum(bool(x.throttled) for x in rows)
+    if throttled:
+        out.append(f"{_rows(throttled)} measured while the device was throttled for most samples.")
+    loose = sum(x.converged is False for x in rows)
+    if loose:
+        out.append(f"{_rows(loose)} did not reach the stopping rule's precision within its limits.")
+    return tuple(out)
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'' if count == 1 else 's'}"

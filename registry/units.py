@@ -1,0 +1,94 @@
+"""How values are written for people: one wording for the terminal and the report.
+
+Latency in ms, bandwidth in GB/s (10⁹), throughput in TFLOP/s (10¹²). What is not known is an en dash, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+DASH = "–"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A value to so many significant digits, without an exponent where that stays readable."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    if value == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(value)))
+    if exponent < -6:
+        return scientific(value)
+    return f"{value:,.{max(0, digits - 1 - exponent)}f}"
+
+
+def scientific(value: float | None) -> str:
+    """Two significant digits with an exponent: `2.1e-3`."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    if value == 0:
+        return "0"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def ratio(value: float | None) -> str:
+    """A speedup: `1.32×`."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    return f"{value:.2f}×" if value < 100 else f"{value:.0f}×"
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """A fraction as per cent: `83 %`."""
+    return DASH if value is None or not math.isfinite(value) else f"{value * 100:.{digits}f} %"
+
+
+def change(value: float | None) -> str:
+    """A ratio as a signed change: 1.021 is `+2.1 %`."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    text = f"{(value - 1) * 100:+.1f} %".replace("-", "−")
+    return "0.0 %" if text in ("+0.0 %", "−0.0 %") else text
+
+
+def size(value: float | None) -> str:
+    """Bytes with a decimal prefix: `67.1 MB`."""
+    return _prefixed(value, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")))
+
+
+def energy(value: float | None) -> str:
+    """Joules with a prefix: `12.3 mJ`."""
+    return _prefixed(value, ((1, "J"), (1e-3, "mJ"), (1e-6, "µJ")))
+
+
+def _prefixed(value: float | None, units: Sequence[tuple[float, str]]) -> str:
+    if value is None or not math.isfinite(value):
+        return DASH
+    scale, unit = next((x for x in units if abs(value) >= x[0]), units[-1])
+    scaled = value / scale
+    if scaled == int(scaled) and scaled < 1000:
+        return f"{scaled:.0f} {unit}"
+    return f"{number(scaled, 3)} {unit}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration: `3.2 s`, `4 min 10 s`, `2 h 5 min`."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def value(what: object) -> str:
+    """A condition or an environment value as it stands in a header."""
+    if what is None:
+        return DASH
+    if isinstance(what, bool):
+        return "yes" if what else "no"
+    return str(what)

@@ -1,0 +1,138 @@
+"""What a comparison ends in, and what that means for an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Literal, TypeAlias, get_args
+
+import msgspec
+
+from .comparison import Key, Noise
+from .errors import unknown
+
+Kind: TypeAlias = Literal[
+    "regression",
+    "incorrect",
+    "missing",
+    "not comparable",
+    "warning",
+    "inconclusive",
+    "improvement",
+    "new",
+    "skipped",
+    "no change",
+]
+"""Worst first. `incorrect`: its result was right and is wrong now. `missing`: it had a time and has none now.
+`new`: it has a time now and had none. `skipped`: neither side has a time."""
+Metric: TypeAlias = Literal["memory", "error", "energy"]
+Mode: TypeAlias = Literal["ab", "stored"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+METRICS: tuple[Metric, ...] = get_args(Metric)
+COMPARED: frozenset[Kind] = frozenset({"regression", "warning", "improvement", "no change", "inconclusive"})
+
+EXIT_CODES: dict[str, int] = {
+    **dict.fromkeys(("regression", "warning", "improvement", *METRICS), 1),
+    **dict.fromkeys(("incorrect", "missing", "not comparable", "new", "skipped"), 4),
+    "inconclusive": 3,
+    "no change": 0,
+}
+"""The code of each verdict and metric flag if it is among those that fail."""
+FAIL_ON: frozenset[str] = frozenset(
+    {"regression", "incorrect", "missing", "not comparable", "inconclusive", "memory", "error"}
+)
+"""What fails unless the user says otherwise. Energy is noisy on short kernels: reported, not failed on."""
+PRECEDENCE = (2, 5, 1, 4, 3, 0)
+
+
+class Flag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A metric other than time that got worse."""
+
+    metric: Metric
+    base: float
+    current: float
+    reason: str
+
+
+class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How one row was decided. Changes are current / base - 1 of the time: above 0 is slower.
+
+    `low` and `high` bound the change with 95 % confidence. `detectable` is the smallest slowdown that this
+    row's noise would let through to a warning four times in five. `p` is one-sided against "changed by at
+    most 1 %", in the direction that was tested. `pairs_needed` is how many fresh pairs would probably
+    settle an inconclusive row; None if more than are worth running. `stage` is 1 for all rows and counts up
+    with every rerun that decided instead. `noise` is what to remember for `History.noise`.
+    """
+
+    key: Key
+    kind: Kind
+    reason: str
+    mode: Mode = "ab"
+    stage: int = 1
+    base_ms: float | None = None
+    current_ms: float | None = None
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    detectable: float | None = None
+    pairs: int = 0
+    pairs_needed: int | None = None
+    noise: Noise | None = None
+    flags: tuple[Flag, ...] = ()
+    differing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def speedup(self) -> float | None:
+        """Base time over current time."""
+        return None if self.change is None else 1 / (1 + self.change)
+
+    def faster_by(self, factor: float) -> bool:
+        """Whether a speedup of `factor` may be claimed: the lower 95 % bound of base / current says so."""
+        return self.kind == "improvement" and self.high is not None and 1 / (1 + self.high) >= factor
+
+
+def worst_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """By kind as `Kind` lists them, flagged rows before others, then the slowest change first."""
+
+    def rank(verdict: Verdict) -> tuple[int, int, float, Key]:
+        size = verdict.change or 0.0
+        return KINDS.index(verdict.kind), -len(verdict.flags), -size, verdict.key
+
+    return sorted(verdicts, key=rank)
+
+
+def tally(verdicts: Iterable[Verdict]) -> dict[Kind, int]:
+    """Number of verdicts of each kind that occurs, worst first."""
+    kinds = [verdict.kind for verdict in verdicts]
+    return {kind: kinds.count(kind) for kind in KINDS if kind in kinds}
+
+
+def fail_on(names: Iterable[str]) -> frozenset[str]:
+    """Checks the names given to `--fail-on`; "default" stands for the default set, "none" for nothing."""
+    out: set[str] = set()
+    for name in names:
+        if name == "default":
+            out |= FAIL_ON
+        elif name.replace("_", " ").replace("-", " ") in EXIT_CODES:
+            out.add(name.replace("_", " ").replace("-", " "))
+        elif name != "none":
+            raise unknown("verdict to fail on", name, [*EXIT_CODES, "default", "none"])
+    return frozenset(out)
+
+
+def exit_code(verdicts: Iterable[Verdict], fails: Collection[str] = FAIL_ON, others: Iterable[int] = ()) -> int:
+    """The verdict as an exit code, precedence 2 > 5 > 1 > 4 > 3 > 0.
+
+    `others` are codes that arose elsewhere (5 from the harness). Having compared nothing is 4 whatever
+    `fails` says: a gate that looked at nothing must not be green.
+    """
+    codes = set(others)
+    compared = False
+    for verdict in verdicts:
+        compared = compared or verdict.kind in COMPARED
+        codes |= {EXIT_CODES[name] for name in (verdict.kind, *(f.metric for f in verdict.flags)) if name in fails}
+    if not compared:
+        codes.add(4)
+    return next((code for code in PRECEDENCE if code in codes), 5 if codes else 0)

@@ -1,0 +1,225 @@
+"""Discovery by folder: which operators and implementations exist, and which can run here.
+
+A *root* is a folder with `operators/`, `kernels/` and `baselines/`. The program itself is one; the path
+list `KERNELMARK_PATH` adds others, so that a private kernel needs no fork. Nothing is registered: a file
+that is there counts, and its name is its name.
+
+Listing imports the files of `operators/` and `baselines/`, which import no torch, and never a kernel.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..registry.errors import InputError, unknown
+from ..registry.record import PROVIDER, YARDSTICK, Case
+from . import __version__
+from .environments import interpreter
+from .operator import Operator
+
+Factory = Callable[[Case], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute an operator, and where it comes from. Loading it imports its library."""
+
+    operator: str
+    name: str
+    provider: str
+    requires: tuple[str, ...]
+    environment: str
+    devices: tuple[str, ...]
+    load: Callable[[], Factory]
+
+    @property
+    def version(self) -> str | None:
+        """The version of the library behind it."""
+        return __version__ if self.provider == PROVIDER else _version(self.requires[0]) if self.requires else None
+
+    def unavailable(self, device: str) -> tuple[str, str] | None:
+        """None where it can run; else (status, reason): `unsupported` device or `unavailable` library."""
+        if device not in self.devices:
+            return "unsupported", f"needs a {' or '.join(self.devices)} device, this is {device}"
+        if self.environment != "core":
+            return (
+                None
+                if interpreter(self.environment)
+                else (
+                    "unavailable",
+                    f"environment {self.environment!r} is not installed: make environment NAME={self.environment}",
+                )
+            )
+        for name in self.requires:
+            if _version(name) is None:
+                return "unavailable", f"{name} is not installed: pip install {name}"
+        return None
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@dataclass(frozen=True)
+class Root:
+    """A folder of operators, kernels and baselines. `packages` names it where it is importable."""
+
+    folder: Path
+    packages: Mapping[str, str] | None = None
+
+    def files(self, room: str) -> Iterator[str]:
+        """Names of the Python files of a room, private ones left out, in alphabetical order."""
+        if (self.folder / room).is_dir():
+            for path in sorted((self.folder / room).glob("*.py")):
+                if not path.name.startswith("_"):
+                    yield path.stem
+
+    def module(self, room: str, name: str) -> ModuleType:
+        """Imports one file of a room."""
+        if self.packages is not None:
+            return importlib.import_module(f"{self.packages[room]}.{name}")
+        path = self.folder / room / f"{name}.py"
+        qualified = f"kernelmark_path.{abs(hash(self.folder))}.{room.replace('/', '.')}.{name}"
+        if qualified not in sys.modules:
+            spec = importlib.util.spec_from_file_location(qualified, path)
+            assert spec is not None and spec.loader is not None, path
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[qualified] = module
+            try:
+                spec.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[qualified]
+                raise
+        return sys.modules[qualified]
+
+
+def _own() -> Root:
+    """The program's own root. Its rooms lie beside `suite/` in a checkout and in an installation alike."""
+    suite = Path(__file__).resolve().parent
+    package = __package__.rpartition(".")[0]
+    rooms = {
+        "operators": "suite.operators",
+        "kernels": "kernels",
+        "kernels/cpu": "kernels.cpu",
+        "baselines": "baselines",
+    }
+    return _OwnRoot(suite.parent, {room: f"{package}.{name}" for room, name in rooms.items()})
+
+
+class _OwnRoot(Root):
+    """The program keeps its operators under `suite/`."""
+
+    def files(self, room: str) -> Iterator[str]:
+        return super().files("suite/operators" if room == "operators" else room)
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """All that exists in the roots given; the program's own comes first."""
+
+    roots: tuple[Root, ...]
+
+    @classmethod
+    def default(cls) -> Catalog:
+        """The program's own root and those of `KERNELMARK_PATH`."""
+        extra = [Path(x) for x in os.environ.get("KERNELMARK_PATH", "").split(os.pathsep) if x]
+        for folder in extra:
+            if not folder.is_dir():
+                raise InputError(f"KERNELMARK_PATH names {folder}, which is not a folder.")
+        return cls((_own(), *(Root(folder.resolve()) for folder in extra)))
+
+    @classmethod
+    def of(cls, *folders: Path) -> Catalog:
+        """Only the folders given, for the harness's tests of itself."""
+        return cls(tuple(Root(folder) for folder in folders))
+
+    @cached_property
+    def operators(self) -> Mapping[str, Operator]:
+        """Operators by name. Raises `InputError` for two files of one name or a file without `OPERATOR`."""
+        found: dict[str, Operator] = {}
+        for root in self.roots:
+            for name in root.files("operators"):
+                operator = getattr(root.module("operators", name), "OPERATOR", None)
+                path = root.folder / "operators" / f"{name}.py"
+                if not isinstance(operator, Operator) or operator.name != name:
+                    raise InputError(f"{path} must define OPERATOR, an Operator named {name!r}.")
+                if name in found:
+                    raise InputError(f"{path}: an operator named {name!r} exists already.")
+                found[name] = operator
+        return found
+
+    def operator(self, name: str) -> Operator:
+        """The operator of that name."""
+        if name not in self.operators:
+            raise unknown("operator", name, list(self.operators))
+        return self.operators[name]
+
+    @cached_property
+    def implementations(self) -> tuple[Implementation, ...]:
+        """All implementations of all operators, ours first, then baselines in alphabetical order."""
+        ours = [x for root in self.roots for x in self._ours(root)]
+        theirs = [x for root in self.roots for name in root.files("baselines") for x in self._theirs(root, name)]
+        return tuple(ours + theirs)
+
+    def of_operator(self, operator: str) -> tuple[Implementation, ...]:
+        """The implementations of one operator."""
+        return tuple(x for x in self.implementations if x.operator == operator)
+
+    def _ours(self, root: Root) -> Iterator[Implementation]:
+        kernels, cpu = set(root.files("kernels")), set(root.files("kernels/cpu"))
+        for name, operator in self.operators.items():
+            if name in kernels:
+                yield _own_implementation(root, "kernels", name, PROVIDER, ("torch", "triton"), ("cuda",))
+            if name in cpu:
+                yield _own_implementation(root, "kernels/cpu", name, f"{PROVIDER}_cpu", ("torch",), ("cpu",))
+            if root is self.roots[0]:
+                for yardstick, call in operator.yardsticks.items():
+                    yield Implementation(
+                        name, yardstick, YARDSTICK, ("torch",), "core", ("cuda", "cpu"), _constant(call)
+                    )
+
+    def _theirs(self, root: Root, name: str) -> Iterator[Implementation]:
+        module = root.module("baselines", name)
+        if not isinstance(getattr(module, "IMPLEMENTATIONS", None), dict):
+            raise InputError(f"{root.folder / 'baselines' / name}.py must define IMPLEMENTATIONS, a dict.")
+        for operator, factories in module.IMPLEMENTATIONS.items():
+            if operator in self.operators:
+                for implementation, factory in factories.items():
+                    yield Implementation(
+                        operator=operator,
+                        name=implementation,
+                        provider=name,
+                        requires=tuple(getattr(module, "REQUIRES", ())),
+                        environment=getattr(module, "ENVIRONMENT", "core"),
+                        devices=tuple(getattr(module, "DEVICES", ("cuda", "cpu"))),
+                        load=lambda factory=factory: factory,  # type: ignore[misc]  # mypy cannot type the default
+                    )
+
+
+def _own_implementation(
+    root: Root, room: str, operator: str, name: str, requires: tuple[str, ...], devices: tuple[str, ...]
+) -> Implementation:
+    """An implementation of ours: the function of the operator's name in the file of that name."""
+
+    def load() -> Factory:
+        call = getattr(root.module(room, operator), operator)
+        return lambda case: call
+
+    return Implementation(operator, name, PROVIDER, requires, "core", devices, load)
+
+
+def _constant(call: Callable[..., Any]) -> Callable[[], Factory]:
+    return lambda: lambda case: call

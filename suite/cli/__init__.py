@@ -1,0 +1,88 @@
+"""The command line. Each command is a module that is imported when it is called, and not before."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+import click
+
+from ...registry.errors import KernelmarkError
+from .. import __version__
+
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "list": ("list", "What exists: operators, cases, implementations, and what is available here."),
+    "run": ("run", "Measure a plan and record it."),
+    "show": ("show", "A run's results as a table, or as JSON."),
+    "compare": ("compare", "Two runs side by side."),
+    "report": ("report", "One self-contained HTML page of one or several runs."),
+    "export": ("transfer", "Copy journals out, for another machine."),
+    "import": ("transfer", "Take a journal in, and record it in the registry."),
+    "sync": ("transfer", "Record in the registry what is not there yet."),
+    "doctor": ("doctor", "Is this machine fit to measure, and does the harness catch planted faults?"),
+    "ui": ("ui", "The MLflow UI on the registry, at a ready comparison."),
+}
+"""Command → (module here, one line of help)."""
+
+
+class Commands(click.Group):
+    """Loads a command's module when it is needed; help for all of them loads none."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order a user meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command of that name."""
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f".{COMMANDS[name][0]}", __package__)
+        command: click.Command = getattr(module, f"command_{name}")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, from the table above."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kernelmark")
+def cli() -> None:
+    """Is this GPU kernel faster, by how much, on what, and is it still?
+
+    Results live in $KERNELMARK_HOME (default: .kernelmark in the current directory). Exit codes: 0 fine,
+    1 regression, 2 wrong usage or input, 3 inconclusive, 4 not comparable or missing, 5 the harness failed.
+    """
+
+
+def run_command(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
+    """Runs a command; an error of ours becomes one message and its exit code, never a traceback."""
+    try:
+        code = command.main(arguments, standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except KernelmarkError as error:
+        _say(str(error))
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2 if isinstance(error, click.UsageError) else error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        _say("interrupted")
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output went away: not our failure
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _say(message: str) -> None:
+    click.echo(click.style("kernelmark: ", fg="red", bold=True) + message, err=True)
+
+
+def main() -> NoReturn:
+    """Entry point of `kernelmark`."""
+    run_command(cli)

@@ -1,0 +1,126 @@
+"""`kernelmark run`: measure a plan, show progress, record, print the table, write the report."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from ...registry.errors import InputError
+from ...registry.home import Home
+from ...registry.journal import Journal, read
+from .. import plan as plans
+from .. import supervisor
+from ..catalog import Catalog
+from ..fingerprint import has_gpu
+
+
+@click.command("run")
+@click.option("--plan", default="quick", show_default=True, help="quick, standard, full, or a plan file (TOML).")
+@click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
+@click.option("--implementation", "implementations", multiple=True, help="Only this implementation or provider.")
+@click.option("--device", help="cuda or cpu; default: the best one here.")
+@click.option("--replicates", type=click.IntRange(1, 1000), help="Fresh processes; default: the plan's.")
+@click.option("--cache", type=click.Choice(["cold", "hot", "both"]), help="Cache state; default: the plan's.")
+@click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
+@click.option("--resume", metavar="RUN", help="Go on with a run that was interrupted.")
+@click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
+@click.option("--no-report", is_flag=True, help="Leave out the HTML report.")
+def command_run(
+    plan: str,
+    operators: tuple[str, ...],
+    implementations: tuple[str, ...],
+    device: str | None,
+    replicates: int | None,
+    cache: str | None,
+    seed: int | None,
+    resume: str | None,
+    output: Path | None,
+    no_report: bool,
+) -> None:
+    """Measure a plan and record it."""
+    from .progress import progress
+
+    home = Home(output)
+    _writable(home)
+    catalog = Catalog.default()
+    with progress() as listener:
+        if resume is not None:
+            run = supervisor.resume(resume, home, catalog, listener)
+        else:
+            chosen = _device(device)
+            loaded = plans.load(plan, catalog, chosen, operators).but(replicates, cache)
+            run = supervisor.Run(
+                plan=loaded,
+                cells=loaded.cells(catalog, implementations),
+                catalog=catalog,
+                device=chosen,
+                home=home,
+                seed=secrets.randbits(32) if seed is None else seed,
+                listener=listener,
+            )
+        path = run.execute()
+    present(read(path), home, report=not no_report)
+
+
+def _writable(home: Home) -> None:
+    try:
+        home.journals.mkdir(parents=True, exist_ok=True)
+        probe = home.journals / f".probe-{secrets.token_hex(4)}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(
+            f"results cannot be written to {home.folder}: {error.strerror}. "
+            f"Choose another folder with --output or KERNELMARK_HOME."
+        ) from None
+
+
+def _device(name: str | None) -> Literal["cuda", "cpu"]:
+    """The device asked for, or the best one here. Raises `InputError` for one that is not there."""
+    here: list[Literal["cuda", "cpu"]] = ["cuda", "cpu"] if has_gpu() else ["cpu"]
+    if name is None:
+        return here[0]
+    for device in here:
+        if name == device:
+            return device
+    raise InputError(f"no device {name!r} here. Known: {', '.join(here)}.")
+
+
+def present(journal: Journal, home: Home, report: bool) -> None:
+    """After a run: the table, how time was spent, the report, the registry."""
+    from rich.console import Console
+
+    from ...registry.tables import run_table
+
+    Console().print(run_table(journal))
+    click.echo(f"run      {journal.header.run}")
+    click.echo(f"journal  {journal.path}")
+    if report:
+        _report(journal, home)
+    _record(journal)
+
+
+def _report(journal: Journal, home: Home) -> None:
+    try:
+        from ...registry.report import render
+
+        page = render([journal])
+    except ImportError as error:
+        click.echo(f"report   not written: {error.name} is not installed (pip install 'kernelmark[registry]')")
+        return
+    path = home.reports / f"{journal.header.run}.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page)
+    click.echo(f"report   {path}")
+
+
+def _record(journal: Journal) -> None:
+    """Into the registry, where there is one; the journal is safe either way."""
+    from importlib.util import find_spec
+
+    if find_spec("mlflow") is None:
+        click.echo("registry not filled: MLflow is not installed here; import the journal where it is")
+        return

@@ -1,0 +1,101 @@
+"""Device time from CUPTI's own records of kernels, copies and fills, where cupti-python is installed.
+
+Each call is fenced by two launches of torch's spin kernel, which nothing that is measured uses; what CUPTI
+recorded between a pair of fences is the call, from its first begin to its last end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+from .timers import Call
+
+FENCE = "spin_kernel"
+CALLS = 20
+
+
+def present() -> bool:
+    """Whether cupti-python can be imported."""
+    return find_spec("cupti") is not None
+
+
+class NoRecords(RuntimeError):
+    """CUPTI recorded nothing for a call: another profiler holds it, or the call runs no kernel."""
+
+
+class Cupti:
+    """Times calls by CUPTI activity records. One per process records at a time."""
+
+    name = "cupti"
+    batch = 1
+    _records: ClassVar[list[tuple[int, int, str]]] = []
+    _enabled: ClassVar[bool] = False
+
+    def __init__(self, flush: Call | None) -> None:
+        self._flush = flush
+        self._enable()
+
+    @classmethod
+    def _enable(cls) -> None:
+        if cls._enabled:
+            return
+        from cupti import cupti
+
+        def requested() -> tuple[int, int]:
+            return 8 << 20, 0
+
+        def completed(activities: Iterable[Any]) -> None:
+            cls._records.extend((x.start, x.end, getattr(x, "name", None) or "") for x in activities)
+
+        cupti.activity_register_callbacks(requested, completed)
+        for kind in (
+            cupti.ActivityKind.CONCURRENT_KERNEL,
+            cupti.ActivityKind.MEMCPY,
+            cupti.ActivityKind.MEMSET,
+        ):
+            cupti.activity_enable(kind)
+        cls._enabled = True
+
+    def sample(self, call: Call) -> list[float]:
+        """Samples of a queue of calls."""
+        import torch
+        from cupti import cupti
+
+        torch.cuda.current_stream().synchronize()
+        cupti.activity_flush_all(1)
+        self._records.clear()
+        for _ in range(CALLS):
+            if self._flush is not None:
+                self._flush()
+            torch.cuda._sleep(1)
+            call()
+            torch.cuda._sleep(1)
+        torch.cuda.current_stream().synchronize()
+        cupti.activity_flush_all(1)
+        return spans(self._records)
+
+
+def spans(records: Iterable[tuple[int, int, str]]) -> list[float]:
+    """Milliseconds from first begin to last end between each pair of fences.
+
+    Records are (begin, end, name) in nanoseconds, in any order. Raises `NoRecords` for an empty pair.
+    """
+    inside = False
+    first: int | None = None
+    last = 0
+    out = []
+    for begin, end, name in sorted(records):
+        if FENCE in name:
+            if inside:
+                if first is None:
+                    raise NoRecords("CUPTI recorded no kernel for a call")
+                out.append((last - first) / 1e6)
+            inside, first, last = not inside, None, 0
+        elif inside:
+            first = begin if first is None else first
+            last = max(last, end)
+    if not out:
+        raise NoRecords("CUPTI recorded nothing")
+    return out

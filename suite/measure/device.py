@@ -1,0 +1,200 @@
+"""The device a worker measures on: what differs between a GPU and a CPU, in one place."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from ...registry.record import Cache, Case
+from . import cache
+from .telemetry import Nvml
+from .timers import Call, Events, Graph, Monotonic, Timer, choose, spin_rate
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Device(Protocol):
+    """What the stages need of a device."""
+
+    kind: Literal["cuda", "cpu"]
+    nvml: Nvml | None
+
+    @property
+    def torch_device(self) -> torch.device:
+        """torch's name of it."""
+        ...
+
+    def using(self) -> contextlib.AbstractContextManager[object]:
+        """Entered once around all work of a process."""
+        ...
+
+    def synchronize(self) -> None:
+        """Returns when all queued work is done; raises what it raised."""
+        ...
+
+    def timer(self, case: Case, cache: Cache, call: Call) -> Timer:
+        """The timer for a case. Raises `TimerUnavailable` where it cannot time this call."""
+        ...
+
+    def fallback(self, cache: Cache) -> Timer:
+        """The timer that can time anything."""
+        ...
+
+    def peak_memory(self, call: Call) -> int | None:
+        """Bytes allocated at most during a call beyond what was allocated before it; None if unknown."""
+        ...
+
+    def release(self) -> None:
+        """Gives cached memory back between cases."""
+        ...
+
+
+class TimerUnavailable(Exception):
+    """The timer of a case cannot time this implementation (it cannot be captured in a graph, say)."""
+
+
+@dataclass
+class Cuda:
+    """The current CUDA device. All work runs on one side stream, so that graphs can capture it."""
+
+    kind: Literal["cuda"] = "cuda"
+    nvml: Nvml | None = None
+    cupti: bool = False
+    _flush: Call | None = field(default=None, repr=False)
+    _spin_hz: float = 0.0
+    _stream: torch.cuda.Stream | None = None
+
+    @classmethod
+    def open(cls) -> Cuda:
+        """The current device, warmed up. Raises RuntimeError where there is none."""
+        import torch
+
+        from . import cupti
+
+        torch.cuda.init()
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        device = cls(nvml=Nvml.open(str(properties.uuid)), cupti=cupti.present(), _stream=torch.cuda.Stream())
+        device._flush = cache.flush(device.torch_device)
+        device._spin_hz = spin_rate()
+        return device
+
+    @property
+    def torch_device(self) -> torch.device:
+        import torch
+
+        return torch.device("cuda", torch.cuda.current_device())
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[object]:
+        import torch
+
+        assert self._stream is not None
+        with torch.cuda.stream(self._stream):
+            yield self
+
+    def synchronize(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()
+
+    def timer(self, case: Case, cache: Cache, call: Call) -> Timer:
+        import torch
+
+        flush = self._flush if cache == "cold" else None
+        name = choose(case, self.kind, self.cupti)
+        if name == "events":
+            return self.fallback(cache)
+        if name == "cupti":
+            from .cupti import Cupti, NoRecords
+
+            timer = Cupti(flush)
+            try:
+                timer.sample(call)
+            except NoRecords as error:
+                raise TimerUnavailable(str(error)) from None
+            return timer
+        assert self._stream is not None
+        try:
+            return Graph(flush, call, self._stream)
+        except RuntimeError as error:  # what torch raises for any operation that cannot be captured
+            torch.cuda.synchronize()
+            raise TimerUnavailable(f"cannot be captured in a CUDA graph: {str(error).splitlines()[0]}") from None
+
+    def fallback(self, cache: Cache) -> Timer:
+        return Events(self._flush if cache == "cold" else None, self._spin_hz)
+
+    def peak_memory(self, call: Call) -> int | None:
+        import torch
+
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        result = call()
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+        del result
+        return peak
+
+    def release(self) -> None:
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+@dataclass
+class Cpu:
+    """The host's processor."""
+
+    kind: Literal["cpu"] = "cpu"
+    nvml: None = None
+    _flush: Call | None = field(default=None, repr=False)
+
+    @classmethod
+    def open(cls) -> Cpu:
+        """The host."""
+        import torch
+
+        return cls(_flush=cache.flush(torch.device("cpu")))
+
+    @property
+    def torch_device(self) -> torch.device:
+        import torch
+
+        return torch.device("cpu")
+
+    def using(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def synchronize(self) -> None:
+        """A CPU call is done when it returns."""
+
+    def timer(self, case: Case, cache: Cache, call: Call) -> Timer:
+        return Monotonic(self._flush if cache == "cold" else None)
+
+    def fallback(self, cache: Cache) -> Timer:
+        return Monotonic(self._flush if cache == "cold" else None)
+
+    def peak_memory(self, call: Call) -> int | None:
+        """torch keeps no count of CPU memory."""
+        return None
+
+    def release(self) -> None:
+        """The allocator of the host needs no help."""
+
+
+def wall_ms(
+    device: Device, call: Call, count: int, clock: Callable[[], int] = time.perf_counter_ns
+) -> list[float]:
+    """Host time of single calls in milliseconds, launch and synchronization included."""
+    samples = []
+    for _ in range(count):
+        device.synchronize()
+        begin = clock()
+        call()
+        device.synchronize()
+        samples.append((clock() - begin) / 1e6)
+    return samples

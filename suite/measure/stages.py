@@ -1,0 +1,182 @@
+"""A measurement, stage by stage: build, verify, warm up, calibrate, sample, summarize."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...registry.record import Cache, Measurement
+from ..operator import Tolerance
+from .device import Device, TimerUnavailable, wall_ms
+from .stopping import Sampling, converged, finished, steady
+from .telemetry import Watch
+from .timers import Timer
+from .verify import Incorrect, deviation, flat, poison
+from .workbench import Workbench
+
+LAUNCHES = 10
+"""Single calls timed by the host's clock, for the launch-inclusive column."""
+WARMUP_CALLS = 200
+
+
+@dataclass
+class Stages:
+    """Names the stage under way, tells it to `listen`, and adds up the seconds of each."""
+
+    listen: Callable[[str], None] = lambda name: None
+    clock: Callable[[], float] = time.monotonic
+    spent_s: dict[str, float] = field(default_factory=dict)
+    current: str = ""
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Everything inside belongs to this stage."""
+        self.current = name
+        self.listen(name)
+        begin = self.clock()
+        try:
+            yield
+        finally:
+            self.spent_s[name] = self.spent_s.get(name, 0.0) + self.clock() - begin
+
+
+@dataclass
+class Trial:
+    """One implementation on a workbench: the method, a stage a method."""
+
+    device: Device
+    bench: Workbench
+    cache: Cache
+    sampling: Sampling
+    stages: Stages
+    gated: bool = True
+    """False for a yardstick, which computes something else and has no answer to check."""
+    tuned: bool = False
+    """Whether to record what the autotuners of the implementation's module chose."""
+
+    def run(self, implementation: Callable[[], Callable[..., Any]]) -> Measurement:
+        """The whole measurement. Raises `Incorrect` and whatever the implementation raises."""
+        stage = self.stages.stage
+        with stage("build"):
+            loaded = implementation()
+            call = self.bench.call(loaded)
+        with stage("verify"):
+            error = self.verify(call) if self.gated else None
+        with stage("warm up"):
+            self.warm_up(call)
+        with stage("calibrate"):
+            timer = self.calibrate(call)
+        with stage("sample"):
+            samples, watch = self.sample(timer, call)
+            launches = wall_ms(self.device, call, LAUNCHES)
+        with stage("verify"):
+            if self.gated:
+                self.verify_again(call)
+        with stage("summarize"):
+            tuning = autotuned(vars(sys.modules[loaded.__module__])) if self.tuned else {}
+            return self.summarize(call, timer, samples, watch, launches, error, tuning)
+
+    def verify(self, call: Callable[[], Any]) -> float:
+        """Runs on other inputs first, spoils that result, and compares the one on the true inputs."""
+        bench = self.bench
+        bench.lay(bench.decoys)
+        result = call()
+        self.device.synchronize()
+        inputs = {x.untyped_storage().data_ptr() for x in bench.varied}
+        if not any(x.untyped_storage().data_ptr() in inputs for x in flat(result)):
+            poison(result)
+        del result
+        bench.lay(bench.values)
+        outputs = bench.comparable(call())
+        self.device.synchronize()
+        if bench.changed():
+            raise Incorrect("it changed its inputs")
+        return deviation(outputs, bench.references, bench.operator.tolerances[bench.case.dtype])
+
+    def verify_again(self, call: Callable[[], Any]) -> None:
+        """After timing: other inputs must still give another answer, the true ones the right one."""
+        bench = self.bench
+        tolerance = bench.operator.tolerances[bench.case.dtype]
+        bench.lay(bench.decoys)
+        if self._matches(call, tolerance) and all(x.numel() for x in bench.references):
+            raise Incorrect("stale output: other inputs gave the same answer")
+        bench.lay(bench.values)
+        deviation(bench.comparable(call()), bench.references, tolerance)
+
+    def _matches(self, call: Callable[[], Any], tolerance: Tolerance) -> bool:
+        try:
+            deviation(self.bench.comparable(call()), self.bench.references, tolerance)
+        except Incorrect:
+            return False
+        return True
+
+    def warm_up(self, call: Callable[[], Any]) -> None:
+        """Calls until their host time is steady, or the limit of the warm-up is reached."""
+        times: list[float] = []
+        begin = time.monotonic()
+        while (
+            not steady(times) and len(times) < WARMUP_CALLS and time.monotonic() - begin < self.sampling.warmup_s
+        ):
+            times += wall_ms(self.device, call, 1)
+
+    def calibrate(self, call: Callable[[], Any]) -> Timer:
+        """The case's timer, tried once. Where it cannot time this call, events do, and the record says so."""
+        try:
+            timer = self.device.timer(self.bench.case, self.cache, call)
+        except TimerUnavailable:
+            timer = self.device.fallback(self.cache)
+        timer.sample(call)
+        return timer
+
+    def sample(self, timer: Timer, call: Callable[[], Any]) -> tuple[list[float], Watch]:
+        """Samples until the stopping rule says enough."""
+        watch = Watch(self.device.nvml)
+        watch.read()
+        samples: list[float] = []
+        begin = time.monotonic()
+        while not finished(samples, time.monotonic() - begin, self.sampling):
+            first = len(samples)
+            samples += timer.sample(call)
+            watch.read(first, len(samples))
+        return samples, watch
+
+    def summarize(
+        self,
+        call: Callable[[], Any],
+        timer: Timer,
+        samples: list[float],
+        watch: Watch,
+        launches: list[float],
+        error: float | None,
+        tuning: dict[str, str],
+    ) -> Measurement:
+        """What is recorded."""
+        power = watch.power()
+        ordered = sorted(samples)
+        median = ordered[len(ordered) // 2]
+        return Measurement(
+            samples_ms=tuple(float(f"{x:.7g}") for x in samples),
+            timer=timer.name,
+            batch=timer.batch,
+            converged=converged(samples, self.sampling),
+            launch_ms=tuple(float(f"{x:.7g}") for x in launches),
+            error=error,
+            peak_memory_bytes=self.device.peak_memory(call),
+            energy_j=None if power is None else power * median * 1e-3,
+            telemetry=watch.telemetry(),
+            throttled=tuple(watch.throttled),
+            tuning=tuning,
+        )
+
+
+def autotuned(namespace: Mapping[str, Any]) -> dict[str, str]:
+    """Names of Triton autotuners that ran, each with the configuration that won last."""
+    return {
+        name: str(best)
+        for name, value in namespace.items()
+        if (best := getattr(value, "best_config", None)) is not None
+    }

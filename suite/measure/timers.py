@@ -1,0 +1,170 @@
+"""How one call is timed. A timer is handed a call and a flush and gives samples in milliseconds.
+
+* `events`: CUDA events around each call, the launches queued up behind a spinning kernel, so that the
+  device never waits for the host inside a sample (after NVBench's blocking kernel).
+* `graph`: for calls too short for events. A CUDA graph of `batch` × (flush, call) is replayed beside one of
+  `batch` × flush; the difference over `batch` is one sample. Rotating over copies of the inputs, the usual
+  way, cannot make kilobyte inputs cold in a 60 MB cache; this does, at any size.
+* `cupti`: the device's own begin and end of every kernel of the call, where cupti-python is installed.
+* `monotonic`: the host's clock, on a CPU.
+
+Which one is used is decided per case (`choose`), for all its implementations alike, and recorded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from ...registry.record import Case
+
+if TYPE_CHECKING:
+    import torch
+
+Call = Callable[[], object]
+QUEUE_MS = 20.0
+"""How much device work is queued at a time."""
+QUEUE_CALLS = 50
+"""At most so many calls in a queue: some implementations launch dozens of kernels, and the driver's queue
+of about a thousand launches must not fill up, for then the host blocks and the device waits for it."""
+GRAPH_CALLS = 20
+SHORT_BYTES = 32 << 20
+SHORT_FLOPS = 8e9
+"""A case below both takes about 20 µs at most on a current data-centre GPU and goes to `graph`. Decided by
+the case, not by the time seen, so that runs cannot differ in it by chance."""
+
+
+class Timer(Protocol):
+    """Times calls. `batch` is the number of calls behind one sample."""
+
+    name: str
+    batch: int
+
+    def sample(self, call: Call) -> list[float]:
+        """A handful of samples, in milliseconds a call."""
+        ...
+
+
+def choose(case: Case, device: str, cupti: bool) -> str:
+    """The name of the timer for a case."""
+    if device == "cpu":
+        return "monotonic"
+    if case.bytes > SHORT_BYTES or case.flops > SHORT_FLOPS:
+        return "events"
+    return "cupti" if cupti else "graph"
+
+
+class Monotonic:
+    """The host's monotonic clock around each call."""
+
+    name = "monotonic"
+    batch = 1
+
+    def __init__(self, flush: Call | None) -> None:
+        self._flush = flush
+
+    def sample(self, call: Call) -> list[float]:
+        """One sample."""
+        if self._flush is not None:
+            self._flush()
+        start = time.perf_counter_ns()
+        call()
+        return [(time.perf_counter_ns() - start) / 1e6]
+
+
+class Events:
+    """CUDA events behind a queued stream. `spin_hz` is the rate of `torch.cuda._sleep`'s cycles."""
+
+    name = "events"
+    batch = 1
+
+    def __init__(self, flush: Call | None, spin_hz: float) -> None:
+        self._flush = flush
+        self._spin_hz = spin_hz
+        self._calls = 1
+        self._host_s = 0.0
+
+    def sample(self, call: Call) -> list[float]:
+        """As many samples as fill the queue; the first call of this method gives one and calibrates."""
+        import torch
+
+        starts = [torch.cuda.Event(enable_timing=True) for _ in range(self._calls)]
+        ends = [torch.cuda.Event(enable_timing=True) for _ in range(self._calls)]
+        torch.cuda._sleep(int((self._host_s * 1.3 * self._calls + 50e-6) * self._spin_hz))
+        begin = time.perf_counter()
+        for start, end in zip(starts, ends, strict=True):
+            if self._flush is not None:
+                self._flush()
+            start.record()
+            call()
+            end.record()
+        host_s = (time.perf_counter() - begin) / self._calls
+        torch.cuda.current_stream().synchronize()
+        samples = [start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)]
+        self._host_s = min(host_s, 2e-3) if self._host_s == 0 else min(self._host_s, host_s)
+        self._calls = max(1, min(QUEUE_CALLS, int(QUEUE_MS / max(samples[0], 1e-3))))
+        return samples
+
+
+class Graph:
+    """Graph replay of `batch` calls, the flushes' own time taken off. Capturing may raise."""
+
+    name = "graph"
+
+    def __init__(
+        self, flush: Call | None, call: Call, stream: torch.cuda.Stream, batch: int = GRAPH_CALLS
+    ) -> None:
+        import torch
+
+        self.batch = batch
+        self._flushes: torch.cuda.CUDAGraph | None = None
+        self._calls = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._calls, stream=stream):
+            for _ in range(batch):
+                if flush is not None:
+                    flush()
+                call()
+        if flush is not None:
+            self._flushes = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._flushes, stream=stream):
+                for _ in range(batch):
+                    flush()
+
+    def _replay(self, graph: torch.cuda.CUDAGraph) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        import torch
+
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        return start, end
+
+    def sample(self, call: Call) -> list[float]:
+        """Five samples of `batch` calls each; the call itself is in the graph already."""
+        import torch
+
+        torch.cuda._sleep(200_000)  # about 0.1 ms: the replays below are queued behind it
+        pairs = []
+        for _ in range(5):
+            flushes = self._replay(self._flushes) if self._flushes is not None else None
+            pairs.append((self._replay(self._calls), flushes))
+        torch.cuda.current_stream().synchronize()
+        return [
+            (calls[0].elapsed_time(calls[1]) - (flushes[0].elapsed_time(flushes[1]) if flushes else 0.0))
+            / self.batch
+            for calls, flushes in pairs
+        ]
+
+
+def spin_rate() -> float:
+    """Cycles per second that `torch.cuda._sleep` counts here and now."""
+    import torch
+
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(1_000_000)
+    start.record()
+    torch.cuda._sleep(5_000_000)
+    end.record()
+    end.synchronize()
+    return 5_000_000 / (start.elapsed_time(end) * 1e-3)

@@ -1,0 +1,81 @@
+"""The correctness gate: no time without the right answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..operator import Tolerance
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Incorrect(Exception):
+    """The answer is wrong; the message says how far."""
+
+
+def flat(result: object) -> list[torch.Tensor]:
+    """The tensors of a result, in order."""
+    import torch
+
+    if isinstance(result, torch.Tensor):
+        return [result]
+    assert isinstance(result, tuple | list), type(result)
+    return [x for x in result if x is not None]
+
+
+def poison(result: object) -> None:
+    """Overwrites every byte of a result with 0xFF, NaN in every floating type.
+
+    The allocator hands the same memory to the next call, so an element which that leaves unwritten is
+    NaN and not the right answer of the call before.
+    """
+    import torch
+
+    for tensor in flat(result):
+        with torch.no_grad():
+            torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).fill_(255)
+
+
+def deviation(outputs: Sequence[torch.Tensor], references: Sequence[torch.Tensor], tolerance: Tolerance) -> float:
+    """The relative norm of the deviation, the largest over outputs. Raises `Incorrect`.
+
+    NaN and infinity pass only where the reference has the same.
+    """
+    import torch
+
+    if len(outputs) != len(references):
+        raise Incorrect(f"{len(outputs)} outputs where the reference has {len(references)}")
+    worst = 0.0
+    for index, (output, reference) in enumerate(zip(outputs, references, strict=True)):
+        name = f"output {index}" if len(outputs) > 1 else "output"
+        if output.shape != reference.shape:
+            raise Incorrect(f"{name} has shape {tuple(output.shape)}, the reference {tuple(reference.shape)}")
+        if output.numel() == 0:
+            continue
+        got = output.to(reference.dtype)
+        finite = torch.isfinite(reference)
+        if not bool(finite.all()):
+            same = (got == reference) | (torch.isnan(got) & torch.isnan(reference))
+            if not bool(same[~finite].all()):
+                raise Incorrect(f"{name} differs from the reference where that is not finite")
+            got, reference = got[finite], reference[finite]
+        difference = (got - reference).abs()
+        bad = int((~torch.isfinite(difference)).sum())
+        if bad:
+            raise Incorrect(f"{name}: {bad} of {difference.numel()} elements are NaN or infinite")
+        norm = float(torch.linalg.vector_norm(reference))
+        error = float(torch.linalg.vector_norm(difference)) / norm if norm else float(difference.max())
+        worst = max(worst, error)
+        if error > tolerance.norm:
+            raise Incorrect(f"{name}: relative error {error:.3g}, allowed {tolerance.norm:.3g}")
+        scale = norm / reference.numel() ** 0.5
+        excess = difference - tolerance.relative * reference.abs() - tolerance.absolute * scale
+        outside = int((excess > 0).sum())
+        if outside:
+            raise Incorrect(
+                f"{name}: {outside} of {difference.numel()} elements beyond tolerance, "
+                f"the farthest by {float(difference.max()):.3g} (typical magnitude {scale:.3g})"
+            )
+    return worst

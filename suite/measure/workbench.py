@@ -1,0 +1,166 @@
+"""One case laid out for its implementations: the same inputs, the same reference, for all of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...registry.record import Case
+from ..operator import Inputs, Operator
+from .verify import flat
+
+if TYPE_CHECKING:
+    import torch
+
+FP64_ELEMENTS = 1 << 27
+"""Above so many input elements the reference is computed in fp32: fp64 would not fit beside the rest."""
+
+
+def seed_of(case: Case, seed: int, replicate: int) -> int:
+    """The seed of a case's inputs: fresh in every replicate, the same for all implementations."""
+    text = f"{seed}/{replicate}/{case.operator}/{case.name}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+@dataclass
+class Workbench:
+    """Inputs of one case in one process.
+
+    `inputs` are what calls see; `values` and `decoys` are two sets of contents that can be laid into the
+    same memory (for the backward pass the gradients of the outputs, else the inputs themselves).
+    `references` is the right answer for `values`.
+    """
+
+    case: Case
+    operator: Operator
+    inputs: Inputs
+    gradients: tuple[torch.Tensor, ...]
+    varied: list[torch.Tensor]
+    values: list[torch.Tensor]
+    decoys: list[torch.Tensor]
+    references: list[torch.Tensor]
+
+    @classmethod
+    def build(cls, operator: Operator, case: Case, device: torch.device, seed: int) -> Workbench:
+        """Draws two sets of random inputs and computes the reference of the first."""
+        import torch
+
+        generator = torch.Generator(device).manual_seed(seed)
+        inputs = operator.inputs(case, device, generator)
+        decoy = operator.inputs(case, device, generator)
+        backward = case.pass_ != "forward"
+        size = sum(x.numel() for x in inputs.values() if isinstance(x, torch.Tensor))
+        wide = torch.float32 if operator.fp32_reference or size > FP64_ELEMENTS else torch.float64
+        gradients: tuple[torch.Tensor, ...] = ()
+        if backward:
+            gradients, references = _backward(operator, inputs, wide, generator)
+            if case.pass_ == "forward_backward":
+                references = [*_forward(operator, inputs, wide), *references]
+            for name in operator.gradients:
+                inputs[name].requires_grad_(True)
+        else:
+            references = _forward(operator, inputs, wide)
+        if case.pass_ == "backward":
+            varied = list(gradients)
+            decoys = [torch.empty_like(x).normal_(generator=generator) for x in gradients]
+        else:
+            names = [name for name, x in inputs.items() if isinstance(x, torch.Tensor)]
+            varied = [inputs[name] for name in names]
+            decoys = [decoy[name] for name in names]
+        values = [x.detach().clone() for x in varied]
+        return cls(case, operator, inputs, gradients, varied, values, decoys, references)
+
+    def lay(self, contents: list[torch.Tensor]) -> None:
+        """Copies contents into the memory that calls read."""
+        import torch
+
+        with torch.no_grad():
+            for target, content in zip(self.varied, contents, strict=True):
+                target.detach().copy_(content)
+
+    def changed(self) -> bool:
+        """Whether a call wrote to its inputs."""
+        import torch
+
+        return any(
+            not torch.equal(_bits(target.detach()), _bits(value))
+            for target, value in zip(self.varied, self.values, strict=True)
+        )
+
+    def call(self, implementation: Callable[..., Any]) -> Callable[[], Any]:
+        """What is timed: the pass of this case by one implementation.
+
+        Backward alone runs forward once, here, and is then repeated on its saved tensors.
+        """
+        import torch
+
+        operator, inputs = self.operator, self.inputs
+        if self.case.pass_ == "forward":
+
+            def forward() -> Any:
+                with torch.no_grad():
+                    return implementation(**inputs)
+
+            return forward
+        leaves = [inputs[name] for name in operator.gradients]
+        if self.case.pass_ == "backward":
+            outputs = flat(implementation(**inputs))
+
+            def backward() -> Any:
+                return torch.autograd.grad(outputs, leaves, self.gradients, retain_graph=True)
+
+            return backward
+
+        def both() -> Any:
+            outputs = flat(implementation(**inputs))
+            return (*(x.detach() for x in outputs), *torch.autograd.grad(outputs, leaves, self.gradients))
+
+        return both
+
+    def comparable(self, result: Any) -> list[torch.Tensor]:
+        """A result in the form of the reference."""
+        if self.operator.results is not None and self.case.pass_ == "forward":
+            return flat(self.operator.results(result, self.inputs))
+        return flat(result)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor
+
+
+def _raised(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    """Inputs with every floating tensor in a higher precision, detached."""
+    import torch
+
+    return {
+        name: x.detach().to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        for name, x in inputs.items()
+    }
+
+
+def _forward(operator: Operator, inputs: Inputs, dtype: torch.dtype) -> list[torch.Tensor]:
+    import torch
+
+    with torch.no_grad():
+        return flat(operator.reference(**_raised(inputs, dtype)))
+
+
+def _backward(
+    operator: Operator, inputs: Inputs, dtype: torch.dtype, generator: torch.Generator
+) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
+    """Random gradients of the outputs, in the inputs' dtype, and the gradients of the inputs for them."""
+    import torch
+
+    raised = _raised(inputs, dtype)
+    leaves = [raised[name].requires_grad_(True) for name in operator.gradients]
+    outputs = flat(operator.reference(**raised))
+    given = inputs[operator.gradients[0]].dtype
+    gradients = tuple(
+        torch.empty(x.shape, dtype=given, device=x.device).normal_(generator=generator) for x in outputs
+    )
+    references = torch.autograd.grad(outputs, leaves, [x.to(dtype) for x in gradients])
+    return gradients, [x.detach() for x in references]

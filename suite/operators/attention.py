@@ -1,0 +1,133 @@
+"""Scaled dot-product attention (Vaswani et al., arXiv 1706.03762), with grouped key and value heads
+(Ainslie et al., arXiv 2305.13245).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from ...registry.record import Case
+from ..operator import BYTES, Grid, Inputs, Operator, Option, Tolerance, grid, torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+SCORES = 1 << 28
+"""Scores (elements of S×S) that the reference holds at once: one head at S = 16384."""
+
+
+def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
+    """q (B, H, S, D), k and v (B, Hkv, S, D), all in the case's dtype, and the mask's name."""
+    import torch
+
+    B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
+    dtype = torch_dtype(case.dtype)
+
+    def draw(heads: int) -> torch.Tensor:
+        return torch.randn(B, heads, S, D, device=device, generator=generator, dtype=dtype)
+
+    return {"q": draw(H), "k": draw(Hkv), "v": draw(Hkv), "mask": case.options["mask"]}
+
+
+def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"]) -> torch.Tensor:
+    """softmax(q·kᵀ / √D)·v, a few heads at a time; query head h reads key head h // (H / Hkv).
+
+    The scores of a chunk of heads are computed again for the backward pass and never kept: at S = 16384
+    all of them together would be 1 GiB a head in fp32.
+    """
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    S = q.shape[2]
+    hidden = torch.ones(S, S, dtype=torch.bool, device=q.device).triu_(1) if mask == "causal" else None
+
+    def heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = (q * q.shape[-1] ** -0.5) @ k.mT
+        if hidden is not None:
+            scores = scores.masked_fill_(hidden, float("-inf"))
+        return scores.softmax(-1) @ v
+
+    groups = q.shape[1] // max(1, k.shape[1])
+    chunk = max(1, SCORES // max(1, S * S))
+    flat = [x.flatten(0, 1) for x in (q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1))]
+    parts = [
+        checkpoint(heads, *part, use_reentrant=False, preserve_rng_state=False)
+        for part in zip(*(x.split(chunk) for x in flat), strict=True)
+    ]
+    return torch.cat(parts).view(q.shape)
+
+
+def bytes_(case: Case) -> int:
+    """Forward reads q, k, v and writes the output; backward reads q, k, v and the output's gradient and
+    writes three gradients (the output itself can be computed again).
+    """
+    B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
+    queries, keys = {"forward": (2, 2), "backward": (3, 4), "forward_backward": (5, 6)}[case.pass_]
+    return (queries * H + keys * Hkv) * B * S * D * BYTES[case.dtype]
+
+
+def flops(case: Case) -> int:
+    """Two matmuls forward and five backward (the scores are computed again); causal needs half of each."""
+    B, H, S, D = (case.axes[axis] for axis in ("B", "H", "S", "D"))
+    matmuls = {"forward": 2, "backward": 5, "forward_backward": 7}[case.pass_]
+    return matmuls * 2 * B * H * S * S * D // (2 if case.options["mask"] == "causal" else 1)
+
+
+LARGE = ((8, 2048), (4, 4096), (2, 8192), (1, 16384))
+"""(B, S) of the large cases: 16384 tokens each."""
+MODELS = ((32, 64), (16, 128))
+"""(H, D) of the large cases: a model dimension of 2048."""
+MASKS: dict[str, Option | list[Option]] = {"mask": ["causal", "full"]}
+
+
+def standard() -> tuple[Grid, ...]:
+    """Tiny sequences, where a launch is all there is, and 16384 tokens at four lengths."""
+    tiny = (
+        grid("forward", options=MASKS, B=1, H=1, Hkv=1, S=[32, 64, 128, 256, 512], D=64),
+        grid("forward", options=MASKS, B=2, H=4, Hkv=[4, 1], S=128, D=64),
+    )
+    large = tuple(
+        x
+        for H, D in MODELS
+        for B, S in LARGE
+        for x in (
+            grid("forward", options=MASKS, B=B, H=H, Hkv=[H, H // 4], S=S, D=D),
+            grid("backward", options=MASKS, B=B, H=H, Hkv=H, S=S, D=D),
+        )
+    )
+    grouped = tuple(grid("backward", B=2, H=H, Hkv=H // 4, S=8192, D=D) for H, D in MODELS)
+    return (*tiny, *large, *grouped)
+
+
+OPERATOR = Operator(
+    name="attention",
+    summary="Scaled dot-product attention, causal or full, with grouped key and value heads",
+    axes={"B": "batch", "H": "query heads", "Hkv": "key and value heads", "S": "sequence", "D": "head dimension"},
+    options={"mask": ("causal", "full")},
+    inputs=inputs,
+    reference=reference,
+    bytes=bytes_,
+    flops=flops,
+    tokens=lambda case: case.axes["B"] * case.axes["S"],
+    gradients=("q", "k", "v"),
+    tolerances={
+        "bf16": Tolerance(norm=1e-2, absolute=3e-1, relative=5e-2),
+        "fp16": Tolerance(norm=1.5e-3, absolute=4e-2, relative=8e-3),
+        "fp32": Tolerance(norm=1e-5, absolute=1e-3, relative=1e-4),
+    },
+    fp32_reference=True,
+    plans={
+        "quick": (
+            grid("forward", "backward", B=2, H=16, Hkv=16, S=2048, D=128),
+            grid("forward", B=2, H=4, Hkv=4, S=128, D=64),
+        ),
+        "quick_cpu": (grid("forward", B=1, H=4, Hkv=4, S=256, D=64, dtypes="fp32"),),
+        "standard": standard(),
+        "full": (
+            grid("forward", "backward", dtypes="fp16", options=MASKS, B=2, H=16, Hkv=[16, 4], S=8192, D=128),
+            grid("forward", "backward", options=MASKS, B=2, H=16, Hkv=16, S=4096, D=[96, 256]),
+            grid("forward", "backward", options=MASKS, B=4, H=16, Hkv=[16, 4], S=[1000, 4095], D=128),
+            grid("forward", "backward", options=MASKS, B=4, H=32, Hkv=32, S=[1000, 4095], D=64),
+        ),
+    },
+)

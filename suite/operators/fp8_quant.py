@@ -1,0 +1,114 @@
+"""Dynamic quantization to 8-bit floats (Micikevicius et al., arXiv 2209.05433), one scale a row or 128 columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...registry.record import Case
+from ..operator import BYTES, Inputs, Operator, Tolerance, grid, torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK = 128
+"""Columns that share a scale with granularity block."""
+
+STEP = {"e4m3": 2.0**-3, "e5m2": 2.0**-2}
+"""Spacing of a format's numbers at 1."""
+
+TOLERANCE = Tolerance(norm=0.028, absolute=1e-4, relative=0.064)
+"""Of e4m3 rounded to nearest: half a step is 2^-4 of a number at most, 0.025 of it in the root mean square.
+Truncation gives twice as much and fails."""
+
+
+def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
+    """x (M, N) in the case's dtype, what shares a scale, and the format to quantize to."""
+    import torch
+
+    M, N = case.axes["M"], case.axes["N"]
+    return {
+        "x": torch.randn(M, N, device=device, generator=generator, dtype=torch_dtype(case.dtype)),
+        "granularity": str(case.options["granularity"]),
+        "format": str(case.options["format"]),
+    }
+
+
+def reference(x: torch.Tensor, granularity: str, format: str) -> torch.Tensor:
+    """x itself, which the quantized values times their scales should be as near to as the format allows."""
+    return x.clone()
+
+
+def results(result: Any, inputs: Inputs) -> torch.Tensor:
+    """(q (M, N) in fp8, scale (M, 1) or (M, ceil(N/128)) in fp32) to q · scale, (M, N) in fp64.
+
+    The deviation from x is given in steps of e4m3, so that one tolerance is right for both formats: e5m2
+    has half the numbers, and its deviation counts half. A wrong dtype or shape becomes NaN, which is wrong.
+    """
+    import torch
+
+    q, scale = result
+    x = inputs["x"].double()
+    M, N = x.shape
+    rows = inputs["granularity"] == "row"
+    groups = 1 if rows else -(-N // BLOCK)
+    if q.dtype != torch_dtype(inputs["format"]) or q.shape != x.shape or scale.numel() != M * groups:
+        return torch.full_like(x, torch.nan)
+    scale = scale.double().reshape(M, groups)
+    wide = scale if rows else scale.repeat_interleave(BLOCK, -1)[:, :N]
+    return x + (q.double() * wide - x) * (STEP["e4m3"] / STEP[inputs["format"]])
+
+
+def bytes_(case: Case) -> int:
+    """Reads x, writes one byte an element and the fp32 scales."""
+    M, N = case.axes["M"], case.axes["N"]
+    groups = 1 if case.options["granularity"] == "row" else -(-N // BLOCK)
+    return M * N * (BYTES[case.dtype] + 1) + M * groups * 4
+
+
+def flops(case: Case) -> int:
+    """No matmul: bound by memory."""
+    return 0
+
+
+def clone(x: torch.Tensor, granularity: str, format: str) -> torch.Tensor:
+    """A plain copy of x, for scale."""
+    return x.clone()
+
+
+OPERATOR = Operator(
+    name="fp8_quant",
+    summary="dynamic quantization to 8-bit floats with scales",
+    axes={"M": "tokens", "N": "width"},
+    options={"granularity": ("row", "block"), "format": ("e4m3", "e5m2")},
+    inputs=inputs,
+    reference=reference,
+    results=results,
+    bytes=bytes_,
+    flops=flops,
+    tokens=lambda case: case.axes["M"],
+    tolerances=dict.fromkeys(("bf16", "fp16", "fp32"), TOLERANCE),
+    yardsticks={"clone": clone},
+    plans={
+        "quick": (grid("forward", M=4096, N=4096),),
+        "quick_cpu": (grid("forward", M=256, N=4096, dtypes="fp32"),),
+        "standard": (
+            grid(
+                "forward",
+                M=[4096, 16384],
+                N=4096,
+                options={"granularity": ["row", "block"], "format": ["e4m3", "e5m2"]},
+            ),
+        ),
+        "full": (
+            grid(
+                "forward",
+                M=16384,
+                N=4096,
+                options={"granularity": ["row", "block"]},
+                dtypes=["fp16", "fp32"],
+            ),
+            grid("forward", M=[1, 4095], N=4095, options={"granularity": ["row", "block"]}),
+            grid("forward", M=2048, N=65536, options={"granularity": ["row", "block"]}),
+        ),
+    },
+)

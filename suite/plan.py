@@ -1,0 +1,184 @@
+"""The plan: which cells are measured, how long, how often, and in what order. Pure.
+
+A *cell* is one case by one implementation in one cache state; a replicate walks all cells once, in a
+shuffled order of its own.
+"""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ..registry.errors import InputError, unknown
+from ..registry.record import Cache, Case, Pass
+from .catalog import Catalog, Implementation
+from .measure.stopping import Sampling
+from .operator import Grid, Option
+
+BUILTIN = ("quick", "standard", "full")
+
+
+class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dtypes": "dtype", "passes": "pass"}):
+    """A `[[cases]]` table of a plan file: an operator and a grid over its axes and options."""
+
+    operator: str
+    axes: dict[str, int | list[int]]
+    options: dict[str, Option | list[Option]] = {}
+    dtypes: list[str] | str = "bf16"
+    passes: list[Pass] | Pass = "forward"
+
+    def grid(self) -> Grid:
+        """The grid part."""
+        return Grid(self.axes, self.options, self.dtypes, self.passes)
+
+
+class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan as a TOML file gives it; everything but the cases has a default."""
+
+    cases: list[Cases]
+    replicates: int = 5
+    cache: list[Cache] | Cache = "cold"
+    deadline_s: float = 120.0
+    sampling: Sampling = Sampling()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One case by one implementation in one cache state."""
+
+    case: Case
+    implementation: Implementation
+    cache: Cache
+
+    @property
+    def identity(self) -> tuple[str, str, str, str]:
+        """As `Record.identity`, the replicate left out."""
+        return (self.case.operator, self.case.name, self.implementation.name, self.cache)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run executes. `deadline_s` bounds one cell in one replicate, compilation included."""
+
+    name: str
+    cases: tuple[Case, ...]
+    replicates: int
+    caches: tuple[Cache, ...]
+    sampling: Sampling
+    deadline_s: float
+
+    def but(self, replicates: int | None, cache: str | None) -> Plan:
+        """The same plan with another number of replicates or other cache states (`cold`, `hot`, `both`)."""
+        states: Mapping[str | None, tuple[Cache, ...]] = {
+            None: self.caches,
+            "cold": ("cold",),
+            "hot": ("hot",),
+            "both": ("cold", "hot"),
+        }
+        return replace(self, replicates=replicates or self.replicates, caches=states[cache])
+
+    def cells(self, catalog: Catalog, implementations: Sequence[str] = ()) -> tuple[Cell, ...]:
+        """All cells, `implementations` (names or providers) narrowing them; raises `InputError` if none match."""
+        known = sorted({name for x in catalog.implementations for name in (x.name, x.provider)})
+        for name in implementations:
+            if name not in known:
+                raise unknown("implementation", name, known)
+        cells = tuple(
+            Cell(case, implementation, cache)
+            for case in self.cases
+            for cache in self.caches
+            for implementation in catalog.of_operator(case.operator)
+            if not implementations or {implementation.name, implementation.provider} & set(implementations)
+        )
+        if not cells:
+            raise InputError(f"plan {self.name!r} has nothing to measure with these filters.")
+        return cells
+
+
+BUDGETS: Mapping[str, tuple[int, float, Sampling]] = {
+    "quick": (3, 120.0, Sampling(min_samples=10, max_samples=200, min_seconds=0.02, max_seconds=0.25)),
+    "standard": (5, 120.0, Sampling(min_samples=20, max_samples=500, min_seconds=0.04, max_seconds=0.4)),
+    "full": (5, 300.0, Sampling(min_samples=30, max_samples=2000, min_seconds=0.1, max_seconds=2.0)),
+}
+"""Replicates, deadline in seconds and sampling limits of the built-in plans."""
+
+
+def load(name: str, catalog: Catalog, device: Literal["cuda", "cpu"], operators: Sequence[str] = ()) -> Plan:
+    """A built-in plan or a plan file, narrowed to `operators`. Raises `InputError` for anything unknown."""
+    for operator in operators:
+        catalog.operator(operator)
+    plan = _builtin(name, catalog, device) if name in BUILTIN else _file(Path(name), catalog)
+    cases = tuple(x for x in plan.cases if not operators or x.operator in operators)
+    if not cases:
+        raise InputError(f"plan {name!r} has no case of {', '.join(operators)}.")
+    return replace(plan, cases=cases)
+
+
+def _builtin(name: str, catalog: Catalog, device: str) -> Plan:
+    replicates, deadline_s, sampling = BUDGETS[name]
+    levels = {"quick": ["quick"], "standard": ["standard"], "full": ["standard", "full"]}[name]
+    if device == "cpu":
+        levels = ["quick_cpu" if level == "quick" else level for level in levels]
+    cases = [
+        case
+        for operator in catalog.operators.values()
+        for level in levels
+        for grid in operator.plans.get(level, ())
+        for case in operator.expand(grid)
+    ]
+    return Plan(name, _once(cases), replicates, ("cold",), sampling, deadline_s)
+
+
+def _file(path: Path, catalog: Catalog) -> Plan:
+    if not path.exists():
+        if path.suffix != ".toml":
+            raise unknown("plan", str(path), [*BUILTIN, "a .toml file"])
+        raise InputError(f"no plan file at {path}.")
+    try:
+        return parse(path.read_text(), path.stem, catalog)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+
+
+def parse(text: str, name: str, catalog: Catalog) -> Plan:
+    """A plan from the text of a plan file."""
+    try:
+        file = msgspec.convert(tomllib.loads(text), PlanFile)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise InputError(f"not a valid plan: {error}") from None
+    if file.replicates < 1:
+        raise InputError(f"replicates is {file.replicates}; at least 1.")
+    cases = [case for x in file.cases for case in catalog.operator(x.operator).expand(x.grid())]
+    if not cases:
+        raise InputError("a plan needs at least one [[cases]] table.")
+    caches: tuple[Cache, ...] = (file.cache,) if isinstance(file.cache, str) else tuple(file.cache)
+    return Plan(name, _once(cases), file.replicates, caches, file.sampling, file.deadline_s)
+
+
+def _once(cases: Iterable[Case]) -> tuple[Case, ...]:
+    return tuple({(case.operator, case.name): case for case in cases}.values())
+
+
+def order(cells: Sequence[Cell], seed: int, replicate: int) -> tuple[Cell, ...]:
+    """The order of one replicate: cases shuffled, and within a case its implementations shuffled.
+
+    The implementations of a case stay together: they share inputs and reference, and see the same state of
+    the device, so that their ratio does not carry its drift. Between replicates every order is fresh.
+    """
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.case.operator, cell.case.name), []).append(cell)
+    generator = random.Random(f"{seed}/{replicate}")
+    cases = list(groups.values())
+    generator.shuffle(cases)
+    for group in cases:
+        generator.shuffle(group)
+    return tuple(cell for group in cases for cell in group)

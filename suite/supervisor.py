@@ -1,0 +1,472 @@
+"""A run: replicate after replicate, each a fresh worker; every line in the journal as soon as it is made.
+
+The supervisor never loads torch. It owns the worker's life: a deadline for each cell, a restart after a
+crash or a broken CUDA context, an end with it. What went wrong costs that cell and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Literal, Protocol
+
+import filelock
+import msgspec
+
+from ..registry.errors import HarnessError, InputError, KernelmarkError
+from ..registry.home import Home
+from ..registry.journal import Journal, Writer, read
+from ..registry.record import SCHEMA_VERSION, Cache, Case, Footer, Header, Record, Scalar, Status
+from . import __version__, fingerprint
+from .catalog import Catalog
+from .environments import interpreter
+from .measure.stopping import Sampling
+from .plan import Cell, Plan, order
+from .worker import CeilingDone, Done, Facts, Message, Result, Stage, Task, TaskCell
+
+START_DEADLINE_S = 300.0
+"""For a worker to start, load torch, open its device and measure the ceilings."""
+LASTING: frozenset[Status] = frozenset(
+    {"unsupported", "unavailable", "out_of_memory", "timeout", "crashed", "error"}
+)
+"""What is not tried again in later replicates: it would end the same way, and a hang costs its deadline."""
+
+
+class NotResumable(KernelmarkError):
+    """The surroundings changed since the run began: what is measured now is not comparable with it."""
+
+    exit_code = 4
+
+
+class Interrupted(KernelmarkError):
+    """Ended by Ctrl-C; the message says how to go on. 130 is what shells expect of a program so ended."""
+
+    exit_code = 130
+
+
+class Listener(Protocol):
+    """Whoever shows progress."""
+
+    def begin(self, run: str, cells: int, finished: int) -> None:
+        """A session begins: cells in all (over all replicates), and how many are done already."""
+
+    def stage(self, replicate: int, name: str, cell: Cell | None) -> None:
+        """A stage begins."""
+
+    def end(self, record: Record) -> None:
+        """A cell ended."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def begin(self, run: str, cells: int, finished: int) -> None: ...
+
+    def stage(self, replicate: int, name: str, cell: Cell | None) -> None: ...
+
+    def end(self, record: Record) -> None: ...
+
+
+def new_run() -> str:
+    """A fresh run name: UTC time, so that names sort, and four random digits."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+@dataclass
+class Run:
+    """One run of a plan, new or resumed."""
+
+    plan: Plan
+    cells: tuple[Cell, ...]
+    catalog: Catalog
+    device: Literal["cuda", "cpu"]
+    home: Home
+    seed: int
+    name: str = field(default_factory=new_run)
+    roots: tuple[str, ...] = ()
+    ceilings: bool = True
+    source: Path = Path(__file__).resolve().parent
+    listener: Listener = field(default_factory=Silent)
+    python: Callable[[str], Path | None] = interpreter
+    past: Journal | None = None
+    _writer: Writer | None = field(default=None, init=False)
+    _spent: dict[str, float] = field(default_factory=dict, init=False)
+    _settled: dict[tuple[str, str, str, str], Status] = field(default_factory=dict, init=False)
+    _done: set[tuple[str, str, str, str, int]] = field(default_factory=set, init=False)
+
+    @property
+    def path(self) -> Path:
+        """The run's journal."""
+        return self.home.journal(self.name)
+
+    def execute(self) -> Path:
+        """Measures what is still missing. Returns the journal's path; raises `KernelmarkError`."""
+        begin = time.monotonic()
+        try:
+            with self._locked(), self._journal() as self._writer:
+                complete = False
+                try:
+                    self._replicates()
+                    complete = True
+                except KeyboardInterrupt:
+                    raise Interrupted(
+                        f"interrupted; what was finished is in {self.path}. "
+                        f"Go on with: kernelmark run --resume {self.name}"
+                    ) from None
+                finally:
+                    if self._header_known:
+                        self._finish(time.monotonic() - begin, complete)
+        except OSError as error:
+            raise HarnessError(
+                f"the journal {self.path} cannot be written: {error.strerror or error}. What was finished is in "
+                f"it; when the disk is right again: kernelmark run --resume {self.name}"
+            ) from None
+        return self.path
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self.home.journals.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(self.path.with_suffix(".lock"), timeout=0):
+                yield
+        except filelock.Timeout:
+            raise InputError(f"run {self.name} is being measured by another process.") from None
+        finally:
+            self.path.with_suffix(".lock").unlink(missing_ok=True)
+
+    def _journal(self) -> Writer:
+        writer = Writer(self.path)
+        if self.past is not None:
+            for record in self.past.records:
+                self._note(record)
+        return writer
+
+    @property
+    def _header_known(self) -> bool:
+        return self.past is not None
+
+    def _note(self, record: Record) -> None:
+        self._done.add(record.identity)
+        if record.status in LASTING:
+            self._settled[record.identity[:4]] = record.status
+
+    def _write_record(self, record: Record) -> None:
+        assert self._writer is not None
+        self._writer.write(record)
+        self._note(record)
+        self.listener.end(record)
+
+    def _finish(self, wall_s: float, complete: bool) -> None:
+        assert self._writer is not None
+        known = sum(self._spent.values())
+        spent = {**self._spent, "overhead": max(0.0, wall_s - known)}
+        with contextlib.suppress(OSError):  # the error under way says more than this one would
+            self._writer.write(Footer(_now(), wall_s, complete, spent))
+
+    def _replicates(self) -> None:
+        total = len(self.cells) * self.plan.replicates
+        self.listener.begin(self.name, total, len(self._done))
+        for replicate in range(self.plan.replicates):
+            walk = order(self.cells, self.seed, replicate)
+            cells = {index: cell for index, cell in enumerate(walk) if self._wanted(cell, replicate)}
+            runnable: dict[str, dict[int, Cell]] = {}
+            ended: list[Record] = []
+            for index, cell in cells.items():
+                reason = cell.implementation.unavailable(self.device)
+                if reason is None:
+                    runnable.setdefault(cell.implementation.environment, {})[index] = cell
+                else:
+                    ended.append(_record(cell, replicate, index, reason[0], reason[1]))
+            for environment, mine in runnable.items():
+                self._replicate(replicate, environment, mine)
+            for record in ended:
+                self._write_record(record)
+
+    def _wanted(self, cell: Cell, replicate: int) -> bool:
+        return (*cell.identity, replicate) not in self._done and cell.identity not in self._settled
+
+    def _replicate(self, replicate: int, environment: str, cells: dict[int, Cell]) -> None:
+        """One process, or as many as crashes make of it."""
+        left = dict(cells)
+        first = environment == "core" and not any(
+            x.replicate == replicate for x in (self.past.ceilings if self.past else ())
+        )
+        python = self.python(environment)
+        assert python is not None, environment
+        while left:
+            task = Task(
+                device=self.device,
+                seed=self.seed,
+                replicate=replicate,
+                cells=tuple(TaskCell(i, x.case, x.implementation.name, x.cache) for i, x in left.items()),
+                sampling=self.plan.sampling,
+                roots=self.roots,
+                ceilings=self.ceilings and first,
+            )
+            before = len(left)
+            self._process(task, python, left)
+            first = False
+            if len(left) == before:
+                raise HarnessError(
+                    f"the worker made no progress; its output is in {self._log}. Finished results are safe; "
+                    f"go on with: kernelmark run --resume {self.name}"
+                )
+
+    @property
+    def _log(self) -> Path:
+        return self.home.logs / f"{self.name}.log"
+
+    def _process(self, task: Task, python: Path, left: dict[int, Cell]) -> None:
+        """Runs one worker to its end; takes each cell that ends out of `left`."""
+        with _Worker(task, python, self._log) as worker:
+            begin = time.monotonic()
+            worker.deadline = begin + START_DEADLINE_S
+            current: int | None = None
+            stage = "start"
+            for message in worker.messages():
+                match message:
+                    case Facts(conditions=facts):
+                        self._header(facts)
+                        self._spend({"start": time.monotonic() - begin})
+                    case CeilingDone(ceiling=ceiling):
+                        assert self._writer is not None
+                        self._writer.write(ceiling)
+                    case Stage(name=stage, index=index):
+                        if index is not None and index != current:
+                            current = index
+                            worker.deadline = time.monotonic() + self.plan.deadline_s
+                        self.listener.stage(task.replicate, stage, left.get(index) if index is not None else None)
+                    case Result():
+                        self._result(task.replicate, message, left)
+                        current = None
+                        worker.deadline = time.monotonic() + self.plan.deadline_s
+                    case Done(spent_s=spent):
+                        self._spend(spent)
+                        return
+            self._lost(worker, task.replicate, current, stage, left)
+
+    def _result(self, replicate: int, result: Result, left: dict[int, Cell]) -> None:
+        cell = left.pop(result.index)
+        self._spend(result.spent_s)
+        self._write_record(
+            _record(
+                cell,
+                replicate,
+                result.index,
+                result.status,
+                result.reason,
+                measurement=result.measurement,
+                spent_s=result.spent_s,
+            )
+        )
+
+    def _lost(
+        self, worker: _Worker, replicate: int, current: int | None, stage: str, left: dict[int, Cell]
+    ) -> None:
+        """The worker ended without saying so: the cell under way pays for it."""
+        status, reason = worker.fate(self.plan.deadline_s)
+        if not self._header_known:
+            raise HarnessError(f"the worker could not start: {reason}. {worker.last_words()}")
+        if current is None or current not in left:
+            return
+        cell = left.pop(current)
+        self._write_record(_record(cell, replicate, current, status, f"{stage}: {reason}"))
+
+    def _spend(self, spent: dict[str, float]) -> None:
+        for name, seconds in spent.items():
+            self._spent[name] = self._spent.get(name, 0.0) + seconds
+
+    def _header(self, facts: dict[str, Scalar]) -> None:
+        """Writes the header of a new run; for a resumed one checks that the surroundings are the same."""
+        conditions = fingerprint.conditions(self.device, facts)
+        commit, dirty = fingerprint.commit(self.source)
+        if self.past is not None:
+            old = self.past.header
+            changed = [
+                f"{name}: {old.conditions.get(name)} then, {conditions.get(name)} now"
+                for name in sorted(old.conditions.keys() | conditions.keys())
+                if old.conditions.get(name) != conditions.get(name)
+            ]
+            if old.commit != commit:
+                changed.append(f"commit: {old.commit} then, {commit} now")
+            if changed:
+                raise NotResumable(
+                    f"run {self.name} cannot go on here, its conditions changed: {'; '.join(changed)}. "
+                    f"Start a new run."
+                )
+            return
+        assert self._writer is not None
+        header = Header(
+            schema_version=SCHEMA_VERSION,
+            run=self.name,
+            created=_now(),
+            harness=__version__,
+            commit=commit,
+            dirty=dirty,
+            plan=self.plan.name,
+            seed=self.seed,
+            replicates=self.plan.replicates,
+            device=self.device,
+            key=fingerprint.key(conditions),
+            conditions=conditions,
+            environment=fingerprint.environment(self.device),
+            request=request_of(self.plan, self.cells),
+        )
+        self._writer.write(header)
+        self.past = Journal(header)
+
+
+def request_of(plan: Plan, cells: Sequence[Cell]) -> dict[str, str]:
+    """What `resume` needs to ask for the same cells again."""
+    return {
+        "cases": msgspec.json.encode(plan.cases).decode(),
+        "implementations": ",".join(sorted({x.implementation.name for x in cells})),
+        "caches": ",".join(plan.caches),
+        "sampling": msgspec.json.encode(plan.sampling).decode(),
+        "deadline_s": str(plan.deadline_s),
+    }
+
+
+def resume(name: str, home: Home, catalog: Catalog, listener: Listener) -> Run:
+    """The run of that name, ready to go on. Raises `InputError` if there is none."""
+    path = home.find(name)
+    if path.suffix == ".gz":
+        raise InputError(f"{path} is compressed; unpack it first to go on with its run.")
+    past = read(path)
+    header = past.header
+    caches: tuple[Cache, ...] = tuple(msgspec.convert(header.request["caches"].split(","), tuple[Cache, ...]))
+    plan = Plan(
+        name=header.plan,
+        cases=msgspec.json.decode(header.request["cases"], type=tuple[Case, ...]),
+        replicates=header.replicates,
+        caches=caches,
+        sampling=msgspec.json.decode(header.request["sampling"], type=Sampling),
+        deadline_s=float(header.request["deadline_s"]),
+    )
+    for case in plan.cases:
+        if catalog.operator(case.operator).spec != case.spec:
+            raise NotResumable(f"operator {case.operator} was changed since run {name} began. Start a new run.")
+    cells = plan.cells(catalog, header.request["implementations"].split(","))
+    return Run(plan, cells, catalog, header.device, home, header.seed, header.run, listener=listener, past=past)
+
+
+def _record(
+    cell: Cell,
+    replicate: int,
+    position: int,
+    status: Status,
+    reason: str | None,
+    measurement: object = None,
+    spent_s: dict[str, float] | None = None,
+) -> Record:
+    from ..registry.record import Measurement
+
+    assert measurement is None or isinstance(measurement, Measurement)
+    return Record(
+        case=cell.case,
+        implementation=cell.implementation.name,
+        provider=cell.implementation.provider,
+        version=cell.implementation.version,
+        replicate=replicate,
+        position=position,
+        cache=cell.cache,
+        status=status,
+        reason=reason,
+        measurement=measurement,
+        spent_s=spent_s or {},
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class _Worker:
+    """A worker process and the pipe it speaks through."""
+
+    def __init__(self, task: Task, python: Path, log: Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log: IO[bytes] = open(log, "ab")
+        self._log_start = self._log.tell()
+        self._late = False
+        self.deadline = 0.0
+        self._reader, writer = os.pipe()
+        self._process = subprocess.Popen(
+            [str(python), "-m", f"{__package__}.worker", str(writer)],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            pass_fds=(writer,),
+            start_new_session=True,
+            env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
+        )
+        os.close(writer)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died at once; its end says why
+            self._process.stdin.write(msgspec.json.encode(task))
+            self._process.stdin.close()
+
+    def messages(self) -> Iterator[Message]:
+        """Messages until the worker ends or its `deadline` passes; then nothing of it runs any more."""
+        decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+        pending = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._reader, selectors.EVENT_READ)
+            while True:
+                left = self.deadline - time.monotonic()
+                if left <= 0:
+                    self._late = True
+                    self.kill()
+                    return
+                if not selector.select(min(left, 1.0)):
+                    continue
+                data = os.read(self._reader, 1 << 20)
+                if not data:
+                    self._process.wait()
+                    return
+                *lines, pending = (pending + data).split(b"\n")
+                for line in lines:
+                    yield decoder.decode(line)
+
+    def fate(self, deadline_s: float) -> tuple[Status, str]:
+        """How a worker ended that did not say `done`."""
+        code = self._process.wait()
+        if self._late:
+            return "timeout", f"not finished within {deadline_s:g} s"
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return "crashed", f"its process was ended by {signal.Signals(-code).name}"
+        return "crashed", f"its process ended with exit code {code}"
+
+    def last_words(self) -> str:
+        """The end of what the worker printed."""
+        self._log.flush()
+        text = Path(self._log.name).read_bytes()[self._log_start :].decode(errors="replace").strip()
+        return "It said: " + " | ".join(text.splitlines()[-3:]) if text else "It said nothing."
+
+    def kill(self) -> None:
+        """Ends the worker and all it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._process.poll() is None:
+            self.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):  # helpers that it left behind
+                os.killpg(self._process.pid, signal.SIGKILL)
+        os.close(self._reader)
+        self._log.close()

@@ -1,0 +1,183 @@
+"""Literal journals, and real MLflow servers on loopback, for the tests of the registry."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kernelmark.registry.home import Home
+from kernelmark.registry.journal import Journal, encode, parse
+from kernelmark.registry.record import Case, Ceiling, Footer, Header, Line, Measurement, Record
+
+MakeJournal = Callable[..., Journal]
+Write = Callable[[Journal, Path], Path]
+
+
+def _case(size: int, operator: str) -> Case:
+    return Case(
+        operator=operator,
+        name=f"B4-S{size}-D4096-bf16-forward",
+        axes={"B": 4, "S": size, "D": 4096},
+        options={},
+        dtype="bf16",
+        pass_="forward",
+        spec="5bec0001",
+        bytes=2 * 4 * size * 4096 * 2,
+        flops=0,
+    )
+
+
+def _record(case: Case, implementation: str, replicate: int, position: int, wrong: bool) -> Record:
+    ours = implementation == "kernelmark"
+    ms = case.bytes / 3e9 * (1.0 if ours else 1.6) * (1 + 0.002 * replicate)
+    return Record(
+        case=case,
+        implementation=implementation,
+        provider="kernelmark" if ours else "torch",
+        version="0.1.0" if ours else "2.13.0",
+        replicate=replicate,
+        position=position,
+        cache="cold",
+        status="incorrect" if wrong else "ok",
+        reason="relative error 0.3 above 0.01" if wrong else None,
+        measurement=None
+        if wrong
+        else Measurement(
+            samples_ms=tuple(ms * (1 + 0.001 * (i % 5)) for i in range(20)),
+            timer="cuda_event",
+            error=0.001,
+            peak_memory_bytes=case.bytes,
+        ),
+    )
+
+
+@pytest.fixture(scope="session")
+def make_journal() -> MakeJournal:
+    """Builds a journal in memory: cases × implementations × replicates, one wrong row if asked."""
+
+    def make(
+        run: str = "20261120-120000-abcd",
+        *,
+        cases: int = 2,
+        implementations: tuple[str, ...] = ("kernelmark", "torch"),
+        replicates: int = 2,
+        operator: str = "rms_norm",
+        wrong: str | None = None,
+    ) -> Journal:
+        sizes = [256 * (i + 1) for i in range(cases)]
+        lines: list[Line] = [
+            Header(
+                schema_version=1,
+                run=run,
+                created="2026-11-20T12:00:00Z",
+                harness="0.1.0",
+                commit="0123456789abcdef0123456789abcdef01234567",
+                dirty=False,
+                plan="quick",
+                seed=1,
+                replicates=replicates,
+                device="cuda",
+                key="00aa11bb22cc33dd",
+                conditions={"gpu": "NVIDIA H200", "torch": "2.13.0"},
+                environment={"python": "3.12.3"},
+            )
+        ]
+        for replicate in range(replicates):
+            lines += [Ceiling("copy", 1 << 20, 0.001, replicate), Ceiling("copy", 1 << 30, 0.3, replicate)]
+            lines += [
+                _record(_case(size, operator), name, replicate, position, name == wrong)
+                for position, (size, name) in enumerate((s, n) for s in sizes for n in implementations)
+            ]
+        lines.append(Footer("2026-11-20T12:01:00Z", 60.0, True, {"sample": 30.0, "overhead": 10.0}))
+        return parse(b"".join(encode(x) for x in lines))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def write() -> Write:
+    """Writes a journal in memory to a file and returns the path."""
+
+    def do(journal: Journal, path: Path) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = (journal.header, *journal.records, *journal.ceilings, *journal.footers)
+        path.write_bytes(b"".join(encode(x) for x in lines))
+        return path
+
+    return do
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A home of its own."""
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test may reach a registry of the developer's."""
+    for name in ("MLFLOW_TRACKING_URI", "KERNELMARK_EXPERIMENT", "KERNELMARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """A port of loopback on which nobody listens."""
+
+    def find() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return int(probe.getsockname()[1])
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An initialised SQLite file to copy: MLflow takes seconds to make one."""
+    pytest.importorskip("mlflow", reason="MLflow is not installed")
+    home = Home(tmp_path_factory.mktemp("fresh"))
+    code = "from pathlib import Path; from kernelmark.registry.store import Store; "
+    code += f"from kernelmark.registry.home import Home; Store.open(None, Home(Path({str(home.folder)!r})))"
+    subprocess.run([sys.executable, "-c", code], check=True, env=_environment())
+    return home.database
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]) -> Iterator[str]:
+    """The address of a real `mlflow server` on loopback, one for the whole session."""
+    pytest.importorskip("mlflow", reason="MLflow is not installed")
+    folder, port = tmp_path_factory.mktemp("server"), free_port()
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/server.db"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env=_environment(), cwd=folder, start_new_session=True
+        )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{address}/version", timeout=1).close()
+                break
+            except OSError:
+                assert process.poll() is None, (folder / "log").read_text()[-2000:]
+                time.sleep(0.2)
+        yield address
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(20)
+
+
+def _environment() -> dict[str, str]:
+    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    return {**{x: y for x, y in os.environ.items() if x != "MLFLOW_TRACKING_URI"}, **quiet}
