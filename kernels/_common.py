@@ -107,7 +107,7 @@ def _differentiable(
             return output
 
         @staticmethod
-        @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]  # torch's own
+        @torch.autograd.function.once_differentiable
         def backward(ctx: Any, *given: Any) -> Any:
             return gradients(ctx, *given)
 
@@ -136,6 +136,16 @@ def _multiprocessors(device: torch.device) -> int:
 def multiprocessors(tensor: torch.Tensor) -> int:
     """Streaming multiprocessors of a tensor's device; 3 under the interpreter, so that loops turn."""
     return _multiprocessors(tensor.device) if tensor.is_cuda else 3
+
+
+def dense_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Uninitialized memory of a tensor's shape and dtype, contiguous; the fastest way to it from Python."""
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def cdiv(size: int, block: int) -> int:
+    """Blocks that cover a size. `triton.cdiv` says the same and takes 3 µs on the host."""
+    return -(-size // block)
 
 
 def power_of_2(size: int) -> int:

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._common import check, on, operator, sigmoid, tanh_slope
+from ._common import cdiv, check, dense_like, on, operator, sigmoid, tanh_slope
 
 BLOCK = 2048
 """Elements of a program of four warps: 16 a thread of each tensor, four 16-byte loads in flight."""
@@ -27,29 +27,44 @@ def _activation(gate, SILU: tl.constexpr):  # type: ignore[no-untyped-def]  # Tr
 
 
 @triton.jit
-def _forward(gate, up, y, n, SILU: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    g = tl.load(gate + at, at < n).to(tl.float32)
-    u = tl.load(up + at, at < n).to(tl.float32)
+def _forward_piece(gate, up, y, inside, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
+    g = tl.load(gate, inside).to(tl.float32)
+    u = tl.load(up, inside).to(tl.float32)
     factor, _ = _activation(g, SILU)
-    tl.store(y + at, (g * factor * u).to(y.dtype.element_ty), at < n)
+    tl.store(y, (g * factor * u).to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def _forward(gate, up, y, n, SILU: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    at = start + tl.arange(0, BLOCK)
+    # Only the last program masks: a mask at an odd n would split every 16-byte access.
+    if start + BLOCK <= n:
+        _forward_piece(gate + at, up + at, y + at, None, SILU)
+    else:
+        _forward_piece(gate + at, up + at, y + at, at < n, SILU)
+
+
+@triton.jit
+def _gradients_piece(dy, gate, up, dgate, dup, inside, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
+    given = tl.load(dy, inside).to(tl.float32)
+    g = tl.load(gate, inside).to(tl.float32)
+    u = tl.load(up, inside).to(tl.float32)
+    factor, slope = _activation(g, SILU)
+    tl.store(dgate, (given * u * slope).to(dgate.dtype.element_ty), inside)
+    tl.store(dup, (given * g * factor).to(dup.dtype.element_ty), inside)
 
 
 @triton.jit
 def _gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
     dy, gate, up, dgate, dup, n, SILU: tl.constexpr, BLOCK: tl.constexpr
 ):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    given = tl.load(dy + at, at < n).to(tl.float32)
-    g = tl.load(gate + at, at < n).to(tl.float32)
-    u = tl.load(up + at, at < n).to(tl.float32)
-    factor, slope = _activation(g, SILU)
-    tl.store(dgate + at, (given * u * slope).to(dgate.dtype.element_ty), at < n)
-    tl.store(dup + at, (given * g * factor).to(dup.dtype.element_ty), at < n)
-
-
-def _empty(gate: torch.Tensor) -> torch.Tensor:
-    return torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    at = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= n:
+        _gradients_piece(dy + at, gate + at, up + at, dgate + at, dup + at, None, SILU)
+    else:
+        _gradients_piece(dy + at, gate + at, up + at, dgate + at, dup + at, at < n, SILU)
 
 
 def check_gate(gate: torch.Tensor, up: torch.Tensor) -> None:
@@ -62,10 +77,10 @@ def gated(name: str, silu: bool) -> Callable[[torch.Tensor, torch.Tensor], torch
     """The operator `name(gate, up)`, with SiLU or with GELU's tanh form."""
 
     def launch(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        y = _empty(gate)
+        y = dense_like(gate)
         if n := gate.numel():
             with on(gate):
-                _forward[(triton.cdiv(n, BLOCK),)](
+                _forward[(cdiv(n, BLOCK),)](
                     gate.contiguous(), up.contiguous(), y, n, SILU=silu, BLOCK=BLOCK, num_warps=4
                 )
         return y
@@ -73,10 +88,10 @@ def gated(name: str, silu: bool) -> Callable[[torch.Tensor, torch.Tensor], torch
     def launch_backward(
         dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        dgate, dup = _empty(gate), _empty(gate)
+        dgate, dup = dense_like(gate), dense_like(gate)
         if n := gate.numel():
             with on(gate):
-                _gradients[(triton.cdiv(n, BLOCK // 2),)](
+                _gradients[(cdiv(n, BLOCK // 2),)](
                     dy.contiguous(),
                     gate.contiguous(),
                     up.contiguous(),
@@ -95,12 +110,12 @@ def gated(name: str, silu: bool) -> Callable[[torch.Tensor, torch.Tensor], torch
     gradients = operator(
         f"{name}_backward(Tensor dy, Tensor gate, Tensor up) -> (Tensor, Tensor)",
         launch_backward,
-        lambda dy, gate, up: (_empty(gate), _empty(gate)),
+        lambda dy, gate, up: (dense_like(gate), dense_like(gate)),
     )
     return operator(
         f"{name}(Tensor gate, Tensor up) -> Tensor",
         launch,
-        lambda gate, up: _empty(gate),
+        lambda gate, up: dense_like(gate),
         save,
         lambda ctx, dy: gradients(dy, *ctx.saved_tensors),
     )

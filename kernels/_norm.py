@@ -12,16 +12,19 @@ import torch
 import triton
 import triton.language as tl
 
-from ._common import INTERPRETED, multiprocessors, on, power_of_2, rows
+from ._common import INTERPRETED, cdiv, dense_like, multiprocessors, on, power_of_2, rows
 
 Norm = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 """y, h = x + residual, mean, rstd = 1 / √(variance or mean square + eps)."""
 
-FORWARD_LIMIT = 16 if INTERPRETED else 32768
-"""Longest row that forward holds in registers: 32 numbers a thread."""
+FORWARD_LIMIT = 64 if INTERPRETED else 65536
+"""Longest row in bytes that forward holds in registers: 32 numbers of 2 bytes a thread."""
 
-BACKWARD_LIMIT = 16 if INTERPRETED else 16384
+BACKWARD_LIMIT = 16 if INTERPRETED else 8192
 """Longest row that backward holds, where there are three numbers an element to hold."""
+
+PREFETCH = 96 * 1024
+"""Bytes of shared memory for rows that backward reads ahead."""
 
 PIECE = 16 if INTERPRETED else 4096
 """Piece of a longer row. The interpreter has small limits, so that tests reach all paths."""
@@ -325,12 +328,12 @@ def normalize(
     flat = rows(x)
     other = flat if residual is None else rows(residual)
     block = power_of_2(D)
-    if long := block > FORWARD_LIMIT:
+    if long := block * x.element_size() > FORWARD_LIMIT:
         block = PIECE
     height = 1 if long else max(1, min(2048 // block, N))
     height = power_of_2(height)
     with on(x):
-        (_normalize_long if long else _normalize)[(triton.cdiv(N, height),)](
+        (_normalize_long if long else _normalize)[(cdiv(N, height),)](
             flat,
             other,
             weight.contiguous(),
@@ -358,8 +361,8 @@ def normalize(
 def empty(x: torch.Tensor, residual: bool, centred: bool, save: bool) -> Norm:
     """Memory for the results of `normalize`."""
     shape = x.shape[:-1]
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    h = torch.empty(x.shape, dtype=x.dtype, device=x.device) if residual else None
+    y = dense_like(x)
+    h = dense_like(x) if residual else None
     mean = torch.empty(shape, dtype=torch.float32, device=x.device) if centred and save else None
     rstd = torch.empty(shape, dtype=torch.float32, device=x.device) if save else None
     return y, h, mean, rstd
@@ -391,8 +394,11 @@ def gradients(
     weight = weight.contiguous()
     with on(x):
         if block <= BACKWARD_LIMIT:
-            height = max(1, min(2048 // block, 8))
-            programs = min(triton.cdiv(N, height), multiprocessors(x) * (2 if block <= 8192 else 1))
+            height = max(1, min(2048 // block, 16))
+            # 16 numbers of each tensor a thread take about 120 registers: 16 warps are at home at a time.
+            warps = min(max(height * block // 512, 4), 16)
+            programs = min(cdiv(N, height), multiprocessors(x) * (16 // warps))
+            ahead = height * block * x.element_size() * (2 if dh is None else 3)
             parts = torch.empty(kinds, programs, D, dtype=torch.float32, device=x.device)
             _gradients[(programs,)](
                 given,
@@ -410,13 +416,13 @@ def gradients(
                 flat.stride(0),
                 ROWS=height,
                 BLOCK=block,
-                STAGES=2,
+                STAGES=3 if 2 * ahead <= PREFETCH else 2,
                 **flags,
-                num_warps=min(max(height * block // 512, 4), 16),
+                num_warps=warps,
             )
         else:
             projection = torch.empty(2, N, dtype=torch.float32, device=x.device)
-            pieces = triton.cdiv(D, PIECE)
+            pieces = cdiv(D, PIECE)
             programs = min(N, max(1, multiprocessors(x) * 4 // pieces))
             parts = torch.empty(kinds, programs, D, dtype=torch.float32, device=x.device)
             _row_means[(N,)](
@@ -454,15 +460,13 @@ def gradients(
                 **flags,
                 num_warps=8,
             )
-        _add_parts[(triton.cdiv(D, 32), kinds)](
-            parts, dweight, dbias, programs, D, ROWS=32, BLOCK=32, num_warps=4
+        _add_parts[(cdiv(D, 32), kinds)](
+            parts, dweight, dbias, programs, D, ROWS=min(power_of_2(programs), 256), BLOCK=32, num_warps=8
         )
     return dx, dweight, dbias
 
 
-def empty_gradients(
-    x: torch.Tensor, weight: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def empty_gradients(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Memory for the results of `gradients`."""
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dx = dense_like(x)
     return dx, torch.empty_like(weight), torch.empty_like(weight)

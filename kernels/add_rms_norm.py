@@ -51,7 +51,8 @@ def _launch_saving(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     y, h, _, rstd = normalize(x, residual, weight, None, eps, save=True)
-    assert h is not None and rstd is not None
+    assert h is not None
+    assert rstd is not None
     return y, h, rstd
 
 
@@ -59,7 +60,8 @@ def _empty_saving(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     y, h, _, rstd = empty(x, residual=True, centred=False, save=True)
-    assert h is not None and rstd is not None
+    assert h is not None
+    assert rstd is not None
     return y, h, rstd
 
 

@@ -4,10 +4,10 @@ The forward pass walks the keys once with an online softmax in base 2 and keeps,
 log-sum-exp a row. The backward pass computes the probabilities again from it, in one kernel over blocks of
 keys (dK, dV) and one over blocks of queries (dQ): no atomics, so that gradients are the same in every run.
 
-Inputs may have any strides with a contiguous last dimension. Where all strides are multiples of 16 bytes
-and the device has the tensor memory accelerator (compute capability 9.0 and later), tiles are loaded
-through it. Everywhere else the same kernels load through pointers. On compute capability 9.0 the forward
-pass of the shapes named in `_attention_hopper.py` is done by the kernel there.
+Inputs may have any strides with a contiguous last dimension. From compute capability 9.0 on, long sequences
+whose strides are multiples of 16 bytes are loaded by the tensor memory accelerator; everything else through
+pointers, by the same kernels. On compute capability 9.0 itself, `_attention_hopper.py` has a forward pass of
+its own for the shapes that it names; which one runs follows from device and shapes alone.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ._common import check, choice, on, operator, power_of_2
 
 LOG2E = 1.4426950408889634
 L2_SHARE = 24 << 20
@@ -48,34 +51,19 @@ def attention(
 
     Raises `TypeError` for a wrong dtype and `ValueError` for a wrong shape, device or mask.
     """
-    _check(q, k, v, mask)
-    output: torch.Tensor = _forward_op(q, k, v, mask == "causal")[0]
-    return output
-
-
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> None:
-    if mask not in ("causal", "full"):
-        raise ValueError(f"mask is {mask!r}; it must be 'causal' or 'full'")
-    if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise TypeError(f"q has dtype {q.dtype}; bfloat16, float16 and float32 are supported")
-    if q.dim() != 4:
-        raise ValueError(f"q has shape {tuple(q.shape)}; it must be (B, H, S, D)")
+    choice("mask", mask, ("causal", "full"))
+    check("q", q, dim=4)
     B, H, S, D = q.shape
     if not 1 <= D <= 256:
-        raise ValueError(f"q has head dimension {D}; 1 to 256 are supported")
-    for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype:
-            raise TypeError(f"{name} has dtype {x.dtype}, q has {q.dtype}")
-        if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device}, q on {q.device}")
-        if x.dim() != 4 or (x.shape[0], x.shape[2], x.shape[3]) != (B, S, D):
-            raise ValueError(f"{name} has shape {tuple(x.shape)}; with this q it must be ({B}, Hkv, {S}, {D})")
-    if v.shape[1] != k.shape[1]:
-        raise ValueError(f"v has {v.shape[1]} heads, k has {k.shape[1]}")
-    if H and (k.shape[1] == 0 or H % k.shape[1]):
-        raise ValueError(f"k has {k.shape[1]} heads, which do not divide the {H} of q")
-    if q.device.type != "cuda" and not triton.knobs.runtime.interpret and q.device.type != "meta":
-        raise ValueError(f"q is on {q.device}; a CUDA device is needed")
+        raise ValueError(f"q has head dimension {D}, expected 1 to 256")
+    check("k", k, dim=4, dtypes=(q.dtype,), like=q)
+    heads = k.shape[1]
+    if H and (heads == 0 or H % heads):
+        raise ValueError(f"k has {heads} heads, which do not divide the {H} of q")
+    check("k", k, shape=(B, heads, S, D))
+    check("v", v, shape=(B, heads, S, D), dtypes=(q.dtype,), like=q)
+    output: torch.Tensor = _attention(q, k, v, mask == "causal")[0]
+    return output
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -83,7 +71,7 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> None
 
 
 @triton.jit
-def _load(
+def _load(  # type: ignore[no-untyped-def]  # Triton's types are its own
     x, batch, head, row, stride_b, stride_h, stride_s, S, D,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
@@ -97,7 +85,9 @@ def _load(
     else:
         rows = tl.arange(0, ROWS)
         columns = tl.arange(0, WIDTH)
-        start = x + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h + tl.cast(row, tl.int64) * stride_s
+        start = (
+            x + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h + tl.cast(row, tl.int64) * stride_s
+        )
         pointers = start + (rows.to(tl.int64) * stride_s)[:, None] + columns[None, :]
         if TAIL:
             tile = tl.load(pointers, mask=(row + rows < S)[:, None] & (columns < D)[None, :], other=0.0)
@@ -109,7 +99,9 @@ def _load(
 
 
 @triton.jit
-def _store(x, tile, batch, head, row, H, S, D, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def _store(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, tile, batch, head, row, H, S, D, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
     """Writes a tile to a contiguous (B, H, S, D) tensor."""
     rows = row + tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
@@ -119,7 +111,7 @@ def _store(x, tile, batch, head, row, H, S, D, ROWS: tl.constexpr, WIDTH: tl.con
 
 
 @triton.jit
-def _place(BLOCKS, HEADS, SHARED, CAUSAL: tl.constexpr):
+def _place(BLOCKS, HEADS, SHARED, CAUSAL: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """(block, batch·head) of this program: heads in groups of SHARED, whose K and V stay in L2 together.
 
     Under a causal mask the last block has the most keys; within a group the heavy blocks go first, so that
@@ -140,7 +132,7 @@ def _place(BLOCKS, HEADS, SHARED, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def _attend(
+def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
     total, highest, weight, q, k, v, batch, head, first, low, high,
     stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
@@ -170,8 +162,8 @@ def _attend(
     return total, highest, weight
 
 
-@triton.jit
-def _forward(
+@triton.jit(do_not_specialize=["B", "H", "shared"])
+def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, out, lse,
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
     B, H, S, groups, shared, scale,
@@ -212,8 +204,8 @@ def _forward(
 # dV = Pᵀ·dO, dS = P ∘ (dP - delta), dK = dSᵀ·Q / √D, dQ = dS·K / √D.
 
 
-@triton.jit
-def _delta(
+@triton.jit(do_not_specialize=["H", "blocks"])
+def _delta(  # type: ignore[no-untyped-def]  # Triton's types are its own
     out, grad, delta, stride_ob, stride_oh, stride_os, stride_gb, stride_gh, stride_gs, H, S, blocks,
     D: tl.constexpr, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -229,7 +221,7 @@ def _delta(
 
 
 @triton.jit
-def _gather_keys(
+def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
     dk, dv, keys, values, q, grad, lse, delta, batch, head, place, first, low, high,
     stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
@@ -245,9 +237,10 @@ def _gather_keys(
         queries = _load(q, batch, head, start, stride_qb, stride_qh, stride_qs, S, D, BLOCK_M, WIDTH, TMA, True)
         level = tl.load(lse + place.to(tl.int64) * S + rows, mask=rows < S, other=float("inf"))
         scores = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
-        weights = tl.exp2(scores * scale - level[None, :])
+        exponents = scores * scale - level[None, :]
         if MASKED:
-            weights = tl.where(rows[None, :] >= columns[:, None], weights, 0.0)
+            exponents = tl.where(rows[None, :] >= columns[:, None], exponents, float("-inf"))
+        weights = tl.exp2(exponents)
         g = _load(grad, batch, head, start, stride_gb, stride_gh, stride_gs, S, D, BLOCK_M, WIDTH, TMA, True)
         dv = tl.dot(weights.to(g.dtype), g, dv, input_precision=PRECISION)
         mean = tl.load(delta + place.to(tl.int64) * S + rows, mask=rows < S, other=0.0)
@@ -257,8 +250,8 @@ def _gather_keys(
     return dk, dv
 
 
-@triton.jit
-def _backward_keys(
+@triton.jit(do_not_specialize=["B", "H", "shared"])
+def _backward_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, grad, lse, delta, dk_out, dv_out,
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
     stride_gb, stride_gh, stride_gs, B, H, S, groups, shared, scale, root,
@@ -296,7 +289,7 @@ def _backward_keys(
 
 
 @triton.jit
-def _gather_queries(
+def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
     dq, queries, g, level, mean, k, v, batch, head, first, low, high,
     stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
@@ -308,22 +301,23 @@ def _gather_queries(
         keys = _load(k, batch, head, start, stride_kb, stride_kh, stride_ks, S, D, BLOCK_N, WIDTH, TMA, MASKED)
         values = _load(v, batch, head, start, stride_vb, stride_vh, stride_vs, S, D, BLOCK_N, WIDTH, TMA, MASKED)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-        weights = tl.exp2(scores * scale - level[:, None])
+        exponents = scores * scale - level[:, None]
         if MASKED:
             # Keys beyond S are zeros, but 2^(0 - level) can overflow, and inf · 0 is NaN.
             columns = start + tl.arange(0, BLOCK_N)
             if CAUSAL:
-                weights = tl.where(rows[:, None] >= columns[None, :], weights, 0.0)
+                exponents = tl.where(rows[:, None] >= columns[None, :], exponents, float("-inf"))
             else:
-                weights = tl.where((columns < S)[None, :], weights, 0.0)
+                exponents = tl.where((columns < S)[None, :], exponents, float("-inf"))
+        weights = tl.exp2(exponents)
         change = tl.dot(g, tl.trans(values), input_precision=PRECISION)
         change = weights * (change - mean[:, None])
         dq = tl.dot(change.to(keys.dtype), keys, dq, input_precision=PRECISION)
     return dq
 
 
-@triton.jit
-def _backward_queries(
+@triton.jit(do_not_specialize=["B", "H", "shared"])
+def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, grad, lse, delta, dq_out,
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
     stride_gb, stride_gh, stride_gs, B, H, S, groups, shared, scale, root,
@@ -369,6 +363,16 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
+@cache
+def _hopper(device: torch.device) -> ModuleType | None:
+    """The module for Hopper where the device is one: compute capability 9.0, no other."""
+    if _capability(device) != (9, 0):
+        return None
+    from . import _attention_hopper
+
+    return _attention_hopper
+
+
 def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor) -> Tiles:
     """The tiles of a kernel: as large as shared memory and registers hold.
 
@@ -398,7 +402,7 @@ def _precision(dtype: torch.dtype) -> str:
 
 def _width(D: int) -> int:
     """Columns of a tile: a power of two that a matrix instruction takes."""
-    return max(16, triton.next_power_of_2(D))
+    return max(16, power_of_2(D))
 
 
 def _plain(x: torch.Tensor) -> torch.Tensor:
@@ -407,8 +411,11 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
 
 
 def _tma(*tensors: torch.Tensor) -> bool:
-    """Whether the tensor memory accelerator takes all of them: addresses and strides in units of 16 bytes."""
-    if _capability(tensors[0].device)[0] < 9:
+    """Whether tiles are loaded by the tensor memory accelerator: in bf16 and fp16 from 1024 rows on, since
+    descriptors cost host time, and where addresses and strides are in units of 16 bytes.
+    """
+    first = tensors[0]
+    if _capability(first.device)[0] < 9 or first.shape[2] < 1024 or first.element_size() != 2:
         return False
     return all(
         x.data_ptr() % 16 == 0
@@ -443,17 +450,22 @@ def _launch_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: b
     lse = torch.empty(B, H, S, dtype=torch.float32, device=q.device)
     if out.numel() == 0:
         return out, lse
+    hopper = _hopper(q.device)
+    if hopper is not None and hopper.fits(q, k, v):
+        hopper.forward(q, k, v, out, lse, causal)
+        return out, lse
     q, k, v = _plain(q), _plain(k), _plain(v)
     groups = H // k.shape[1]
     t = tiles("forward", q)
     tma = _tma(q, k, v)
-    _forward[(triton.cdiv(S, t.resident) * B * H,)](
-        _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma), out, lse,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        B, H, S, groups, _shared(k, groups), LOG2E / math.sqrt(D),
-        D, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype),
-        num_warps=t.warps, num_stages=t.stages,
-    )  # fmt: skip
+    with on(q):
+        _forward[(triton.cdiv(S, t.resident) * B * H,)](
+            _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma), out, lse,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+            B, H, S, groups, _shared(k, groups), LOG2E / math.sqrt(D),
+            D, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype),
+            num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     return out, lse
 
 
@@ -476,28 +488,29 @@ def _launch_backward(
     tma = _tma(q, k, v, grad)
     delta = torch.empty_like(lse)
     blocks = triton.cdiv(S, 64)
-    _delta[(blocks * B * H,)](
-        out, grad, delta, *out.stride()[:3], *grad.stride()[:3], H, S, blocks, D, 64, _width(D), num_warps=4
-    )
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3])
     root = 1 / math.sqrt(D)
     scale = LOG2E * root
-    t = tiles("keys", q)
-    _backward_keys[(triton.cdiv(S, t.resident) * B * Hkv,)](
-        _tile(q, t.streamed, tma), _tile(k, t.resident, tma), _tile(v, t.resident, tma),
-        _tile(grad, t.streamed, tma), lse, delta, dk, dv, *strides,
-        B, H, S, groups, max(1, _shared(k, groups) // groups // groups), scale, root,
-        D, t.streamed, t.resident, _width(D), causal, tma, _precision(q.dtype),
-        num_warps=t.warps, num_stages=t.stages,
-    )  # fmt: skip
-    t = tiles("queries", q)
-    _backward_queries[(triton.cdiv(S, t.resident) * B * H,)](
-        _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma),
-        _tile(grad, t.resident, tma), lse, delta, dq, *strides,
-        B, H, S, groups, _shared(k, groups), scale, root,
-        D, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype),
-        num_warps=t.warps, num_stages=t.stages,
-    )  # fmt: skip
+    with on(q):
+        _delta[(blocks * B * H,)](
+            out, grad, delta, *out.stride()[:3], *grad.stride()[:3], H, S, blocks, D, 64, _width(D), num_warps=4
+        )
+        t = tiles("keys", q)
+        _backward_keys[(triton.cdiv(S, t.resident) * B * Hkv,)](
+            _tile(q, t.streamed, tma), _tile(k, t.resident, tma), _tile(v, t.resident, tma),
+            _tile(grad, t.streamed, tma), lse, delta, dk, dv, *strides,
+            B, H, S, groups, max(1, _shared(k, groups) // groups // groups), scale, root,
+            D, t.streamed, t.resident, _width(D), causal, tma, _precision(q.dtype),
+            num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
+        t = tiles("queries", q)
+        _backward_queries[(triton.cdiv(S, t.resident) * B * H,)](
+            _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma),
+            _tile(grad, t.resident, tma), lse, delta, dq, *strides,
+            B, H, S, groups, _shared(k, groups), scale, root,
+            D, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype),
+            num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
     return dq, dk, dv
 
 
@@ -505,54 +518,30 @@ def _launch_backward(
 # Autograd.
 
 
-@torch.library.custom_op("kernelmark::attention_forward", mutates_args=())
-def _forward_op(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, and the log-sum-exp (B, H, S) in base 2 that the backward pass needs."""
-    return _launch_forward(q, k, v, causal)
-
-
-@_forward_op.register_fake
-def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-@torch.library.custom_op("kernelmark::attention_backward", mutates_args=())
-def _backward_op(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    causal: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of q, k and v."""
-    return _launch_backward(grad, q, k, v, out, lse, causal)
-
-
-@_backward_op.register_fake
-def _(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    causal: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
     q, k, v, ctx.causal = inputs
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output)
 
 
-def _differentiate(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[Any, Any, Any, None]:
-    return (*_backward_op(grad, *ctx.saved_tensors, ctx.causal), None)
+def _differentiate(ctx: Any, grad: torch.Tensor | None, _: Any) -> tuple[Any, Any, Any, None]:
+    if grad is None:
+        return None, None, None, None
+    return (*_gradients(grad, *ctx.saved_tensors, ctx.causal), None)
 
 
-_forward_op.register_autograd(_differentiate, setup_context=_save)
+_attention = operator(
+    "attention(Tensor q, Tensor k, Tensor v, bool causal) -> (Tensor, Tensor)",
+    _launch_forward,
+    lambda q, k, v, causal: (q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)),
+    _save,
+    _differentiate,
+)
+
+_gradients = operator(
+    "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal)"
+    " -> (Tensor, Tensor, Tensor)",
+    _launch_backward,
+    lambda grad, q, k, v, out, lse, causal: (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)),
+)

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._common import check, choice, on, operator, tanh_slope
+from ._common import cdiv, check, choice, dense_like, on, operator, tanh_slope
 
 BLOCK = 4096
 """Elements of a program of four warps: 32 a thread, four 16-byte loads of a 2-byte type in flight."""
@@ -39,40 +39,53 @@ def _phi_slope(x, TANH: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton
 
 
 @triton.jit
-def _forward(x, y, n, TANH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + at, at < n).to(tl.float32)
+def _forward_piece(x, y, inside, TANH: tl.constexpr):  # type: ignore[no-untyped-def]
+    value = tl.load(x, inside).to(tl.float32)
     phi, _ = _phi_slope(value, TANH)
-    tl.store(y + at, (value * phi).to(y.dtype.element_ty), at < n)
+    tl.store(y, (value * phi).to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def _forward(x, y, n, TANH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    at = start + tl.arange(0, BLOCK)
+    # Only the last program masks: a mask at an odd n would split every 16-byte access.
+    if start + BLOCK <= n:
+        _forward_piece(x + at, y + at, None, TANH)
+    else:
+        _forward_piece(x + at, y + at, at < n, TANH)
+
+
+@triton.jit
+def _gradient_piece(dy, x, dx, inside, TANH: tl.constexpr):  # type: ignore[no-untyped-def]
+    given = tl.load(dy, inside).to(tl.float32)
+    _, slope = _phi_slope(tl.load(x, inside).to(tl.float32), TANH)
+    tl.store(dx, (given * slope).to(dx.dtype.element_ty), inside)
 
 
 @triton.jit
 def _gradient(dy, x, dx, n, TANH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    given = tl.load(dy + at, at < n).to(tl.float32)
-    _, slope = _phi_slope(tl.load(x + at, at < n).to(tl.float32), TANH)
-    tl.store(dx + at, (given * slope).to(dx.dtype.element_ty), at < n)
-
-
-def _empty(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    at = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= n:
+        _gradient_piece(dy + at, x + at, dx + at, None, TANH)
+    else:
+        _gradient_piece(dy + at, x + at, dx + at, at < n, TANH)
 
 
 def _launch(x: torch.Tensor, approximate: str) -> torch.Tensor:
-    y = _empty(x)
+    y = dense_like(x)
     if n := x.numel():
         with on(x):
-            _forward[(triton.cdiv(n, BLOCK),)](
-                x.contiguous(), y, n, TANH=approximate == "tanh", BLOCK=BLOCK, num_warps=4
-            )
+            _forward[(cdiv(n, BLOCK),)](x.contiguous(), y, n, TANH=approximate == "tanh", BLOCK=BLOCK, num_warps=4)
     return y
 
 
 def _launch_backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
-    dx = _empty(x)
+    dx = dense_like(x)
     if n := x.numel():
         with on(x):
-            _gradient[(triton.cdiv(n, BLOCK // 2),)](
+            _gradient[(cdiv(n, BLOCK // 2),)](
                 dy.contiguous(),
                 x.contiguous(),
                 dx,
@@ -94,10 +107,10 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
 
 
 _gelu = operator(
-    "gelu(Tensor x, str approximate) -> Tensor", _launch, lambda x, approximate: _empty(x), _save, _backward
+    "gelu(Tensor x, str approximate) -> Tensor", _launch, lambda x, approximate: dense_like(x), _save, _backward
 )
 _gelu_backward = operator(
     "gelu_backward(Tensor dy, Tensor x, str approximate) -> Tensor",
     _launch_backward,
-    lambda dy, x, approximate: _empty(x),
+    lambda dy, x, approximate: dense_like(x),
 )

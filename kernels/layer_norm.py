@@ -10,9 +10,7 @@ from ._common import check, operator
 from ._norm import empty, empty_gradients, gradients, normalize
 
 
-def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5
-) -> torch.Tensor:
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
     """(x - mean) / √(variance + eps) · weight + bias over the last dimension, with the biased variance.
 
     x (…, D), weight and bias (D,), in bf16, fp16 or fp32, to y (…, D) in x's dtype; statistics in fp32.
@@ -40,7 +38,8 @@ def _launch_saving(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     y, _, mean, rstd = normalize(x, None, weight, bias, eps, save=True)
-    assert mean is not None and rstd is not None
+    assert mean is not None
+    assert rstd is not None
     return y, mean, rstd
 
 
@@ -48,7 +47,8 @@ def _empty_saving(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     y, _, mean, rstd = empty(x, residual=False, centred=True, save=True)
-    assert mean is not None and rstd is not None
+    assert mean is not None
+    assert rstd is not None
     return y, mean, rstd
 
 

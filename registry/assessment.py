@@ -15,7 +15,6 @@ from .statistics import median_interval
 
 POWER = 0.8
 """Detectable effects and needed pairs are stated for finding the truth four times in five."""
-MOST_PAIRS = 500
 MINIMUM_WITNESSES = 6
 MINIMUM_ROWS = 20
 MINIMUM_OPERATORS = 5
@@ -59,7 +58,7 @@ def assess(
         p_slower=special.stdtr(df, (null - change) / error),
         p_faster=special.stdtr(df, (null + change) / error),
         detectable=np.maximum(null + (one_sided + reserve) * error, warn + reserve * error),
-        needed=np.where(needed <= MOST_PAIRS, needed, np.inf),
+        needed=np.where(needed <= options.maximum_pairs, needed, np.inf),
     )
 
 

@@ -1,27 +1,15 @@
-"""Charts as inline SVG. Colours and fonts are the page's: light, dark and print come from its style sheet.
-
-matplotlib draws on one plain canvas in pixels. Every colour it is given is a stand-in that `_Canvas.svg` turns
-into a CSS variable afterwards, text stays text, and no date or random identifier is left, so that the same
-journal gives the same bytes.
-"""
+"""The report's charts: latency and fraction of the limit by case, every speedup, the copy's bandwidth."""
 
 from __future__ import annotations
 
-import io
-import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from html import escape
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 from . import units
+from .canvas import CHARACTER, FONT, Axis, Canvas, linear_axis, log_axis, speedup_axis
 from .grouping import Group
 from .record import EAGER, PROVIDER, YARDSTICK
 from .rows import Row, category
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 WIDTH = 480
 """Of a chart, in its own pixels: two stand side by side on a desk, one fills a phone."""
@@ -29,8 +17,6 @@ COLOURS = 8
 """Baseline colours that the style sheet has, as `--s1` to `--s8`; `--s0` is ours and `--s9` a yardstick's."""
 MARKERS = ("s", "D", "^", "v", "P", "X", "p", "h")
 """Shapes of the baselines, so that colour is never the only difference; ours is the circle."""
-FONT = 11
-_CHARACTER = 0.56 * FONT  # mean width in a sans-serif font, on the generous side
 
 
 @dataclass(frozen=True)
@@ -46,14 +32,14 @@ class Series:
 
 
 def palette(rows: Iterable[Row]) -> dict[str, Series]:
-    """A look for every implementation: ours first, eager next, the others by name; yardsticks are grey."""
+    """A look for every implementation: ours first, PyTorch's own next, the others by name; yardsticks are grey."""
     providers: dict[str, str] = {}
     for row in rows:
         providers.setdefault(row.implementation, row.provider)
     ours = sorted(x for x, provider in providers.items() if provider == PROVIDER)
     scales = sorted(x for x, provider in providers.items() if provider == YARDSTICK)
     others = sorted(
-        (x for x in providers if x not in ours and x not in scales), key=lambda x: (x != EAGER, x)
+        (x for x in providers if x not in ours and x not in scales), key=lambda x: (not x.startswith(EAGER), x)
     )
     looks = [Series(x, "--s0", "o", ours=True) for x in ours]
     for index, name in enumerate(others):
@@ -62,136 +48,6 @@ def palette(rows: Iterable[Row]) -> dict[str, Series]:
         looks.append(Series(name, f"--s{index % COLOURS + 1}", marker))
     looks += [Series(x, "--s9", "|") for x in scales]
     return {x.name: x for x in looks}
-
-
-@dataclass
-class _Canvas:
-    """Draws in pixels, y downwards, in colours of the page (CSS variables)."""
-
-    width: float
-    height: float
-    salt: str
-    figure: Figure = field(init=False)
-    _colours: dict[str, str] = field(default_factory=dict)
-    _tips: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        from matplotlib.figure import Figure
-
-        self.figure = Figure(figsize=(self.width / 72, self.height / 72))
-        self.axes = self.figure.add_axes((0, 0, 1, 1))
-        self.axes.set_axis_off()
-        self.axes.set_xlim(0, self.width)
-        self.axes.set_ylim(self.height, 0)
-
-    def colour(self, variable: str) -> str:
-        """The stand-in of a CSS variable: a colour that nothing else uses."""
-        return self._colours.setdefault(variable, f"#a1b2{len(self._colours):02x}")
-
-    def line(self, xs: Sequence[float], ys: Sequence[float], variable: str, width: float = 1, **more: Any) -> None:
-        """A line through points."""
-        more = {"solid_capstyle": "butt", "clip_on": False} | more
-        self.axes.plot(xs, ys, color=self.colour(variable), linewidth=width, **more)
-
-    def dot(self, x: float, y: float, variable: str, marker: str, size: float, tip: str) -> None:
-        """A marker with a tooltip, set off from what lies below by a rim of the page's colour."""
-        name = f"tip-{len(self._tips)}"
-        self._tips[name] = tip
-        rim = variable if marker == "|" else "--paper"
-        self.axes.plot(
-            [x],
-            [y],
-            marker=marker,
-            markersize=size,
-            color=self.colour(variable),
-            markeredgecolor=self.colour(rim),
-            markeredgewidth=2 if marker == "|" else 0.8,
-            linestyle="none",
-            clip_on=False,
-            gid=name,
-        )
-
-    def text(self, x: float, y: float, text: str, variable: str = "--ink", align: str = "left", **more: Any) -> None:
-        """A line of text, centred on y."""
-        self.axes.text(
-            x,
-            y,
-            text,
-            color=self.colour(variable),
-            ha=align,
-            va="center_baseline",
-            parse_math=False,
-            **({"fontsize": FONT} | more),
-        )
-
-    def band(self, top: float, bottom: float, variable: str) -> None:
-        """A stripe over the whole width."""
-        self.axes.fill([0, self.width, self.width, 0], [top, top, bottom, bottom], color=self.colour(variable), lw=0)
-
-    def svg(self, label: str) -> str:
-        """The drawing as an `<svg>` element."""
-        import matplotlib
-
-        file = io.BytesIO()
-        settings = {"svg.fonttype": "none", "svg.hashsalt": self.salt, "font.family": "sans-serif"}
-        with matplotlib.rc_context(settings):
-            self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-        text = file.getvalue().decode()
-        body = text[text.index("</metadata>") + len("</metadata>") : text.rindex("</svg>")]
-        body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, count=1, flags=re.S)
-        body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.S)
-        body = re.sub(r"font(-family|): ([^;\"]*)", _font, body)
-        body = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", body)
-        for name, tip in self._tips.items():
-            body = body.replace(f'<g id="{name}">', f"<g><title>{escape(tip)}</title>", 1)
-        body = re.sub(r'<g id="[^"]*">', "<g>", body).replace("xlink:href", "href")
-        body = re.sub(r"#a1b2[0-9a-f]{2}", lambda x: f"var({self._variables[x[0]]})", body)
-        body = re.sub(r"\s*\n\s*", "\n", body)
-        size = f'viewBox="0 0 {self.width:g} {self.height:g}"'
-        return f'<svg {size} role="img" aria-label="{escape(label)}">{body}</svg>'
-
-    @property
-    def _variables(self) -> Mapping[str, str]:
-        return {stand_in: variable for variable, stand_in in self._colours.items()}
-
-
-def _font(found: re.Match[str]) -> str:
-    """The family is the page's; of `font: 600 11px family` size and weight stay."""
-    if found[1] == "-family":
-        return "font-family: inherit"
-    words = found[2].split("px")[0].split()
-    return "; ".join([f"font-size: {words[-1]}px"] + [f"font-weight: {x}" for x in words[:-1]])
-
-
-@dataclass(frozen=True)
-class _Axis:
-    """Maps values to pixels."""
-
-    place: Callable[[float], float]
-    ticks: Sequence[tuple[float, str]]
-
-
-def _log_axis(low: float, high: float, left: float, right: float) -> _Axis:
-    """A logarithmic axis over low…high with ticks at 1, 2 and 5 where they fit."""
-    begin, end = math.log10(low) - 0.02, math.log10(high) + 0.02
-    if end - begin < 0.3:
-        begin, end = begin - 0.15, end + 0.15
-    ticks: list[float] = []
-    for digits in ((1, 2, 5), (1, 3), (1,)):
-        decades = range(math.floor(begin), math.ceil(end) + 1)
-        ticks = [x * 10.0**e for e in decades for x in digits if begin <= math.log10(x * 10.0**e) <= end]
-        if len(ticks) <= 7:
-            break
-    scale = (right - left) / (end - begin)
-    return _Axis(lambda x: left + (math.log10(x) - begin) * scale, [(x, f"{x:g}") for x in ticks])
-
-
-def _linear_axis(high: float, left: float, right: float, text: Callable[[float], str]) -> _Axis:
-    """An axis from 0 to a little more than `high`."""
-    step = next(x * 10.0**e for e in range(-12, 12) for x in (1, 2, 2.5, 5) if high / (x * 10.0**e) <= 5)
-    end = high * 1.02
-    ticks = [step * x for x in range(math.floor(end / step) + 1)]
-    return _Axis(lambda x: left + x / end * (right - left), [(x, text(x)) for x in ticks])
 
 
 @dataclass(frozen=True)
@@ -210,7 +66,7 @@ class _Lanes:
         """From a group and the report's palette."""
         present = {x.implementation for case in group.cases for x in case.ok}
         longest = max(len(x) for x in group.labels)
-        left = min(max(longest * _CHARACTER + 10, 50), 190)
+        left = min(max(longest * CHARACTER + 14, 50), 190)
         return cls(group, [x for x in looks.values() if x.name in present], left)
 
     @property
@@ -237,13 +93,13 @@ class _Lanes:
         slack = (self.line - len(self.series) * self.lane) / 2
         return self.top(case) + slack + (lane + 0.5) * self.lane
 
-    def frame(self, canvas: _Canvas, axis: _Axis) -> None:
+    def frame(self, canvas: Canvas, axis: Axis) -> None:
         """Stripes, case labels, grid and tick labels."""
         foot = self.top(len(self.group.cases))
         for index, label in enumerate(self.group.labels):
             if index % 2 == 0:
                 canvas.band(self.top(index), self.top(index + 1), "--band")
-            shown = label if len(label) * _CHARACTER <= self.left else label[: int(self.left / _CHARACTER) - 1] + "…"
+            shown = label if len(label) * CHARACTER <= self.left else label[: int(self.left / CHARACTER) - 1] + "…"
             canvas.text(self.left - 8, self.top(index) + self.line / 2, shown, align="right")
         for value, text in axis.ticks:
             x = axis.place(value)
@@ -252,7 +108,7 @@ class _Lanes:
             if self.tall:
                 canvas.text(x, foot + 11, text, "--soft", "center", fontsize=FONT - 1)
 
-    def absent(self, canvas: _Canvas) -> None:
+    def absent(self, canvas: Canvas) -> None:
         """Says in its lane how an implementation without a time ended: no gap without a word."""
         for index, case in enumerate(self.group.cases):
             by_name = {x.implementation: x for x in case.rows}
@@ -260,7 +116,21 @@ class _Lanes:
                 row = by_name.get(look.name)
                 if row is not None and row.latency_ms is None:
                     status = row.status.replace("_", " ")
-                    canvas.text(self.left + 4, self.y(index, lane), f"{status}", look.colour, fontsize=7.5)
+                    canvas.text(self.left + 4, self.y(index, lane), status, look.colour, fontsize=7.5)
+
+
+def _latencies(group: Group) -> list[float]:
+    """Every time that a latency chart has to hold. An interval far wider than its value may leave the frame."""
+    found = [x for case in group.cases for x in case.ok]
+    points = [y for x in found for y in (x.latency_ms, x.limit_ms) if y]
+    bounds = [y for x in found for y in (x.ci_low_ms, x.ci_high_ms) if y and x.latency_ms]
+    return [*points, *(y for y in bounds if min(points) / 2 <= y <= max(points) * 2)] if points else []
+
+
+def logarithmic(group: Group) -> bool:
+    """Whether the latency chart of a group has a logarithmic axis: its values span more than a factor of 4."""
+    values = _latencies(group)
+    return bool(values) and max(values) > 4 * min(values)
 
 
 def latency(group: Group, looks: Mapping[str, Series], salt: str) -> str | None:
@@ -268,17 +138,15 @@ def latency(group: Group, looks: Mapping[str, Series], salt: str) -> str | None:
 
     None where no case of the group has a time.
     """
-    lanes = _Lanes.of(group, looks)
-    found = [x for case in group.cases for x in case.ok]
-    if not found:
+    if not _latencies(group):
         return None
-    values = [y for x in found for y in (x.latency_ms, x.ci_low_ms, x.ci_high_ms, x.limit_ms) if y]
-    right = WIDTH - 52
-    if max(values) > 4 * min(values):
-        axis = _log_axis(min(values), max(values), lanes.left, right)
+    lanes = _Lanes.of(group, looks)
+    values, right = _latencies(group), WIDTH - 52
+    if logarithmic(group):
+        axis = log_axis(min(values), max(values), lanes.left, right)
     else:
-        axis = _linear_axis(max(values), lanes.left, right, lambda x: f"{x:g}")
-    canvas = _Canvas(WIDTH, lanes.height, salt)
+        axis = linear_axis(max(values), lanes.left, right, lambda x: f"{x:g}")
+    canvas = Canvas(WIDTH, lanes.height, salt)
     lanes.frame(canvas, axis)
     lanes.absent(canvas)
     for index, case in enumerate(group.cases):
@@ -301,8 +169,8 @@ def fraction(group: Group, looks: Mapping[str, Series], salt: str) -> str | None
     if not found:
         return None
     high = max(1.0, *(y for x in found for y in x if y is not None and y < 1.5 * max(x[0] or 0, 1)))
-    axis = _linear_axis(high, lanes.left, WIDTH - 18, lambda x: f"{x * 100:.0f} %")
-    canvas = _Canvas(WIDTH, lanes.height, salt)
+    axis = linear_axis(high, lanes.left, WIDTH - 18, lambda x: f"{x * 100:.0f} %")
+    canvas = Canvas(WIDTH, lanes.height, salt)
     lanes.frame(canvas, axis)
     lanes.absent(canvas)
     x = axis.place(1.0)
@@ -320,9 +188,9 @@ def _fraction(row: Row) -> tuple[float | None, float | None, float | None]:
 
 
 def _dots(
-    canvas: _Canvas,
+    canvas: Canvas,
     lanes: _Lanes,
-    axis: _Axis,
+    axis: Axis,
     values: Callable[[Row], tuple[float | None, float | None, float | None]],
     bars: bool = False,
 ) -> None:
@@ -331,7 +199,7 @@ def _dots(
         for lane, look in enumerate(lanes.series):
             row = by_name.get(look.name)
             value, low, high = values(row) if row is not None else (None, None, None)
-            if row is None or value is None:
+            if row is None or value is None or value <= 0:  # 0 has no place on a logarithmic axis
                 continue
             y = lanes.y(index, lane)
             if bars:
@@ -339,10 +207,15 @@ def _dots(
                 canvas.line([axis.place(0), axis.place(value)], [y, y], look.colour, weight, alpha=0.45, zorder=2)
             if low is not None and high is not None:
                 # Beyond the frame an interval only says that it is wide.
-                ends = [min(max(axis.place(x), lanes.left), canvas.width - 4) for x in (low, high)]
+                ends = [
+                    min(max(axis.place(x), lanes.left), canvas.width - 4) if x > 0 else lanes.left
+                    for x in (low, high)
+                ]
                 canvas.line(ends, [y, y], look.colour, 1.6, zorder=3)
             size = 7.5 if look.ours else 6.0
-            canvas.dot(axis.place(value), y, look.colour, look.marker, size, f"{lanes.group.labels[index]}: {tip(row)}")
+            canvas.dot(
+                axis.place(value), y, look.colour, look.marker, size, f"{lanes.group.labels[index]}: {tip(row)}"
+            )
 
 
 def tip(row: Row) -> str:
@@ -362,11 +235,11 @@ def overview(lines: Sequence[tuple[str, float | None, Sequence[Row]]], salt: str
     values = [x.speedup_vs_best_baseline for _, _, rows in lines for x in rows if x.speedup_vs_best_baseline]
     if not values:
         return None
-    left = min(max(max(len(x) for x, _, _ in lines) * _CHARACTER + 12, 60), 190)
+    left = min(max(max(len(x) for x, _, _ in lines) * CHARACTER + 12, 60), 190)
     line, top = 26.0, 24.0
     foot = top + line * len(lines)
-    axis = _speedup_axis(min(values), max(values), left, WIDTH - 56)
-    canvas = _Canvas(WIDTH, foot + 6, salt)
+    axis = speedup_axis(min(values), max(values), left, WIDTH - 56)
+    canvas = Canvas(WIDTH, foot + 6, salt)
     for index, (name, mean, rows) in enumerate(lines):
         y = top + (index + 0.5) * line
         if index % 2 == 0:
@@ -384,20 +257,12 @@ def overview(lines: Sequence[tuple[str, float | None, Sequence[Row]]], salt: str
             canvas.line([x, x], [y - 10, y + 10], "--ink", 2.2, zorder=4)
     for value, text in axis.ticks:
         x = axis.place(value)
-        canvas.line([x, x], [top - 3, foot], "--ink" if value == 1 else "--grid", 1.2 if value == 1 else 0.8, zorder=1)
+        canvas.line(
+            [x, x], [top - 3, foot], "--ink" if value == 1 else "--grid", 1.2 if value == 1 else 0.8, zorder=1
+        )
         canvas.text(x, top - 12, text, "--soft", "center", fontsize=FONT - 1)
     canvas.text(WIDTH - 4, top - 12, "geomean", "--soft", "right", fontsize=FONT - 1)
     return canvas.svg("Speedup over the fastest baseline, a dot a case")
-
-
-def _speedup_axis(low: float, high: float, left: float, right: float) -> _Axis:
-    begin, end = math.log2(min(low, 0.8)) - 0.1, math.log2(max(high, 1.6)) + 0.1
-    choices = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100, 1000)
-    ticks = [x for x in choices if begin <= math.log2(x) <= end]
-    scale = (right - left) / (end - begin)
-    if scale * math.log2(1.25) < 26:  # labels nearer than this run into one another
-        ticks = [x for x in ticks if x not in (0.8, 1.2, 1.5, 3)]
-    return _Axis(lambda x: left + (math.log2(x) - begin) * scale, [(x, f"{x:g}×") for x in ticks])
 
 
 def copy_curve(copy_ms: Mapping[int, float], salt: str) -> str | None:
@@ -406,9 +271,9 @@ def copy_curve(copy_ms: Mapping[int, float], salt: str) -> str | None:
     if len(points) < 2:
         return None
     left, right, top, foot = 58.0, WIDTH - 22.0, 12.0, 188.0
-    across = _log_axis(points[0][0], points[-1][0], left, right)
-    up = _linear_axis(max(y for _, y in points), 0, foot - top, lambda y: f"{y:,.0f}")
-    canvas = _Canvas(WIDTH, foot + 24, salt)
+    across = log_axis(points[0][0], points[-1][0], left, right)
+    up = linear_axis(max(y for _, y in points), 0, foot - top, lambda y: f"{y:,.0f}")
+    canvas = Canvas(WIDTH, foot + 24, salt)
     for value, text in up.ticks:
         y = foot - up.place(value)
         canvas.line([left, right], [y, y], "--grid", 0.8)

@@ -82,7 +82,7 @@ class RunComparison(msgspec.Struct, frozen=True):
 
     def to_builtins(self) -> dict[str, Any]:
         """As `kernelmark compare --json` prints it."""
-        out: dict[str, Any] = msgspec.to_builtins(self)
+        out: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))  # lists where tuples were
         return out | {"compared": len(self.compared)}
 
 
@@ -123,9 +123,7 @@ class _Run:
                 self.medians.setdefault(identity, []).append(median(record.measurement.samples_ms))
 
 
-def _compare(
-    identity: _Identity, first: _Run, second: _Run, differences: Sequence[Difference]
-) -> RowComparison:
+def _compare(identity: _Identity, first: _Run, second: _Run, differences: Sequence[Difference]) -> RowComparison:
     a, b = first.rows.get(identity), second.rows.get(identity)
     some = a or b
     assert some is not None
@@ -161,9 +159,7 @@ def _unmeasured(first: Row, second: Row) -> str:
     )
 
 
-def _incomparable(
-    identity: _Identity, first: _Run, second: _Run, differences: Sequence[Difference]
-) -> str:
+def _incomparable(identity: _Identity, first: _Run, second: _Run, differences: Sequence[Difference]) -> str:
     reasons = []
     if first.key != second.key:
         names = ", ".join(x.condition for x in differences)

@@ -95,6 +95,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Benjamini-Hochberg's false discovery rate over the rows that were rerun."""
     pairs: int = 5
     rerun_pairs: int = 10
+    maximum_pairs: int = 100
+    """A row that would need more fresh pairs than this is left inconclusive."""
     shift_above: float = 0.01
     """If the median of all unrelated rows moved by more than this, the machine changed and not the code."""
     minimum_runs: int = 10
@@ -123,5 +125,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InputError(f"error_factor is {self.error_factor:g}; it must be at least 1")
         if min(self.pairs, self.rerun_pairs, self.minimum_processes) < 3 or self.minimum_runs < 3:
             raise InputError("pairs, rerun pairs, processes and runs must each be at least 3")
+        if self.maximum_pairs < self.rerun_pairs:
+            raise InputError(f"maximum_pairs {self.maximum_pairs} is below rerun_pairs {self.rerun_pairs}")
         if self.maximum_runs < self.minimum_runs:
             raise InputError(f"maximum_runs {self.maximum_runs} is below minimum_runs {self.minimum_runs}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -57,7 +58,9 @@ class Connection:
         conditions = ["tags.kind = 'row'", "tags.status = 'ok'"]
         conditions += [f"tags.invocation = '{run}'"] if run else []
         conditions += [f"tags.operator = '{operator}'"] if operator else []
-        query = f"compareRunsMode=CHART&searchFilter={quote(' and '.join(conditions))}"
+        query = (
+            f"workflowType=machine_learning&compareRunsMode=CHART&searchFilter={quote(' and '.join(conditions))}"
+        )
         server = shown(self.uri).rstrip("/") + "/" if self.uri.startswith("http") else ""
         return f"{server}#/experiments/{self.experiment_id}/runs?{query}"
 
@@ -98,7 +101,9 @@ def connect(uri: str | None, home: Home) -> Connection:
         with locked(lock), reachable(uri, _FIRST):
             client = _client(uri)
             found = _experiment(client, os.environ.get("KERNELMARK_EXPERIMENT") or EXPERIMENT, artifacts)
-    except OSError as error:
+            if database is not None and artifacts is not None:
+                _follow(database, client.get_experiment(found).artifact_location, artifacts)
+    except (OSError, sqlite3.Error) as error:
         raise StoreError(f"the registry at {shown(uri)} cannot be opened: {error}") from None
     return Connection(client, uri, found, lock)
 
@@ -169,6 +174,23 @@ def _experiment(client: Any, name: str, artifacts: Path | None) -> str:
             f"experiment {name!r} was deleted in MLflow: restore it, or set KERNELMARK_EXPERIMENT to another"
         )
     return str(found.experiment_id)
+
+
+def _follow(database: Path, old: str, artifacts: Path) -> None:
+    """Makes the artifacts' addresses follow a home that was moved or copied.
+
+    MLflow writes absolute ones and has no call to change them; new artifacts would go to the old place.
+    """
+    new = artifacts.resolve().as_uri()
+    if old == new:
+        return
+    with sqlite3.connect(database) as connection:
+        for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
+            connection.execute(
+                f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE {column} = ? OR {column} LIKE ?",
+                (new, len(old) + 1, old, f"{old}/%"),
+            )
+    connection.close()
 
 
 def _database(uri: str) -> Path | None:

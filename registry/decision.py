@@ -3,7 +3,7 @@
 The command line and the calibration (tests/calibration) both call what is here; nothing else makes verdicts.
 
 A/B: `stage_one` looks at 5 pairs of every row and names the rows to rerun; `stage_two` decides those on
-*fresh* pairs alone, with Benjamini and Hochberg's correction over the rerun. `compare` joins the two around
+*fresh* pairs alone, with Benjamini and Hochberg's correction over the rerun. `decide` joins the two around
 a caller's way to measure. Stored: `stored` asks whether a new run fits the runs of unchanged code.
 reference/regression.md has the evidence for each number.
 """
@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .assessment import Assessment, assess, machine_shift
-from .comparison import Comparison, Key, Noise, Options
+from .comparison import Comparison, History, Key, Noise, Options
 from .eligibility import exclusion, unchanged_runs
 from .errors import InputError
 from .noise import (
     FLOOR,
+    PRIOR_RUNS,
     Estimate,
     Floats,
     benjamini_hochberg,
@@ -60,17 +61,21 @@ Rerun = Callable[[Mapping[Key, int]], Sequence[Comparison]]
 """Measures so many fresh pairs of each row and returns those only; fewer rows, or none, when the budget ends."""
 
 
-def compare(
-    first: Sequence[Comparison], rerun: Rerun, options: Options = DEFAULTS, resolve: bool = False, stages: int = 2
+def decide(
+    first: Sequence[Comparison],
+    rerun: Rerun,
+    options: Options = DEFAULTS,
+    resolve: bool = True,
+    stages: int = 4,
 ) -> Progress:
     """The whole A/B procedure: stage one, then what it asks for, measured by `rerun`.
 
-    With `resolve`, rows that are merely inconclusive are rerun too. `stages` above 2 goes on for those that
-    stay inconclusive; each further stage tests at half the level, so that looking often does not cry wolf.
+    With `resolve`, rows that are merely inconclusive are rerun too, and stages above the second go on for
+    what stays inconclusive. Without it, only what was flagged is rerun, once.
     """
     progress = stage_one(first, options)
-    while progress.stage < stages:
-        wanted = {**progress.extra, **progress.requests} if resolve or progress.stage > 1 else progress.requests
+    while progress.stage < (stages if resolve else min(stages, 2)):
+        wanted = {**progress.extra, **progress.requests} if resolve else progress.requests
         fresh = rerun(wanted) if wanted else ()
         if not fresh:
             break
@@ -106,7 +111,8 @@ def stage_one(comparisons: Sequence[Comparison], options: Options = DEFAULTS) ->
             why = ("inconclusive", f"flagged as {'slower' if direction > 0 else 'faster'}, not yet confirmed")
         else:
             why = equivalence(seen, i, options)
-            _want(extra, row.key, why[0], seen, i, options)
+            if why[0] == "inconclusive":
+                extra[row.key] = _more_pairs(seen, i, options, 1)
         verdicts.append(decided(row, why, i, seen, estimate, options, p=_p(seen, i, direction)))
     priors = {
         row.key: Noise(float(prior.variance[i]), float(prior.df[i]))
@@ -119,6 +125,9 @@ def stage_one(comparisons: Sequence[Comparison], options: Options = DEFAULTS) ->
 def stage_two(progress: Progress, fresh: Sequence[Comparison], options: Options = DEFAULTS) -> Progress:
     """Decides the rerun rows on their fresh pairs alone.
 
+    Called again with what is in `extra`, it decides again on fresh pairs alone, at half the level each time,
+    so that looking often does not cry wolf. Rows that were flagged and rows that were only too noisy are two
+    families of the Benjamini-Hochberg procedure: noisy rows must not cost a flagged one its power.
     Nothing of an earlier stage enters but the direction to test and the prior of the spread, and that prior
     knows nothing of this row's stage one: rows are flagged partly because their spread looked small.
     A requested row that was not rerun stays inconclusive.
@@ -140,7 +149,10 @@ def stage_two(progress: Progress, fresh: Sequence[Comparison], options: Options 
         [_p(seen, i, progress.directions.get(row.key, 0)) for i, row in enumerate(rows)], dtype=np.float64
     )
     p[[reason is not None for reason in reasons]] = np.nan
-    rejected = benjamini_hochberg(p, q)
+    flagged = np.array([row.key in progress.directions for row in rows], dtype=bool)
+    rejected = np.zeros(len(rows), dtype=bool)
+    for family in (flagged, ~flagged):
+        rejected |= benjamini_hochberg(np.where(family, p, np.nan), q)
     new: dict[Key, Verdict] = {}
     extra: dict[Key, int] = {}
     for i, row in enumerate(rows):
@@ -148,7 +160,8 @@ def stage_two(progress: Progress, fresh: Sequence[Comparison], options: Options 
             new[row.key] = msgspec.structs.replace(excluded(row, reason, options, "ab"), stage=stage)
             continue
         why = significant(seen, i, bool(rejected[i]), options) or equivalence(seen, i, options)
-        _want(extra, row.key, why[0], seen, i, options)
+        if why[0] == "inconclusive" and (pairs := _more_pairs(seen, i, options, stage)):
+            extra[row.key] = pairs
         new[row.key] = decided(row, why, i, seen, estimate, options, stage=stage, p=float(p[i]))
     verdicts = tuple(new.get(v.key) or not_rerun(v, progress.requests) for v in progress.verdicts)
     return Progress(verdicts, "ab", stage, {}, extra, progress.directions, progress.priors)
@@ -196,6 +209,19 @@ def replace(progress: Progress, verdicts: Iterable[Verdict]) -> Progress:
     return msgspec.structs.replace(progress, verdicts=merged, requests=requests)
 
 
+def remember(histories: Mapping[Key, History], progress: Progress) -> dict[Key, History]:
+    """The histories with the spread that this comparison saw, for the next one to lean on.
+
+    Run means are not added: only who accepts a commit as unchanged may do that.
+    """
+    out = dict(histories)
+    for verdict in progress.verdicts:
+        if verdict.noise is not None and verdict.kind != "not comparable":
+            old = out.get(verdict.key, History())
+            out[verdict.key] = History((*old.noise, verdict.noise)[-PRIOR_RUNS:], old.runs)
+    return out
+
+
 def _unique(comparisons: Sequence[Comparison]) -> list[Comparison]:
     if len({row.key for row in comparisons}) != len(comparisons):
         raise InputError("a row occurs twice in one comparison")
@@ -236,6 +262,11 @@ def _p(seen: Assessment, i: int, direction: int) -> float:
     return float(min(1.0, 2 * min(seen.p_slower[i], seen.p_faster[i])))
 
 
-def _want(extra: dict[Key, int], key: Key, kind: Kind, seen: Assessment, i: int, options: Options) -> None:
-    if kind == "inconclusive" and math.isfinite(seen.needed[i]):
-        extra[key] = max(options.rerun_pairs, int(seen.needed[i]))
+def _more_pairs(seen: Assessment, i: int, options: Options, stage: int) -> int:
+    """How many fresh pairs an inconclusive row is worth; 0 for none.
+
+    Five pairs know their spread too badly to give up on them, so stage one never does.
+    """
+    if math.isfinite(seen.needed[i]):
+        return max(options.rerun_pairs, int(seen.needed[i]))
+    return options.rerun_pairs if stage == 1 else 0

@@ -41,7 +41,8 @@ def exclusion(comparison: Comparison, mode: Mode, options: Options) -> tuple[Kin
         return "new", f"no time in the baseline ({_why(base)})"
     if not has:
         return "missing", f"no time now ({_why(current)})"
-    apart = current.throttled - base.throttled
+    # A stored baseline may be known by its runs' means alone, which say nothing of clocks.
+    apart = current.throttled - base.throttled if base.medians else 0.0
     if abs(apart) >= THROTTLED_APART:
         side = "current" if apart > 0 else "baseline"
         return "not comparable", f"clocks were throttled throughout on the {side} side only"
@@ -90,7 +91,7 @@ def notes(comparison: Comparison) -> tuple[str, ...]:
             bad = sum(not usable(x) for x in side.medians) - sum(side.failures.values())
             if bad > 0:
                 out.append(
-                    f"{name}: {bad} of {len(side.medians)} processes gave no usable time (NaN, zero or negative)"
+                    f"{name}: {bad} of {len(side.medians)} processes gave no usable time (none, NaN, 0 or below)"
                 )
             out.extend(
                 f"{name}: {status} in {n} of {len(side.medians)} processes" for status, n in side.failures.items()

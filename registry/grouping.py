@@ -59,9 +59,7 @@ def cases(rows: Iterable[Row]) -> tuple[CaseRows, ...]:
     found: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         found.setdefault((row.operator, row.case, row.cache), []).append(row)
-    return tuple(
-        CaseRows(x[0].operator, x[0].case, x[0].pass_, _parts(x[0]), tuple(x)) for x in found.values()
-    )
+    return tuple(CaseRows(x[0].operator, x[0].case, x[0].pass_, _parts(x[0]), tuple(x)) for x in found.values())
 
 
 def _parts(row: Row) -> dict[str, str]:

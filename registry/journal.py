@@ -8,7 +8,10 @@ bad line anywhere else is an error that names its number. A path ending in `.gz`
 from __future__ import annotations
 
 import gzip
+import inspect
+import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +24,8 @@ from .record import SCHEMA_VERSION, Ceiling, Footer, Header, Line, Record
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
+"""What decoding raises for bytes that are no line: bad JSON, the wrong fields, not UTF-8."""
 
 
 class _Version(msgspec.Struct):
@@ -46,8 +51,14 @@ def encode(line: Line) -> bytes:
 
 
 def schema() -> dict[str, object]:
-    """The JSON Schema of a journal's lines, as `journal.schema.json` beside this file holds it."""
+    """The JSON Schema of a journal's lines, as `journal.schema.json` beside this file holds it.
+
+    Write that file anew with `python -m kernelmark.registry.journal > registry/journal.schema.json`.
+    """
     out = msgspec.json.schema(Line)
+    for definition in out["$defs"].values():  # Python 3.13 takes a docstring's indentation away, 3.11 does not
+        if "description" in definition:
+            definition["description"] = inspect.cleandoc(definition["description"])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"A line of a kernelmark journal, schema version {SCHEMA_VERSION}",
@@ -62,7 +73,7 @@ def read(path: Path) -> Journal:
         text = gzip.decompress(raw) if path.suffix == ".gz" else raw
     except FileNotFoundError:
         raise InputError(f"no journal at {path}") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
     return parse(text, path)
 
@@ -74,25 +85,26 @@ def parse(text: bytes, path: Path | None = None) -> Journal:
     tail = lines.pop()  # what follows the last newline: empty unless the last write was cut off
     if not lines:
         raise InputError(f"{name} is empty or holds no whole line: not a kernelmark journal")
-    decoded = [_decode(line, number, name) for number, line in enumerate(lines, 1) if line.strip()]
+    if lines[0].strip():
+        _check_version(lines[0], 1, name)  # a newer header may well decode here, and mean something else
+    decoded = {number: _decode(line, number, name) for number, line in enumerate(lines, 1) if line.strip()}
     torn = False
     if tail.strip():
         try:  # an editor may have taken the last newline away: a line that parses whole is whole
-            decoded.append(_decoder.decode(tail))
-        except msgspec.MsgspecError:
+            decoded[len(lines) + 1] = _decoder.decode(tail)
+        except _UNREADABLE:
             torn = True
-    if not decoded or not isinstance(decoded[0], Header):
+    header = decoded.get(1)
+    if not isinstance(header, Header):
         raise InputError(f"{name}: line 1 is not a header: not a kernelmark journal")
-    for number, line in enumerate(decoded[1:], 2):
-        if isinstance(line, Header):
-            raise InputError(
-                f"{name}: line {number} is a second header: two journals in one file; split them"
-            )
+    for number, line in decoded.items():
+        if isinstance(line, Header) and number > 1:
+            raise InputError(f"{name}: line {number} is a second header: two journals in one file; split them")
     return Journal(
-        header=decoded[0],
-        records=tuple(_unique(x for x in decoded if isinstance(x, Record))),
-        ceilings=tuple(x for x in decoded if isinstance(x, Ceiling)),
-        footers=tuple(x for x in decoded if isinstance(x, Footer)),
+        header=header,
+        records=tuple(_unique(x for x in decoded.values() if isinstance(x, Record))),
+        ceilings=tuple(x for x in decoded.values() if isinstance(x, Ceiling)),
+        footers=tuple(x for x in decoded.values() if isinstance(x, Footer)),
         torn=torn,
         path=path,
     )
@@ -101,18 +113,22 @@ def parse(text: bytes, path: Path | None = None) -> Journal:
 def _decode(line: bytes, number: int, name: str) -> Line:
     try:
         return _decoder.decode(line)
-    except msgspec.MsgspecError as error:
-        reason = str(error)
+    except _UNREADABLE as error:
+        _check_version(line, number, name)
+        raise InputError(f"{name}: line {number}: {error}") from None
+
+
+def _check_version(line: bytes, number: int, name: str) -> None:
+    """Raises `InputError` for a line that a newer kernelmark wrote."""
     try:
-        version = msgspec.json.decode(line, type=_Version)
-    except msgspec.MsgspecError:
-        version = _Version()
-    if version.schema_version is not None and version.schema_version > SCHEMA_VERSION:
+        version = msgspec.json.decode(line, type=_Version).schema_version
+    except _UNREADABLE:
+        return
+    if version is not None and version > SCHEMA_VERSION:
         raise InputError(
-            f"{name}: line {number}: written with journal schema {version.schema_version}, this kernelmark "
+            f"{name}: line {number}: written with journal schema {version}, this kernelmark "
             f"reads up to {SCHEMA_VERSION}; install a newer kernelmark to read it"
         )
-    raise InputError(f"{name}: line {number}: {reason}")
 
 
 def _unique(records: Iterable[Record]) -> Iterator[Record]:
@@ -135,7 +151,7 @@ class Writer:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._mend()
-        self._file = open(path, "ab", buffering=0)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by `close`)
 
     def _mend(self) -> None:
         """Cuts off a torn last line, so that what is appended starts on a line of its own."""
@@ -146,7 +162,7 @@ class Writer:
         if whole != len(text):
             try:
                 _decoder.decode(text[whole:])
-            except msgspec.MsgspecError:
+            except _UNREADABLE:
                 os.truncate(self.path, whole)
             else:
                 with open(self.path, "ab") as file:
@@ -176,3 +192,7 @@ class Writer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+if __name__ == "__main__":
+    print(json.dumps(schema(), indent=2, ensure_ascii=False))

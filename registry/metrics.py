@@ -28,10 +28,10 @@ def _memory(comparison: Comparison, options: Options) -> Flag | None:
     base, current = _finite(comparison.base.memory), _finite(comparison.current.memory)
     if not base or not current or min(base) <= 0:
         return None
-    change = min(current) / min(base) - 1
-    if change <= options.memory_above:
+    before, now = min(base), min(current)
+    if now <= before * (1 + options.memory_above):
         return None
-    return Flag("memory", min(base), min(current), f"peak memory {change:+.1%}")
+    return Flag("memory", before, now, f"peak memory {now / before - 1:+.1%}")
 
 
 def _error(comparison: Comparison, options: Options) -> Flag | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from .assessment import MOST_PAIRS, Assessment
+from .assessment import Assessment
 from .comparison import Comparison, Key, Noise, Options
 from .eligibility import notes, unchanged_runs, usable
 from .metrics import flags
@@ -34,7 +34,9 @@ def equivalence(seen: Assessment, i: int, options: Options) -> tuple[Kind, str]:
     if seen.low[i] > -margin and seen.high[i] < margin:
         return "no change", f"the interval lies within ±{options.fail_above:.0%}"
     needed = seen.needed[i]
-    more = f"about {int(needed)} fresh pairs" if math.isfinite(needed) else f"more than {MOST_PAIRS} pairs"
+    more = (
+        f"about {int(needed)} fresh pairs" if math.isfinite(needed) else f"more than {options.maximum_pairs} pairs"
+    )
     return "inconclusive", f"too noisy to tell; {more} would settle it"
 
 
@@ -77,11 +79,11 @@ def decided(
         stage=stage,
         base_ms=_base_ms(row, mode, options),
         current_ms=_middle(row.current.medians),
-        change=math.expm1(seen.change[i]),
-        low=math.expm1(seen.low[i]),
-        high=math.expm1(min(float(seen.high[i]), 700.0)),
+        change=_ratio(seen.change[i]),
+        low=_ratio(seen.low[i]),
+        high=_ratio(seen.high[i]),
         p=float(seen.p_slower[i]) if p is None else p,
-        detectable=math.expm1(min(float(seen.detectable[i]), 700.0)),
+        detectable=_ratio(seen.detectable[i]),
         pairs=int(estimate.count[i]) if mode == "ab" else 0,
         pairs_needed=int(needed) if kind == "inconclusive" and mode == "ab" and math.isfinite(needed) else None,
         noise=Noise(float(estimate.variance[i]), float(estimate.df[i])) if mode == "ab" else None,
@@ -100,7 +102,7 @@ def not_rerun(verdict: Verdict, requests: Mapping[Key, int]) -> Verdict:
 
 def speed(change: float) -> str:
     """A logarithmic change in words."""
-    return f"slower by {math.expm1(change):.1%}" if change > 0 else f"{math.exp(-change):.3g} times as fast"
+    return f"slower by {_ratio(change):.1%}" if change > 0 else f"{1 + _ratio(-change):.3g} times as fast"
 
 
 def _base_ms(row: Comparison, mode: Mode, options: Options) -> float | None:
@@ -112,3 +114,8 @@ def _base_ms(row: Comparison, mode: Mode, options: Options) -> float | None:
 def _middle(medians: Sequence[float]) -> float | None:
     times = [x for x in medians if usable(x)]
     return statistics.median(times) if times else None
+
+
+def _ratio(log: float) -> float:
+    """exp(log) - 1, kept from overflowing: garbage times may be hundreds of orders of magnitude apart."""
+    return math.expm1(min(max(float(log), -700.0), 700.0))

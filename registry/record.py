@@ -9,6 +9,7 @@ MHz, temperature in degrees Celsius. An unknown value is None, never 0.
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -95,6 +96,11 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tuning: dict[str, str] = {}
     """Autotuned kernels that ran, each with the configuration that won."""
 
+    def __post_init__(self) -> None:
+        # JSON has no NaN or infinity: such a sample would make a line that cannot be read back.
+        if not self.samples_ms or not all(0 <= x < math.inf for x in self.samples_ms):
+            raise ValueError("samples_ms holds at least one time, each finite and not negative")
+
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="record"):
     """One line of a journal: how one implementation of one case ended in one replicate."""
@@ -115,9 +121,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 
     def __post_init__(self) -> None:
         if (self.status == "ok") != (self.measurement is not None):
-            raise ValueError(
-                f"status {self.status!r}: a measurement is there exactly when the status is 'ok'"
-            )
+            raise ValueError(f"status {self.status!r}: a measurement is there exactly when the status is 'ok'")
         if self.status != "ok" and not self.reason:
             raise ValueError(f"status {self.status!r} needs a reason")
 
@@ -138,6 +142,10 @@ class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     time_ms: float
     replicate: int
     dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.size <= 0 or not 0 < self.time_ms < math.inf:
+            raise ValueError("a ceiling has a size and a time above 0")
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="header"):

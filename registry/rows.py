@@ -202,7 +202,10 @@ def interval(medians: Sequence[float], measured: Sequence[Measurement]) -> tuple
 
     The unit is the process: t over the logarithms of the replicates' medians, stretched to hold the latency
     itself. A single replicate has only its own iterations to go by, and gets the interval of their median.
+    None where there are too few of them, or where a time is 0 and has no logarithm.
     """
+    if min(medians) <= 0:
+        return None, None
     if len(medians) == 1:
         return median_interval(measured[0].samples_ms) or (None, None)
     _, low, high = log_mean_interval(medians)
@@ -249,9 +252,7 @@ def _speedups(group: _Group, peers: Sequence[_Group]) -> dict[str, Any]:
     return out
 
 
-def speedup(
-    base: dict[int, float], other: dict[int, float]
-) -> tuple[float | None, float | None, float | None]:
+def speedup(base: dict[int, float], other: dict[int, float]) -> tuple[float | None, float | None, float | None]:
     """How many times faster `other` is than `base`, with the 95 % interval over paired replicates.
 
     Medians in milliseconds by replicate. The interval is None where fewer than two replicates pair up.

@@ -55,8 +55,8 @@ def log_mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def coefficient_of_variation(values: Sequence[float]) -> float | None:
-    """Standard deviation over mean; None for fewer than two values."""
-    if len(values) < 2:
-        return None
+    """Standard deviation over mean; None for fewer than two values or a mean of 0."""
     array = np.asarray(values, dtype=np.float64)
+    if len(values) < 2 or not array.mean():
+        return None
     return float(array.std(ddof=1) / array.mean())

@@ -23,13 +23,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from .connection import Connection, StoreError, connect, locked
+from .connection import Connection, StoreError, connect, locked, resolve
 from .errors import InputError
 from .home import Home
 from .journal import Journal, read
 from .tracking import SUMMARY, Entry, artifacts, content_hash, entries, length, summary
 
-__all__ = ["Ingested", "Store", "StoreError", "Synced", "sync"]
+__all__ = ["Ingested", "Store", "StoreError", "Synced", "resolve", "sync"]
 
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -170,8 +170,8 @@ class Store:
             out.setdefault(found.identity, []).append(found)
         return out
 
-    def _bring(self, entry: Entry, there: Sequence[_Stored], lines: int, files: Mapping[str, bytes]) -> None:
-        """Sees to it that an entry stands in the registry, if nothing newer does."""
+    def _bring(self, entry: Entry, there: Sequence[_Stored], lines: int, files: Mapping[str, bytes]) -> str:
+        """Sees to it that an entry stands in the registry, if nothing newer does; says what that took."""
         done = max((x for x in there if x.finished), key=lambda x: x.rank, default=None)
         if done is not None and (done.lines > lines or done.sha256 == entry.sha256):
             return "skipped"

@@ -148,13 +148,13 @@ def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
         out.append("The working tree had uncommitted changes: the commit alone does not say what was measured.")
     incorrect = sum(x.status == "incorrect" for x in rows)
     if incorrect:
-        out.append(f"{_rows(incorrect)} gave a wrong answer and so have no time.")
+        out.append(f"{_rows(incorrect)} with a wrong answer, and so without a time.")
     throttled = sum(bool(x.throttled) for x in rows)
     if throttled:
         out.append(f"{_rows(throttled)} measured while the device was throttled for most samples.")
     loose = sum(x.converged is False for x in rows)
     if loose:
-        out.append(f"{_rows(loose)} did not reach the stopping rule's precision within its limits.")
+        out.append(f"{_rows(loose)} that did not reach the stopping rule's precision within its limits.")
     return tuple(out)
 
 

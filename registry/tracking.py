@@ -158,7 +158,8 @@ def _entry(journal: Journal, row: Row, start_ms: int) -> Entry:
     said = msgspec.json.encode([LAYOUT, tags, row])
     return Entry(
         identity="/".join(row.identity),
-        name=f"{row.operator} {row.case} {row.implementation}{hot}",
+        # The implementation first: lists and legends of the UI cut a name after some twenty characters.
+        name=f"{row.implementation}{hot} {row.case} {row.operator}",
         sha256=hashlib.sha256(said).hexdigest(),
         start_ms=start_ms,
         end_ms=start_ms,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import datetime, timezone
 
 DASH = "–"
 
@@ -37,6 +38,8 @@ def ratio(value: float | None) -> str:
     """A speedup: `1.32×`."""
     if value is None or not math.isfinite(value):
         return DASH
+    if value >= 1000:
+        return ">1000×"
     return f"{value:.2f}×" if value < 100 else f"{value:.0f}×"
 
 
@@ -46,9 +49,11 @@ def percent(value: float | None, digits: int = 0) -> str:
 
 
 def change(value: float | None) -> str:
-    """A ratio as a signed change: 1.021 is `+2.1 %`."""
+    """A ratio as a signed change: 1.021 is `+2.1 %`; from a factor of 11 on it stays a ratio."""
     if value is None or not math.isfinite(value):
         return DASH
+    if value >= 11:
+        return ratio(value)
     text = f"{(value - 1) * 100:+.1f} %".replace("-", "−")
     return "0.0 %" if text in ("+0.0 %", "−0.0 %") else text
 
@@ -83,6 +88,16 @@ def seconds(value: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def moment(text: str) -> str:
+    """A time in ISO 8601 to the second, in UTC; what is no such time stays as it is."""
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    when = when.astimezone(timezone.utc) if when.tzinfo else when
+    return f"{when:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def value(what: object) -> str:

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from ..registry.errors import InputError, unknown
-from ..registry.record import PROVIDER, YARDSTICK, Case
+from ..registry.record import PROVIDER, YARDSTICK, Case, Status
 from . import __version__
 from .environments import interpreter
 from .operator import Operator
@@ -47,7 +47,7 @@ class Implementation:
         """The version of the library behind it."""
         return __version__ if self.provider == PROVIDER else _version(self.requires[0]) if self.requires else None
 
-    def unavailable(self, device: str) -> tuple[str, str] | None:
+    def unavailable(self, device: str) -> tuple[Status, str] | None:
         """None where it can run; else (status, reason): `unsupported` device or `unavailable` library."""
         if device not in self.devices:
             return "unsupported", f"needs a {' or '.join(self.devices)} device, this is {device}"
@@ -95,7 +95,8 @@ class Root:
         qualified = f"kernelmark_path.{abs(hash(self.folder))}.{room.replace('/', '.')}.{name}"
         if qualified not in sys.modules:
             spec = importlib.util.spec_from_file_location(qualified, path)
-            assert spec is not None and spec.loader is not None, path
+            assert spec is not None, path
+            assert spec.loader is not None, path
             module = importlib.util.module_from_spec(spec)
             sys.modules[qualified] = module
             try:

@@ -18,7 +18,7 @@ import msgspec
 from ..registry.errors import InputError, unknown
 from ..registry.record import Cache, Case, Pass
 from .catalog import Catalog, Implementation
-from .measure.stopping import Sampling
+from .measure.stopping import Sampling, TimerName
 from .operator import Grid, Option
 
 BUILTIN = ("quick", "standard", "full")
@@ -73,18 +73,25 @@ class Plan:
     sampling: Sampling
     deadline_s: float
 
-    def but(self, replicates: int | None, cache: str | None) -> Plan:
-        """The same plan with another number of replicates or other cache states (`cold`, `hot`, `both`)."""
+    def but(self, replicates: int | None, cache: str | None, timer: TimerName | None) -> Plan:
+        """The same plan with other replicates, cache states (`cold`, `hot`, `both`) or timer; None keeps."""
         states: Mapping[str | None, tuple[Cache, ...]] = {
             None: self.caches,
             "cold": ("cold",),
             "hot": ("hot",),
             "both": ("cold", "hot"),
         }
-        return replace(self, replicates=replicates or self.replicates, caches=states[cache])
+        sampling = msgspec.structs.replace(self.sampling, timer=timer or self.sampling.timer)
+        return replace(self, replicates=replicates or self.replicates, caches=states[cache], sampling=sampling)
 
-    def cells(self, catalog: Catalog, implementations: Sequence[str] = ()) -> tuple[Cell, ...]:
-        """All cells, `implementations` (names or providers) narrowing them; raises `InputError` if none match."""
+    def cells(
+        self, catalog: Catalog, device: Literal["cuda", "cpu"], implementations: Sequence[str] = ()
+    ) -> tuple[Cell, ...]:
+        """All cells, `implementations` (names or providers) narrowing them; raises `InputError` if none match.
+
+        What needs a GPU is asked for on a CPU too and gets its `unsupported` row. A CPU's stand-in for a
+        kernel is not asked for on a GPU, where the kernel itself is.
+        """
         known = sorted({name for x in catalog.implementations for name in (x.name, x.provider)})
         for name in implementations:
             if name not in known:
@@ -94,6 +101,7 @@ class Plan:
             for case in self.cases
             for cache in self.caches
             for implementation in catalog.of_operator(case.operator)
+            if device in implementation.devices or device == "cpu"
             if not implementations or {implementation.name, implementation.provider} & set(implementations)
         )
         if not cells:
@@ -102,8 +110,16 @@ class Plan:
 
 
 BUDGETS: Mapping[str, tuple[int, float, Sampling]] = {
-    "quick": (3, 120.0, Sampling(min_samples=10, max_samples=200, min_seconds=0.02, max_seconds=0.25)),
-    "standard": (5, 120.0, Sampling(min_samples=20, max_samples=500, min_seconds=0.04, max_seconds=0.4)),
+    "quick": (
+        3,
+        120.0,
+        Sampling(min_samples=10, max_samples=200, min_seconds=0.02, max_seconds=0.25, warmup_s=0.2),
+    ),
+    "standard": (
+        5,
+        120.0,
+        Sampling(min_samples=20, max_samples=500, min_seconds=0.04, max_seconds=0.4, warmup_s=0.2),
+    ),
     "full": (5, 300.0, Sampling(min_samples=30, max_samples=2000, min_seconds=0.1, max_seconds=2.0)),
 }
 """Replicates, deadline in seconds and sampling limits of the built-in plans."""

@@ -25,7 +25,7 @@ import msgspec
 from ..registry.errors import HarnessError, InputError, KernelmarkError
 from ..registry.home import Home
 from ..registry.journal import Journal, Writer, read
-from ..registry.record import SCHEMA_VERSION, Cache, Case, Footer, Header, Record, Scalar, Status
+from ..registry.record import SCHEMA_VERSION, Cache, Case, Footer, Header, Measurement, Record, Scalar, Status
 from . import __version__, fingerprint
 from .catalog import Catalog
 from .environments import interpreter
@@ -355,7 +355,7 @@ def resume(name: str, home: Home, catalog: Catalog, listener: Listener) -> Run:
     for case in plan.cases:
         if catalog.operator(case.operator).spec != case.spec:
             raise NotResumable(f"operator {case.operator} was changed since run {name} began. Start a new run.")
-    cells = plan.cells(catalog, header.request["implementations"].split(","))
+    cells = plan.cells(catalog, header.device, header.request["implementations"].split(","))
     return Run(plan, cells, catalog, header.device, home, header.seed, header.run, listener=listener, past=past)
 
 
@@ -365,12 +365,9 @@ def _record(
     position: int,
     status: Status,
     reason: str | None,
-    measurement: object = None,
+    measurement: Measurement | None = None,
     spent_s: dict[str, float] | None = None,
 ) -> Record:
-    from ..registry.record import Measurement
-
-    assert measurement is None or isinstance(measurement, Measurement)
     return Record(
         case=cell.case,
         implementation=cell.implementation.name,
@@ -395,7 +392,7 @@ class _Worker:
 
     def __init__(self, task: Task, python: Path, log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._log: IO[bytes] = open(log, "ab")
+        self._log: IO[bytes] = open(log, "ab")  # noqa: SIM115  # closed in __exit__
         self._log_start = self._log.tell()
         self._late = False
         self.deadline = 0.0

@@ -184,7 +184,7 @@ def _judged(error: BaseException) -> tuple[Status, str]:
         return "incorrect", text
     if isinstance(error, NotImplementedError):
         return "unsupported", text or "not implemented"
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
         return "out_of_memory", text or "out of memory"
     if isinstance(error, ImportError):
         return "unavailable", named

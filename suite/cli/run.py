@@ -15,6 +15,7 @@ from .. import plan as plans
 from .. import supervisor
 from ..catalog import Catalog
 from ..fingerprint import has_gpu
+from ..measure.stopping import TimerName
 
 
 @click.command("run")
@@ -24,6 +25,9 @@ from ..fingerprint import has_gpu
 @click.option("--device", help="cuda or cpu; default: the best one here.")
 @click.option("--replicates", type=click.IntRange(1, 1000), help="Fresh processes; default: the plan's.")
 @click.option("--cache", type=click.Choice(["cold", "hot", "both"]), help="Cache state; default: the plan's.")
+@click.option(
+    "--timer", type=click.Choice(["auto", "events", "graph", "cupti"]), help="GPU timer; default: the case's own."
+)
 @click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
 @click.option("--resume", metavar="RUN", help="Go on with a run that was interrupted.")
 @click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
@@ -35,6 +39,7 @@ def command_run(
     device: str | None,
     replicates: int | None,
     cache: str | None,
+    timer: TimerName | None,
     seed: int | None,
     resume: str | None,
     output: Path | None,
@@ -50,11 +55,11 @@ def command_run(
         if resume is not None:
             run = supervisor.resume(resume, home, catalog, listener)
         else:
-            chosen = _device(device)
-            loaded = plans.load(plan, catalog, chosen, operators).but(replicates, cache)
+            chosen = device_named(device)
+            loaded = plans.load(plan, catalog, chosen, operators).but(replicates, cache, timer)
             run = supervisor.Run(
                 plan=loaded,
-                cells=loaded.cells(catalog, implementations),
+                cells=loaded.cells(catalog, chosen, implementations),
                 catalog=catalog,
                 device=chosen,
                 home=home,
@@ -78,7 +83,7 @@ def _writable(home: Home) -> None:
         ) from None
 
 
-def _device(name: str | None) -> Literal["cuda", "cpu"]:
+def device_named(name: str | None) -> Literal["cuda", "cpu"]:
     """The device asked for, or the best one here. Raises `InputError` for one that is not there."""
     here: list[Literal["cuda", "cpu"]] = ["cuda", "cpu"] if has_gpu() else ["cpu"]
     if name is None:
@@ -104,17 +109,12 @@ def present(journal: Journal, home: Home, report: bool) -> None:
 
 
 def _report(journal: Journal, home: Home) -> None:
-    try:
-        from ...registry.report import render
+    from .report import write_report
 
-        page = render([journal])
-    except ImportError as error:
-        click.echo(f"report   not written: {error.name} is not installed (pip install 'kernelmark[registry]')")
-        return
-    path = home.reports / f"{journal.header.run}.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page)
-    click.echo(f"report   {path}")
+    try:
+        click.echo(f"report   {write_report([journal], home)}")
+    except InputError as error:  # no page is no reason to lose the rest
+        click.echo(f"report   not written: {error}")
 
 
 def _record(journal: Journal) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from ...registry.record import Cache, Case
 from . import cache
+from .stopping import TimerName
 from .telemetry import Nvml
 from .timers import Call, Events, Graph, Monotonic, Timer, choose, spin_rate
 
@@ -20,8 +22,15 @@ if TYPE_CHECKING:
 class Device(Protocol):
     """What the stages need of a device."""
 
-    kind: Literal["cuda", "cpu"]
-    nvml: Nvml | None
+    @property
+    def kind(self) -> Literal["cuda", "cpu"]:
+        """Its name on the command line."""
+        ...
+
+    @property
+    def nvml(self) -> Nvml | None:
+        """Its own account of itself, where it gives one."""
+        ...
 
     @property
     def torch_device(self) -> torch.device:
@@ -36,8 +45,11 @@ class Device(Protocol):
         """Returns when all queued work is done; raises what it raised."""
         ...
 
-    def timer(self, case: Case, cache: Cache, call: Call) -> Timer:
-        """The timer for a case. Raises `TimerUnavailable` where it cannot time this call."""
+    def timer(self, case: Case, cache: Cache, call: Call, name: TimerName) -> Timer:
+        """The timer of that name, or for "auto" the case's own.
+
+        Raises `TimerUnavailable` where it cannot time this call.
+        """
         ...
 
     def fallback(self, cache: Cache) -> Timer:
@@ -101,17 +113,20 @@ class Cuda:
 
         torch.cuda.synchronize()
 
-    def timer(self, case: Case, cache: Cache, call: Call) -> Timer:
+    def timer(self, case: Case, cache: Cache, call: Call, name: TimerName) -> Timer:
         import torch
 
         flush = self._flush if cache == "cold" else None
-        name = choose(case, self.kind, self.cupti)
+        if name == "auto":
+            name = choose(case, self.cupti)
         if name == "events":
             return self.fallback(cache)
         if name == "cupti":
+            if not self.cupti:
+                raise TimerUnavailable("cupti-python is not installed")
             from .cupti import Cupti, NoRecords
 
-            timer = Cupti(flush)
+            timer = Cupti(flush, self._spin_hz)
             try:
                 timer.sample(call)
             except NoRecords as error:
@@ -172,7 +187,7 @@ class Cpu:
     def synchronize(self) -> None:
         """A CPU call is done when it returns."""
 
-    def timer(self, case: Case, cache: Cache, call: Call) -> Timer:
+    def timer(self, case: Case, cache: Cache, call: Call, name: TimerName) -> Timer:
         return Monotonic(self._flush if cache == "cold" else None)
 
     def fallback(self, cache: Cache) -> Timer:
@@ -186,15 +201,16 @@ class Cpu:
         """The allocator of the host needs no help."""
 
 
-def wall_ms(
-    device: Device, call: Call, count: int, clock: Callable[[], int] = time.perf_counter_ns
-) -> list[float]:
-    """Host time of single calls in milliseconds, launch and synchronization included."""
-    samples = []
-    for _ in range(count):
+def wall_ms(device: Device, call: Call, count: int, limit_s: float = math.inf) -> list[float]:
+    """Host time of single calls in milliseconds, launch and synchronization included.
+
+    At most `count` calls, and no further one after `limit_s` seconds.
+    """
+    samples: list[float] = []
+    while len(samples) < count and sum(samples) < limit_s * 1e3:
         device.synchronize()
-        begin = clock()
+        begin = time.perf_counter_ns()
         call()
         device.synchronize()
-        samples.append((clock() - begin) / 1e6)
+        samples.append((time.perf_counter_ns() - begin) / 1e6)
     return samples

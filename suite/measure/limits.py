@@ -37,7 +37,7 @@ def _time(device: Device, size: int, flops: int, call: Callable[[], object]) -> 
     case = Case("ceiling", "ceiling", {}, {}, "", "forward", "", size, flops)
     call()
     device.synchronize()
-    timer = device.timer(case, "cold", call)
+    timer = device.timer(case, "cold", call, "auto")
     timer.sample(call)
     samples: list[float] = []
     begin = time.monotonic()

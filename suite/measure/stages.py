@@ -20,6 +20,7 @@ from .workbench import Workbench
 
 LAUNCHES = 10
 """Single calls timed by the host's clock, for the launch-inclusive column."""
+LAUNCHES_S = 0.05
 WARMUP_CALLS = 200
 
 
@@ -72,7 +73,7 @@ class Trial:
             timer = self.calibrate(call)
         with stage("sample"):
             samples, watch = self.sample(timer, call)
-            launches = wall_ms(self.device, call, LAUNCHES)
+            launches = wall_ms(self.device, call, LAUNCHES, LAUNCHES_S)
         with stage("verify"):
             if self.gated:
                 self.verify_again(call)
@@ -126,7 +127,7 @@ class Trial:
     def calibrate(self, call: Callable[[], Any]) -> Timer:
         """The case's timer, tried once. Where it cannot time this call, events do, and the record says so."""
         try:
-            timer = self.device.timer(self.bench.case, self.cache, call)
+            timer = self.device.timer(self.bench.case, self.cache, call, self.sampling.timer)
         except TimerUnavailable:
             timer = self.device.fallback(self.cache)
         timer.sample(call)

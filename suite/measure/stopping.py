@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from ...registry.statistics import median_interval
+
+TimerName: TypeAlias = Literal["auto", "events", "graph", "cupti"]
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -21,6 +24,8 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_seconds: float = 1.0
     target: float = 0.005
     warmup_s: float = 0.5
+    timer: TimerName = "auto"
+    """For a GPU: "auto" lets the case decide, the others are for comparing timers."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_samples <= self.max_samples:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from ...registry.record import Case
+from .stopping import TimerName
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,7 @@ QUEUE_CALLS = 50
 """At most so many calls in a queue: some implementations launch dozens of kernels, and the driver's queue
 of about a thousand launches must not fill up, for then the host blocks and the device waits for it."""
 GRAPH_CALLS = 20
-SHORT_BYTES = 32 << 20
+SHORT_BYTES = 64 << 20
 SHORT_FLOPS = 8e9
 """A case below both takes about 20 µs at most on a current data-centre GPU and goes to `graph`. Decided by
 the case, not by the time seen, so that runs cannot differ in it by chance."""
@@ -46,10 +47,8 @@ class Timer(Protocol):
         ...
 
 
-def choose(case: Case, device: str, cupti: bool) -> str:
-    """The name of the timer for a case."""
-    if device == "cpu":
-        return "monotonic"
+def choose(case: Case, cupti: bool) -> TimerName:
+    """The name of the timer for a case on a GPU; `cupti` says whether that one is installed."""
     if case.bytes > SHORT_BYTES or case.flops > SHORT_FLOPS:
         return "events"
     return "cupti" if cupti else "graph"
@@ -101,7 +100,7 @@ class Events:
             end.record()
         host_s = (time.perf_counter() - begin) / self._calls
         torch.cuda.current_stream().synchronize()
-        samples = [start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)]
+        samples = [_elapsed_ms(start, end) for start, end in zip(starts, ends, strict=True)]
         self._host_s = min(host_s, 2e-3) if self._host_s == 0 else min(self._host_s, host_s)
         self._calls = max(1, min(QUEUE_CALLS, int(QUEUE_MS / max(samples[0], 1e-3))))
         return samples
@@ -151,10 +150,13 @@ class Graph:
             pairs.append((self._replay(self._calls), flushes))
         torch.cuda.current_stream().synchronize()
         return [
-            (calls[0].elapsed_time(calls[1]) - (flushes[0].elapsed_time(flushes[1]) if flushes else 0.0))
-            / self.batch
+            (_elapsed_ms(*calls) - (_elapsed_ms(*flushes) if flushes else 0.0)) / self.batch
             for calls, flushes in pairs
         ]
+
+
+def _elapsed_ms(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    return float(start.elapsed_time(end))
 
 
 def spin_rate() -> float:

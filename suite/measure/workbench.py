@@ -69,6 +69,9 @@ class Workbench:
             names = [name for name, x in inputs.items() if isinstance(x, torch.Tensor)]
             varied = [inputs[name] for name in names]
             decoys = [decoy[name] for name in names]
+        for x in decoys:  # twice as large, so that even a mean over all elements comes out different
+            if x.is_floating_point():
+                x.mul_(2)
         values = [x.detach().clone() for x in varied]
         return cls(case, operator, inputs, gradients, varied, values, decoys, references)
 

@@ -55,7 +55,8 @@ def results(result: Any, inputs: Inputs) -> torch.Tensor:
         return torch.full_like(x, torch.nan)
     scale = scale.double().reshape(M, groups)
     wide = scale if rows else scale.repeat_interleave(BLOCK, -1)[:, :N]
-    return x + (q.double() * wide - x) * (STEP["e4m3"] / STEP[inputs["format"]])
+    comparable: torch.Tensor = x + (q.double() * wide - x) * (STEP["e4m3"] / STEP[inputs["format"]])
+    return comparable
 
 
 def bytes_(case: Case) -> int:

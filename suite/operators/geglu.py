@@ -25,7 +25,7 @@ def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inpu
 
 def reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """gelu(gate) · up, with the tanh form of gelu, which the models that have this gate use."""
-    return 0.5 * gate * (1 + (0.7978845608028654 * (gate + 0.044715 * gate**3)).tanh()) * up
+    return gate * 0.5 * (1 + ((gate + 0.044715 * gate.pow(3)) * 0.7978845608028654).tanh()) * up
 
 
 def bytes_(case: Case) -> int:

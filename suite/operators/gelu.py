@@ -25,8 +25,11 @@ def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inpu
 def reference(x: torch.Tensor, approximate: str) -> torch.Tensor:
     """x · Φ(x), Φ the normal distribution function, or its approximation by a hyperbolic tangent."""
     if approximate == "none":
-        return 0.5 * x * (1 + (x * 0.5**0.5).erf())
-    return 0.5 * x * (1 + (0.7978845608028654 * (x + 0.044715 * x**3)).tanh())
+        inner = (x * 0.5**0.5).erf()
+    else:
+        inner = ((x + 0.044715 * x.pow(3)) * 0.7978845608028654).tanh()
+    y: torch.Tensor = x * 0.5 * (1 + inner)
+    return y
 
 
 def bytes_(case: Case) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating]
 
 ITERATIONS = 50
 AUTOCORRELATION = 0.5
@@ -58,7 +58,7 @@ def draw_cases(generator: np.random.Generator, count: int, scale: float) -> Case
 
 
 def session(generator: np.random.Generator, cases: Cases, processes: int) -> Floats:
-    """Log process medians of one session, (cases, processes) in the order the processes ran, without run effect."""
+    """Log process medians of one session in the order the processes ran: (cases, processes), no run effect."""
     shape = (len(cases), processes)
     wide = (slice(None), None)
     iterations = _autoregressive(generator, (*shape, ITERATIONS), AUTOCORRELATION) * cases.within[:, None, None]

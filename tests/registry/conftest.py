@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kernelmark.registry.home import Home
@@ -181,3 +182,97 @@ def server(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int
 def _environment() -> dict[str, str]:
     quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     return {**{x: y for x, y in os.environ.items() if x != "MLFLOW_TRACKING_URI"}, **quiet}
+
+
+class Literal:
+    """Builds journals line by line, for tests that compute their numbers by hand."""
+
+    @staticmethod
+    def case(**changes: Any) -> Case:
+        """A memory-bound case of 2 MB; `changes` replace its fields."""
+        fields: dict[str, Any] = {
+            "operator": "rms_norm",
+            "name": "B2-S4-D8-bf16-forward",
+            "axes": {"B": 2, "S": 4, "D": 8},
+            "options": {},
+            "dtype": "bf16",
+            "pass_": "forward",
+            "spec": "0123456789ab",
+            "bytes": 2_000_000,
+            "flops": 0,
+        }
+        return Case(**(fields | changes))
+
+    @classmethod
+    def record(
+        cls,
+        implementation: str = "torch",
+        samples: float | Sequence[float] = 1.0,
+        *,
+        case: Case | None = None,
+        replicate: int = 0,
+        status: str = "ok",
+        reason: str | None = None,
+        cache: str = "cold",
+        provider: str | None = None,
+        version: str | None = "1.0",
+        **measurement: Any,
+    ) -> Record:
+        """One line; a single number stands for three samples of that time."""
+        times = (samples,) * 3 if isinstance(samples, int | float) else tuple(samples)
+        seen = Measurement(times, **({"timer": "events"} | measurement)) if status == "ok" else None
+        return Record(
+            case=case or cls.case(),
+            implementation=implementation,
+            provider=provider or implementation,
+            version=version,
+            replicate=replicate,
+            position=0,
+            cache=cache,  # type: ignore[arg-type]
+            status=status,  # type: ignore[arg-type]
+            reason=reason,
+            measurement=seen,
+            spent_s={"sample": 1.0},
+        )
+
+    @staticmethod
+    def header(**changes: Any) -> Header:
+        """A header of a GPU run; `changes` replace its fields."""
+        fields: dict[str, Any] = {
+            "schema_version": 1,
+            "run": "20261121-000000-aaaa",
+            "created": "2026-11-21T00:00:00Z",
+            "harness": "0.1.0",
+            "commit": "0123456789abcdef0123456789abcdef01234567",
+            "dirty": False,
+            "plan": "quick",
+            "seed": 1,
+            "replicates": 1,
+            "device": "cuda",
+            "key": "key0",
+            "conditions": {"gpu": "NVIDIA H200", "driver": "580.1"},
+            "environment": {"python": "3.12"},
+        }
+        return Header(**(fields | changes))
+
+    @classmethod
+    def journal(cls, *lines: Line, **header: Any) -> Journal:
+        """A journal of these lines, gone through its bytes as a file would."""
+        return parse(b"".join(encode(x) for x in (cls.header(**header), *lines)))
+
+    @staticmethod
+    def footer(**changes: Any) -> Footer:
+        """The end of a complete session."""
+        fields: dict[str, Any] = {
+            "ended": "2026-11-21T00:01:00Z",
+            "wall_s": 60.0,
+            "complete": True,
+            "spent_s": {"sample": 45.0, "overhead": 15.0},
+        }
+        return Footer(**(fields | changes))
+
+
+@pytest.fixture(scope="session")
+def literal() -> type[Literal]:
+    """See `Literal`."""
+    return Literal

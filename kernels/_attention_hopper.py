@@ -1,0 +1,293 @@
+"""The forward pass of attention for Hopper (compute capability 9.0), in Gluon.
+
+The schedule is FlashAttention-3's (Shah et al., arXiv 2407.08608), as far as Gluon has the means: one warp
+group feeds tiles of Q, K and V through the tensor memory accelerator, two others compute 64 rows each, and
+within each of them the scores of the next block of keys are multiplied while the values of this one are.
+
+Programs are persistent: one a multiprocessor, each with its share of the work. A unit of work is a pair of
+query blocks of one head, the first with the last, the second with the last but one: under a causal mask all
+units are equally long. Consecutive units belong to one head, so that its K and V stay in L2.
+
+Taken for bf16 and fp16, D of 64 or 128, S a multiple of 256 and at least 1024, contiguous tensors: `fits`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ._common import multiprocessors, on
+
+LOG2E = 1.4426950408889634
+ROWS = 64
+"""Query rows of one computing warp group; a tile has two of them."""
+KEYS = 128
+"""Keys of one step; as many as a tile has rows, so that the causal mask cuts one block of keys only."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Blocks of K and V in flight, whether the two groups take turns at the matrix units, and registers."""
+
+    stages: int
+    turns: bool
+    registers: int = 240
+
+
+SCHEDULES = {64: Schedule(4, False), 128: Schedule(2, False)}
+"""By head dimension."""
+
+
+def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether `forward` takes these inputs; the device is not looked at."""
+    _, _, S, D = q.shape
+    return (
+        q.dtype in (torch.bfloat16, torch.float16)
+        and D in SCHEDULES
+        and S >= 1024
+        and S % (2 * KEYS) == 0
+        and q.numel() // D < 1 << 31
+        and all(x.is_contiguous() and x.data_ptr() % 16 == 0 for x in (q, k, v))
+    )
+
+
+@gluon.jit
+def _unit(step, units, n, CAUSAL: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(batch·head, query block, blocks of keys) of a program's step: two steps make a unit."""
+    unit = gl.program_id(0) + step // 2 * gl.num_programs(0)
+    pairs = n // 2
+    place = unit // pairs
+    first = unit % pairs
+    block = first if step % 2 == 1 else n - 1 - first
+    count = n
+    if CAUSAL:
+        count = block + 1
+    return place, block, count
+
+
+@gluon.jit
+def _steps(units):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Steps of this program."""
+    return 2 * ((units - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0))
+
+
+@gluon.jit
+def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, units, n, groups,
+    CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Loads each tile's two halves of Q, then its blocks of K and V, the last keys first."""
+    stage = 0
+    phase = 1
+    q_phase = 1
+    for step in range(0, _steps(units)):
+        place, block, count = _unit(step, units, n, CAUSAL)
+        row = (place * n + block) * KEYS
+        for i in gl.static_range(2):
+            mbarrier.wait(q_empty.index(i), q_phase)
+            mbarrier.expect(q_full.index(i), q.block_type.nbytes)
+            tma.async_copy_global_to_shared(q, [row + i * ROWS, 0], q_full.index(i), qs.index(i))
+        q_phase ^= 1
+        last = (place // groups * n + count - 1) * KEYS
+        for j in range(0, count):
+            key = last - j * KEYS
+            mbarrier.wait(k_empty.index(stage), phase)
+            mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
+            tma.async_copy_global_to_shared(k, [key, 0], k_full.index(stage), ks.index(stage))
+            mbarrier.wait(v_empty.index(stage), phase)
+            mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
+            tma.async_copy_global_to_shared(v, [key, 0], v_full.index(stage), vs.index(stage))
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
+
+
+@gluon.jit
+def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, units, n, scale,
+    HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr,
+):  # fmt: skip
+    """One half of every tile: online softmax in base 2 over blocks of keys, the last keys first.
+
+    Only the first block, on the diagonal, needs the causal mask. In the loop K runs one block ahead of V.
+    """
+    dtype: gl.constexpr = out.dtype
+    score: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, KEYS, 16]
+    )
+    total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
+    score_rows: gl.constexpr = gl.SliceLayout(1, score)
+    total_rows: gl.constexpr = gl.SliceLayout(1, total)
+    q = qs.index(HALF)
+    o = os.index(HALF)
+    zero = gl.zeros([ROWS, KEYS], gl.float32, score)
+    rows = gl.arange(0, ROWS, score_rows)
+    columns = gl.arange(0, KEYS, gl.SliceLayout(0, score))
+    k_stage = 0
+    k_phase = 0
+    v_stage = 0
+    v_phase = 0
+    q_phase = 0
+    turn_phase = 1 - HALF
+    for step in range(0, _steps(units)):
+        place, block, count = _unit(step, units, n, CAUSAL)
+        mbarrier.wait(q_full.index(HALF), q_phase)
+        q_phase ^= 1
+        mbarrier.wait(k_full.index(k_stage), k_phase)
+        s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=[s])
+        mbarrier.arrive(k_empty.index(k_stage), count=1)
+        k_stage += 1
+        if k_stage == STAGES:
+            k_stage = 0
+            k_phase ^= 1
+        if CAUSAL:
+            visible = gl.expand_dims(rows + HALF * ROWS, 1) >= gl.expand_dims(columns, 0)
+            s = gl.where(visible, s, float("-inf"))
+        highest = gl.max(s, 1) * scale
+        p = gl.exp2(s * scale - gl.expand_dims(highest, 1))
+        weight = gl.sum(p, 1)
+        weights = gl.convert_layout(p.to(dtype), operand)
+        acc = gl.zeros([ROWS, D], gl.float32, total)
+        for _ in range(1, count):
+            mbarrier.wait(k_full.index(k_stage), k_phase)
+            if TURNS:
+                mbarrier.wait(turn.index(HALF), turn_phase)
+                turn_phase ^= 1
+            s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+            mbarrier.wait(v_full.index(v_stage), v_phase)
+            acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
+            if TURNS:
+                mbarrier.arrive(turn.index(1 - HALF), count=1)
+            s = warpgroup_mma_wait(1, deps=[s])
+            mbarrier.arrive(k_empty.index(k_stage), count=1)
+            raised = gl.maximum(highest, gl.max(s, 1) * scale)
+            p = gl.exp2(s * scale - gl.expand_dims(raised, 1))
+            shrink = gl.exp2(highest - raised)
+            weight = weight * shrink + gl.sum(p, 1)
+            highest = raised
+            acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
+            mbarrier.arrive(v_empty.index(v_stage), count=1)
+            acc = acc * gl.expand_dims(gl.convert_layout(shrink, total_rows), 1)
+            weights = gl.convert_layout(p.to(dtype), operand)
+            k_stage += 1
+            if k_stage == STAGES:
+                k_stage = 0
+                k_phase ^= 1
+            v_stage += 1
+            if v_stage == STAGES:
+                v_stage = 0
+                v_phase ^= 1
+        # The last product with Q is done: the next tile's can be loaded.
+        mbarrier.arrive(q_empty.index(HALF), count=1)
+        mbarrier.wait(v_full.index(v_stage), v_phase)
+        acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(v_empty.index(v_stage), count=1)
+        v_stage += 1
+        if v_stage == STAGES:
+            v_stage = 0
+            v_phase ^= 1
+        row = (place * n + block) * KEYS + HALF * ROWS
+        gl.store(lse + row + rows, highest + gl.log2(weight))
+        acc = acc * gl.expand_dims(gl.convert_layout(1.0 / weight, total_rows), 1)
+        tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
+        o.store(acc.to(dtype))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(out, [row, 0], o)
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit(do_not_specialize=["units", "n", "groups"])
+def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, k, v, out, lse, units, n, groups, scale,
+    CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Buffers and barriers, then the three warp groups. `n` is S / KEYS, `units` B·H·n / 2."""
+    qs = gl.allocate_shared_memory(q.dtype, [2, ROWS, D], q.layout)
+    os = gl.allocate_shared_memory(q.dtype, [2, ROWS, D], out.layout)
+    ks = gl.allocate_shared_memory(q.dtype, [STAGES, KEYS, D], k.layout)
+    vs = gl.allocate_shared_memory(q.dtype, [STAGES, KEYS, D], v.layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=1)
+        mbarrier.init(turn.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=2)
+        mbarrier.init(v_empty.index(i), count=2)
+    gl.warp_specialize(
+        [
+            (
+                _feed,
+                (
+                    q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                    units, n, groups, CAUSAL, ROWS, KEYS, STAGES,
+                ),
+            ),
+            (
+                _compute,
+                (
+                    out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
+                    units, n, scale, 0, CAUSAL, ROWS, KEYS, D, STAGES, TURNS,
+                ),
+            ),
+            (
+                _compute,
+                (
+                    out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
+                    units, n, scale, 1, CAUSAL, ROWS, KEYS, D, STAGES, TURNS,
+                ),
+            ),
+        ],
+        [4, 4],
+        [REGISTERS, REGISTERS],
+    )  # fmt: skip
+
+
+def forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, causal: bool
+) -> None:
+    """Writes the output and its base-2 log-sum-exp (B, H, S). For inputs that `fits` approves of."""
+    B, H, S, D = q.shape
+    dtype = gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16
+    schedule = SCHEDULES[D]
+
+    def tiles(x: torch.Tensor, rows: int) -> TensorDescriptor:
+        block = [rows, D]
+        return TensorDescriptor.from_tensor(
+            x.view(-1, D), block, gl.NVMMASharedLayout.get_default_for(block, dtype)
+        )
+
+    n = S // KEYS
+    units = B * H * n // 2
+    with on(q):
+        _kernel[(min(units, multiprocessors(q)),)](
+            tiles(q, ROWS), tiles(k, KEYS), tiles(v, KEYS), tiles(out, ROWS), lse,
+            units, n, H // k.shape[1], LOG2E / math.sqrt(D),
+            causal, ROWS, KEYS, D, schedule.stages, schedule.turns, schedule.registers, num_warps=4,
+        )  # fmt: skip

@@ -1,0 +1,50 @@
+"""A comparison as it ended, with all that its outputs need."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .comparison import Key, Options
+from .decision import DEFAULTS, Progress
+from .descriptive import Descriptive
+from .verdict import FAIL_ON, Verdict, exit_code, worst_first
+
+HEADLINES = {
+    0: "No regression",
+    1: "Regression found",
+    2: "Wrong usage",
+    3: "Inconclusive",
+    4: "Not comparable, or nothing to compare",
+    5: "The harness failed",
+}
+"""What each exit code means, in a headline."""
+
+
+class ComparisonReport(msgspec.Struct, frozen=True):
+    """A comparison as it ended. `base` and `current` say what was compared ("main @ 1a2b3c4").
+
+    `fails` is what `--fail-on` chose; `others` are exit codes that arose outside the verdicts.
+    """
+
+    base: str
+    current: str
+    progress: Progress
+    options: Options = DEFAULTS
+    fails: frozenset[str] = FAIL_ON
+    others: tuple[int, ...] = ()
+    statistics: dict[Key, Descriptive] = {}
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """Worst first."""
+        return worst_first(self.progress.verdicts)
+
+    @property
+    def exit_code(self) -> int:
+        """What the command ends with."""
+        return exit_code(self.progress.verdicts, self.fails, self.others)
+
+    @property
+    def headline(self) -> str:
+        """The exit code in words."""
+        return HEADLINES[self.exit_code]

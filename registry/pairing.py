@@ -1,0 +1,168 @@
+"""From records of two commits to comparisons: which rows and processes belong together. Decides nothing.
+
+A replicate is a process; A/B pairs are replicates of the same number. Rows pair up by operator, case,
+implementation and cache state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from .comparison import Comparison, History, Key, Side
+from .noise import log_times, trimmed
+from .record import PROVIDER, Header, Measurement, Record
+
+FAILED_FIRST = ("incorrect", "crashed", "timeout", "out_of_memory", "error", "unavailable", "unsupported")
+"""Which status speaks for a side whose processes all failed, in different ways."""
+
+
+def key_of(record: Record) -> Key:
+    """The row that a record belongs to."""
+    return Key(record.case.operator, record.case.name, record.implementation, record.cache)
+
+
+def process_median(measurement: Measurement) -> float:
+    """The process's value: the median of its samples, in ms."""
+    ordered = sorted(measurement.samples_ms)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def differing(base: Header, current: Header, allowed: Collection[str] = ()) -> tuple[str, ...]:
+    """The comparability conditions in which two runs differ, with both values.
+
+    `allowed` names conditions that may differ because they are what is compared.
+    """
+    names = sorted(base.conditions.keys() | current.conditions.keys())
+    return tuple(
+        f"{name}: {_value(base, name)} / {_value(current, name)}"
+        for name in names
+        if name not in allowed and _value(base, name) != _value(current, name)
+    )
+
+
+def side(records: Sequence[Record], replicates: int) -> Side:
+    """One commit's records of one row; replicates that left no record count as missing values."""
+    if not records:
+        return Side(status=None)
+    by_replicate = {record.replicate: record for record in reversed(records)}  # the first of a number counts
+    measured = [_measured(by_replicate.get(i)) for i in range(replicates)]
+    failures = Counter[str](r.status for r in by_replicate.values() if r.status != "ok")
+    worst = min(
+        (r for r in by_replicate.values() if r.status != "ok"),
+        key=lambda r: FAILED_FIRST.index(r.status),
+        default=None,
+    )
+    throttled = [len(m.throttled) >= len(m.samples_ms) > 0 for m in measured if m is not None]
+    return Side(
+        status="ok" if any(measured) else worst.status if worst else None,
+        reason=worst.reason if worst else None,
+        medians=tuple(math.nan if m is None else process_median(m) for m in measured),
+        memory=tuple(None if m is None else m.peak_memory_bytes for m in measured),
+        error=tuple(None if m is None else m.error for m in measured),
+        energy=tuple(None if m is None else m.energy_j for m in measured),
+        failures=dict(failures),
+        throttled=sum(throttled) / len(throttled) if throttled else 0.0,
+    )
+
+
+def pair(
+    base: tuple[Header, Iterable[Record]],
+    current: tuple[Header, Iterable[Record]],
+    histories: Mapping[Key, History] | None = None,
+    *,
+    allowed: Collection[str] = (),
+    controls: Collection[str] | None = None,
+) -> list[Comparison]:
+    """All rows of two runs, side by side.
+
+    `histories` is what earlier runs under the same comparability key say. `allowed` names conditions that
+    may differ. `controls` names the implementations whose code the two commits share; left out, it is those
+    of other providers.
+    """
+    differ = differing(base[0], current[0], allowed)
+    rows_base, rows_current = _rows(base[1]), _rows(current[1])
+    out = []
+    for key in dict.fromkeys([*rows_base, *rows_current]):
+        before, after = rows_base.get(key, []), rows_current.get(key, [])
+        example = (after or before)[0]
+        is_control = example.provider != PROVIDER if controls is None else key.implementation in controls
+        out.append(
+            Comparison(
+                key=key,
+                base=side(before, base[0].replicates),
+                current=side(after, current[0].replicates),
+                history=(histories or {}).get(key, History()),
+                differing=differ + _row_differences(before, after, allowed),
+                control=is_control,
+                notes=_retuned(before, after),
+            )
+        )
+    return out
+
+
+def run_means(run: tuple[Header, Iterable[Record]]) -> dict[Key, float]:
+    """What one run of unchanged code adds to each row's `History.runs`, in ms."""
+    sides = {key: side(records, run[0].replicates) for key, records in _rows(run[1]).items()}
+    timed = {key: found.medians for key, found in sides.items() if found.status == "ok"}
+    means = np.exp(trimmed(log_times(list(timed.values()))).mean)
+    return dict(zip(timed, means.tolist(), strict=True))
+
+
+def _rows(records: Iterable[Record]) -> dict[Key, list[Record]]:
+    rows: dict[Key, list[Record]] = {}
+    for record in records:
+        rows.setdefault(key_of(record), []).append(record)
+    return rows
+
+
+def _measured(record: Record | None) -> Measurement | None:
+    return None if record is None else record.measurement
+
+
+def _value(header: Header, name: str) -> object:
+    return header.conditions.get(name, "not recorded")
+
+
+def _row_differences(
+    base: Sequence[Record], current: Sequence[Record], allowed: Collection[str]
+) -> tuple[str, ...]:
+    """What is measured and with which timer may differ row by row, within equal conditions."""
+    out = []
+    facts = {
+        "case.spec": (_specs(base), _specs(current)),
+        "timer": (_timers(base), _timers(current)),
+    }
+    for name, (before, after) in facts.items():
+        if before and after and before != after and name not in allowed:
+            out.append(f"{name}: {', '.join(sorted(before))} / {', '.join(sorted(after))}")
+    return tuple(out)
+
+
+def _specs(records: Sequence[Record]) -> set[str]:
+    return {record.case.spec for record in records}
+
+
+def _timers(records: Sequence[Record]) -> set[str]:
+    return {record.measurement.timer for record in records if record.measurement is not None}
+
+
+def _retuned(base: Sequence[Record], current: Sequence[Record]) -> tuple[str, ...]:
+    before, after = _tunings(base), _tunings(current)
+    return tuple(
+        f"autotuned {kernel} otherwise: {' or '.join(sorted(before[kernel]))} before, "
+        f"{' or '.join(sorted(after[kernel]))} now"
+        for kernel in sorted(before.keys() & after.keys())
+        if before[kernel] != after[kernel]
+    )
+
+
+def _tunings(records: Sequence[Record]) -> dict[str, set[str]]:
+    out: dict[str, set[str]] = {}
+    for record in records:
+        for kernel, chosen in (record.measurement.tuning if record.measurement else {}).items():
+            out.setdefault(kernel, set()).add(chosen)
+    return out

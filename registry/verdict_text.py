@@ -1,0 +1,197 @@
+"""A finished comparison for readers: a pull-request comment and a terminal table, worst first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from .comparison import Key
+from .comparison_report import ComparisonReport
+from .descriptive import Descriptive
+from .verdict import Kind, Verdict, tally
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COMMENT_LIMIT = 60_000
+"""Bytes: a pull-request comment may hold 65,536 characters, and other tools append to it."""
+FOLDED: frozenset[Kind] = frozenset({"no change", "skipped"})
+_REASON_LIMIT = 160
+
+_COLOURS: dict[str, str] = {
+    "regression": "bold red",
+    "incorrect": "bold red",
+    "missing": "red",
+    "not comparable": "magenta",
+    "warning": "yellow",
+    "inconclusive": "cyan",
+    "improvement": "green",
+}
+
+
+def to_markdown(report: ComparisonReport, limit: int = COMMENT_LIMIT) -> str:
+    """A pull-request comment of less than `limit` bytes: worst first, unchanged rows folded."""
+    verdicts = report.verdicts
+    told = [v for v in verdicts if not _foldable(v)]
+    folded = [v for v in verdicts if _foldable(v)]
+    head = [
+        f"### kernelmark: {report.headline}",
+        "",
+        f"`{_code(report.base)}` → `{_code(report.current)}` · {_counts(report)} · exit code {report.exit_code}",
+        "",
+    ]
+    tail = ["", *_folded_markdown(folded, limit // 6), _legend(report)]
+    left = limit - _size([*head, *tail]) - 200
+    rows = [
+        "| verdict | row | base ms | current ms | change (95 %) | detectable | why |",
+        "|---|---|--:|--:|--:|--:|---|",
+    ]
+    used = _size(rows)
+    shown = 0
+    for verdict in told:
+        cells = [_cell(x) for x in (_kind(verdict), str(verdict.key), *_numbers(verdict), _why(verdict))]
+        row = f"| {' | '.join(cells)} |"
+        if (used := used + _size([row])) > left:
+            break
+        rows.append(row)
+        shown += 1
+    if shown < len(told):
+        rows += ["", f"… and {len(told) - shown} rows more, less severe than these: see the JSON output."]
+    return "\n".join([*head, *(rows if told else []), *tail]) + "\n"
+
+
+def to_table(report: ComparisonReport, everything: bool = False) -> Table:
+    """The terminal's table: worst first, unchanged rows folded into the caption unless `everything`."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = [v for v in report.verdicts if everything or not _foldable(v)]
+    folded = [] if everything else [v for v in report.verdicts if _foldable(v)]
+    caption = f"{report.headline}: {_counts(report)}."
+    if folded:
+        caption += f" Folded: {_counted(tally(folded).items())}; detectable up to {_worst_detectable(folded)}."
+    table = Table(title=Text(f"{report.base} → {report.current}"), caption=Text(caption), caption_justify="left")
+    table.add_column("verdict")
+    table.add_column("row", overflow="fold")
+    for name in ("base ms", "current ms", "change (95 %)", "detectable"):
+        table.add_column(name, justify="right")
+    if report.statistics:
+        for name in Descriptive.__struct_fields__[:4]:
+            table.add_column(f"({name.replace('_', ' ')})", justify="right")
+        table.add_column("(outliers)", justify="right")
+    table.add_column("why", overflow="fold")
+    for verdict in shown:
+        cells = [str(verdict.key), *_numbers(verdict), *_statistics(report, verdict.key), _why(verdict)]
+        table.add_row(Text(_kind(verdict), style=_COLOURS.get(verdict.kind, "")), *(Text(x) for x in cells))
+    return table
+
+
+def describe_change(verdict: Verdict) -> str:
+    """One line: what the row ended in and by how much."""
+    numbers = "" if verdict.change is None else f" {_percent(verdict.change)} {_interval(verdict)}".rstrip()
+    return f"{_kind(verdict)}{numbers}: {_why(verdict)}"
+
+
+def _foldable(verdict: Verdict) -> bool:
+    return verdict.kind in FOLDED and not verdict.flags
+
+
+def _folded_markdown(folded: Sequence[Verdict], limit: int) -> list[str]:
+    """Unchanged rows by operator: a line for each would not fit a comment."""
+    if not folded:
+        return []
+    operators: dict[str, list[Verdict]] = {}
+    for verdict in folded:
+        operators.setdefault(verdict.key.operator, []).append(verdict)
+    lines = ["| operator | rows | change | detectable up to |", "|---|--:|--:|--:|"]
+    for operator, rows in sorted(operators.items()):
+        changes = [v.change for v in rows if v.change is not None]
+        span = f"{_percent(min(changes))} to {_percent(max(changes))}" if changes else "–"
+        line = f"| {_cell(operator)} | {len(rows)} | {span} | {_worst_detectable(rows)} |"
+        if _size([*lines, line]) > limit:
+            lines.append("| … | | | |")
+            break
+        lines.append(line)
+    summary = f"<summary>{_counted(tally(folded).items())}</summary>"
+    return ["<details>", summary, "", *lines, "", "</details>", ""]
+
+
+def _legend(report: ComparisonReport) -> str:
+    o = report.options
+    return (
+        f"Change is current / base − 1 of the time. Failure above {o.fail_above:.1%}, warning above "
+        f"{o.warn_above:.1%}, no change if the interval lies within ±{o.fail_above:.1%}. *Detectable* is the "
+        "smallest slowdown this row's noise lets through four times in five."
+    )
+
+
+def _counts(report: ComparisonReport) -> str:
+    flagged = sum(bool(verdict.flags) for verdict in report.progress.verdicts)
+    counted = _counted(tally(report.progress.verdicts).items()) or "no rows"
+    return f"{counted}, {flagged} with another metric worse" if flagged else counted
+
+
+def _counted(counts: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts)
+
+
+def _kind(verdict: Verdict) -> str:
+    return " + ".join([verdict.kind, *(flag.metric for flag in verdict.flags)])
+
+
+def _why(verdict: Verdict) -> str:
+    return "; ".join([verdict.reason, *(flag.reason for flag in verdict.flags), *verdict.notes])
+
+
+def _numbers(verdict: Verdict) -> tuple[str, str, str, str]:
+    change = "–" if verdict.change is None else f"{_percent(verdict.change)} {_interval(verdict)}"
+    detectable = "–" if verdict.detectable is None else _percent(verdict.detectable)
+    return _ms(verdict.base_ms), _ms(verdict.current_ms), change, detectable
+
+
+def _statistics(report: ComparisonReport, key: Key) -> list[str]:
+    if not report.statistics:
+        return []
+    row = report.statistics.get(key)
+    if row is None:
+        return ["–"] * 5
+    values = (row.welch_t, row.welch_p, row.cohens_d, row.mann_whitney_p)
+    return [
+        *("–" if x is None else f"{x:.2g}" for x in values),
+        f"{row.outliers_base} / {row.outliers_current}",
+    ]
+
+
+def _interval(verdict: Verdict) -> str:
+    if verdict.low is None or verdict.high is None:
+        return ""
+    return f"[{_percent(verdict.low)}, {_percent(verdict.high)}]"
+
+
+def _worst_detectable(verdicts: Iterable[Verdict]) -> str:
+    known = [v.detectable for v in verdicts if v.detectable is not None]
+    return _percent(max(known)) if known else "–"
+
+
+def _percent(share: float) -> str:
+    return f"{share:+.1%}" if abs(share) < 10 else f"{share:+.0%}"
+
+
+def _ms(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _cell(text: str) -> str:
+    """Text that cannot break out of a Markdown table's cell."""
+    flat = " ".join(text.split())
+    flat = flat if len(flat) <= _REASON_LIMIT else flat[: _REASON_LIMIT - 1] + "…"
+    return re.sub(r"([\\|`*_<>\[\]@#])", r"\\\1", flat.replace("&", "&amp;")).replace(r"\<", "&lt;")
+
+
+def _code(text: str) -> str:
+    return " ".join(text.replace("`", "'").split())[:_REASON_LIMIT]
+
+
+def _size(lines: Sequence[str]) -> int:
+    return sum(len(line.encode()) + 1 for line in lines)

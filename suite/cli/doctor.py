@@ -1,0 +1,54 @@
+"""`kernelmark doctor`: the machine's state, and whether the harness catches planted faults."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from ...registry.home import Home
+from .run import device_named
+
+MARKS = {"ok": "green", "caught": "green", "warning": "yellow", "failed": "red", "missed": "red"}
+
+
+@click.command("doctor")
+@click.option("--device", help="cuda or cpu; default: the best one here.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--quick", is_flag=True, help="Only the machine's state; plant nothing.")
+def command_doctor(device: str | None, as_json: bool, quick: bool) -> None:
+    """Is this machine fit to measure, and does the harness catch planted faults? Exit code 5 if it misses one."""
+    from .. import doctor
+    from ..supervisor import Silent
+
+    chosen = device_named(device)
+    checks = []
+
+    def show(check: doctor.Check) -> None:
+        checks.append(check)
+        if not as_json:
+            mark = click.style(f"{check.verdict:8}", fg=MARKS[check.verdict])
+            click.echo(f"  {mark} {check.name}: {check.detail}")
+
+    if not as_json:
+        click.echo("The machine")
+    for check in doctor.machine(chosen, Home()):
+        show(check)
+    if not quick and not any(x.verdict == "failed" for x in checks):
+        if not as_json:
+            click.echo("Planted faults (takes a minute or two)")
+        with tempfile.TemporaryDirectory(prefix="kernelmark-doctor-") as folder:
+            for check in doctor.planted(chosen, Home(Path(folder)), Silent()):
+                show(check)
+    if as_json:
+        import msgspec
+
+        data = {"device": chosen, "checks": [asdict(x) for x in checks]}
+        click.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
+    bad = [x.name for x in checks if x.verdict in ("failed", "missed")]
+    if bad:
+        click.echo(f"kernelmark: not fit: {', '.join(bad)}", err=True)
+        sys.exit(5)

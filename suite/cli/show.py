@@ -1,0 +1,29 @@
+"""`kernelmark show`: a run's results as a table, or as JSON."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from ...registry.home import Home
+
+
+@click.command("show")
+@click.argument("run", metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="For machines: one object with the header and `rows`.")
+def command_show(run: str, as_json: bool) -> None:
+    """A run's results.
+
+    RUN is a run's name, the beginning of one, `latest`, or a journal file.
+    """
+    journal = Home().load(run)
+    if as_json:
+        from ...registry.rows import summarize
+
+        click.echo(msgspec.json.format(msgspec.json.encode(summarize(journal)), indent=2))
+        return
+    from rich.console import Console
+
+    from ...registry.tables import run_table
+
+    Console().print(run_table(journal))

@@ -1,0 +1,96 @@
+"""`kernelmark export`, `import` and `sync`: journals between machines, and into the registry."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from ...registry import transfer
+from ...registry.errors import InputError
+from ...registry.home import Home
+
+
+@click.command("export")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    default=Path("."),
+    help="A folder, or for one run a file named .jsonl or .jsonl.gz. Default: here.",
+)
+@click.option("--force", is_flag=True, help="Replace a file that holds something else.")
+def command_export(runs: tuple[str, ...], output: Path, force: bool) -> None:
+    """Copy journals out, for another machine.
+
+    RUN is a run's name, the beginning of one, or `latest`.
+    """
+    for path in transfer.export(Home(), runs, output, force=force):
+        click.echo(str(path))
+
+
+@click.command("import")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.option("--json", "as_json", is_flag=True, help="For machines: one object a file, on one line each.")
+@click.option("--no-sync", is_flag=True, help="Only take the journal in; `kernelmark sync` records it later.")
+def command_import(files: tuple[Path, ...], as_json: bool, no_sync: bool) -> None:
+    """Take journals in, plain or compressed, and record them in the registry.
+
+    A registry that cannot be reached is no failure here: the journal is in, and `kernelmark sync` follows.
+    """
+    home = Home()
+    runs = [transfer.import_journal(x, home) for x in files]
+    links: dict[str, str] = {}
+    note = None if runs and not no_sync else "not recorded in the registry yet: kernelmark sync"
+    if not no_sync:
+        from ...registry.store import StoreError, sync
+
+        try:
+            done = sync(home, runs, progress=_progress)
+            links = {x.run: x.deep_link for x in done.ingested}
+        except StoreError as error:
+            note = str(error)
+    for run in runs:
+        said = {"run": run, "journal": str(home.find(run)), "recorded": run in links}
+        if as_json:
+            click.echo(json.dumps(said | {"link": links.get(run), "note": None if run in links else note}))
+        else:
+            click.echo(f"{run}: imported{' and recorded' if run in links else ''}")
+    if note and len(links) < len(runs):
+        click.echo(note, err=True)
+
+
+@click.command("sync")
+@click.argument("runs", nargs=-1, metavar="[RUN...]")
+@click.option("--json", "as_json", is_flag=True, help="For machines: one object.")
+def command_sync(runs: tuple[str, ...], as_json: bool) -> None:
+    """Record in the registry what is not there yet.
+
+    Without RUN, every run of the home that the registry does not hold whole. A RUN that is named is gone
+    through row by row in any case. Nothing is ever recorded twice.
+    """
+    from ...registry.store import sync
+
+    done = sync(Home(), runs, progress=_progress)
+    if as_json:
+        synced = [
+            {"run": x.run, "created": x.created, "updated": x.updated, "skipped": x.skipped, "link": x.deep_link}
+            for x in done.ingested
+        ]
+        click.echo(json.dumps({"synced": synced, "complete": done.complete, "unreadable": dict(done.unreadable)}))
+    else:
+        for x in done.ingested:
+            click.echo(f"{x.run}: {x.created} rows recorded, {x.updated} updated, {x.skipped} already there")
+        if done.complete:
+            click.echo(f"{len(done.complete)} runs were complete already")
+    if done.unreadable:
+        raise InputError("\n".join(["not recorded:", *done.unreadable.values()]))
+
+
+def _progress(done: int, total: int) -> None:
+    """A line that counts, on a terminal only: in a log it would be hundreds of lines."""
+    stream = click.get_text_stream("stderr")
+    if stream.isatty():
+        click.echo(f"\rrecording {done}/{total}", nl=bool(done == total), err=True)

@@ -1,0 +1,47 @@
+"""Transformers' own code on our inputs, where it is installed."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from kernelmark.baselines import transformers as baseline
+from kernelmark.suite.measure.verify import deviation
+from kernelmark.suite.measure.workbench import Workbench
+
+ENTRIES = [(name, kind) for name, kinds in baseline.IMPLEMENTATIONS.items() for kind in kinds]
+
+SMALL = {
+    "gelu": {"M": 3, "N": 16},
+    "rms_norm": {"B": 2, "S": 3, "D": 16},
+    "rope": {"B": 2, "H": 4, "Hkv": 2, "S": 3, "D": 8},
+}
+
+
+def build(name, pass_, **options):
+    operator = importlib.import_module(f"kernelmark.suite.operators.{name}").OPERATOR
+    return operator, operator.case(SMALL[name], "fp32", pass_, **options)
+
+
+@pytest.mark.parametrize("pass_", ["forward", "forward_backward"])
+@pytest.mark.parametrize(("name", "kind"), ENTRIES)
+def test_right(name, kind, pass_):
+    pytest.importorskip("transformers")
+    operator, case = build(name, pass_)
+    bench = Workbench.build(operator, case, torch.device("cpu"), seed=1)
+    result = bench.call(baseline.IMPLEMENTATIONS[name][kind](case))()
+    deviation(bench.comparable(result), bench.references, operator.tolerances["fp32"])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "options"),
+    [
+        ("gelu", "transformers_gelu_new", {"approximate": "none"}),
+        ("rope", "transformers", {"layout": "interleaved"}),
+    ],
+)
+def test_what_it_lacks(name, kind, options):
+    pytest.importorskip("transformers")
+    with pytest.raises(NotImplementedError):
+        baseline.IMPLEMENTATIONS[name][kind](build(name, "forward", **options)[1])

@@ -1,0 +1,91 @@
+"""Our cross-entropy."""
+
+import pytest
+import torch
+from kernelmark.kernels.cross_entropy import cross_entropy
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("axes", [{"M": 5, "V": 37}, {"M": 3, "V": 128}, {"M": 2, "V": 1}, {"M": 1, "V": 70}])
+def test_agrees(agrees, axes, dtype):
+    agrees("cross_entropy", axes, dtype)
+
+
+def test_agrees_with_strides(agrees):
+    axes = {"M": 5, "V": 37}
+    agrees("cross_entropy", axes, change=lambda given: {"logits": torch.randn(37, 5).t()})
+    agrees("cross_entropy", axes, change=lambda given: {"logits": torch.randn(5, 50)[:, 3:40]})
+    agrees("cross_entropy", axes, change=lambda given: {"target": torch.arange(10)[::2]})
+
+
+def test_fp16():
+    logits, target = torch.randn(4, 9, dtype=torch.float16), torch.tensor([0, 8, 3, 3])
+    expected = torch.nn.functional.cross_entropy(logits.float(), target)
+    torch.testing.assert_close(cross_entropy(logits, target).float(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_ignored_rows():
+    logits, target = torch.randn(4, 9, requires_grad=True), torch.tensor([0, -100, 8, -100])
+    loss, plain = cross_entropy(logits, target), torch.nn.functional.cross_entropy(logits, target)
+    torch.testing.assert_close(loss, plain)
+    got, expected = torch.autograd.grad(3 * loss, logits)[0], torch.autograd.grad(3 * plain, logits)[0]
+    torch.testing.assert_close(got, expected)
+
+
+def test_another_ignore_index():
+    logits, target = torch.randn(4, 9), torch.tensor([0, 1, 8, 0])
+    expected = torch.nn.functional.cross_entropy(logits, target, ignore_index=0)
+    torch.testing.assert_close(cross_entropy(logits, target, ignore_index=0), expected)
+
+
+def test_extreme_logits():
+    """Large values do not overflow, and tokens that are ruled out have no probability."""
+    logits = torch.full((2, 40), -torch.inf)
+    logits[0, 3], logits[0, 5], logits[1, 39] = 300.0, 300.0, -300.0
+    logits.requires_grad_()
+    loss = cross_entropy(logits, torch.tensor([3, 39]))
+    assert loss.item() == pytest.approx(0.5 * 0.6931472)
+    gradient = torch.autograd.grad(loss, logits)[0]
+    assert gradient[0, 3].item() == pytest.approx(-0.25, rel=1e-4)
+    assert gradient[0, 5].item() == pytest.approx(0.25, rel=1e-4)
+    assert gradient.abs().sum().item() == pytest.approx(0.5, rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")  # numpy; NaN is the answer
+def test_nothing_counts():
+    assert cross_entropy(torch.randn(2, 3), torch.tensor([-100, -100])).isnan()
+    assert cross_entropy(torch.randn(0, 3), torch.tensor([], dtype=torch.int64)).isnan()
+    logits = torch.randn(0, 3, requires_grad=True)
+    loss = cross_entropy(logits, torch.tensor([], dtype=torch.int64))
+    assert torch.autograd.grad(loss, logits)[0].shape == (0, 3)
+
+
+def test_wrong_target_is_nan():
+    assert cross_entropy(torch.randn(2, 3), torch.tensor([1, 3])).isnan()
+
+
+X, T = torch.randn(4, 9), torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "arguments"),
+    [
+        (TypeError, "logits must be a tensor, not list", ([], T)),
+        (ValueError, r"logits has shape \(9,\), expected 2 dimensions", (X[0], T)),
+        (TypeError, "target has dtype torch.int32, expected torch.int64", (X, T.int())),
+        (ValueError, r"target has shape \(3,\), expected \(4,\)", (X, T[:3])),
+        (ValueError, "logits is on meta", (X.to("meta"), T)),
+    ],
+)
+def test_wrong_arguments(error, message, arguments):
+    with pytest.raises(error, match=message):
+        cross_entropy(*arguments)
+
+
+def test_registration():
+    logits = torch.randn(4, 9, requires_grad=True)
+    torch.library.opcheck(torch.ops.kernelmark.cross_entropy.default, (logits, T, -100))
+    one = torch.tensor(1.0)
+    torch.library.opcheck(
+        torch.ops.kernelmark.cross_entropy_backward.default, (one, logits.detach(), T, torch.rand(4), one, -100)
+    )

@@ -1,0 +1,81 @@
+"""Our quantization to 8-bit floats."""
+
+import pytest
+import torch
+from kernelmark.kernels.fp8_quant import FORMATS, LARGEST, fp8_quant
+
+ALL = pytest.mark.parametrize(
+    ("granularity", "format"), [(g, f) for g in ("row", "block") for f in ("e4m3", "e5m2")]
+)
+
+
+@ALL
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("axes", [{"M": 3, "N": 128}, {"M": 5, "N": 300}, {"M": 2, "N": 1030}])
+def test_agrees(agrees, axes, dtype, granularity, format):
+    agrees("fp8_quant", axes, dtype, granularity=granularity, format=format)
+
+
+@ALL
+def test_agrees_with_strides(agrees, granularity, format):
+    axes, options = {"M": 5, "N": 300}, {"granularity": granularity, "format": format}
+    agrees("fp8_quant", axes, change=lambda given: {"x": torch.randn(300, 5).t()}, **options)
+    agrees("fp8_quant", axes, change=lambda given: {"x": torch.randn(5, 400)[:, 5:305]}, **options)
+
+
+@ALL
+def test_exact(granularity, format):
+    """The same values and scales as rounding in fp32 gives, where the scales are powers of two."""
+    x = torch.randn(4, 256).clamp(-1, 1)
+    x[:, ::128] = 1.0
+    x *= LARGEST[format] * torch.tensor([[1.0], [0.5], [4.0], [2.0**-20]])
+    q, scale = fp8_quant(x, granularity, format)
+    assert scale.shape == (4, 1 if granularity == "row" else 2)
+    assert scale[:, 0].tolist() == [1.0, 0.5, 4.0, 2.0**-20]
+    assert torch.equal(q.float(), (x / scale[:, :1]).to(FORMATS[format]).float())
+
+
+@ALL
+def test_zeros_and_empty(granularity, format):
+    q, scale = fp8_quant(torch.zeros(2, 130), granularity, format)
+    assert q.float().abs().max() == 0
+    assert scale.isfinite().all()
+    for shape in ((0, 130), (2, 0), (0,)):
+        q, scale = fp8_quant(torch.zeros(shape), granularity, format)
+        assert q.shape == shape
+        assert scale.shape == (*shape[:-1], 1 if granularity == "row" else -(-shape[-1] // 128))
+
+
+@ALL
+def test_one_element(granularity, format):
+    q, scale = fp8_quant(torch.tensor([-3.0]), granularity, format)
+    assert q.float().item() == -LARGEST[format]
+    assert (q.float() * scale).item() == pytest.approx(-3.0)
+
+
+def test_more_dimensions():
+    x = torch.randn(2, 3, 256)
+    q, scale = fp8_quant(x, "block")
+    assert (q.shape, scale.shape) == ((2, 3, 256), (2, 3, 2))
+    flat, _ = fp8_quant(x.view(6, 256), "block")
+    assert torch.equal(q.float().view(6, 256), flat.float())
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "arguments"),
+    [
+        (TypeError, "x must be a tensor, not int", (1,)),
+        (TypeError, "x has dtype torch.int8", (torch.ones(3, dtype=torch.int8),)),
+        (ValueError, r"x has shape \(\)", (torch.tensor(1.0),)),
+        (ValueError, "x is on meta", (torch.ones(3, device="meta"),)),
+        (ValueError, "granularity is 'tensor', expected 'row' or 'block'", (torch.ones(3), "tensor")),
+        (ValueError, "format is 'fp8', expected 'e4m3' or 'e5m2'", (torch.ones(3), "row", "fp8")),
+    ],
+)
+def test_wrong_arguments(error, message, arguments):
+    with pytest.raises(error, match=message):
+        fp8_quant(*arguments)
+
+
+def test_registration():
+    torch.library.opcheck(torch.ops.kernelmark.fp8_quant.default, (torch.randn(3, 200), "block", "e5m2"))

@@ -1,0 +1,95 @@
+"""Change points: literal series in, indices out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernelmark.registry.changepoints import change_points
+
+
+def found(series: list[float], seed: int = 1, **more: float) -> list[int]:
+    return [point.index for point in change_points(series, np.random.default_rng(seed), **more)]  # type: ignore[arg-type]
+
+
+JITTER = [0.0, 0.004, -0.003, 0.002, -0.004, 0.001, 0.003, -0.002]
+
+
+def steps(*levels: tuple[float, int]) -> list[float]:
+    flat = [level for level, count in levels for _ in range(count)]
+    return [x * (1 + JITTER[i % len(JITTER)]) for i, x in enumerate(flat)]
+
+
+@pytest.mark.parametrize(
+    ("series", "expected"),
+    [
+        ([], []),
+        ([1.0], []),
+        ([1.0] * 50, []),
+        (steps((1.0, 40)), []),
+        (steps((1.0, 10), (1.1, 10)), [10]),
+        (steps((1.0, 20), (1.05, 20)), [20]),
+        (steps((1.0, 10), (1.1, 10), (1.0, 10)), [10, 20]),
+        (steps((1.0, 10), (1.1, 10), (1.2, 10), (0.8, 5)), [10, 20, 30]),
+        (steps((1.0, 20), (1.015, 20)), []),  # less than 2 %
+        (steps((1.0, 20), (1.5, 1), (1.0, 20)), []),  # one odd run
+        (steps((1.0, 20), (1.5, 2), (1.0, 20)), []),  # two odd runs
+        (steps((1.0, 20), (1.2, 3)), [20]),  # the shortest segment, at the end
+        ([1.0, 1.0, 1.0, 2.0, 2.0, 2.0], [3]),
+        ([1.0, 1.0, 2.0, 2.0], []),
+    ],
+)
+def test_literal_series(series: list[float], expected: list[int]) -> None:
+    assert found(series) == expected
+
+
+def test_the_change_is_the_ratio_of_the_segments() -> None:
+    (point,) = change_points([2.0] * 10 + [2.5] * 10, np.random.default_rng(1))
+    assert point.change == pytest.approx(0.25)
+    assert point.p < 1e-5
+
+
+def test_what_is_no_time_is_passed_over_and_indices_stay() -> None:
+    series = [math.nan, *steps((1.0, 10)), 0.0, *steps((1.2, 10)), -1.0, math.inf]
+    assert found(series) == [12]
+
+
+def test_the_thresholds_are_parameters() -> None:
+    series = steps((1.0, 20), (1.015, 20))
+    assert found(series, change=0.01) == [20]
+    assert found(steps((1.0, 10), (1.1, 10)), change=0.2) == []
+    assert found(steps((1.0, 10), (1.1, 10)), p=1e-40) == []
+
+
+def test_the_generator_makes_it_repeatable() -> None:
+    series = np.exp(np.random.default_rng(5).normal(0, 0.02, 80)).tolist()
+    assert found(series, 3) == found(series, 3)
+
+
+def test_noise_is_quiet_and_a_step_is_found() -> None:
+    generator = np.random.default_rng(11)
+    alarms = hits = 0
+    for _ in range(15):
+        series = np.exp(generator.normal(0, 0.007, 60))
+        series[generator.random(60) < 0.02] *= 1.1
+        alarms += len(change_points(series.tolist(), generator))
+        series[30:] *= 1.05
+        hits += any(abs(point.index - 30) <= 1 for point in change_points(series.tolist(), generator))
+    assert alarms == 0
+    assert hits >= 14
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=30))
+def test_garbage_does_not_crash(series: list[float]) -> None:
+    points = change_points(series, np.random.default_rng(1))
+    assert all(3 <= point.index < len(series) for point in points)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(3, 15), st.integers(3, 15), st.floats(1.1, 3.0), st.floats(1e-3, 1e3))
+def test_a_clean_step_is_found_at_any_scale(left: int, right: int, factor: float, scale: float) -> None:
+    assert found([scale] * left + [scale * factor] * right) == [left]

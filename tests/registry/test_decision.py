@@ -1,0 +1,664 @@
+"""The regression detector's decisions: literal data, properties, limits, and that there is one path only."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kernelmark.registry import noise
+from kernelmark.registry.comparison import Comparison, History, Key, Noise, Options, Side
+from kernelmark.registry.decision import (
+    DEFAULTS,
+    Progress,
+    decide,
+    remember,
+    replace,
+    stage_one,
+    stage_two,
+    stored,
+)
+from kernelmark.registry.errors import InputError
+from kernelmark.registry.pairing import differing, pair, process_median, run_means
+from kernelmark.registry.record import Case, Header, Measurement, Record
+from kernelmark.registry.verdict import KINDS, Verdict
+from scipy import special
+
+ROOT = Path(__file__).parents[2]
+STEADY = (1.001, 0.999, 1.002, 1.0, 0.998)
+OTHER = (1.0, 1.001, 0.999, 0.998, 1.002)
+STEADY10 = STEADY + OTHER
+OTHER10 = (0.999, 1.002, 1.0, 1.001, 0.998, 1.002, 0.999, 1.001, 1.0, 0.998)
+
+
+def key(name: str = "a", operator: str = "rmsnorm") -> Key:
+    return Key(operator, name, "kernelmark", "cold")
+
+
+def row(before: Sequence[float], after: Sequence[float], name: str = "a", **more: object) -> Comparison:
+    sides = Side(medians=tuple(before)), Side(medians=tuple(after))
+    return msgspec.structs.replace(Comparison(key(name), *sides), **more)
+
+
+def times(factor: float, medians: Sequence[float]) -> tuple[float, ...]:
+    return tuple(factor * x for x in medians)
+
+
+def again(factor: float, name: str = "a") -> Comparison:
+    return row(STEADY10, times(factor, OTHER10), name)
+
+
+def only(progress: Progress) -> Verdict:
+    assert len(progress.verdicts) == 1
+    return progress.verdicts[0]
+
+
+def two_stages(factor: float, fresh: float | None = None, options: Options = DEFAULTS) -> Verdict:
+    first = row(STEADY, times(factor, OTHER))
+    rerun = again(factor if fresh is None else fresh)
+    return only(decide([first], lambda wanted: [rerun], options))
+
+
+class TestStages:
+    @pytest.mark.parametrize(
+        ("factor", "kind"),
+        [
+            (1.0, "no change"),
+            (1.02, "no change"),
+            (1.04, "warning"),
+            (1.06, "regression"),
+            (1.5, "regression"),
+            (0.95, "improvement"),
+            (0.5, "improvement"),
+        ],
+    )
+    def test_verdict_by_size(self, factor: float, kind: str) -> None:
+        assert two_stages(factor).kind == kind
+
+    def test_what_is_flagged_is_decided_on_the_rerun_alone(self) -> None:
+        verdict = two_stages(1.5, fresh=1.0)
+        assert (verdict.kind, verdict.stage, verdict.pairs) == ("no change", 2, 10)
+        assert verdict.change == pytest.approx(0.0, abs=0.002)
+
+    def test_stage_one_asks_for_ten_fresh_pairs(self) -> None:
+        progress = stage_one([row(STEADY, times(1.1, OTHER)), row(STEADY, OTHER, "b")])
+        assert progress.requests == {key("a"): 10}
+        assert progress.directions == {key("a"): 1}
+        assert [v.kind for v in progress.verdicts] == ["inconclusive", "no change"]
+
+    def test_a_rerun_that_was_not_made_leaves_the_row_open(self) -> None:
+        verdict = only(decide([row(STEADY, times(1.1, OTHER))], lambda wanted: []))
+        assert verdict.kind == "inconclusive"
+        progress = stage_two(
+            stage_one([row(STEADY, times(1.1, OTHER)), row(STEADY, times(1.1, OTHER), "b")]), [again(1.1)]
+        )
+        assert [v.kind for v in progress.verdicts] == ["regression", "inconclusive"]
+        assert "not made within the budget" in progress.verdicts[1].reason
+
+    def test_a_rerun_that_nobody_asked_for_is_refused(self) -> None:
+        with pytest.raises(InputError, match="without being asked"):
+            stage_two(stage_one([row(STEADY, OTHER)]), [again(1.1)])
+
+    def test_a_row_twice_is_refused(self) -> None:
+        with pytest.raises(InputError, match="twice"):
+            stage_one([row(STEADY, OTHER), row(STEADY, OTHER)])
+
+    def test_noise_makes_it_inconclusive_and_names_the_pairs(self) -> None:
+        wild = row((1.0, 1.1, 0.9, 1.2, 0.95), (1.1, 0.9, 1.05, 1.0, 1.15))
+        progress = stage_one([wild])
+        verdict = only(progress)
+        assert verdict.kind == "inconclusive"
+        assert progress.extra[wild.key] >= 10
+        assert verdict.detectable is not None
+        assert verdict.detectable > 0.1
+
+    def test_an_inconclusive_row_is_rerun_until_resolved(self) -> None:
+        wild = row((1.0, 1.1, 0.9, 1.2, 0.95), (1.1, 0.9, 1.05, 1.0, 1.15))
+        asked: list[Mapping[Key, int]] = []
+
+        def rerun(wanted: Mapping[Key, int]) -> list[Comparison]:
+            asked.append(wanted)
+            return [again(1.0)]
+
+        assert only(decide([wild], rerun)).kind == "no change"
+        assert len(asked) == 1
+        assert only(decide([wild], rerun, resolve=False)).kind == "inconclusive"
+        assert len(asked) == 1
+
+    def test_stages_end(self) -> None:
+        wild = row((1.0, 1.1, 0.9, 1.2, 0.95), (1.1, 0.9, 1.05, 1.0, 1.15))
+        progress = decide([wild], lambda wanted: [msgspec.structs.replace(wild)], stages=4)
+        assert progress.stage <= 4
+        assert only(progress).kind == "inconclusive"
+
+    def test_thresholds_are_options(self) -> None:
+        options = Options(fail_above=0.2, warn_above=0.1)
+        assert two_stages(1.06, options=options).kind == "no change"
+        assert two_stages(1.15, options=options).kind == "warning"
+        assert two_stages(1.25, options=options).kind == "regression"
+
+    def test_nothing_to_compare(self) -> None:
+        assert stage_one([]).verdicts == ()
+        assert stored([]).verdicts == ()
+
+
+class TestNoise:
+    def test_trimmed_mean_and_yuen_by_hand(self) -> None:
+        # 1 2 3 4 10: one cut at each end leaves 2 3 4; winsorized 2 2 3 4 4, variance 1.
+        estimate = noise.trimmed(np.array([[10.0, 1.0, 3.0, 2.0, 4.0]]))
+        assert estimate.mean[0] == 3.0
+        assert estimate.df[0] == 2
+        # SE^2 = (n - 1) s_w^2 / (h (h - 1)) = 4 / 6, times n
+        assert estimate.variance[0] == pytest.approx(5 * 4 / 6)
+
+    def test_one_bad_process_in_five_does_not_move_the_estimate(self) -> None:
+        spoiled = (1.0, 1.001, 1.6, 0.998, 1.002)
+        change = only(stage_one([row(STEADY, spoiled)])).change
+        assert change == pytest.approx(0.0, abs=0.01)
+
+    def test_history_narrows_the_interval(self) -> None:
+        remembered = History(noise=(Noise(1e-5, 2.0),) * 10)
+        alone = only(stage_one([row(STEADY, OTHER)]))
+        told = only(stage_one([row(STEADY, OTHER, history=remembered)]))
+        assert alone.low is not None
+        assert told.low is not None
+        assert told.low > alone.low
+
+    def test_a_history_that_today_contradicts_is_dropped(self) -> None:
+        wild = (1.0, 1.3, 0.8, 1.2, 0.9)
+        calm = History(noise=(Noise(1e-6, 2.0),) * 10)
+        told, alone = (only(stage_one([row(STEADY, wild, history=h)])) for h in (calm, History()))
+        assert (told.low, told.high) == (alone.low, alone.high)
+
+    def test_a_comparison_is_remembered_for_the_next(self) -> None:
+        histories: dict[Key, History] = {key(): History(runs=(1.0,))}
+        for _ in range(12):
+            histories = remember(histories, stage_one([row(STEADY, OTHER), row((), (), "b")]))
+        assert list(histories) == [key()]
+        assert len(histories[key()].noise) == 10
+        assert histories[key()].runs == (1.0,)
+
+    def test_garbage_in_history_is_passed_over(self) -> None:
+        bad = History(noise=(Noise(math.nan, 2.0), Noise(-1.0, 2.0), Noise(1e-6, 0.0), Noise(1e-6, math.inf)))
+        told, alone = (only(stage_one([row(STEADY, OTHER, history=h)])) for h in (bad, History()))
+        assert told == alone
+
+    def test_empirical_prior_finds_the_common_variance(self) -> None:
+        generator = np.random.default_rng(7)
+        estimate = noise.trimmed(generator.normal(0, 0.01, (400, 5)))
+        prior = noise.empirical_prior(estimate)
+        variance, df = noise.shrink(estimate, prior)
+        assert 0.6e-4 < float(np.median(variance)) < 1.4e-4
+        half = special.stdtrit(df, 0.975) * np.sqrt(variance / 5)
+        assert 0.92 < float((np.abs(estimate.mean) < half).mean()) < 0.98
+        assert variance.std() < estimate.variance.std()
+        assert float(df.min()) >= 2
+
+    def test_few_rows_give_no_prior(self) -> None:
+        estimate = noise.trimmed(np.random.default_rng(7).normal(0, 0.01, (5, 5)))
+        assert not noise.empirical_prior(estimate).df.any()
+
+    def test_benjamini_hochberg_literal(self) -> None:
+        p = np.array([0.01, 0.04, 0.03, np.nan, 0.5])
+        assert noise.benjamini_hochberg(p, 0.05).tolist() == [True, False, False, False, False]
+        assert noise.benjamini_hochberg(p, 0.06).tolist() == [True, True, True, False, False]
+        assert noise.benjamini_hochberg(np.array([]), 0.05).tolist() == []
+
+    def test_run_mean(self) -> None:
+        assert noise.run_mean([2.0, 2.0, 2.0, 2.0, 100.0]) == pytest.approx(2.0)
+        assert math.isnan(noise.run_mean([]))
+
+
+class TestStored:
+    RUNS = tuple(1 + 0.003 * math.sin(7 * i) for i in range(20))
+
+    def against(self, factor: float, runs: Sequence[float] = RUNS) -> Progress:
+        comparison = row((), times(factor, STEADY), history=History(runs=tuple(runs)), base=Side())
+        return stored([comparison])
+
+    @pytest.mark.parametrize(
+        ("factor", "kind"), [(1.0, "no change"), (1.04, "warning"), (1.08, "regression"), (0.9, "improvement")]
+    )
+    def test_verdict_by_size(self, factor: float, kind: str) -> None:
+        assert only(self.against(factor)).kind == kind
+
+    def test_prediction_interval_by_hand(self) -> None:
+        verdict = only(self.against(1.0))
+        logs = np.log(self.RUNS)
+        half = 2.093024054408263 * logs.std(ddof=1) * math.sqrt(1 + 1 / 20)
+        new = math.log(noise.run_mean(STEADY)) - logs.mean()
+        assert verdict.low == pytest.approx(math.expm1(new - half))
+        assert verdict.high == pytest.approx(math.expm1(new + half))
+
+    def test_under_ten_runs_is_inconclusive_and_orders_an_ab(self) -> None:
+        progress = self.against(1.5, self.RUNS[:9])
+        assert only(progress).kind == "inconclusive"
+        assert "9 unchanged runs" in only(progress).reason
+        assert progress.requests == {key(): 5}
+
+    def test_only_the_last_twenty_runs_count(self) -> None:
+        assert self.against(1.0, (50.0,) * 10 + self.RUNS) == self.against(1.0)
+
+    def test_fewer_than_five_processes_is_inconclusive(self) -> None:
+        comparison = row((), STEADY[:4], history=History(runs=self.RUNS), base=Side())
+        assert only(stored([comparison])).kind == "inconclusive"
+
+    def test_throttling_is_compared_only_with_a_known_baseline(self) -> None:
+        hot = Side(medians=STEADY, throttled=1.0)
+        comparison = row((), (), history=History(runs=self.RUNS), base=Side(), current=hot)
+        assert only(stored([comparison])).kind == "no change"
+
+    def test_an_ab_replaces_what_it_decided(self) -> None:
+        progress = self.against(1.08)
+        confirmed = replace(progress, decide([row(STEADY, OTHER)], lambda wanted: []).verdicts)
+        assert [v.kind for v in confirmed.verdicts] == ["no change"]
+        assert confirmed.requests == {}
+
+
+class TestGuards:
+    @pytest.mark.parametrize(
+        ("base", "current"),
+        [
+            ((math.nan,) * 5, STEADY),
+            (STEADY, (0.0,) * 5),
+            (STEADY, (-1.0,) * 5),
+            ((math.inf,) * 5, STEADY),
+            ((1.0,), (1.0,)),
+            ((1.0, 1.0), (1.0, 1.0)),
+            (STEADY, ()),
+            ((), ()),
+            ((1.0, math.nan, 1.0, math.nan, 1.0), (math.nan, 1.0, math.nan, 1.0, 1.0)),
+        ],
+    )
+    def test_garbage_and_single_samples_are_inconclusive_with_a_reason(
+        self, base: tuple[float, ...], current: tuple[float, ...]
+    ) -> None:
+        verdict = only(stage_one([row(base, current)]))
+        assert verdict.kind == "inconclusive"
+        assert "usable" in verdict.reason
+
+    def test_some_garbage_costs_its_pairs_and_is_noted(self) -> None:
+        verdict = only(stage_one([row((*STEADY, math.nan), (*OTHER, 1.0))]))
+        assert (verdict.kind, verdict.pairs) == ("no change", 5)
+        assert any("no usable time" in note for note in verdict.notes)
+
+    def test_constant_data(self) -> None:
+        same = only(stage_one([row((1.0,) * 5, (1.0,) * 5)]))
+        assert (same.kind, same.change) == ("no change", 0.0)
+        assert any("same time" in note for note in same.notes)
+        slower = only(decide([row((1.0,) * 5, (1.2,) * 5)], lambda wanted: [row((1.0,) * 10, (1.2,) * 10)]))
+        assert slower.kind == "regression"
+
+    def test_differing_conditions_are_named(self) -> None:
+        verdict = only(stage_one([row(STEADY, times(2, OTHER), differing=("driver: 580 / 590",))]))
+        assert verdict.kind == "not comparable"
+        assert "driver: 580 / 590" in verdict.reason
+        assert verdict.differing == ("driver: 580 / 590",)
+
+    def test_throttling_on_one_side_only(self) -> None:
+        hot = Side(medians=OTHER, throttled=1.0)
+        assert only(stage_one([row(STEADY, OTHER, current=hot)])).kind == "not comparable"
+        both = only(stage_one([row(STEADY, OTHER, current=hot, base=Side(medians=STEADY, throttled=1.0))]))
+        assert both.kind == "no change"
+        assert len(both.notes) == 2
+
+    @pytest.mark.parametrize(
+        ("base", "current", "kind"),
+        [
+            (Side(medians=STEADY), Side(status=None), "missing"),
+            (Side(medians=STEADY), Side(status="crashed", reason="signal 11"), "missing"),
+            (Side(medians=STEADY), Side(status="incorrect", reason="off by 2"), "incorrect"),
+            (Side(medians=STEADY), Side(medians=OTHER, failures={"incorrect": 1}), "incorrect"),
+            (Side(status=None), Side(medians=STEADY), "new"),
+            (Side(status="incorrect", reason="off"), Side(medians=STEADY), "new"),
+            (Side(status="unsupported", reason="CPU"), Side(status="unsupported", reason="CPU"), "skipped"),
+        ],
+    )
+    def test_rows_without_a_time(self, base: Side, current: Side, kind: str) -> None:
+        for decided in (stage_one, stored):
+            verdict = only(decided([row((), (), base=base, current=current)]))
+            assert verdict.kind == kind
+            assert verdict.reason
+
+    def test_a_crash_in_one_process_is_noted(self) -> None:
+        current = Side(medians=(*OTHER, math.nan), failures={"crashed": 1})
+        verdict = only(stage_one([row((*STEADY, 1.0), (), current=current)]))
+        assert verdict.kind == "no change"
+        assert verdict.notes == ("current: crashed in 1 of 6 processes",)
+
+    def suite(self, factor: float, operators: int = 5, control: bool = False) -> list[Comparison]:
+        out = []
+        for i in range(20):
+            name = Key(f"operator{i % operators}", f"case{i}", "kernelmark", "cold")
+            out.append(row(STEADY, times(factor, OTHER), key=name, control=control))
+        return out
+
+    def test_a_shift_of_all_is_the_machine(self) -> None:
+        progress = stage_one(self.suite(1.02))
+        assert {v.kind for v in progress.verdicts} == {"not comparable"}
+        assert "moved by +2.0%" in progress.verdicts[0].reason
+        assert progress.requests == {}
+        assert {v.kind for v in stage_one(self.suite(1.005)).verdicts} == {"no change"}
+
+    def test_one_operator_may_become_slower_as_a_whole(self) -> None:
+        assert {v.kind for v in stage_one(self.suite(1.1, operators=1)).verdicts} == {"inconclusive"}
+
+    def test_witnesses_decide_on_the_machine(self) -> None:
+        ours = [row(STEADY, times(1.1, OTHER), f"ours{i}") for i in range(30)]
+        steady = stage_one([*ours, *self.suite(1.0, control=True)])
+        assert len(steady.requests) == 30
+        shifted = stage_one([*ours, *self.suite(1.03, control=True)])
+        assert {v.kind for v in shifted.verdicts} == {"not comparable"}
+
+    def test_stored_runs_are_guarded_too(self) -> None:
+        history = History(runs=TestStored.RUNS)
+        rows = [msgspec.structs.replace(r, history=history) for r in self.suite(1.05)]
+        assert {v.kind for v in stored(rows).verdicts} == {"not comparable"}
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"fail_above": 0.02},
+            {"warn_above": 0.001},
+            {"tolerated": -0.1},
+            {"fail_above": math.nan},
+            {"q": 0.0},
+            {"level": 1.0},
+            {"pairs": 2},
+            {"maximum_runs": 5},
+            {"maximum_pairs": 5},
+            {"memory_above": 0.0},
+            {"error_factor": 0.5},
+            {"tolerated": 0.0, "warn_above": 0.0, "fail_above": 0.0},
+        ],
+    )
+    def test_senseless_options_are_refused(self, wrong: dict[str, float]) -> None:
+        with pytest.raises(InputError):
+            Options(**wrong)  # type: ignore[arg-type]
+
+
+class TestOtherMetrics:
+    def flags(self, base: Side, current: Side) -> list[str]:
+        verdict = only(stage_one([row((), (), base=base, current=current)]))
+        assert verdict.kind == "no change"
+        return [flag.metric for flag in verdict.flags]
+
+    def test_memory(self) -> None:
+        base = Side(medians=STEADY, memory=(100, 100, 132, 100, None))
+        assert self.flags(base, Side(medians=OTHER, memory=(106, 138, 106, 106, 106))) == ["memory"]
+        assert self.flags(base, Side(medians=OTHER, memory=(105, 138, 106, 106, 106))) == []
+        assert self.flags(base, Side(medians=OTHER, memory=(None,) * 5)) == []
+
+    def test_error(self) -> None:
+        base = Side(medians=STEADY, error=(1e-3, 1.1e-3, 0.9e-3, 1e-3, None))
+        assert self.flags(base, Side(medians=OTHER, error=(3e-3, 2.5e-3, 4e-3, 3e-3, 3e-3))) == ["error"]
+        assert self.flags(base, Side(medians=OTHER, error=(3e-3, 1e-3, 4e-3, 3e-3, 3e-3))) == []
+        exact = Side(medians=STEADY, error=(0.0,) * 5)
+        assert self.flags(exact, Side(medians=OTHER, error=(1e-7,) * 5)) == []
+        assert self.flags(exact, Side(medians=OTHER, error=(1e-3,) * 5)) == ["error"]
+        assert self.flags(exact, Side(medians=OTHER, error=(math.nan,) * 5)) == []
+
+    def test_energy(self) -> None:
+        base = Side(medians=STEADY, energy=STEADY)
+        assert self.flags(base, Side(medians=OTHER, energy=times(1.2, OTHER))) == ["energy"]
+        assert self.flags(base, Side(medians=OTHER, energy=times(1.03, OTHER))) == []
+        assert self.flags(base, Side(medians=OTHER, energy=(0.0, None, math.nan, -1.0, 1.0))) == []
+
+
+MIRROR = {
+    "regression": "improvement",
+    "warning": "improvement",
+    "improvement": ("regression", "warning"),
+    "missing": "new",
+    "new": "missing",
+}
+plausible = st.floats(0.5, 2.0)
+anything = st.floats(allow_nan=True, allow_infinity=True)
+five = st.lists(plausible, min_size=5, max_size=5)
+ten = st.lists(plausible, min_size=10, max_size=10)
+relaxed = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+
+
+def swapped(comparison: Comparison) -> Comparison:
+    return msgspec.structs.replace(comparison, base=comparison.current, current=comparison.base)
+
+
+def scaled(comparison: Comparison, factor: float) -> Comparison:
+    return row(times(factor, comparison.base.medians), times(factor, comparison.current.medians))
+
+
+def mirrored(before: Verdict, after: Verdict) -> None:
+    expected = MIRROR.get(before.kind, before.kind)
+    assert after.kind in (expected if isinstance(expected, tuple) else (expected,))
+    if before.change is not None:
+        assert after.change is not None
+        assert 1 + after.change == pytest.approx(1 / (1 + before.change), rel=1e-9)
+
+
+class TestProperties:
+    @relaxed
+    @given(five, five, ten, ten, st.sampled_from([1.0, 1.04, 1.2]))
+    def test_swapping_mirrors(
+        self, base: list[float], current: list[float], base2: list[float], current2: list[float], slow: float
+    ) -> None:
+        noisy = row(base, times(slow, current)), row(base2, times(slow, current2))
+        calm = [1 + (x - 1) / 100 for x in base], [1 + (x - 1) / 100 for x in base2]
+        quiet = row(STEADY, times(slow, calm[0])), row(STEADY10, times(slow, calm[1]))
+        for first, rerun in (noisy, quiet):
+            there = only(decide([first], lambda wanted, rerun=rerun: [rerun]))  # type: ignore[misc]
+            back = only(decide([swapped(first)], lambda wanted, rerun=rerun: [swapped(rerun)]))  # type: ignore[misc]
+            mirrored(there, back)
+
+    @relaxed
+    @given(five, five, ten, ten, st.integers(-30, 30))
+    def test_scaling_changes_nothing(
+        self, base: list[float], current: list[float], base2: list[float], current2: list[float], power: int
+    ) -> None:
+        first, rerun, factor = row(base, current), row(base2, current2), 3.0**power
+        there = only(decide([first], lambda wanted: [rerun]))
+        back = only(decide([scaled(first, factor)], lambda wanted: [scaled(rerun, factor)]))
+        assert there.kind == back.kind
+        assert there.change == pytest.approx(back.change, rel=1e-6, abs=1e-9)
+        assert there.low == pytest.approx(back.low, rel=1e-6, abs=1e-9)
+
+    @relaxed
+    @given(st.lists(st.tuples(st.lists(anything, max_size=6), st.lists(anything, max_size=6)), max_size=12))
+    def test_unrelated_rows_do_not_hide_a_clear_regression(
+        self, others: list[tuple[list[float], list[float]]]
+    ) -> None:
+        more = [row(b, c, f"other{i}") for i, (b, c) in enumerate(others)]
+        first = row(STEADY, times(1.3, OTHER))
+
+        def rerun(wanted: Mapping[Key, int]) -> list[Comparison]:
+            # Unrelated rows are as flagged as before: the correction is the only way they act.
+            fresh = [r for r in more if r.key in wanted]
+            return [again(1.3), *fresh] if first.key in wanted else fresh
+
+        verdict = decide([first, *more], rerun).verdicts[0]
+        assert verdict.kind == "regression"
+
+    @relaxed
+    @given(
+        st.lists(st.tuples(st.lists(anything, max_size=8), st.lists(anything, max_size=8)), max_size=8),
+        st.lists(anything, max_size=25),
+        st.lists(st.builds(Noise, anything, anything), max_size=4),
+    )
+    def test_garbage_gives_a_status(
+        self, sides: list[tuple[list[float], list[float]]], runs: list[float], noises: list[Noise]
+    ) -> None:
+        history = History(tuple(noises), tuple(runs))
+        rows = [
+            row(b, c, f"row{i}", history=history, base=Side(medians=tuple(b), energy=tuple(b), error=tuple(c)))
+            for i, (b, c) in enumerate(sides)
+        ]
+        progress = decide(rows, lambda wanted: [r for r in rows if r.key in wanted])
+        for verdict in (*progress.verdicts, *stored(rows).verdicts):
+            assert verdict.kind in KINDS
+            assert verdict.reason
+            msgspec.json.encode(verdict)
+
+
+def header(replicates: int, **conditions: str) -> Header:
+    return Header(
+        schema_version=1,
+        run="r",
+        created="2026-01-01T00:00:00Z",
+        harness="0",
+        commit=None,
+        dirty=False,
+        plan="p",
+        seed=0,
+        replicates=replicates,
+        device="cpu",
+        key="k",
+        conditions=dict(conditions),
+        environment={},
+    )
+
+
+def record(name: str, replicate: int, samples: tuple[float, ...], spec: str = "s", **more: object) -> Record:
+    case = Case("rmsnorm", name, {}, {}, "fp32", "forward", spec, 1, 1)
+    measurement = msgspec.structs.replace(Measurement(samples, "clock"), **more)
+    return Record(case, "kernelmark", "kernelmark", None, replicate, 0, "cold", "ok", measurement=measurement)
+
+
+def failed(name: str, replicate: int, status: str) -> Record:
+    case = Case("rmsnorm", name, {}, {}, "fp32", "forward", "s", 1, 1)
+    return Record(case, "kernelmark", "kernelmark", None, replicate, 0, "cold", status, reason="why")  # type: ignore[arg-type]
+
+
+class TestPairing:
+    def test_replicates_are_pairs(self) -> None:
+        base = [record("a", i, (1.0 + i, 9.0, 1.0 + i)) for i in (2, 0, 1)]
+        current = [record("a", 0, (2.0,)), failed("a", 1, "crashed"), record("a", 2, (4.0, 6.0))]
+        (row_,) = pair((header(3), base), (header(3), current))
+        assert row_.key == Key("rmsnorm", "a", "kernelmark", "cold")
+        assert row_.base.medians == (1.0, 2.0, 3.0)
+        assert row_.current.medians[0] == 2.0
+        assert math.isnan(row_.current.medians[1])
+        assert row_.current.medians[2] == 5.0
+        assert row_.current.failures == {"crashed": 1}
+        assert not row_.control
+
+    def test_a_row_that_never_ended_well_has_its_status(self) -> None:
+        current = [failed("a", 0, "timeout"), failed("a", 1, "incorrect")]
+        (row_,) = pair((header(2), [record("a", 0, (1.0,))]), (header(2), current))
+        assert (row_.current.status, row_.current.reason) == ("incorrect", "why")
+
+    def test_rows_of_one_side(self) -> None:
+        rows = pair((header(1), [record("a", 0, (1.0,))]), (header(1), [record("b", 0, (1.0,))]))
+        assert [(r.key.case, r.base.status, r.current.status) for r in rows] == [
+            ("a", "ok", None),
+            ("b", None, "ok"),
+        ]
+
+    def test_what_differs_is_named_unless_allowed(self) -> None:
+        before, after = header(1, driver="580", gpu="H200"), header(1, driver="590", gpu="H200", ecc="on")
+        assert differing(before, after) == ("driver: 580 / 590", "ecc: not recorded / on")
+        assert differing(before, after, {"driver", "ecc"}) == ()
+        changed = record("a", 0, (1.0,), spec="t", timer="cupti")
+        (row_,) = pair((before, [record("a", 0, (1.0,))]), (before, [changed]))
+        assert row_.differing == ("case.spec: s / t", "timer: clock / cupti")
+
+    def test_another_tuned_configuration_is_noted(self) -> None:
+        (row_,) = pair(
+            (header(1), [record("a", 0, (1.0,), tuning={"k": "64"})]),
+            (header(1), [record("a", 0, (1.0,), tuning={"k": "128"})]),
+        )
+        assert row_.notes == ("autotuned k otherwise: 64 before, 128 now",)
+
+    def test_throttled_throughout(self) -> None:
+        hot = [record("a", 0, (1.0, 2.0), throttled=(0, 1)), record("a", 1, (1.0, 2.0), throttled=(1,))]
+        (row_,) = pair((header(2), hot), (header(2), hot))
+        assert row_.current.throttled == 0.5
+
+    def test_run_means(self) -> None:
+        run = [record("a", 0, (2.0,)), record("a", 1, (2.0, 2.0)), failed("b", 0, "crashed")]
+        assert run_means((header(3), run)) == {Key("rmsnorm", "a", "kernelmark", "cold"): pytest.approx(2.0)}
+
+    def test_the_process_median(self) -> None:
+        assert process_median(Measurement((3.0, 1.0, 2.0), "clock")) == 2.0
+        assert process_median(Measurement((4.0, 1.0, 2.0, 100.0), "clock")) == 3.0
+
+
+THOUSAND = """
+import json, resource, sys, time
+import numpy as np
+from kernelmark.registry.decision import stage_one
+from kernelmark.registry.pairing import pair
+from kernelmark.registry.record import Case, Header, Measurement, Record
+
+generator = np.random.default_rng(3)
+def run():
+    header = Header(1, "r", "2026-01-01T00:00:00Z", "0", None, False, "p", 0, 10, "cpu", "k", {}, {})
+    return header, [
+        Record(
+            Case(f"operator{i % 12}", f"c{i}", {}, {}, "fp32", "forward", "s", 1, 1), "kernelmark", "kernelmark",
+            None, j, 0, "cold", "ok",
+            measurement=Measurement(tuple(generator.normal(1, 0.02, 100).tolist()), "clock"),
+        )
+        for i in range(1000) for j in range(10)
+    ]
+runs = run(), run()
+start = time.process_time()
+progress = stage_one(pair(*runs))
+seconds = time.process_time() - start
+scale = 1 if sys.platform == "darwin" else 1024
+print(json.dumps([len(progress.verdicts), seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale]))
+"""
+
+
+def test_a_thousand_cases_in_two_seconds_and_half_a_gigabyte() -> None:
+    """1,000 cases x 10 processes x 100 samples on each side, from records to verdicts, in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", THOUSAND], check=True, capture_output=True, text=True)
+    rows, seconds, peak = json.loads(done.stdout)
+    assert rows == 1000
+    assert seconds <= 2.0
+    assert peak < 500e6
+
+
+DECIDING = {"decision", "outcome"}
+
+
+def _calls(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    return {
+        node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+    }
+
+
+def _imports(path: Path) -> set[str]:
+    """Last parts of the modules that a file imports, and the names it imports from them."""
+    out: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            out |= {alias.name.rsplit(".", 1)[-1] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            out |= {(node.module or "").rsplit(".", 1)[-1]} | {alias.name for alias in node.names}
+    return out
+
+
+def test_verdicts_are_made_in_one_place() -> None:
+    """No other module of the product makes a verdict, so all come through what is calibrated."""
+    for path in [*(ROOT / "registry").rglob("*.py"), *(ROOT / "suite").rglob("*.py")]:
+        if path.stem not in DECIDING or path.parent.name != "registry":
+            assert "Verdict" not in _calls(path), f"{path.name} makes verdicts past registry/decision.py"
+            assert not {"outcome", "assessment"} & _imports(path), (
+                f"{path.name} reaches behind registry/decision.py"
+            )
+
+
+def test_nothing_descriptive_decides() -> None:
+    for name in ("decision", "outcome", "assessment", "eligibility", "noise", "metrics", "verdict"):
+        assert not {"descriptive", "changepoints", "stats"} & _imports(ROOT / "registry" / f"{name}.py")

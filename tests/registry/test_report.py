@@ -1,0 +1,438 @@
+"""The report: self-contained, escaped, honest about what is missing, and the same bytes for the same journal."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from kernelmark.registry import charts, grouping, units
+from kernelmark.registry.errors import InputError
+from kernelmark.registry.record import Ceiling
+from kernelmark.registry.report import render
+from kernelmark.registry.rows import rows
+
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+pytest.importorskip("jinja2", reason="Jinja2 is not installed")
+
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """A page taken apart: tags balanced or not, identifiers, links, text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.faults: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        self.text = re.sub(r"\s+", " ", " ".join(self.words))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        self._attributes(attrs)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._attributes(attrs)
+
+    def _attributes(self, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [x or "" for name, x in attrs if name == "id"]
+        self.links += [x or "" for name, x in attrs if name in ("href", "src")]
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(f"</{tag}> at {self.getpos()}")
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self.words.append(data)
+
+
+def sizes(literal: Any, count: int, **more: Any) -> list[Any]:
+    return [
+        literal.case(name=f"S{2**i}-bf16-forward", axes={"S": 2**i}, bytes=10**6 * 2**i, **more)
+        for i in range(count)
+    ]
+
+
+def lines(literal: Any, cases: list[Any], replicates: int = 3) -> list[Any]:
+    """Ours 1.5× to 3× as fast as `torch`, a yardstick, one unsupported implementation."""
+    out: list[Any] = [Ceiling("copy", 10**6, 0.001, 0), Ceiling("copy", 10**9, 0.5, 0)]
+    for case in cases:
+        ms = case.bytes / 10**9
+        for r in range(replicates):
+            noise = 1 + 0.001 * r
+            seen = {"peak_memory_bytes": case.bytes, "energy_j": ms / 2, "error": 1e-3, "launch_ms": (ms + 0.01,)}
+            out += [
+                literal.record("kernelmark", ms * noise, case=case, replicate=r, **seen),
+                literal.record("torch", 3 * ms, case=case, replicate=r, **seen),
+                literal.record("liger", 1.5 * ms, case=case, replicate=r, **seen),
+                literal.record("clone", ms / 2, case=case, replicate=r, provider="yardstick"),
+                literal.record("flash", case=case, replicate=r, status="unsupported", reason="no fp32 here"),
+            ]
+    return out
+
+
+@pytest.fixture(scope="module")
+def page(literal: Any) -> str:
+    """The report of a complete GPU run of three cases."""
+    return render([literal.journal(*lines(literal, sizes(literal, 3)), literal.footer(), replicates=3)])
+
+
+# --- the page as such -----------------------------------------------------------------------------------
+
+
+def test_tags_balance_and_identifiers_are_unique(page: str) -> None:
+    found = Page(page)
+    assert found.faults == []
+    assert found.open == []
+    assert sorted(found.ids) == sorted(set(found.ids))
+
+
+def test_it_opens_offline(page: str) -> None:
+    found = Page(page)
+    assert not re.search(r"https?://|@import|url\((?!#)", page)
+    assert not {"script", "link", "img", "iframe", "object"} & set(found.tags)
+    assert all(x.startswith("#") for x in found.links)
+
+
+def test_every_link_within_the_page_leads_somewhere(page: str) -> None:
+    found = Page(page)
+    assert {x.removeprefix("#") for x in found.links} <= set(found.ids)
+    assert set(re.findall(r"url\(#([^)]*)\)", page)) <= set(found.ids)
+
+
+def test_charts_are_inline_with_text_as_text_and_colours_of_the_page(page: str) -> None:
+    drawn = re.findall(r'<svg viewBox="0 0 480 .*?</svg>', page, re.S)
+    assert len(drawn) == 4  # overview, latency, fraction, copy
+    for svg in drawn:
+        assert "<text" in svg
+        assert "var(--" in svg
+        assert "#a1b2" not in svg  # no stand-in of a colour is left
+        assert "rdf:" not in svg
+        assert "DejaVu" not in svg
+    assert all(f"{x}:" in page for x in set(re.findall(r"var\((--[a-z0-9-]+)\)", page)))
+
+
+def test_the_same_journal_gives_the_same_bytes(literal: Any, page: str) -> None:
+    again = render([literal.journal(*lines(literal, sizes(literal, 3)), literal.footer(), replicates=3)])
+    assert again == page
+
+
+def test_it_serves_dark_print_and_phone(page: str) -> None:
+    for what in ("prefers-color-scheme: dark", "@media print", "max-width: 640px", 'name="viewport"'):
+        assert what in page
+
+
+# --- what it says ---------------------------------------------------------------------------------------
+
+
+def test_title_has_device_date_commit_plan_and_key(page: str) -> None:
+    text = Page(page).text
+    for what in ("NVIDIA H200", "2026-11-21 00:00:00 UTC", "0123456789ab", "quick, 3 replicates", "key0"):
+        assert what in text
+
+
+def test_the_summary_comes_before_the_detail(page: str) -> None:
+    text = Page(page).text
+    places = [
+        text.index(x)
+        for x in (
+            "over the fastest baseline of each case",
+            "All rows of rms_norm, forward",
+            "Ours against the fastest correct baseline",
+            "Peak memory Most bytes",
+            "Energy Mean board power",
+            "Hashed into the comparability key",
+            "How the run's time was spent",
+            "Measured ceilings What",
+            "Skipped or failed Status",
+            "How to read this A row",
+        )
+    ]
+    assert places == sorted(places)
+
+
+def test_speedups_category_and_limit_are_the_rows(page: str) -> None:
+    text = Page(page).text
+    assert "1.50× kernelmark over the fastest baseline" in text
+    assert "3.00× kernelmark over eager" in text
+    assert "no fp32 here" in text
+    assert "yardstick" in text
+    assert "75.0 %" in text  # sampling's share of the time
+    assert "overhead" in text
+
+
+def test_unknown_is_a_dash_and_never_zero(literal: Any) -> None:
+    case = literal.case(bytes=0)
+    text = Page(render([literal.journal(literal.record("kernelmark", 1.0, case=case))])).text
+    assert "limit –" in text
+    assert "0 %" not in text.replace("100 %", "").split("How to read this")[0]
+    assert "Not known for any row of this run" in text
+    assert "GB/s" not in text.split("Measured ceilings")[0]
+
+
+def test_a_cpu_run_says_so_at_the_top(literal: Any) -> None:
+    journal = literal.journal(literal.record(), literal.footer(), device="cpu", conditions={"cpu": "Xeon"})
+    text = Page(render([journal])).text
+    assert "CPU: Xeon" in text[:300]
+    assert "not of a GPU" in text[:600]
+
+
+def test_a_killed_run_says_so_at_the_top(literal: Any) -> None:
+    text = Page(render([literal.journal(literal.record("kernelmark", 1.0))])).text
+    assert "INCOMPLETE" in text[:300]
+    assert "left no account of its own" in text
+
+
+def test_throttled_unconverged_and_lost_replicates_are_flagged(literal: Any) -> None:
+    found = [
+        literal.record("a", throttled=(0, 1, 2)),
+        literal.record("b", converged=False),
+        literal.record("c"),
+        literal.record("c", replicate=1, status="crashed", reason="signal 11"),
+    ]
+    html = render([literal.journal(*found)])
+    table = html[html.index("All rows of") :]
+    for flag in (">throttled<", ">not converged<", ">lost replicates<"):
+        assert flag in table
+    assert "1 of 2 replicates: crashed: signal 11" in html
+
+
+def test_everything_from_a_journal_is_escaped(literal: Any) -> None:
+    evil = '"><script>alert(1)</script>&amp;'
+    case = literal.case(name=evil, operator=f"op{evil}", options={"mask": evil})
+    found = [
+        literal.record(f"x{evil}", case=case, provider=evil, version=evil),
+        literal.record("kernelmark", 2.0, case=case),
+        literal.record("other", case=case, status="error", reason=f"why {evil}"),
+    ]
+    html = render(
+        [
+            literal.journal(
+                *found,
+                literal.footer(spent_s={evil: 1.0}),
+                run=evil,
+                plan=evil,
+                commit=evil,
+                key=evil,
+                created=evil,
+                harness=evil,
+                conditions={"gpu": evil, evil: evil},
+                environment={evil: evil},
+            )
+        ]
+    )
+    assert "<script" not in html
+    found_page = Page(html)
+    assert found_page.faults == []
+    assert "script" not in found_page.tags
+    assert "&amp;amp;" in html  # an ampersand that was already written out stays what it was
+
+
+def test_a_dollar_sign_is_no_formula(literal: Any) -> None:
+    html = render([literal.journal(literal.record(case=literal.case(options={"mask": "$x_1$"}, axes={"S": 1})))])
+    assert "$x_1$" in html
+
+
+def test_a_run_without_rows(literal: Any) -> None:
+    found = Page(render([literal.journal()]))
+    assert found.faults == []
+    assert "no speedup to sum up" in found.text
+
+
+def test_a_run_in_which_nothing_succeeded(literal: Any) -> None:
+    text = Page(render([literal.journal(literal.record(status="error", reason="no driver"))])).text
+    assert "No implementation has a time here." in text
+    assert "no driver" in text
+
+
+def test_a_time_of_zero_breaks_nothing(literal: Any) -> None:
+    found = [literal.record("kernelmark", 0.0), literal.record("torch", 1.0)]
+    assert Page(render([literal.journal(Ceiling("copy", 8, 1.0, 0), *found)])).faults == []
+
+
+def test_no_journal_is_an_error() -> None:
+    with pytest.raises(InputError, match="at least one run"):
+        render([])
+
+
+def test_a_missing_library_says_what_to_install(literal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(InputError, match=r"jinja2.*pip install 'kernelmark\[registry\]'"):
+        render([literal.journal()])
+
+
+# --- several runs ---------------------------------------------------------------------------------------
+
+
+def test_runs_side_by_side_with_a_comparison_of_their_common_rows(literal: Any) -> None:
+    cases = sizes(literal, 2)
+    first = literal.journal(*lines(literal, cases), literal.footer(), run="first")
+    second = literal.journal(*lines(literal, cases[:1]), literal.footer(), run="second")
+    html = render([first, second])
+    found = Page(html)
+    assert found.faults == []
+    assert sorted(found.ids) == sorted(set(found.ids))
+    assert "2 runs side by side" in found.text
+    assert "4 rows have the same key in both" in found.text
+    assert "only in first" in found.text
+    assert "[−" in found.text or "[0.0" in found.text
+
+
+def test_runs_of_different_conditions_are_not_compared_and_the_difference_is_named(literal: Any) -> None:
+    first = literal.journal(*lines(literal, sizes(literal, 1)), run="first")
+    other = {"gpu": "NVIDIA H100", "driver": "580.1"}
+    second = literal.journal(*lines(literal, sizes(literal, 1)), run="second", key="key1", conditions=other)
+    text = Page(render([first, second])).text
+    assert "no ratio is formed between the two runs" in text
+    assert "conditions differ: gpu" in text
+    assert "rows have the same key in both" not in text
+
+
+# --- size and time --------------------------------------------------------------------------------------
+
+
+def test_a_large_run_stays_small_and_quick(literal: Any) -> None:
+    cases = [
+        literal.case(
+            operator="attention",
+            name=f"B{b}-S{s}-D{d}-{mask}",
+            axes={"B": b, "S": s, "D": d},
+            options={"mask": mask},
+            flops=10**9 * b * s,
+        )
+        for b in (1, 2, 4)
+        for s in (128, 256, 512, 1024, 2048)
+        for d in (64, 128)
+        for mask in ("causal", "full")
+    ]
+    found = lines(literal, cases, replicates=2)
+    begin = time.monotonic()
+    html = render([literal.journal(*found)])
+    assert len(html) < 2e6
+    assert time.monotonic() - begin < 20
+
+
+# --- groups, looks, text --------------------------------------------------------------------------------
+
+
+def group_journal(literal: Any, **axes: list[int]) -> Any:
+    import itertools
+
+    for values in itertools.product(*axes.values()):
+        sizes_ = dict(zip(axes, values, strict=True))
+        name = "-".join(f"{x}{y}" for x, y in sizes_.items())
+        yield literal.record(case=literal.case(name=name, axes=sizes_))
+
+
+def test_a_group_tells_what_is_common_and_labels_what_differs(literal: Any) -> None:
+    (group,) = grouping.groups(rows(literal.journal(*group_journal(literal, B=[4, 32], D=[64]))))
+    assert group.common == "bf16 · D64"
+    assert group.labels == ("B4", "B32")
+
+
+def test_a_group_of_one_case_is_labelled_by_its_sizes(literal: Any) -> None:
+    (group,) = grouping.groups(rows(literal.journal(literal.record())))
+    assert (group.common, group.labels) == ("bf16", ("B2 S4 D8",))
+
+
+def test_many_cases_are_split_by_the_axis_with_fewest_values(literal: Any) -> None:
+    found = grouping.groups(
+        rows(literal.journal(*group_journal(literal, B=[1, 2, 4, 8, 16, 32, 64], D=[64, 128])))
+    )
+    assert [x.common for x in found] == ["bf16 · D64", "bf16 · D128"]
+    assert [len(x.cases) for x in found] == [7, 7]
+
+
+def test_options_split_before_sizes(literal: Any) -> None:
+    cases = [
+        literal.case(name=f"{s}-{causal}", axes={"S": s}, options={"causal": causal})
+        for s in range(8)
+        for causal in (True, False)
+    ]
+    found = grouping.groups(rows(literal.journal(*(literal.record(case=x) for x in cases))))
+    assert sorted(x.common for x in found) == ["causal · bf16", "not causal · bf16"]
+
+
+def test_no_group_is_larger_than_the_limit_and_no_case_is_lost(literal: Any) -> None:
+    journal = literal.journal(*group_journal(literal, S=list(range(40))))
+    found = grouping.groups(rows(journal))
+    assert all(len(x.cases) <= grouping.CASES_IN_A_GROUP for x in found)
+    assert sum(len(x.cases) for x in found) == 40
+
+
+def test_cold_and_hot_are_told_apart_by_label(literal: Any) -> None:
+    (group,) = grouping.groups(rows(literal.journal(literal.record(), literal.record(cache="hot"))))
+    assert sorted(group.labels) == ["cold cache", "hot cache"]
+
+
+def test_every_implementation_has_a_look_of_its_own_and_keeps_it(literal: Any) -> None:
+    names = ["kernelmark", "torch", *(f"library{i}" for i in range(30))]
+    found = [literal.record(x) for x in names] + [literal.record("clone", provider="yardstick")]
+    looks = charts.palette(rows(literal.journal(*found)))
+    assert len({(x.colour, x.marker) for x in looks.values()}) == len(names) + 1
+    assert (looks["kernelmark"].colour, looks["kernelmark"].ours) == ("--s0", True)
+    assert (looks["torch"].colour, looks["clone"].colour) == ("--s1", "--s9")
+    fewer = charts.palette(rows(literal.journal(*found[:2])))
+    assert fewer["torch"] == looks["torch"]
+
+
+def test_latency_axis_is_logarithmic_only_over_a_wide_range(literal: Any) -> None:
+    def group(*latencies: float) -> grouping.Group:
+        cases = [literal.case(name=f"S{i}", axes={"S": i}) for i in range(len(latencies))]
+        found = [literal.record(samples=x, case=y) for x, y in zip(latencies, cases, strict=True)]
+        return grouping.groups(rows(literal.journal(*found)))[0]
+
+    assert charts.logarithmic(group(1.0, 100.0))
+    assert not charts.logarithmic(group(1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        (units.number(None), "–"),
+        (units.number(float("nan")), "–"),
+        (units.number(0.017213), "0.01721"),
+        (units.number(3410.7), "3,411"),
+        (units.number(0), "0"),
+        (units.number(2.5e-9), "2.5e-9"),
+        (units.scientific(0.00213), "2.1e-3"),
+        (units.scientific(None), "–"),
+        (units.scientific(0.0), "0"),
+        (units.ratio(1.325), "1.32×"),
+        (units.ratio(250.0), "250×"),
+        (units.ratio(None), "–"),
+        (units.percent(0.834), "83 %"),
+        (units.percent(None), "–"),
+        (units.change(1.0211), "+2.1 %"),
+        (units.change(0.9), "−10.0 %"),
+        (units.change(0.99999), "0.0 %"),
+        (units.change(None), "–"),
+        (units.size(67_108_864), "67.1 MB"),
+        (units.size(0), "0 B"),
+        (units.size(None), "–"),
+        (units.energy(0.0123), "12.3 mJ"),
+        (units.seconds(3.21), "3.2 s"),
+        (units.seconds(250), "4 min 10 s"),
+        (units.seconds(7500), "2 h 5 min"),
+        (units.seconds(None), "–"),
+        (units.value(None), "–"),
+        (units.value(True), "yes"),
+        (units.value(False), "no"),
+        (units.value(700), "700"),
+    ],
+)
+def test_values_in_words(told: str, text: str) -> None:
+    assert told == text

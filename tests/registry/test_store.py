@@ -1,0 +1,328 @@
+"""The MLflow store, against real SQLite and a real server: nothing twice, nothing lost, nobody waits long."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernelmark.registry.errors import InputError
+from kernelmark.registry.home import Home
+from kernelmark.registry.journal import Journal, parse
+from kernelmark.registry.store import Store, StoreError, sync
+
+mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
+# MLflow 3.17.2 calls what SQLAlchemy 2.1 deprecates: not ours to mend.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+
+RUN = "20261120-120000-abcd"
+SYNC = """
+import sys
+from pathlib import Path
+from kernelmark.registry.home import Home
+from kernelmark.registry.store import sync
+print(sync(Home(Path(sys.argv[1])), ["latest"], sys.argv[2] if len(sys.argv) > 2 else None))
+"""
+SLOW = "from mlflow import MlflowClient; import time; old = MlflowClient.set_terminated\n" + (
+    "MlflowClient.set_terminated = lambda *a, **k: (time.sleep(0.05), old(*a, **k))[1]\n"
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path, fresh_database: Path) -> Home:
+    """A home with an initialised registry."""
+    home = Home(tmp_path / "home")
+    home.folder.mkdir()
+    shutil.copy(fresh_database, home.database)
+    return home
+
+
+def stored(uri: str, run: str = RUN) -> list[Any]:
+    """All MLflow runs of one of our runs that are not deleted."""
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("kernelmark")
+    return list(client.search_runs([experiment.experiment_id], f"tags.invocation = '{run}'", max_results=5000))
+
+
+def at(home: Home) -> str:
+    return f"sqlite:///{home.database}"
+
+
+def assert_once(runs: list[Any], rows: int) -> None:
+    """Each row exactly once and finished, and one summary."""
+    assert Counter(x.data.tags["identity"] for x in runs).most_common(1)[0][1] == 1
+    assert len(runs) == rows + 1
+    assert {x.info.status for x in runs} <= {"FINISHED", "FAILED"}
+
+
+def start(home: Home, *arguments: str, before: str = "") -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", before + SYNC, str(home.folder), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_row_becomes_one_flat_run(home: Home, make_journal: Callable[..., Journal], tmp_path: Path) -> None:
+    report = tmp_path / "page.html"
+    report.write_text("<p>a report</p>")
+    steps: list[tuple[int, int]] = []
+    journal = make_journal(wrong="torch", cases=1)
+    done = Store.open(None, home).ingest(journal, report, lambda x, y: steps.append((x, y)))
+    assert (done.run, done.created, done.updated, done.skipped) == (RUN, 2, 0, 0)
+    assert steps == [(1, 2), (2, 2)]
+    assert done.deep_link.startswith("#/experiments/")
+    assert RUN in done.deep_link
+    by_name = {x.info.run_name: x for x in stored(at(home))}
+    ours = by_name["kernelmark B4-S256-D4096-bf16-forward rms_norm"]
+    assert ours.data.tags["operator"] == "rms_norm"
+    assert ours.data.tags["comparability_key"] == "00aa11bb22cc33dd"
+    assert ours.data.params == {"B": "4", "S": "256", "D": "4096"}
+    assert ours.data.metrics["latency/median_ms"] == pytest.approx(16777216 / 3e9, rel=0.01)
+    assert ours.info.status == "FINISHED"
+    assert not {"mlflow.user", "mlflow.source.name"} & ours.data.tags.keys()
+    wrong = by_name["torch B4-S256-D4096-bf16-forward rms_norm"]
+    assert wrong.info.status == "FAILED"
+    assert "latency/median_ms" not in wrong.data.metrics
+    assert "0.3" in wrong.data.tags["reason"]
+    client = mlflow.MlflowClient(tracking_uri=at(home))
+    summary = by_name[f"run {RUN}"].info.run_id
+    files = {x.path for x in client.list_artifacts(summary)}
+    assert files == {f"{RUN}.jsonl.gz", "fingerprint.json", "report.html"}
+    kept = next((home.folder / "artifacts").rglob(f"{RUN}.jsonl.gz"))
+    assert parse(gzip.decompress(kept.read_bytes())) == journal
+
+
+def test_ingesting_again_changes_nothing(home: Home, make_journal: Callable[..., Journal]) -> None:
+    store, journal = Store.open(None, home), make_journal()
+    store.ingest(journal)
+    before = {x.info.run_id for x in stored(at(home))}
+    again = store.ingest(journal)
+    assert (again.created, again.updated, again.skipped) == (0, 0, 4)
+    assert {x.info.run_id for x in stored(at(home))} == before
+    assert store.newest() == RUN
+
+
+def test_a_grown_journal_replaces_and_a_shorter_one_does_not(
+    home: Home, make_journal: Callable[..., Journal]
+) -> None:
+    whole = make_journal(replicates=2)
+    killed = replace(whole, records=whole.records[:5], footers=())
+    store = Store.open(None, home)
+    assert store.ingest(killed).created == 4
+    grown = store.ingest(whole)
+    assert (grown.created, grown.updated) == (0, 4)
+    assert_once(stored(at(home)), 4)
+    back = store.ingest(killed)
+    assert (back.created, back.updated, back.skipped) == (0, 0, 4)
+    assert_once(stored(at(home)), 4)
+
+
+def test_duplicates_and_leftovers_are_tidied(home: Home, make_journal: Callable[..., Journal]) -> None:
+    store, journal = Store.open(None, home), make_journal()
+    store.ingest(journal)
+    client = mlflow.MlflowClient(tracking_uri=at(home))
+    for found in stored(at(home)):
+        for end in ("FINISHED", None):  # what a second writer made, and what a killed one left
+            twin = client.create_run(found.info.experiment_id, tags=found.data.tags).info.run_id
+            if end:
+                client.set_terminated(twin, end)
+    assert store.complete() == {}
+    store.ingest(journal)
+    runs = stored(at(home))
+    assert {x.data.tags["identity"] for x in runs if x.info.status == "FINISHED"} == {
+        x.data.tags["identity"] for x in runs
+    }
+    assert len([x for x in runs if x.info.status == "FINISHED"]) == 5
+
+
+def test_a_writer_that_was_overtaken_gives_way(
+    home: Home, make_journal: Callable[..., Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, create = Store.open(None, home), mlflow.MlflowClient.create_run
+
+    def overtaken(self: Any, *arguments: Any, **options: Any) -> Any:
+        run = create(self, *arguments, **options)
+        self.delete_run(run.info.run_id)
+        return run
+
+    monkeypatch.setattr(mlflow.MlflowClient, "create_run", overtaken)
+    done = store.ingest(make_journal(cases=1))
+    assert (done.created, done.skipped) == (0, 2)
+
+
+def test_two_processes_with_one_fresh_database(
+    tmp_path: Path,
+    make_journal: Callable[..., Journal],
+    write: Callable[[Journal, Path], Path],
+) -> None:
+    home = Home(tmp_path / "shared")
+    write(make_journal(cases=6), home.journal(RUN))
+    for process in [start(home), start(home)]:
+        _, errors = process.communicate(timeout=100)
+        assert process.returncode == 0, errors
+    assert_once(stored(at(home)), 12)
+
+
+def test_two_machines_with_one_server(
+    server: str,
+    tmp_path: Path,
+    make_journal: Callable[..., Journal],
+    write: Callable[[Journal, Path], Path],
+) -> None:
+    homes = [Home(tmp_path / x) for x in ("one", "two")]
+    for home in homes:  # homes of their own: no lock in common
+        write(make_journal(cases=6), home.journal(RUN))
+    said = []
+    for process in [start(x, server) for x in homes]:
+        output, errors = process.communicate(timeout=100)
+        assert process.returncode == 0, errors
+        said.append(output)
+    assert_once(stored(server), 12)
+    home = homes[0]
+    link = Store.open(server, home).deep_link(RUN)
+    assert link.startswith(f"{server}/#/experiments/")
+    assert sync(home, uri=server).complete == (RUN,)
+
+
+@pytest.mark.parametrize("where", ["sqlite", "server"])
+def test_killed_in_the_middle_then_synced(
+    where: str,
+    request: pytest.FixtureRequest,
+    home: Home,
+    make_journal: Callable[..., Journal],
+    write: Callable[[Journal, Path], Path],
+) -> None:
+    run = f"20261120-130000-{where}"
+    uri = request.getfixturevalue("server") if where == "server" else at(home)
+    write(make_journal(run, cases=10), home.journal(run))
+    process = start(home, uri, before=SLOW)
+    end = time.monotonic() + 60
+    while len(stored(uri, run)) < 5 and time.monotonic() < end:
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    partly = stored(uri, run)
+    assert 5 <= len(partly) < 21, "killed too late to show anything"
+    done = sync(home, uri=uri)
+    assert done.ingested[0].created + done.ingested[0].skipped == 20
+    assert done.ingested[0].skipped >= 3
+    assert_once(stored(uri, run), 20)
+
+
+def test_a_bad_journal_does_not_keep_the_others_out(
+    home: Home, make_journal: Callable[..., Journal], write: Callable[[Journal, Path], Path]
+) -> None:
+    torn = write(make_journal("20261120-1-torn"), home.journal("20261120-1-torn"))
+    torn.write_bytes(torn.read_bytes()[:-30])
+    bad = write(make_journal("20261120-2-bad"), home.journal("20261120-2-bad"))
+    lines = bad.read_bytes().splitlines()
+    bad.write_bytes(b"\n".join([*lines[:3], b'{"kind": "nonsense"}', *lines[3:]]))
+    newer = write(make_journal("20261120-3-newer"), home.journal("20261120-3-newer"))
+    newer.write_bytes(newer.read_bytes().replace(b'"schema_version":1', b'"schema_version":99,"more":1'))
+    done = sync(home)
+    assert [x.run for x in done.ingested] == ["20261120-1-torn"]
+    assert "line 4" in done.unreadable["20261120-2-bad.jsonl"]
+    assert "99" in done.unreadable["20261120-3-newer.jsonl"]
+
+
+def test_a_moved_home_takes_its_artifacts_along(home: Home, make_journal: Callable[..., Journal]) -> None:
+    Store.open(None, home).ingest(make_journal(cases=1))
+    moved = Home(home.folder.with_name("moved"))
+    home.folder.rename(moved.folder)
+    Store.open(None, moved).ingest(make_journal("20261121-120000-moved", cases=1))
+    assert not home.folder.exists()
+    assert len(list((moved.folder / "artifacts").rglob("*.jsonl.gz"))) == 2
+    locations = {x.info.artifact_uri.split("/artifacts/")[0] for x in stored(at(moved))}
+    assert locations == {moved.folder.as_uri()}
+
+
+def test_a_server_that_is_down_costs_seconds(home: Home, free_port: Callable[[], int]) -> None:
+    start = time.monotonic()
+    with pytest.raises(StoreError, match=r"(?s)Nothing is lost.*kernelmark sync"):
+        Store.open(f"http://someone:secret@127.0.0.1:{free_port()}", home)
+    assert time.monotonic() - start < 5
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A server that accepts and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        kept: list[socket.socket] = []
+
+        def accept() -> None:
+            while True:
+                try:
+                    kept.append(listener.accept()[0])
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+        for x in kept:
+            x.close()
+
+
+def test_a_silent_server_costs_seconds(home: Home, silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = time.monotonic()
+    with pytest.raises(StoreError, match="Nothing is lost") as caught:
+        Store.open(silent.replace("//", "//someone:secret@"), home)
+    assert time.monotonic() - start < 12
+    assert "secret" not in str(caught.value)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")  # what the user sets is kept
+    start = time.monotonic()
+    with pytest.raises(StoreError):
+        Store.open(silent, home)
+    assert time.monotonic() - start < 4
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "1"
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
+
+
+def test_uris_of_no_use(home: Home, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="sqlite:///"):
+        Store.open("./mlruns", home)
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(StoreError, match="cannot be opened"):
+        Store.open(f"sqlite:///{tmp_path}/file/registry.db", home)
+    (tmp_path / "text.db").write_text("this is no database, and long enough to be told from one" * 20)
+    with pytest.raises(StoreError, match="not a database"):
+        Store.open(f"sqlite:///{tmp_path}/text.db", home)
+
+
+def test_a_deleted_experiment_is_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNELMARK_EXPERIMENT", "mine")
+    Store.open(None, home)
+    client = mlflow.MlflowClient(tracking_uri=at(home))
+    client.delete_experiment(client.get_experiment_by_name("mine").experiment_id)
+    with pytest.raises(StoreError, match="'mine' was deleted"):
+        Store.open(None, home)
+
+
+def test_without_mlflow(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(StoreError, match="MLflow is not installed"):
+        Store.open(None, home)
+
+
+def test_a_foreign_header_is_refused(home: Home, make_journal: Callable[..., Journal]) -> None:
+    store = Store.open(None, home)
+    with pytest.raises(InputError, match="not a run's name"):
+        store.ingest(make_journal("x' or '1'='1"))
+
+
+def test_importing_the_store_does_not_import_mlflow() -> None:
+    modules = "kernelmark.registry.store, kernelmark.registry.ui, kernelmark.suite.cli.transfer"
+    code = f"import sys, {modules}; sys.exit('mlflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,106 @@
+"""`kernelmark export`, `import` and `sync` as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from kernelmark.registry.errors import InputError
+from kernelmark.registry.journal import encode
+from kernelmark.registry.record import Case, Header, Measurement, Record
+from kernelmark.registry.store import StoreError
+from kernelmark.suite.cli.transfer import command_export, command_import, command_sync
+
+# MLflow 3.17.2 calls what SQLAlchemy 2.1 deprecates: not ours to mend.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+
+RUN = "20261120-120000-abcd"
+HEADER = Header(
+    schema_version=1,
+    run=RUN,
+    created="2026-11-20T12:00:00Z",
+    harness="0.1.0",
+    commit=None,
+    dirty=False,
+    plan="quick",
+    seed=1,
+    replicates=1,
+    device="cpu",
+    key="00aa11bb22cc33dd",
+    conditions={},
+    environment={},
+)
+CASE = Case("gelu", "M64-N64-fp32-forward", {"M": 64, "N": 64}, {}, "fp32", "forward", "5bec0001", 32768, 0)
+RECORD = Record(CASE, "torch", "torch", "2.13.0", 0, 0, "hot", "ok", None, Measurement((0.1, 0.2), "monotonic"))
+
+
+@pytest.fixture
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A journal from elsewhere, and an empty home."""
+    monkeypatch.setenv("KERNELMARK_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("KERNELMARK_EXPERIMENT", raising=False)
+    path = tmp_path / "given.jsonl"
+    path.write_bytes(encode(HEADER) + encode(RECORD))
+    return path
+
+
+@pytest.fixture
+def down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry whose server is down."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+
+
+def test_import_then_sync_then_export(journal: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mlflow", reason="MLflow is not installed")
+    cli = CliRunner()
+    done = cli.invoke(command_import, [str(journal), "--json"], catch_exceptions=False)
+    said = json.loads(done.stdout)
+    assert said["run"] == RUN
+    assert said["recorded"] is True
+    assert said["note"] is None
+    assert RUN in said["link"]
+    done = cli.invoke(command_sync, [], catch_exceptions=False)
+    assert done.stdout == "1 runs were complete already\n"
+    done = cli.invoke(command_sync, ["latest", "--json"], catch_exceptions=False)
+    synced = json.loads(done.stdout)["synced"]
+    assert [(x["run"], x["created"], x["skipped"]) for x in synced] == [(RUN, 0, 1)]
+    done = cli.invoke(command_sync, ["latest"], catch_exceptions=False)
+    assert done.stdout == f"{RUN}: 0 rows recorded, 0 updated, 1 already there\n"
+    done = cli.invoke(command_export, ["latest", "--output", str(tmp_path / "out")], catch_exceptions=False)
+    assert Path(done.stdout.strip()).name == f"{RUN}.jsonl.gz"
+
+
+def test_import_without_the_registry(journal: Path) -> None:
+    done = CliRunner().invoke(command_import, [str(journal), "--no-sync"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert done.stdout == f"{RUN}: imported\n"
+    assert "kernelmark sync" in done.stderr
+
+
+@pytest.mark.usefixtures("down")
+def test_a_server_that_is_down_stops_sync_and_not_import(journal: Path) -> None:
+    done = CliRunner().invoke(command_import, [str(journal), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["recorded"] is False
+    assert "kernelmark sync" in done.stderr
+    done = CliRunner().invoke(command_sync, [])
+    assert isinstance(done.exception, StoreError)
+    assert done.exception.exit_code == 5
+
+
+def test_sync_names_what_it_could_not_read(journal: Path) -> None:
+    pytest.importorskip("mlflow", reason="MLflow is not installed")
+    CliRunner().invoke(command_import, [str(journal), "--no-sync"], catch_exceptions=False)
+    bad = journal.parent / "home" / "journals" / "bad.jsonl"
+    bad.write_bytes(encode(HEADER) + b"nonsense\n" + encode(RECORD))
+    done = CliRunner().invoke(command_sync, [])
+    assert "1 rows recorded" in done.stdout
+    assert isinstance(done.exception, InputError)
+    assert "bad.jsonl: line 2" in str(done.exception)

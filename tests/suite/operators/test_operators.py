@@ -1,0 +1,187 @@
+"""Every operator of the memory-bound family: its plans, its cost, its reference, and PyTorch beside it."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from kernelmark.baselines.torch import IMPLEMENTATIONS as EAGER
+from kernelmark.suite.measure.verify import Incorrect, deviation, flat
+from kernelmark.suite.measure.workbench import Workbench
+from kernelmark.suite.operator import BYTES
+
+CPU = torch.device("cpu")
+
+SMALL = {
+    "rms_norm": {"B": 2, "S": 3, "D": 16},
+    "layer_norm": {"B": 2, "S": 3, "D": 16},
+    "add_rms_norm": {"B": 2, "S": 3, "D": 16},
+    "gelu": {"M": 3, "N": 16},
+    "swiglu": {"M": 3, "N": 16},
+    "geglu": {"M": 3, "N": 16},
+    "rope": {"B": 2, "H": 4, "Hkv": 2, "S": 3, "D": 8},
+    "cross_entropy": {"M": 3, "V": 17},
+    "fp8_quant": {"M": 3, "N": 300},
+}
+
+STANDARD = {
+    "rms_norm": [
+        f"B{B}-S{S}-D{D}-bf16-{p}"
+        for B in (4, 32)
+        for S in (2048, 4096)
+        for D in (4096, 8192)
+        for p in ("forward", "backward")
+    ],
+    "layer_norm": [
+        f"B{B}-S2048-D{D}-bf16-{p}" for B in (4, 32) for D in (4096, 8192) for p in ("forward", "backward")
+    ],
+    "add_rms_norm": [
+        f"B{B}-S2048-D{D}-bf16-{p}" for B in (4, 32) for D in (4096, 8192) for p in ("forward", "backward")
+    ],
+    "gelu": [f"M{M}-N4096-tanh-bf16-{p}" for M in (4096, 16384) for p in ("forward", "backward")],
+    "swiglu": [f"M{M}-N11008-bf16-{p}" for M in (2048, 8192) for p in ("forward", "backward")],
+    "geglu": [f"M{M}-N11008-bf16-{p}" for M in (2048, 8192) for p in ("forward", "backward")],
+    "rope": [f"B4-H32-Hkv8-S4096-D128-half-bf16-{p}" for p in ("forward", "backward")],
+    "cross_entropy": [
+        f"M{M}-V{V}-bf16-{p}"
+        for M, V in ((4096, 32000), (16384, 32000), (8192, 128256))
+        for p in ("forward", "forward_backward")
+    ],
+    "fp8_quant": [
+        f"M{M}-N4096-{granularity}-{format}-bf16-forward"
+        for M in (4096, 16384)
+        for granularity in ("row", "block")
+        for format in ("e4m3", "e5m2")
+    ],
+}
+
+WHOLE = [(name, pass_) for name in SMALL for pass_ in ("forward", "backward", "forward_backward")]
+
+
+def operator(name):
+    return importlib.import_module(f"kernelmark.suite.operators.{name}").OPERATOR
+
+
+def cases(name, plan):
+    return [case for grid in operator(name).plans[plan] for case in operator(name).expand(grid)]
+
+
+def variants(name):
+    """The smallest case of each option."""
+    chosen = [{}]
+    for option, values in operator(name).options.items():
+        chosen = [{**given, option: value} for given in chosen for value in values]
+    return chosen
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_standard_names(name):
+    assert sorted(case.name for case in cases(name, "standard")) == sorted(STANDARD[name])
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_quick_is_short(name):
+    assert len(cases(name, "quick")) in (1, 2)
+    for case in cases(name, "quick_cpu"):
+        assert case.dtype == "fp32"
+        assert case.bytes < 64e6
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_cost(name):
+    """Bytes are at least one read and one write of something, grow with the sizes, and add up."""
+    small, large = SMALL[name], {axis: size * 2 for axis, size in SMALL[name].items()}
+    chosen = operator(name)
+    for pass_ in chosen.passes:
+        case = chosen.case(small, "bf16", pass_)
+        assert isinstance(case.bytes, int)
+        assert case.bytes < chosen.case(large, "bf16", pass_).bytes
+        assert case.bytes < chosen.case(small, "fp32", pass_).bytes
+        assert case.flops == 0
+        assert case.tokens is not None
+        assert case.tokens > 0
+        assert case.bytes >= 2 * case.tokens * BYTES["bf16"]
+
+
+@pytest.mark.parametrize(("name", "pass_"), WHOLE)
+def test_eager_is_right(name, pass_):
+    """PyTorch's answer on the workbench is the reference's, for every option and dtype; gradients exist."""
+    chosen = operator(name)
+    if pass_ not in chosen.passes:
+        assert not chosen.gradients
+        return
+    for options in variants(name):
+        for dtype in chosen.dtypes:
+            case = chosen.case(SMALL[name], dtype, pass_, **options)
+            bench = Workbench.build(chosen, case, CPU, seed=1)
+            result = bench.comparable(bench.call(EAGER[name]["torch"](case))())
+            deviation(result, bench.references, chosen.tolerances[dtype])
+            assert not bench.changed()
+            expected = len(chosen.gradients) if pass_ != "forward" else 0
+            outputs = len(flat(result)) if pass_ != "backward" else len(bench.gradients)
+            assert (
+                len(bench.references)
+                == {
+                    "forward": outputs,
+                    "backward": expected,
+                    "forward_backward": expected + len(bench.gradients),
+                }[pass_]
+            )
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_inputs_come_from_the_seed(name):
+    chosen = operator(name)
+    case = chosen.case(SMALL[name], "fp32", "forward")
+    first, again, other = (chosen.inputs(case, CPU, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    key = next(key for key, x in first.items() if isinstance(x, torch.Tensor))
+    assert torch.equal(first[key], again[key])
+    assert not torch.equal(first[key], other[key])
+
+
+def test_yardstick_of_fp8_quant():
+    chosen = operator("fp8_quant")
+    case = chosen.case(SMALL["fp8_quant"], "bf16", "forward")
+    inputs = chosen.inputs(case, CPU, torch.Generator().manual_seed(1))
+    clone = chosen.yardsticks["clone"](**inputs)
+    assert torch.equal(clone, inputs["x"])
+    assert clone.data_ptr() != inputs["x"].data_ptr()
+
+
+def wrong_by_truncation(x, granularity, format):
+    q, scale = EAGER["fp8_quant"]["torch"](as_case(granularity, format))(x, granularity, format)
+    wide = x / scale
+    toward_zero = (q.float().abs() > wide.float().abs()).to(torch.uint8)
+    return (q.view(torch.uint8) - toward_zero).view(q.dtype), scale
+
+
+def wrong_by_scale(x, granularity, format):
+    q, scale = EAGER["fp8_quant"]["torch"](as_case(granularity, format))(x, granularity, format)
+    return q, scale * 1.1
+
+
+def wrong_by_dtype(x, granularity, format):
+    other = "e5m2" if format == "e4m3" else "e4m3"
+    return EAGER["fp8_quant"]["torch"](as_case(granularity, other))(x, granularity, other)
+
+
+def wrong_by_format_of_scale(x, granularity, format):
+    q, scale = EAGER["fp8_quant"]["torch"](as_case(granularity, format))(x, granularity, format)
+    return q, torch.cat((scale, scale))
+
+
+def as_case(granularity, format):
+    return operator("fp8_quant").case(
+        SMALL["fp8_quant"], "fp32", "forward", granularity=granularity, format=format
+    )
+
+
+@pytest.mark.parametrize("format", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("wrong", [wrong_by_truncation, wrong_by_scale, wrong_by_dtype, wrong_by_format_of_scale])
+def test_tolerance_of_fp8_quant_is_tight(wrong, format):
+    """Half a step passes, as the test of eager shows, in both formats; a whole one does not."""
+    chosen = operator("fp8_quant")
+    bench = Workbench.build(chosen, as_case("row", format), CPU, seed=1)
+    with pytest.raises(Incorrect):
+        deviation(bench.comparable(bench.call(wrong)()), bench.references, chosen.tolerances["fp32"])
