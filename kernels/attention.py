@@ -6,8 +6,9 @@ keys (dK, dV) and one over blocks of queries (dQ): no atomics, so that gradients
 
 Inputs may have any strides with a contiguous last dimension. From compute capability 9.0 on, long sequences
 whose strides are multiples of 16 bytes are loaded by the tensor memory accelerator; everything else through
-pointers, by the same kernels. On compute capability 9.0 itself, `_attention_hopper.py` has a forward pass of
-its own for the shapes that it names; which one runs follows from device and shapes alone.
+pointers, by the same kernels. On compute capability 9.0 itself, `_attention_hopper.py` and
+`_attention_hopper_backward.py` have kernels of their own for the shapes that the former names; which ones run
+follows from device and shapes alone.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from ._common import check, choice, on, operator, power_of_2
 LOG2E = 1.4426950408889634
 L2_SHARE = 24 << 20
 """Bytes of K and V that the programs of one time should share: less than half of an H100's or H200's L2."""
+
+HOPPER = ("forward", "backward")
+"""Passes that the kernels for Hopper do, where they can."""
 
 
 @dataclass(frozen=True)
@@ -364,13 +368,13 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 @cache
-def _hopper(device: torch.device) -> ModuleType | None:
-    """The module for Hopper where the device is one: compute capability 9.0, no other."""
+def _hopper(device: torch.device) -> tuple[ModuleType, ModuleType] | None:
+    """The modules for Hopper (forward, backward) where the device is one: compute capability 9.0, no other."""
     if _capability(device) != (9, 0):
         return None
-    from . import _attention_hopper
+    from . import _attention_hopper, _attention_hopper_backward
 
-    return _attention_hopper
+    return _attention_hopper, _attention_hopper_backward
 
 
 def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor) -> Tiles:
@@ -451,8 +455,8 @@ def _launch_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: b
     if out.numel() == 0:
         return out, lse
     hopper = _hopper(q.device)
-    if hopper is not None and hopper.fits(q, k, v):
-        hopper.forward(q, k, v, out, lse, causal)
+    if hopper is not None and "forward" in HOPPER and hopper[0].fits(q, k, v):
+        hopper[0].forward(q, k, v, out, lse, causal)
         return out, lse
     q, k, v = _plain(q), _plain(k), _plain(v)
     groups = H // k.shape[1]
@@ -495,6 +499,10 @@ def _launch_backward(
         _delta[(blocks * B * H,)](
             out, grad, delta, *out.stride()[:3], *grad.stride()[:3], H, S, blocks, D, 64, _width(D), num_warps=4
         )
+        hopper = _hopper(q.device)
+        if hopper is not None and "backward" in HOPPER and hopper[0].fits(q, k, v):
+            hopper[1].backward(grad.contiguous(), q, k, v, lse, delta, dq, dk, dv, causal)
+            return dq, dk, dv
         t = tiles("keys", q)
         _backward_keys[(triton.cdiv(S, t.resident) * B * Hkv,)](
             _tile(q, t.streamed, tma), _tile(k, t.resident, tma), _tile(v, t.resident, tma),

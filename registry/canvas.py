@@ -129,6 +129,12 @@ class Axis:
 
     place: Callable[[float], float]
     ticks: Sequence[tuple[float, str]]
+    left: float
+    right: float
+
+    def clipped(self, value: float) -> float:
+        """Where a value lies, or the frame's edge: beyond it an interval only says that it is wide."""
+        return min(max(self.place(value), self.left), self.right) if value > 0 else self.left
 
 
 def log_axis(low: float, high: float, left: float, right: float) -> Axis:
@@ -143,7 +149,7 @@ def log_axis(low: float, high: float, left: float, right: float) -> Axis:
         if len(ticks) <= 7:
             break
     scale = (right - left) / (end - begin)
-    return Axis(lambda x: left + (math.log10(x) - begin) * scale, [(x, f"{x:g}") for x in ticks])
+    return Axis(lambda x: left + (math.log10(x) - begin) * scale, [(x, f"{x:g}") for x in ticks], left, right)
 
 
 def linear_axis(high: float, left: float, right: float, text: Callable[[float], str]) -> Axis:
@@ -151,7 +157,7 @@ def linear_axis(high: float, left: float, right: float, text: Callable[[float], 
     step = next(x * 10.0**e for e in range(-12, 12) for x in (1, 2, 2.5, 5) if high / (x * 10.0**e) <= 5)
     end = high * 1.02
     ticks = [step * x for x in range(math.floor(end / step) + 1)]
-    return Axis(lambda x: left + x / end * (right - left), [(x, text(x)) for x in ticks])
+    return Axis(lambda x: left + x / end * (right - left), [(x, text(x)) for x in ticks], left, right)
 
 
 def speedup_axis(low: float, high: float, left: float, right: float) -> Axis:
@@ -162,4 +168,4 @@ def speedup_axis(low: float, high: float, left: float, right: float) -> Axis:
     scale = (right - left) / (end - begin)
     if scale * math.log2(1.25) < 26:  # labels nearer than this run into one another
         ticks = [x for x in ticks if x not in (0.8, 1.2, 1.5, 3)]
-    return Axis(lambda x: left + (math.log2(x) - begin) * scale, [(x, f"{x:g}×") for x in ticks])
+    return Axis(lambda x: left + (math.log2(x) - begin) * scale, [(x, f"{x:g}×") for x in ticks], left, right)

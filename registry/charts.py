@@ -16,7 +16,7 @@ WIDTH = 480
 COLOURS = 8
 """Baseline colours that the style sheet has, as `--s1` to `--s8`; `--s0` is ours and `--s9` a yardstick's."""
 MARKERS = ("s", "D", "^", "v", "P", "X", "p", "h")
-"""Shapes of the baselines, so that colour is never the only difference; ours is the circle."""
+"""Shapes of the baselines, so that colour is never the only difference. Ours is the circle, or the star."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,19 @@ class Series:
 def palette(rows: Iterable[Row]) -> dict[str, Series]:
     """A look for every implementation: ours first, PyTorch's own next, the others by name; yardsticks are grey."""
     providers: dict[str, str] = {}
+    timed = set()
     for row in rows:
         providers.setdefault(row.implementation, row.provider)
-    ours = sorted(x for x, provider in providers.items() if provider == PROVIDER)
+        if row.latency_ms is not None:
+            timed.add(row.implementation)
+    ours = sorted(
+        (x for x, provider in providers.items() if provider == PROVIDER), key=lambda x: (x not in timed, x)
+    )
     scales = sorted(x for x, provider in providers.items() if provider == YARDSTICK)
     others = sorted(
         (x for x in providers if x not in ours and x not in scales), key=lambda x: (not x.startswith(EAGER), x)
     )
-    looks = [Series(x, "--s0", "o", ours=True) for x in ours]
+    looks = [Series(x, "--s0", "*" if index % 2 else "o", ours=True) for index, x in enumerate(ours)]
     for index, name in enumerate(others):
         # After a round of colours the shapes move on by one: no two looks are the same for 64 of them.
         marker = MARKERS[(index + index // COLOURS) % len(MARKERS)]
@@ -206,13 +211,8 @@ def _dots(
                 weight = 5.0 if look.ours else 3.0
                 canvas.line([axis.place(0), axis.place(value)], [y, y], look.colour, weight, alpha=0.45, zorder=2)
             if low is not None and high is not None:
-                # Beyond the frame an interval only says that it is wide.
-                ends = [
-                    min(max(axis.place(x), lanes.left), canvas.width - 4) if x > 0 else lanes.left
-                    for x in (low, high)
-                ]
-                canvas.line(ends, [y, y], look.colour, 1.6, zorder=3)
-            size = 7.5 if look.ours else 6.0
+                canvas.line([axis.clipped(low), axis.clipped(high)], [y, y], look.colour, 1.6, zorder=3)
+            size = (10.0 if look.marker == "*" else 7.5) if look.ours else 6.0
             canvas.dot(
                 axis.place(value), y, look.colour, look.marker, size, f"{lanes.group.labels[index]}: {tip(row)}"
             )
@@ -272,7 +272,7 @@ def copy_curve(copy_ms: Mapping[int, float], salt: str) -> str | None:
         return None
     left, right, top, foot = 58.0, WIDTH - 22.0, 12.0, 188.0
     across = log_axis(points[0][0], points[-1][0], left, right)
-    up = linear_axis(max(y for _, y in points), 0, foot - top, lambda y: f"{y:,.0f}")
+    up = linear_axis(max(y for _, y in points), 0, foot - top, lambda y: f"{y:,g}")
     canvas = Canvas(WIDTH, foot + 24, salt)
     for value, text in up.ticks:
         y = foot - up.place(value)

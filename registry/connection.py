@@ -58,9 +58,9 @@ class Connection:
         conditions = ["tags.kind = 'row'", "tags.status = 'ok'"]
         conditions += [f"tags.invocation = '{run}'"] if run else []
         conditions += [f"tags.operator = '{operator}'"] if operator else []
-        query = (
-            f"workflowType=machine_learning&compareRunsMode=CHART&searchFilter={quote(' and '.join(conditions))}"
-        )
+        # Without the workflow the UI opens at its other half, for language models.
+        query = "workflowType=machine_learning&compareRunsMode=CHART"
+        query += f"&searchFilter={quote(' and '.join(conditions))}"
         server = shown(self.uri).rstrip("/") + "/" if self.uri.startswith("http") else ""
         return f"{server}#/experiments/{self.experiment_id}/runs?{query}"
 

@@ -134,7 +134,7 @@ def rows(journal: Journal) -> tuple[Row, ...]:
 def _sort_key(row: Row) -> tuple[object, ...]:
     passes = ("forward", "backward", "forward_backward")
     ours = 0 if row.provider == PROVIDER else 2 if row.provider == YARDSTICK else 1
-    options = tuple(str(x) for x in row.options.values())
+    options = tuple((isinstance(x, str), x) for x in row.options.values())
     place = (passes.index(row.pass_), options, row.dtype, tuple(row.axes.values()))
     return (row.operator, place, row.cache, ours, row.implementation)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 DASH = "–"
 
@@ -96,7 +96,7 @@ def moment(text: str) -> str:
         when = datetime.fromisoformat(text)
     except ValueError:
         return text
-    when = when.astimezone(timezone.utc) if when.tzinfo else when
+    when = when.astimezone(UTC) if when.tzinfo else when
     return f"{when:%Y-%m-%d %H:%M:%S} UTC"
 
 

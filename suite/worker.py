@@ -97,9 +97,18 @@ def catalog_of(roots: Iterable[str]) -> Catalog:
     return Catalog.of(*(Path(x) for x in folders)) if folders else Catalog.default()
 
 
-def work(task: Task, send: Callable[[Message], None], device: Device, facts: dict[str, Scalar]) -> None:
-    """Walks the cells of a task in their order. Raises only what makes the process unusable."""
-    catalog = catalog_of(task.roots)
+def work(
+    task: Task,
+    send: Callable[[Message], None],
+    device: Device,
+    facts: dict[str, Scalar],
+    catalog: Catalog | None = None,
+) -> None:
+    """Walks the cells of a task in their order. Raises only what makes the process unusable.
+
+    `catalog` takes the place of the one that the task's roots name.
+    """
+    catalog = catalog or catalog_of(task.roots)
     stages = Stages(listen=lambda name: send(Stage(name)))
     send(Facts(facts))
     with device.using():

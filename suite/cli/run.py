@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -101,26 +102,33 @@ def present(journal: Journal, home: Home, report: bool) -> None:
     from ...registry.tables import run_table
 
     Console().print(run_table(journal))
-    click.echo(f"run      {journal.header.run}")
-    click.echo(f"journal  {journal.path}")
+    click.echo(f"run       {journal.header.run}")
+    click.echo(f"journal   {journal.path}")
     if report:
         _report(journal, home)
-    _record(journal)
+    _record(journal, home)
 
 
 def _report(journal: Journal, home: Home) -> None:
     from .report import write_report
 
     try:
-        click.echo(f"report   {write_report([journal], home)}")
+        click.echo(f"report    {write_report([journal], home)}")
     except InputError as error:  # no page is no reason to lose the rest
-        click.echo(f"report   not written: {error}")
+        click.echo(f"report    not written: {error}")
 
 
-def _record(journal: Journal) -> None:
+def _record(journal: Journal, home: Home) -> None:
     """Into the registry, where there is one; the journal is safe either way."""
-    from importlib.util import find_spec
-
     if find_spec("mlflow") is None:
-        click.echo("registry not filled: MLflow is not installed here; import the journal where it is")
+        click.echo("registry  not filled: MLflow is not installed here; import the journal where it is")
         return
+    from ...registry.store import StoreError, sync
+
+    try:
+        done = sync(home, [journal.header.run])
+    except StoreError as error:
+        click.echo(f"registry  not filled: {error}", err=True)
+        return
+    for x in done.ingested:
+        click.echo(f"registry  {x.created} rows recorded; look with: kernelmark ui")

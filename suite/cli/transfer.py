@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -91,6 +92,5 @@ def command_sync(runs: tuple[str, ...], as_json: bool) -> None:
 
 def _progress(done: int, total: int) -> None:
     """A line that counts, on a terminal only: in a log it would be hundreds of lines."""
-    stream = click.get_text_stream("stderr")
-    if stream.isatty():
-        click.echo(f"\rrecording {done}/{total}", nl=bool(done == total), err=True)
+    if sys.stderr.isatty():
+        click.echo(f"\rrecording {done}/{total}", nl=done == total, err=True)

@@ -184,7 +184,7 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
         assert module._hopper(torch.device("cpu")) is None
     module._hopper.cache_clear()
     monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
-    hopper = module._hopper(torch.device("cpu"))
+    hopper, _ = module._hopper(torch.device("cpu"))
     module._hopper.cache_clear()
 
     def fits(H=2, S=1024, D=64, dtype=torch.bfloat16):

@@ -108,6 +108,15 @@ class TestStages:
         with pytest.raises(InputError, match="without being asked"):
             stage_two(stage_one([row(STEADY, OTHER)]), [again(1.1)])
 
+    def test_a_row_that_crashes_in_the_rerun_is_missing(self) -> None:
+        crashed = msgspec.structs.replace(again(1.1), current=Side(status="crashed", reason="signal 11"))
+        verdict = only(decide([row(STEADY, times(1.1, OTHER))], lambda wanted: [crashed]))
+        assert (verdict.kind, verdict.stage) == ("missing", 2)
+
+    def test_a_stored_comparison_has_no_second_stage(self) -> None:
+        with pytest.raises(InputError, match="second stage"):
+            stage_two(stored([row(STEADY, OTHER)]), [again(1.1)])
+
     def test_a_row_twice_is_refused(self) -> None:
         with pytest.raises(InputError, match="twice"):
             stage_one([row(STEADY, OTHER), row(STEADY, OTHER)])

@@ -172,6 +172,7 @@ def test_speedups_category_and_limit_are_the_rows(page: str) -> None:
     assert "yardstick" in text
     assert "75.0 %" in text  # sampling's share of the time
     assert "overhead" in text
+    assert "25 % went outside building, verifying, warming up and sampling" in text
 
 
 def test_unknown_is_a_dash_and_never_zero(literal: Any) -> None:
@@ -256,6 +257,24 @@ def test_a_run_in_which_nothing_succeeded(literal: Any) -> None:
     text = Page(render([literal.journal(literal.record(status="error", reason="no driver"))])).text
     assert "No implementation has a time here." in text
     assert "no driver" in text
+
+
+def test_an_interval_that_says_nothing_is_called_wide(literal: Any) -> None:
+    noisy = [literal.record("kernelmark", x, replicate=i) for i, x in enumerate((1.0, 50.0))]
+    html = render([literal.journal(*noisy, literal.record("torch", 3.0))])
+    assert "[wide]</span>" in html
+    assert "[wide]" in Page(html).text
+
+
+def test_two_implementations_of_ours_can_be_told_apart(literal: Any) -> None:
+    looks = charts.palette(
+        rows(
+            literal.journal(literal.record("kernelmark"), literal.record("kernelmark_cpu", provider="kernelmark"))
+        )
+    )
+    assert looks["kernelmark"] != looks["kernelmark_cpu"]
+    assert {x.colour for x in looks.values()} == {"--s0"}
+    assert [x.marker for x in looks.values()] == ["o", "*"]
 
 
 def test_a_time_of_zero_breaks_nothing(literal: Any) -> None:
@@ -413,6 +432,11 @@ def test_latency_axis_is_logarithmic_only_over_a_wide_range(literal: Any) -> Non
         (units.scientific(0.0), "0"),
         (units.ratio(1.325), "1.32×"),
         (units.ratio(250.0), "250×"),
+        (units.ratio(3e7), ">1000×"),
+        (units.change(12.0), "12.00×"),
+        (units.moment("2026-11-21T00:15:30.123+00:00"), "2026-11-21 00:15:30 UTC"),
+        (units.moment("2026-11-21T02:15:30+02:00"), "2026-11-21 00:15:30 UTC"),
+        (units.moment("yesterday"), "yesterday"),
         (units.ratio(None), "–"),
         (units.percent(0.834), "83 %"),
         (units.percent(None), "–"),

@@ -49,7 +49,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def down(monkeypatch: pytest.MonkeyPatch) -> None:
+def down(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry whose server is down."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

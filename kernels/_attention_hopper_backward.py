@@ -1,0 +1,365 @@
+"""The backward pass of attention for Hopper (compute capability 9.0), in Gluon.
+
+As in `attention.py`, one kernel makes dK and dV of a block of keys and one dQ of a block of queries, without
+atomics; the algorithm is FlashAttention-2's (Dao, arXiv 2307.08691). One warp group feeds tiles through the
+tensor memory accelerator, two others own 64 rows each, whose gradients stay in their registers. The products
+of a step are issued asynchronously: probabilities are computed while dP = dO·Vᵀ is multiplied, and dS while
+dV is. Taken for what `_attention_hopper.fits` approves of.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ._common import on
+
+LOG2E = 1.4426950408889634
+ROWS = 64
+"""Rows of one computing warp group, and of one streamed tile; a block has two of them."""
+STAGES = {64: 4, 128: 3}
+"""Streamed tiles in flight, by head dimension."""
+REGISTERS = 240
+"""Registers a thread of the computing warp groups."""
+
+
+@gluon.jit
+def _keys_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, g, k, v, ks, vs, qs, gs, kv_full, full, empty, n, groups,
+    CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Loads a block of K and V in halves, then the queries that see it and their dO, head by head."""
+    block = gl.program_id(0) % n
+    place = gl.program_id(0) // n
+    row = (place * n + block) * 2 * ROWS
+    for i in gl.static_range(2):
+        mbarrier.expect(kv_full.index(i), 2 * k.block_type.nbytes)
+        tma.async_copy_global_to_shared(k, [row + i * ROWS, 0], kv_full.index(i), ks.index(i))
+        tma.async_copy_global_to_shared(v, [row + i * ROWS, 0], kv_full.index(i), vs.index(i))
+    stage = 0
+    phase = 1
+    first = 0
+    if CAUSAL:
+        first = 2 * block
+    for member in range(0, groups):
+        base = (place * groups + member) * n * 2 * ROWS
+        for j in range(first, 2 * n):
+            mbarrier.wait(empty.index(stage), phase)
+            mbarrier.expect(full.index(stage), 2 * q.block_type.nbytes)
+            tma.async_copy_global_to_shared(q, [base + j * ROWS, 0], full.index(stage), qs.index(stage))
+            tma.async_copy_global_to_shared(g, [base + j * ROWS, 0], full.index(stage), gs.index(stage))
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
+
+
+@gluon.jit
+def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dk_out, dv_out, lse, delta, ks, vs, qs, gs, kv_full, full, empty, n, groups, scale, root,
+    HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """dK and dV of one half of a block of keys. Scores are transposed here: keys by queries."""
+    dtype: gl.constexpr = dk_out.dtype
+    score: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
+    )
+    total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
+    block = gl.program_id(0) % n
+    place = gl.program_id(0) // n
+    k = ks.index(HALF)
+    v = vs.index(HALF)
+    zero = gl.zeros([ROWS, ROWS], gl.float32, score)
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, score))
+    columns = gl.arange(0, ROWS, gl.SliceLayout(0, score))
+    dk = gl.zeros([ROWS, D], gl.float32, total)
+    dv = gl.zeros([ROWS, D], gl.float32, total)
+    mbarrier.wait(kv_full.index(HALF), 0)
+    stage = 0
+    phase = 0
+    first = 0
+    if CAUSAL:
+        first = 2 * block
+    for member in range(0, groups):
+        base = (place * groups + member) * n * 2 * ROWS
+        for j in range(first, 2 * n):
+            level = gl.load(lse + base + j * ROWS + columns)
+            mbarrier.wait(full.index(stage), phase)
+            q = qs.index(stage)
+            g = gs.index(stage)
+            s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
+            dp = warpgroup_mma(v, g.permute((1, 0)), zero, use_acc=False, is_async=True)
+            s = warpgroup_mma_wait(1, deps=[s])
+            p = gl.exp2(s * scale - gl.expand_dims(level, 0))
+            if CAUSAL:  # noqa: SIM102  # a constexpr by itself: Triton leaves the code out
+                if j < first + 2:
+                    seen = gl.expand_dims(columns + (j - first) * ROWS, 0) >= gl.expand_dims(rows + HALF * ROWS, 1)
+                    p = gl.where(seen, p, 0.0)
+            weights = gl.convert_layout(p.to(dtype), operand)
+            dv = warpgroup_mma(weights, g, dv, is_async=True)
+            mean = gl.load(delta + base + j * ROWS + columns)
+            dp = warpgroup_mma_wait(1, deps=[dp])
+            change = gl.convert_layout((p * (dp - gl.expand_dims(mean, 0))).to(dtype), operand)
+            dk = warpgroup_mma(change, q, dk, is_async=True)
+            dv, dk, weights, change = warpgroup_mma_wait(0, deps=[dv, dk, weights, change])
+            mbarrier.arrive(empty.index(stage), count=1)
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
+    k.store((dk * root).to(dtype))
+    v.store(dv.to(dtype))
+    fence_async_shared()
+    row = (place * n + block) * 2 * ROWS + HALF * ROWS
+    tma.async_copy_shared_to_global(dk_out, [row, 0], k)
+    tma.async_copy_shared_to_global(dv_out, [row, 0], v)
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit(do_not_specialize=["n", "groups"])
+def _keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, g, k, v, dk, dv, lse, delta, n, groups, scale, root,
+    CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """One block of keys of one key head, over all its query heads. `n` is S / 128, `root` 1/√D."""
+    ks = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], k.layout)
+    vs = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], v.layout)
+    qs = gl.allocate_shared_memory(k.dtype, [STAGES, ROWS, D], q.layout)
+    gs = gl.allocate_shared_memory(k.dtype, [STAGES, ROWS, D], g.layout)
+    kv_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        mbarrier.init(kv_full.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+    gl.warp_specialize(
+        [
+            (_keys_feed, (q, g, k, v, ks, vs, qs, gs, kv_full, full, empty, n, groups, CAUSAL, ROWS, D, STAGES)),
+            (
+                _keys_compute,
+                (
+                    dk,
+                    dv,
+                    lse,
+                    delta,
+                    ks,
+                    vs,
+                    qs,
+                    gs,
+                    kv_full,
+                    full,
+                    empty,
+                    n,
+                    groups,
+                    scale,
+                    root,
+                    0,
+                    CAUSAL,
+                    ROWS,
+                    D,
+                    STAGES,
+                ),
+            ),
+            (
+                _keys_compute,
+                (
+                    dk,
+                    dv,
+                    lse,
+                    delta,
+                    ks,
+                    vs,
+                    qs,
+                    gs,
+                    kv_full,
+                    full,
+                    empty,
+                    n,
+                    groups,
+                    scale,
+                    root,
+                    1,
+                    CAUSAL,
+                    ROWS,
+                    D,
+                    STAGES,
+                ),
+            ),
+        ],
+        [4, 4],
+        [REGISTERS, REGISTERS],
+    )
+
+
+@gluon.jit
+def _queries_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, g, k, v, qs, gs, ks, vs, q_full, full, empty, n, groups,
+    CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Loads a block of Q and dO in halves, then the keys that it sees and their V."""
+    place = gl.program_id(0) // n
+    block = gl.program_id(0) % n
+    count = 2 * n
+    if CAUSAL:
+        block = n - 1 - block
+        count = 2 * block + 2
+    row = (place * n + block) * 2 * ROWS
+    for i in gl.static_range(2):
+        mbarrier.expect(q_full.index(i), 2 * q.block_type.nbytes)
+        tma.async_copy_global_to_shared(q, [row + i * ROWS, 0], q_full.index(i), qs.index(i))
+        tma.async_copy_global_to_shared(g, [row + i * ROWS, 0], q_full.index(i), gs.index(i))
+    stage = 0
+    phase = 1
+    base = place // groups * n * 2 * ROWS
+    for j in range(0, count):
+        mbarrier.wait(empty.index(stage), phase)
+        mbarrier.expect(full.index(stage), 2 * k.block_type.nbytes)
+        tma.async_copy_global_to_shared(k, [base + j * ROWS, 0], full.index(stage), ks.index(stage))
+        tma.async_copy_global_to_shared(v, [base + j * ROWS, 0], full.index(stage), vs.index(stage))
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+
+@gluon.jit
+def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dq_out, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, scale, root,
+    HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """dQ of one half of a block of queries."""
+    dtype: gl.constexpr = dq_out.dtype
+    score: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
+    )
+    total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
+    place = gl.program_id(0) // n
+    block = gl.program_id(0) % n
+    count = 2 * n
+    if CAUSAL:
+        block = n - 1 - block
+        count = 2 * block + 2
+    q = qs.index(HALF)
+    g = gs.index(HALF)
+    zero = gl.zeros([ROWS, ROWS], gl.float32, score)
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, score))
+    columns = gl.arange(0, ROWS, gl.SliceLayout(0, score))
+    row = (place * n + block) * 2 * ROWS + HALF * ROWS
+    level = gl.load(lse + row + rows)
+    mean = gl.load(delta + row + rows)
+    dq = gl.zeros([ROWS, D], gl.float32, total)
+    mbarrier.wait(q_full.index(HALF), 0)
+    stage = 0
+    phase = 0
+    for j in range(0, count):
+        mbarrier.wait(full.index(stage), phase)
+        k = ks.index(stage)
+        v = vs.index(stage)
+        s = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+        dp = warpgroup_mma(g, v.permute((1, 0)), zero, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(1, deps=[s])
+        p = gl.exp2(s * scale - gl.expand_dims(level, 1))
+        if CAUSAL:  # noqa: SIM102  # a constexpr by itself: Triton leaves the code out
+            if j >= count - 2:
+                seen = gl.expand_dims(rows + HALF * ROWS, 1) >= gl.expand_dims(columns + (j - count + 2) * ROWS, 0)
+                p = gl.where(seen, p, 0.0)
+        dp = warpgroup_mma_wait(0, deps=[dp])
+        change = gl.convert_layout((p * (dp - gl.expand_dims(mean, 1))).to(dtype), operand)
+        dq = warpgroup_mma(change, k, dq, is_async=True)
+        dq, change = warpgroup_mma_wait(0, deps=[dq, change])
+        mbarrier.arrive(empty.index(stage), count=1)
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+    q.store((dq * root).to(dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(dq_out, [row, 0], q)
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit(do_not_specialize=["n", "groups"])
+def _queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, g, k, v, dq, lse, delta, n, groups, scale, root,
+    CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """One block of queries of one head, the last ones first under a causal mask: they are the longest."""
+    qs = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], q.layout)
+    gs = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], g.layout)
+    ks = gl.allocate_shared_memory(k.dtype, [STAGES, ROWS, D], k.layout)
+    vs = gl.allocate_shared_memory(k.dtype, [STAGES, ROWS, D], v.layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        mbarrier.init(q_full.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+    gl.warp_specialize(
+        [
+            (_queries_feed, (q, g, k, v, qs, gs, ks, vs, q_full, full, empty, n, groups, CAUSAL, ROWS, D, STAGES)),
+            (
+                _queries_compute,
+                (dq, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, scale, root, 0, CAUSAL, ROWS, D, STAGES),
+            ),
+            (
+                _queries_compute,
+                (dq, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, scale, root, 1, CAUSAL, ROWS, D, STAGES),
+            ),
+        ],
+        [4, 4],
+        [REGISTERS, REGISTERS],
+    )
+
+
+def backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lse: torch.Tensor,
+    delta: torch.Tensor,
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    causal: bool,
+) -> None:
+    """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, S) in fp32.
+
+    All contiguous; for inputs that `_attention_hopper.fits` approves of.
+    """
+    B, H, S, D = q.shape
+    heads = k.shape[1]
+    layout = gl.NVMMASharedLayout.get_default_for(
+        [ROWS, D], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16
+    )
+    tq, tg, tk, tv, tdq, tdk, tdv = (
+        TensorDescriptor.from_tensor(x.view(-1, D), [ROWS, D], layout) for x in (q, grad, k, v, dq, dk, dv)
+    )
+    n = S // (2 * ROWS)
+    root = 1 / math.sqrt(D)
+    scale = LOG2E * root
+    constants = (causal, ROWS, D, STAGES[D], REGISTERS)
+    with on(q):
+        _keys[(B * heads * n,)](
+            tq, tg, tk, tv, tdk, tdv, lse, delta, n, H // heads, scale, root, *constants, num_warps=4
+        )
+        _queries[(B * H * n,)](
+            tq, tg, tk, tv, tdq, lse, delta, n, H // heads, scale, root, *constants, num_warps=4
+        )
