@@ -393,10 +393,12 @@ def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor) -> Til
         if q.shape[2] <= 512:
             # Few blocks: smaller ones use more of the device.
             return Tiles(64, 64, 4, 2)
-        return Tiles(128, 64, 8, 2) if D > 128 else Tiles(128, 128, 8, 2) if D > 64 else Tiles(128, 128, 8, 3)
+        return Tiles(128, 64, 8, 2) if D > 128 else Tiles(128, 64, 4, 2) if D > 64 else Tiles(128, 128, 8, 3)
     if D > 128:
         return Tiles(64, 32, 8, 2)
-    return Tiles(128, 64, 8, 2)
+    if kernel == "queries":
+        return Tiles(128, 64, 8, 3)
+    return Tiles(64, 64, 4, 2) if D > 64 else Tiles(64, 64, 4, 3)
 
 
 def _precision(dtype: torch.dtype) -> str:

@@ -8,11 +8,11 @@ import re
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote
 
 from filelock import FileLock, Timeout
 
@@ -80,7 +80,8 @@ class Connection:
 
 def resolve(uri: str | None, home: Home) -> str:
     """The URI that counts: given, else MLFLOW_TRACKING_URI, else SQLite in the home."""
-    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home.database.resolve()}"
+    own = str(home.database.resolve()).replace("%", "%25").replace("?", "%3F")
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{own}"
     if uri.split(":")[0].split("+")[0] not in _SCHEMES:
         raise InputError(
             f"MLflow URI {shown(uri)!r} is of no use here; use http(s)://SERVER, sqlite:///FILE.db or "
@@ -99,6 +100,8 @@ def connect(uri: str | None, home: Home) -> Connection:
         lock.parent.mkdir(parents=True, exist_ok=True)
         # Two processes that set up one fresh SQLite file at once destroy each other's migrations.
         with locked(lock), reachable(uri, _FIRST):
+            if database is not None:
+                _try(database)
             client = _client(uri)
             found = _experiment(client, os.environ.get("KERNELMARK_EXPERIMENT") or EXPERIMENT, artifacts)
             if database is not None and artifacts is not None:
@@ -176,6 +179,13 @@ def _experiment(client: Any, name: str, artifacts: Path | None) -> str:
     return str(found.experiment_id)
 
 
+def _try(database: Path) -> None:
+    """Opens a SQLite file for writing: MLflow would try for 100 s to open what cannot be opened."""
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.rollback()
+
+
 def _follow(database: Path, old: str, artifacts: Path) -> None:
     """Makes the artifacts' addresses follow a home that was moved or copied.
 
@@ -184,18 +194,22 @@ def _follow(database: Path, old: str, artifacts: Path) -> None:
     new = artifacts.resolve().as_uri()
     if old == new:
         return
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection, connection:
         for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
             connection.execute(
                 f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE {column} = ? OR {column} LIKE ?",
                 (new, len(old) + 1, old, f"{old}/%"),
             )
-    connection.close()
 
 
 def _database(uri: str) -> Path | None:
     """The file of a SQLite URI."""
-    return Path(urlsplit(uri).path[1:]) if uri.startswith("sqlite") else None
+    if not uri.startswith("sqlite"):
+        return None
+    name = uri.partition(":///")[2].partition("?")[0]
+    if not name or name == ":memory:":
+        raise InputError(f"MLflow URI {uri!r} names no file, so nothing would be kept; use sqlite:///FILE.db")
+    return Path(unquote(name))
 
 
 def _short(error: Exception, uri: str) -> str:

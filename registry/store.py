@@ -175,7 +175,8 @@ class Store:
         done = max((x for x in there if x.finished), key=lambda x: x.rank, default=None)
         if done is not None and (done.lines > lines or done.sha256 == entry.sha256):
             return "skipped"
-        begun = [x for x in there if not x.finished and (x.sha256, x.lines) == (entry.sha256, lines)]
+        below = done.rank if done else (0, 0, "")
+        begun = [x for x in there if not x.finished and x.sha256 == entry.sha256 and x.rank > below]
         if begun:
             run_id = max(begun, key=lambda x: x.rank).id
         else:

@@ -112,7 +112,7 @@ class Run:
         """Measures what is still missing. Returns the journal's path; raises `KernelmarkError`."""
         begin = time.monotonic()
         try:
-            with self._locked(), self._journal() as self._writer:
+            with self._locked(), self._journal():
                 complete = False
                 try:
                     self._replicates()
@@ -121,6 +121,8 @@ class Run:
                     raise Interrupted(
                         f"interrupted; what was finished is in {self.path}. "
                         f"Go on with: kernelmark run --resume {self.name}"
+                        if self._header_known
+                        else "interrupted before anything was measured."
                     ) from None
                 finally:
                     if self._header_known:
@@ -137,18 +139,28 @@ class Run:
         try:
             self.home.journals.mkdir(parents=True, exist_ok=True)
             with filelock.FileLock(self.path.with_suffix(".lock"), timeout=0):
-                yield
+                try:
+                    yield
+                finally:
+                    self.path.with_suffix(".lock").unlink(missing_ok=True)
         except filelock.Timeout:
             raise InputError(f"run {self.name} is being measured by another process.") from None
-        finally:
-            self.path.with_suffix(".lock").unlink(missing_ok=True)
 
-    def _journal(self) -> Writer:
-        writer = Writer(self.path)
-        if self.past is not None:
-            for record in self.past.records:
-                self._note(record)
-        return writer
+    @contextlib.contextmanager
+    def _journal(self) -> Iterator[None]:
+        """Opens the journal of a run that goes on; a new run's is made with its header, so that none is empty."""
+        try:
+            if self.past is not None:
+                self.past = read(self.path)  # again: another process may have gone on before we had the lock
+                self._writer = Writer(self.path)
+                for record in self.past.records:
+                    self._note(record)
+            yield
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+                if not self._header_known:
+                    self.path.unlink()
 
     @property
     def _header_known(self) -> bool:
@@ -229,7 +241,7 @@ class Run:
         """Runs one worker to its end; takes each cell that ends out of `left`."""
         with _Worker(task, python, self._log) as worker:
             begin = time.monotonic()
-            worker.deadline = begin + START_DEADLINE_S
+            worker.allow(START_DEADLINE_S)
             current: int | None = None
             stage = "start"
             for message in worker.messages():
@@ -243,12 +255,12 @@ class Run:
                     case Stage(name=stage, index=index):
                         if index is not None and index != current:
                             current = index
-                            worker.deadline = time.monotonic() + self.plan.deadline_s
+                            worker.allow(self.plan.deadline_s)
                         self.listener.stage(task.replicate, stage, left.get(index) if index is not None else None)
                     case Result():
                         self._result(task.replicate, message, left)
                         current = None
-                        worker.deadline = time.monotonic() + self.plan.deadline_s
+                        worker.allow(self.plan.deadline_s)
                     case Done(spent_s=spent):
                         self._spend(spent)
                         return
@@ -273,7 +285,7 @@ class Run:
         self, worker: _Worker, replicate: int, current: int | None, stage: str, left: dict[int, Cell]
     ) -> None:
         """The worker ended without saying so: the cell under way pays for it."""
-        status, reason = worker.fate(self.plan.deadline_s)
+        status, reason = worker.fate()
         if not self._header_known:
             raise HarnessError(f"the worker could not start: {reason}. {worker.last_words()}")
         if current is None or current not in left:
@@ -304,7 +316,7 @@ class Run:
                     f"Start a new run."
                 )
             return
-        assert self._writer is not None
+        self._writer = Writer(self.path)
         header = Header(
             schema_version=SCHEMA_VERSION,
             run=self.name,
@@ -343,6 +355,11 @@ def resume(name: str, home: Home, catalog: Catalog, listener: Listener) -> Run:
         raise InputError(f"{path} is compressed; unpack it first to go on with its run.")
     past = read(path)
     header = past.header
+    if path.resolve() != home.journal(header.run).resolve():
+        raise InputError(f"{path} is not in {home.journals} under its run's name; import it, or name its home.")
+    missing = {"cases", "implementations", "caches", "sampling", "deadline_s"} - header.request.keys()
+    if missing:
+        raise InputError(f"run {header.run} does not say what it measured; it cannot go on.")
     caches: tuple[Cache, ...] = tuple(msgspec.convert(header.request["caches"].split(","), tuple[Cache, ...]))
     plan = Plan(
         name=header.plan,
@@ -395,7 +412,8 @@ class _Worker:
         self._log: IO[bytes] = open(log, "ab")  # noqa: SIM115  # closed in __exit__
         self._log_start = self._log.tell()
         self._late = False
-        self.deadline = 0.0
+        self._allowed_s = 0.0
+        self._deadline = 0.0
         self._reader, writer = os.pipe()
         self._process = subprocess.Popen(
             [str(python), "-m", f"{__package__}.worker", str(writer)],
@@ -412,14 +430,19 @@ class _Worker:
             self._process.stdin.write(msgspec.json.encode(task))
             self._process.stdin.close()
 
+    def allow(self, seconds: float) -> None:
+        """From now on so long; whatever was allowed before is void."""
+        self._allowed_s = seconds
+        self._deadline = time.monotonic() + seconds
+
     def messages(self) -> Iterator[Message]:
-        """Messages until the worker ends or its `deadline` passes; then nothing of it runs any more."""
+        """Messages until the worker ends or its time is up; then nothing of it runs any more."""
         decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
         pending = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._reader, selectors.EVENT_READ)
             while True:
-                left = self.deadline - time.monotonic()
+                left = self._deadline - time.monotonic()
                 if left <= 0:
                     self._late = True
                     self.kill()
@@ -434,11 +457,11 @@ class _Worker:
                 for line in lines:
                     yield decoder.decode(line)
 
-    def fate(self, deadline_s: float) -> tuple[Status, str]:
+    def fate(self) -> tuple[Status, str]:
         """How a worker ended that did not say `done`."""
         code = self._process.wait()
         if self._late:
-            return "timeout", f"not finished within {deadline_s:g} s"
+            return "timeout", f"not finished within {self._allowed_s:g} s"
         if code < 0:
             with contextlib.suppress(ValueError):
                 return "crashed", f"its process was ended by {signal.Signals(-code).name}"

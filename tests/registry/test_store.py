@@ -246,6 +246,14 @@ def test_a_moved_home_takes_its_artifacts_along(home: Home, make_journal: Callab
     assert locations == {moved.folder.as_uri()}
 
 
+def test_a_home_of_an_odd_name(home: Home, make_journal: Callable[..., Journal]) -> None:
+    odd = Home(home.folder.with_name("a b#c%20d?"))
+    home.folder.rename(odd.folder)
+    Store.open(None, odd).ingest(make_journal(cases=1))
+    assert [x.name for x in odd.folder.parent.iterdir()] == [odd.folder.name]
+    assert len(list((odd.folder / "artifacts").rglob("*.jsonl.gz"))) == 1
+
+
 def test_a_server_that_is_down_costs_seconds(home: Home, free_port: Callable[[], int]) -> None:
     start = time.monotonic()
     with pytest.raises(StoreError, match=r"(?s)Nothing is lost.*kernelmark sync"):
@@ -293,12 +301,19 @@ def test_a_silent_server_costs_seconds(home: Home, silent: str, monkeypatch: pyt
 def test_uris_of_no_use(home: Home, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="sqlite:///"):
         Store.open("./mlruns", home)
+    with pytest.raises(InputError, match="names no file"):
+        Store.open("sqlite://", home)
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StoreError, match="cannot be opened"):
         Store.open(f"sqlite:///{tmp_path}/file/registry.db", home)
     (tmp_path / "text.db").write_text("this is no database, and long enough to be told from one" * 20)
     with pytest.raises(StoreError, match="not a database"):
         Store.open(f"sqlite:///{tmp_path}/text.db", home)
+    (tmp_path / "folder.db").mkdir()
+    start = time.monotonic()
+    with pytest.raises(StoreError, match="unable to open"):
+        Store.open(f"sqlite:///{tmp_path}/folder.db", home)
+    assert time.monotonic() - start < 3
 
 
 def test_a_deleted_experiment_is_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

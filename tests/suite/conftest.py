@@ -1,0 +1,314 @@
+"""Small roots of trivial operators, and the real command line in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from kernelmark.registry.record import Record
+
+OPERATOR = '''
+from kernelmark.suite.operator import Operator, grid
+
+
+def inputs(case, device, generator):
+    import torch
+
+    return {"x": torch.randn(case.axes["N"], device=device, generator=generator)}
+
+
+def reference(x):
+    return x * 2
+
+
+OPERATOR = Operator(
+    name="double",
+    summary="Twice the input",
+    axes={"N": "elements"},
+    inputs=inputs,
+    reference=reference,
+    bytes=lambda case: 8 * case.axes["N"],
+    flops=lambda case: 0,
+    dtypes=("fp32",),
+    plans={"quick_cpu": (grid(N=[16, 64], dtypes="fp32"),)},
+    yardsticks={"copy": lambda x: x.clone()},
+)
+'''
+
+BASELINE = '''
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+REQUIRES = ("torch",)
+
+
+def of(call):
+    return lambda case: call
+
+
+def helper():
+    """A process that outlives its parent, unless somebody ends it; its id goes to a file."""
+    child = subprocess.Popen(["sleep", "600"])
+    with open(Path(__file__).with_name("helpers"), "a") as file:
+        file.write(f"{child.pid}\\n")
+
+
+def killed(x):
+    helper()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hangs(x):
+    helper()
+    while True:
+        time.sleep(1)
+
+
+def leaves(x):
+    os._exit(3)
+
+
+def hoards(x):
+    import torch
+
+    return torch.empty(1 << 48, dtype=torch.uint8)
+
+
+def fails(x):
+    raise ValueError("no such luck\\nand more")
+
+
+def unable(case):
+    raise NotImplementedError("only on Sundays")
+
+
+def slow(x):
+    time.sleep(0.04)
+    return x * 2
+
+
+IMPLEMENTATIONS = {
+    "double": {
+        "plain": of(lambda x: x * 2),
+        "wrong": of(lambda x: x * 2.1),
+        "slow": of(slow),
+        "killed": of(killed),
+        "hangs": of(hangs),
+        "leaves": of(leaves),
+        "hoards": of(hoards),
+        "fails": of(fails),
+        "unable": unable,
+    },
+    "another operator, not here": {"ignored": of(None)},
+}
+'''
+
+ABSENT = """
+REQUIRES = ("no-such-distribution",)
+IMPLEMENTATIONS = {"double": {"absent": lambda case: None}}
+"""
+
+PLAN = """
+replicates = {replicates}
+cache = "hot"
+deadline_s = {deadline_s}
+
+[sampling]
+min_samples = 6
+max_samples = 6
+min_seconds = 0
+max_seconds = 5
+warmup_s = 0
+
+[[cases]]
+operator = "double"
+axes = {{ N = {N} }}
+dtype = "fp32"
+"""
+
+# The device's ceilings take seconds in every process and are not what these tests look at; neither are the
+# table, the report and the registry.
+PROGRAM = """
+import functools
+from kernelmark.suite import cli, supervisor
+from kernelmark.suite.cli import run
+supervisor.Run = functools.partial(supervisor.Run, ceilings=False)
+run.present = lambda *arguments, **named: None
+cli.main()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the developer's results, roots, registry or container."""
+    for name in list(os.environ):
+        if name.startswith("KERNELMARK_") or name == "MLFLOW_TRACKING_URI":
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root with the operator `double` and implementations of it that end in every way there is."""
+    folder = tmp_path / "root"
+    for name, text in (
+        ("operators/double.py", OPERATOR),
+        ("baselines/many.py", BASELINE),
+        ("baselines/absent.py", ABSENT),
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+WritePlan = Callable[..., Path]
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> WritePlan:
+    """Writes a plan of `double` at the given sizes."""
+
+    def write(N: list[int], replicates: int = 1, deadline_s: float = 60) -> Path:
+        path = tmp_path / "tiny.toml"
+        path.write_text(PLAN.format(N=N, replicates=replicates, deadline_s=deadline_s))
+        return path
+
+    return write
+
+
+class Program:
+    """`kernelmark` as a process, on a root and a home of its own."""
+
+    def __init__(self, root: Path, home: Path) -> None:
+        self.home = home
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+            "KERNELMARK_PATH": str(root),
+            "KERNELMARK_HOME": str(home),
+            "PYTHONSAFEPATH": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def start(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, before: Callable[[], None] | None = None
+    ) -> subprocess.Popen[str]:
+        """Starts it, `before` run in the new process."""
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *arguments],
+            env=self.environment if environment is None else dict(environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.home.parent,
+            start_new_session=True,
+            preexec_fn=before,
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Runs it to its end: exit code, output, error output."""
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    def journal(self) -> Path:
+        """The only journal of the home, as soon as it is there."""
+        return wait_for(lambda: next((self.home / "journals").glob("*.jsonl"), None), "a journal")
+
+    def records(self, number: int) -> None:
+        """Waits until so many records are in the journal."""
+        path = self.journal()
+        wait_for(lambda: path.read_bytes().count(b'"kind":"record"') >= number, f"{number} records")
+
+
+@pytest.fixture
+def program(root: Path, tmp_path: Path) -> Program:
+    """See `Program`."""
+    return Program(root, tmp_path / "home")
+
+
+def wait_for(condition, what, seconds=60.0):
+    """The first true value of a condition."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"waited {seconds} s for {what}")
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process started and that live."""
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except FileNotFoundError:
+        return []
+    return [int(x) for x in text.split()]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is only waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture(scope="session")
+def processes():
+    """`wait_for`, `children` and `alive`."""
+
+    class Processes:
+        pass
+
+    Processes.wait_for = staticmethod(wait_for)
+    Processes.children = staticmethod(children)
+    Processes.alive = staticmethod(alive)
+    return Processes
+
+
+class Told:
+    """A listener that remembers."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[int, int]] = []
+        self.stages: list[str] = []
+        self.ended: list[Record] = []
+
+    def begin(self, run: str, cells: int, finished: int) -> None:
+        self.begun.append((cells, finished))
+
+    def stage(self, replicate, name, cell) -> None:
+        self.stages.append(f"{name} {cell.implementation.name}" if cell else name)
+
+    def end(self, record: Record) -> None:
+        self.ended.append(record)
+
+
+@pytest.fixture
+def told() -> Told:
+    """See `Told`."""
+    return Told()
+
+
+@pytest.fixture
+def write_root(tmp_path: Path):
+    """Writes files, given as path and text, into a root of their own."""
+
+    def write(**files: str) -> Path:
+        folder = tmp_path / "written"
+        folder.mkdir(exist_ok=True)
+        for name, text in files.items():
+            path = folder / (name.replace("__", "/") + ".py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(textwrap.dedent(text))
+        return folder
+
+    return write

@@ -1,0 +1,233 @@
+"""The planner: pure, so literal catalogs and properties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernelmark.registry.errors import InputError
+from kernelmark.registry.record import Case
+from kernelmark.suite import plan as plans
+from kernelmark.suite.catalog import Catalog, Implementation
+from kernelmark.suite.measure.stopping import Sampling
+from kernelmark.suite.plan import Cell, order
+
+OWN = Catalog.default()
+
+
+def cell(case: int, implementation: str, cache: str = "cold") -> Cell:
+    asked = Case("double", f"N{case}-fp32-forward", {"N": case}, {}, "fp32", "forward", "5bec", 8, 0)
+    return Cell(asked, Implementation("double", implementation, "x", (), "core", ("cpu",), lambda: lambda case: max), cache)
+
+
+CELLS = tuple(cell(case, name) for case in range(8) for name in ("kernelmark", "torch", "torch_compile"))
+
+lists_of_cells = st.lists(
+    st.tuples(st.integers(0, 9), st.sampled_from(["kernelmark", "torch"]), st.sampled_from(["cold", "hot"])),
+    unique=True,
+).map(lambda rows: [cell(*row) for row in rows])
+
+
+@given(lists_of_cells, st.integers(), st.integers(0, 50))
+def test_an_order_is_a_permutation_that_keeps_cases_together(cells, seed, replicate):
+    walk = order(cells, seed, replicate)
+    assert sorted(x.identity for x in walk) == sorted(x.identity for x in cells)
+    names = [x.case.name for x in walk]
+    groups = [name for i, name in enumerate(names) if i == 0 or names[i - 1] != name]
+    assert len(groups) == len(set(groups))
+
+
+@given(lists_of_cells, st.integers(), st.integers(0, 50))
+def test_an_order_comes_from_seed_and_replicate_alone(cells, seed, replicate):
+    assert order(cells, seed, replicate) == order(cells, seed, replicate)
+    assert order(tuple(cells), seed, replicate) == order(cells, seed, replicate)
+
+
+@given(st.integers())
+def test_replicates_and_seeds_have_orders_of_their_own(seed):
+    assert len({order(CELLS, seed, replicate) for replicate in range(5)}) == 5
+    assert order(CELLS, seed, 0) != order(CELLS, seed + 1, 0)
+
+
+def test_an_order_stays_what_it_was():
+    """A run is resumed by the same order, perhaps by a later version."""
+    walk = [f"{x.case.axes['N']}{x.implementation.name[0]}" for x in order(CELLS[:9], 1, 0)]
+    assert walk == WALK
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("name", ["quick", "standard", "full"])
+def test_builtin(name, device):
+    plan = plans.load(name, OWN, device)
+    assert plan.name == name
+    assert plan.caches == ("cold",)
+    assert plan.replicates == (3 if name == "quick" else 5)
+    assert {x.operator for x in plan.cases} == set(OWN.operators)
+    assert len({(x.operator, x.name) for x in plan.cases}) == len(plan.cases)
+    if name == "full":
+        assert set(plans.load("standard", OWN, device).cases) < set(plan.cases)
+
+
+def test_builtin_of_one_operator():
+    assert {x.operator for x in plans.load("standard", OWN, "cuda", ["gelu", "rope"]).cases} == {"gelu", "rope"}
+
+
+def test_quick_on_a_cpu_has_cases_of_its_own():
+    on = {x: plans.load("quick", OWN, x, ["gelu"]).cases for x in ("cpu", "cuda")}
+    assert {x.dtype for x in on["cpu"]} == {"fp32"}
+    assert not set(on["cpu"]) & set(on["cuda"])
+
+
+def test_nothing_of_an_operator_in_a_plan(root: Path):
+    with pytest.raises(InputError, match="plan 'standard' has no case of double"):
+        plans.load("standard", Catalog.of(root), "cpu", ["double"])
+    with pytest.raises(InputError, match=r"plan 'standard' has no cases\."):
+        plans.load("standard", Catalog.of(root), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nightly",), "unknown plan 'nightly'. Known: quick, standard, full, a .toml file."),
+        (("qick",), "unknown plan 'qick'. Did you mean 'quick'? Known: quick, standard, full, a .toml file."),
+        (("absent.toml",), "no plan file at absent.toml."),
+        (("quick", ["rms_nrm"]), "unknown operator 'rms_nrm'. Did you mean 'rms_norm'? Known: add_rms_norm, "),
+    ],
+)
+def test_unknown(arguments, said):
+    name, operators = (*arguments, ())[:2]
+    with pytest.raises(InputError) as error:
+        plans.load(name, OWN, "cpu", operators)
+    assert str(error.value).startswith(said)
+
+
+GOOD = """
+replicates = 2
+cache = ["cold", "hot"]
+deadline_s = 7
+
+[sampling]
+max_seconds = 0.5
+timer = "graph"
+
+[[cases]]
+operator = "rms_norm"
+axes = { B = [1, 2], S = 8, D = [16, 32] }
+dtype = ["bf16", "fp32"]
+pass = ["forward", "backward"]
+
+[[cases]]
+operator = "gelu"
+axes = { M = 4, N = 8 }
+options = { approximate = ["tanh", "none"] }
+
+[[cases]]
+operator = "gelu"
+axes = { M = 4, N = 8 }
+"""
+
+
+def test_a_plan_file(tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD)
+    plan = plans.load(str(path), OWN, "cpu")
+    assert (plan.name, plan.replicates, plan.caches, plan.deadline_s) == ("mine", 2, ("cold", "hot"), 7)
+    assert plan.sampling == Sampling(max_seconds=0.5, timer="graph")
+    names = [x.name for x in plan.cases]
+    assert len(names) == len(set(names)) == 16 + 2
+    assert names[0] == "B1-S8-D16-bf16-forward"
+    assert names[-2:] == ["M4-N8-tanh-bf16-forward", "M4-N8-none-bf16-forward"]
+    assert {x.operator for x in plans.load(str(path), OWN, "cpu", ["gelu"]).cases} == {"gelu"}
+
+
+def case(line: str) -> Callable[[], str]:
+    return f'[[cases]]\noperator = "rms_norm"\naxes = {{ B = 1, S = 2, D = 4 }}\n{line}\n'
+
+
+WRONG = {
+    "replicats = 3\n" + case(""): "unknown field `replicats`",
+    case("dtpye = 'bf16'"): "unknown field `dtpye` - at `$.cases[...]`",
+    case("dtype = 'fp64'"): "unknown dtype of rms_norm 'fp64'. Did you mean 'fp16'? Known: bf16, fp16, fp32.",
+    case("dtype = 3"): "Expected `array | str`, got `int` - at `$.cases[...].dtype`",
+    case("pass = 'inference'"): "Invalid enum value 'inference'",
+    case("options = { causal = true }"): "unknown option of rms_norm 'causal'. Known: none.",
+    case("").replace("S = 2, ", ""): "rms_norm: axes S are missing.",
+    case("").replace("S = 2", "T = 2"): "unknown axis of rms_norm 'T'. Known: B, S, D.",
+    case("").replace("S = 2", "S = -2"): "rms_norm: axis S is -2; sizes are not negative.",
+    case("").replace("rms_norm", "rmsnorm"): "unknown operator 'rmsnorm'. Did you mean 'rms_norm'?",
+    case("").replace("rms_norm", "fp8_quant").replace("B = 1, S = 2, D = 4", "M = 1, N = 2")
+    + "options = { format = 'e4m4' }\n": "unknown format of fp8_quant 'e4m4'. Did you mean 'e4m3'? Known: ",
+    case("pass = 'backward'")
+    .replace("rms_norm", "fp8_quant")
+    .replace("B = 1, S = 2, D = 4", "M = 1, N = 2"): "unknown pass of fp8_quant 'backward'. Known: forward.",
+    "replicates = 0\n" + case(""): "replicates is 0; at least 1.",
+    "deadline_s = 0\n" + case(""): "deadline_s is 0; above 0.",
+    "cache = 'warm'\n" + case(""): "Invalid enum value 'warm' - at `$.cache`",
+    "cache = []\n" + case(""): "cache is empty; cold, hot or both.",
+    "cases = []": "a plan needs at least one [[cases]] table.",
+    "": "missing required field `cases`",
+    "[[cases]\n": "not a valid plan: ",
+    "[sampling]\nmin_samples = 5\nmax_samples = 4\n" + case(""): "min_samples must be at least 1 and at most max_samples",
+    "[sampling]\nmin_seconds = 5\nmax_seconds = 4\n" + case(""): "min_seconds must not be negative and at most",
+    "[sampling]\ntarget = 0\n" + case(""): "target must be above 0",
+}
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG.items())
+def test_a_wrong_plan_file(text, said, tmp_path: Path):
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        plans.load(str(path), OWN, "cpu")
+    assert str(error.value).startswith(f"{path}: ")
+    assert said in str(error.value)
+
+
+def test_a_plan_file_that_is_no_text(tmp_path: Path):
+    path = tmp_path / "wrong.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="cannot be read"):
+        plans.load(str(path), OWN, "cpu")
+    with pytest.raises(InputError, match="cannot be read"):
+        plans.load(str(tmp_path), OWN, "cpu")
+
+
+def test_but():
+    plan = plans.load("quick", OWN, "cuda")
+    assert plan.but(None, None, None) == plan
+    assert plan.but(7, None, None).replicates == 7
+    assert plan.but(None, "hot", None).caches == ("hot",)
+    assert plan.but(None, "cold", None).caches == ("cold",)
+    assert plan.but(None, "both", None).caches == ("cold", "hot")
+    assert plan.but(None, None, "events").sampling.timer == "events"
+    assert plan.but(None, None, "events").sampling.max_samples == plan.sampling.max_samples
+
+
+def names(cells) -> set[str]:
+    return {x.implementation.name for x in cells}
+
+
+def test_cells_of_a_gpu_leave_its_stand_ins_out():
+    plan = plans.load("quick", OWN, "cuda", ["fp8_quant"])
+    assert "kernelmark" in names(plan.cells(OWN, "cuda"))
+    assert "kernelmark_cpu" not in names(plan.cells(OWN, "cuda"))
+    assert {"kernelmark", "kernelmark_cpu", "torch", "clone"} <= names(plan.cells(OWN, "cpu"))
+
+
+def test_cells_are_narrowed_by_name_or_provider():
+    plan = plans.load("quick", OWN, "cuda", ["attention"])
+    assert names(plan.cells(OWN, "cuda", ["sdpa_math", "torch"])) == {"sdpa_math", "torch"}
+    sdpa = {"sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"}
+    assert names(plan.cells(OWN, "cuda", ["sdpa"])) == sdpa
+    assert len(plan.but(None, "both", None).cells(OWN, "cuda", ["sdpa"])) == 2 * 4 * len(plan.cases)
+
+
+def test_cells_of_what_is_unknown_or_has_nothing_to_do():
+    plan = plans.load("quick", OWN, "cuda", ["rms_norm"])
+    with pytest.raises(InputError, match="unknown implementation 'trch'. Did you mean 'torch'.*Known: .*kernelmark"):
+        plan.cells(OWN, "cuda", ["torch", "trch"])
+    with pytest.raises(InputError, match="plan 'quick' has nothing to measure with these filters"):
+        plan.cells(OWN, "cuda", ["sdpa_math"])
