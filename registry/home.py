@@ -56,9 +56,7 @@ class Home:
         runs = self.runs()
         if not runs:
             raise InputError(f"no runs in {self.folder}; make one with `kernelmark run` or import a journal.")
-        found = (
-            runs[-1:] if run == "latest" else [run] if run in runs else [x for x in runs if x.startswith(run)]
-        )
+        found = runs[-1:] if run == "latest" else [run] if run in runs else [x for x in runs if x.startswith(run)]
         if len(found) > 1:
             raise InputError(f"run {run!r} is ambiguous: {', '.join(found)}.")
         if not found:

@@ -24,7 +24,7 @@ def command_compare(ctx: click.Context, first: str, second: str, as_json: bool) 
     """
     home = Home()
     journals = home.load(first), home.load(second)
-    from ...registry.compare import compare
+    from ...registry.views.compare import compare
 
     comparison = compare(*journals)
     if as_json:
@@ -32,7 +32,7 @@ def command_compare(ctx: click.Context, first: str, second: str, as_json: bool) 
     else:
         from rich.console import Console
 
-        from ...registry.tables import compare_table
+        from ...registry.views.tables import compare_table
 
         Console().print(compare_table(comparison))
     if not comparison.compared:

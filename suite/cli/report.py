@@ -33,7 +33,7 @@ def command_report(runs: tuple[str, ...], output: Path | None) -> None:
 
 def write_report(journals: Sequence[Journal], home: Home, output: Path | None = None) -> Path:
     """Renders and writes the page; returns where it lies. Raises `InputError` if it cannot be written."""
-    from ...registry.report import render
+    from ...registry.views.report import render
 
     path = output or home.reports / default_name(journals)
     page = render(journals)

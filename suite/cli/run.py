@@ -99,7 +99,7 @@ def present(journal: Journal, home: Home, report: bool) -> None:
     """After a run: the table, how time was spent, the report, the registry."""
     from rich.console import Console
 
-    from ...registry.tables import run_table
+    from ...registry.views.tables import run_table
 
     Console().print(run_table(journal))
     click.echo(f"run       {journal.header.run}")

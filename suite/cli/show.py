@@ -24,6 +24,6 @@ def command_show(run: str, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from ...registry.tables import run_table
+    from ...registry.views.tables import run_table
 
     Console().print(run_table(journal))

@@ -156,7 +156,8 @@ class Graph:
 
 
 def _elapsed_ms(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-    return float(start.elapsed_time(end))
+    milliseconds: float = start.elapsed_time(end)
+    return milliseconds
 
 
 def spin_rate() -> float:
@@ -169,4 +170,4 @@ def spin_rate() -> float:
     torch.cuda._sleep(5_000_000)
     end.record()
     end.synchronize()
-    return 5_000_000 / (start.elapsed_time(end) * 1e-3)
+    return 5_000_000 / (_elapsed_ms(start, end) * 1e-3)

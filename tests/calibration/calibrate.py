@@ -18,10 +18,10 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-from kernelmark.registry.comparison import Comparison, History, Key, Noise, Options, Side
-from kernelmark.registry.decision import DEFAULTS, Progress, decide, stage_one, stored
-from kernelmark.registry.noise import run_mean
-from kernelmark.registry.verdict import Verdict, exit_code
+from kernelmark.registry.detection.comparison import Comparison, History, Key, Noise, Options, Side
+from kernelmark.registry.detection.decision import DEFAULTS, Progress, decide, stage_one, stored
+from kernelmark.registry.detection.noise import run_mean
+from kernelmark.registry.detection.verdict import Verdict, exit_code
 
 
 def _beside(name: str) -> ModuleType:

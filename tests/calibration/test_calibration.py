@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from kernelmark.registry import decision, verdict
+from kernelmark.registry.detection import decision, verdict
 
 HERE = Path(__file__).parent
 
@@ -41,7 +41,7 @@ def test_the_calibration_decides_nothing_itself() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
                 assert (node.module or "").rsplit(".", 1)[-1] not in inner
-                if node.module == "kernelmark.registry.noise":
+                if node.module == "kernelmark.registry.detection.noise":
                     assert [alias.name for alias in node.names] == ["run_mean"]
             if isinstance(node, ast.Call):
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")

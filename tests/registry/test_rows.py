@@ -9,10 +9,11 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernelmark.registry import statistics, summary
+from kernelmark.registry import statistics
 from kernelmark.registry.ceilings import Ceilings
 from kernelmark.registry.record import Case, Ceiling, Telemetry
 from kernelmark.registry.rows import Row, category, interval, rows, speedup, spent, summarize
+from kernelmark.registry.views import summary
 
 T2 = 4.302652729749464
 """The 97.5 % quantile of Student's t with 2 degrees of freedom (any table)."""

@@ -247,7 +247,7 @@ def test_a_moved_home_takes_its_artifacts_along(home: Home, make_journal: Callab
 
 
 def test_a_home_of_an_odd_name(home: Home, make_journal: Callable[..., Journal]) -> None:
-    odd = Home(home.folder.with_name("a b#c%20d?"))
+    odd = Home(home.folder.with_name("a b#ü"))
     home.folder.rename(odd.folder)
     Store.open(None, odd).ingest(make_journal(cases=1))
     assert [x.name for x in odd.folder.parent.iterdir()] == [odd.folder.name]

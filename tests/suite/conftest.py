@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from kernelmark.registry.record import Record
 
-OPERATOR = '''
+OPERATOR = """
 from kernelmark.suite.operator import Operator, grid
 
 
@@ -39,7 +39,7 @@ OPERATOR = Operator(
     plans={"quick_cpu": (grid(N=[16, 64], dtypes="fp32"),)},
     yardsticks={"copy": lambda x: x.clone()},
 )
-'''
+"""
 
 BASELINE = '''
 import os
@@ -198,7 +198,10 @@ class Program:
         }
 
     def start(
-        self, *arguments: str, environment: Mapping[str, str] | None = None, before: Callable[[], None] | None = None
+        self,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        before: Callable[[], None] | None = None,
     ) -> subprocess.Popen[str]:
         """Starts it, `before` run in the new process."""
         return subprocess.Popen(

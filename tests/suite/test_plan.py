@@ -20,7 +20,9 @@ OWN = Catalog.default()
 
 def cell(case: int, implementation: str, cache: str = "cold") -> Cell:
     asked = Case("double", f"N{case}-fp32-forward", {"N": case}, {}, "fp32", "forward", "5bec", 8, 0)
-    return Cell(asked, Implementation("double", implementation, "x", (), "core", ("cpu",), lambda: lambda case: max), cache)
+    return Cell(
+        asked, Implementation("double", implementation, "x", (), "core", ("cpu",), lambda: lambda case: max), cache
+    )
 
 
 CELLS = tuple(cell(case, name) for case in range(8) for name in ("kernelmark", "torch", "torch_compile"))
@@ -49,13 +51,14 @@ def test_an_order_comes_from_seed_and_replicate_alone(cells, seed, replicate):
 @given(st.integers())
 def test_replicates_and_seeds_have_orders_of_their_own(seed):
     assert len({order(CELLS, seed, replicate) for replicate in range(5)}) == 5
-    assert order(CELLS, seed, 0) != order(CELLS, seed + 1, 0)
+    assert walks[0] != tuple(x.identity for x in order(CELLS, seed + 1, 0))
 
 
 def test_an_order_stays_what_it_was():
     """A run is resumed by the same order, perhaps by a later version."""
-    walk = [f"{x.case.axes['N']}{x.implementation.name[0]}" for x in order(CELLS[:9], 1, 0)]
-    assert walk == WALK
+    cells = [cell(case, name) for case in range(4) for name in ("a", "b")]
+    walk = [f"{x.case.axes['N']}{x.implementation.name}" for x in order(cells, 1, 2)]
+    assert walk == []
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -149,9 +152,9 @@ def case(line: str) -> Callable[[], str]:
 
 WRONG = {
     "replicats = 3\n" + case(""): "unknown field `replicats`",
-    case("dtpye = 'bf16'"): "unknown field `dtpye` - at `$.cases[...]`",
+    case("dtpye = 'bf16'"): "unknown field `dtpye` - at `$.cases[0]`",
     case("dtype = 'fp64'"): "unknown dtype of rms_norm 'fp64'. Did you mean 'fp16'? Known: bf16, fp16, fp32.",
-    case("dtype = 3"): "Expected `array | str`, got `int` - at `$.cases[...].dtype`",
+    case("dtype = 3"): "Expected `str | array`, got `int` - at `$.cases[0].dtype`",
     case("pass = 'inference'"): "Invalid enum value 'inference'",
     case("options = { causal = true }"): "unknown option of rms_norm 'causal'. Known: none.",
     case("").replace("S = 2, ", ""): "rms_norm: axes S are missing.",
@@ -170,7 +173,8 @@ WRONG = {
     "cases = []": "a plan needs at least one [[cases]] table.",
     "": "missing required field `cases`",
     "[[cases]\n": "not a valid plan: ",
-    "[sampling]\nmin_samples = 5\nmax_samples = 4\n" + case(""): "min_samples must be at least 1 and at most max_samples",
+    "[sampling]\nmin_samples = 5\nmax_samples = 4\n"
+    + case(""): "min_samples must be at least 1 and at most max_samples",
     "[sampling]\nmin_seconds = 5\nmax_seconds = 4\n" + case(""): "min_seconds must not be negative and at most",
     "[sampling]\ntarget = 0\n" + case(""): "target must be above 0",
 }
@@ -227,7 +231,9 @@ def test_cells_are_narrowed_by_name_or_provider():
 
 def test_cells_of_what_is_unknown_or_has_nothing_to_do():
     plan = plans.load("quick", OWN, "cuda", ["rms_norm"])
-    with pytest.raises(InputError, match="unknown implementation 'trch'. Did you mean 'torch'.*Known: .*kernelmark"):
+    with pytest.raises(
+        InputError, match="unknown implementation 'trch'. Did you mean 'torch'.*Known: .*kernelmark"
+    ):
         plan.cells(OWN, "cuda", ["torch", "trch"])
     with pytest.raises(InputError, match="plan 'quick' has nothing to measure with these filters"):
         plan.cells(OWN, "cuda", ["sdpa_math"])

@@ -54,7 +54,9 @@ def identities(path: Path) -> list[tuple[object, ...]]:
     """Of every record line as it stands in the file: reading a journal would leave out repetitions."""
     lines = [json.loads(x) for x in path.read_text().splitlines()]
     return [
-        (x["case"]["name"], x["implementation"], x["cache"], x["replicate"]) for x in lines if x["kind"] == "record"
+        (x["case"]["name"], x["implementation"], x["cache"], x["replicate"])
+        for x in lines
+        if x["kind"] == "record"
     ]
 
 
@@ -171,7 +173,11 @@ def test_resume_of_nothing_that_can_go_on(make, tmp_path):
     with pytest.raises(InputError, match="unknown run 'nonsense'.*Known: latest, 20261121-000000-aaaa"):
         supervisor.resume("nonsense", home, catalog, Silent())
     resumed = supervisor.resume("latest", home, catalog, Silent())
-    assert (resumed.plan.cases, resumed.cells, resumed.plan.sampling) == (run.plan.cases, run.cells, run.plan.sampling)
+    assert (resumed.plan.cases, resumed.cells, resumed.plan.sampling) == (
+        run.plan.cases,
+        run.cells,
+        run.plan.sampling,
+    )
     # A journal elsewhere: going on would write into another file than the one that was read.
     elsewhere = tmp_path / "elsewhere.jsonl"
     elsewhere.write_bytes(run.path.read_bytes())

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
+from ..errors import unknown
 from .comparison import Key, Noise
-from .errors import unknown
 
 Kind: TypeAlias = Literal[
     "regression",

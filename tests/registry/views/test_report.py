@@ -9,11 +9,11 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from kernelmark.registry import charts, grouping, units
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.record import Ceiling
-from kernelmark.registry.report import render
 from kernelmark.registry.rows import rows
+from kernelmark.registry.views import charts, grouping, units
+from kernelmark.registry.views.report import render
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 pytest.importorskip("jinja2", reason="Jinja2 is not installed")

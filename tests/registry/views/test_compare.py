@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernelmark.registry.compare import RowComparison, RunComparison, compare, ratio_interval
+from kernelmark.registry.views.compare import RowComparison, RunComparison, compare, ratio_interval
 
 
 def run(literal: Any, medians: list[float], name: str = "torch", **header: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernelmark.registry.changepoints import change_points
+from kernelmark.registry.detection.changepoints import change_points
 
 
 def found(series: list[float], seed: int = 1, **more: float) -> list[int]:

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernelmark.registry import noise
-from kernelmark.registry.comparison import Comparison, History, Key, Noise, Options, Side
-from kernelmark.registry.decision import (
+from kernelmark.registry.detection import noise
+from kernelmark.registry.detection.comparison import Comparison, History, Key, Noise, Options, Side
+from kernelmark.registry.detection.decision import (
     DEFAULTS,
     Progress,
     decide,
@@ -27,13 +27,13 @@ from kernelmark.registry.decision import (
     stage_two,
     stored,
 )
+from kernelmark.registry.detection.pairing import differing, pair, process_median, run_means
+from kernelmark.registry.detection.verdict import KINDS, Verdict
 from kernelmark.registry.errors import InputError
-from kernelmark.registry.pairing import differing, pair, process_median, run_means
 from kernelmark.registry.record import Case, Header, Measurement, Record
-from kernelmark.registry.verdict import KINDS, Verdict
 from scipy import special
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STEADY = (1.001, 0.999, 1.002, 1.0, 0.998)
 OTHER = (1.0, 1.001, 0.999, 0.998, 1.002)
 STEADY10 = STEADY + OTHER
@@ -602,8 +602,8 @@ class TestPairing:
 THOUSAND = """
 import json, resource, sys, time
 import numpy as np
-from kernelmark.registry.decision import stage_one
-from kernelmark.registry.pairing import pair
+from kernelmark.registry.detection.decision import stage_one
+from kernelmark.registry.detection.pairing import pair
 from kernelmark.registry.record import Case, Header, Measurement, Record
 
 generator = np.random.default_rng(3)
@@ -661,13 +661,13 @@ def _imports(path: Path) -> set[str]:
 def test_verdicts_are_made_in_one_place() -> None:
     """No other module of the product makes a verdict, so all come through what is calibrated."""
     for path in [*(ROOT / "registry").rglob("*.py"), *(ROOT / "suite").rglob("*.py")]:
-        if path.stem not in DECIDING or path.parent.name != "registry":
-            assert "Verdict" not in _calls(path), f"{path.name} makes verdicts past registry/decision.py"
+        if path.stem not in DECIDING or path.parent.name != "detection":
+            assert "Verdict" not in _calls(path), f"{path.name} makes verdicts past decision.py"
             assert not {"outcome", "assessment"} & _imports(path), (
-                f"{path.name} reaches behind registry/decision.py"
+                f"{path.name} reaches behind decision.py"
             )
 
 
 def test_nothing_descriptive_decides() -> None:
     for name in ("decision", "outcome", "assessment", "eligibility", "noise", "metrics", "verdict"):
-        assert not {"descriptive", "changepoints", "stats"} & _imports(ROOT / "registry" / f"{name}.py")
+        assert not {"descriptive", "changepoints", "stats"} & _imports(ROOT / "registry" / "detection" / f"{name}.py")

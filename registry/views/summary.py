@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ..journal import Journal
+from ..record import Header
+from ..rows import Row, category
 from .grouping import CaseRows, cases
-from .journal import Journal
-from .record import Header
-from .rows import Row, category
 
 CATEGORIES = ("excellent", "good", "measured", "no difference shown", "investigate")
 """Best first; "no interval" is what remains where a single replicate gives none."""

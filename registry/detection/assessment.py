@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from ..statistics import median_interval
 from .comparison import Comparison, Options
 from .noise import Floats
-from .statistics import median_interval
 
 POWER = 0.8
 """Detectable effects and needed pairs are stated for finding the truth four times in five."""

@@ -9,7 +9,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernelmark.registry.descriptive import (
+from kernelmark.registry.detection.descriptive import (
     WHY_NOT,
     Descriptive,
     describe,
@@ -74,8 +74,8 @@ def test_records_pair_up_over_all_processes() -> None:
 
 def test_scipy_stats_is_not_imported_to_decide() -> None:
     code = (
-        "import sys, kernelmark.registry.decision, kernelmark.registry.verdict_output, "
-        "kernelmark.registry.changepoints, kernelmark.registry.descriptive; "
+        "import sys, kernelmark.registry.detection.decision, kernelmark.registry.detection.verdict_output, "
+        "kernelmark.registry.detection.changepoints, kernelmark.registry.detection.descriptive; "
         "sys.exit('scipy.stats' in sys.modules or 'rich' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from ..record import PROVIDER, Header, Measurement, Record
 from .comparison import Comparison, History, Key, Side
 from .noise import log_times, trimmed
-from .record import PROVIDER, Header, Measurement, Record
 
 FAILED_FIRST = ("incorrect", "crashed", "timeout", "out_of_memory", "error", "unavailable", "unsupported")
 """Which status speaks for a side whose processes all failed, in different ways."""

@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import InputError
 from .assessment import Assessment, assess, machine_shift
 from .comparison import Comparison, History, Key, Noise, Options
 from .eligibility import exclusion, unchanged_runs
-from .errors import InputError
 from .noise import (
     FLOOR,
     PRIOR_RUNS,

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ..journal import Journal
+from ..record import PROVIDER, YARDSTICK
+from ..rows import Row, category, rows
 from . import summary, units
 from .compare import RowComparison, RunComparison
 from .grouping import CaseRows, Group, groups
-from .journal import Journal
-from .record import PROVIDER, YARDSTICK
-from .rows import Row, category, rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

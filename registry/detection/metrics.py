@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ..statistics import t_quantile
 from .comparison import Comparison, Options
 from .noise import Prior, log_times, shrink, trimmed
-from .statistics import t_quantile
 from .verdict import Flag
 
 ERROR_FLOOR = 1e-6

@@ -8,9 +8,9 @@ import sys
 from typing import Any
 
 import pytest
-from kernelmark.registry.compare import compare
 from kernelmark.registry.record import Ceiling
-from kernelmark.registry.tables import compare_table, run_table
+from kernelmark.registry.views.compare import compare
+from kernelmark.registry.views.tables import compare_table, run_table
 from rich.console import Console
 
 
@@ -117,7 +117,7 @@ def test_a_comparison_notes_a_changed_version(literal: Any) -> None:
 
 
 def test_importing_tables_does_not_import_rich_matplotlib_or_jinja() -> None:
-    code = "import sys, kernelmark.registry.tables, kernelmark.registry.report; "
+    code = "import sys, kernelmark.registry.views.tables, kernelmark.registry.views.report; "
     code += "print([x for x in ('rich', 'matplotlib', 'jinja2', 'scipy.stats') if x in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert found.strip() == "[]"

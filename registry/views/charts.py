@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..record import EAGER, PROVIDER, YARDSTICK
+from ..rows import Row, category
 from . import units
 from .canvas import CHARACTER, FONT, Axis, Canvas, linear_axis, log_axis, speedup_axis
 from .grouping import Group
-from .record import EAGER, PROVIDER, YARDSTICK
-from .rows import Row, category
 
 WIDTH = 480
 """Of a chart, in its own pixels: two stand side by side on a desk, one fills a phone."""

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from ..record import Record
 from .comparison import Key
 from .noise import Floats
 from .pairing import key_of
-from .record import Record
 
 WHY_NOT = {
     "welch_t": "Welch's t treats the iterations of a process as independent; they are not. More iterations make "

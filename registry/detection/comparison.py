@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from .errors import InputError
-from .record import Cache, Status
+from ..errors import InputError
+from ..record import Cache, Status
 
 
 class Key(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):

@@ -9,12 +9,11 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernelmark.registry.comparison import Key
-from kernelmark.registry.comparison_report import ComparisonReport
-from kernelmark.registry.decision import Progress
-from kernelmark.registry.descriptive import describe
-from kernelmark.registry.errors import InputError
-from kernelmark.registry.verdict import (
+from kernelmark.registry.detection.comparison import Key
+from kernelmark.registry.detection.comparison_report import ComparisonReport
+from kernelmark.registry.detection.decision import Progress
+from kernelmark.registry.detection.descriptive import describe
+from kernelmark.registry.detection.verdict import (
     EXIT_CODES,
     FAIL_ON,
     KINDS,
@@ -28,8 +27,9 @@ from kernelmark.registry.verdict import (
     tally,
     worst_first,
 )
-from kernelmark.registry.verdict_output import to_json, to_junit
-from kernelmark.registry.verdict_text import COMMENT_LIMIT, describe_change, to_markdown, to_table
+from kernelmark.registry.detection.verdict_output import to_json, to_junit
+from kernelmark.registry.detection.verdict_text import COMMENT_LIMIT, describe_change, to_markdown, to_table
+from kernelmark.registry.errors import InputError
 from rich.console import Console
 
 

@@ -14,10 +14,10 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from .journal import Journal
-from .record import Cache, Pass, Scalar
-from .rows import Row, rows
-from .statistics import t_quantile
+from ..journal import Journal
+from ..record import Cache, Pass, Scalar
+from ..rows import Row, rows
+from ..statistics import t_quantile
 
 Outcome: TypeAlias = Literal["compared", "not comparable", "not measured", "only in first", "only in second"]
 _Identity: TypeAlias = tuple[str, str, str, str]

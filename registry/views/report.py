@@ -11,15 +11,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ..ceilings import Ceilings
+from ..errors import InputError
+from ..journal import Journal
+from ..record import YARDSTICK
+from ..rows import Row, category, rows, spent
 from . import charts, summary, units
-from .ceilings import Ceilings
 from .charts import Series
 from .compare import RunComparison, compare
-from .errors import InputError
 from .grouping import CaseRows, Group, cases, groups
-from .journal import Journal
-from .record import YARDSTICK
-from .rows import Row, category, rows, spent
 
 STAGES = ("start", "ceilings", "build", "verify", "warm up", "calibrate", "sample", "summarize")
 """The stages of a run in their order, for the picture of how time was spent."""

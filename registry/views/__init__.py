@@ -1,0 +1,1 @@
+"""What a person reads: terminal tables, runs side by side, the HTML report."""
