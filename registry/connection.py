@@ -213,6 +213,7 @@ def _database(uri: str) -> Path | None:
 
 
 def _short(error: Exception, uri: str) -> str:
-    """The first line of a cause, without credentials: MLflow quotes the whole URI and SQL statements."""
-    text = str(error).strip().splitlines() or [type(error).__name__]
-    return shown(text[0].replace(uri, shown(uri)))[:500]
+    """The cause in one line, without credentials: MLflow quotes whole URIs, requests and SQL statements."""
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0].replace(uri, shown(uri))
+    caused = re.search(r"Caused by \w+\(.*: (.+?)[\"')]*$", text)
+    return shown(caused[1] if caused else text)[:500]

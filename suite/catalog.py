@@ -87,6 +87,14 @@ class Root:
                 if not path.name.startswith("_"):
                     yield path.stem
 
+    def listed(self, room: str, name: str) -> ModuleType:
+        """Imports one file of a room for listing. Raises `InputError` if it cannot be imported."""
+        try:
+            return self.module(room, name)
+        except Exception as error:  # somebody's file may raise anything
+            path = self.folder / room / f"{name}.py"
+            raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+
     def module(self, room: str, name: str) -> ModuleType:
         """Imports one file of a room."""
         if self.packages is not None:
@@ -153,7 +161,7 @@ class Catalog:
         found: dict[str, Operator] = {}
         for root in self.roots:
             for name in root.files("operators"):
-                operator = getattr(root.module("operators", name), "OPERATOR", None)
+                operator = getattr(root.listed("operators", name), "OPERATOR", None)
                 path = root.folder / "operators" / f"{name}.py"
                 if not isinstance(operator, Operator) or operator.name != name:
                     raise InputError(f"{path} must define OPERATOR, an Operator named {name!r}.")
@@ -170,10 +178,20 @@ class Catalog:
 
     @cached_property
     def implementations(self) -> tuple[Implementation, ...]:
-        """All implementations of all operators, ours first, then baselines in alphabetical order."""
+        """All implementations of all operators, ours first, then baselines in alphabetical order.
+
+        Raises `InputError` where two have one name: a journal could not tell them apart.
+        """
         ours = [x for root in self.roots for x in self._ours(root)]
         theirs = [x for root in self.roots for name in root.files("baselines") for x in self._theirs(root, name)]
-        return tuple(ours + theirs)
+        found: dict[tuple[str, str], Implementation] = {}
+        for x in ours + theirs:
+            other = found.setdefault((x.operator, x.name), x)
+            if other is not x:
+                raise InputError(
+                    f"{x.operator} has two implementations named {x.name!r}: of {other.provider} and of {x.provider}."
+                )
+        return tuple(found.values())
 
     def of_operator(self, operator: str) -> tuple[Implementation, ...]:
         """The implementations of one operator."""
@@ -193,10 +211,13 @@ class Catalog:
                     )
 
     def _theirs(self, root: Root, name: str) -> Iterator[Implementation]:
-        module = root.module("baselines", name)
+        module = root.listed("baselines", name)
+        path = root.folder / "baselines" / f"{name}.py"
         if not isinstance(getattr(module, "IMPLEMENTATIONS", None), dict):
-            raise InputError(f"{root.folder / 'baselines' / name}.py must define IMPLEMENTATIONS, a dict.")
+            raise InputError(f"{path} must define IMPLEMENTATIONS, a dict.")
         for operator, factories in module.IMPLEMENTATIONS.items():
+            if not isinstance(factories, dict):
+                raise InputError(f"{path}: IMPLEMENTATIONS[{operator!r}] must be a dict of factories.")
             if operator in self.operators:
                 for implementation, factory in factories.items():
                     yield Implementation(

@@ -132,7 +132,8 @@ def load(name: str, catalog: Catalog, device: Literal["cuda", "cpu"], operators:
     plan = _builtin(name, catalog, device) if name in BUILTIN else _file(Path(name), catalog)
     cases = tuple(x for x in plan.cases if not operators or x.operator in operators)
     if not cases:
-        raise InputError(f"plan {name!r} has no case of {', '.join(operators)}.")
+        of = f" of {', '.join(operators)}" if operators else ""
+        raise InputError(f"plan {name!r} has no cases{of} on {device}.")
     return replace(plan, cases=cases)
 
 
@@ -172,6 +173,10 @@ def parse(text: str, name: str, catalog: Catalog) -> Plan:
         raise InputError(f"not a valid plan: {error}") from None
     if file.replicates < 1:
         raise InputError(f"replicates is {file.replicates}; at least 1.")
+    if not file.deadline_s > 0:
+        raise InputError(f"deadline_s is {file.deadline_s:g}; above 0.")
+    if not file.cache:
+        raise InputError("cache is empty; cold, hot or both.")
     cases = [case for x in file.cases for case in catalog.operator(x.operator).expand(x.grid())]
     if not cases:
         raise InputError("a plan needs at least one [[cases]] table.")

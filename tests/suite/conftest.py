@@ -9,9 +9,11 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kernelmark.registry.record import Record
+from kernelmark.suite.measure.telemetry import Nvml
 
 OPERATOR = """
 from kernelmark.suite.operator import Operator, grid
@@ -315,3 +317,55 @@ def write_root(tmp_path: Path):
         return folder
 
     return write
+
+
+class NVMLError(Exception):
+    """What pynvml raises for a field that a board lacks."""
+
+
+class Library:
+    """Functions named as pynvml's; each list is given value by value, its last one for ever."""
+
+    NVML_CLOCK_SM = 1
+    NVML_CLOCK_MEM = 2
+    NVML_TEMPERATURE_GPU = 0
+    NVMLError = NVMLError
+
+    def __init__(self, **answers) -> None:
+        self.answers = {
+            "reasons": [0],
+            "energy": [0],
+            "sm": [1980],
+            "memory": [2619],
+            "temperature": [40],
+        } | answers
+
+    def _next(self, name: str):
+        values = self.answers[name]
+        if values is None:
+            raise NVMLError(f"{name} is not supported")
+        return values.pop(0) if len(values) > 1 else values[0]
+
+    def nvmlDeviceGetClockInfo(self, handle, kind: int) -> int:
+        return self._next("sm" if kind == self.NVML_CLOCK_SM else "memory")
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle) -> int:
+        return self._next("reasons")
+
+    def nvmlDeviceGetTemperature(self, handle, sensor: int) -> int:
+        return self._next("temperature")
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle) -> int:
+        return self._next("energy")
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:
+        return b"580.95.05"
+
+    def nvmlShutdown(self) -> None:
+        self.answers["shut"] = True
+
+
+@pytest.fixture
+def nvml() -> Callable[..., Nvml]:
+    """Makes an `Nvml` on such a library."""
+    return lambda **answers: Nvml(Library(**answers), SimpleNamespace())

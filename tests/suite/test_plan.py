@@ -50,7 +50,8 @@ def test_an_order_comes_from_seed_and_replicate_alone(cells, seed, replicate):
 
 @given(st.integers())
 def test_replicates_and_seeds_have_orders_of_their_own(seed):
-    assert len({order(CELLS, seed, replicate) for replicate in range(5)}) == 5
+    walks = [tuple(x.identity for x in order(CELLS, seed, replicate)) for replicate in range(5)]
+    assert len(set(walks)) == 5
     assert walks[0] != tuple(x.identity for x in order(CELLS, seed + 1, 0))
 
 
@@ -58,7 +59,7 @@ def test_an_order_stays_what_it_was():
     """A run is resumed by the same order, perhaps by a later version."""
     cells = [cell(case, name) for case in range(4) for name in ("a", "b")]
     walk = [f"{x.case.axes['N']}{x.implementation.name}" for x in order(cells, 1, 2)]
-    assert walk == []
+    assert " ".join(walk) == "3a 3b"
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -71,7 +72,9 @@ def test_builtin(name, device):
     assert {x.operator for x in plan.cases} == set(OWN.operators)
     assert len({(x.operator, x.name) for x in plan.cases}) == len(plan.cases)
     if name == "full":
-        assert set(plans.load("standard", OWN, device).cases) < set(plan.cases)
+        standard = plans.load("standard", OWN, device).cases
+        assert len(standard) < len(plan.cases)
+        assert all(x in plan.cases for x in standard)
 
 
 def test_builtin_of_one_operator():
@@ -81,13 +84,13 @@ def test_builtin_of_one_operator():
 def test_quick_on_a_cpu_has_cases_of_its_own():
     on = {x: plans.load("quick", OWN, x, ["gelu"]).cases for x in ("cpu", "cuda")}
     assert {x.dtype for x in on["cpu"]} == {"fp32"}
-    assert not set(on["cpu"]) & set(on["cuda"])
+    assert not any(x in on["cuda"] for x in on["cpu"])
 
 
 def test_nothing_of_an_operator_in_a_plan(root: Path):
-    with pytest.raises(InputError, match="plan 'standard' has no case of double"):
+    with pytest.raises(InputError, match="plan 'standard' has no cases of double on cpu"):
         plans.load("standard", Catalog.of(root), "cpu", ["double"])
-    with pytest.raises(InputError, match=r"plan 'standard' has no cases\."):
+    with pytest.raises(InputError, match=r"plan 'standard' has no cases on cpu\."):
         plans.load("standard", Catalog.of(root), "cpu")
 
 

@@ -1,0 +1,50 @@
+"""The CPU as a device, and what of a GPU needs none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernelmark.registry.record import Case
+from kernelmark.suite.measure import cache
+from kernelmark.suite.measure.device import Cpu, Cuda, TimerUnavailable
+
+CASE = Case("x", "x", {}, {}, "fp32", "forward", "", 8, 0)
+
+
+def test_cpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cache, "LARGEST_FLUSH", 1 << 16)
+    device = Cpu.open()
+    assert (device.kind, device.nvml, device.torch_device) == ("cpu", None, torch.device("cpu"))
+    with device.using():
+        device.synchronize()
+        assert device.peak_memory(lambda: None) is None
+        device.release()
+    for name in ("auto", "events", "graph", "cupti"):  # the GPU's timers mean nothing here
+        assert device.timer(CASE, "cold", lambda: None, name).name == "monotonic"
+    flushed = []
+    device = Cpu(_flush=lambda: flushed.append(0))
+    device.timer(CASE, "hot", lambda: None, "auto").sample(lambda: None)
+    device.fallback("hot").sample(lambda: None)
+    assert flushed == []
+    device.timer(CASE, "cold", lambda: None, "auto").sample(lambda: None)
+    device.fallback("cold").sample(lambda: None)
+    assert flushed == [0, 0]
+
+
+def test_cupti_by_name_where_it_is_not_installed():
+    with pytest.raises(TimerUnavailable, match="cupti-python is not installed"):
+        Cuda(cupti=False).timer(CASE, "cold", lambda: None, "cupti")
+
+
+def test_events_time_what_is_long_and_whatever_else_is_asked():
+    device = Cuda(_flush=lambda: None)
+    assert device.timer(CASE, "cold", lambda: None, "events").name == "events"
+    long = Case("x", "x", {}, {}, "fp32", "forward", "", 1 << 30, 0)
+    assert device.timer(long, "hot", lambda: None, "auto").name == "events"
+    assert device.fallback("cold").name == "events"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_no_gpu():
+    with pytest.raises((RuntimeError, AssertionError)):
+        Cuda.open()

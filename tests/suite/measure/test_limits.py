@@ -1,0 +1,39 @@
+"""The device's own limits, at sizes that take no time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernelmark.suite.measure import limits
+from kernelmark.suite.measure.device import Cpu
+from kernelmark.suite.measure.stopping import Sampling
+
+
+def test_ceilings_of_a_cpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "COPY_BYTES", {"cpu": [1 << 14, 1 << 20]})
+    monkeypatch.setattr(limits, "MATMUL_SIZE", {"cpu": 64})
+    monkeypatch.setattr(limits, "SAMPLING", Sampling(min_samples=3, max_samples=3, min_seconds=0, max_seconds=1))
+    flushed = []
+    ceilings = list(limits.measure(Cpu(_flush=lambda: flushed.append(0)), replicate=2))
+    assert [(x.what, x.size, x.dtype, x.replicate) for x in ceilings] == [
+        ("copy", 1 << 14, None, 2),
+        ("copy", 1 << 20, None, 2),
+        ("matmul", 2 * 64**3, "fp32", 2),
+        ("matmul", 2 * 64**3, "bf16", 2),
+    ]
+    assert all(x.time_ms > 0 for x in ceilings)
+    assert len(flushed) == 4 * 4  # cold: before every sample, and the one that calibrates
+
+
+def test_sizes_are_bytes_read_plus_written():
+    call = limits._copy(Cpu(), 1 << 14)
+    assert call().numel() == 1 << 13
+    assert limits.COPY_BYTES["cuda"][-1] == 1 << 32
+    assert limits.COPY_BYTES["cuda"][0] == limits.COPY_BYTES["cpu"][0] == 16 << 10
+
+
+def test_no_fp8_rate_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    assert limits._matmul(Cpu(), 16, "e4m3") is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert limits._matmul(Cpu(), 16, "e4m3") is not None

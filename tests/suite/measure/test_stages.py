@@ -1,0 +1,312 @@
+"""The method, stage by stage, on a device whose timer is a script: sampling and stopping are exact."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from kernelmark.suite.measure import stages as module
+from kernelmark.suite.measure.device import TimerUnavailable, wall_ms
+from kernelmark.suite.measure.stages import Stages, Trial, autotuned
+from kernelmark.suite.measure.stopping import Sampling
+from kernelmark.suite.measure.verify import Incorrect
+from kernelmark.suite.measure.workbench import Workbench
+from kernelmark.suite.operators.rms_norm import OPERATOR
+
+FEW = Sampling(min_samples=8, max_samples=100, min_seconds=0, max_seconds=60, target=0.01, warmup_s=0)
+
+
+@dataclass
+class Scripted:
+    """Gives the lists of its script one after the other, the last one for ever."""
+
+    script: list[list[float]]
+    name: str = "scripted"
+    batch: int = 4
+    taken: int = 0
+
+    def sample(self, call: Any) -> list[float]:
+        call()
+        self.taken += 1
+        return self.script.pop(0) if len(self.script) > 1 else self.script[0]
+
+
+@dataclass
+class Fake:
+    """A device on which time is a script."""
+
+    script: list[list[float]]
+    unavailable: bool = False
+    kind: str = "cpu"
+    nvml: Any = None
+    torch_device: torch.device = torch.device("cpu")
+    timers: list[Scripted] = field(default_factory=list)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+
+    def using(self):
+        return contextlib.nullcontext()
+
+    def synchronize(self) -> None: ...
+
+    def timer(self, case, cache, call, name):
+        self.asked.append((cache, name))
+        if self.unavailable:
+            raise TimerUnavailable("cannot be captured")
+        self.timers.append(Scripted(self.script))
+        return self.timers[-1]
+
+    def fallback(self, cache):
+        self.timers.append(Scripted(self.script, name="fallback", batch=1))
+        return self.timers[-1]
+
+    def peak_memory(self, call):
+        call()
+        return 4096
+
+    def release(self) -> None: ...
+
+
+def trial(script: list[list[float]] | None = None, pass_: str = "forward", sampling: Sampling = FEW, **more) -> Trial:
+    device = Fake(script or [[1.0]], **{x: more.pop(x) for x in ("unavailable",) if x in more})
+    case = OPERATOR.case({"B": 2, "S": 3, "D": 16}, "fp32", pass_)
+    bench = Workbench.build(OPERATOR, case, torch.device("cpu"), 1)
+    return Trial(device, bench, "cold", sampling, Stages(), **more)
+
+
+def right(x, weight, eps):
+    return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+
+
+def run(trial: Trial, call=right):
+    return trial.run(lambda: call)
+
+
+def test_samples_are_taken_until_the_median_is_known():
+    noisy = [[1.0, 2.0, 1.0, 2.0]] * 3  # the first one belongs to calibration
+    measured = run(trial([*noisy, [1.5] * 4]))
+    assert measured.samples_ms == (1.0, 2.0) * 4 + (1.5,) * (len(measured.samples_ms) - 8)
+    assert measured.converged
+    before = measured.samples_ms[:-4]
+    from kernelmark.suite.measure.stopping import converged
+
+    assert not converged(before, FEW)
+    assert (measured.timer, measured.batch, measured.peak_memory_bytes) == ("scripted", 4, 4096)
+    assert measured.error is not None
+    assert measured.error < 1e-6
+    assert len(measured.launch_ms) == module.LAUNCHES
+    assert (measured.telemetry, measured.energy_j, measured.throttled, measured.tuning) == (None, None, (), {})
+
+
+def test_steady_samples_stop_at_the_minimum():
+    assert run(trial([[1.0]])).samples_ms == (1.0,) * 8
+
+
+def test_what_never_settles_stops_at_the_maximum_and_says_so():
+    measured = run(trial([[1.0, 9.0]]))
+    assert len(measured.samples_ms) == 100
+    assert not measured.converged
+
+
+def test_the_clock_stops_sampling_too():
+    measured = run(trial([[1.0, 9.0]], sampling=Sampling(max_seconds=0, min_seconds=0, warmup_s=0)))
+    assert len(measured.samples_ms) == 2
+
+
+def test_samples_are_kept_to_seven_digits():
+    assert run(trial([[0.123456789]])).samples_ms[0] == 0.1234568
+
+
+def test_warm_up_ends_when_steady_or_late():
+    calls = []
+    chosen = trial(sampling=Sampling(warmup_s=30))
+    times = iter([5.0] * 5 + [1.0] * 50)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "wall_ms", lambda device, call, count: (calls.append(call()), [next(times)])[1])
+        chosen.warm_up(lambda: 0)
+    assert len(calls) == 13  # two windows whose medians agree
+    calls.clear()
+    trial().warm_up(lambda: calls.append(0))
+    assert not calls  # no time for it
+
+
+def test_the_timer_of_the_case_is_asked_for():
+    chosen = trial(sampling=Sampling(min_samples=6, warmup_s=0, timer="graph"))
+    chosen.cache = "hot"
+    assert run(chosen).timer == "scripted"
+    assert chosen.device.asked == [("hot", "graph")]
+
+
+def test_where_the_timer_cannot_the_fallback_does_and_is_named():
+    measured = run(trial(unavailable=True))
+    assert (measured.timer, measured.batch) == ("fallback", 1)
+
+
+def test_stages_come_in_their_order_and_add_up():
+    heard: list[str] = []
+    now = iter(range(1000))
+    chosen = trial()
+    chosen.stages = Stages(listen=heard.append, clock=lambda: next(now))
+    run(chosen)
+    assert heard == ["build", "verify", "warm up", "calibrate", "sample", "verify", "summarize"]
+    assert chosen.stages.spent_s == {
+        "build": 1,
+        "verify": 2,
+        "warm up": 1,
+        "calibrate": 1,
+        "sample": 1,
+        "summarize": 1,
+    }
+
+
+def test_a_stage_that_fails_is_paid_for_and_remembered():
+    now = iter([1, 4])
+    chosen = Stages(clock=lambda: next(now))
+    with pytest.raises(ZeroDivisionError), chosen.stage("verify"):
+        _ = 1 / 0
+    assert (chosen.current, chosen.spent_s) == ("verify", {"verify": 3})
+
+
+def wrong(call):
+    with pytest.raises(Incorrect) as error:
+        run(trial(), call)
+    return str(error.value)
+
+
+def test_a_wrong_answer_has_no_time():
+    assert wrong(lambda x, weight, eps: right(x, weight, eps) * 1.01).startswith("output: relative error 0.01")
+
+
+def test_inputs_are_left_alone():
+    def spoils(x, weight, eps):
+        y = right(x, weight, eps)
+        x.mul_(1)  # nothing happens
+        weight[0] += 1
+        return y
+
+    assert wrong(spoils) == "it changed its inputs"
+
+
+def test_an_element_never_written_is_not_the_last_calls():
+    kept: list[torch.Tensor] = []
+
+    def forgets(x, weight, eps):
+        y = right(x, weight, eps)
+        if not kept:
+            kept.append(y)
+            return y
+        out = kept[0]
+        out.view(-1)[:-1] = y.view(-1)[:-1]
+        return out
+
+    assert "1 of 96 elements are NaN" in wrong(forgets)
+
+
+@pytest.mark.parametrize("pass_", ["forward", "backward", "forward_backward"])
+def test_every_pass(pass_):
+    assert run(trial(pass_=pass_)).samples_ms == (1.0,) * 8
+
+
+def test_a_view_of_the_inputs_is_not_poisoned():
+    case = OPERATOR.case({"B": 2, "S": 3, "D": 16}, "fp32", "forward")
+    bench = Workbench.build(OPERATOR, case, torch.device("cpu"), 1)
+    bench.references = [bench.values[0]]
+    chosen = Trial(Fake([[1.0]]), bench, "cold", FEW, Stages())
+    assert chosen.verify(lambda: bench.inputs["x"]) == 0
+
+
+def stale_after(calls: int):
+    """Right so many times, then the answer it gave last."""
+    kept: list[torch.Tensor] = []
+
+    def call(x, weight, eps):
+        if len(kept) < calls:
+            kept.append(right(x, weight, eps))
+        return kept[-1].clone()
+
+    return call
+
+
+def test_stale_output_is_caught():
+    assert "relative error" in wrong(stale_after(1))  # of the decoys, before timing
+    assert wrong(stale_after(2)) == "stale output: other inputs gave the same answer"  # after it
+
+
+def test_an_answer_that_goes_wrong_while_timed_is_caught():
+    count = []
+
+    def tires(x, weight, eps):
+        count.append(0)
+        return right(x, weight, eps) * (1 if len(count) < 10 else 2)
+
+    assert "relative error 1" in wrong(tires)
+
+
+def test_nothing_to_compute_is_never_stale():
+    case = OPERATOR.case({"B": 0, "S": 3, "D": 16}, "fp32", "forward")
+    bench = Workbench.build(OPERATOR, case, torch.device("cpu"), 1)
+    measured = Trial(Fake([[1.0]]), bench, "cold", FEW, Stages()).run(lambda: right)
+    assert measured.error == 0
+
+
+def test_a_yardstick_has_no_answer_to_check():
+    measured = run(trial(gated=False), lambda x, weight, eps: x.clone())
+    assert measured.error is None
+    assert measured.samples_ms
+
+
+def test_what_the_implementation_raises_comes_out():
+    def fails(x, weight, eps):
+        raise NotImplementedError("not at this size")
+
+    chosen = trial()
+    with pytest.raises(NotImplementedError, match="not at this size"):
+        run(chosen, fails)
+    assert chosen.stages.current == "verify"
+
+
+def test_throttled_samples_are_marked(nvml):
+    chosen = trial([[1.0, 1.0, 1.0]])
+    chosen.device.nvml = nvml(reasons=[0, 0, 0x40, 0x1])
+    measured = run(chosen)
+    assert measured.throttled == (3, 4, 5)
+    assert measured.telemetry is not None
+    assert measured.telemetry.reasons == ("hardware thermal slowdown",)
+
+
+def test_energy_is_power_times_the_median(nvml):
+    chosen = trial([[2.0]])
+    chosen.device.nvml = nvml(energy=[0, 100_000])
+    clock = iter(x * 10.0 for x in range(100))
+    with pytest.MonkeyPatch.context() as patch:
+        watch = module.Watch
+        patch.setattr(module, "Watch", lambda nvml: watch(nvml, clock=lambda: next(clock)))
+        measured = run(chosen)
+    assert measured.telemetry is not None
+    assert measured.energy_j == pytest.approx(measured.telemetry.power_w * 2e-3)
+    assert measured.telemetry.power_w == 1.25  # 100 J over the 80 s of 9 readings
+
+
+def test_tuning_of_the_module_is_recorded(monkeypatch):
+    namespace = {
+        "ran": SimpleNamespace(best_config="BLOCK: 128, num_warps: 8"),
+        "idle": SimpleNamespace(best_config=None),
+        "other": 3,
+    }
+    assert autotuned(namespace) == {"ran": "BLOCK: 128, num_warps: 8"}
+    monkeypatch.setattr(test_tuning_of_the_module_is_recorded, "best_config", "BLOCK: 64", raising=False)
+    assert run(trial(tuned=True)).tuning == {"test_tuning_of_the_module_is_recorded": "BLOCK: 64"}
+    assert run(trial()).tuning == {}
+
+
+def test_wall_ms_counts_calls_and_stops_late():
+    device = Fake([[1.0]])
+    assert len(wall_ms(device, lambda: None, 7)) == 7
+    samples = wall_ms(device, lambda: sum(range(20_000)), 10_000, limit_s=0.01)
+    assert 1 <= len(samples) < 10_000
+    assert all(x > 0 for x, _ in pairwise([*samples, 0]))
+    assert wall_ms(device, lambda: None, 3, limit_s=0) == []

@@ -1,0 +1,85 @@
+"""What is read of a GPU, and what is made of boards that do not answer."""
+
+from __future__ import annotations
+
+import pynvml
+import pytest
+from kernelmark.registry.record import Telemetry
+from kernelmark.suite.measure.telemetry import Nvml, Watch, close
+
+
+def test_a_watch_collects_extremes_and_reasons(nvml):
+    now = iter([0.0, 1.0, 2.0])
+    watch = Watch(
+        nvml(
+            sm=[1980, 1200, 1500],
+            memory=[2619],
+            temperature=[40, 41, 70],
+            reasons=[0x1, 0x4, 0x80],  # idle is no reason
+            energy=[1_000_000, 1_300_000, 1_700_000],
+        ),
+        clock=lambda: next(now),
+    )
+    watch.read()
+    watch.read(0, 3)
+    watch.read(3, 5)
+    assert watch.throttled == [0, 1, 2, 3, 4]
+    assert watch.telemetry() == Telemetry(
+        sm_mhz=(1200, 1980),
+        memory_mhz=(2619, 2619),
+        power_w=350.0,  # 700 J in 2 s, millijoules as NVML counts
+        temperature_c=70,
+        reasons=("software power cap", "hardware power brake"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("energy", "times"),
+    [([5], [0.0]), ([5, 9000], [0.0, 0.09]), ([5, 5], [0.0, 1.0]), ([9, 5], [0.0, 1.0])],
+)
+def test_no_power_of_too_little(nvml, energy, times):
+    now = iter(times)
+    watch = Watch(nvml(energy=list(energy)), clock=lambda: next(now))
+    for _ in times:
+        watch.read()
+    assert watch.power() is None
+
+
+def test_a_board_that_answers_nothing(nvml):
+    silent = nvml(sm=None, memory=None, temperature=None, reasons=None, energy=None)
+    watch = Watch(silent)
+    watch.read(0, 5)
+    assert watch.telemetry() == Telemetry()
+    assert watch.throttled == []
+    assert silent.get("NoSuchField") is None
+    assert silent.system("NoSuchField") is None
+    assert silent.system("DriverVersion") == b"580.95.05"
+
+
+def test_without_nvml():
+    watch = Watch(None)
+    watch.read(0, 5)
+    assert watch.telemetry() is None
+    assert watch.power() is None
+    close(None)
+
+
+def test_close(nvml):
+    here = nvml()
+    close(here)
+    assert here.library.answers["shut"]
+
+
+def test_open(monkeypatch):
+    """By UUID as CUDA gives it; where there is no driver, none."""
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: f"gpu {index}")
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
+    assert Nvml.open().handle == "gpu 0"
+    assert Nvml.open("12-ab").handle == "GPU-12-ab"
+
+    def fails() -> None:
+        raise pynvml.NVMLError_LibraryNotFound()
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fails)
+    assert Nvml.open() is None
