@@ -15,7 +15,8 @@ def rms_norm(case: Any) -> Callable[..., Any]:
 
     def call(x: Any, weight: Any, eps: float) -> Any:
         # The module holds nothing else; as a module it would take a parameter of its own.
-        return LlamaRMSNorm.forward(SimpleNamespace(weight=weight, variance_epsilon=eps), x)
+        module: Any = SimpleNamespace(weight=weight, variance_epsilon=eps)
+        return LlamaRMSNorm.forward(module, x)
 
     return call
 

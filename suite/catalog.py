@@ -9,12 +9,12 @@ Listing imports the files of `operators/` and `baselines/`, which import no torc
 
 from __future__ import annotations
 
+import hashlib
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -75,15 +75,25 @@ def _version(distribution: str) -> str | None:
 
 @dataclass(frozen=True)
 class Root:
-    """A folder of operators, kernels and baselines. `packages` names it where it is importable."""
+    """A folder of operators, kernels and baselines. `packages` names it where it is importable.
+
+    `code` is another commit's copy of the folder: kernels and baselines then come from there, while the
+    operators, which are part of the harness, stay.
+    """
 
     folder: Path
     packages: Mapping[str, str] | None = None
+    code: Path | None = None
+
+    def home(self, room: str) -> Path:
+        """The folder that a room lies in."""
+        return self.folder if self.code is None or room == "operators" else self.code
 
     def files(self, room: str) -> Iterator[str]:
         """Names of the Python files of a room, private ones left out, in alphabetical order."""
-        if (self.folder / room).is_dir():
-            for path in sorted((self.folder / room).glob("*.py")):
+        folder = self.home(room) / room
+        if folder.is_dir():
+            for path in sorted(folder.glob("*.py")):
                 if not path.name.startswith("_"):
                     yield path.stem
 
@@ -97,22 +107,25 @@ class Root:
 
     def module(self, room: str, name: str) -> ModuleType:
         """Imports one file of a room."""
-        if self.packages is not None:
-            return importlib.import_module(f"{self.packages[room]}.{name}")
-        path = self.folder / room / f"{name}.py"
-        qualified = f"kernelmark_path.{abs(hash(self.folder))}.{room.replace('/', '.')}.{name}"
-        if qualified not in sys.modules:
-            spec = importlib.util.spec_from_file_location(qualified, path)
-            assert spec is not None, path
-            assert spec.loader is not None, path
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[qualified] = module
-            try:
-                spec.loader.exec_module(module)
-            except BaseException:
-                del sys.modules[qualified]
-                raise
-        return sys.modules[qualified]
+        home = self.home(room)
+        package = _package(home) if self.packages is None or home != self.folder else None
+        prefix = f"{package}.{room.replace('/', '.')}" if package else (self.packages or {})[room]
+        return importlib.import_module(f"{prefix}.{name}")
+
+
+def _package(folder: Path) -> str:
+    """A package of its own for a folder that is not installed, so that relative imports stay within it.
+
+    Files that the installed program has and this folder lacks are not found: nothing of one commit can run
+    under the name of another.
+    """
+    name = f"kernelmark_path_{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
+    if name not in sys.modules:
+        package = ModuleType(name)
+        package.__path__ = [str(folder)]
+        importlib.invalidate_caches()  # the folder may be younger than the import system's view of the disk
+        sys.modules[name] = package
+    return name
 
 
 def _own() -> Root:
@@ -134,6 +147,9 @@ class _OwnRoot(Root):
     def files(self, room: str) -> Iterator[str]:
         return super().files("suite/operators" if room == "operators" else room)
 
+    def home(self, room: str) -> Path:
+        return self.folder if room == "suite/operators" else super().home(room)
+
 
 @dataclass(frozen=True)
 class Catalog:
@@ -154,6 +170,12 @@ class Catalog:
     def of(cls, *folders: Path) -> Catalog:
         """Only the folders given, for the harness's tests of itself."""
         return cls(tuple(Root(folder) for folder in folders))
+
+    def with_code(self, code: Mapping[str, str]) -> Catalog:
+        """The same catalog with the kernels and baselines of other commits' folders, by root's folder."""
+        return Catalog(
+            tuple(replace(x, code=Path(code[str(x.folder)])) if str(x.folder) in code else x for x in self.roots)
+        )
 
     @cached_property
     def operators(self) -> Mapping[str, Operator]:

@@ -123,7 +123,7 @@ def _record(journal: Journal, home: Home) -> None:
     if find_spec("mlflow") is None:
         click.echo("registry  not filled: MLflow is not installed here; import the journal where it is")
         return
-    from ...registry.store import StoreError, sync
+    from ...registry.tracking.store import StoreError, sync
 
     try:
         done = sync(home, [journal.header.run])

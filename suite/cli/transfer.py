@@ -46,7 +46,7 @@ def command_import(files: tuple[Path, ...], as_json: bool, no_sync: bool) -> Non
     links: dict[str, str] = {}
     note = None if runs and not no_sync else "not recorded in the registry yet: kernelmark sync"
     if not no_sync:
-        from ...registry.store import StoreError, sync
+        from ...registry.tracking.store import StoreError, sync
 
         try:
             done = sync(home, runs, progress=_progress)
@@ -72,7 +72,7 @@ def command_sync(runs: tuple[str, ...], as_json: bool) -> None:
     Without RUN, every run of the home that the registry does not hold whole. A RUN that is named is gone
     through row by row in any case. Nothing is ever recorded twice.
     """
-    from ...registry.store import sync
+    from ...registry.tracking.store import sync
 
     done = sync(Home(), runs, progress=_progress)
     if as_json:

@@ -18,7 +18,7 @@ def command_ui(run: str | None, port: int | None) -> None:
 
     RUN is a run's name, the beginning of one, or `latest`; by default the newest in the registry.
     """
-    from ...registry.ui import Ui
+    from ...registry.tracking.ui import Ui
 
     home = Home()
     name = home.load(run).header.run if run else None

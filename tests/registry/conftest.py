@@ -146,7 +146,7 @@ def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An initialised SQLite file to copy: MLflow takes seconds to make one."""
     pytest.importorskip("mlflow", reason="MLflow is not installed")
     home = Home(tmp_path_factory.mktemp("fresh"))
-    code = "from pathlib import Path; from kernelmark.registry.store import Store; "
+    code = "from pathlib import Path; from kernelmark.registry.tracking.store import Store; "
     code += f"from kernelmark.registry.home import Home; Store.open(None, Home(Path({str(home.folder)!r})))"
     subprocess.run([sys.executable, "-c", code], check=True, env=_environment())
     return home.database

@@ -663,11 +663,11 @@ def test_verdicts_are_made_in_one_place() -> None:
     for path in [*(ROOT / "registry").rglob("*.py"), *(ROOT / "suite").rglob("*.py")]:
         if path.stem not in DECIDING or path.parent.name != "detection":
             assert "Verdict" not in _calls(path), f"{path.name} makes verdicts past decision.py"
-            assert not {"outcome", "assessment"} & _imports(path), (
-                f"{path.name} reaches behind decision.py"
-            )
+            assert not {"outcome", "assessment"} & _imports(path), f"{path.name} reaches behind decision.py"
 
 
 def test_nothing_descriptive_decides() -> None:
     for name in ("decision", "outcome", "assessment", "eligibility", "noise", "metrics", "verdict"):
-        assert not {"descriptive", "changepoints", "stats"} & _imports(ROOT / "registry" / "detection" / f"{name}.py")
+        assert not {"descriptive", "changepoints", "stats"} & _imports(
+            ROOT / "registry" / "detection" / f"{name}.py"
+        )

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.journal import encode
 from kernelmark.registry.record import Case, Header, Measurement, Record
-from kernelmark.registry.store import StoreError
+from kernelmark.registry.tracking.store import StoreError
 from kernelmark.suite.cli.transfer import command_export, command_import, command_sync
 
 # MLflow 3.17.2 calls what SQLAlchemy 2.1 deprecates: not ours to mend.

@@ -16,8 +16,8 @@ from urllib.parse import quote, unquote
 
 from filelock import FileLock, Timeout
 
-from .errors import InputError, KernelmarkError
-from .home import Home
+from ..errors import InputError, KernelmarkError
+from ..home import Home
 
 EXPERIMENT = "kernelmark"
 

@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ..errors import InputError
+from ..home import Home
+from ..journal import Journal, read
 from .connection import Connection, StoreError, connect, locked, resolve
-from .errors import InputError
-from .home import Home
-from .journal import Journal, read
-from .tracking import SUMMARY, Entry, artifacts, content_hash, entries, length, summary
+from .entries import SUMMARY, Entry, artifacts, content_hash, entries, length, summary
 
 __all__ = ["Ingested", "Store", "StoreError", "Synced", "resolve", "sync"]
 

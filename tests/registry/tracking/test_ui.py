@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from kernelmark.registry import ui
 from kernelmark.registry.errors import HarnessError, InputError
 from kernelmark.registry.home import Home
 from kernelmark.registry.journal import Journal
-from kernelmark.registry.store import Store
+from kernelmark.registry.tracking import ui
+from kernelmark.registry.tracking.store import Store
 
 pytest.importorskip("mlflow", reason="MLflow is not installed")
 # MLflow 3.17.2 calls what SQLAlchemy 2.1 deprecates: not ours to mend.

@@ -21,7 +21,7 @@ import pytest
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.home import Home
 from kernelmark.registry.journal import Journal, parse
-from kernelmark.registry.store import Store, StoreError, sync
+from kernelmark.registry.tracking.store import Store, StoreError, sync
 
 mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
 # MLflow 3.17.2 calls what SQLAlchemy 2.1 deprecates: not ours to mend.
@@ -32,7 +32,7 @@ SYNC = """
 import sys
 from pathlib import Path
 from kernelmark.registry.home import Home
-from kernelmark.registry.store import sync
+from kernelmark.registry.tracking.store import sync
 print(sync(Home(Path(sys.argv[1])), ["latest"], sys.argv[2] if len(sys.argv) > 2 else None))
 """
 SLOW = "from mlflow import MlflowClient; import time; old = MlflowClient.set_terminated\n" + (
@@ -338,6 +338,6 @@ def test_a_foreign_header_is_refused(home: Home, make_journal: Callable[..., Jou
 
 
 def test_importing_the_store_does_not_import_mlflow() -> None:
-    modules = "kernelmark.registry.store, kernelmark.registry.ui, kernelmark.suite.cli.transfer"
+    modules = "kernelmark.registry.tracking.store, kernelmark.registry.tracking.ui, kernelmark.suite.cli.transfer"
     code = f"import sys, {modules}; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from .errors import InputError
-from .journal import Journal, encode
-from .record import Line
-from .rows import Row, rows, summarize
-from .transfer import checked_run, whole_lines
+from ..errors import InputError
+from ..journal import Journal, encode
+from ..record import Line
+from ..rows import Row, rows, summarize
+from ..transfer import checked_run, whole_lines
 
 LAYOUT = 1
 """Raised when an entry's content changes for the same journal, so that old entries are replaced."""
