@@ -10,8 +10,11 @@ import triton.language as tl
 
 from ._common import cdiv, check, choice, dense_like, on, operator, power_of_2
 
-HEADS = 4
+HEADS = 2
 """Heads of a program, which share what it read of cos and sin."""
+
+PAIRS = 1024
+"""Pairs of a program of four warps: 8 a thread, two 16-byte loads in flight."""
 
 
 def rope(
@@ -59,29 +62,28 @@ def _turn(  # type: ignore[no-untyped-def]  # Triton's types are its own
     HEADS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """HEADS heads of a block of positions."""
-    x += b * x_b + position.to(tl.int64)[:, None] * x_s
-    y += b * y_b + position.to(tl.int64)[:, None] * y_s
-    for i in tl.static_range(HEADS):
-        at_x = x + (head + i).to(tl.int64) * x_h
-        at_y = y + (head + i).to(tl.int64) * y_h
-        inside = (position < S)[:, None] & (head + i < heads)
-        if INTERLEAVED:
-            # Both of a pair in one 16-byte access; they lie in one thread, so splitting moves nothing.
-            col = tl.arange(0, 2 * BLOCK)[None, :]
-            inside &= col < 2 * HALF
-            pair = tl.load(at_x + col, inside).to(tl.float32)
-            first, second = tl.split(tl.reshape(pair, [pair.shape[0], BLOCK, 2]))
-            turned = tl.join(first * c - second * s, second * c + first * s)
-            turned = tl.reshape(turned, [pair.shape[0], 2 * BLOCK])
-            tl.store(at_y + col, turned.to(y.dtype.element_ty), inside)
-        else:
-            col = tl.arange(0, BLOCK)[None, :]
-            inside &= col < HALF
-            first = tl.load(at_x + col, inside).to(tl.float32)
-            second = tl.load(at_x + HALF + col, inside).to(tl.float32)
-            tl.store(at_y + col, (first * c - second * s).to(y.dtype.element_ty), inside)
-            tl.store(at_y + HALF + col, (second * c + first * s).to(y.dtype.element_ty), inside)
+    """HEADS heads of a block of positions, (HEADS, positions, BLOCK): all is loaded before anything is stored."""
+    head = (head + tl.arange(0, HEADS))[:, None, None]
+    position = position[None, :, None]
+    x += b * x_b + head.to(tl.int64) * x_h + position.to(tl.int64) * x_s
+    y += b * y_b + head.to(tl.int64) * y_h + position.to(tl.int64) * y_s
+    inside = (head < heads) & (position < S)
+    if INTERLEAVED:
+        # Both of a pair in one 16-byte access; they lie in one thread, so splitting moves nothing.
+        col = tl.arange(0, 2 * BLOCK)[None, None, :]
+        inside &= col < 2 * HALF
+        pair = tl.load(x + col, inside).to(tl.float32)
+        first, second = tl.split(tl.reshape(pair, [HEADS, pair.shape[1], BLOCK, 2]))
+        turned = tl.join(first * c - second * s, second * c + first * s)
+        turned = tl.reshape(turned, [HEADS, pair.shape[1], 2 * BLOCK])
+        tl.store(y + col, turned.to(y.dtype.element_ty), inside)
+    else:
+        col = tl.arange(0, BLOCK)[None, None, :]
+        inside &= col < HALF
+        first = tl.load(x + col, inside).to(tl.float32)
+        second = tl.load(x + HALF + col, inside).to(tl.float32)
+        tl.store(y + col, (first * c - second * s).to(y.dtype.element_ty), inside)
+        tl.store(y + HALF + col, (second * c + first * s).to(y.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -117,13 +119,14 @@ def _both(  # type: ignore[no-untyped-def]  # Triton's types are its own
     groups = tl.cdiv(H, HEADS)
     all_groups = groups + tl.cdiv(Hkv, HEADS)
     blocks = tl.cdiv(S, POSITIONS)
+    # Positions run fastest: programs at work together are side by side in memory. cos and sin stay in L2.
     pid = tl.program_id(0)
-    group = pid % all_groups
-    position = (pid // all_groups) % blocks * POSITIONS + tl.arange(0, POSITIONS)
+    position = pid % blocks * POSITIONS + tl.arange(0, POSITIONS)
+    group = pid // blocks % all_groups
     b = (pid // (all_groups * blocks)).to(tl.int64)
-    col = tl.arange(0, BLOCK)[None, :]
-    inside = (position < S)[:, None] & (col < HALF)
-    at = position.to(tl.int64)[:, None] * HALF + col
+    col = tl.arange(0, BLOCK)[None, None, :]
+    inside = (position < S)[None, :, None] & (col < HALF)
+    at = position.to(tl.int64)[None, :, None] * HALF + col
     c = tl.load(cos + at, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
     s = tl.load(sin + at, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
     if INVERSE:
@@ -161,7 +164,7 @@ def _launch(
     if k.stride(-1) != 1:
         k = k.contiguous()
     block = power_of_2(D // 2)
-    positions = power_of_2(max(1, min(2048 // block, S)))
+    positions = power_of_2(max(1, min(PAIRS // (HEADS * block), S)))
     groups = cdiv(H, HEADS) + cdiv(Hkv, HEADS)
     with on(q):
         _both[(groups * cdiv(S, positions) * B,)](

@@ -32,7 +32,10 @@ Factory = Callable[[Case], Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute an operator, and where it comes from. Loading it imports its library."""
+    """One way to compute an operator, and where it comes from. Loading it imports its library.
+
+    `root` is the folder of the catalog's root that it was found in.
+    """
 
     operator: str
     name: str
@@ -41,6 +44,7 @@ class Implementation:
     environment: str
     devices: tuple[str, ...]
     load: Callable[[], Factory]
+    root: Path | None = None
 
     @property
     def version(self) -> str | None:
@@ -102,7 +106,7 @@ class Root:
         try:
             return self.module(room, name)
         except Exception as error:  # somebody's file may raise anything
-            path = self.folder / room / f"{name}.py"
+            path = self.home(room) / room / f"{name}.py"
             raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
 
     def module(self, room: str, name: str) -> ModuleType:
@@ -211,7 +215,8 @@ class Catalog:
             other = found.setdefault((x.operator, x.name), x)
             if other is not x:
                 raise InputError(
-                    f"{x.operator} has two implementations named {x.name!r}: of {other.provider} and of {x.provider}."
+                    f"{x.operator} has two implementations named {x.name!r}: "
+                    f"of {other.provider} and of {x.provider}."
                 )
         return tuple(found.values())
 
@@ -234,7 +239,7 @@ class Catalog:
 
     def _theirs(self, root: Root, name: str) -> Iterator[Implementation]:
         module = root.listed("baselines", name)
-        path = root.folder / "baselines" / f"{name}.py"
+        path = root.home("baselines") / "baselines" / f"{name}.py"
         if not isinstance(getattr(module, "IMPLEMENTATIONS", None), dict):
             raise InputError(f"{path} must define IMPLEMENTATIONS, a dict.")
         for operator, factories in module.IMPLEMENTATIONS.items():
@@ -250,6 +255,7 @@ class Catalog:
                         environment=getattr(module, "ENVIRONMENT", "core"),
                         devices=tuple(getattr(module, "DEVICES", ("cuda", "cpu"))),
                         load=lambda factory=factory: factory,  # type: ignore[misc]  # mypy cannot type the default
+                        root=root.folder,
                     )
 
 
@@ -262,7 +268,7 @@ def _own_implementation(
         call = getattr(root.module(room, operator), operator)
         return lambda case: call
 
-    return Implementation(operator, name, PROVIDER, requires, "core", devices, load)
+    return Implementation(operator, name, PROVIDER, requires, "core", devices, load, root.folder)
 
 
 def _constant(call: Callable[..., Any]) -> Callable[[], Factory]:

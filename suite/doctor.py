@@ -17,7 +17,7 @@ from ..registry.home import Home
 from ..registry.journal import Journal, read
 from ..registry.rows import Row, rows, speedup
 from ..registry.statistics import log_mean_interval
-from .catalog import Catalog
+from .catalog import Catalog, Root
 from .fingerprint import cpu_governor
 from .measure.stopping import Sampling
 from .measure.telemetry import THROTTLE, Nvml
@@ -133,7 +133,8 @@ def _host(home: Home) -> Iterator[Check]:
 
 def planted(device: Literal["cuda", "cpu"], home: Home, listener: Listener) -> Iterator[Check]:
     """Runs the planted faults and says of each whether the harness caught it."""
-    catalog = Catalog.of(PLANTED)
+    rooms = {room: f"{__package__}.planted.{room}" for room in ("operators", "baselines")}
+    catalog = Catalog((Root(PLANTED, rooms),))
     sampling = Sampling(min_samples=10, max_samples=200, min_seconds=0.2, max_seconds=0.6, warmup_s=0.2)
     name = new_run()
     cases = tuple(case for x in catalog.operators.values() for grid in x.plans[device] for case in x.expand(grid))

@@ -7,13 +7,14 @@ crash or a broken CUDA context, an end with it. What went wrong costs that cell 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +36,8 @@ from .worker import CeilingDone, Done, Facts, Message, Result, Stage, Task, Task
 
 START_DEADLINE_S = 300.0
 """For a worker to start, load torch, open its device and measure the ceilings."""
+PARTNER = "partner"
+"""In a header's request: the run that this one was measured in turns with, of the other commit."""
 LASTING: frozenset[Status] = frozenset(
     {"unsupported", "unavailable", "out_of_memory", "timeout", "crashed", "error"}
 )
@@ -51,6 +54,10 @@ class Interrupted(KernelmarkError):
     """Ended by Ctrl-C; the message says how to go on. 130 is what shells expect of a program so ended."""
 
     exit_code = 130
+
+
+class OutOfTime(Exception):
+    """The time given to measuring (`Run.until`) is over; what was finished is in the journal."""
 
 
 class Listener(Protocol):
@@ -83,7 +90,12 @@ def new_run() -> str:
 
 @dataclass
 class Run:
-    """One run of a plan, new or resumed."""
+    """One run of a plan, new or resumed.
+
+    For runs of another commit, `code` maps roots of the catalog to folders with that commit's kernels and
+    baselines, and `commit` says which it is, and whether it has uncommitted changes; else both are those of
+    the checkout of `source`. `until` is a time of `time.monotonic` at which measuring stops at once.
+    """
 
     plan: Plan
     cells: tuple[Cell, ...]
@@ -93,8 +105,12 @@ class Run:
     seed: int
     name: str = field(default_factory=new_run)
     roots: tuple[str, ...] = ()
+    code: Mapping[str, str] = field(default_factory=dict)
     ceilings: bool = True
     source: Path = Path(__file__).resolve().parent
+    commit: tuple[str | None, bool] | None = None
+    request: Mapping[str, str] = field(default_factory=dict)
+    until: float = math.inf
     listener: Listener = field(default_factory=Silent)
     python: Callable[[str], Path | None] = interpreter
     past: Journal | None = None
@@ -110,29 +126,38 @@ class Run:
 
     def execute(self) -> Path:
         """Measures what is still missing. Returns the journal's path; raises `KernelmarkError`."""
+        try:
+            with self.session():
+                self.listener.begin(self.name, len(self.cells) * self.plan.replicates, len(self._done))
+                for replicate in range(self.plan.replicates):
+                    self.replicate(replicate, self.cells)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"interrupted; what was finished is in {self.path}. Go on with: {self._again}"
+                if self._header_known
+                else "interrupted before anything was measured."
+            ) from None
+        return self.path
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[None]:
+        """Holds the journal open for `replicate`, and closes it with a footer however it ends."""
         begin = time.monotonic()
         try:
             with self._locked(), self._journal():
                 complete = False
                 try:
-                    self._replicates()
+                    yield
                     complete = True
-                except KeyboardInterrupt:
-                    raise Interrupted(
-                        f"interrupted; what was finished is in {self.path}. "
-                        f"Go on with: kernelmark run --resume {self.name}"
-                        if self._header_known
-                        else "interrupted before anything was measured."
-                    ) from None
                 finally:
                     if self._header_known:
                         self._finish(time.monotonic() - begin, complete)
         except OSError as error:
+            kept = f" What was finished is in it; when the disk is right again: {self._again}"
             raise HarnessError(
-                f"the journal {self.path} cannot be written: {error.strerror or error}. What was finished is in "
-                f"it; when the disk is right again: kernelmark run --resume {self.name}"
+                f"the journal {self.path} cannot be written: {error.strerror or error}."
+                + (kept if self._header_known else "")
             ) from None
-        return self.path
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -163,6 +188,14 @@ class Run:
                     self.path.unlink()
 
     @property
+    def _again(self) -> str:
+        """The command that goes on with this run."""
+        if PARTNER in self.request:
+            return "the comparison of commits, from its beginning"
+        elsewhere = "" if self.home.folder == Home().folder else f" --output {self.home.folder}"
+        return f"kernelmark run --resume {self.name}{elsewhere}"
+
+    @property
     def _header_known(self) -> bool:
         return self.past is not None
 
@@ -184,24 +217,23 @@ class Run:
         with contextlib.suppress(OSError):  # the error under way says more than this one would
             self._writer.write(Footer(_now(), wall_s, complete, spent))
 
-    def _replicates(self) -> None:
-        total = len(self.cells) * self.plan.replicates
-        self.listener.begin(self.name, total, len(self._done))
-        for replicate in range(self.plan.replicates):
-            walk = order(self.cells, self.seed, replicate)
-            cells = {index: cell for index, cell in enumerate(walk) if self._wanted(cell, replicate)}
-            runnable: dict[str, dict[int, Cell]] = {}
-            ended: list[Record] = []
-            for index, cell in cells.items():
-                reason = cell.implementation.unavailable(self.device)
-                if reason is None:
-                    runnable.setdefault(cell.implementation.environment, {})[index] = cell
-                else:
-                    ended.append(_record(cell, replicate, index, reason[0], reason[1]))
-            for environment, mine in runnable.items():
-                self._replicate(replicate, environment, mine)
-            for record in ended:
-                self._write_record(record)
+    def replicate(self, replicate: int, cells: Sequence[Cell]) -> None:
+        """Measures one replicate of these cells, as far as they are not done; within a `session`."""
+        walk = order(cells, self.seed, replicate)
+        runnable: dict[str, dict[int, Cell]] = {}
+        ended: list[Record] = []
+        for index, cell in enumerate(walk):
+            if not self._wanted(cell, replicate):
+                continue
+            reason = cell.implementation.unavailable(self.device)
+            if reason is None:
+                runnable.setdefault(cell.implementation.environment, {})[index] = cell
+            else:
+                ended.append(_record(cell, replicate, index, reason[0], reason[1]))
+        for environment, mine in runnable.items():
+            self._replicate(replicate, environment, mine)
+        for record in ended:
+            self._write_record(record)
 
     def _wanted(self, cell: Cell, replicate: int) -> bool:
         return (*cell.identity, replicate) not in self._done and cell.identity not in self._settled
@@ -222,6 +254,7 @@ class Run:
                 cells=tuple(TaskCell(i, x.case, x.implementation.name, x.cache) for i, x in left.items()),
                 sampling=self.plan.sampling,
                 roots=self.roots,
+                code=dict(self.code),
                 ceilings=self.ceilings and first,
             )
             before = len(left)
@@ -230,7 +263,7 @@ class Run:
             if len(left) == before:
                 raise HarnessError(
                     f"the worker made no progress; its output is in {self._log}. Finished results are safe; "
-                    f"go on with: kernelmark run --resume {self.name}"
+                    f"go on with: {self._again}"
                 )
 
     @property
@@ -239,7 +272,7 @@ class Run:
 
     def _process(self, task: Task, python: Path, left: dict[int, Cell]) -> None:
         """Runs one worker to its end; takes each cell that ends out of `left`."""
-        with _Worker(task, python, self._log) as worker:
+        with _Worker(task, python, self._log, self.until) as worker:
             begin = time.monotonic()
             worker.allow(START_DEADLINE_S)
             current: int | None = None
@@ -300,7 +333,7 @@ class Run:
     def _header(self, facts: dict[str, Scalar]) -> None:
         """Writes the header of a new run; for a resumed one checks that the surroundings are the same."""
         conditions = fingerprint.conditions(self.device, facts)
-        commit, dirty = fingerprint.commit(self.source)
+        commit, dirty = self.commit or fingerprint.commit(self.source)
         if self.past is not None:
             old = self.past.header
             changed = [
@@ -331,7 +364,7 @@ class Run:
             key=fingerprint.key(conditions),
             conditions=conditions,
             environment=fingerprint.environment(self.device),
-            request=request_of(self.plan, self.cells),
+            request=request_of(self.plan, self.cells) | dict(self.request),
         )
         self._writer.write(header)
         self.past = Journal(header)
@@ -355,25 +388,32 @@ def resume(name: str, home: Home, catalog: Catalog, listener: Listener) -> Run:
         raise InputError(f"{path} is compressed; unpack it first to go on with its run.")
     past = read(path)
     header = past.header
+    if PARTNER in header.request:
+        raise InputError(f"run {name} is one side of a comparison of commits; start the comparison anew.")
     if path.resolve() != home.journal(header.run).resolve():
         raise InputError(f"{path} is not in {home.journals} under its run's name; import it, or name its home.")
-    missing = {"cases", "implementations", "caches", "sampling", "deadline_s"} - header.request.keys()
-    if missing:
+    plan = plan_of(header)
+    if plan is None:
         raise InputError(f"run {header.run} does not say what it measured; it cannot go on.")
-    caches: tuple[Cache, ...] = tuple(msgspec.convert(header.request["caches"].split(","), tuple[Cache, ...]))
-    plan = Plan(
-        name=header.plan,
-        cases=msgspec.json.decode(header.request["cases"], type=tuple[Case, ...]),
-        replicates=header.replicates,
-        caches=caches,
-        sampling=msgspec.json.decode(header.request["sampling"], type=Sampling),
-        deadline_s=float(header.request["deadline_s"]),
-    )
     for case in plan.cases:
         if catalog.operator(case.operator).spec != case.spec:
             raise NotResumable(f"operator {case.operator} was changed since run {name} began. Start a new run.")
     cells = plan.cells(catalog, header.device, header.request["implementations"].split(","))
     return Run(plan, cells, catalog, header.device, home, header.seed, header.run, listener=listener, past=past)
+
+
+def plan_of(header: Header) -> Plan | None:
+    """The plan of a run, from what its header says it was asked for; None where it does not say."""
+    if {"cases", "implementations", "caches", "sampling", "deadline_s"} - header.request.keys():
+        return None
+    return Plan(
+        name=header.plan,
+        cases=msgspec.json.decode(header.request["cases"], type=tuple[Case, ...]),
+        replicates=header.replicates,
+        caches=msgspec.convert(header.request["caches"].split(","), tuple[Cache, ...]),
+        sampling=msgspec.json.decode(header.request["sampling"], type=Sampling),
+        deadline_s=float(header.request["deadline_s"]),
+    )
 
 
 def _record(
@@ -407,13 +447,14 @@ def _now() -> str:
 class _Worker:
     """A worker process and the pipe it speaks through."""
 
-    def __init__(self, task: Task, python: Path, log: Path) -> None:
+    def __init__(self, task: Task, python: Path, log: Path, until: float = math.inf) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log: IO[bytes] = open(log, "ab")  # noqa: SIM115  # closed in __exit__
         self._log_start = self._log.tell()
         self._late = False
         self._allowed_s = 0.0
         self._deadline = 0.0
+        self._until = until
         self._reader, writer = os.pipe()
         self._process = subprocess.Popen(
             [str(python), "-m", f"{__package__}.worker", str(writer)],
@@ -436,18 +477,27 @@ class _Worker:
         self._deadline = time.monotonic() + seconds
 
     def messages(self) -> Iterator[Message]:
-        """Messages until the worker ends or its time is up; then nothing of it runs any more."""
+        """Messages until the worker ends or its time is up; then nothing of it runs any more.
+
+        Raises `OutOfTime` when all measuring is to stop.
+        """
         decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
         pending = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._reader, selectors.EVENT_READ)
             while True:
-                left = self._deadline - time.monotonic()
+                now = time.monotonic()
+                left = min(self._deadline, self._until) - now
+                if now >= self._until:
+                    raise OutOfTime
                 if left <= 0:
                     self._late = True
                     self.kill()
                     return
+                ended = self._process.poll() is not None
                 if not selector.select(min(left, 1.0)):
+                    if ended:  # and a helper that it left behind keeps the pipe open
+                        return
                     continue
                 data = os.read(self._reader, 1 << 20)
                 if not data:

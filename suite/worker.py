@@ -12,7 +12,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Literal, TypeAlias
 
@@ -40,7 +40,10 @@ class TaskCell(msgspec.Struct, frozen=True):
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What a worker is asked to do. `roots` are folders of a catalog; empty means the default one."""
+    """What a worker is asked to do. `roots` are folders of a catalog; empty means the default one.
+
+    `code` maps roots to the copies of another commit that their kernels and baselines come from.
+    """
 
     device: Literal["cuda", "cpu"]
     seed: int
@@ -48,6 +51,7 @@ class Task(msgspec.Struct, frozen=True):
     cells: tuple[TaskCell, ...]
     sampling: Sampling
     roots: tuple[str, ...] = ()
+    code: dict[str, str] = {}
     ceilings: bool = True
 
 
@@ -89,12 +93,13 @@ class Done(msgspec.Struct, frozen=True, tag_field="message", tag="done"):
 Message: TypeAlias = Facts | Stage | CeilingDone | Result | Done
 
 
-def catalog_of(roots: Iterable[str]) -> Catalog:
+def catalog_of(roots: Iterable[str], code: Mapping[str, str] | None = None) -> Catalog:
     """The catalog that a task names."""
     from pathlib import Path
 
     folders = tuple(roots)
-    return Catalog.of(*(Path(x) for x in folders)) if folders else Catalog.default()
+    catalog = Catalog.of(*(Path(x) for x in folders)) if folders else Catalog.default()
+    return catalog.with_code(code) if code else catalog
 
 
 def work(
@@ -108,7 +113,7 @@ def work(
 
     `catalog` takes the place of the one that the task's roots name.
     """
-    catalog = catalog or catalog_of(task.roots)
+    catalog = catalog or catalog_of(task.roots, task.code)
     stages = Stages(listen=lambda name: send(Stage(name)))
     send(Facts(facts))
     with device.using():

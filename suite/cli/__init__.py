@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("run", "Measure a plan and record it."),
     "show": ("show", "A run's results as a table, or as JSON."),
     "compare": ("compare", "Two runs side by side."),
+    "history": ("history", "An operator's times over commits, with change points."),
     "report": ("report", "One self-contained HTML page of one or several runs."),
     "export": ("transfer", "Copy journals out, for another machine."),
     "import": ("transfer", "Take a journal in, and record it in the registry."),
@@ -33,7 +34,7 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order a user meets them."""
-        return list(COMMANDS)
+        return [*COMMANDS]  # `list` is a module here as soon as that command was loaded
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """The command of that name."""

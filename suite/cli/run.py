@@ -50,7 +50,7 @@ def command_run(
     from .progress import progress
 
     home = Home(output)
-    _writable(home)
+    writable(home)
     catalog = Catalog.default()
     with progress() as listener:
         if resume is not None:
@@ -71,7 +71,8 @@ def command_run(
     present(read(path), home, report=not no_report)
 
 
-def _writable(home: Home) -> None:
+def writable(home: Home) -> None:
+    """Raises `InputError` if no results can be written there."""
     try:
         home.journals.mkdir(parents=True, exist_ok=True)
         probe = home.journals / f".probe-{secrets.token_hex(4)}"

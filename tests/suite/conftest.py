@@ -46,7 +46,6 @@ OPERATOR = Operator(
 BASELINE = '''
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -58,10 +57,13 @@ def of(call):
 
 
 def helper():
-    """A process that outlives its parent, unless somebody ends it; its id goes to a file."""
-    child = subprocess.Popen(["sleep", "600"])
+    """A process that outlives its parent and holds all its pipes open; its id goes to a file."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+        os._exit(0)
     with open(Path(__file__).with_name("helpers"), "a") as file:
-        file.write(f"{child.pid}\\n")
+        file.write(f"{child}\\n")
 
 
 def killed(x):
@@ -200,21 +202,17 @@ class Program:
         }
 
     def start(
-        self,
-        *arguments: str,
-        environment: Mapping[str, str] | None = None,
-        before: Callable[[], None] | None = None,
+        self, *arguments: str, environment: Mapping[str, str] | None = None, limit: str = "true"
     ) -> subprocess.Popen[str]:
-        """Starts it, `before` run in the new process."""
+        """Starts it, after a command of the shell that limits what it may."""
         return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *arguments],
+            ["bash", "-c", f'{limit}; exec "$@"', "-", sys.executable, "-c", PROGRAM, *arguments],
             env=self.environment if environment is None else dict(environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.home.parent,
             start_new_session=True,
-            preexec_fn=before,
         )
 
     def run(self, *arguments: str) -> tuple[int, str, str]:

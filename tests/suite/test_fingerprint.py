@@ -24,7 +24,10 @@ scalars = st.none() | st.booleans() | st.integers(-(2**50), 2**50) | st.floats(a
 
 def test_a_key_stays_what_it_was():
     """Stored journals hold it: a change of how it is made would part them from all later runs."""
-    assert fingerprint.key({"gpu": "NVIDIA H200", "driver": "580.95.05", "ecc": True, "mig": None}) == "c4943f221f9d54d5"
+    assert (
+        fingerprint.key({"gpu": "NVIDIA H200", "driver": "580.95.05", "ecc": True, "mig": None})
+        == "c4943f221f9d54d5"
+    )
 
 
 @given(st.dictionaries(st.text(), scalars, max_size=6), st.randoms())

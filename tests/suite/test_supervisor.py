@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import stat
 import threading
@@ -48,6 +47,9 @@ def make(root, plan_file, tmp_path):
 
 def kinds(path: Path) -> Counter[str]:
     return Counter(json.loads(line)["kind"] for line in path.read_text().splitlines())
+
+
+SPENT = {"spent_s": {"verify": 0.5}}
 
 
 def identities(path: Path) -> list[tuple[object, ...]]:
@@ -117,15 +119,45 @@ def test_a_worker_that_cannot_start(make, tmp_path, monkeypatch, script, said):
     assert Home(run.home.folder).runs() == []  # an empty journal would be in the way of `show latest`
 
 
-def test_a_worker_that_ends_between_cells_for_ever_is_not_started_for_ever(make, tmp_path):
+def test_a_worker_that_ends_between_cells_for_ever_is_not_started_for_ever(make, tmp_path, monkeypatch):
     facts = json.dumps({"message": "facts", "conditions": {"threads": 1}})
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho '{facts}' >/dev/fd/$3\n")
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     run = make(python=lambda environment: python)
-    with pytest.raises(HarnessError, match="the worker made no progress.*--resume 20261121-000000-aaaa"):
+    with pytest.raises(HarnessError, match="the worker made no progress") as error:
         run.execute()
+    again = f"kernelmark run --resume 20261121-000000-aaaa --output {run.home.folder}"
+    assert str(error.value).endswith(again)
+    monkeypatch.setenv("KERNELMARK_HOME", str(run.home.folder))
+    assert run._again == "kernelmark run --resume 20261121-000000-aaaa"
     assert not read(run.path).footers[0].complete
+
+
+def test_a_context_that_breaks_costs_the_cell_that_broke_it(make, tmp_path):
+    """The worker says so and leaves; another one takes the rest. A script stands for it: no GPU is here."""
+    run = make(N=(16, 32, 64))
+    said = [json.dumps({"message": "facts", "conditions": {"threads": 1}})]
+    ends = [
+        json.dumps(
+            {"message": "result", "index": i, "status": "error", "reason": why, "measurement": None} | SPENT
+        )
+        for i, why in enumerate(["sample: misaligned address", "verify: no", "verify: no"])
+    ]
+    done = json.dumps({"message": "done"} | SPENT)
+    first, second = "\n".join([*said, ends[0]]), "\n".join([*said, *ends[1:], done])
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\ncat > /dev/null\n"
+        f"if mkdir {tmp_path}/once; then echo '{first}' >/dev/fd/$3; exit 70; fi\n"
+        f"echo '{second}' >/dev/fd/$3\n"
+    )
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    run.python = lambda environment: python
+    journal = read(run.execute())
+    assert [x.reason for x in journal.records] == ["sample: misaligned address", "verify: no", "verify: no"]
+    assert [x.position for x in journal.records] == [0, 1, 2]
+    assert journal.footers[0].complete
 
 
 def test_two_at_once(make):
@@ -139,22 +171,22 @@ def test_two_at_once(make):
 
 
 def header_of(run: Run, **changes) -> Header:
-    fields = dict(
-        schema_version=1,
-        run=run.name,
-        created="2026-11-21T00:00:00Z",
-        harness="0.1.0",
-        commit=supervisor.fingerprint.commit(run.source)[0],
-        dirty=False,
-        plan="tiny",
-        seed=1,
-        replicates=run.plan.replicates,
-        device="cpu",
-        key="k",
-        conditions={},
-        environment={},
-        request=supervisor.request_of(run.plan, run.cells),
-    )
+    fields = {
+        "schema_version": 1,
+        "run": run.name,
+        "created": "2026-11-21T00:00:00Z",
+        "harness": "0.1.0",
+        "commit": supervisor.fingerprint.commit(run.source)[0],
+        "dirty": False,
+        "plan": "tiny",
+        "seed": 1,
+        "replicates": run.plan.replicates,
+        "device": "cpu",
+        "key": "k",
+        "conditions": {},
+        "environment": {},
+        "request": supervisor.request_of(run.plan, run.cells),
+    }
     return Header(**(fields | changes))
 
 
@@ -210,6 +242,16 @@ def test_a_finished_run_has_nothing_to_resume_and_starts_no_worker(make):
     written(run, header_of(run), done)
     again = supervisor.resume("latest", run.home, run.catalog, Silent())
     again.python = lambda environment: Path("/nonexistent")
+    assert kinds(again.execute()) == {"header": 1, "record": 1, "footer": 1}
+
+
+def test_what_another_process_finished_meanwhile_is_not_measured_again(make):
+    run = make()
+    (cell,) = run.cells
+    written(run, header_of(run))
+    again = supervisor.resume("latest", run.home, run.catalog, Silent())
+    again.python = lambda environment: Path("/nonexistent")
+    written(run, Record(cell.case, "plain", "many", None, 0, 0, "hot", "error", "verify: no"))
     assert kinds(again.execute()) == {"header": 1, "record": 1, "footer": 1}
 
 
@@ -299,14 +341,9 @@ def test_ctrl_c_then_resume(program, plan_file, processes):
 
 def test_full_disk(program, plan_file):
     plan = plan_file(list(range(1, 41)))
-
-    def small_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (24_000, 24_000))
-
     bare = {x: y for x, y in program.environment.items() if not x.startswith("COV")}
-    process = program.start(
-        "run", "--plan", str(plan), "--implementation", "plain", environment=bare, before=small_files
-    )
+    arguments = ("run", "--plan", str(plan), "--implementation", "plain")
+    process = program.start(*arguments, environment=bare, limit="ulimit -f 24")  # files of at most 24 KiB
     _, err = process.communicate(timeout=60)
     path = program.journal()
     assert process.returncode == 5
@@ -319,3 +356,14 @@ def test_full_disk(program, plan_file):
     code, _, err = program.run("run", "--resume", "latest")
     assert (code, err) == (0, "")
     assert len(identities(path)) == len(set(identities(path))) == 40
+
+
+def test_a_disk_too_full_for_anything(program, plan_file):
+    bare = {x: y for x, y in program.environment.items() if not x.startswith("COV")}
+    arguments = ("run", "--plan", str(plan_file([16])), "--implementation", "plain")
+    process = program.start(*arguments, environment=bare, limit="ulimit -f 1")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 5
+    assert "cannot be written" in err
+    assert "--resume" not in err
+    assert not list(program.home.glob("journals/*"))

@@ -100,7 +100,9 @@ def test_ceilings_come_first_where_asked_for(task, monkeypatch):
 
 def test_inputs_that_cannot_be_built_end_their_case_only(task, root):
     path = root / "operators" / "double.py"
-    path.write_text(path.read_text().replace("import torch\n", "import torch\n\n    assert case.axes['N'] != 16\n"))
+    path.write_text(
+        path.read_text().replace("import torch\n", "import torch\n\n    assert case.axes['N'] != 16\n")
+    )
     ended = results(run(task("plain", "slow", N=(16, 32))))
     assert [x.status for x in ended.values()] == ["error", "error", "ok", "ok"]
     assert ended[10].reason == ended[11].reason == "building the inputs: AssertionError"
@@ -161,7 +163,9 @@ def test_a_broken_context_ends_the_process_after_the_result(task, root, breaks, 
 def test_a_context_that_breaks_while_building(task, root, breaks):
     catalog = Catalog.of(root)
     operator = catalog.operators["double"]
-    spoilt = type("Spoilt", (), {"operator": lambda self, name: type(operator)(**{**vars(operator), "inputs": breaks})})
+    spoilt = type(
+        "Spoilt", (), {"operator": lambda self, name: type(operator)(**{**vars(operator), "inputs": breaks})}
+    )
     sent: list[Message] = []
     with pytest.raises(Left):
         work(task("plain", "slow"), sent.append, Broken(), {}, spoilt())

@@ -44,7 +44,7 @@ class Fake:
     unavailable: bool = False
     kind: str = "cpu"
     nvml: Any = None
-    torch_device: torch.device = torch.device("cpu")
+    torch_device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     timers: list[Scripted] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
 
@@ -71,7 +71,9 @@ class Fake:
     def release(self) -> None: ...
 
 
-def trial(script: list[list[float]] | None = None, pass_: str = "forward", sampling: Sampling = FEW, **more) -> Trial:
+def trial(
+    script: list[list[float]] | None = None, pass_: str = "forward", sampling: Sampling = FEW, **more
+) -> Trial:
     device = Fake(script or [[1.0]], **{x: more.pop(x) for x in ("unavailable",) if x in more})
     case = OPERATOR.case({"B": 2, "S": 3, "D": 16}, "fp32", pass_)
     bench = Workbench.build(OPERATOR, case, torch.device("cpu"), 1)

@@ -1,0 +1,335 @@
+"""`regression_detector`: did this commit make a kernel slower? The exit code is the verdict."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
+
+import click
+import msgspec
+
+from ...registry.errors import InputError, KernelmarkError
+from ...registry.home import Home
+from ...registry.record import PROVIDER, Header, Record
+from . import run_command
+from .run import device_named, writable
+from .values import Duration, Share
+
+if TYPE_CHECKING:
+    from ...registry.detection.comparison import Key, Options
+    from ...registry.detection.comparison_report import ComparisonReport
+    from ...registry.detection.decision import Progress
+    from ...registry.index import Index
+    from ..ab import Interleaved
+    from ..plan import Plan
+    from ..revisions import Checkout, Revision
+    from ..stored import Stored
+
+Records: TypeAlias = tuple[Sequence[Record], Sequence[Record]]
+
+
+LOG_WIDTH = 180
+FEW = 10
+"""Up to so many rows there is nothing to fold."""
+
+
+class NothingStored(KernelmarkError):
+    """The stored runs do not answer, and nothing may or can be measured."""
+
+    exit_code = 4
+
+
+@click.command("regression_detector", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--baseline", required=True, metavar="REV", help="What to compare with: anything git resolves.")
+@click.option(
+    "--current",
+    default="HEAD",
+    show_default=True,
+    metavar="REV",
+    help="What to judge; `worktree` is the checkout with its uncommitted changes.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["auto", "stored", "ab"]),
+    default="auto",
+    show_default=True,
+    help="stored: from stored runs alone; ab: measure both commits in turns; auto: what is stored if that "
+    "decides, else an A/B.",
+)
+@click.option(
+    "--plan", help="Cases to measure, as for `kernelmark run`; default: quick. Stored: runs of that plan."
+)
+@click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
+@click.option(
+    "--implementation",
+    "implementations",
+    multiple=True,
+    default=(PROVIDER,),
+    show_default=True,
+    help="Only this implementation or provider; repeatable.",
+)
+@click.option("--device", help="cuda or cpu; default: the best one here, or that of the stored runs.")
+@click.option(
+    "--budget", type=Duration(), default="30m", show_default=True, help="Time for measuring; then it is decided."
+)
+@click.option(
+    "--fail-above", type=Share(), default="5%", show_default=True, help="A regression is more than this."
+)
+@click.option("--warn-above", type=Share(), default="3%", show_default=True, help="A warning is more than this.")
+@click.option(
+    "--fail-on",
+    multiple=True,
+    default=("default",),
+    metavar="VERDICT",
+    help="Verdicts and metrics that fail, repeatable: regression, warning, improvement, incorrect, missing, "
+    "'not comparable', inconclusive, memory, error, energy; default; none.",
+)
+@click.option(
+    "--statistics",
+    type=click.Choice(["none", "all"]),
+    default="none",
+    help="all: Welch's t, Cohen's d, Mann-Whitney's p and Tukey's outliers, which decide nothing.",
+)
+@click.option("--all", "everything", is_flag=True, help="Show unchanged rows too.")
+@click.option("--json", "as_json", is_flag=True, help="For machines: one object with a verdict per row.")
+@click.option("--markdown", type=click.Path(path_type=Path), help="Write a pull-request comment to this file.")
+@click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML to this file.")
+@click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
+@click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
+def command(
+    baseline: str,
+    current: str,
+    mode: Literal["auto", "stored", "ab"],
+    plan: str | None,
+    operators: tuple[str, ...],
+    implementations: tuple[str, ...],
+    device: str | None,
+    budget: float,
+    fail_above: float,
+    warn_above: float,
+    fail_on: tuple[str, ...],
+    statistics: str,
+    everything: bool,
+    as_json: bool,
+    markdown: Path | None,
+    junit: Path | None,
+    seed: int | None,
+    output: Path | None,
+) -> int:
+    """Did CURRENT make a kernel slower than BASELINE?
+
+    Compares two commits of the checkout in the current directory, row by row, with the harness that is
+    installed: only kernels/ and baselines/ come from the commits. Exit codes: 0 no regression, 1 regression,
+    2 wrong usage, 3 inconclusive within the budget, 4 not comparable or missing, 5 the harness failed.
+    """
+    from ...registry.detection import verdict
+    from ...registry.detection.comparison import Options
+    from ...registry.detection.comparison_report import ComparisonReport
+    from ...registry.index import Index
+    from ..revisions import Checkout
+
+    options = Options(fail_above=fail_above, warn_above=warn_above, tolerated=min(Options().tolerated, warn_above))
+    fails = verdict.fail_on(fail_on)
+    checkout = Checkout.here()
+    question = Question(
+        checkout=checkout,
+        base=checkout.resolve(baseline),
+        current=checkout.resolve(current),
+        operators=operators,
+        implementations=implementations,
+        device=device,
+        plan=plan,
+        options=options,
+        budget_s=budget,
+        seed=secrets.randbits(31) if seed is None else seed,
+    )
+    if not question.current.dirty and current == "HEAD" and checkout.dirty:
+        _tell("there are uncommitted changes, which HEAD does not have; `--current worktree` compares them")
+    home = Home(output)
+    if mode != "stored":
+        writable(home)
+    progress, records = question.answer(mode, home, Index(home))
+    report = ComparisonReport(str(question.base), str(question.current), progress, options, fails)
+    if statistics == "all":
+        from ...registry.detection.descriptive import describe_records
+
+        report = msgspec.structs.replace(report, statistics=dict(describe_records(*records)))
+    _present(report, as_json, everything, markdown, junit)
+    return report.exit_code
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked, with everything that narrows it."""
+
+    checkout: Checkout
+    base: Revision
+    current: Revision
+    operators: tuple[str, ...]
+    implementations: tuple[str, ...]
+    device: str | None
+    plan: str | None
+    options: Options
+    budget_s: float
+    seed: int
+
+    def answer(self, mode: str, home: Home, index: Index) -> tuple[Progress, Records]:
+        """The verdicts, with the records that they rest on."""
+        if mode == "ab":
+            return self._measured(home, index)
+        found = self._stored(index)
+        if isinstance(found, str):
+            if mode == "stored":
+                raise NothingStored(f"{found}. --mode ab measures both.")
+            if why := self._cannot_measure(None):
+                raise NothingStored(f"{found}, and {why}.")
+            _tell(f"{found}: measuring both")
+            return self._measured(home, index)
+        records = found.base.records, found.current.records
+        cannot = self._cannot_measure(found.current.header.device)
+        if mode == "auto" and cannot is None:
+            if found.differing:
+                _tell(f"the stored runs differ in {'; '.join(found.differing)}: measuring both")
+                return self._measured(home, index)
+            if len(found.past) < self.options.minimum_runs:
+                _tell(
+                    f"{len(found.past)} stored runs of unchanged code, {self.options.minimum_runs} are needed: "
+                    f"measuring both"
+                )
+                return self._measured(home, index)
+        progress = self._decided(found, index)
+        if mode == "auto" and cannot is None and progress.requests:
+            return self._settled(progress, records, found.current.header, home, index)
+        return progress, records
+
+    def _settled(
+        self, progress: Progress, records: Records, header: Header, home: Home, index: Index
+    ) -> tuple[Progress, Records]:
+        """What the stored runs left open, decided by an A/B, provided that it is made under their conditions."""
+        from ...registry.detection import decision
+        from ..supervisor import plan_of
+
+        _tell(f"the stored runs leave {len(progress.requests)} rows to an A/B")
+        ab = self._interleaved(home, index, plan_of(header), progress.requests)
+        if ab.header is None or ab.header.key != header.key:
+            _tell("the stored runs' verdicts stand: the A/B was made under other conditions than theirs")
+            return progress, records
+        return decision.replace(progress, ab.progress.verdicts), ab.records
+
+    def _stored(self, index: Index) -> Stored | str:
+        from ..stored import find
+
+        return find(
+            index, self.checkout, self.base, self.current, self._rooms, self.options, self.device, self.plan
+        )
+
+    def _decided(self, found: Stored, index: Index) -> Progress:
+        from ..stored import decided
+
+        return decided(found, index, self.options, self.operators, self.implementations, self._shared_baselines)
+
+    @property
+    def _rooms(self) -> list[str]:
+        from ..ab import rooms
+
+        return rooms(self._rooted.values())
+
+    @property
+    def _rooted(self) -> Mapping[str, str]:
+        from ..ab import rooted
+        from ..catalog import Catalog
+
+        return rooted(Catalog.default(), self.checkout)
+
+    @property
+    def _shared_baselines(self) -> bool:
+        """Whether the code of other libraries' rows is the same in both commits, which makes them witnesses."""
+        folders = [x for x in self._rooms if x.rpartition("/")[2] == "baselines"]
+        code = self.checkout.code([self.base.commit, self.current.commit], folders)
+        return not self.current.dirty and not self.base.dirty and len(set(code.values())) == 1
+
+    def _cannot_measure(self, device: str | None) -> str | None:
+        """Why there can be no A/B here of runs made on a device."""
+        if find_spec("torch") is None:
+            return "this machine cannot measure: torch is not installed"
+        here = device_named(self.device)
+        if device is not None and device != here:
+            return f"this machine measures on {here} and the stored runs are of {device}"
+        return None
+
+    def _measured(self, home: Home, index: Index) -> tuple[Progress, Records]:
+        ab = self._interleaved(home, index, None, None)
+        return ab.progress, ab.records
+
+    def _interleaved(
+        self, home: Home, index: Index, plan: Plan | None, only: Collection[Key] | None
+    ) -> Interleaved:
+        """A finished A/B: of the plan asked for, or of these rows of a given plan."""
+        from .. import plan as plans
+        from ..ab import Interleaved, rooted, trees
+        from ..catalog import Catalog
+
+        until = time.monotonic() + self.budget_s
+        device = device_named(self.device)
+        catalog = Catalog.default()
+        places = rooted(catalog, self.checkout)
+        plan = plan or plans.load(self.plan or "quick", catalog, device, self.operators)
+        with self.checkout.copies({"base": self.base, "current": self.current}) as folders:
+            sides = [(self.base, folders["base"]), (self.current, folders["current"])]
+            base, current = trees(sides, places, catalog, plan, device, self.implementations)
+            ab = Interleaved(
+                base=base,
+                current=current,
+                plan=plan,
+                device=device,
+                home=home,
+                index=index,
+                options=self.options,
+                seed=self.seed,
+                until=until,
+                tell=_tell,
+                controls=None if self._shared_baselines else (),
+            )
+            ab.compare(only)
+        return ab
+
+
+def _tell(text: str) -> None:
+    """Progress and remarks; standard output is for the result."""
+    click.echo(text, err=True)
+
+
+def _present(
+    report: ComparisonReport, as_json: bool, everything: bool, markdown: Path | None, junit: Path | None
+) -> None:
+    from ...registry.detection import verdict_output, verdict_text
+
+    for path, render in ((markdown, verdict_text.to_markdown), (junit, verdict_output.to_junit)):
+        if path is not None:
+            try:
+                path.write_text(render(report), encoding="utf-8")
+            except OSError as error:
+                raise InputError(f"{path} cannot be written: {error.strerror}.") from None
+    if as_json:
+        text = msgspec.json.encode(verdict_output.to_json(report))
+        click.echo(msgspec.json.format(text, indent=2))
+        return
+    from rich.console import Console
+
+    shown = everything or len(report.progress.verdicts) <= FEW
+    # A log has no width of its own, and 80 columns would break every row over many lines.
+    Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(verdict_text.to_table(report, shown))
+
+
+def main() -> NoReturn:
+    """Entry point of `regression_detector`."""
+    # What runs in CI is ended by SIGTERM: worktrees and workers go away then as they do on Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    run_command(command)

@@ -1,0 +1,218 @@
+"""`kernelmark run`: a user's mistakes in this process, one whole run in its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from kernelmark.registry.home import Home
+from kernelmark.registry.journal import encode, read
+from kernelmark.registry.record import Header
+from kernelmark.suite import cli
+from kernelmark.suite.measure.telemetry import Nvml
+
+
+@pytest.fixture
+def call(capsys, tmp_path, monkeypatch):
+    """Runs the command line in a home of its own; gives exit code, output and error output."""
+    monkeypatch.setenv("KERNELMARK_HOME", str(tmp_path / "home"))
+
+    def do(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.run_command(cli.cli, list(arguments))
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return do
+
+
+@pytest.fixture
+def _no_gpu(monkeypatch):
+    monkeypatch.setattr(Nvml, "open", classmethod(lambda cls, uuid=None: None))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--operator", "rmsnorm"), "unknown operator 'rmsnorm'. Did you mean 'rms_norm'? Known: add_rms_norm,"),
+        (("--implementation", "torhc"), "unknown implementation 'torhc'. Did you mean 'torch'? Known: "),
+        (("--plan", "nightly"), "unknown plan 'nightly'. Known: quick, standard, full, a .toml file."),
+        (("--plan", "absent.toml"), "no plan file at absent.toml."),
+        (("--device", "tpu"), "no device 'tpu' here. Known: cpu."),
+        (("--device", "cuda"), "no device 'cuda' here. Known: cpu."),
+        (("--resume", "20990101"), "no runs in"),
+        (("--operator", "gelu", "--implementation", "sdpa"), "plan 'quick' has nothing to measure with these"),
+        (("--replicates", "0"), "Invalid value for '--replicates': 0 is not in the range"),
+        (("--cache", "warm"), "Invalid value for '--cache': 'warm' is not one of 'cold', 'hot', 'both'."),
+        (("--timer", "sundial"), "is not one of 'auto', 'events', 'graph', 'cupti'."),
+        (("--speed", "9"), "--speed"),
+    ],
+)
+@pytest.mark.usefixtures("_no_gpu")
+def test_a_mistake_is_a_message_and_code_2(call, arguments, said):
+    code, out, err = call("run", *arguments)
+    assert (code, out) == (2, "")
+    assert said in " ".join(err.replace("│", " ").split())
+    assert "Traceback" not in err
+
+
+@pytest.mark.usefixtures("_no_gpu")
+def test_a_mistake_in_a_plan_file(call, plan_file, root, monkeypatch):
+    monkeypatch.setenv("KERNELMARK_PATH", str(root))
+    path = plan_file([16])
+    path.write_text(path.read_text().replace("replicates", "replicats"))
+    code, _, err = call("run", "--plan", str(path))
+    assert code == 2
+    assert f"{path}: not a valid plan: Object contains unknown field `replicats`" in err
+
+
+@pytest.mark.usefixtures("_no_gpu")
+def test_an_unknown_run_to_resume_names_those_that_exist(call, tmp_path):
+    header = Header(1, "20261121-000000-aaaa", "", "0.1.0", None, False, "quick", 0, 1, "cpu", "k", {}, {})
+    path = Home(tmp_path / "home").journal(header.run)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(encode(header))
+    code, _, err = call("run", "--resume", "20261122")
+    assert code == 2
+    assert "unknown run '20261122'" in err
+    assert header.run in err
+    code, _, err = call("run", "--resume", "latest")
+    assert code == 2
+    assert "does not say what it measured" in err
+
+
+@pytest.mark.parametrize("how", ["option", "environment"])
+def test_results_that_cannot_be_written(call, tmp_path, monkeypatch, how):
+    (tmp_path / "file").write_text("")
+    folder = str(tmp_path / "file" / "results")
+    arguments = ("--output", folder) if how == "option" else ()
+    if how == "environment":
+        monkeypatch.setenv("KERNELMARK_HOME", folder)
+    code, _, err = call("run", *arguments)
+    assert code == 2
+    assert f"results cannot be written to {folder}: Not a directory. Choose another folder with --output" in err
+
+
+def test_an_unknown_command(call):
+    code, _, err = call("messure")
+    assert code == 2
+    assert "No such command 'messure'" in err
+
+
+def test_help_names_every_command(call):
+    code, out, _ = call("--help")
+    assert code == 0
+    assert all(f"  {name} " in out for name in cli.COMMANDS)
+    assert cli.cli.list_commands(None) == list(cli.COMMANDS)
+    for name in cli.COMMANDS:
+        code, out, _ = call(name, "--help")
+        assert code == 0
+        assert f" {name} [OPTIONS]" in out.splitlines()[0]
+
+
+def test_a_harness_that_fails_is_code_5(call, root, plan_file, monkeypatch):
+    from kernelmark.suite import supervisor
+
+    monkeypatch.setenv("KERNELMARK_PATH", str(root))
+    monkeypatch.setattr(
+        supervisor.Run, "python", staticmethod(lambda environment: Path("/bin/false")), raising=False
+    )
+    broken = supervisor.Run.__init__
+
+    def init(self, *arguments, **named):
+        broken(self, *arguments, **named, python=lambda environment: Path("/bin/false"))
+
+    monkeypatch.setattr(supervisor.Run, "__init__", init)
+    code, _, err = call("run", "--plan", str(plan_file([16])), "--device", "cpu", "--implementation", "plain")
+    assert code == 5
+    assert "the worker could not start: its process ended with exit code 1" in err
+    assert "Traceback" not in err
+
+
+def test_as_a_module():
+    command = [sys.executable, "-m", "kernelmark.suite", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("kernelmark, version ")
+
+
+def test_a_reader_that_goes_away_is_no_failure():
+    code = "from kernelmark.suite.cli import main; main()"
+    command = f'"{sys.executable}" -c "{code}" list --json | head -c 10'
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_whole_run(root, plan_file, tmp_path):
+    """As a user runs it: measured, with ceilings; the table; the report; the registry where MLflow is."""
+    plan = plan_file([1 << 12], replicates=2)
+    environment = {
+        **{x: y for x, y in os.environ.items() if x != "TRITON_INTERPRET"},
+        "KERNELMARK_PATH": str(root),
+        "PYTHONSAFEPATH": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    arguments = [
+        "run",
+        "--plan",
+        str(plan),
+        "--device",
+        "cpu",
+        "--seed",
+        "7",
+        "--output",
+        "results",
+        "--cache",
+        "both",
+    ]
+    arguments += [x for name in ("plain", "wrong", "copy", "absent") for x in ("--implementation", name)]
+    done = subprocess.run(
+        [sys.executable, "-c", "from kernelmark.suite.cli import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    home = Home(tmp_path / "results")
+    (run,) = home.runs()
+    assert lines[0] == f"run {run}: 16 measurements"
+    assert any(
+        x.startswith("  double N4096-fp32-forward wrong: incorrect: verify: output: relative") for x in lines
+    )
+    assert sum(x.startswith("[") for x in lines) <= 6  # not a line for each measurement
+    told = dict(x.split(maxsplit=1) for x in lines if x.startswith(("run ", "journal ", "report ", "registry ")))
+    assert told["run"] == run
+    assert told["journal"] == f"results/journals/{run}.jsonl"
+    journal = read(tmp_path / told["journal"])
+    assert {(x.implementation, x.cache, x.replicate) for x in journal.records if x.status == "ok"} == {
+        (name, cache, replicate) for name in ("plain", "copy") for cache in ("cold", "hot") for replicate in (0, 1)
+    }
+    assert (journal.header.seed, journal.header.plan, journal.header.device) == (7, "tiny", "cpu")
+    assert {x.replicate for x in journal.ceilings} == {0, 1}
+    assert {x.what for x in journal.ceilings} == {"copy", "matmul"}
+    assert "plain" in done.stdout
+    assert "no-such-distribution" in done.stdout
+    if find_spec("matplotlib") and find_spec("jinja2"):
+        page = (tmp_path / told["report"]).read_text()
+        assert run in page
+    else:
+        assert "not written" in told["report"]
+    if find_spec("mlflow"):
+        assert "rows recorded" in told["registry"]
+        assert home.database.exists()
+    else:
+        assert "MLflow is not installed here" in told["registry"]
+
+
+def test_json_of_a_device(call):
+    code, out, _ = call("list", "--json", "--device", "cuda")
+    assert code == 0
+    assert json.loads(out)["device"] == "cuda"

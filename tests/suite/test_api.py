@@ -1,0 +1,109 @@
+"""The Python interface: the same stages and the same gate, in this process."""
+
+from __future__ import annotations
+
+import pytest
+from kernelmark.registry.errors import InputError
+from kernelmark.suite import api
+from kernelmark.suite.api import MemoryProfiler, Runner, compare
+from kernelmark.suite.measure import limits
+from kernelmark.suite.measure.stopping import Sampling
+
+FEW = Sampling(min_samples=6, max_samples=6, min_seconds=0, max_seconds=5, warmup_s=0)
+AXES = {"N": 32}
+
+
+@pytest.fixture
+def runner(root, monkeypatch):
+    """A `Runner` on `double` and two of its implementations, with the quickest of ceilings."""
+    monkeypatch.setenv("KERNELMARK_PATH", str(root))
+    monkeypatch.setattr(limits, "COPY_BYTES", {"cpu": [1 << 14, 1 << 16]})
+    monkeypatch.setattr(limits, "MATMUL_SIZE", {"cpu": 16})
+    monkeypatch.setattr(limits, "SAMPLING", FEW)
+    return Runner("double", "cpu", only=("plain", "wrong", "absent"), sampling=FEW)
+
+
+def mine(case):
+    return lambda x: x + x
+
+
+def test_a_runner_measures_what_is_there_and_what_is_added(runner):
+    runner.add("mine", mine)
+    records = runner.run(AXES, "fp32", cache="hot", replicates=2)
+    assert {(x.implementation, x.replicate, x.status) for x in records} == {
+        (name, replicate, status)
+        for name, status in (("plain", "ok"), ("wrong", "incorrect"), ("mine", "ok"))
+        for replicate in (0, 1)
+    }
+    assert runner.records == list(records)
+    rows = {x.implementation: x for x in runner.rows()}
+    assert rows["mine"].replicates == 2
+    assert rows["mine"].limit_ms is not None
+    assert rows["wrong"].latency_ms is None
+    journal = runner.journal()
+    assert journal.header.replicates == 2
+    assert {x.what for x in journal.ceilings} == {"copy", "matmul"}
+    more = runner.run({"N": 64}, "fp32", cache="hot")
+    assert len(runner.records) == 6 + len(more)
+
+
+def test_a_name_is_taken_once(runner):
+    runner.add("mine", mine)
+    for name in ("mine", "plain"):
+        with pytest.raises(InputError, match=f"double has an implementation named '{name}' already"):
+            runner.add(name, mine)
+
+
+def test_mistakes(runner):
+    with pytest.raises(InputError, match="unknown axis of double 'M'"):
+        runner.run({"M": 3}, "fp32")
+    with pytest.raises(InputError, match="unknown dtype of double 'bf16'"):
+        runner.run(AXES)
+    with pytest.raises(InputError, match="unknown operator 'doubel'. Did you mean 'double'"):
+        compare("doubel", {}, AXES)
+
+
+def test_compare(runner, monkeypatch):
+    monkeypatch.setattr(api, "Runner", lambda operator: runner)
+    records = compare("double", {"mine": mine}, AXES, "fp32", cache="hot")
+    assert {x.implementation: x.status for x in records} == {"plain": "ok", "wrong": "incorrect", "mine": "ok"}
+
+
+def test_memory_without_a_gpu(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with MemoryProfiler() as memory:
+        pass
+    assert (memory.before_bytes, memory.after_bytes, memory.peak_bytes) == (None, None, None)
+    assert memory.seconds >= 0
+
+
+def test_memory_blocks_hand_the_high_water_mark_on(monkeypatch):
+    """torch keeps one mark; here it is a script."""
+    import torch
+
+    now = {"allocated": 100, "mark": 100, "reserved": 1000}
+
+    def reset() -> None:
+        now["mark"] = now["allocated"]
+
+    def allocate(change: int) -> None:
+        now["allocated"] += change
+        now["mark"] = max(now["mark"], now["allocated"])
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: now["allocated"])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: now["mark"])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: now["reserved"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
+    with MemoryProfiler() as outer:
+        allocate(500)
+        allocate(-500)
+        with MemoryProfiler() as inner:
+            allocate(70)
+            allocate(-30)
+    assert (inner.before_bytes, inner.after_bytes, inner.peak_bytes) == (100, 140, 70)
+    assert (outer.before_bytes, outer.after_bytes, outer.peak_bytes) == (100, 140, 500)
+    assert outer.reserved_peak_bytes == 1000
