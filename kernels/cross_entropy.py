@@ -15,8 +15,8 @@ import triton.language as tl
 
 from ._common import INTERPRETED, cdiv, check, dense_like, on, operator, power_of_2
 
-LANES = 4 if INTERPRETED else 1024
-"""Running maxima of a program of eight warps: four a thread. The interpreter has few, to turn the loops."""
+LANES = 4 if INTERPRETED else 512
+"""Running maxima of a program of eight warps: two a thread. The interpreter has few, to turn the loops."""
 
 PIECE = 32 if INTERPRETED else 4096
 """Elements of a program of the backward pass, four warps."""

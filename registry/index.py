@@ -141,11 +141,12 @@ class Index:
         )
         return [Entry(name, self.home.journals / file, *rest) for name, file, *rest in rows]
 
-    def commits(self) -> list[str]:
+    def commits(self, limit: int = 1000) -> list[str]:
         """Commits with runs of clean trees, the one measured last first."""
         rows = self._connection.execute(
             "SELECT made_of FROM runs WHERE NOT dirty AND made_of IS NOT NULL "
-            "GROUP BY made_of ORDER BY max(created) DESC"
+            "GROUP BY made_of ORDER BY max(created) DESC LIMIT ?",
+            (limit,),
         )
         return [commit for (commit,) in rows]
 

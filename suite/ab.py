@@ -24,7 +24,7 @@ from ..registry.errors import InputError, KernelmarkError
 from ..registry.home import Home
 from ..registry.index import STAGE, Index
 from ..registry.journal import Journal, read
-from ..registry.record import Header, Record
+from ..registry.record import PROVIDER, Header, Record
 from .catalog import Catalog
 from .plan import Cell, Plan
 from .revisions import ROOMS, Checkout, Revision
@@ -60,7 +60,7 @@ def trees(
     device: Literal["cuda", "cpu"],
     implementations: Sequence[str],
 ) -> list[Tree]:
-    """The tree of each revision in its folder.
+    """The tree of each revision in its folder; no `implementations` means the kernels that the commits hold.
 
     Raises `InputError` if none has what is asked for, and `NotMeasurable` if one has not.
     """
@@ -70,7 +70,9 @@ def trees(
         code = {root: str(folder / relative) for root, relative in rooted.items()}
         its = catalog.with_code(code)
         try:
-            asked = plan.cells(its, device, implementations)
+            there = {x.provider for x in its.implementations}
+            ours = sorted({PROVIDER} | kernel_providers(rooted) & there)
+            asked = plan.cells(its, device, implementations or ours)
         except InputError as error:
             lacking.append(error)
             continue
@@ -92,6 +94,11 @@ def trees(
         here = found[0].revision
         raise NotMeasurable(f"only {here} has what is asked for, the other has not: {lacking[0]}")
     return found
+
+
+def kernel_providers(roots: Collection[str]) -> frozenset[str]:
+    """The providers of the kernels that roots hold: ours, and a root's own name where ours is taken."""
+    return frozenset({PROVIDER, *(Path(x).name for x in roots)})
 
 
 def rooted(catalog: Catalog, checkout: Checkout) -> dict[str, str]:

@@ -227,10 +227,13 @@ class Catalog:
     def _ours(self, root: Root) -> Iterator[Implementation]:
         kernels, cpu = set(root.files("kernels")), set(root.files("kernels/cpu"))
         for name, operator in self.operators.items():
+            # A kernel that another root has for an operator of ours stands beside ours, named by its root.
+            known = any(name in x.files("kernels") for x in self.roots[: self.roots.index(root)])
+            provider = root.folder.name if known else PROVIDER
             if name in kernels:
-                yield _own_implementation(root, "kernels", name, PROVIDER, ("torch", "triton"), ("cuda",))
+                yield _own_implementation(root, "kernels", name, provider, "", ("torch", "triton"), ("cuda",))
             if name in cpu:
-                yield _own_implementation(root, "kernels/cpu", name, f"{PROVIDER}_cpu", ("torch",), ("cpu",))
+                yield _own_implementation(root, "kernels/cpu", name, provider, "_cpu", ("torch",), ("cpu",))
             if root is self.roots[0]:
                 for yardstick, call in operator.yardsticks.items():
                     yield Implementation(
@@ -260,15 +263,21 @@ class Catalog:
 
 
 def _own_implementation(
-    root: Root, room: str, operator: str, name: str, requires: tuple[str, ...], devices: tuple[str, ...]
+    root: Root,
+    room: str,
+    operator: str,
+    provider: str,
+    suffix: str,
+    requires: tuple[str, ...],
+    devices: tuple[str, ...],
 ) -> Implementation:
-    """An implementation of ours: the function of the operator's name in the file of that name."""
+    """A kernel of a root: the function of the operator's name in the file of that name."""
 
     def load() -> Factory:
         call = getattr(root.module(room, operator), operator)
         return lambda case: call
 
-    return Implementation(operator, name, PROVIDER, requires, "core", devices, load, root.folder)
+    return Implementation(operator, provider + suffix, provider, requires, "core", devices, load, root.folder)
 
 
 def _constant(call: Callable[..., Any]) -> Callable[[], Factory]:

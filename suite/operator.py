@@ -213,9 +213,9 @@ def _spec(path: Path, tolerances: str) -> str:
     if (path, tolerances) not in _specs:
         digest = hashlib.sha256(tolerances.encode())
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef):
-                if ast.get_docstring(node) is not None:
-                    node.body = node.body[1:]
+            if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
+                node.body = node.body[1:]
+            if isinstance(node, ast.FunctionDef | ast.Lambda):
                 digest.update(ast.dump(node).encode())
         _specs[path, tolerances] = digest.hexdigest()[:12]
     return _specs[path, tolerances]

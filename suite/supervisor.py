@@ -242,7 +242,9 @@ class Run:
         """One process, or as many as crashes make of it."""
         left = dict(cells)
         first = environment == "core" and not any(
-            x.replicate == replicate for x in (self.past.ceilings if self.past else ())
+            # Matmuls come last: without one the ceilings of this replicate were cut short.
+            x.replicate == replicate and x.what == "matmul"
+            for x in (self.past.ceilings if self.past else ())
         )
         python = self.python(environment)
         assert python is not None, environment

@@ -231,9 +231,11 @@ class Question:
         )
 
     def _decided(self, found: Stored, index: Index) -> Progress:
+        from ..ab import kernel_providers
         from ..stored import decided
 
-        return decided(found, index, self.options, self.operators, self.implementations, self._shared_baselines)
+        shown = self.implementations or sorted(kernel_providers(self._rooted))
+        return decided(found, index, self.options, self.operators, shown, self._shared_baselines)
 
     @property
     def _rooms(self) -> list[str]:

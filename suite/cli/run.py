@@ -54,6 +54,8 @@ def command_run(
     catalog = Catalog.default()
     with progress() as listener:
         if resume is not None:
+            if operators or implementations or replicates or any((device, cache, timer, seed is not None)):
+                raise InputError("--resume goes on with what its run was asked; leave the other options out.")
             run = supervisor.resume(resume, home, catalog, listener)
         else:
             chosen = device_named(device)
