@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import os
 import sqlite3
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -33,7 +34,7 @@ LAYOUT = 1
 _TABLES = """
 CREATE TABLE runs (
     name TEXT PRIMARY KEY, file TEXT, made_of TEXT, dirty INT, key TEXT, device TEXT, created TEXT, plan TEXT,
-    replicates INT, stage INT);
+    replicates INT, stage INT, cases INT);
 CREATE INDEX runs_by_commit ON runs (made_of);
 CREATE INDEX runs_by_key ON runs (key, created);
 CREATE TABLE sizes (name TEXT PRIMARY KEY, size INT);
@@ -63,6 +64,8 @@ class Entry:
     plan: str
     replicates: int
     stage: int
+    cases: int
+    """How many it was asked for; 0 where it does not say."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class Index:
     def __init__(self, home: Home) -> None:
         self.home = home
         self._connection = self._open()
+        weakref.finalize(self, self._connection.close)
         self._refresh()
 
     def _open(self) -> sqlite3.Connection:
@@ -114,12 +118,12 @@ class Index:
             if header is not None:
                 stage = header.request.get(STAGE, "0")
                 facts = (header.commit, header.dirty, header.key, header.device, header.created, header.plan)
-                number = int(stage) if stage.isdigit() else 0
-                new.append((header.run, file, *facts, header.replicates, number))
+                numbers = (header.replicates, int(stage) if stage.isdigit() else 0, _cases(header))
+                new.append((header.run, file, *facts, *numbers))
         with self._connection:
             for file in known - names.keys():
                 self._connection.execute("DELETE FROM runs WHERE file = ?", (file,))
-            self._connection.executemany("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?,?,?,?,?,?)", new)
+            self._connection.executemany("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?,?,?,?,?,?,?)", new)
 
     def runs(
         self,
@@ -135,7 +139,7 @@ class Index:
         given = {name: value for name, value in wanted.items() if value is not None}
         where = " AND ".join(["NOT dirty", "made_of IS NOT NULL", *(f"{name} = ?" for name in given)])
         rows = self._connection.execute(
-            f"SELECT name, file, made_of, dirty, key, device, created, plan, replicates, stage FROM runs "
+            f"SELECT name, file, made_of, dirty, key, device, created, plan, replicates, stage, cases FROM runs "
             f"WHERE {where} ORDER BY created DESC, name DESC LIMIT ?",
             (*given.values(), limit),
         )
@@ -239,6 +243,13 @@ def _clear(connection: sqlite3.Connection) -> None:
 def _statements(script: str) -> Iterator[str]:
     """One by one: `executescript` would end the transaction that keeps a second process out."""
     yield from (x for x in script.split(";") if x.strip())
+
+
+def _cases(header: Header) -> int:
+    try:
+        return len(msgspec.json.decode(header.request.get("cases", "[]"), type=list[msgspec.Raw]))
+    except msgspec.MsgspecError:
+        return 0
 
 
 def _header(path: Path) -> Header | None:

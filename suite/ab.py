@@ -128,7 +128,8 @@ def rooms(places: Collection[str]) -> list[str]:
 class Interleaved:
     """An A/B under way. `until` is when measuring ends, by `time.monotonic`.
 
-    `controls` names the implementations whose code both commits share, None being all but ours.
+    With `shared_baselines` both commits have the same code of other libraries' rows, which are then witnesses
+    of the machine.
     """
 
     base: Tree
@@ -141,7 +142,7 @@ class Interleaved:
     seed: int
     until: float
     tell: Tell
-    controls: Collection[str] | None = None
+    shared_baselines: bool = False
     header: Header | None = field(default=None, init=False)
     """Of the first run, once there is one."""
     records: tuple[Sequence[Record], Sequence[Record]] = field(default=((), ()), init=False)
@@ -181,8 +182,14 @@ class Interleaved:
             if made >= count or self._stage == 1:
                 keys = {key for key, number in wanted.items() if number == count}
                 before, after = (_cut(journal, keys, min(count, made)) for journal in (base, current))
-                out += pair(before, after, histories, controls=self.controls)
+                out += pair(before, after, histories, controls=self._controls)
         return out
+
+    @property
+    def _controls(self) -> set[str]:
+        ours = kernel_providers(self.base.code)
+        others = {x.implementation.name for x in self.base.cells if x.implementation.provider not in ours}
+        return others if self.shared_baselines else set()
 
     def _run(self, tree: Tree, wanted: Mapping[Key, int], name: str, request: Mapping[str, str]) -> Run:
         cells = tuple(cell for cell in tree.cells if _key(cell) in wanted)

@@ -6,6 +6,7 @@ A tree with uncommitted changes is a revision of its own, spelled `worktree`; HE
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,10 @@ WORKTREE = "worktree"
 ROOMS = ("kernels", "baselines")
 """What is taken from each commit; everything else is the harness."""
 STOPPING = (signal.SIGINT, signal.SIGTERM)
+ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+"""Set in git's hooks, where they would send every command to the repository that runs the hook."""
 SHOWN = 8
+"""Revisions named in a message about one that does not exist."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,9 @@ class Checkout:
                 input=text,
                 capture_output=True,
                 text=True,
+                errors="surrogateescape",
                 check=True,
+                env={name: value for name, value in os.environ.items() if name not in ELSEWHERE},
                 start_new_session=True,  # Ctrl-C on the terminal is for us
             )
         except OSError as error:

@@ -47,10 +47,11 @@ def find(
     device: str | None,
     plan: str | None,
 ) -> Stored | str:
-    """The newest pair of runs that compare, else the newest pair; or why there is none.
+    """Of the pairs of runs that compare the one with the most cases, and of those the newest.
 
-    A run of another commit whose kernels and baselines are the base's stands for the base. Runs of trees
-    with uncommitted changes stand for nothing: no two such trees can be told apart.
+    Else a pair that does not compare, or the reason why there is none. A run of another commit whose kernels
+    and baselines are the base's stands for the base. Runs of trees with uncommitted changes stand for
+    nothing: no two such trees can be told apart.
     """
     if base.dirty or current.dirty:
         return "runs of a tree with uncommitted changes cannot be told apart, so none is taken from the store"
@@ -60,6 +61,8 @@ def find(
     same = _same_code(index, checkout, base.commit, rooms)
     before = [x for commit in same for x in _runs(index, commit, options, device, plan)]
     before.sort(key=lambda x: (x.created, x.name), reverse=True)
+    past = list(before)
+    before.sort(key=lambda x: -x.cases)
     # With equal code on both sides one run must not be held against itself.
     chosen = next(((b, c) for c in now for b in before if b.key == c.key and b.name != c.name), None)
     if chosen is None:
@@ -67,7 +70,7 @@ def find(
         if not others:
             return f"no run of {base} is stored"
         chosen = others[0]
-    past = [x for x in before if x.key == chosen[1].key and x.name != chosen[1].name]
+    past = [x for x in past if x.key == chosen[1].key and x.name != chosen[1].name]
     return Stored(read(chosen[0].path), read(chosen[1].path), chosen[1], tuple(past[: options.maximum_runs][::-1]))
 
 
@@ -77,12 +80,12 @@ def decided(
     options: Options,
     operators: Collection[str],
     implementations: Collection[str],
-    shared_baselines: bool,
+    ours: Collection[str] | None,
 ) -> Progress:
     """The verdicts of the rows that both runs were asked for.
 
-    The other providers' rows, whose code the commits share, are witnesses of the machine and get no verdict
-    of their own unless they were asked for.
+    Rows of providers other than `ours`, whose code the commits share, are witnesses of the machine and get
+    no verdict of their own unless they were asked for; None means that the commits do not share it.
     """
     header = found.current.header
     like = index.means(found.entry)
@@ -93,11 +96,12 @@ def decided(
         (journal.header, [x for x in journal.records if _wanted(x, operators, both)])
         for journal in (found.base, found.current)
     ]
-    rows: list[Comparison] = pair(sides[0], sides[1], histories, controls=None if shared_baselines else ())
+    others = {x.implementation for _, records in sides for x in records if ours and x.provider not in ours}
+    rows: list[Comparison] = pair(sides[0], sides[1], histories, controls=others)
     shown = {
         key_of(x) for _, records in sides for x in records if {x.implementation, x.provider} & set(implementations)
     }
-    kept = [x for x in rows if shared_baselines or x.key in shown]
+    kept = [x for x in rows if x.control or x.key in shown]
     progress = stored(kept, options)
     return msgspec.structs.replace(
         progress,
@@ -107,8 +111,10 @@ def decided(
 
 
 def _runs(index: Index, commit: str, options: Options, device: str | None, plan: str | None) -> list[Entry]:
+    """A commit's runs, those of more cases first: one that was narrowed must not hide the others' rows."""
     runs = clean(index.runs(commit=commit, device=device, plan=plan, limit=LOOKED_AT))
-    return [x for x in runs if x.replicates >= options.minimum_processes]
+    found = [x for x in runs if x.replicates >= options.minimum_processes]
+    return sorted(found, key=lambda x: -x.cases)  # stable: among equals the newest first
 
 
 def _same_code(index: Index, checkout: Checkout, base: str, rooms: Sequence[str]) -> list[str]:

@@ -467,11 +467,15 @@ class _Worker:
             start_new_session=True,
             env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
         )
-        os.close(writer)
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once; its end says why
-            self._process.stdin.write(msgspec.json.encode(task))
-            self._process.stdin.close()
+        try:
+            os.close(writer)
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it died at once; its end says why
+                self._process.stdin.write(msgspec.json.encode(task))
+                self._process.stdin.close()
+        except BaseException:  # Ctrl-C, before anybody could end it
+            self.kill()
+            raise
 
     def allow(self, seconds: float) -> None:
         """From now on so long; whatever was allowed before is void."""

@@ -62,6 +62,6 @@ def command_history(operator: str, case: str | None, device: str | None, as_json
 
     Console().print(history_table(history))
     if others:
-        click.echo(f"{others} runs under other conditions are left out.")
+        click.echo(f"Left out as not comparable with the newest: {others} of {others + len(runs)} runs.")
     if html is not None:
         click.echo(f"page      {html}")

@@ -17,7 +17,7 @@ import msgspec
 
 from ...registry.errors import InputError, KernelmarkError
 from ...registry.home import Home
-from ...registry.record import PROVIDER, Header, Record
+from ...registry.record import Header, Record
 from . import run_command
 from .run import device_named, writable
 from .values import Duration, Share
@@ -71,9 +71,7 @@ class NothingStored(KernelmarkError):
     "--implementation",
     "implementations",
     multiple=True,
-    default=(PROVIDER,),
-    show_default=True,
-    help="Only this implementation or provider; repeatable.",
+    help="Only this implementation or provider; repeatable. Default: the kernels that the commits hold.",
 )
 @click.option("--device", help="cuda or cpu; default: the best one here, or that of the stored runs.")
 @click.option(
@@ -192,6 +190,9 @@ class Question:
                 raise NothingStored(f"{found}, and {why}.")
             _tell(f"{found}: measuring both")
             return self._measured(home, index)
+        _tell(
+            f"stored: run {found.base.header.run} of the baseline, {found.current.header.run} of the current side"
+        )
         records = found.base.records, found.current.records
         cannot = self._cannot_measure(found.current.header.device)
         if mode == "auto" and cannot is None:
@@ -205,6 +206,9 @@ class Question:
                 )
                 return self._measured(home, index)
         progress = self._decided(found, index)
+        if mode == "auto" and cannot is None and not progress.verdicts:
+            _tell("the stored runs have no row in common that was asked for: measuring both")
+            return self._measured(home, index)
         if mode == "auto" and cannot is None and progress.requests:
             return self._settled(progress, records, found.current.header, home, index)
         return progress, records
@@ -214,10 +218,15 @@ class Question:
     ) -> tuple[Progress, Records]:
         """What the stored runs left open, decided by an A/B, provided that it is made under their conditions."""
         from ...registry.detection import decision
+        from ..ab import NotMeasurable
         from ..supervisor import plan_of
 
         _tell(f"the stored runs leave {len(progress.requests)} rows to an A/B")
-        ab = self._interleaved(home, index, plan_of(header), progress.requests)
+        try:
+            ab = self._interleaved(home, index, plan_of(header), progress.requests)
+        except NotMeasurable as error:
+            _tell(f"the stored runs' verdicts stand: {error}")
+            return progress, records
         if ab.header is None or ab.header.key != header.key:
             _tell("the stored runs' verdicts stand: the A/B was made under other conditions than theirs")
             return progress, records
@@ -226,16 +235,16 @@ class Question:
     def _stored(self, index: Index) -> Stored | str:
         from ..stored import find
 
-        return find(
-            index, self.checkout, self.base, self.current, self._rooms, self.options, self.device, self.plan
-        )
+        plan = None if self.plan is None else Path(self.plan).stem  # runs of a file's plan bear its name
+        return find(index, self.checkout, self.base, self.current, self._rooms, self.options, self.device, plan)
 
     def _decided(self, found: Stored, index: Index) -> Progress:
         from ..ab import kernel_providers
         from ..stored import decided
 
-        shown = self.implementations or sorted(kernel_providers(self._rooted))
-        return decided(found, index, self.options, self.operators, shown, self._shared_baselines)
+        ours = kernel_providers(self._rooted)
+        shown = self.implementations or sorted(ours)
+        return decided(found, index, self.options, self.operators, shown, ours if self._shared_baselines else None)
 
     @property
     def _rooms(self) -> list[str]:
@@ -297,7 +306,7 @@ class Question:
                 seed=self.seed,
                 until=until,
                 tell=_tell,
-                controls=None if self._shared_baselines else (),
+                shared_baselines=self._shared_baselines,
             )
             ab.compare(only)
         return ab

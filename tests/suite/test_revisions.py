@@ -139,3 +139,19 @@ def test_equal_code_has_equal_hashes(repository, checkout):
     assert code[first] != code[second] == code[third]
     assert list(checkout.times([first, "0" * 40])) == [first]
     assert checkout.times(["0" * 40]) == {}
+
+
+def test_within_a_hook_of_another_repository(repository, make_repository, monkeypatch):
+    other = make_repository("other")
+    monkeypatch.setenv("GIT_DIR", str(other.folder / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other.folder / ".git/index"))
+    checkout = Checkout.here(repository.folder)
+    assert checkout.folder == repository.folder
+    with checkout.copies({"a": checkout.resolve("v1.0")}) as folders:
+        assert (folders["a"] / "kernels/one.py").read_text() == "2\n"
+
+
+def test_names_that_are_no_text(repository, checkout):
+    (repository.folder / os.fsdecode(b"kernels/caf\xe9.py")).write_text("4\n")
+    with checkout.copies({"a": checkout.resolve("worktree")}) as folders:
+        assert len(list((folders["a"] / "kernels").iterdir())) == 2

@@ -1,0 +1,387 @@
+"""`regression_detector`: two real commits of a small repository, and runs that are stored."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+from kernelmark.registry.detection.comparison import Key
+from kernelmark.registry.detection.decision import Progress
+from kernelmark.registry.detection.verdict import Verdict
+from kernelmark.registry.home import Home
+from kernelmark.registry.journal import encode, read
+from kernelmark.registry.record import Case, Footer, Header, Measurement, Record
+from kernelmark.suite.cli import regression, run_command
+from kernelmark.suite.cli.values import Duration, Share
+
+PROGRAM = "from kernelmark.suite.cli.regression import main; main()"
+
+
+class Detector:
+    """The command on the repository `sleeper`, with a home of its own."""
+
+    def __init__(self, folder: Path, home: Path, plan: Path) -> None:
+        self.folder, self.home, self.plan = folder, home, plan
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+            "KERNELMARK_PATH": str(folder),
+            "KERNELMARK_HOME": str(home),
+            "TMPDIR": str(home.parent / "temporary"),
+            "PYTHONSAFEPATH": "1",
+        }
+        (home.parent / "temporary").mkdir()
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, "--plan", str(self.plan), *arguments],
+            env=self.environment,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=240)
+        assert self.left_over() == []
+        return process.returncode, out, err
+
+    def left_over(self) -> list[str]:
+        """Copies of commits that should be gone, and git's records of them."""
+        listed = subprocess.run(["git", "worktree", "list"], cwd=self.folder, capture_output=True, text=True)
+        copies = (self.home.parent / "temporary").glob("kernelmark-*")
+        return [*listed.stdout.splitlines()[1:], *map(str, copies)]
+
+
+@pytest.fixture
+def detector(sleeper, tmp_path, plan_file):
+    return Detector(sleeper.folder, tmp_path / "home", plan_file([16]))
+
+
+def test_a_slower_commit_fails_the_build(detector, sleeper, tmp_path):
+    """On the CPU, with real workers: 5 pairs, and 10 fresh ones for what they flagged."""
+    files = tmp_path / "comment.md", tmp_path / "junit.xml"
+    code, out, err = detector.run(
+        "--baseline", "HEAD~1", "--json", "--markdown", str(files[0]), "--junit", str(files[1])
+    )
+    report = json.loads(out)
+    (verdict,) = report["verdicts"]
+    assert (code, verdict["kind"], verdict["stage"], verdict["pairs"]) == (1, "regression", 2, 10), err
+    assert 0.15 < verdict["change"] < 0.45
+    assert "stage 2, pair 10 of 10: 1 row" in err
+    assert files[0].read_text().startswith("### kernelmark: Regression found")
+    assert ElementTree.parse(files[1]).getroot().get("failures") == "1"
+    headers = [read(x).header for x in sorted((detector.home / "journals").iterdir())]
+    commits = sleeper.git("rev-parse", "HEAD~1", "HEAD").split()
+    assert sorted(x.commit for x in headers) == sorted([*commits, *commits])
+    assert not any(x.dirty for x in headers)
+    # What was measured is stored: asked again without measuring, it is known to be too little.
+    code, out, _ = detector.run("--baseline", "HEAD~1", "--mode", "stored", "--json")
+    assert code == 3
+    assert "unchanged runs on record" in json.loads(out)["verdicts"][0]["reason"]
+
+
+def test_equal_commits_do_not(detector):
+    code, out, err = detector.run(
+        "--baseline", "HEAD~2", "--current", "HEAD~1", "--statistics", "all", "--mode", "ab"
+    )
+    assert code == 0, out + err
+    assert "No regression: 1 no change" in out
+    assert "(welch p)" in out
+
+
+def test_the_end_of_the_budget_is_inconclusive(detector):
+    code, out, err = detector.run("--baseline", "HEAD~1", "--budget", "1s")
+    assert code == 3
+    assert "0 of 0 pairs usable" in " ".join(out.split())
+    assert "the budget ended after 0 of 5 pairs" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_ended_leaves_nothing(detector, processes, number):
+    process = detector.start("--baseline", "HEAD~1")
+    workers = processes.wait_for(
+        lambda: (
+            detector.left_over() and list((detector.home / "logs").glob("*")) and processes.children(process.pid)
+        ),
+        "a worker",
+    )
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert detector.left_over() == []
+    processes.wait_for(lambda: not any(processes.alive(x) for x in workers), "the end of the workers", 5)
+
+
+# From here on nothing is measured: the command in this process, on journals that are written here.
+
+CASE = Case("double", "N16-fp32-forward", {"N": 16}, {}, "fp32", "forward", "5bec", 128, 0)
+
+
+@pytest.fixture
+def call(sleeper, tmp_path, monkeypatch, capsys):
+    """Calls the command in the repository: exit code, output, error output."""
+    monkeypatch.chdir(sleeper.folder)
+    monkeypatch.setenv("KERNELMARK_PATH", str(sleeper.folder))
+    monkeypatch.setenv("KERNELMARK_HOME", str(tmp_path / "home"))
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as end:
+            run_command(regression.command, list(arguments))
+        return (end.value.code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def store(sleeper, tmp_path):
+    """Stores a run of a revision that takes so many ms."""
+    numbers = iter(range(1000))
+    generator = random.Random(0)
+
+    def store(
+        revision: str, ms: float = 20.0, operator: tuple[str, ...] = ("double",), processes: int = 5, **conditions
+    ) -> str:
+        number = next(numbers)
+        commit = sleeper.git("rev-parse", revision)
+        cases = [msgspec.structs.replace(CASE, operator=x) for x in operator]
+        header = Header(
+            schema_version=1, run=f"20261101-{number:06d}-aaaa", created=f"2026-11-01T00:00:00.{number:06d}+00:00",
+            harness="0.1.0", commit=commit, dirty=False, plan="quick", seed=number, replicates=processes,
+            device="cpu", key=str(conditions), conditions={"device": "cpu"} | conditions, environment={},
+            request={"cases": msgspec.json.encode(cases).decode()},
+        )  # fmt: skip
+        ms *= math.exp(generator.gauss(0, 0.002))
+        times = [ms * math.exp(generator.gauss(0, 0.002)) for _ in range(processes)]
+        lines = [
+            Record(case, name, provider, "1", i, 0, "cold", "ok", None, Measurement((x,) * 6, "monotonic"))
+            for case in cases
+            for name, provider in (("kernelmark_cpu", "kernelmark"), ("torch", "torch"))
+            for i, x in enumerate(times)
+        ]
+        path = Home(tmp_path / "home").journal(header.run)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        footer = Footer("2026-11-01T00:00:01+00:00", 1.0, True, {})
+        path.write_bytes(b"".join(encode(x) for x in (header, *lines, footer)))
+        return header.run
+
+    return store
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--baseline", "mian"], "unknown revision 'mian'. Did you mean 'main'? Known: main, HEAD, worktree"),
+        (["--baseline", "HEAD", "--current", "HEAD~9"], "unknown revision 'HEAD~9'"),
+        (["--baseline", "HEAD", "--fail-on", "everything"], "unknown verdict to fail on 'everything'"),
+        (["--baseline", "HEAD", "--fail-above", "2%"], "thresholds must rise"),
+        (["--baseline", "HEAD", "--fail-above", "much"], "'much' is no share"),
+        (["--baseline", "HEAD", "--budget", "soon"], "'soon' is no length of time"),
+        (["--baseline", "HEAD", "--mode", "ab", "--operator", "duoble"], "Did you mean 'double'?"),
+        (["--baseline", "HEAD", "--mode", "ab", "--device", "abacus"], "no device 'abacus' here"),
+        (["--baseline", "HEAD", "--mode", "ab", "--plan", "nowhere.toml"], "no plan file at nowhere.toml"),
+        (["--baseline", "HEAD", "--mode", "ab", "--implementation", "cuda_magic"], "unknown implementation"),
+        ([], "Missing option '--baseline'"),
+    ],
+)
+def test_wrong_usage_says_what_exists(call, arguments, said):
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert said in " ".join(err.split())
+
+
+def test_outside_a_checkout(call, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call("--baseline", "main")
+    assert code == 2
+    assert "is not in a git checkout" in err
+
+
+def test_nothing_stored_is_not_green(call, store):
+    code, _, err = call("--baseline", "HEAD~1", "--mode", "stored")
+    assert code == 4
+    assert "no run of HEAD @ " in err
+    store("HEAD")
+    code, _, err = call("--baseline", "HEAD~1", "--mode", "stored")
+    assert code == 4
+    assert "no run of HEAD~1 @ " in err
+    store("HEAD~1", processes=4)
+    code, _, err = call("--baseline", "HEAD~1", "--mode", "stored")
+    assert code == 4, "four processes are no run"
+
+
+def test_different_environments_are_not_compared(call, store):
+    for _ in range(12):
+        store("HEAD~1", driver="580")
+    store("HEAD", driver="590")
+    code, out, _ = call("--baseline", "HEAD~1", "--mode", "stored", "--json")
+    (verdict,) = json.loads(out)["verdicts"]
+    assert (code, verdict["kind"]) == (4, "not comparable")
+    assert verdict["differing"] == ["driver: 580 / 590"]
+
+
+@pytest.mark.parametrize(
+    ("ms", "code", "kind"), [(22.0, 1, "regression"), (20.0, 0, "no change"), (16.0, 0, "improvement")]
+)
+def test_enough_stored_runs_decide(call, store, ms, code, kind):
+    # HEAD~2 has the same kernels as HEAD~1, so its runs stand for it; those of another condition do not.
+    for revision in ("HEAD~2", "HEAD~1") * 6:
+        store(revision)
+    store("HEAD", 30.0, driver="other")
+    store("HEAD", ms)
+    got, out, _ = call("--baseline", "HEAD~1", "--mode", "stored", "--json")
+    (verdict,) = json.loads(out)["verdicts"]
+    assert (got, verdict["kind"], verdict["implementation"]) == (code, kind, "kernelmark_cpu")
+    assert verdict["mode"] == "stored"
+
+
+def test_thresholds_and_what_fails(call, store):
+    for _ in range(12):
+        store("HEAD~1")
+    store("HEAD", 22.0)
+    stored = ("--baseline", "HEAD~1", "--mode", "stored")
+    assert call(*stored)[0] == 1
+    assert call(*stored, "--fail-above", "20%")[0] == 0
+    assert call(*stored, "--fail-above", "0.2", "--fail-on", "warning")[0] == 1
+    assert call(*stored, "--fail-on", "none")[0] == 0
+
+
+def test_auto_rests_on_what_is_stored_if_that_decides(call, store, monkeypatch):
+    monkeypatch.setattr(regression.Question, "_measured", lambda *arguments: pytest.fail("it measured"))
+    monkeypatch.setattr(regression.Question, "_settled", lambda *arguments: pytest.fail("it measured"))
+    for _ in range(12):
+        store("HEAD~1")
+    store("HEAD")
+    code, out, _ = call("--baseline", "HEAD~1")
+    assert code == 0
+    assert "1 no change" in out
+
+
+def test_auto_where_nothing_can_be_measured(call, store, monkeypatch):
+    monkeypatch.setattr(regression, "find_spec", lambda name: None)
+    code, _, err = call("--baseline", "HEAD~1")
+    assert code == 4
+    assert "and this machine cannot measure: torch is not installed" in err
+    store("HEAD~1")
+    store("HEAD")
+    code, out, _ = call("--baseline", "HEAD~1")
+    assert code == 3
+    assert "Inconclusive" in out
+
+
+def test_a_row_that_only_one_run_was_asked_for_is_not_missing(call, store):
+    for _ in range(12):
+        store("HEAD~1")
+    store("HEAD", operator=("gelu",))
+    code, out, _ = call("--baseline", "HEAD~1", "--mode", "stored", "--json")
+    assert (code, json.loads(out)["verdicts"]) == (4, [])
+
+
+def test_a_dirty_tree_is_never_head(call, store, sleeper):
+    store("HEAD~1")
+    store("HEAD")
+    sleeper.write(kernels__cpu__double="changed = True\n")
+    code, _, err = call("--baseline", "HEAD~1", "--current", "worktree", "--mode", "stored")
+    assert code == 4
+    assert "uncommitted changes cannot be told apart" in err
+    code, _, err = call("--baseline", "HEAD~1", "--mode", "stored")
+    assert code == 3
+    assert "uncommitted changes, which HEAD does not have" in err
+
+
+def test_a_commit_without_the_kernel_is_missing(call, sleeper, plan_file):
+    (sleeper.folder / "kernels/cpu/double.py").unlink()
+    sleeper.commit()
+    code, _, err = call("--baseline", "HEAD~1", "--mode", "ab", "--plan", str(plan_file([16])))
+    assert code == 4
+    assert "only HEAD~1 @ " in err
+    assert len(sleeper.git("worktree", "list").splitlines()) == 1
+
+
+def test_values():
+    assert [Share()(x) for x in ("5%", "0.05", "0%")] == [0.05, 0.05, 0]
+    assert [Duration()(x) for x in ("90", "600s", "10m", "1.5h")] == [90, 600, 600, 5400]
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """In place of an A/B: no change in the row, under the conditions of a key."""
+    asked = []
+
+    def interleaved(self, home, index, plan, only):
+        key = Key("double", CASE.name, "kernelmark_cpu", "cold")
+        asked.append(only)
+        verdict = Verdict(key, "no change", "as measured anew")
+        return SimpleNamespace(
+            header=SimpleNamespace(key=fresh.key), progress=Progress((verdict,)), records=((), ())
+        )
+
+    fresh = SimpleNamespace(key="{}", asked=asked)
+    monkeypatch.setattr(regression.Question, "_interleaved", interleaved)
+    return fresh
+
+
+def test_what_stored_runs_call_slower_is_measured_anew(call, store, fresh):
+    for _ in range(12):
+        store("HEAD~1")
+    store("HEAD", 22.0)
+    code, out, err = call("--baseline", "HEAD~1")
+    assert (code, [list(x) for x in fresh.asked]) == (0, [[Key("double", CASE.name, "kernelmark_cpu", "cold")]])
+    assert "the stored runs leave 1 rows to an A/B" in err
+    assert "as measured anew" in out
+    # Another machine's A/B is no answer to this one's question.
+    fresh.key = "another machine"
+    code, _, err = call("--baseline", "HEAD~1")
+    assert code == 1
+    assert "the stored runs' verdicts stand" in err
+
+
+def test_when_stored_runs_do_not_do(call, store, fresh):
+    store("HEAD~1", driver="580")
+    store("HEAD", driver="590")
+    code, _, err = call("--baseline", "HEAD~1")
+    assert (code, fresh.asked) == (0, [None])
+    assert "the stored runs differ in driver: 580 / 590: measuring both" in err
+    store("HEAD~1", driver="590")
+    code, _, err = call("--baseline", "HEAD~1")
+    assert (code, fresh.asked) == (0, [None, None])
+    assert "1 stored runs of unchanged code, 10 are needed: measuring both" in err
+
+
+def test_files_that_cannot_be_written(call, fresh):
+    code, _, err = call("--baseline", "HEAD~1", "--markdown", "/no/such/folder/comment.md")
+    assert code == 2
+    assert "cannot be written" in err
+
+
+def test_a_narrowed_run_does_not_hide_the_others(call, store):
+    for _ in range(12):
+        store("HEAD~1", operator=("double", "gelu"))
+    store("HEAD", 22.0, operator=("double", "gelu"))
+    store("HEAD", 20.0, operator=("gelu",))
+    code, out, _ = call("--baseline", "HEAD~1", "--mode", "stored", "--json")
+    assert (code, len(json.loads(out)["verdicts"])) == (1, 2)
+    code, out, _ = call("--baseline", "HEAD~1", "--mode", "stored", "--json", "--operator", "gelu")
+    assert (code, len(json.loads(out)["verdicts"])) == (1, 1)
+
+
+def test_where_the_stored_runs_lack_what_is_asked_for(call, store, fresh):
+    for _ in range(12):
+        store("HEAD~1", operator=("gelu",))
+    store("HEAD", operator=("gelu",))
+    code, _, err = call("--baseline", "HEAD~1", "--operator", "double")
+    assert (code, fresh.asked) == (0, [None])
+    assert "no row in common that was asked for: measuring both" in err
