@@ -24,6 +24,8 @@ LOCKS := requirements/$(FLAVOUR).txt $(if $(filter cpu,$(FLAVOUR)),requirements/
 .PHONY: bench test check format lock environment clean
 
 bench: $(VENV)/.ready
+	@test -z "$(IMAGE)" || { echo "IMAGE=$(IMAGE): there are no pinned images yet; without IMAGE," \
+		"make bench measures on this machine" >&2; exit 2; }
 	$(BIN)/kernelmark run --plan $(PLAN)
 
 test: $(VENV)/.tested check

@@ -27,8 +27,9 @@ from ..registry.journal import Journal, read
 from ..registry.record import PROVIDER, Header, Record
 from .catalog import Catalog
 from .plan import Cell, Plan
+from .process import OutOfTime
 from .revisions import ROOMS, Checkout, Revision
-from .supervisor import PARTNER, OutOfTime, Run, new_run
+from .supervisor import PARTNER, Run, new_run
 
 Tell: TypeAlias = Callable[[str], None]
 

@@ -141,6 +141,10 @@ def either(first: Prior, second: Prior) -> Prior:
     return Prior(np.where(there, first.variance, second.variance), np.where(there, first.df, second.df))
 
 
+IMPLAUSIBLE = 1e6
+"""A variance of log ratios that no clock gives: a history that holds one was not written by measuring."""
+
+
 def shrink(estimate: Estimate, prior: Prior) -> tuple[Floats, Floats]:
     """Posterior variance of one observation and its degrees of freedom.
 
@@ -148,8 +152,13 @@ def shrink(estimate: Estimate, prior: Prior) -> tuple[Floats, Floats]:
     calm of its past.
     """
     ratio = np.divide(estimate.variance, prior.variance, out=np.zeros_like(prior.df), where=prior.df > 0)
-    believed = (prior.df > 0) & (
-        special.fdtrc(np.maximum(estimate.df, 1), np.maximum(prior.df, 1), np.nan_to_num(ratio)) >= CONTRADICTED
+    believed = (
+        (prior.df > 0)
+        & (prior.variance < IMPLAUSIBLE)
+        & (
+            special.fdtrc(np.maximum(estimate.df, 1), np.maximum(prior.df, 1), np.nan_to_num(ratio))
+            >= CONTRADICTED
+        )
     )
     prior_df = np.where(believed, prior.df, 0.0)
     df = prior_df + estimate.df
