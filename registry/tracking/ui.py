@@ -31,15 +31,22 @@ class Ui:
         self._process = process
 
     @classmethod
-    def start(cls, home: Home, run: str | None = None, port: int | None = None, uri: str | None = None) -> Ui:
+    def start(
+        cls,
+        home: Home,
+        run: str | None = None,
+        port: int | None = None,
+        uri: str | None = None,
+        operator: str | None = None,
+    ) -> Ui:
         """Starts the UI on the registry and returns when it answers.
 
         Where the registry is a server already there is nothing to start, and only the link is made.
-        `run` defaults to the newest one in the registry.
+        `run` defaults to the newest one in the registry, `operator` to all of its operators.
         """
         uri = resolve(uri, home)
         store = Store.open(uri, home)
-        fragment = store.deep_link(run or store.newest())
+        fragment = store.deep_link(run or store.newest(), operator)
         log = home.logs / "ui.log"
         if uri.startswith("http"):
             return cls(fragment, None, log)
