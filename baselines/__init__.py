@@ -8,5 +8,5 @@ A file here imports its library only inside functions and defines
   factory or at the first call, and becomes an `unsupported` row with that reason.
 * `REQUIRES`: the distributions it needs; the version of the first stands in the rows.
 * `ENVIRONMENT` (default `"core"`): the virtual environment it lives in, where it cannot share one.
-* `DEVICES` (default CUDA and CPU): where it runs at all.
+* `DEVICES` (default CUDA and CPU): where it runs at all, for the file or by implementation name.
 """

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 REQUIRES = ("torch",)
+DEVICES = {"sdpa_cudnn": ("cuda",), "sdpa_efficient": ("cuda",)}
 
 
 def _forced(backend: str, cuda_only: bool = False, grouped: bool = True) -> Callable[[Any], Callable[..., Any]]:

@@ -13,7 +13,7 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import metadata
@@ -28,6 +28,7 @@ from .environments import interpreter
 from .operator import Operator
 
 Factory = Callable[[Case], Callable[..., Any]]
+BOTH = ("cuda", "cpu")
 
 
 @dataclass(frozen=True)
@@ -256,10 +257,15 @@ class Catalog:
                         provider=name,
                         requires=tuple(getattr(module, "REQUIRES", ())),
                         environment=getattr(module, "ENVIRONMENT", "core"),
-                        devices=tuple(getattr(module, "DEVICES", ("cuda", "cpu"))),
+                        devices=_devices(getattr(module, "DEVICES", BOTH), implementation),
                         load=lambda factory=factory: factory,  # type: ignore[misc]  # mypy cannot type the default
                         root=root.folder,
                     )
+
+
+def _devices(given: Sequence[str] | Mapping[str, Sequence[str]], implementation: str) -> tuple[str, ...]:
+    """A baseline file's `DEVICES` for one of its implementations."""
+    return tuple(given.get(implementation, BOTH) if isinstance(given, Mapping) else given)
 
 
 def _own_implementation(

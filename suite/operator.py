@@ -10,6 +10,7 @@ import ast
 import hashlib
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +77,12 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dty
     options: dict[str, Option | list[Option]] = {}
     dtypes: list[str] | str = "bf16"
     passes: list[Pass] | Pass = "forward"
+
+    @property
+    def size(self) -> int:
+        """How many cases it stands for."""
+        values = (*self.axes.values(), *self.options.values(), self.dtypes, self.passes)
+        return math.prod(len(_listed(x)) for x in values)
 
 
 def grid(
