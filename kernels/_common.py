@@ -67,7 +67,7 @@ def operator(
 
     `launch` computes; `fake` only allocates the results; `save(ctx, inputs, output)` and
     `backward(ctx, *gradients)` make it differentiable. Plain tensors in eager mode go around the
-    dispatcher, which costs 10 to 40 µs a call in Python, as long as some of these kernels run;
+    dispatcher, which costs as long a call in Python as some of these kernels run;
     torch.compile, fake tensors and subclasses see the registered operator.
     """
     name = f"kernelmark::{schema.partition('(')[0]}"
@@ -144,7 +144,7 @@ def dense_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def cdiv(size: int, block: int) -> int:
-    """Blocks that cover a size. `triton.cdiv` says the same and takes 3 µs on the host."""
+    """Blocks that cover a size. `triton.cdiv` says the same, more slowly on the host."""
     return -(-size // block)
 
 

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from ..registry.home import Home
@@ -166,8 +167,7 @@ def _slowdown(journal: Journal) -> tuple[float, float, float] | None:
     medians: dict[str, dict[int, float]] = {"honest": {}, "slower": {}}
     for record in journal.records:
         if record.implementation in medians and record.measurement is not None:
-            ordered = sorted(record.measurement.samples_ms)
-            medians[record.implementation][record.replicate] = ordered[len(ordered) // 2]
+            medians[record.implementation][record.replicate] = median(record.measurement.samples_ms)
     honest, slower = medians["honest"], medians["slower"]
     ratios = [slower[x] / honest[x] for x in sorted(honest.keys() & slower.keys())]
     if len(ratios) < 2:
@@ -217,8 +217,7 @@ def _warm(journal: Journal) -> Check:
     times: dict[str, dict[int, float]] = {"cold": {}, "hot": {}}
     for record in journal.records:
         if record.case.operator == "reread" and record.measurement is not None:
-            ordered = sorted(record.measurement.samples_ms)
-            times[record.cache][record.replicate] = ordered[len(ordered) // 2]
+            times[record.cache][record.replicate] = median(record.measurement.samples_ms)
     ratio = speedup(times["cold"], times["hot"])[0]
     if ratio is None:
         return Check("lives off a warm cache", "missed", "not measured both cold and hot")

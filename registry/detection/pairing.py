@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import median
 
 import numpy as np
 
@@ -27,8 +28,7 @@ def key_of(record: Record) -> Key:
 
 def process_median(measurement: Measurement) -> float:
     """The process's value: the median of its samples, in ms."""
-    ordered = sorted(measurement.samples_ms)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    return median(measurement.samples_ms)
 
 
 def differing(base: Header, current: Header, allowed: Collection[str] = ()) -> tuple[str, ...]:

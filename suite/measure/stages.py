@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from ...registry.record import Cache, Measurement
@@ -157,8 +158,6 @@ class Trial:
     ) -> Measurement:
         """What is recorded."""
         power = watch.power()
-        ordered = sorted(samples)
-        median = ordered[len(ordered) // 2]
         return Measurement(
             samples_ms=tuple(float(f"{x:.7g}") for x in samples),
             timer=timer.name,
@@ -167,7 +166,7 @@ class Trial:
             launch_ms=tuple(float(f"{x:.7g}") for x in launches),
             error=error,
             peak_memory_bytes=self.device.peak_memory(call),
-            energy_j=None if power is None else power * median * 1e-3,
+            energy_j=None if power is None else power * median(samples) * 1e-3,
             telemetry=watch.telemetry(),
             throttled=tuple(watch.throttled),
             tuning=tuning,
