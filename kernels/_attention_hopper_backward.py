@@ -21,8 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ._attention_hopper import launch, tiles
 from ._common import on
 
 LOG2E = 1.4426950408889634
@@ -346,20 +346,13 @@ def backward(
     """
     B, H, S, D = q.shape
     heads = k.shape[1]
-    layout = gl.NVMMASharedLayout.get_default_for(
-        [ROWS, D], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16
-    )
-    tq, tg, tk, tv, tdq, tdk, tdv = (
-        TensorDescriptor.from_tensor(x.view(-1, D), [ROWS, D], layout) for x in (q, grad, k, v, dq, dk, dv)
-    )
+    tq, tg, tk, tv, tdq, tdk, tdv = (tiles(x, ROWS) for x in (q, grad, k, v, dq, dk, dv))
     n = S // (2 * ROWS)
     root = 1 / math.sqrt(D)
     scale = LOG2E * root
     constants = (causal, ROWS, D, STAGES[D], REGISTERS)
+    key = (q.device, q.dtype, *constants)
+    shared = (lse, delta, n, H // heads, scale, root, *constants)
     with on(q):
-        _keys[(B * heads * n,)](
-            tq, tg, tk, tv, tdk, tdv, lse, delta, n, H // heads, scale, root, *constants, num_warps=4
-        )
-        _queries[(B * H * n,)](
-            tq, tg, tk, tv, tdq, lse, delta, n, H // heads, scale, root, *constants, num_warps=4
-        )
+        launch(_keys, (_keys, key), B * heads * n, tq, tg, tk, tv, tdk, tdv, *shared)
+        launch(_queries, (_queries, key), B * H * n, tq, tg, tk, tv, tdq, *shared)

