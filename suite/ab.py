@@ -13,19 +13,20 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
 from ..registry.detection.comparison import Comparison, Key, Options, Side
 from ..registry.detection.decision import Progress, decide
-from ..registry.detection.pairing import key_of, pair
+from ..registry.detection.pairing import differing, key_of, pair
 from ..registry.errors import InputError, KernelmarkError
 from ..registry.home import Home
 from ..registry.index import STAGE, Index
 from ..registry.journal import Journal, read
 from ..registry.record import PROVIDER, Header, Record
 from .catalog import Catalog
+from .environments import interpreter
 from .plan import Cell, Plan
 from .process import OutOfTime
 from .revisions import ROOMS, Checkout, Revision
@@ -44,13 +45,19 @@ class NotMeasurable(KernelmarkError):
 class Tree:
     """One side of the comparison: a commit and what of the plan it can measure.
 
-    `code` maps roots of the catalog to the folders of this commit.
+    `code` maps roots of the catalog to the folders of this commit. `python` is the interpreter of the
+    environment that its code runs in; None means ours.
     """
 
     revision: Revision
     code: Mapping[str, str]
     catalog: Catalog
     cells: tuple[Cell, ...]
+    python: Path | None = None
+
+    def interpreter(self, name: str) -> Path | None:
+        """The interpreter of a named environment: only the core one is exchanged."""
+        return self.python if self.python is not None and name == "core" else interpreter(name)
 
 
 def trees(
@@ -150,11 +157,13 @@ class Interleaved:
     """What stage one measured on either side."""
     progress: Progress = field(default=Progress(()), init=False)
     """How it ended."""
+    runs: list[str] = field(default_factory=list, init=False)
+    """Of the current side, as far as they were begun."""
     _stage: int = field(default=0, init=False)
 
     def compare(self, only: Collection[Key] | None = None) -> None:
         """The whole procedure, on all rows or on those named."""
-        rows = {_key(cell) for tree in (self.base, self.current) for cell in tree.cells}
+        rows = {row_of(cell) for tree in (self.base, self.current) for cell in tree.cells}
         chosen = sorted(rows if only is None else rows & set(only))
         if not chosen:
             raise NotMeasurable("none of the rows in question can be measured here.")
@@ -172,19 +181,22 @@ class Interleaved:
             for tree, name, other in zip((self.base, self.current), names, reversed(names), strict=True)
         ]
         made = self._pairs(runs, wanted) if time.monotonic() < self.until else 0
+        self.runs += [runs[1].name] if made else []
         if made == 0:
             return [Comparison(key, Side(), Side()) for key in wanted] if self._stage == 1 else []
         base, current = (read(run.path) for run in runs)
         if self._stage == 1:
             self.header, self.records = base.header, (base.records, current.records)
         histories = self.index.histories(base.header.key)
-        out = []
+        allowed = self._allowed(base.header, current.header)
+        out: list[Comparison] = []
         for count in sorted(set(wanted.values())):
             if made >= count or self._stage == 1:
                 keys = {key for key, number in wanted.items() if number == count}
                 before, after = (_cut(journal, keys, min(count, made)) for journal in (base, current))
-                out += pair(before, after, histories, controls=self._controls)
-        return out
+                out += pair(before, after, histories, allowed=allowed, controls=self._controls)
+        noted = tuple(f"in two environments: {x}" for x in differing(base.header, current.header) if allowed)
+        return [msgspec.structs.replace(x, notes=(*x.notes, *noted)) for x in out]
 
     @property
     def _controls(self) -> set[str]:
@@ -192,44 +204,79 @@ class Interleaved:
         others = {x.implementation.name for x in self.base.cells if x.implementation.provider not in ours}
         return others if self.shared_baselines else set()
 
+    def _allowed(self, base: Header, current: Header) -> frozenset[str]:
+        """Conditions that may differ: none, unless the two sides were given environments of their own."""
+        if self.base.python == self.current.python:
+            return frozenset()
+        return frozenset(base.conditions.keys() | current.conditions.keys())
+
     def _run(self, tree: Tree, wanted: Mapping[Key, int], name: str, request: Mapping[str, str]) -> Run:
-        cells = tuple(cell for cell in tree.cells if _key(cell) in wanted)
-        asked = {(cell.case.operator, cell.case.name): cell.case for cell in cells}
-        return Run(
-            plan=replace(self.plan, cases=tuple(asked.values()), replicates=max(wanted.values())),
-            cells=cells,
-            catalog=tree.catalog,
-            device=self.device,
-            home=self.home,
-            seed=self.seed + self._stage,
-            name=name,
-            code=tree.code,
-            ceilings=False,  # a ratio needs none, and every process would pay for them
-            commit=(tree.revision.commit, tree.revision.dirty),
-            request=request,
-            until=self.until,
-        )
+        return side_run(self, tree, wanted, self.seed + self._stage, name, request)
 
     def _pairs(self, runs: Sequence[Run], wanted: Mapping[Key, int]) -> int:
         """Measures pairs until all are made or the time is over; how many were made whole."""
-        generator = random.Random(f"{self.seed}/{self._stage}")
-        count, made, took = max(wanted.values()), 0, 0.0
-        with contextlib.suppress(OutOfTime), contextlib.ExitStack() as sessions:
-            for run in runs:
-                sessions.enter_context(run.session())
-            while made < count:
-                begin = time.monotonic()
-                if begin + took > self.until:  # it would be cut short, and half a pair is of no use
-                    raise OutOfTime
-                rows = [key for key, number in wanted.items() if number > made]
-                self.tell(f"stage {self._stage}, pair {made + 1} of {count}: {_counted(len(rows))}")
-                for run in generator.sample(runs, len(runs)):
-                    run.replicate(made, [cell for cell in run.cells if wanted[_key(cell)] > made])
-                made += 1
-                took = time.monotonic() - begin
-        if made < count:
-            self.tell(f"the budget ended after {made} of {count} pairs")
-        return made
+        return in_turns(self, runs, wanted, f"{self.seed}/{self._stage}", f"stage {self._stage}, pair")
+
+
+class Setting(Protocol):
+    """What all runs that are measured in turns share."""
+
+    plan: Plan
+    device: Literal["cuda", "cpu"]
+    home: Home
+    until: float
+
+    @property
+    def tell(self) -> Tell:
+        """Progress goes there."""
+
+
+def side_run(
+    setting: Setting, tree: Tree, wanted: Mapping[Key, int], seed: int, name: str, request: Mapping[str, str]
+) -> Run:
+    """The run of one tree over the rows wanted, so many processes of each."""
+    cells = tuple(cell for cell in tree.cells if row_of(cell) in wanted)
+    asked = {(cell.case.operator, cell.case.name): cell.case for cell in cells}
+    return Run(
+        plan=replace(setting.plan, cases=tuple(asked.values()), replicates=max(wanted.values())),
+        cells=cells,
+        catalog=tree.catalog,
+        device=setting.device,
+        home=setting.home,
+        seed=seed,
+        name=name,
+        code=tree.code,
+        ceilings=False,  # a ratio needs none, and every process would pay for them
+        commit=(tree.revision.commit, tree.revision.dirty),
+        request=request,
+        until=setting.until,
+        python=tree.interpreter,
+    )
+
+
+def in_turns(setting: Setting, runs: Sequence[Run], wanted: Mapping[Key, int], seed: str, what: str) -> int:
+    """Measures all runs in rounds, in random order within each, until all rounds are made or the time is over.
+
+    Returns how many rounds were made whole. `what` is the word for a round ("stage 1, pair").
+    """
+    generator = random.Random(seed)
+    count, made, took = max(wanted.values()), 0, 0.0
+    with contextlib.suppress(OutOfTime), contextlib.ExitStack() as sessions:
+        for run in runs:
+            sessions.enter_context(run.session())
+        while made < count:
+            begin = time.monotonic()
+            if begin + took > setting.until:  # it would be cut short, and half a round is of no use
+                raise OutOfTime
+            rows = [key for key, number in wanted.items() if number > made]
+            setting.tell(f"{what} {made + 1} of {count}: {_counted(len(rows))}")
+            for run in generator.sample(runs, len(runs)):
+                run.replicate(made, [cell for cell in run.cells if wanted[row_of(cell)] > made])
+            made += 1
+            took = time.monotonic() - begin
+    if made < count:
+        setting.tell(f"the budget ended after {made} of {count} {what.rpartition(' ')[2]}s")
+    return made
 
 
 def _cut(journal: Journal, keys: Collection[Key], pairs: int) -> tuple[Header, list[Record]]:
@@ -238,7 +285,8 @@ def _cut(journal: Journal, keys: Collection[Key], pairs: int) -> tuple[Header, l
     return header, [x for x in journal.records if x.replicate < pairs and key_of(x) in keys]
 
 
-def _key(cell: Cell) -> Key:
+def row_of(cell: Cell) -> Key:
+    """The row that a cell's records belong to."""
     return Key(cell.case.operator, cell.case.name, cell.implementation.name, cell.cache)
 
 

@@ -44,6 +44,19 @@ class Revision:
         return self.name if self.commit.startswith(self.name) else f"{self.name} @ {self.commit[:10]}"
 
 
+_COMMIT = "--format=%H%x1f%aI%x1f%an%x1f%s"
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit as people know it. `date` is the author's, ISO 8601."""
+
+    commit: str
+    date: str
+    author: str
+    subject: str
+
+
 @dataclass(frozen=True)
 class Checkout:
     """A git checkout."""
@@ -99,6 +112,18 @@ class Checkout:
         known = self.code(commits, ())
         answer = self._git("log", "--no-walk=unsorted", "--format=%H %ct", "--stdin", text="\n".join(known) + "\n")
         return {line.split()[0]: int(line.split()[1]) for line in answer.splitlines()} if known else {}
+
+    def between(self, base: str, current: str) -> list[Commit]:
+        """The mainline from one commit to another, oldest first, `current` last and `base` left out.
+
+        A merge counts as one commit. Where `base` is not among the ancestors, the line begins with the commit
+        that both descend from.
+        """
+        fork = self._ask("merge-base", base, current)
+        listed = self._git("log", "--first-parent", "--reverse", _COMMIT, f"{base}..{current}").splitlines()
+        if fork is not None and fork != base:
+            listed = [*self._git("log", "--no-walk", _COMMIT, fork).splitlines(), *listed]
+        return [Commit(*line.split("\x1f", 3)) for line in listed]
 
     @contextlib.contextmanager
     def copies(self, revisions: Mapping[str, Revision]) -> Iterator[dict[str, Path]]:

@@ -27,20 +27,33 @@ class Assessment:
     change: Floats
     low: Floats
     high: Floats
+    """Bounds of the change with confidence 1 - `Options.level`, whatever level the stage decides at."""
+    within: NDArray[np.bool_]
+    """Whether the interval at the stage's own level lies within the margin of "no change"."""
     p_slower: Floats
     """One-sided, against "slower by at most what is tolerated"."""
     p_faster: Floats
     detectable: Floats
     needed: Floats
-    """Pairs that would probably settle the row; infinite if more than are worth running."""
+    """Pairs, besides those there are, that would probably settle the row; infinite if more than are worth it."""
 
 
 def assess(
-    change: Floats, variance: Floats, count: Floats, df: Floats, options: Options, level: float
+    change: Floats,
+    variance: Floats,
+    count: Floats,
+    df: Floats,
+    options: Options,
+    level: float,
+    settled: float | None = None,
 ) -> Assessment:
-    """Student's t with shrunk variance; `variance` is of one observation, `level` two-sided for the interval."""
+    """Student's t with shrunk variance; `variance` is of one observation, `level` the stage's.
+
+    "No change" takes an interval of two-sided level `settled` within the margin; left out, it is `level`.
+    """
     error = np.sqrt(variance / count)
-    half = special.stdtrit(df, 1 - level / 2) * error
+    half = special.stdtrit(df, 1 - options.level / 2) * error
+    deciding = special.stdtrit(df, 1 - (settled or level) / 2) * error
     null = math.log1p(options.tolerated)
     warn = math.log1p(options.warn_above)
     one_sided = special.stdtrit(df, 1 - level)
@@ -50,11 +63,12 @@ def assess(
     small = size < warn
     room = np.where(small, math.log1p(options.fail_above) - size, size - null)
     quantiles = np.where(small, special.stdtrit(df, 1 - level / 2), one_sided) + reserve
-    needed = np.ceil(variance * np.square(quantiles / np.maximum(room, 1e-6)))
+    needed = np.maximum(np.ceil(variance * np.square(quantiles / np.maximum(room, 1e-6))) - count, 1)
     return Assessment(
         change=change,
         low=change - half,
         high=change + half,
+        within=size + deciding < math.log1p(options.fail_above),
         p_slower=special.stdtr(df, (null - change) / error),
         p_faster=special.stdtr(df, (null + change) / error),
         detectable=np.maximum(null + (one_sided + reserve) * error, warn + reserve * error),

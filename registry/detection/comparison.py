@@ -7,6 +7,8 @@ iterations, because iterations of one process are not independent (reference/reg
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from ..errors import InputError
@@ -79,6 +81,32 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     differing: tuple[str, ...] = ()
     control: bool = False
     notes: tuple[str, ...] = ()
+
+
+def pooled(earlier: Comparison, fresh: Comparison) -> Comparison:
+    """Both measurements of one row as one; what is no number of processes is the fresh one's."""
+    width = max(len(earlier.base.medians), len(earlier.current.medians))
+    return msgspec.structs.replace(
+        fresh,
+        base=_joined(earlier.base, fresh.base, width),
+        current=_joined(earlier.current, fresh.current, width),
+        history=earlier.history,
+    )
+
+
+def _joined(first: Side, second: Side, width: int) -> Side:
+    """The second side's processes after the first's, which are filled up to `width`: pairs stay pairs."""
+    counts = first.failures.keys() | second.failures.keys()
+    made = len(first.medians), len(second.medians)
+    return msgspec.structs.replace(
+        second,
+        medians=(*first.medians, *[math.nan] * (width - made[0]), *second.medians),
+        memory=(*first.memory, *second.memory),
+        error=(*first.error, *second.error),
+        energy=(*first.energy, *[None] * (width - len(first.energy)), *second.energy) if second.energy else (),
+        failures={x: first.failures.get(x, 0) + second.failures.get(x, 0) for x in counts},
+        throttled=(first.throttled * made[0] + second.throttled * made[1]) / max(1, sum(made)),
+    )
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

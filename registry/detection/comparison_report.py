@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from .attribution import Attribution
+from .bisection import Finding
 from .comparison import Key, Options
 from .decision import DEFAULTS, Progress
 from .descriptive import Descriptive
@@ -33,6 +35,15 @@ class ComparisonReport(msgspec.Struct, frozen=True):
     fails: frozenset[str] = FAIL_ON
     others: tuple[int, ...] = ()
     statistics: dict[Key, Descriptive] = {}
+    attributions: tuple[Attribution, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    remarks: tuple[str, ...] = ()
+    """What a reader must know of the comparison as a whole."""
+
+    @property
+    def slower(self) -> list[Verdict]:
+        """What `--attribute` and `--bisect` look into."""
+        return [x for x in self.verdicts if x.kind in ("regression", "warning")]
 
     @property
     def verdicts(self) -> list[Verdict]:

@@ -23,7 +23,9 @@ Floats: TypeAlias = NDArray[np.float64]
 TRIM = 0.2
 PRIOR_RUNS = 10
 PRIOR_DF = 10.0
-"""However long the history, today's spread keeps a say: a prior weighs at most this many degrees of freedom."""
+"""However long the history, today's spread keeps a say: a prior weighs at most this many degrees of freedom.
+
+The weight is capped and not the knowledge: `Prior.df` says how well the prior is known, see `shrink`."""
 FLOOR = 2e-4**2
 """Least variance of one pair: timers do not resolve less than some 0.02 %, whatever a constant series says."""
 CONTRADICTED = 0.01
@@ -101,7 +103,7 @@ def history_prior(histories: Sequence[Sequence[Noise]]) -> Prior:
                 total += noise.df
                 weighted += noise.df * max(noise.variance, FLOOR)
         if total > 0:
-            variance[i], df[i] = weighted / total, min(total, PRIOR_DF)
+            variance[i], df[i] = weighted / total, total
     return Prior(variance, df)
 
 
@@ -122,7 +124,8 @@ def empirical_prior(estimate: Estimate) -> Prior:
     excess = spread - (expected.sum() - expected) / others
     prior_half = _inverse_trigamma(np.maximum(excess, 1e-8))
     out.variance[used] = np.exp(mean + special.digamma(prior_half) - np.log(prior_half))
-    out.df[used] = np.minimum(2 * prior_half, PRIOR_DF)
+    # However alike the rows are, the prior is known no better than their spreads together.
+    out.df[used] = np.minimum(2 * prior_half, estimate.df.sum() - estimate.df[used])
     return out
 
 
@@ -148,6 +151,9 @@ IMPLAUSIBLE = 1e6
 def shrink(estimate: Estimate, prior: Prior) -> tuple[Floats, Floats]:
     """Posterior variance of one observation and its degrees of freedom.
 
+    Where the prior weighs less than it is known, the degrees of freedom are those of the weighted mean of two
+    variances (Satterthwaite, Biometrics Bull. 2 (1946) 110): adding up the weights would make intervals too wide.
+
     A prior that today's data contradict upwards is dropped: a row that became noisy must not borrow the
     calm of its past.
     """
@@ -160,11 +166,13 @@ def shrink(estimate: Estimate, prior: Prior) -> tuple[Floats, Floats]:
             >= CONTRADICTED
         )
     )
-    prior_df = np.where(believed, prior.df, 0.0)
-    df = prior_df + estimate.df
+    weight = np.where(believed, np.minimum(prior.df, PRIOR_DF), 0.0)
+    total = weight + estimate.df
     own = np.where(estimate.df > 0, np.nan_to_num(estimate.variance), 0.0) * estimate.df
-    borrowed = np.where(believed, np.nan_to_num(prior.variance), 0.0) * prior_df
-    variance = np.divide(own + borrowed, df, out=np.full_like(df, np.nan), where=df > 0)
+    borrowed = np.where(believed, np.nan_to_num(prior.variance), 0.0) * weight
+    variance = np.divide(own + borrowed, total, out=np.full_like(total, np.nan), where=total > 0)
+    spread = np.divide(np.square(weight), prior.df, out=np.zeros_like(total), where=weight > 0) + estimate.df
+    df = np.divide(np.square(total), spread, out=np.zeros_like(total), where=spread > 0)
     return np.maximum(variance, FLOOR), df
 
 

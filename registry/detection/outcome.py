@@ -29,9 +29,8 @@ def significant(seen: Assessment, i: int, rejected: bool, options: Options) -> t
 
 
 def equivalence(seen: Assessment, i: int, options: Options) -> tuple[Kind, str]:
-    """No change if the whole interval lies within the margin, else inconclusive."""
-    margin = math.log1p(options.fail_above)
-    if seen.low[i] > -margin and seen.high[i] < margin:
+    """No change if the whole interval, at the stage's level, lies within the margin, else inconclusive."""
+    if seen.within[i]:
         return "no change", f"the interval lies within ±{options.fail_above:.0%}"
     needed = seen.needed[i]
     more = (

@@ -24,6 +24,10 @@ def to_json(report: ComparisonReport) -> dict[str, Any]:
         row = {**row.pop("key"), **row, "speedup": verdict.speedup}
         if verdict.key in report.statistics:
             row["statistics"] = msgspec.to_builtins(report.statistics[verdict.key])
+        for name, found in (("attribution", report.attributions), ("bisection", report.findings)):
+            for x in found:
+                if x.key == verdict.key:
+                    row[name] = {k: v for k, v in msgspec.to_builtins(x).items() if k != "key"}
         rows.append(row)
     out: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -35,6 +39,7 @@ def to_json(report: ComparisonReport) -> dict[str, Any]:
         "counts": tally(report.progress.verdicts),
         "options": msgspec.to_builtins(report.options),
         "fail_on": sorted(report.fails),
+        "remarks": list(report.remarks),
         "verdicts": rows,
     }
     if report.statistics:

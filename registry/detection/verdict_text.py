@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from .attribution import Attribution, Part
+from .bisection import Finding, Suspect
 from .comparison import Key
 from .comparison_report import ComparisonReport
 from .descriptive import Descriptive
@@ -41,7 +43,8 @@ def to_markdown(report: ComparisonReport, limit: int = COMMENT_LIMIT) -> str:
         f"`{_code(report.base)}` → `{_code(report.current)}` · {_counts(report)} · exit code {report.exit_code}",
         "",
     ]
-    tail = ["", *_folded_markdown(folded, limit // 6), _legend(report)]
+    told_why = _explained_markdown(report, limit // 4)
+    tail = ["", *told_why, *_folded_markdown(folded, limit // 6), _legend(report)]
     left = limit - _size([*head, *tail]) - 200
     rows = [
         "| verdict | row | base ms | current ms | change (95 %) | detectable | why |",
@@ -85,6 +88,58 @@ def to_table(report: ComparisonReport, everything: bool = False) -> Table:
         cells = [str(verdict.key), *_numbers(verdict), *_statistics(report, verdict.key), _why(verdict)]
         table.add_row(Text(_kind(verdict), style=_COLOURS.get(verdict.kind, "")), *(Text(x) for x in cells))
     return table
+
+
+def explanations(report: ComparisonReport) -> list[str]:
+    """A line for each cause and each commit that was looked for, in the order of the table."""
+    return [
+        *map(describe_attribution, report.attributions),
+        *map(describe_finding, report.findings),
+        *report.remarks,
+    ]
+
+
+def describe_attribution(found: Attribution) -> str:
+    """What a row's change comes from, each part with its share."""
+    parts = ", ".join(describe_part(x) for x in found.parts)
+    notes = "".join(f" ({x})" for x in found.notes)
+    return f"{found.key}: {found.reason}{f' ({parts})' if parts else ''}{notes}"
+
+
+def describe_part(part: Part) -> str:
+    """One cause's part in words."""
+    effect = f"{part.cause} {_percent(part.change)} [{_percent(part.low)}, {_percent(part.high)}]"
+    if part.share is None or part.share_low is None or part.share_high is None:
+        return effect
+    return f"{effect}, {part.share:.0%} of it [{part.share_low:.0%}, {part.share_high:.0%}]"
+
+
+def describe_finding(found: Finding) -> str:
+    """Which commit a row's change came with."""
+    effect = "" if found.change is None else f" {_percent(found.change)}"
+    if found.low is not None and found.high is not None:
+        effect += f" [{_percent(found.low)}, {_percent(found.high)}]"
+    if len(found.suspects) == 1 and found.reason == "found":
+        return f"{found.key}:{effect} came with {describe_suspect(found.suspects[0])}"
+    ends = found.suspects if len(found.suspects) < 3 else (found.suspects[0], found.suspects[-1])
+    listed = " to ".join(map(describe_suspect, ends))
+    return f"{found.key}:{effect} {found.reason}{': ' if listed else ''}{listed}"
+
+
+def describe_suspect(suspect: Suspect) -> str:
+    """A commit in a line."""
+    return " ".join(x for x in (suspect.commit[:10], suspect.date[:10], suspect.author, suspect.subject) if x)
+
+
+def _explained_markdown(report: ComparisonReport, limit: int) -> list[str]:
+    lines: list[str] = []
+    for line in explanations(report):
+        item = f"- {_cell(line, 600)}"
+        if _size([*lines, item]) > limit:
+            lines.append("- …: see the JSON output.")
+            break
+        lines.append(item)
+    return [*lines, ""] if lines else []
 
 
 def describe_change(verdict: Verdict) -> str:
@@ -182,10 +237,10 @@ def _ms(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 
-def _cell(text: str) -> str:
+def _cell(text: str, limit: int = _REASON_LIMIT) -> str:
     """Text that cannot break out of a Markdown table's cell."""
     flat = " ".join(text.split())
-    flat = flat if len(flat) <= _REASON_LIMIT else flat[: _REASON_LIMIT - 1] + "…"
+    flat = flat if len(flat) <= limit else flat[: limit - 1] + "…"
     return re.sub(r"([\\|`*_<>\[\]@#])", r"\\\1", flat.replace("&", "&amp;")).replace(r"\<", "&lt;")
 
 

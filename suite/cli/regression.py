@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
     from ...registry.detection.comparison import Key, Options
     from ...registry.detection.comparison_report import ComparisonReport
     from ...registry.detection.decision import Progress
+    from ...registry.detection.verdict import Verdict
     from ...registry.index import Index
-    from ..ab import Interleaved
+    from ..ab import Interleaved, Tree
     from ..plan import Plan
     from ..revisions import Checkout, Revision
     from ..stored import Stored
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 Records: TypeAlias = tuple[Sequence[Record], Sequence[Record]]
 
 
+RUN = "run:"
+"""Before a run's name in the place of a revision."""
 LOG_WIDTH = 180
 FEW = 10
 """Up to so many rows there is nothing to fold."""
@@ -47,7 +52,9 @@ class NothingStored(KernelmarkError):
 
 
 @click.command("regression_detector", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--baseline", required=True, metavar="REV", help="What to compare with: anything git resolves.")
+@click.option(
+    "--baseline", required=True, metavar="REV", help="What to compare with: anything git resolves, or run:NAME."
+)
 @click.option(
     "--current",
     default="HEAD",
@@ -95,10 +102,35 @@ class NothingStored(KernelmarkError):
     default="none",
     help="all: Welch's t, Cohen's d, Mann-Whitney's p and Tukey's outliers, which decide nothing.",
 )
+@click.option(
+    "--attribute",
+    is_flag=True,
+    help="Of what became slower, say how much is code, environment, tuning and their interaction: measures old "
+    "and new of each in turns.",
+)
+@click.option(
+    "--base-environment",
+    type=click.Path(path_type=Path),
+    metavar="PYTHON",
+    help="The interpreter of the environment to measure the baseline in. Default: this one.",
+)
+@click.option(
+    "--current-environment",
+    type=click.Path(path_type=Path),
+    metavar="PYTHON",
+    help="The same of the current side. With two environments the sides are measured, whatever is stored.",
+)
+@click.option("--bisect", is_flag=True, help="Of what became slower, find the commit that did it.")
 @click.option("--all", "everything", is_flag=True, help="Show unchanged rows too.")
 @click.option("--json", "as_json", is_flag=True, help="For machines: one object with a verdict per row.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write a pull-request comment to this file.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML to this file.")
+@click.option("--html", type=click.Path(path_type=Path), help="Write a page that opens offline to this file.")
+@click.option(
+    "--no-registry",
+    is_flag=True,
+    help="Do not tag the current side's runs in the registry with their verdicts; without a registry none are.",
+)
 @click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
 @click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
 def command(
@@ -114,10 +146,16 @@ def command(
     warn_above: float,
     fail_on: tuple[str, ...],
     statistics: str,
+    attribute: bool,
+    base_environment: Path | None,
+    current_environment: Path | None,
+    bisect: bool,
     everything: bool,
     as_json: bool,
     markdown: Path | None,
     junit: Path | None,
+    html: Path | None,
+    no_registry: bool,
     seed: int | None,
     output: Path | None,
 ) -> int:
@@ -134,7 +172,23 @@ def command(
     from ..revisions import Checkout
 
     options = Options(fail_above=fail_above, warn_above=warn_above, tolerated=min(Options().tolerated, warn_above))
+    if mode == "stored" and (attribute or bisect):
+        raise InputError("--attribute and --bisect measure, and --mode stored never does: use auto or ab.")
+    if base_environment != current_environment:
+        if mode == "stored":
+            raise InputError("stored runs are not known by their interpreters: two environments need --mode ab.")
+        # Another environment may well move every row: that is what is asked, and no sign of another machine.
+        mode, options = "ab", msgspec.structs.replace(options, shift_above=math.inf)
     fails = verdict.fail_on(fail_on)
+    named = [x.removeprefix(RUN) for x in (baseline, current) if x.startswith(RUN)]
+    if named:
+        if len(named) == 1 or mode == "ab" or attribute or bisect:
+            raise InputError(f"{RUN}NAME is for both sides at once, and for nothing that measures.")
+        report, runs = _of_runs(named, options, fails, operators, Home(output))
+        _present(report, as_json, everything, markdown, junit, html)
+        if not no_registry:
+            _write_back(report, *runs, Home(output))
+        return report.exit_code
     checkout = Checkout.here()
     question = Question(
         checkout=checkout,
@@ -145,7 +199,8 @@ def command(
         device=device,
         plan=plan,
         options=options,
-        budget_s=budget,
+        until=time.monotonic() + budget,
+        environments=environments(base_environment, current_environment),
         seed=secrets.randbits(31) if seed is None else seed,
     )
     if not question.current.dirty and current == "HEAD" and checkout.dirty:
@@ -153,14 +208,40 @@ def command(
     home = Home(output)
     if mode != "stored":
         writable(home)
-    progress, records = question.answer(mode, home, Index(home))
-    report = ComparisonReport(str(question.base), str(question.current), progress, options, fails)
+    index = Index(home)
+    answer = question.answer(mode, home, index)
+    report = ComparisonReport(str(question.base), str(question.current), answer.progress, options, fails)
     if statistics == "all":
         from ...registry.detection.descriptive import describe_records
 
-        report = msgspec.structs.replace(report, statistics=dict(describe_records(*records)))
-    _present(report, as_json, everything, markdown, junit)
+        report = msgspec.structs.replace(report, statistics=dict(describe_records(*answer.records)))
+    if report.slower and (attribute or bisect):
+        report = question.explained(report, answer, home, index, attribute, bisect)
+    _present(report, as_json, everything, markdown, junit, html)
+    if not no_registry:
+        _write_back(report, question.base.commit, answer.runs, home)
     return report.exit_code
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The verdicts, with the records that they rest on, what was measured, and the current side's runs."""
+
+    progress: Progress
+    records: Records = ((), ())
+    plan: Plan | None = None
+    runs: tuple[str, ...] = ()
+
+
+def environments(base: Path | None, current: Path | None) -> tuple[Path | None, Path | None]:
+    """Both sides' interpreters, each fit to measure; None is ours."""
+    from ..surroundings import checked
+
+    if base == current:
+        both = None if base is None else checked(base)
+        return both, both
+    mine, theirs = (None if x is None else checked(x) for x in (base, current))
+    return mine, theirs
 
 
 @dataclass(frozen=True)
@@ -175,11 +256,13 @@ class Question:
     device: str | None
     plan: str | None
     options: Options
-    budget_s: float
+    until: float
+    """When measuring ends, by `time.monotonic`."""
     seed: int
+    environments: tuple[Path | None, Path | None] = (None, None)
 
-    def answer(self, mode: str, home: Home, index: Index) -> tuple[Progress, Records]:
-        """The verdicts, with the records that they rest on."""
+    def answer(self, mode: str, home: Home, index: Index) -> Answer:
+        """The verdicts, from stored runs or an A/B."""
         if mode == "ab":
             return self._measured(home, index)
         found = self._stored(index)
@@ -211,26 +294,30 @@ class Question:
             return self._measured(home, index)
         if mode == "auto" and cannot is None and progress.requests:
             return self._settled(progress, records, found.current.header, home, index)
-        return progress, records
+        return self._of_stored(progress, records, found.current.header)
 
-    def _settled(
-        self, progress: Progress, records: Records, header: Header, home: Home, index: Index
-    ) -> tuple[Progress, Records]:
+    def _of_stored(self, progress: Progress, records: Records, header: Header) -> Answer:
+        from ..supervisor import plan_of
+
+        return Answer(progress, records, plan_of(header), (header.run,))
+
+    def _settled(self, progress: Progress, records: Records, header: Header, home: Home, index: Index) -> Answer:
         """What the stored runs left open, decided by an A/B, provided that it is made under their conditions."""
         from ...registry.detection import decision
         from ..ab import NotMeasurable
-        from ..supervisor import plan_of
 
         _tell(f"the stored runs leave {len(progress.requests)} rows to an A/B")
+        stored = self._of_stored(progress, records, header)
         try:
-            ab = self._interleaved(home, index, plan_of(header), progress.requests)
+            ab = self._interleaved(home, index, stored.plan, progress.requests)
         except NotMeasurable as error:
             _tell(f"the stored runs' verdicts stand: {error}")
-            return progress, records
+            return stored
         if ab.header is None or ab.header.key != header.key:
             _tell("the stored runs' verdicts stand: the A/B was made under other conditions than theirs")
-            return progress, records
-        return decision.replace(progress, ab.progress.verdicts), ab.records
+            return stored
+        merged = decision.replace(progress, ab.progress.verdicts)
+        return Answer(merged, ab.records, stored.plan, (*stored.runs, *ab.runs))
 
     def _stored(self, index: Index) -> Stored | str:
         from ..stored import find
@@ -262,7 +349,10 @@ class Question:
     @property
     def _shared_baselines(self) -> bool:
         """Whether the code of other libraries' rows is the same in both commits, which makes them witnesses."""
-        folders = [x for x in self._rooms if x.rpartition("/")[2] == "baselines"]
+        return self._same_code([x for x in self._rooms if x.rpartition("/")[2] == "baselines"])
+
+    def _same_code(self, folders: Sequence[str]) -> bool:
+        """Whether both revisions hold the same in these folders."""
         code = self.checkout.code([self.base.commit, self.current.commit], folders)
         return not self.current.dirty and not self.base.dirty and len(set(code.values())) == 1
 
@@ -275,41 +365,107 @@ class Question:
             return f"this machine measures on {here} and the stored runs are of {device}"
         return None
 
-    def _measured(self, home: Home, index: Index) -> tuple[Progress, Records]:
+    def _measured(self, home: Home, index: Index) -> Answer:
         ab = self._interleaved(home, index, None, None)
-        return ab.progress, ab.records
+        return Answer(ab.progress, ab.records, None, tuple(ab.runs))
 
     def _interleaved(
         self, home: Home, index: Index, plan: Plan | None, only: Collection[Key] | None
     ) -> Interleaved:
         """A finished A/B: of the plan asked for, or of these rows of a given plan."""
-        from .. import plan as plans
-        from ..ab import Interleaved, rooted, trees
-        from ..catalog import Catalog
+        from ..ab import Interleaved
 
-        until = time.monotonic() + self.budget_s
-        device = device_named(self.device)
-        catalog = Catalog.default()
-        places = rooted(catalog, self.checkout)
-        plan = plan or plans.load(self.plan or "quick", catalog, device, self.operators)
-        with self.checkout.copies({"base": self.base, "current": self.current}) as folders:
-            sides = [(self.base, folders["base"]), (self.current, folders["current"])]
-            base, current = trees(sides, places, catalog, plan, device, self.implementations)
+        with self._trees(plan, self.base, self.current) as (plan, base, current):
             ab = Interleaved(
                 base=base,
                 current=current,
                 plan=plan,
-                device=device,
+                device=device_named(self.device),
                 home=home,
                 index=index,
                 options=self.options,
                 seed=self.seed,
-                until=until,
+                until=self.until,
                 tell=_tell,
-                shared_baselines=self._shared_baselines,
+                # Another library in another environment is no witness of the machine.
+                shared_baselines=self._shared_baselines and base.python == current.python,
             )
             ab.compare(only)
         return ab
+
+    @contextlib.contextmanager
+    def _trees(self, plan: Plan | None, first: Revision, second: Revision) -> Iterator[tuple[Plan, Tree, Tree]]:
+        """Copies of two revisions, ready to be measured in the environments of the two sides."""
+        from .. import plan as plans
+        from ..ab import trees
+        from ..catalog import Catalog
+
+        device = device_named(self.device)
+        catalog = Catalog.default()
+        places = self._rooted
+        plan = plan or plans.load(self.plan or "quick", catalog, device, self.operators)
+        with self.checkout.copies({"base": first, "current": second}) as folders:
+            sides = [(first, folders["base"]), (second, folders["current"])]
+            base, current = trees(sides, places, catalog, plan, device, self.implementations)
+            yield plan, replace(base, python=self.environments[0]), replace(current, python=self.environments[1])
+
+    def explained(
+        self, report: ComparisonReport, answer: Answer, home: Home, index: Index, attribute: bool, bisect: bool
+    ) -> ComparisonReport:
+        """The report with what became slower attributed to its causes and to its commit, as far as is asked."""
+        if (why := self._cannot_measure(None)) is not None:
+            raise NothingStored(f"to attribute or bisect is to measure, and {why}.")
+        if attribute:
+            report = self._attributed(report, answer, home)
+        if bisect:
+            report = self._bisected(report, answer, home, index)
+        return report
+
+    def _attributed(self, report: ComparisonReport, answer: Answer, home: Home) -> ComparisonReport:
+        from ..attribution import Factorial
+
+        with self._trees(answer.plan, self.base, self.current) as (plan, base, current):
+            factorial = Factorial(
+                base=base,
+                current=current,
+                plan=plan,
+                device=device_named(self.device),
+                home=home,
+                options=self.options,
+                seed=self.seed,
+                until=self.until,
+                tell=_tell,
+                same_code=self._same_code(self._rooms),
+            )
+            found = tuple(factorial.attribute(report.slower, answer.records))
+        remarks = report.remarks
+        if base.python == current.python:
+            remarks += ("Both sides ran in one environment, so only code and tuning were told apart.",)
+        return msgspec.structs.replace(report, attributions=found, remarks=remarks)
+
+    def _bisected(self, report: ComparisonReport, answer: Answer, home: Home, index: Index) -> ComparisonReport:
+        from ..bisection import Bisection
+
+        def compare(
+            base: Revision, current: Revision, rows: Sequence[Key], options: Options
+        ) -> Mapping[Key, Verdict]:
+            # One environment for all: what is asked is which commit did it.
+            mine = (self.environments[1], self.environments[1])
+            step = replace(self, base=base, current=current, options=options, environments=mine)
+            ab = step._interleaved(home, index, answer.plan, rows)
+            return {x.key: x for x in ab.progress.verdicts}
+
+        bisection = Bisection(
+            checkout=self.checkout,
+            base=self.base,
+            current=self.current,
+            rooms=self._rooms,
+            compare=compare,
+            options=self.options,
+            until=self.until,
+            tell=_tell,
+        )
+        return msgspec.structs.replace(report, findings=tuple(bisection.find(report.slower)))
 
 
 def _tell(text: str) -> None:
@@ -318,11 +474,18 @@ def _tell(text: str) -> None:
 
 
 def _present(
-    report: ComparisonReport, as_json: bool, everything: bool, markdown: Path | None, junit: Path | None
+    report: ComparisonReport,
+    as_json: bool,
+    everything: bool,
+    markdown: Path | None,
+    junit: Path | None,
+    html: Path | None,
 ) -> None:
     from ...registry.detection import verdict_output, verdict_text
+    from ...registry.views.verdict import render_verdict
 
-    for path, render in ((markdown, verdict_text.to_markdown), (junit, verdict_output.to_junit)):
+    files = ((markdown, verdict_text.to_markdown), (junit, verdict_output.to_junit), (html, render_verdict))
+    for path, render in files:
         if path is not None:
             try:
                 path.write_text(render(report), encoding="utf-8")
@@ -336,7 +499,38 @@ def _present(
 
     shown = everything or len(report.progress.verdicts) <= FEW
     # A log has no width of its own, and 80 columns would break every row over many lines.
-    Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(verdict_text.to_table(report, shown))
+    console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
+    console.print(verdict_text.to_table(report, shown))
+    for line in verdict_text.explanations(report):
+        console.print(line, markup=False, highlight=False)
+
+
+def _of_runs(
+    names: Sequence[str], options: Options, fails: frozenset[str], operators: Collection[str], home: Home
+) -> tuple[ComparisonReport, tuple[str, tuple[str, ...]]]:
+    """Two runs that were named, and for the registry the base's commit and the current run."""
+    from ...registry.detection.comparison_report import ComparisonReport
+    from ...registry.index import Index
+    from ..stored import of_runs
+
+    base, current = (home.load(x) for x in names)
+    progress = of_runs(base, current, Index(home), options, operators)
+    shown = f"run {base.header.run}", f"run {current.header.run}"
+    report = ComparisonReport(*shown, progress, options, fails)
+    return report, (base.header.commit or base.header.run, (current.header.run,))
+
+
+def _write_back(report: ComparisonReport, base: str, runs: tuple[str, ...], home: Home) -> None:
+    """The verdicts as tags in the registry, where there is one. It failing is no verdict."""
+    from ...registry.tracking import verdicts
+
+    if runs and verdicts.has_registry(home):
+        try:
+            tagged = verdicts.write_back(report, base, runs, home)
+        except KernelmarkError as error:
+            _tell(f"the verdicts are not in the registry: {error}")
+        else:
+            _tell(f"registry: {tagged} rows have their verdict as a tag")
 
 
 def main() -> NoReturn:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+from kernelmark.registry.detection.attribution import CAUSES, Attribution, Cause, arms, attribute
 from kernelmark.registry.detection.comparison import Comparison, History, Key, Noise, Options, Side
 from kernelmark.registry.detection.decision import DEFAULTS, Progress, decide, stage_one, stored
 from kernelmark.registry.detection.noise import run_mean
@@ -43,6 +44,15 @@ HISTORY = 10
 SUITES_PER_DEVICE = 10
 LONE_PER_SUITE = 5
 STORED_HIT = 0.10
+PLANTED: Sequence[Mapping[Cause, float]] = (
+    {},
+    {"code": 0.05},
+    {"environment": 0.05},
+    {"tuning": 0.05},
+    {"code": 0.05, "environment": 0.05},
+    {"interaction": 0.05},
+)
+"""Slowdowns by cause that the attribution must tell apart."""
 KEYS = [Key(f"operator{i // 10:02}", f"case{i % 10}", "kernelmark", "cold") for i in range(CASES)]
 
 
@@ -81,6 +91,10 @@ class Table:
     extra: int = 0
     pairs: int = 0
     detectable: list[float] = field(default_factory=list)
+    named: dict[str, Share] = field(default_factory=dict)
+    """Per planted cause or causes: attributions that name these and no others."""
+    innocent: dict[str, Share] = field(default_factory=dict)
+    """Per planted cause or causes: attributions that name any other."""
 
     def unchanged(self, rule: str, verdicts: Sequence[Verdict]) -> None:
         """Counts one suite in which nothing changed."""
@@ -96,6 +110,19 @@ class Table:
         """Counts whether an interval holds the truth."""
         if verdict.low is not None and verdict.high is not None:
             self.coverage.setdefault(what, Share()).add(verdict.low <= truth <= verdict.high)
+
+    def attributed(self, planted: Mapping[Cause, float], found: Attribution) -> None:
+        """Counts whether the causes were named and the intervals of parts and shares hold the truth."""
+        name = " and ".join(planted) or "nothing"
+        self.named.setdefault(name, Share()).add(set(found.causes) == planted.keys())
+        self.innocent.setdefault(name, Share()).add(bool(set(found.causes) - planted.keys()))
+        total = sum(np.log1p(x) for x in planted.values())
+        for part in found.parts:
+            truth = planted.get(part.cause, 0.0)
+            self.coverage.setdefault("attribution, a part", Share()).add(part.low <= truth <= part.high)
+            if total and part.share_low is not None and part.share_high is not None:
+                held = part.share_low <= np.log1p(truth) / total <= part.share_high
+                self.coverage.setdefault("attribution, a share", Share()).add(held)
 
     def found(self, rule: str, effect: float, verdict: Verdict) -> None:
         """Counts whether a planted slowdown was found."""
@@ -189,6 +216,7 @@ def calibrate(suites: int, noise: float, seed: int, options: Options = DEFAULTS)
         _ab(table, bench, "A/B, no history", bench.none)
         table.unchanged("A/B, blocked", bench.compare(bench.first(bench.history, "blocked"), "blocked").verdicts)
         _stored(table, bench)
+        _attribution(table, bench)
         table.suites += 1
     return table
 
@@ -231,6 +259,28 @@ def _stored(table: Table, bench: Bench) -> None:
             table.found("stored", effect, verdicts[i])
 
 
+def _attribution(table: Table, bench: Bench) -> None:
+    """Rows with planted causes, each in rounds of all arms, with the spread that history knows of them."""
+    chosen = arms(True, True, True)
+    shares: Mapping[Cause, Sequence[bool]] = {
+        "code": [arm.code for arm in chosen],
+        "environment": [arm.environment for arm in chosen],
+        "tuning": [arm.tuning for arm in chosen],
+        "interaction": [arm.code and arm.environment for arm in chosen],
+    }
+    assert set(shares) == set(CAUSES)
+    for planted in PLANTED:
+        rows = bench.generator.choice(CASES, LONE_PER_SUITE, replace=False)
+        some = model.Cases(*(getattr(bench.cases, name)[rows] for name in model.Cases.__dataclass_fields__))
+        logs = model.rounds(bench.generator, some, len(chosen), bench.options.rerun_pairs)
+        for cause, effect in planted.items():
+            logs += np.log1p(effect) * np.asarray(shares[cause], dtype=float)[None, :, None]
+        for row, medians in zip(rows, np.exp(logs), strict=True):
+            times = {arm: tuple(x.tolist()) for arm, x in zip(chosen, medians, strict=True)}
+            noise = bench.history[row].noise[-1]
+            table.attributed(planted, attribute(KEYS[row], times, bench.options, noise))
+
+
 def markdown(tables: Sequence[Table]) -> str:
     """The tables as they stand in the documentation."""
     out = [
@@ -257,6 +307,12 @@ def markdown(tables: Sequence[Table]) -> str:
     for table in tables:
         for what, share in table.coverage.items():
             out.append(f"| x{table.noise:g} | {what} | {share.rate:.1%} | {share.of} |")
+    out += ["", "| noise | planted, 5 % each | causes named, and no others | an innocent named | of |"]
+    out.append("|---|---|---|---|---|")
+    for table in tables:
+        for name, share in table.named.items():
+            wrong = table.innocent[name].rate
+            out.append(f"| x{table.noise:g} | {name} | {share.rate:.1%} | {wrong:.1%} | {share.of} |")
     out.append("")
     for table in tables:
         middle = float(np.median(table.detectable))

@@ -93,6 +93,14 @@ def interleaved(generator: np.random.Generator, cases: Cases, pairs: int) -> tup
     return np.where(first, medians[..., 0], medians[..., 1]), np.where(first, medians[..., 1], medians[..., 0])
 
 
+def rounds(generator: np.random.Generator, cases: Cases, arms: int, count: int) -> Floats:
+    """Log medians of so many arms in rounds, their order random within each: (cases, arms, rounds)."""
+    medians = session(generator, cases, arms * count).reshape(len(cases), count, arms)
+    for j in range(count):
+        medians[:, j] = medians[:, j][:, generator.permutation(arms)]
+    return medians.transpose(0, 2, 1)
+
+
 def blocked(generator: np.random.Generator, cases: Cases, pairs: int) -> tuple[Floats, Floats]:
     """The schedule to avoid: all base processes, then all current ones."""
     medians = session(generator, cases, 2 * pairs)

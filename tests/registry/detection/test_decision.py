@@ -16,9 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernelmark.registry.detection import noise
-from kernelmark.registry.detection.comparison import Comparison, History, Key, Noise, Options, Side
+from kernelmark.registry.detection.assessment import assess
+from kernelmark.registry.detection.comparison import Comparison, History, Key, Noise, Options, Side, pooled
 from kernelmark.registry.detection.decision import (
     DEFAULTS,
+    FIRST_LOOK,
     Progress,
     decide,
     remember,
@@ -672,3 +674,55 @@ def test_nothing_descriptive_decides() -> None:
         assert not {"descriptive", "changepoints", "stats"} & _imports(
             ROOT / "registry" / "detection" / f"{name}.py"
         )
+
+
+class TestPooling:
+    """Rows that were only too noisy keep their first pairs; rows that were flagged do not."""
+
+    WILD = (1.0, 1.1, 0.9, 1.2, 0.95), (1.1, 0.9, 1.05, 1.0, 1.15)
+
+    def test_a_noisy_row_is_decided_on_all_its_pairs(self) -> None:
+        verdict = only(decide([row(*self.WILD)], lambda wanted: [again(1.0)]))
+        assert (verdict.pairs, verdict.stage) == (15, 2)
+        alone = only(decide([row(STEADY, times(1.1, OTHER))], lambda wanted: [again(1.1)]))
+        assert (alone.pairs, alone.stage) == (10, 2)
+
+    def test_pairs_stay_pairs(self) -> None:
+        earlier = Comparison(key(), Side(medians=(1.0, 2.0)), Side(medians=(3.0,), failures={"crashed": 1}))
+        fresh = Comparison(key(), Side(medians=(4.0,)), Side(medians=(5.0,), failures={"crashed": 2}))
+        joined = pooled(earlier, fresh)
+        assert joined.base.medians == (1.0, 2.0, 4.0)
+        assert joined.current.medians[0] == 3.0
+        assert math.isnan(joined.current.medians[1])
+        assert joined.current.medians[2] == 5.0
+        assert joined.current.failures == {"crashed": 3}
+
+    def test_throttling_is_weighted(self) -> None:
+        sides = Side(medians=(1.0,) * 5, throttled=0.4), Side(medians=(1.0,) * 15)
+        joined = pooled(Comparison(key(), sides[0], sides[0]), Comparison(key(), sides[1], sides[1]))
+        assert joined.base.throttled == pytest.approx(0.1)
+
+    def test_the_reported_interval_is_the_same_at_every_stage(self) -> None:
+        """Later stages decide at smaller levels; what is told stays a 95 % interval."""
+        change, count, df = np.zeros(1), np.ones(1) * 10, np.ones(1) * 12
+        first, later = (assess(change, np.ones(1) * 1e-4, count, df, DEFAULTS, x) for x in (0.05, 0.0125))
+        assert first.low == later.low
+        at = [assess(change, np.ones(1) * 4.9e-3, count, df, DEFAULTS, x).within[0] for x in (0.05, 0.0125)]
+        assert at == [True, False]
+
+    def test_the_first_look_is_the_strictest(self) -> None:
+        first, second = (
+            assess(np.zeros(1), np.ones(1) * 2.2e-3, np.ones(1) * 5, np.ones(1) * 12, DEFAULTS, 0.05, settled=x)
+            for x in (FIRST_LOOK * 0.05, None)
+        )
+        assert (bool(first.within[0]), bool(second.within[0])) == (False, True)
+
+
+def test_degrees_of_freedom_of_a_prior_that_weighs_less_than_it_is_known() -> None:
+    """By hand: weights 10 and 2, known with 40 and 2 degrees of freedom: 12² / (10² / 40 + 2) = 32."""
+    estimate = noise.Estimate(np.zeros(1), np.ones(1) * 1e-4, np.ones(1) * 2.0, np.ones(1) * 5)
+    variance, df = noise.shrink(estimate, noise.Prior(np.ones(1) * 1e-4, np.ones(1) * 40.0))
+    assert df[0] == pytest.approx(32)
+    assert variance[0] == pytest.approx(1e-4)
+    _, less = noise.shrink(estimate, noise.Prior(np.ones(1) * 1e-4, np.ones(1) * 6.0))
+    assert less[0] == pytest.approx(8), "below the cap nothing changes"

@@ -18,6 +18,7 @@ import pytest
 from kernelmark.registry.detection.comparison import Key
 from kernelmark.registry.detection.decision import Progress
 from kernelmark.registry.detection.verdict import Verdict
+from kernelmark.registry.foreign.formats import take_in
 from kernelmark.registry.home import Home
 from kernelmark.registry.journal import encode, read
 from kernelmark.registry.record import Case, Footer, Header, Measurement, Record
@@ -326,7 +327,7 @@ def fresh(monkeypatch):
         asked.append(only)
         verdict = Verdict(key, "no change", "as measured anew")
         return SimpleNamespace(
-            header=SimpleNamespace(key=fresh.key), progress=Progress((verdict,)), records=((), ())
+            header=SimpleNamespace(key=fresh.key), progress=Progress((verdict,)), records=((), ()), runs=[]
         )
 
     fresh = SimpleNamespace(key="{}", asked=asked)
@@ -385,3 +386,77 @@ def test_where_the_stored_runs_lack_what_is_asked_for(call, store, fresh):
     code, _, err = call("--baseline", "HEAD~1", "--operator", "double")
     assert (code, fresh.asked) == (0, [None])
     assert "no row in common that was asked for: measuring both" in err
+
+
+def foreign(tmp_path, name, factor, processes, commit=None):
+    """A run of so many processes that pytest-benchmark might have measured."""
+    document = json.loads(
+        (Path(__file__).parents[2] / "registry/foreign/examples/pytest_benchmark.json").read_text()
+    )
+    generator = random.Random(name)
+    paths = []
+    for number in range(processes):
+        document["benchmarks"][0]["stats"]["data"] = [factor * 1e-6 * math.exp(generator.gauss(0, 0.001))] * 6
+        paths.append(tmp_path / f"{name}-{number}.json")
+        paths[-1].write_text(json.dumps({**document, "benchmarks": document["benchmarks"][:1]}))
+    return take_in("pytest-benchmark", paths, Home(tmp_path / "home"), commit)
+
+
+def test_one_process_of_another_tool_is_inconclusive_and_says_so(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # no checkout is needed for runs that are named
+    runs = [foreign(tmp_path, name, factor, 1) for name, factor in (("a", 1), ("b", 2))]
+    code, out, _ = call("--baseline", f"run:{runs[0]}", "--current", f"run:{runs[1]}", "--json")
+    (verdict,) = json.loads(out)["verdicts"]
+    assert (code, verdict["kind"]) == (3, "inconclusive")
+    assert "1 of 1 processes usable, at least 5 needed" in verdict["reason"]
+    assert "iterations are not independent" in verdict["notes"][-1]
+
+
+def test_enough_runs_of_another_tool_are_decided_like_ours(call, tmp_path):
+    base = [foreign(tmp_path, f"base{i}", 1.0, 5) for i in range(12)]
+    slow, same = foreign(tmp_path, "slow", 1.2, 5, "f" * 40), foreign(tmp_path, "same", 1.0, 5, "e" * 40)
+    code, out, _ = call("--baseline", f"run:{base[0]}", "--current", f"run:{slow}", "--json")
+    (verdict,) = json.loads(out)["verdicts"]
+    assert (code, verdict["kind"], verdict["mode"]) == (1, "regression", "stored")
+    assert call("--baseline", f"run:{base[0]}", "--current", f"run:{same}")[0] == 0
+    code, _, err = call("--baseline", f"run:{base[0]}", "--current", "HEAD")
+    assert code == 2
+    assert "run:NAME is for both sides" in err
+
+
+def test_environments_that_cannot_measure(call, tmp_path):
+    code, _, err = call("--baseline", "HEAD", "--base-environment", str(tmp_path / "nowhere"))
+    assert code == 2
+    assert "is no Python that runs" in err
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    code, _, err = call("--baseline", "HEAD", "--current-environment", str(bare))
+    assert code == 2
+    assert "cannot measure: ModuleNotFoundError" in err
+    for option in ("--attribute", "--bisect"):
+        code, _, err = call("--baseline", "HEAD", "--mode", "stored", option)
+        assert code == 2
+        assert "--mode stored never does" in err
+
+
+def test_the_environments_part_is_told_from_the_codes(detector, sleeper, tmp_path):
+    """One commit of equal code, in two environments that differ in how long the kernel sleeps."""
+    kernel = (sleeper.folder / "kernels/cpu/double.py").read_text()
+    more = "SECONDS + float(__import__('os').environ.get('SLEEP_MORE', 0))"
+    sleeper.commit(kernels__cpu__double=kernel.replace("(SECONDS)", f"({more})"))
+    slow = tmp_path / "python"
+    slow.write_text(f'#!/bin/sh\nSLEEP_MORE=0.02 exec {sys.executable} "$@"\n')
+    slow.chmod(0o755)
+    page = tmp_path / "verdict.html"
+    code, out, err = detector.run(
+        "--baseline", "HEAD", "--current-environment", str(slow), "--attribute", "--json", "--html", str(page)
+    )  # fmt: skip
+    assert code == 1, err
+    (verdict,) = json.loads(out)["verdicts"]
+    found = verdict["attribution"]
+    assert found["causes"] == ["environment"]
+    assert [(x["cause"], x["share"]) for x in found["parts"]] == [("environment", 1.0)]
+    assert found["low"] > 0.2
+    assert "Where it comes from" in page.read_text()
+    assert found["reason"] == "environment: nothing else differs"
