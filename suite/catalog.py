@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +23,7 @@ from typing import Any
 from ..registry.errors import InputError, unknown
 from ..registry.record import PROVIDER, YARDSTICK, Case, Status
 from . import __version__
-from .environments import interpreter
+from .environments import interpreter, version
 from .operator import Operator
 
 Factory = Callable[[Case], Callable[..., Any]]
@@ -50,31 +49,22 @@ class Implementation:
     @property
     def version(self) -> str | None:
         """The version of the library behind it."""
-        return __version__ if self.provider == PROVIDER else _version(self.requires[0]) if self.requires else None
+        if self.provider == PROVIDER:
+            return __version__
+        return version(self.environment, self.requires[0]) if self.requires else None
 
     def unavailable(self, device: str) -> tuple[Status, str] | None:
         """None where it can run; else (status, reason): `unsupported` device or `unavailable` library."""
         if device not in self.devices:
             return "unsupported", f"needs a {' or '.join(self.devices)} device, this is {device}"
-        if self.environment != "core":
-            return (
-                None
-                if interpreter(self.environment)
-                else (
-                    "unavailable",
-                    f"environment {self.environment!r} is not installed: make environment NAME={self.environment}",
-                )
-            )
+        remedy = f"make environment NAME={self.environment}"
+        if interpreter(self.environment) is None:
+            return "unavailable", f"environment {self.environment!r} is not installed: {remedy}"
         for name in self.requires:
-            if _version(name) is None:
-                return "unavailable", f"{name} is not installed: pip install {name}"
-        return None
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
+            if version(self.environment, name) is None:
+                if self.environment == "core":
+                    return "unavailable", f"{name} is not installed: pip install {name}"
+                return "unavailable", f"{name} is not installed in environment {self.environment!r}: {remedy}"
         return None
 
 

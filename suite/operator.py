@@ -112,6 +112,11 @@ class Operator:
       outputs that have more than one right form (a quantized tensor and its scales).
     * `bytes(case)`, `flops(case)`: the least a perfect implementation moves and computes, for the pass.
     * `gradients` names the inputs that the backward pass differentiates.
+    * `in_place` names inputs that the forward pass may write its results to, as an optimizer's step does. What
+      a call changed must be among its results (`results` can give the inputs themselves), and no other input
+      may change. Inputs are laid anew before each checked call; timing repeats the call on what it left, which
+      must stay finite.
+    * An input is a tensor, a list of tensors, or anything else, which is passed on as it is.
     * `plans`: the cases by plan. `quick` (and `quick_cpu` in its place on a CPU) and `standard`; `full`
       is what comes on top of `standard`.
     * `yardsticks`: calls on the same inputs that give a scale and are not implementations.
@@ -128,6 +133,7 @@ class Operator:
     options: Mapping[str, tuple[Option, ...]] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")
     gradients: tuple[str, ...] = ()
+    in_place: tuple[str, ...] = ()
     tolerances: Mapping[str, Tolerance] = field(default_factory=lambda: TOLERANCES)
     results: Callable[[Any, Inputs], Result] | None = None
     tokens: Callable[[Case], int | None] = _no_tokens

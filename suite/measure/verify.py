@@ -16,9 +16,11 @@ class Incorrect(Exception):
 
 
 def flat(result: object) -> list[torch.Tensor]:
-    """The tensors of a result, in order."""
+    """The tensors of a result, in order; None has none."""
     import torch
 
+    if result is None:
+        return []
     if isinstance(result, torch.Tensor):
         return [result]
     assert isinstance(result, tuple | list), type(result)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ class Workbench:
         inputs = operator.inputs(case, device, generator)
         decoy = operator.inputs(case, device, generator)
         backward = case.pass_ != "forward"
-        size = sum(x.numel() for x in inputs.values() if isinstance(x, torch.Tensor))
+        size = sum(x.numel() for _, x in tensors(inputs))
         wide = torch.float32 if operator.fp32_reference or size > FP64_ELEMENTS else torch.float64
         gradients: tuple[torch.Tensor, ...] = ()
         if backward:
@@ -66,9 +66,8 @@ class Workbench:
             varied = list(gradients)
             decoys = [torch.empty_like(x).normal_(generator=generator) for x in gradients]
         else:
-            names = [name for name, x in inputs.items() if isinstance(x, torch.Tensor)]
-            varied = [inputs[name] for name in names]
-            decoys = [decoy[name] for name in names]
+            varied = [x for _, x in tensors(inputs)]
+            decoys = [x for _, x in tensors(decoy)]
         for x in decoys:  # twice as large, so that even a mean over all elements comes out different
             if x.is_floating_point():
                 x.mul_(2)
@@ -83,14 +82,24 @@ class Workbench:
             for target, content in zip(self.varied, contents, strict=True):
                 target.detach().copy_(content)
 
-    def changed(self) -> bool:
-        """Whether a call wrote to its inputs."""
+    def changed(self, results: Sequence[torch.Tensor] = ()) -> bool:
+        """Whether a call wrote to its inputs, other than these results of it to where the operator allows it."""
         import torch
 
+        allowed = {x.data_ptr() for x in self._updated()} & {x.data_ptr() for x in results}
         return any(
-            not torch.equal(_bits(target.detach()), _bits(value))
+            target.data_ptr() not in allowed and not torch.equal(_bits(target.detach()), _bits(value))
             for target, value in zip(self.varied, self.values, strict=True)
         )
+
+    def finite(self) -> bool:
+        """Whether what calls update in place holds numbers still, after however many calls."""
+        import torch
+
+        return all(bool(torch.isfinite(x).all()) for x in self._updated() if x.is_floating_point())
+
+    def _updated(self) -> list[torch.Tensor]:
+        return [x for name, x in tensors(self.inputs) if name in self.operator.in_place]
 
     def call(self, implementation: Callable[..., Any]) -> Callable[[], Any]:
         """What is timed: the pass of this case by one implementation.
@@ -129,6 +138,16 @@ class Workbench:
         return flat(result)
 
 
+def tensors(inputs: Inputs) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of inputs, each with its input's name; those of a list in order."""
+    import torch
+
+    for name, value in inputs.items():
+        for x in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(x, torch.Tensor):
+                yield name, x
+
+
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
@@ -139,10 +158,12 @@ def _raised(inputs: Inputs, dtype: torch.dtype) -> Inputs:
     """Inputs with every floating tensor in a higher precision, detached."""
     import torch
 
-    return {
-        name: x.detach().to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-        for name, x in inputs.items()
-    }
+    def raised(x: Any) -> Any:
+        if isinstance(x, list | tuple):
+            return [raised(y) for y in x]
+        return x.detach().to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+    return {name: raised(x) for name, x in inputs.items()}
 
 
 def _forward(operator: Operator, inputs: Inputs, dtype: torch.dtype) -> list[torch.Tensor]:

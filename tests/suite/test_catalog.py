@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_an_operator_is_two_new_files_and_a_baseline_one(write_root):
     (ours, theirs) = found["triple"]["implementations"]
     assert (ours["name"], ours["provider"], ours["version"]) == ("kernelmark", "kernelmark", __version__)
     assert (theirs["name"], theirs["provider"], theirs["available"]) == ("thrice", "thrice", True)
-    assert theirs["version"] == catalog.metadata.version("click")
+    assert theirs["version"] == metadata.version("click")
     assert "thrice_gelu" in [x["name"] for x in found["gelu"]["implementations"]]
 
 
@@ -146,8 +147,17 @@ def test_what_is_missing_is_said(root, monkeypatch, tmp_path):
     python = tmp_path / ".venv-apart" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
+    missing = "no-such-distribution is not installed in environment 'apart': make environment NAME=apart"
+    assert found["apart"].unavailable("cpu") == ("unavailable", missing)
+    assert found["apart"].version is None
+    described = tmp_path / ".venv-apart/lib/python3.11/site-packages/no_such_distribution-4.5.dist-info/METADATA"
+    described.parent.mkdir(parents=True)
+    described.write_text("Metadata-Version: 2.1\nName: no-such-distribution\nVersion: 4.5\n")
     assert found["apart"].unavailable("cpu") is None
+    assert found["apart"].version == "4.5"
     assert catalog.interpreter("apart") == python
+    monkeypatch.setenv("KERNELMARK_ENVIRONMENTS", str(tmp_path / "elsewhere"))
+    assert catalog.interpreter("apart") is None
     assert catalog.interpreter("core") == Path(sys.executable)
 
 
