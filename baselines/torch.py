@@ -84,9 +84,17 @@ def rope(case: Any) -> Callable[..., Any]:
 
 
 def cross_entropy(case: Any) -> Callable[..., Any]:
-    """`torch.nn.functional.cross_entropy`."""
+    """`torch.nn.functional.cross_entropy`, and operations for the z-loss that it lacks."""
     from torch.nn import functional
 
+    def regularized(logits: Any, target: Any, label_smoothing: float, z_loss: float) -> Any:
+        counts = target != -100
+        squares = logits.float().logsumexp(-1).square().where(counts, 0).sum() / counts.sum()
+        loss = functional.cross_entropy(logits, target, label_smoothing=label_smoothing)
+        return loss + (z_loss * squares).to(loss.dtype)
+
+    if case.options["regularized"]:
+        return regularized
     return lambda logits, target: functional.cross_entropy(logits, target)
 
 
@@ -107,18 +115,422 @@ def fp8_quant(case: Any) -> Callable[..., Any]:
         q, scale = row(torch.nn.functional.pad(x, (0, -N % 128)).view(M, -1, 128), granularity, format)
         return q.view(M, -1)[:, :N], scale.squeeze(-1)
 
-    return row if case.options["granularity"] == "row" else block
+    def tile(x: Any, granularity: str, format: str) -> Any:
+        M, N = x.shape
+        down, across = -(-M // 128), -(-N // 128)
+        wide = torch.nn.functional.pad(x, (0, -N % 128, 0, -M % 128)).view(down, 128, across, 128).float()
+        scale = wide.abs().amax((1, 3), keepdim=True).clamp(min=1e-12) / largest
+        return (wide / scale).to(dtype).view(down * 128, across * 128)[:M, :N], scale.squeeze((1, 3))
+
+    return {"row": row, "block": block, "tile": tile}[case.options["granularity"]]
+
+
+def fused_linear_cross_entropy(case: Any) -> Callable[..., Any]:
+    """`torch.nn.functional.linear` and `cross_entropy`, with the logits in memory."""
+    from torch.nn import functional
+
+    return lambda x, weight, target: functional.cross_entropy(functional.linear(x, weight), target)
+
+
+def mx_quant(case: Any) -> Callable[..., Any]:
+    """Maximum, scale, rounding and packing: PyTorch has no operator for it."""
+    import torch
+
+    format = case.options["format"]
+    group = 16 if format == "nvfp4" else 32
+
+    def powers(largest: Any, exponent: int) -> Any:
+        """E8M0 of floor(log2(largest)) - exponent, and 1 / its value, from the bits of fp32."""
+        power = ((largest.view(torch.int32) >> 23) - exponent).clamp(min=0)
+        return power.to(torch.uint8), ((254 - power) << 23).view(torch.float32)
+
+    def packed(y: Any) -> Any:
+        """E2M1 codes, two a byte: the rounded minimum of three lines is the code of a magnitude."""
+        y = y.float()
+        a = y.abs()
+        code = torch.minimum(torch.minimum(2 * a, a + 2), (0.5 * a + 4).clamp(max=7)).round().to(torch.uint8)
+        code = code | (torch.signbit(y).to(torch.uint8) << 3)
+        return code[..., ::2] | (code[..., 1::2] << 4)
+
+    def call(x: Any, format: str, scale: Any) -> Any:
+        M, N = x.shape
+        wide = torch.nn.functional.pad(x, (0, -N % group)).view(M, -1, group).float()
+        largest = wide.abs().amax(-1, keepdim=True)
+        if format == "nvfp4":
+            scales = (largest / (6 * scale)).clamp(max=448).to(torch.float8_e4m3fn)
+            part = scales.float() * scale
+            factor = torch.where(part == 0, 0, 1 / part)
+        else:
+            scales, factor = powers(largest, 8 if format == "mxfp8" else 2)
+        y = wide * factor
+        if format == "mxfp8":
+            q = y.clamp(-448, 448).to(torch.float8_e4m3fn).view(M, -1)[:, :N]
+        else:
+            q = packed(y).view(M, -1)[:, : -(-N // 2)]
+        return q, scales.squeeze(-1)
+
+    return call
+
+
+def attention_decode(case: Any) -> Callable[..., Any]:
+    """The pages gathered to one piece a sequence, and `scaled_dot_product_attention` with a mask of lengths."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    def call(q: Any, k_cache: Any, v_cache: Any, block_table: Any, lengths: Any) -> Any:
+        if block_table is not None:
+            k_cache, v_cache = (x[block_table.long()].flatten(1, 2) for x in (k_cache, v_cache))
+        Sq, S = q.shape[1], k_cache.shape[1]
+        last = lengths[:, None] - Sq + torch.arange(Sq, device=q.device)
+        seen = torch.arange(S, device=q.device) <= last[:, :, None]
+        q, k, v = (x.transpose(1, 2) for x in (q, k_cache, v_cache))
+        return scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None], enable_gqa=True).transpose(1, 2)
+
+    return call
+
+
+def _with_masters(case: Any, step: Callable[..., None]) -> Callable[..., Any]:
+    """`step(params, grads, exp_avgs, exp_avg_sqs, **hyperparameters)` as it is used with masters or without.
+
+    PyTorch's optimizers know no masters: users step on these with gradients raised to fp32, and copy the result
+    to the parameters.
+    """
+    import torch
+
+    if case.options["state"] == "master16":
+        raise NotImplementedError(
+            "PyTorch's AdamW has no moments of another dtype than the parameters it steps on"
+        )
+
+    def call(params: Any, grads: Any, exp_avgs: Any, exp_avg_sqs: Any, masters: Any, **rest: Any) -> None:
+        with torch.no_grad():
+            if masters is None:
+                step(params, grads, exp_avgs, exp_avg_sqs, **rest)
+                return
+            step(masters, [x.float() for x in grads], exp_avgs, exp_avg_sqs, **rest)
+            torch._foreach_copy_(params, masters)
+
+    return call
+
+
+def adamw_fused(case: Any) -> Callable[..., Any]:
+    """The kernel of `torch.optim.AdamW(fused=True)`, without the optimizer's own work around it on the host.
+
+    Its steps are numbers on the device, here one for all tensors, which the caller has counted up.
+    """
+    import torch
+
+    count: list[Any] = []
+
+    def step(params: Any, grads: Any, exp_avgs: Any, exp_avg_sqs: Any, *, step: int, **rest: Any) -> None:
+        if not count:
+            count.append(torch.tensor(float(step), device=params[0].device))
+        steps = count * len(params)
+        torch._fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, [], steps, amsgrad=False, maximize=False, **rest)
+
+    return _with_masters(case, step)
+
+
+def adamw_foreach(case: Any) -> Callable[..., Any]:
+    """`torch.optim.adamw.adamw(foreach=True)`, what `torch.optim.AdamW` does by default on a GPU."""
+    import torch
+    from torch.optim.adamw import adamw
+
+    def step(params: Any, grads: Any, exp_avgs: Any, exp_avg_sqs: Any, *, step: int, **rest: Any) -> None:
+        # On the host, where it costs the device nothing; the function counts it up itself.
+        steps = [torch.tensor(step - 1.0) for _ in params]
+        adamw(params, grads, exp_avgs, exp_avg_sqs, [], steps, foreach=True, amsgrad=False, maximize=False, **rest)
+
+    return _with_masters(case, step)
+
+
+def adamw(case: Any, compiled: Callable[..., Any] = lambda update: update) -> Callable[..., Any]:
+    """The formula in PyTorch's operations, tensor by tensor, computed in fp32; `compiled` takes one update."""
+
+    def update(
+        p: Any,
+        grad: Any,
+        m: Any,
+        v: Any,
+        master: Any,
+        step: int,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+    ) -> None:
+        g = grad.float()
+        first = m.float().lerp(g, 1 - beta1)
+        second = beta2 * v.float() + (1 - beta2) * g * g
+        root = (second / (1 - beta2**step)).sqrt() + eps
+        value = p.float() if master is None else master
+        value = value * (1 - lr * weight_decay) - lr / (1 - beta1**step) * first / root
+        m.copy_(first)
+        v.copy_(second)
+        p.copy_(value)
+        if master is not None:
+            master.copy_(value)
+
+    one = compiled(update)
+
+    def call(
+        params: Any,
+        grads: Any,
+        exp_avgs: Any,
+        exp_avg_sqs: Any,
+        masters: Any,
+        **rest: Any,
+    ) -> None:
+        for place, tensors in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, strict=True)):
+            one(*tensors, masters[place] if masters else None, **rest)
+
+    return call
+
+
+def softmax(case: Any) -> Callable[..., Any]:
+    """`torch.softmax`."""
+    import torch
+
+    return lambda x: torch.softmax(x, -1)
+
+
+def gradient_compression(case: Any) -> Callable[..., Any]:
+    """Sum, scale and rounding or `torch.topk`, and the payload put together: PyTorch has no operator for it."""
+    import torch
+    from torch.nn.functional import pad
+
+    def quantized(gradient: Any, residual: Any, scheme: str, keep: int) -> Any:
+        N = gradient.numel()
+        total = gradient.float() + residual.float()
+        groups = pad(total, (0, -N % 128)).view(-1, 128)
+        largest, dtype = (127.0, torch.int8) if scheme == "int8" else (448.0, torch.float8_e4m3fn)
+        scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30) / largest
+        scaled = groups / scale
+        sent = (scaled.round() if scheme == "int8" else scaled).to(dtype)
+        rest = (groups - sent.float() * scale).view(-1)[:N].to(residual.dtype)
+        return torch.cat([sent.view(-1).view(torch.uint8), scale.view(-1).view(torch.uint8)]), rest
+
+    def chosen(gradient: Any, residual: Any, scheme: str, keep: int) -> Any:
+        N = gradient.numel()
+        total = pad((gradient + residual).to(gradient.dtype), (0, -N % 1024)).view(-1, 1024)
+        magnitude = total.abs()
+        if N % 1024:
+            magnitude.view(-1)[N:] = -1
+        places = magnitude.topk(keep, -1).indices
+        sent = total.gather(-1, places)
+        rest = total.scatter(-1, places, 0).view(-1)[:N].to(residual.dtype)
+        parts = (sent.view(-1).view(torch.uint8), places.to(torch.int16).view(-1).view(torch.uint8))
+        return torch.cat(parts), rest
+
+    return chosen if case.options["scheme"] == "topk" else quantized
+
+
+def gradient_decompression(case: Any) -> Callable[..., Any]:
+    """The payload taken apart: values times scales, or scattered to their places."""
+    import torch
+
+    def quantized(payload: Any, size: int, dtype: Any, scheme: str, keep: int) -> Any:
+        middle = -(-size // 128) * 128
+        kind = torch.int8 if scheme == "int8" else torch.float8_e4m3fn
+        sent = payload[:middle].view(kind).view(-1, 128).float()
+        return (sent * payload[middle:].view(torch.float32)[:, None]).view(-1)[:size].to(dtype)
+
+    def chosen(payload: Any, size: int, dtype: Any, scheme: str, keep: int) -> Any:
+        chunks = -(-size // 1024)
+        middle = chunks * keep * dtype.itemsize
+        sent = payload[:middle].view(dtype).view(chunks, keep)
+        places = payload[middle:].view(torch.int16).view(chunks, keep).long()
+        dense = torch.zeros(chunks, 1024, dtype=dtype, device=payload.device)
+        return dense.scatter_(-1, places, sent).view(-1)[:size]
+
+    return chosen if case.options["scheme"] == "topk" else quantized
+
+
+def ssd(case: Any) -> Callable[..., Any]:
+    """Chunks of 256 as matrix products, and one over chunks that passes their states on, all by `einsum`.
+
+    The form that the paper prints as its minimal implementation (arXiv 2405.21060, listing 1). The decays of
+    all pairs of a chunk are in memory, in fp32; products have operands of x's dtype.
+    """
+    import torch
+    from torch.nn import functional
+
+    if case.options["packed"]:
+        raise NotImplementedError("the minimal form has one sequence in a row")
+    length = 256
+
+    def sums(logs: Any) -> Any:
+        """exp of the sum of logs (…, L) after j, to i, for j ≤ i, else 0: (…, L, L)."""
+        total = logs.cumsum(-1)
+        later = torch.ones(logs.shape[-1], logs.shape[-1], dtype=torch.bool, device=logs.device).tril()
+        return (total[..., :, None] - total[..., None, :]).masked_fill(~later, float("-inf")).exp()
+
+    def call(
+        x: Any,
+        dt: Any,
+        A: Any,
+        B: Any,
+        C: Any,
+        D: Any,
+        dt_bias: Any,
+        initial_state: Any,
+        seq_idx: Any,
+        dt_softplus: bool,
+        return_final_state: bool,
+    ) -> Any:
+        S, groups = x.shape[1], x.shape[2] // B.shape[2]
+        step = dt.float() + dt_bias
+        step = functional.softplus(step) if dt_softplus else step
+        chunk = min(length, S)
+
+        def cut(t: Any) -> Any:
+            return functional.pad(t, (0, 0) * (t.dim() - 2) + (0, -S % chunk)).unflatten(1, (-1, chunk))
+
+        logs = cut(step * A).movedim(3, 1)
+        scaled = cut((x * step[..., None]).to(x.dtype))
+        written, read = (cut(t).repeat_interleave(groups, 3) for t in (B, C))
+        scores = torch.einsum("bcihn,bcjhn->bhcij", read, written)
+        y = torch.einsum("bhcij,bcjhp->bcihp", (scores * sums(logs)).to(x.dtype), scaled)
+        total = logs.cumsum(-1)
+        rest = (total[..., -1:] - total).exp().to(x.dtype)
+        states = torch.einsum("bcjhn,bhcj,bcjhp->bchpn", written, rest, scaled)
+        first = torch.zeros_like(states[:, 0]) if initial_state is None else initial_state
+        states = torch.cat([first[:, None].float(), states.float()], 1)
+        across = sums(functional.pad(total[..., -1], (1, 0)))
+        states = torch.einsum("bhzc,bchpn->bzhpn", across, states)
+        carried = total.exp().to(x.dtype)
+        y = y + torch.einsum("bcihn,bchpn,bhci->bcihp", read, states[:, :-1].to(x.dtype), carried)
+        y = (y.flatten(1, 2)[:, :S] + x * D[:, None]).to(x.dtype)
+        return (y, states[:, -1]) if return_final_state else y
+
+    return call
+
+
+def selective_state_update(case: Any) -> Callable[..., Any]:
+    """Elementwise operations in fp32, the state updated in place: PyTorch has no operator for it."""
+    from torch.nn import functional
+
+    def call(
+        state: Any,
+        x: Any,
+        dt: Any,
+        A: Any,
+        B: Any,
+        C: Any,
+        D: Any,
+        z: Any,
+        dt_bias: Any,
+        dt_softplus: bool,
+    ) -> Any:
+        heads = state.shape[1]
+        step = dt.float() + dt_bias
+        step = functional.softplus(step) if dt_softplus else step
+        if A.dim() == 1:
+            step, A, D = step[..., None], A[:, None, None], D[:, None]
+        written, read = (t.float().repeat_interleave(heads // t.shape[1], 1)[:, :, None] for t in (B, C))
+        after = state.float() * (step[..., None] * A).exp() + (step * x)[..., None] * written
+        state.copy_(after)
+        y = (after * read).sum(-1) + D * x
+        return (y if z is None else y * functional.silu(z.float())).to(x.dtype)
+
+    return call
+
+
+def causal_conv1d(case: Any) -> Callable[..., Any]:
+    """`torch.nn.functional.conv1d` with one group a channel, and `silu`."""
+    import torch
+    from torch.nn import functional
+
+    def call(x: Any, weight: Any, bias: Any, initial_state: Any, activation: str, layout: str) -> Any:
+        W, dim = weight.shape[1], 1 if layout == "bsd" else 2
+        longer = x if initial_state is None else torch.cat((initial_state, x), dim)
+        longer = longer.transpose(1, 2) if layout == "bsd" else longer
+        padding = W - 1 if initial_state is None else 0
+        y = functional.conv1d(longer, weight[:, None], bias, padding=padding, groups=weight.shape[0])
+        y = y[..., : x.shape[dim]]
+        y = functional.silu(y) if activation == "silu" else y
+        return y.transpose(1, 2) if layout == "bsd" else y
+
+    return call
+
+
+def causal_conv1d_update(case: Any) -> Callable[..., Any]:
+    """Elementwise operations, the state updated in place: PyTorch has no operator for it."""
+    from torch.nn import functional
+
+    def call(x: Any, conv_state: Any, weight: Any, bias: Any, activation: str) -> Any:
+        conv_state.copy_(conv_state.roll(-1, -1))
+        conv_state[..., -1] = x
+        y = (conv_state * weight).sum(-1) + bias
+        return functional.silu(y) if activation == "silu" else y
+
+    return call
+
+
+def selective_scan(case: Any) -> Callable[..., Any]:
+    """Token by token in fp32, a few operations each: PyTorch has no operator for it."""
+    import torch
+    from torch.nn import functional
+
+    if case.axes["S"] > 8192:
+        raise NotImplementedError("token by token: beyond 8192 of them a call takes seconds")
+
+    def call(
+        u: Any, delta: Any, A: Any, B: Any, C: Any, D: Any, z: Any, delta_bias: Any, delta_softplus: bool
+    ) -> Any:
+        step = delta.float() + delta_bias[:, None]
+        step = functional.softplus(step) if delta_softplus else step
+        given, written, read = step * u, B.float(), C.float()
+        h = torch.zeros((*u.shape[:2], A.shape[1]), dtype=torch.float32, device=u.device)
+        values = []
+        for s in range(u.shape[2]):
+            h = (step[:, :, s, None] * A).exp() * h + given[:, :, s, None] * written[:, None, :, s]
+            values.append((h * read[:, None, :, s]).sum(-1))
+        y = torch.stack(values, -1) + D[:, None] * u
+        return (y * functional.silu(z.float())).to(u.dtype)
+
+    return call
+
+
+def gated_rms_norm(case: Any) -> Callable[..., Any]:
+    """`torch.nn.functional.silu`, a multiplication and `rms_norm`, in groups of the width."""
+    from torch.nn import functional
+
+    first = case.options["order"] == "gate_first"
+
+    def call(x: Any, z: Any, weight: Any, eps: float, group: int, order: str) -> Any:
+        def norm(t: Any) -> Any:
+            y = functional.rms_norm(t.unflatten(-1, (-1, group)), (group,), None, eps).flatten(-2)
+            return y * weight
+
+        return norm(x * functional.silu(z)) if first else norm(x) * functional.silu(z)
+
+    return call
 
 
 IMPLEMENTATIONS = {
+    "adamw": {"torch": adamw, "torch_foreach": adamw_foreach, "torch_fused": adamw_fused},
+    "gradient_compression": {"torch": gradient_compression},
+    "gradient_decompression": {"torch": gradient_decompression},
+    "softmax": {"torch": softmax},
     "add_rms_norm": {"torch": add_rms_norm},
     "attention": {"torch": attention},
+    "attention_decode": {"torch": attention_decode},
+    "causal_conv1d": {"torch": causal_conv1d},
+    "causal_conv1d_update": {"torch": causal_conv1d_update},
     "cross_entropy": {"torch": cross_entropy},
     "fp8_quant": {"torch": fp8_quant},
+    "fused_linear_cross_entropy": {"torch": fused_linear_cross_entropy},
+    "gated_rms_norm": {"torch": gated_rms_norm},
     "geglu": {"torch": geglu},
     "gelu": {"torch": gelu},
     "layer_norm": {"torch": layer_norm},
+    "mx_quant": {"torch": mx_quant},
     "rms_norm": {"torch": rms_norm},
     "rope": {"torch": rope},
+    "selective_scan": {"torch": selective_scan},
+    "selective_state_update": {"torch": selective_state_update},
+    "ssd": {"torch": ssd},
     "swiglu": {"torch": swiglu},
 }

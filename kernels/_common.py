@@ -165,3 +165,15 @@ def tanh_slope(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
     square = x * x
     s = sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square))
     return s, s + x * s * (1.0 - s) * 1.5957691216057308 * (1.0 + 0.134145 * square)
+
+
+@triton.jit
+def on_e4m3(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """fp32 numbers of at most 448 in magnitude, rounded to E4M3's (to nearest, to even) and still fp32.
+
+    By adding and taking away what has no digits beyond three of a fraction. Not by conversion there and back:
+    where the 8-bit number is stored too, ptxas 12.8 reads some of what it converts back from another register.
+    """
+    exponent = tl.maximum(x.to(tl.int32, bitcast=True) & 0x7F800000, 0x3C800000)
+    shift = ((exponent + 0x0A000000) | 0x00400000).to(tl.float32, bitcast=True)
+    return (x + shift) - shift

@@ -3,7 +3,9 @@
 Forward holds a row in registers and so reads it once. Backward runs as many programs as the device holds
 at a time; each takes every n-th row, keeps its part of the weight's gradient in registers, and a second
 kernel adds the parts: the order of summation is fixed, so results repeat bit by bit. Rows too long for
-registers are taken in pieces, and so are those that a cache gives again for less than registers cost.
+registers are taken in pieces, and so are those that a cache gives again for less than registers cost. Where
+there are fewer long rows than multiprocessors, a row is spread over many programs, in two launches: one for sums
+of its pieces, one for what the sums are needed for.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ PLAIN_PIECES = (32, 128) if INTERPRETED else (8192, 32768)
 that are read twice, the second time from the cache: measured quicker on an H200 than holding them.
 """
 
+PLAIN_PIECE = 16 if INTERPRETED else 8192
+"""Elements of such a piece: 65536 rows of 8192 numbers took 497 µs, in pieces of 4096 with masks 501."""
+
 BACKWARD_LIMIT = 16 if INTERPRETED else 8192
 """Longest row that backward holds, where there are three numbers an element to hold."""
 
@@ -33,6 +38,18 @@ PREFETCH = 96 * 1024
 
 PIECE = 16 if INTERPRETED else 4096
 """Piece of a longer row. The interpreter has small limits, so that tests reach all paths."""
+
+SPREAD = 32 if INTERPRETED else 32768
+"""Shortest row that is spread over programs, in elements, where there are no more rows than multiprocessors."""
+
+SPREAD_PIECES = (8, 32) if INTERPRETED else (1024, 8192)
+"""Smallest and largest piece of a row that is spread."""
+
+SPREAD_MOST = 1024
+"""Most pieces of a row whose sums one program adds."""
+
+SPREAD_TILE = (2, 16) if INTERPRETED else (8, 512)
+"""Rows and columns at a time of a program of backward that has all rows of its columns."""
 
 
 @triton.jit
@@ -55,11 +72,12 @@ def _normalize(  # type: ignore[no-untyped-def]  # Triton's types are its own
     RESIDUAL: tl.constexpr,
     CENTRED: tl.constexpr,
     SAVE: tl.constexpr,
+    EVEN: tl.constexpr,
 ):
-    """ROWS whole rows a program."""
+    """ROWS whole rows a program. EVEN: of BLOCK numbers each, and no program has fewer."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
-    inside = (row < N)[:, None] & (col < D)[None, :]
+    inside = tl.full([ROWS, BLOCK], 1, tl.int1) if EVEN else (row < N)[:, None] & (col < D)[None, :]
     at = row[:, None] * D + col[None, :]
     value = tl.load(x + row[:, None] * x_stride + col[None, :], inside, 0.0).to(tl.float32)
     if RESIDUAL:
@@ -108,11 +126,13 @@ def _normalize_long(  # type: ignore[no-untyped-def]  # Triton's types are its o
     RESIDUAL: tl.constexpr,
     CENTRED: tl.constexpr,
     SAVE: tl.constexpr,
+    EVEN: tl.constexpr,
 ):
     """One row a program, in pieces, twice; the second time it comes from the L2 cache.
 
     Each lane keeps mean and sum of squares of its own numbers (Welford), lanes are joined at the end (Chan,
-    Golub and LeVeque 1979): sums of x and x² alone would cancel where the mean is large.
+    Golub and LeVeque 1979): sums of x and x² alone would cancel where the mean is large. EVEN: no
+    piece is cut.
     """
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
@@ -121,7 +141,7 @@ def _normalize_long(  # type: ignore[no-untyped-def]  # Triton's types are its o
     count = tl.zeros([BLOCK], tl.float32)
     for start in range(0, D, BLOCK):
         col = start + lane
-        inside = col < D
+        inside = tl.full([BLOCK], 1, tl.int1) if EVEN else col < D
         value = tl.load(x + row * x_stride + col, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
         if RESIDUAL:
             value += tl.load(residual + row * residual_stride + col, inside, 0.0).to(tl.float32)
@@ -151,7 +171,7 @@ def _normalize_long(  # type: ignore[no-untyped-def]  # Triton's types are its o
         tl.debug_barrier()
     for start in range(0, D, BLOCK):
         col = start + lane
-        inside = col < D
+        inside = tl.full([BLOCK], 1, tl.int1) if EVEN else col < D
         if RESIDUAL:
             value = tl.load(h + row * D + col, inside, 0.0).to(tl.float32)
         else:
@@ -161,6 +181,92 @@ def _normalize_long(  # type: ignore[no-untyped-def]  # Triton's types are its o
         if CENTRED:
             value += tl.load(bias + col, inside, 0.0).to(tl.float32)
         tl.store(y + row * D + col, value.to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def _piece_sums(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    residual,
+    h,
+    sums,
+    N,
+    D,
+    pieces,
+    x_stride,
+    residual_stride,
+    BLOCK: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    CENTRED: tl.constexpr,
+):
+    """Of one piece of one row the sum of squares, or mean and sum of squared distances from it."""
+    row = (tl.program_id(0) // pieces).to(tl.int64)
+    piece = tl.program_id(0) % pieces
+    col = piece * BLOCK + tl.arange(0, BLOCK)
+    inside = col < D
+    value = tl.load(x + row * x_stride + col, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
+    if RESIDUAL:
+        value += tl.load(residual + row * residual_stride + col, inside, 0.0).to(tl.float32)
+        rounded = value.to(h.dtype.element_ty)
+        tl.store(h + row * D + col, rounded, inside)
+        value = rounded.to(tl.float32)
+    at = row * pieces + piece
+    if CENTRED:
+        mean = tl.sum(value, 0) / tl.minimum(D - piece * BLOCK, BLOCK)
+        tl.store(sums + tl.cast(N, tl.int64) * pieces + at, mean)
+        value = tl.where(inside, value - mean, 0.0)
+    tl.store(sums + at, tl.sum(value * value, 0))
+
+
+@triton.jit
+def _normalize_pieces(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    weight,
+    bias,
+    y,
+    sums,
+    means,
+    rstds,
+    N,
+    D,
+    pieces,
+    x_stride,
+    eps,
+    BLOCK: tl.constexpr,
+    PIECES: tl.constexpr,
+    CENTRED: tl.constexpr,
+    SAVE: tl.constexpr,
+):
+    """One piece of one row, from the sums of all its pieces (joined as by Chan, Golub and LeVeque 1979).
+
+    The last piece first: it was read last, and is the likeliest to be in the cache still.
+    """
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    row = (program // pieces).to(tl.int64)
+    piece = program % pieces
+    col = piece * BLOCK + tl.arange(0, BLOCK)
+    inside = col < D
+    # Read before the sums, whose wait hides these.
+    value = tl.load(x + row * x_stride + col, inside, 0.0).to(tl.float32)
+    w = tl.load(weight + col, inside, 0.0).to(tl.float32)
+    other = tl.arange(0, PIECES)
+    squares = tl.load(sums + row * pieces + other, other < pieces, 0.0)
+    if CENTRED:
+        b = tl.load(bias + col, inside, 0.0).to(tl.float32)
+        average = tl.load(sums + tl.cast(N, tl.int64) * pieces + row * pieces + other, other < pieces, 0.0)
+        count = tl.maximum(tl.minimum(D - other * BLOCK, BLOCK), 0).to(tl.float32)
+        mean = tl.sum(average * count, 0) / D
+        apart = average - mean
+        squares += count * apart * apart
+        value -= mean
+    rstd = 1.0 / tl.sqrt(tl.sum(squares, 0) / D + eps)
+    if SAVE:
+        tl.store(rstds + row, rstd, piece == 0)
+        if CENTRED:
+            tl.store(means + row, mean, piece == 0)
+    value = value * rstd * w
+    if CENTRED:
+        value += b
+    tl.store(y + row * D + col, value.to(y.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -304,6 +410,96 @@ def _gradients_long(  # type: ignore[no-untyped-def]  # Triton's types are its o
 
 
 @triton.jit
+def _piece_means(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dy,
+    x,
+    weight,
+    means,
+    rstds,
+    sums,
+    N,
+    D,
+    pieces,
+    dy_stride,
+    x_stride,
+    BLOCK: tl.constexpr,
+    CENTRED: tl.constexpr,
+):
+    """What one piece of one row adds to mean(g · x̂) and mean(g), g = dy · weight; one piece of all rows first."""
+    row = (tl.program_id(0) % N).to(tl.int64)
+    piece = tl.program_id(0) // N
+    col = piece * BLOCK + tl.arange(0, BLOCK)
+    inside = col < D
+    given = tl.load(dy + row * dy_stride + col, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
+    hat = tl.load(x + row * x_stride + col, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
+    given *= tl.load(weight + col, inside, 0.0).to(tl.float32)
+    at = row * pieces + piece
+    if CENTRED:
+        hat -= tl.load(means + row)
+        tl.store(sums + tl.cast(N, tl.int64) * pieces + at, tl.sum(given, 0) / D)
+    tl.store(sums + at, tl.sum(given * hat, 0) * tl.load(rstds + row) / D)
+
+
+@triton.jit
+def _gradients_columns(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dy,
+    dh,
+    x,
+    weight,
+    means,
+    rstds,
+    sums,
+    dx,
+    dweight,
+    dbias,
+    N,
+    D,
+    pieces,
+    dy_stride,
+    dh_stride,
+    x_stride,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PIECES: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    CENTRED: tl.constexpr,
+):
+    """As `_gradients`, for all rows of BLOCK columns, so that dweight and dbias need no other program.
+
+    The last columns first: they were read last, and are the likeliest to be in the cache still.
+    """
+    col = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
+    w = tl.load(weight + col, col < D, 0.0).to(tl.float32)[None, :]
+    weight_part = tl.zeros([ROWS, BLOCK], tl.float32)
+    bias_part = tl.zeros([ROWS, BLOCK], tl.float32)
+    other = tl.arange(0, PIECES)
+    for start in range(0, N, ROWS):
+        row = tl.cast(start, tl.int64) + tl.arange(0, ROWS)
+        inside = (row < N)[:, None] & (col < D)[None, :]
+        given = tl.load(dy + row[:, None] * dy_stride + col[None, :], inside, 0.0).to(tl.float32)
+        hat = tl.load(x + row[:, None] * x_stride + col[None, :], inside, 0.0).to(tl.float32)
+        rstd = tl.load(rstds + row, row < N, 0.0)[:, None]
+        at = row[:, None] * pieces + other[None, :]
+        within = (row < N)[:, None] & (other < pieces)[None, :]
+        projection = tl.sum(tl.load(sums + at, within, 0.0), 1)[:, None]
+        if CENTRED:
+            hat = hat - tl.load(means + row, row < N, 0.0)[:, None]
+            bias_part += given
+        hat = hat * rstd
+        weight_part += given * hat
+        result = given * w - hat * projection
+        if CENTRED:
+            result -= tl.sum(tl.load(sums + tl.cast(N, tl.int64) * pieces + at, within, 0.0), 1)[:, None]
+        result *= rstd
+        if RESIDUAL:
+            result += tl.load(dh + row[:, None] * dh_stride + col[None, :], inside, 0.0).to(tl.float32)
+        tl.store(dx + row[:, None] * D + col[None, :], result.to(dx.dtype.element_ty), inside)
+    tl.store(dweight + col, tl.sum(weight_part, 0).to(dweight.dtype.element_ty), col < D)
+    if CENTRED:
+        tl.store(dbias + col, tl.sum(bias_part, 0).to(dbias.dtype.element_ty), col < D)
+
+
+@triton.jit
 def _add_parts(  # type: ignore[no-untyped-def]  # Triton's types are its own
     parts, dweight, dbias, P, D, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -342,9 +538,14 @@ def normalize(
     length = block * x.element_size()
     pieces = residual is None and bias is None and PLAIN_PIECES[0] < length <= PLAIN_PIECES[1]
     if long := pieces or length > FORWARD_LIMIT:
-        block = PIECE
+        block = min(block, PLAIN_PIECE) if pieces else PIECE
     height = 1 if long else max(1, min(2048 // block, N))
     height = power_of_2(height)
+    if long and (piece := spread(x, N, D)):
+        _normalize_spread(
+            flat, residual if residual is None else other, weight, bias, (y, h, mean, rstd), eps, piece
+        )
+        return y, h, mean, rstd
     with on(x):
         (_normalize_long if long else _normalize)[(cdiv(N, height),)](
             flat,
@@ -365,10 +566,68 @@ def normalize(
             RESIDUAL=residual is not None,
             CENTRED=bias is not None,
             SAVE=save,
+            EVEN=D % block == 0 and N % height == 0,
             # 32 numbers a thread: four 16-byte loads in flight, and registers for 8 or more warps.
             num_warps=16 if long else min(max(height * block // 1024, 4), 32),
         )
     return y, h, mean, rstd
+
+
+def spread(x: torch.Tensor, N: int, D: int) -> int:
+    """Elements of a piece of a row that is spread over programs; 0 where rows are many, short or too long."""
+    if D < SPREAD or (processors := multiprocessors(x)) < N:
+        return 0
+    # Four programs a multiprocessor, but no piece so small that starting it takes longer than its work.
+    piece = min(max(power_of_2(N * D // (4 * processors)), SPREAD_PIECES[0]), SPREAD_PIECES[1])
+    return piece if cdiv(D, piece) <= SPREAD_MOST else 0
+
+
+def _normalize_spread(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    results: Norm,
+    eps: float,
+    piece: int,
+) -> None:
+    """The forward pass of few long rows x (N, D)."""
+    y, h, mean, rstd = results
+    N, D = x.shape
+    pieces = cdiv(D, piece)
+    sums = torch.empty(1 if bias is None else 2, N, pieces, dtype=torch.float32, device=x.device)
+    options = {"BLOCK": piece, "CENTRED": bias is not None, "num_warps": min(max(piece // 256, 4), 16)}
+    with on(x):
+        _piece_sums[(N * pieces,)](
+            x,
+            x if residual is None else residual,
+            h,
+            sums,
+            N,
+            D,
+            pieces,
+            x.stride(0),
+            x.stride(0) if residual is None else residual.stride(0),
+            RESIDUAL=residual is not None,
+            **options,
+        )
+        _normalize_pieces[(N * pieces,)](
+            x if h is None else h,
+            weight.contiguous(),
+            weight if bias is None else bias.contiguous(),
+            y,
+            sums,
+            mean,
+            rstd,
+            N,
+            D,
+            pieces,
+            x.stride(0) if h is None else D,
+            eps,
+            PIECES=power_of_2(pieces),
+            SAVE=rstd is not None,
+            **options,
+        )
 
 
 def empty(x: torch.Tensor, residual: bool, centred: bool, save: bool) -> Norm:
@@ -405,6 +664,11 @@ def gradients(
     flags = {"RESIDUAL": dh is not None, "CENTRED": mean is not None}
     sums = rstd if mean is None else mean
     weight = weight.contiguous()
+    if block > BACKWARD_LIMIT and (piece := spread(x, N, D)):
+        _gradients_spread(
+            given, dh if dh is None else direct, flat, weight, mean, rstd, (dx, dweight, dbias), piece
+        )
+        return dx, dweight, dbias
     with on(x):
         if block <= BACKWARD_LIMIT:
             height = max(1, min(2048 // block, 16))
@@ -477,6 +741,65 @@ def gradients(
             parts, dweight, dbias, programs, D, ROWS=min(power_of_2(programs), 256), BLOCK=32, num_warps=8
         )
     return dx, dweight, dbias
+
+
+def _gradients_spread(
+    dy: torch.Tensor,
+    dh: torch.Tensor | None,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor | None,
+    rstd: torch.Tensor,
+    results: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    piece: int,
+) -> None:
+    """The backward pass of few long rows x (N, D)."""
+    N, D = x.shape
+    pieces = cdiv(D, piece)
+    centred = mean is not None
+    sums = torch.empty(2 if centred else 1, N, pieces, dtype=torch.float32, device=x.device)
+    means = rstd if mean is None else mean
+    rows_, columns = SPREAD_TILE
+    rows_ = min(rows_, power_of_2(N))
+    with on(x):
+        _piece_means[(N * pieces,)](
+            dy,
+            x,
+            weight,
+            means,
+            rstd,
+            sums,
+            N,
+            D,
+            pieces,
+            dy.stride(0),
+            x.stride(0),
+            BLOCK=piece,
+            CENTRED=centred,
+            num_warps=min(max(piece // 256, 4), 16),
+        )
+        _gradients_columns[(cdiv(D, columns),)](
+            dy,
+            dy if dh is None else dh,
+            x,
+            weight,
+            means,
+            rstd,
+            sums,
+            *results,
+            N,
+            D,
+            pieces,
+            dy.stride(0),
+            dy.stride(0) if dh is None else dh.stride(0),
+            x.stride(0),
+            ROWS=rows_,
+            BLOCK=columns,
+            PIECES=power_of_2(pieces),
+            RESIDUAL=dh is not None,
+            CENTRED=centred,
+            num_warps=4,
+        )
 
 
 def empty_gradients(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

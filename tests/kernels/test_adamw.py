@@ -1,0 +1,212 @@
+"""Our AdamW."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernelmark.kernels import adamw as module
+from kernelmark.kernels.adamw import adamw
+from kernelmark.suite.measure.verify import deviation
+from kernelmark.suite.operators.adamw import OPERATOR, reference
+
+SHAPES = [(3, 70), (1,), (128,), (301,), (0,), (), (64, 2)]
+NUMBERS = {"lr": 0.05, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 1.0}
+
+
+def state(dtype=torch.float32, moment=None, masters=False, shapes=SHAPES):
+    """params, grads, moments and masters."""
+    moment = moment or dtype
+    wide = [torch.randn(x) * 0.1 for x in shapes]
+    return (
+        [x.to(dtype) for x in wide],
+        [(torch.randn(x) * 1e-2).to(dtype) for x in shapes],
+        [(torch.randn(x) * 5e-3).to(moment) for x in shapes],
+        [((torch.rand(x) + 0.5) * 1e-6).to(moment) for x in shapes],
+        wide if masters else None,
+    )
+
+
+def expected(lists, step=10, **numbers):
+    raised = [None if x is None else [y.double() for y in x] for x in lists]
+    return reference(*raised, step, **NUMBERS | numbers)
+
+
+def flat(lists):
+    return [x for place in (0, 2, 3, 4) for x in lists[place] or ()]
+
+
+def agrees(lists, want, dtype="fp32"):
+    deviation(flat(lists), want, OPERATOR.tolerances[dtype])
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("numbers", [{}, {"weight_decay": 0.0}, {"beta1": 0.0, "beta2": 0.5}, {"eps": 1e-3}])
+@pytest.mark.parametrize("step", [1, 10, 100_000])
+def test_agrees(step, numbers):
+    lists = state()
+    want = expected(lists, step, **numbers)
+    grads = [x.clone() for x in lists[1]]
+    assert adamw(*lists, step=step, **NUMBERS | numbers) is None
+    agrees(lists, want)
+    assert all(map(torch.equal, grads, lists[1]))
+
+
+@pytest.mark.parametrize("moment", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_agrees_with_masters(dtype, moment):
+    lists = state(dtype, moment, masters=True)
+    want = expected(lists)
+    adamw(*lists, step=10, **NUMBERS)
+    agrees(lists, want, "bf16")
+    # What is kept in fp32 has fp32's error.
+    count = len(SHAPES)
+    deviation(lists[4], want[3 * count :], OPERATOR.tolerances["fp32"])
+    if moment == torch.float32:
+        deviation([*lists[2], *lists[3]], want[count : 3 * count], OPERATOR.tolerances["fp32"])
+    # One digit: the interpreter rounds to bf16 toward zero.
+    torch.testing.assert_close([x.float() for x in lists[0]], lists[4], rtol=2**-7, atol=1e-6)
+
+
+def test_agrees_in_bf16():
+    lists = state(torch.bfloat16)
+    want = expected(lists)
+    adamw(*lists, step=10, **NUMBERS)
+    agrees(lists, want, "bf16")
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.int64, torch.int32])
+@pytest.mark.parametrize("step", [1, 10, 5000])
+def test_step_and_rate_on_the_device(step, kind):
+    """The corrections are then computed in the kernel, also where they cancel, as accurately as on the host."""
+    for given in (step, torch.tensor(step, dtype=kind)):
+        for lr in (0.05, torch.tensor(0.05)):
+            lists = state()
+            want = expected(lists, step)
+            adamw(*lists, step=given, **NUMBERS | {"lr": lr})
+            agrees(lists, want)
+
+
+def test_a_beta_of_0_with_a_step_on_the_device():
+    lists = state()
+    want = expected(lists, 3, beta1=0.0, beta2=0.0)
+    adamw(*lists, step=torch.tensor(3), **NUMBERS | {"beta1": 0.0, "beta2": 0.0})
+    agrees(lists, want)
+
+
+def test_steps_follow_each_other():
+    """Many steps on one state: like the reference's, finite, and on one table."""
+    lists = state(shapes=[(40,), (7, 3)])
+    wide = [[y.double() for y in x] for x in lists[:4]]
+    module._tables.clear()
+    for step in range(1, 31):
+        new = reference(*wide, None, step, **NUMBERS)
+        wide = [list(new[:2]), wide[1], list(new[2:4]), list(new[4:])]
+        adamw(*lists, step=step, **NUMBERS)
+    agrees(lists, flat((*wide, None)))
+    assert len(module._tables) == 1
+
+
+def test_a_new_address_or_size_makes_a_new_table():
+    lists = state(shapes=[(200,)])
+    for grads in ([torch.randn(200)], [torch.randn(200)]):
+        given = (lists[0], grads, *lists[2:])
+        want = expected(given)
+        adamw(*given, step=10, **NUMBERS)
+        agrees(given, want)
+    shorter = tuple(None if x is None else [y[:130] for y in x] for x in lists)
+    before = lists[0][0].clone()
+    want = expected(shorter)
+    adamw(*shorter, step=10, **NUMBERS)
+    agrees(shorter, want)
+    assert torch.equal(lists[0][0][130:], before[130:])
+
+
+def test_tables_are_given_up(monkeypatch):
+    monkeypatch.setattr(module, "TABLES", 2)
+    keep = [state(shapes=[(8,)]) for _ in range(5)]
+    for lists in keep:
+        adamw(*lists, step=1)
+    assert len(module._tables) == 2
+
+
+def test_strides_and_alignment():
+    for change in (
+        lambda x: torch.stack([x, x], -1)[..., 0],
+        lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+    ):
+        lists = tuple(None if x is None else [change(y) for y in x] for x in state(shapes=[(5, 30), (70,)]))
+        want = expected(lists)
+        adamw(*lists, step=10, **NUMBERS)
+        agrees(lists, want)
+
+
+def test_autograd_knows_that_parameters_changed():
+    p = torch.nn.Parameter(torch.randn(4))
+    square = (p * p).sum()
+    adamw([p], [torch.randn(4)], [torch.zeros(4)], [torch.zeros(4)], step=1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        square.backward()
+
+
+def test_nothing_to_do():
+    adamw([], [], [], [], step=1)
+    adamw(*state(shapes=[(0,), (0, 4)]), step=1)
+
+
+X = [torch.randn(4)]
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "arguments"),
+    [
+        (ValueError, "grads has 0 tensors, params has 1", (X, [], X, X)),
+        (ValueError, "exp_avgs has 2 tensors, params has 1", (X, X, X * 2, X)),
+        (ValueError, r"exp_avg_sqs\[0\] has shape \(3,\), expected \(4,\)", (X, X, X, [X[0][:3]])),
+        (TypeError, r"grads\[0\] has dtype torch.float64", (X, [X[0].double()], X, X)),
+        (TypeError, r"grads\[1\] has dtype torch.float32", (X * 2, [X[0].half(), *X], X * 2, X * 2)),
+        (TypeError, r"masters\[0\] has dtype torch.bfloat16", (X, X, X, X, [X[0].bfloat16()])),
+        (ValueError, r"params\[0\] is on meta", ([X[0].to("meta")], X, X, X)),
+    ],
+)
+def test_wrong_arguments(error, message, arguments):
+    with pytest.raises(error, match=message):
+        adamw(*arguments, step=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "numbers"),
+    [
+        (ValueError, "step is 0, expected at least 1", {"step": 0}),
+        (ValueError, r"step has shape \(1,\)", {"step": torch.ones(1)}),
+        (TypeError, "step has dtype torch.float64", {"step": torch.tensor(1.0, dtype=torch.float64)}),
+        (TypeError, "lr has dtype torch.float64", {"step": 1, "lr": torch.tensor(0.1, dtype=torch.float64)}),
+    ],
+)
+def test_wrong_numbers(error, message, numbers):
+    with pytest.raises(error, match=message):
+        adamw(X, X, X, X, **numbers)
+
+
+def test_registration():
+    lists = [*state(shapes=[(40,), (3, 5)])[:4], []]
+    numbers = (10, 0.05, 0.9, 0.999, 1e-8, 1.0)
+    operator = torch.ops.kernelmark.adamw.default
+    torch.library.opcheck(operator, (*lists, None, None, *numbers))
+    torch.library.opcheck(operator, (*lists, torch.tensor(3), torch.tensor(0.1), *numbers))
+
+
+def test_compiled():
+    """torch.compile sees the operator whole."""
+    lists = state(shapes=[(40,), (3, 5)])
+    want = expected(lists)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def step(params, grads, exp_avgs, exp_avg_sqs):
+        adamw(params, grads, exp_avgs, exp_avg_sqs, step=10, **NUMBERS)
+
+    step(*lists[:4])
+    agrees(lists, want)
