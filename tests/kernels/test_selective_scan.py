@@ -1,0 +1,135 @@
+"""Our selective scan."""
+
+import pytest
+import torch
+from kernelmark.kernels import selective_scan as module
+from kernelmark.kernels.selective_scan import selective_scan
+from kernelmark.suite.measure.verify import deviation
+from kernelmark.suite.operators.selective_scan import OPERATOR, reference
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("axes", [{"B": 2, "D": 5, "S": 13, "N": 2}, {"B": 1, "D": 20, "S": 8, "N": 3}])
+def test_agrees(agrees, axes, dtype):
+    agrees("selective_scan", axes, dtype)
+
+
+@pytest.mark.parametrize("S", [1, 3, 4])
+def test_short(agrees, S):
+    agrees("selective_scan", {"B": 1, "D": 3, "S": S, "N": 1})
+
+
+def test_agrees_with_strides(agrees):
+    axes = {"B": 2, "D": 6, "S": 8, "N": 2}
+
+    def parts(given):
+        both = torch.randn(2, 12, 16)
+        return {
+            "u": both[:, :6, 8:],
+            "z": both[:, 6:, 8:],
+            "B": torch.randn(2, 8, 2).transpose(1, 2),
+            "delta": torch.randn(2, 8, 6).transpose(1, 2),
+            "A": -torch.rand(2, 6).t(),
+        }
+
+    agrees("selective_scan", axes, change=parts)
+
+
+def build(axes, pass_="forward"):
+    return OPERATOR.inputs(
+        OPERATOR.case(axes, "fp32", pass_), torch.device("cpu"), torch.Generator().manual_seed(1)
+    )
+
+
+def wide(inputs):
+    return {k: x.detach().double() if isinstance(x, torch.Tensor) else x for k, x in inputs.items()}
+
+
+@pytest.mark.parametrize("bias", [-6.0, 3.0])
+def test_segments(bias):
+    """Cut or whole, with a past that is carried on or forgotten, values and gradients are the same."""
+    inputs = build({"B": 1, "D": 3, "S": 31, "N": 2})
+    inputs["delta_bias"] = torch.full((3,), bias)
+    raised = wide(inputs)
+    expected = reference(**raised)
+    arguments = list(inputs.values())
+    dout = torch.randn(1, 3, 31)
+    leaves = [x.requires_grad_() for x in raised.values() if isinstance(x, torch.Tensor)]
+    gradients = torch.autograd.grad(reference(**raised), leaves, dout.double())
+    for segments in (1, 4):
+        y = module._launch(*arguments, segments=segments)
+        deviation([y], [expected], OPERATOR.tolerances["fp32"])
+        got = module._launch_backward(dout, *arguments, segments=segments)
+        deviation(got, gradients, OPERATOR.tolerances["fp32"])
+
+
+def test_gradients_of_what_is_optional():
+    """Without D, z, bias and softplus, only what is there has a gradient."""
+    u, delta = torch.randn(2, 3, 9, requires_grad=True), torch.rand(2, 3, 9, requires_grad=True)
+    A, B, C = (-torch.rand(3, 2)).requires_grad_(), *(torch.randn(2, 2, 9, requires_grad=True) for _ in range(2))
+    given = [u, delta, A, B, C]
+    raised = [x.detach().double().requires_grad_() for x in given]
+
+    def plain(u, delta, A, B, C):
+        h, ys = 0, []
+        for s in range(9):
+            h = (delta[:, :, s, None] * A).exp() * h + (delta * u)[:, :, s, None] * B[:, None, :, s]
+            ys.append((h * C[:, None, :, s]).sum(-1))
+        return torch.stack(ys, -1)
+
+    y, expected = selective_scan(*given), plain(*raised)
+    dout = torch.randn_like(y)
+    deviation([y.detach()], [expected.detach()], OPERATOR.tolerances["fp32"])
+    got = torch.autograd.grad(y, given, dout)
+    deviation(got, torch.autograd.grad(expected, raised, dout.double()), OPERATOR.tolerances["fp32"])
+
+
+@pytest.mark.parametrize("bias", [-40.0, 30.0])
+def test_extreme_steps(bias):
+    """Steps of e⁻⁴⁰ and of 30: nothing overflows, small steps still count, gradients are finite."""
+    inputs = build({"B": 1, "D": 3, "S": 12, "N": 2})
+    inputs |= {"delta_bias": torch.full((3,), bias), "D": torch.zeros(3)}
+    expected = reference(**wide(inputs))
+    y = selective_scan(**inputs)
+    deviation([y], [expected], OPERATOR.tolerances["fp32"])
+    leaves = [x.requires_grad_() for x in inputs.values() if isinstance(x, torch.Tensor)]
+    assert all(g.isfinite().all() for g in torch.autograd.grad(selective_scan(**inputs).sum(), leaves))
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
+def test_empty(shape):
+    B, D, S = shape
+    u, A = torch.randn(shape, requires_grad=True), torch.randn(D, 2, requires_grad=True)
+    matrix = torch.randn(B, 2, S)
+    y = selective_scan(u, torch.randn(shape), A, matrix, matrix)
+    assert y.shape == shape
+    assert not torch.autograd.grad(y.sum(), (u, A))[1].any()
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "change"),
+    [
+        (TypeError, "u must be a tensor", {"u": None}),
+        (ValueError, r"delta has shape \(2, 3, 5\), expected \(2, 3, 4\)", {"delta": torch.ones(2, 3, 5)}),
+        (ValueError, "A has a state of 65, expected 1 to 64", {"A": torch.ones(3, 65)}),
+        (ValueError, r"A has shape \(4, 2\), expected \(3, 2\)", {"A": torch.ones(4, 2)}),
+        (ValueError, r"B has shape \(2, 3, 4\), expected \(2, 2, 4\)", {"B": torch.ones(2, 3, 4)}),
+        (TypeError, "C has dtype torch.float16, expected torch.float32", {"C": torch.ones(2, 2, 4).half()}),
+        (ValueError, r"D has shape \(2,\)", {"D": torch.ones(2)}),
+        (ValueError, r"z has shape \(2, 3\)", {"z": torch.ones(2, 3)}),
+        (TypeError, "delta_bias has dtype torch.int64", {"delta_bias": torch.ones(3, dtype=torch.int64)}),
+    ],
+)
+def test_wrong_arguments(error, message, change):
+    with pytest.raises(error, match=message):
+        selective_scan(**build({"B": 2, "D": 3, "S": 4, "N": 2}) | change)
+
+
+def test_registration():
+    inputs = list(build({"B": 2, "D": 3, "S": 4, "N": 2}).values())
+    for x in inputs[:8]:
+        x.requires_grad_()
+    torch.library.opcheck(torch.ops.kernelmark.selective_scan.default, tuple(inputs))
+    torch.library.opcheck(torch.ops.kernelmark.selective_scan.default, (*inputs[:5], None, None, None, False))
+    inputs = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
+    torch.library.opcheck(torch.ops.kernelmark.selective_scan_backward.default, (inputs[0], *inputs))
