@@ -54,7 +54,45 @@ def rope(case: Any) -> Callable[..., Any]:
     return call
 
 
+def attention(case: Any) -> Callable[..., Any]:
+    """`sdpa_attention_forward`, what its models run by default: PyTorch's attention, the output by position."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    module: Any = _layer(case)
+    causal = case.options["mask"] == "causal"
+
+    def call(q: Any, k: Any, v: Any, mask: str) -> Any:
+        return sdpa_attention_forward(module, q, k, v, None, is_causal=causal)[0].transpose(1, 2)
+
+    return call
+
+
+def attention_eager(case: Any) -> Callable[..., Any]:
+    """Llama's `eager_attention_forward`, which holds all scores; its causal mask is made once for all."""
+    import torch
+    from transformers.models.llama.modeling_llama import eager_attention_forward
+
+    module: Any = _layer(case)
+    S, D = case.axes["S"], case.axes["D"]
+    hidden: Any = None
+
+    def call(q: Any, k: Any, v: Any, mask: str) -> Any:
+        nonlocal hidden
+        if hidden is None and mask == "causal":
+            lowest = torch.full((S, S), torch.finfo(q.dtype).min, dtype=q.dtype, device=q.device)
+            hidden = lowest.triu_(1)[None, None]
+        return eager_attention_forward(module, q, k, v, hidden, D**-0.5)[0].transpose(1, 2)
+
+    return call
+
+
+def _layer(case: Any) -> SimpleNamespace:
+    """What its functions ask of the layer that they are called for."""
+    return SimpleNamespace(num_key_value_groups=case.axes["H"] // case.axes["Hkv"], training=False)
+
+
 IMPLEMENTATIONS = {
+    "attention": {"transformers": attention, "transformers_eager": attention_eager},
     "gelu": {"transformers": gelu, "transformers_gelu_new": gelu_new},
     "rms_norm": {"transformers": rms_norm},
     "rope": {"transformers": rope},

@@ -13,6 +13,7 @@ from kernelmark.suite.measure.workbench import Workbench
 ENTRIES = [(name, kind) for name, kinds in baseline.IMPLEMENTATIONS.items() for kind in kinds]
 
 SMALL = {
+    "attention": {"B": 2, "H": 4, "Hkv": 2, "S": 24, "D": 16},
     "gelu": {"M": 3, "N": 16},
     "rms_norm": {"B": 2, "S": 3, "D": 16},
     "rope": {"B": 2, "H": 4, "Hkv": 2, "S": 3, "D": 8},
@@ -31,6 +32,15 @@ def test_right(name, kind, pass_):
     operator, case = build(name, pass_)
     bench = Workbench.build(operator, case, torch.device("cpu"), seed=1)
     result = bench.call(baseline.IMPLEMENTATIONS[name][kind](case))()
+    deviation(bench.comparable(result), bench.references, operator.tolerances["fp32"])
+
+
+@pytest.mark.parametrize("kind", list(baseline.IMPLEMENTATIONS["attention"]))
+def test_full_attention(kind):
+    pytest.importorskip("transformers")
+    operator, case = build("attention", "forward", mask="full")
+    bench = Workbench.build(operator, case, torch.device("cpu"), seed=1)
+    result = bench.call(baseline.IMPLEMENTATIONS["attention"][kind](case))()
     deviation(bench.comparable(result), bench.references, operator.tolerances["fp32"])
 
 

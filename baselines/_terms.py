@@ -1,0 +1,89 @@
+"""The terms on which a library takes part, said once for all files here.
+
+A library may force work on its user beside its own: a copy of what it overwrites, inputs side by side or in
+another order. That work is inside the call, because without it the call does not answer the case, and it is
+named: `forcing(call, conversion)` sets `call.conversion`, which takes the operator's inputs by keyword and does
+that part alone. Who times both has the conversion in a column of its own; who times the call has what the
+user pays. A strided view that the library takes as it is costs nothing and is no conversion.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable
+from typing import Any
+
+Call = Callable[..., Any]
+Factory = Callable[[Any], Call]
+
+
+def forcing(call: Call, conversion: Call) -> Call:
+    """`call`, which does `conversion` as a part of its work."""
+    call.conversion = conversion  # type: ignore[attr-defined]  # functions take attributes
+    return call
+
+
+def sparing(call: Call) -> Call:
+    """`call` for a library whose backward pass overwrites what forward saved: it gets copies of that.
+
+    So a gradient can be asked for twice, and inputs that were saved as they are stay what they were.
+    """
+
+    def spared(**inputs: Any) -> Any:
+        import torch
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, torch.clone):
+            return call(**inputs)
+
+    return spared
+
+
+def forward_only(library: str) -> Callable[[Factory], Factory]:
+    """For a factory of a library that has no backward pass of the operator."""
+
+    def decorate(factory: Factory) -> Factory:
+        def checked(case: Any) -> Call:
+            if case.pass_ != "forward":
+                raise NotImplementedError(f"{library} has no backward pass of it")
+            return factory(case)
+
+        checked.__doc__ = factory.__doc__
+        return checked
+
+    return decorate
+
+
+def refusing(call: Call, *errors: type[Exception]) -> Call:
+    """`call`, whose errors of these types at its first run mean that the library does not take the case.
+
+    Only what checks of arguments raise may be named: `AssertionError`, `ValueError`, `TypeError`.
+    """
+    taken = False
+
+    def checked(**inputs: Any) -> Any:
+        nonlocal taken
+        if taken:
+            return call(**inputs)
+        try:
+            result = call(**inputs)
+        except errors as error:
+            raise NotImplementedError(_said(error)) from error
+        taken = True
+        return result
+
+    if hasattr(call, "conversion"):
+        return forcing(checked, call.conversion)
+    return checked
+
+
+def _said(error: Exception) -> str:
+    """An error's message, or the line that raised it: assertions are often bare."""
+    message = str(error).strip()
+    if message:
+        return message.splitlines()[0]
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    if frame is None:
+        return type(error).__name__
+    return linecache.getline(frame.tb_frame.f_code.co_filename, frame.tb_lineno).strip() or type(error).__name__

@@ -1,0 +1,56 @@
+"""FlashAttention 2 (`flash-attn`), built from its source distribution: an environment of its own.
+
+PyTorch ships the same kernels as the flash backend of `scaled_dot_product_attention` (`sdpa.py`). It takes
+(B, S, H, D) with any strides but the last: our (B, H, S, D) is a view of that, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._terms import Call
+
+REQUIRES = ("flash-attn",)
+ENVIRONMENT = "flash_attn"
+DEVICES = ("cuda",)
+
+
+def attention(case: Any) -> Call:
+    """`flash_attn.flash_attn_func`."""
+    from flash_attn import flash_attn_func
+
+    if case.dtype not in ("bf16", "fp16"):
+        raise NotImplementedError("FlashAttention 2 takes fp16 and bf16 only")
+    if case.axes["D"] > 256:
+        raise NotImplementedError("FlashAttention 2 takes head dimensions up to 256")
+    causal = case.options["mask"] == "causal"
+
+    def call(q: Any, k: Any, v: Any, mask: str) -> Any:
+        return flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=causal).transpose(
+            1, 2
+        )
+
+    return call
+
+
+def attention_decode(case: Any) -> Call:
+    """`flash_attn_with_kvcache`, which splits the cache by itself; pages of a multiple of 256 tokens."""
+    from flash_attn import flash_attn_with_kvcache
+
+    if case.dtype not in ("bf16", "fp16"):
+        raise NotImplementedError("FlashAttention 2 takes fp16 and bf16 only")
+    if int(case.options["page"]) % 256:
+        raise NotImplementedError("FlashAttention 2 takes pages of a multiple of 256 tokens")
+
+    def call(q: Any, k_cache: Any, v_cache: Any, block_table: Any, lengths: Any) -> Any:
+        return flash_attn_with_kvcache(
+            q, k_cache, v_cache, cache_seqlens=lengths, block_table=block_table, causal=True
+        )
+
+    return call
+
+
+IMPLEMENTATIONS = {
+    "attention": {"flash_attn_2": attention},
+    "attention_decode": {"flash_attn_2": attention_decode},
+}

@@ -1,0 +1,265 @@
+"""FlashInfer (Ye et al., arXiv 2501.01005): a server's operators and attention, compiled at their first call.
+
+Compiling needs nvcc and ninja. As with vLLM, operators that write over their inputs get copies, and what lies
+apart is laid side by side, inside the call and named as `conversion`. Attention is planned once from the
+sequences' lengths, as a server does once a step for all layers; what is timed is `run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ._terms import Call, forcing, forward_only, refusing
+
+REQUIRES = ("flashinfer-python",)
+ENVIRONMENT = "flashinfer"
+DEVICES = ("cuda",)
+
+CHECKS = (AssertionError, ValueError)
+"""What its checks of arguments raise."""
+WORKSPACE = 128 << 20
+"""Bytes of workspace that its documentation recommends."""
+
+serving = forward_only("FlashInfer")
+
+
+def _halves(case: Any, fp32: bool = False) -> None:
+    if case.dtype not in (("bf16", "fp16", "fp32") if fp32 else ("bf16", "fp16")):
+        raise NotImplementedError("FlashInfer takes fp16 and bf16 here")
+
+
+@serving
+def rms_norm(case: Any) -> Call:
+    """`flashinfer.rmsnorm`."""
+    import flashinfer
+
+    _halves(case)
+
+    def call(x: Any, weight: Any, eps: float) -> Any:
+        return flashinfer.rmsnorm(x.view(-1, x.shape[-1]), weight, eps).view(x.shape)
+
+    return refusing(call, *CHECKS)
+
+
+@serving
+def add_rms_norm(case: Any) -> Call:
+    """`flashinfer.fused_add_rmsnorm`, in place on both of its inputs: it gets copies."""
+    import flashinfer
+
+    _halves(case)
+
+    def call(x: Any, residual: Any, weight: Any, eps: float) -> Any:
+        y, h = x.clone(), residual.clone()
+        flashinfer.fused_add_rmsnorm(y.view(-1, y.shape[-1]), h.view(-1, h.shape[-1]), weight, eps)
+        return y, h
+
+    return refusing(forcing(call, lambda x, residual, weight, eps: (x.clone(), residual.clone())), *CHECKS)
+
+
+@serving
+def layer_norm(case: Any) -> Call:
+    """`flashinfer.layernorm` of bf16, which takes weight and bias in fp32: converted inside the call."""
+    import flashinfer
+
+    if case.dtype != "bf16":
+        raise NotImplementedError("flashinfer.layernorm takes bf16 only")
+
+    def call(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+        return flashinfer.layernorm(x.view(-1, x.shape[-1]), weight.float(), bias.float(), eps).view(x.shape)
+
+    return refusing(forcing(call, lambda x, weight, bias, eps: (weight.float(), bias.float())), *CHECKS)
+
+
+def _gated(name: str) -> Any:
+    def factory(case: Any) -> Call:
+        import flashinfer
+        import torch
+
+        _halves(case)
+        function = getattr(flashinfer, name)
+
+        def conversion(gate: Any, up: Any) -> Any:
+            return torch.cat((gate, up), -1)
+
+        return refusing(forcing(lambda gate, up: function(conversion(gate, up)), conversion), *CHECKS)
+
+    factory.__doc__ = f"`flashinfer.{name}`, of gate and up side by side: laid so inside the call."
+    return serving(factory)
+
+
+@serving
+def rope(case: Any) -> Call:
+    """`flashinfer.apply_rope_with_cos_sin_cache` of tokens of heads (B · S, H · D), with a cache in fp32.
+
+    Positions do not depend on the inputs' contents and are made once.
+    """
+    import flashinfer
+    import torch
+
+    _halves(case)
+    B, S, D = (case.axes[axis] for axis in "BSD")
+    neox = case.options["layout"] == "half"
+    positions = None
+
+    def conversion(q: Any, k: Any, cos: Any, sin: Any, layout: str) -> Any:
+        tokens = tuple(x.transpose(1, 2).reshape(B * S, -1) for x in (q, k))
+        return *tokens, torch.cat((cos, sin), -1).float()
+
+    def call(q: Any, k: Any, cos: Any, sin: Any, layout: str) -> Any:
+        nonlocal positions
+        if positions is None:
+            positions = torch.arange(S, dtype=torch.int32, device=q.device).repeat(B)
+        q, k, cache = conversion(q, k, cos, sin, layout)
+        out = flashinfer.apply_rope_with_cos_sin_cache(positions, q, k, D, cache, is_neox=neox)
+        return tuple(x.view(B, S, -1, D).transpose(1, 2) for x in out)
+
+    return refusing(forcing(call, conversion), *CHECKS)
+
+
+@serving
+def softmax(case: Any) -> Call:
+    """`flashinfer.sampling.softmax`, of logits in fp32."""
+    from flashinfer.sampling import softmax as function
+
+    if case.dtype != "fp32":
+        raise NotImplementedError("flashinfer.sampling.softmax gives fp32, whatever it is given")
+    return refusing(lambda x: function(x), *CHECKS)
+
+
+@serving
+def mx_quant(case: Any) -> Call:
+    """`mxfp8_quantize` and `nvfp4_quantize` with scales in rows, which exist for Blackwell only."""
+    import flashinfer
+    import torch
+
+    _halves(case)
+    if torch.cuda.get_device_capability() < (10, 0):
+        raise NotImplementedError("FlashInfer quantizes to block formats on compute capability 10 and newer only")
+    M = case.axes["M"]
+    if case.options["format"] == "mxfp4":
+        raise NotImplementedError("mxfp4_quantize gives its scales in the order of the tensor cores only")
+
+    def mxfp8(x: Any, format: str, scale: Any) -> Any:
+        q, scales = flashinfer.mxfp8_quantize(x, is_sf_swizzled_layout=False)
+        return q, scales.view(M, -1)
+
+    def nvfp4(x: Any, format: str, scale: Any) -> Any:
+        q, scales = flashinfer.nvfp4_quantize(x, 1 / scale, sfLayout=flashinfer.SfLayout.layout_linear)
+        return q, scales.view(torch.float8_e4m3fn).view(M, -1)
+
+    return refusing(mxfp8 if case.options["format"] == "mxfp8" else nvfp4, *CHECKS)
+
+
+@serving
+def attention(case: Any) -> Call:
+    """`BatchPrefillWithRaggedKVCacheWrapper` on packed tokens (B · S, H, D); on Hopper by its FlashAttention 3.
+
+    With B > 1 our (B, H, S, D) is no view of packed tokens: it is copied to that order inside the call.
+    """
+    import flashinfer
+    import torch
+
+    _halves(case)
+    B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
+    causal = case.options["mask"] == "causal"
+    planned = None
+
+    def conversion(q: Any, k: Any, v: Any, mask: str) -> Any:
+        return tuple(x.transpose(1, 2).reshape(B * S, x.shape[1], D) for x in (q, k, v))
+
+    def plan(q: Any) -> Any:
+        workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
+        starts = torch.arange(B + 1, dtype=torch.int32, device=q.device) * S
+        wrapper.plan(starts, starts, H, Hkv, D, causal=causal, q_data_type=q.dtype, kv_data_type=q.dtype)
+        return wrapper
+
+    def call(q: Any, k: Any, v: Any, mask: str) -> Any:
+        nonlocal planned
+        if planned is None:
+            planned = plan(q)
+        out = planned.run(*conversion(q, k, v, mask))
+        return out.view(B, S, H, D).transpose(1, 2)
+
+    return refusing(forcing(call, conversion) if B > 1 and S > 1 else call, *CHECKS)
+
+
+def in_use(lengths: Sequence[int], page: int, across: int) -> tuple[list[int], list[int], list[int]]:
+    """What FlashInfer wants to know of sequences of these lengths, whose block tables have `across` pages each.
+
+    (starts, places, last): sequence b's pages are the entries starts[b] to starts[b + 1] of the list of pages
+    in use, whose entry i stands at place places[i] of the block tables laid end to end; last[b] tokens of its last
+    page are in use.
+    """
+    starts, places = [0], list[int]()
+    for b, length in enumerate(lengths):
+        needed = -(-length // page)
+        starts.append(starts[-1] + needed)
+        places += range(b * across, b * across + needed)
+    return starts, places, [(x - 1) % page + 1 for x in lengths]
+
+
+@serving
+def attention_decode(case: Any) -> Call:
+    """`BatchDecodeWithPagedKVCacheWrapper`, or the paged prefill wrapper for more than one new token.
+
+    A contiguous cache is one of pages of 64 tokens in order. FlashInfer takes a list of just the pages in use:
+    with sequences as long as the block table that is the table itself, else it is picked out inside the call.
+    """
+    import flashinfer
+    import torch
+
+    _halves(case)
+    B, Sq, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "Sq", "H", "Hkv", "S", "D"))
+    page = int(case.options["page"]) or 64
+    if not case.options["page"] and S % page:
+        raise NotImplementedError(f"a contiguous cache of {S} tokens is not made of pages of {page}")
+    across = -(-S // page)
+    wrapper: Any = None
+    pages: Any = None
+    places: Any = None
+
+    def plan(q: Any, lengths: Any) -> None:
+        nonlocal wrapper, pages, places
+        starts, used, last = (
+            torch.tensor(x, dtype=torch.int32, device=q.device) for x in in_use(lengths.tolist(), page, across)
+        )
+        if len(used) < B * across:
+            places, pages = used, torch.empty_like(used)
+        workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)
+        kinds = {"q_data_type": q.dtype, "kv_data_type": q.dtype}
+        if Sq == 1:
+            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=Hkv < H)
+            wrapper.plan(starts, pages, last, H, Hkv, D, page, **kinds)
+        else:
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+            tokens = torch.arange(B + 1, dtype=torch.int32, device=q.device) * Sq
+            wrapper.plan(tokens, starts, pages, last, H, Hkv, D, page, causal=True, **kinds)
+
+    def call(q: Any, k_cache: Any, v_cache: Any, block_table: Any, lengths: Any) -> Any:
+        nonlocal pages
+        if wrapper is None:
+            ordered = torch.arange(B * across, dtype=torch.int32, device=q.device)
+            pages = ordered if block_table is None else block_table.view(-1)
+            plan(q, lengths)
+        if places is not None:
+            pages.copy_(places if block_table is None else block_table.view(-1)[places])
+        cache = tuple(x.view(-1, page, Hkv, D) for x in (k_cache, v_cache))
+        return wrapper.run(q.view(B * Sq, H, D), cache).view(B, Sq, H, D)
+
+    return refusing(call, *CHECKS)
+
+
+IMPLEMENTATIONS = {
+    "add_rms_norm": {"flashinfer": add_rms_norm},
+    "attention": {"flashinfer": attention},
+    "attention_decode": {"flashinfer": attention_decode},
+    "geglu": {"flashinfer": _gated("gelu_tanh_and_mul")},
+    "layer_norm": {"flashinfer": layer_norm},
+    "mx_quant": {"flashinfer": mx_quant},
+    "rms_norm": {"flashinfer": rms_norm},
+    "rope": {"flashinfer": rope},
+    "softmax": {"flashinfer": softmax},
+    "swiglu": {"flashinfer": _gated("silu_and_mul")},
+}

@@ -1,0 +1,119 @@
+"""quack (Dao AI Lab): kernels in CuTe DSL for Hopper and newer, compiled at the first call of a shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._terms import Call, forcing, refusing
+
+REQUIRES = ("quack-kernels", "nvidia-cutlass-dsl")
+DEVICES = ("cuda",)
+
+CHECKS = (AssertionError, ValueError)
+"""What its checks of arguments raise."""
+
+
+def rms_norm(case: Any) -> Call:
+    """`quack.rmsnorm.rmsnorm`."""
+    from quack.rmsnorm import rmsnorm
+
+    return refusing(lambda x, weight, eps: rmsnorm(x, weight, eps=eps), *CHECKS)
+
+
+def add_rms_norm(case: Any) -> Call:
+    """`quack.rmsnorm.rmsnorm` with a residual, which it returns updated."""
+    from quack.rmsnorm import rmsnorm
+
+    def call(x: Any, residual: Any, weight: Any, eps: float) -> Any:
+        return rmsnorm(x, weight, residual=residual, eps=eps, prenorm=True)
+
+    return refusing(call, *CHECKS)
+
+
+def layer_norm(case: Any) -> Call:
+    """`layernorm_fwd` and `layernorm_bwd`, which take weight and bias in fp32: converted inside the call.
+
+    quack has no autograd function of it, so one that calls the two stands here.
+    """
+    import torch
+    from quack.rmsnorm import layernorm_bwd, layernorm_fwd
+
+    class LayerNorm(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any, bias: Any, eps: float) -> Any:
+            rows, wide = x.reshape(-1, x.shape[-1]), weight.float()
+            if not any(ctx.needs_input_grad):
+                return layernorm_fwd(rows, wide, bias.float(), eps).view(x.shape)
+            y, rstd, mean = layernorm_fwd(rows, wide, bias.float(), eps, return_rstd=True, return_mean=True)
+            ctx.save_for_backward(rows, wide, rstd, mean)
+            ctx.dtype = weight.dtype
+            return y.view(x.shape)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Any) -> Any:
+            rows, wide, rstd, mean = ctx.saved_tensors
+            dx, dw, db = layernorm_bwd(rows, wide, dy.reshape(rows.shape), rstd, mean)
+            return dx.view(dy.shape), dw.to(ctx.dtype), db.to(ctx.dtype), None
+
+    apply: Any = LayerNorm.apply
+
+    def call(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+        return apply(x, weight, bias, eps)
+
+    def conversion(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+        return weight.detach().float(), bias.detach().float()
+
+    return refusing(forcing(call, conversion), *CHECKS)
+
+
+def softmax(case: Any) -> Call:
+    """`quack.softmax.softmax`."""
+    from quack.softmax import softmax as function
+
+    return refusing(lambda x: function(x), *CHECKS)
+
+
+def rope(case: Any) -> Call:
+    """`quack.rotary.apply_rotary_emb` of q and of k, which takes our order as a strided (B, S, H, D)."""
+    from quack.rotary import apply_rotary_emb
+
+    interleaved = case.options["layout"] == "interleaved"
+
+    def call(q: Any, k: Any, cos: Any, sin: Any, layout: str) -> Any:
+        return tuple(
+            apply_rotary_emb(x.transpose(1, 2), cos, sin, interleaved=interleaved).transpose(1, 2) for x in (q, k)
+        )
+
+    return refusing(call, *CHECKS)
+
+
+def cross_entropy(case: Any) -> Call:
+    """`quack.cross_entropy.cross_entropy`."""
+    from quack.cross_entropy import cross_entropy as function
+
+    if case.options["regularized"]:
+        raise NotImplementedError("quack's cross_entropy has neither label smoothing nor a z-loss")
+    return refusing(lambda logits, target: function(logits, target), *CHECKS)
+
+
+def fused_linear_cross_entropy(case: Any) -> Call:
+    """`quack.linear_cross_entropy.chunked_linear_cross_entropy`, its matmuls tuned at the first call."""
+    try:
+        from quack.linear_cross_entropy import chunked_linear_cross_entropy
+    except TypeError as error:
+        # quack keys its compiled matmuls by what their code refers to, and finds in some versions of CuTe DSL
+        # what it has no key for.
+        raise ImportError(f"quack's matmuls do not load beside this nvidia-cutlass-dsl: {error}") from error
+
+    return refusing(lambda x, weight, target: chunked_linear_cross_entropy(x, weight, target), *CHECKS)
+
+
+IMPLEMENTATIONS = {
+    "add_rms_norm": {"quack": add_rms_norm},
+    "cross_entropy": {"quack": cross_entropy},
+    "fused_linear_cross_entropy": {"quack": fused_linear_cross_entropy},
+    "layer_norm": {"quack": layer_norm},
+    "rms_norm": {"quack": rms_norm},
+    "rope": {"quack": rope},
+    "softmax": {"quack": softmax},
+}

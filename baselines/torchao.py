@@ -1,0 +1,48 @@
+"""torchao's quantization kernels in Triton.
+
+What it offers beside them (row-wise scales, MXFP4, 8-bit optimizers) is elementwise code meant for
+torch.compile, which `torch_compile.py` stands for, or another computation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._terms import Call, refusing
+
+REQUIRES = ("torchao", "triton")
+DEVICES = ("cuda",)
+
+
+def fp8_quant(case: Any) -> Call:
+    """The kernels of its block-wise fp8 training: for activations 1×128, for weights 128×128."""
+    from torchao.prototype.blockwise_fp8_training import kernels
+
+    if case.options["granularity"] == "row":
+        raise NotImplementedError("torchao has no kernel for row-wise scales, only code meant for torch.compile")
+    if case.options["format"] != "e4m3":
+        raise NotImplementedError("torchao's block-wise kernels quantize to e4m3 only")
+    if case.options["granularity"] == "block":
+        function = kernels.triton_fp8_blockwise_act_quant_lhs
+    else:  # transposed or not, the values are the same; this one writes them column by column
+        function = kernels.triton_fp8_blockwise_weight_quant_rhs
+    return refusing(lambda x, granularity, format: function(x, block_size=128), AssertionError)
+
+
+def mx_quant(case: Any) -> Call:
+    """`triton_to_mxfp8_dim0` with the scale that the OCP specification gives, which exists for Blackwell only."""
+    import torch
+    from torchao.prototype.mx_formats.kernels import triton_to_mxfp8_dim0
+
+    if case.options["format"] != "mxfp8":
+        raise NotImplementedError(
+            "torchao's kernel for rows makes mxfp8 only; mxfp4 is code meant for torch.compile"
+        )
+    if torch.cuda.get_device_capability() < (10, 0):
+        raise NotImplementedError("torchao defines its MX kernels for compute capability 10 and newer only")
+    return refusing(
+        lambda x, format, scale: triton_to_mxfp8_dim0(x, inner_block_size=32, scaling_mode="floor"), AssertionError
+    )
+
+
+IMPLEMENTATIONS = {"fp8_quant": {"torchao": fp8_quant}, "mx_quant": {"torchao": mx_quant}}

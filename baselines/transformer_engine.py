@@ -1,0 +1,162 @@
+"""NVIDIA Transformer Engine: its fused operations, attention, loss and Adam.
+
+Its PyTorch part is built from source with nvcc and cuDNN's headers: an environment of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._terms import Call, forcing, sparing
+
+REQUIRES = ("transformer-engine", "transformer-engine-torch")
+ENVIRONMENT = "transformer_engine"
+DEVICES = ("cuda",)
+
+
+def _on(module: Any, **parameters: Any) -> Any:
+    """A module's result of x with our tensors for its parameters, which it would otherwise make itself."""
+    from torch.func import functional_call
+
+    x = parameters.pop("x")
+    return functional_call(module, parameters, (x,))
+
+
+def _again(case: Any, call: Call) -> Call:
+    """Its operations let go of what they saved at the first backward pass: to be repeated, they get copies."""
+    return sparing(call) if case.pass_ == "backward" else call
+
+
+def rms_norm(case: Any) -> Call:
+    """`transformer_engine.pytorch.ops.RMSNorm`."""
+    from transformer_engine.pytorch import ops
+
+    module: Any = None
+
+    def call(x: Any, weight: Any, eps: float) -> Any:
+        nonlocal module
+        if module is None:
+            module = ops.RMSNorm(x.shape[-1], eps=eps, device=x.device, dtype=x.dtype)
+        return _on(module, x=x, weight=weight)
+
+    return _again(case, call)
+
+
+def layer_norm(case: Any) -> Call:
+    """`transformer_engine.pytorch.ops.LayerNorm`."""
+    from transformer_engine.pytorch import ops
+
+    module: Any = None
+
+    def call(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+        nonlocal module
+        if module is None:
+            module = ops.LayerNorm(x.shape[-1], eps=eps, device=x.device, dtype=x.dtype)
+        return _on(module, x=x, weight=weight, bias=bias)
+
+    return _again(case, call)
+
+
+def gelu(case: Any) -> Call:
+    """`transformer_engine.pytorch.ops.GELU`, the tanh form."""
+    from transformer_engine.pytorch import ops
+
+    if case.options["approximate"] != "tanh":
+        raise NotImplementedError("Transformer Engine has the tanh form only")
+    module = ops.GELU()
+    return _again(case, lambda x, approximate: module(x))
+
+
+def _gated(name: str) -> Any:
+    def factory(case: Any) -> Call:
+        import torch
+        from transformer_engine.pytorch import ops
+
+        module = getattr(ops, name)()
+
+        def conversion(gate: Any, up: Any) -> Any:
+            return torch.cat((gate, up), -1)
+
+        return forcing(_again(case, lambda gate, up: module(conversion(gate, up))), conversion)
+
+    factory.__doc__ = (
+        f"`transformer_engine.pytorch.ops.{name}`, of gate and up side by side: laid so inside the call."
+    )
+    return factory
+
+
+def cross_entropy(case: Any) -> Call:
+    """`transformer_engine.pytorch.parallel_cross_entropy` on one device."""
+    from transformer_engine.pytorch import parallel_cross_entropy
+
+    return lambda logits, target: parallel_cross_entropy(logits[None], target[None], 0.0, True)
+
+
+def attention(case: Any) -> Call:
+    """`transformer_engine.pytorch.DotProductAttention`, which chooses cuDNN or FlashAttention.
+
+    It takes (B, S, H, D) as it lies in memory: our (B, H, S, D) is copied to that order inside the call.
+    """
+    from transformer_engine.pytorch import DotProductAttention
+
+    H, Hkv, D = (case.axes[axis] for axis in ("H", "Hkv", "D"))
+    causal = case.options["mask"] == "causal"
+    module = DotProductAttention(
+        H, D, num_gqa_groups=Hkv, qkv_format="bshd", attn_mask_type="causal" if causal else "no_mask"
+    )
+
+    def conversion(q: Any, k: Any, v: Any, mask: str) -> Any:
+        return tuple(x.transpose(1, 2).contiguous() for x in (q, k, v))
+
+    def call(q: Any, k: Any, v: Any, mask: str) -> Any:
+        return module(*conversion(q, k, v, mask)).unflatten(-1, (H, D)).transpose(1, 2)
+
+    return forcing(call, conversion)
+
+
+def adamw(case: Any) -> Call:
+    """The kernel of `transformer_engine.pytorch.optimizers.FusedAdam`, which knows masters.
+
+    As with PyTorch's, the optimizer's own work around it on the host is left out.
+    """
+    import torch
+    import transformer_engine_torch
+    from transformer_engine.pytorch.optimizers import multi_tensor_applier
+
+    overflow: Any = None
+
+    def call(
+        params: Any,
+        grads: Any,
+        exp_avgs: Any,
+        exp_avg_sqs: Any,
+        masters: Any,
+        step: int,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+    ) -> None:
+        nonlocal overflow
+        if overflow is None:
+            overflow = torch.zeros(1, dtype=torch.int32, device=params[0].device)
+        lists = [grads, params, exp_avgs, exp_avg_sqs, *([masters] if masters else [])]
+        multi_tensor_applier(
+            transformer_engine_torch.multi_tensor_adam, overflow, lists,
+            lr, beta1, beta2, eps, step, 1, 1, weight_decay,
+        )  # fmt: skip
+
+    return call
+
+
+IMPLEMENTATIONS = {
+    "adamw": {"transformer_engine": adamw},
+    "attention": {"transformer_engine": attention},
+    "cross_entropy": {"transformer_engine": cross_entropy},
+    "geglu": {"transformer_engine": _gated("GEGLU")},
+    "gelu": {"transformer_engine": gelu},
+    "layer_norm": {"transformer_engine": layer_norm},
+    "rms_norm": {"transformer_engine": rms_norm},
+    "swiglu": {"transformer_engine": _gated("SwiGLU")},
+}

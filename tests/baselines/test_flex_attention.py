@@ -1,0 +1,25 @@
+"""FlexAttention on our inputs: its CPU path has the forward pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernelmark.baselines import flex_attention
+from kernelmark.suite.measure.verify import deviation
+from kernelmark.suite.measure.workbench import Workbench
+from kernelmark.suite.operators.attention import OPERATOR
+
+
+# torch's own, where its compiler is loaded.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_right_answer_twice(mask, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    case = OPERATOR.case({"B": 2, "H": 4, "Hkv": 2, "S": 48, "D": 16}, "fp32", "forward", mask=mask)
+    bench = Workbench.build(OPERATOR, case, torch.device("cpu"), seed=1)
+    call = bench.call(flex_attention.attention(case))
+    for contents in (bench.decoys, bench.values):
+        bench.lay(contents)
+        result = call()
+    deviation(bench.comparable(result), bench.references, OPERATOR.tolerances["fp32"])
+    torch._dynamo.reset()
