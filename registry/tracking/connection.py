@@ -44,6 +44,12 @@ class StoreError(KernelmarkError):
         )
 
 
+class RefusedError(StoreError):
+    """The registry answers, and will not have us: a wrong password, name or address. The user can mend that."""
+
+    exit_code = 2
+
+
 @dataclass(frozen=True)
 class Connection:
     """An open MLflow store and the one experiment that is used of it."""
@@ -124,6 +130,8 @@ def reachable(uri: str, patience: Mapping[str, str]) -> Iterator[None]:
     except Exception as error:
         if not type(error).__module__.startswith(("mlflow", "requests", "urllib3", "sqlalchemy")):
             raise
+        if refusal := _refusal(error, uri):
+            raise RefusedError(refusal) from error
         raise StoreError(f"the registry at {shown(uri)} failed: {_short(error, uri)}") from error
     finally:
         for name in ours:
@@ -212,8 +220,28 @@ def _database(uri: str) -> Path | None:
     return Path(unquote(name))
 
 
+def _refusal(error: Exception, uri: str) -> str | None:
+    """What to do about a server that refuses; None for every other failure."""
+    code = getattr(error, "error_code", None)
+    if code == "UNAUTHENTICATED":
+        return (
+            f"the registry at {shown(uri)} refused the user name and password: check MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD"
+        )
+    if code != "PERMISSION_DENIED":
+        return None
+    if "Invalid Host header" in str(error):
+        return (
+            f"the server at {shown(uri)} does not go by this name: use one that it knows, or have its "
+            "administrator add this one to KERNELMARK_REGISTRY_HOSTS"
+        )
+    return f"this account may not do that in the registry at {shown(uri)}: have its administrator grant it"
+
+
 def _short(error: Exception, uri: str) -> str:
     """The cause in one line, without credentials: MLflow quotes whole URIs, requests and SQL statements."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0].replace(uri, shown(uri))
     caused = re.search(r"Caused by \w+\(.*: (.+?)[\"')]*$", text)
+    # The innermost of nested exceptions says what happened: ('Connection aborted.', RemoteDisconnected('…')).
+    caused = caused or re.search(r"Caused by \w+\(.*'([^']+)'\)+$", text)
     return shown(caused[1] if caused else text)[:500]

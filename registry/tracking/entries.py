@@ -133,6 +133,7 @@ def _common(journal: Journal) -> dict[str, str]:
         "commit": f"{header.commit}{'-dirty' if header.dirty else ''}" if header.commit else None,
         "harness": header.harness,
         "comparability_key": header.key,
+        "image_digest": str(header.conditions.get("image_digest") or ""),
     }
     return {name: value for name, value in tags.items() if value}
 

@@ -5,7 +5,8 @@ at any point: once the last ingest of a run has come to its end, every row stand
 state of the longest journal ingested. It rests on four rules, none of which needs a transaction:
 
 1. What is written for a row is a pure function of the journal, timestamps included, so two processes that
-   fill the same MLflow run do no harm, and a run left unfinished by a killed process is simply finished.
+   fill the same MLflow run do no harm, and a run left unfinished by a killed process is simply finished, by
+   whoever comes next, even beside a finished one of the same row.
 2. An MLflow run is never changed once finished. A row that changed gets a new one of the next `generation`.
 3. MLflow runs of one row have a total order: journal length, generation, id. Only one that stands below a
    *finished* one is ever deleted, so the highest finished one outlives everybody.
@@ -26,6 +27,7 @@ from typing import Any, TypeAlias
 from ..errors import InputError
 from ..home import Home
 from ..journal import Journal, read
+from ..transfer import checked_run
 from .connection import Connection, StoreError, connect, locked, resolve
 from .entries import SUMMARY, Entry, artifacts, content_hash, entries, length, summary
 
@@ -119,7 +121,8 @@ class Store:
                 count[self._bring(entry, before.get(entry.identity, []), lines, {})] += 1
                 if progress:
                     progress(number, len(wanted))
-            self._tidy(self._of_run(run) if count["created"] + count["updated"] else before)
+            wrote = count["created"] + count["updated"] or any(not x.finished for y in before.values() for x in y)
+            self._tidy(self._of_run(run) if wrote else before)
             # The summary last: once it is finished, nothing of the run is missing.
             entry = summary(journal)
             self._bring(entry, before.get(SUMMARY, []), lines, artifacts(journal))
@@ -134,7 +137,10 @@ class Store:
         with self._connection.reachable():
             for run in self._search(f"tags.kind = '{SUMMARY}'"):
                 found.setdefault(run.data.tags["invocation"], []).append(_Stored.of(run))
-        return {name: x[0].sha256 for name, x in found.items() if len(x) == 1 and x[0].finished}
+            # What a killed writer left of a row that another one recorded.
+            begun = {x.data.tags.get("invocation") for x in self._search("attributes.status = 'RUNNING'")}
+        whole = {name: x[0] for name, x in found.items() if len(x) == 1 and x[0].finished}
+        return {name: x.sha256 for name, x in whole.items() if name not in begun}
 
     def newest(self) -> str | None:
         """The run measured last, of those in the registry."""
@@ -142,6 +148,25 @@ class Store:
             for run in self._search(f"tags.kind = '{SUMMARY}'", limit=1):
                 return str(run.data.tags["invocation"])
         return None
+
+    def tag(self, run: str, wanted: Mapping[str, Mapping[str, str]], prefix: str) -> int:
+        """Gives the entries of a run tags of their own, by identity; how many rows have them now.
+
+        All tags that begin with `prefix` are this call's: those not wanted go. They are no part of an entry's
+        content, so an ingest leaves them alone.
+        """
+        count = 0
+        with locked(self._connection.lock), self._connection.reachable():
+            for found in list(self._search(f"tags.invocation = '{checked_run(run)}'")):
+                there: Mapping[str, str] = found.data.tags
+                mine = wanted.get(there.get("identity", ""), {})
+                for name, value in mine.items():
+                    if there.get(name) != value:
+                        self._client.set_tag(found.info.run_id, name, value)
+                for name in [x for x in there if x.startswith(prefix) and x not in mine]:
+                    self._client.delete_tag(found.info.run_id, name)
+                count += bool(mine) and there.get("kind") == "row"
+        return count
 
     def deep_link(self, run: str | None, operator: str | None = None) -> str:
         """The UI's address of a ready comparison of a run's rows; only its fragment where no server runs."""
@@ -173,10 +198,15 @@ class Store:
     def _bring(self, entry: Entry, there: Sequence[_Stored], lines: int, files: Mapping[str, bytes]) -> str:
         """Sees to it that an entry stands in the registry, if nothing newer does; says what that took."""
         done = max((x for x in there if x.finished), key=lambda x: x.rank, default=None)
-        if done is not None and (done.lines > lines or done.sha256 == entry.sha256):
+        if done is not None and done.lines > lines:
             return "skipped"
         below = done.rank if done else (0, 0, "")
+        # Begun by a writer that lives or was killed. It stands above, so nobody may delete it: it is finished,
+        # even where the row is there already, and what stands below goes.
         begun = [x for x in there if not x.finished and x.sha256 == entry.sha256 and x.rank > below]
+        same = done is not None and done.sha256 == entry.sha256
+        if same and not begun:
+            return "skipped"
         if begun:
             run_id = max(begun, key=lambda x: x.rank).id
         else:
@@ -189,7 +219,7 @@ class Store:
                 tags={**entry.tags, **own},
                 run_name=entry.name,
             ).info.run_id
-        if not self._fill(run_id, entry, files):
+        if not self._fill(run_id, entry, files) or same:
             return "skipped"
         return "updated" if done else "created"
 

@@ -34,15 +34,36 @@ def command_export(runs: tuple[str, ...], output: Path, force: bool) -> None:
 
 @click.command("import")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["journal", "pytest-benchmark", "google-benchmark", "nvbench", "go"]),
+    default="journal",
+    show_default=True,
+    help="What wrote the files. Other tools' files become runs, a file a run.",
+)
+@click.option(
+    "--one-run",
+    is_flag=True,
+    help="Other tools' files: each is a process of one and the same run. Five processes make a run that counts.",
+)
+@click.option("--commit", metavar="HASH", help="Other tools' files: the commit that was measured, in full.")
 @click.option("--json", "as_json", is_flag=True, help="For machines: one object a file, on one line each.")
 @click.option("--no-sync", is_flag=True, help="Only take the journal in; `kernelmark sync` records it later.")
-def command_import(files: tuple[Path, ...], as_json: bool, no_sync: bool) -> None:
+def command_import(
+    files: tuple[Path, ...], form: str, one_run: bool, commit: str | None, as_json: bool, no_sync: bool
+) -> None:
     """Take journals in, plain or compressed, and record them in the registry.
 
     A registry that cannot be reached is no failure here: the journal is in, and `kernelmark sync` follows.
     """
     home = Home()
-    runs = [transfer.import_journal(x, home) for x in files]
+    if form == "journal":
+        if one_run or commit:
+            raise InputError("--one-run and --commit are for other tools' files; a journal says both itself.")
+        runs = [transfer.import_journal(x, home) for x in files]
+    else:
+        runs = _foreign(form, files, home, one_run, commit)
     links: dict[str, str] = {}
     note = None if runs and not no_sync else "not recorded in the registry yet: kernelmark sync"
     if not no_sync:
@@ -61,6 +82,16 @@ def command_import(files: tuple[Path, ...], as_json: bool, no_sync: bool) -> Non
             click.echo(f"{run}: imported{' and recorded' if run in links else ''}")
     if note and len(links) < len(runs):
         click.echo(note, err=True)
+
+
+def _foreign(form: str, files: tuple[Path, ...], home: Home, one_run: bool, commit: str | None) -> list[str]:
+    from ...registry.foreign.formats import take_in
+    from ...registry.foreign.results import hexadecimal
+
+    if commit is not None and hexadecimal(commit) is None:
+        raise InputError(f"--commit {commit!r} is no whole git hash: 40 or 64 digits, as `git rev-parse` prints.")
+    groups = [files] if one_run else [(x,) for x in files]
+    return [take_in(form, group, home, commit) for group in groups]
 
 
 @click.command("sync")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import sqlite3
+import time
 
 import pytest
 from kernelmark.registry import index as module
@@ -147,3 +148,47 @@ def test_a_home_that_cannot_be_written_is_read_all_the_same(home, store):
 def test_a_home_that_is_not_there(tmp_path):
     assert Index(Home(tmp_path / "nowhere")).runs() == []
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_hundred_thousand_runs_are_searched_without_reading_them(home, store, monkeypatch):
+    """One index over them; a search reads none, and only what is new since the last time is opened at all."""
+    store(1)
+    Index(home)
+    database = sqlite3.connect(home.folder / "index.db")
+    row = database.execute("SELECT * FROM runs").fetchone()
+    numbers = range(100_000)
+    with database:
+        database.executemany(
+            "INSERT INTO runs VALUES (?,?,?,?,?,?,?,?,?,?,?)",
+            (
+                (
+                    f"r{i:06d}",
+                    f"r{i:06d}.jsonl",
+                    f"{i % 5000:040x}",
+                    0,
+                    f"key{i % 7}",
+                    *row[5:6],
+                    f"2026-{i:06d}",
+                    *row[7:],
+                )
+                for i in numbers
+            ),
+        )
+    database.close()
+    for i in numbers:  # empty: whoever reads one learns nothing
+        (home.journals / f"r{i:06d}.jsonl").touch()
+    opened = []
+    monkeypatch.setattr(module, "_header", lambda path: opened.append(path))
+    monkeypatch.setattr(module, "read", lambda path: pytest.fail("it read a journal"))
+    begin = time.process_time()
+    index = Index(home)
+    found = index.runs(commit=f"{4321:040x}", key="key3", limit=20)
+    commits = index.commits(limit=10)
+    seconds = time.process_time() - begin
+    assert opened == []
+    assert found == sorted(found, key=lambda x: x.created, reverse=True)
+    assert {x.commit for x in found} == {f"{4321:040x}"}
+    assert len(found) == sum(i % 5000 == 4321 and i % 7 == 3 for i in numbers)
+    assert len(commits) == 10
+    assert seconds < 3, "the folder's list alone is 100,000 names"
+    assert "run-1" in names(index.runs(commit="a" * 40))

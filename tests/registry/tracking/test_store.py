@@ -138,11 +138,30 @@ def test_duplicates_and_leftovers_are_tidied(home: Home, make_journal: Callable[
                 client.set_terminated(twin, end)
     assert store.complete() == {}
     store.ingest(journal)
+    assert_once(stored(at(home)), 4)
+    assert store.complete().keys() == {RUN}
+
+
+def test_what_a_killed_writer_left_beside_a_recorded_row_is_seen_to(
+    home: Home, make_journal: Callable[..., Journal], write: Callable[[Journal, Path], Path]
+) -> None:
+    journal = make_journal(cases=1)
+    write(journal, home.journal(RUN))
+    Store.open(None, home).ingest(journal)
+    client = mlflow.MlflowClient(tracking_uri=at(home))
+    row = next(x for x in stored(at(home)) if x.data.tags["kind"] == "row")
+    while True:  # half of all ids stand below the finished one's, and those are deleted anyway
+        left = client.create_run(row.info.experiment_id, tags=row.data.tags).info.run_id
+        if left > row.info.run_id:
+            break
+    done = sync(home)  # the summary says complete; the row does not
+    assert done.complete == ()
+    assert (done.ingested[0].created, done.ingested[0].updated, done.ingested[0].skipped) == (0, 0, 2)
     runs = stored(at(home))
-    assert {x.data.tags["identity"] for x in runs if x.info.status == "FINISHED"} == {
-        x.data.tags["identity"] for x in runs
-    }
-    assert len([x for x in runs if x.info.status == "FINISHED"]) == 5
+    assert_once(runs, 2)
+    assert left in {x.info.run_id for x in runs}
+    assert client.get_run(left).data.metrics == row.data.metrics
+    assert sync(home).complete == (RUN,)
 
 
 def test_a_writer_that_was_overtaken_gives_way(

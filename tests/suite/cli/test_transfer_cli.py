@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from kernelmark.registry.errors import InputError
+from kernelmark.registry.foreign.formats import FORMATS
 from kernelmark.registry.journal import encode
 from kernelmark.registry.record import Case, Header, Measurement, Record
 from kernelmark.registry.tracking.store import StoreError
@@ -104,3 +105,24 @@ def test_sync_names_what_it_could_not_read(journal: Path) -> None:
     assert "1 rows recorded" in done.stdout
     assert isinstance(done.exception, InputError)
     assert "bad.jsonl: line 2" in str(done.exception)
+
+
+EXAMPLES = Path(__file__).parents[2] / "registry" / "foreign" / "examples"
+
+
+def test_other_tools_files_become_runs(journal: Path) -> None:
+    file = str(EXAMPLES / "google_benchmark.json")
+    done = CliRunner().invoke(command_import, ["--format", "google-benchmark", "--no-sync", "--json", file, file])
+    assert done.exit_code == 0, done.output
+    said = [json.loads(x) for x in done.stdout.splitlines()]
+    assert [x["run"] for x in said] == ["20261120-101112-6e05c183"] * 2
+    with pytest.raises(InputError, match="for other tools' files"):
+        CliRunner().invoke(command_import, ["--one-run", str(journal)], catch_exceptions=False)
+    arguments = ["--format", "google-benchmark", "--commit", "main", file]
+    with pytest.raises(InputError, match="'main' is no whole git hash"):
+        CliRunner().invoke(command_import, arguments, catch_exceptions=False)
+
+
+def test_the_choices_are_the_formats() -> None:
+    form = next(x for x in command_import.params if x.name == "form")
+    assert set(form.type.choices) == {"journal", *FORMATS}  # type: ignore[attr-defined]
