@@ -6,8 +6,19 @@ import torch
 
 
 @torch.compile(dynamic=False)
-def cross_entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """logits (M, V) and target (M,) to their mean cross-entropy in the dtype of logits; computed in fp32."""
+def cross_entropy(
+    logits: torch.Tensor, target: torch.Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0
+) -> torch.Tensor:
+    """logits (M, V) and target (M,) to their mean cross-entropy in the dtype of logits; computed in fp32.
+
+    Targets of -100 do not count; the options are those of the kernel for GPUs.
+    """
     wide = logits.float()
-    hit = wide.gather(-1, target[:, None]).squeeze(-1)
-    return (wide.logsumexp(-1) - hit).mean().to(logits.dtype)
+    total = wide.logsumexp(-1)
+    losses = total - (1 - label_smoothing) * wide.gather(-1, target.clamp(min=0)[:, None]).squeeze(-1)
+    if label_smoothing:
+        losses = losses - label_smoothing * wide.mean(-1)
+    if z_loss:
+        losses = losses + z_loss * total.square()
+    counts = target != -100
+    return (losses.where(counts, 0).sum() / counts.sum()).to(logits.dtype)

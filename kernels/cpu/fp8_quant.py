@@ -7,12 +7,21 @@ import torch
 
 @torch.compile(dynamic=False)
 def fp8_quant(x: torch.Tensor, granularity: str, format: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (M, N) to q (M, N) in the fp8 format and fp32 scales, (M, 1) by row or (M, ceil(N/128)) by block."""
+    """x (M, N) to q (M, N) in the fp8 format and fp32 scales.
+
+    The scales are (M, 1) by row, (M, ceil(N/128)) by block, (ceil(M/128), ceil(N/128)) by tile.
+    """
     dtype = torch.float8_e4m3fn if format == "e4m3" else torch.float8_e5m2
     M, N = x.shape
     wide = x.float()
-    if granularity == "block":
+    if granularity == "tile":
+        wide = torch.nn.functional.pad(wide, (0, -N % 128, 0, -M % 128)).view(-(-M // 128), 128, -(-N // 128), 128)
+    elif granularity == "block":
         wide = torch.nn.functional.pad(wide, (0, -N % 128)).view(M, -1, 128)
-    scale = wide.abs().amax(-1, keepdim=True).clamp(min=1e-30) / torch.finfo(dtype).max
+    shared = (1, 3) if granularity == "tile" else (-1,)
+    scale = wide.abs().amax(shared, keepdim=True).clamp(min=1e-30) / torch.finfo(dtype).max
     q = (wide / scale).to(dtype)
-    return (q, scale) if granularity == "row" else (q.view(M, -1)[:, :N], scale.squeeze(-1))
+    if granularity == "row":
+        return q, scale
+    height, width = (-(-M // 128) * 128, -(-N // 128) * 128) if granularity == "tile" else (M, -(-N // 128) * 128)
+    return q.view(height, width)[:M, :N], scale.squeeze((1, 3) if granularity == "tile" else -1)

@@ -11,21 +11,46 @@ if TYPE_CHECKING:
     import torch
 
 
+IGNORED = -100
+
+LABEL_SMOOTHING = 0.1
+
+Z_LOSS = 0.01
+"""A hundred times what models are trained with, so that who leaves it out is found wrong."""
+
+
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
-    """logits (M, V) in the case's dtype, target (M,) int64 in [0, V)."""
+    """logits (M, V) in the case's dtype, target (M,) int64 in [0, V).
+
+    Regularized, every eighth target is -100, which counts for nothing, and there are two more inputs.
+    """
     import torch
 
     M, V = case.axes["M"], case.axes["V"]
     dtype = torch_dtype(case.dtype)
-    return {
-        "logits": torch.randn(M, V, device=device, generator=generator, dtype=dtype),
-        "target": torch.randint(0, V, (M,), device=device, generator=generator),
-    }
+    logits = torch.randn(M, V, device=device, generator=generator, dtype=dtype)
+    target = torch.randint(0, V, (M,), device=device, generator=generator)
+    if not case.options["regularized"]:
+        return {"logits": logits, "target": target}
+    target[1::8] = IGNORED
+    return {"logits": logits, "target": target, "label_smoothing": LABEL_SMOOTHING, "z_loss": Z_LOSS}
 
 
-def reference(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """mean over rows of logsumexp(logits) - logits[target], a scalar."""
-    return (logits.logsumexp(-1) - logits.gather(-1, target[:, None]).squeeze(-1)).mean()
+def reference(
+    logits: torch.Tensor, target: torch.Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0
+) -> torch.Tensor:
+    """mean over rows that count of logsumexp(logits) - logits[target], a scalar.
+
+    Smoothing moves so much of the weight of logits[target] to the mean logit; z_loss adds so much of the square of
+    logsumexp(logits).
+    """
+    counts = target != IGNORED
+    hit = logits.gather(-1, target.clamp(min=0)[:, None]).squeeze(-1)
+    total = logits.logsumexp(-1)
+    losses = total - (1 - label_smoothing) * hit + z_loss * total.square()
+    if label_smoothing:
+        losses = losses - label_smoothing * logits.mean(-1)
+    return losses.where(counts, 0).sum() / counts.sum()
 
 
 def bytes_(case: Case) -> int:
@@ -48,6 +73,8 @@ OPERATOR = Operator(
     name="cross_entropy",
     summary="mean cross-entropy of logits and target tokens",
     axes={"M": "tokens", "V": "vocabulary"},
+    # Label smoothing, a z-loss and targets that do not count, all at once.
+    options={"regularized": (False, True)},
     # Not fp16: p / M is below its smallest number, so that no implementation can be right.
     dtypes=("bf16", "fp32"),
     inputs=inputs,
@@ -62,6 +89,7 @@ OPERATOR = Operator(
         "standard": (
             grid("forward", "forward_backward", M=[4096, 16384], V=32000),
             grid("forward", "forward_backward", M=8192, V=128256),
+            grid("forward_backward", M=8192, V=128256, options={"regularized": True}),
         ),
         "full": (
             grid("forward", "forward_backward", M=4096, V=32000, dtypes="fp32"),

@@ -1,4 +1,4 @@
-"""Dynamic quantization to 8-bit floats (Micikevicius et al., arXiv 2209.05433), one scale a row or 128 columns."""
+"""Dynamic quantization to 8-bit floats (arXiv 2209.05433), with a scale for a row, 128 columns or a square."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK = 128
-"""Columns that share a scale with granularity block."""
+"""Columns that share a scale with granularity block, and rows as well with tile."""
 
 STEP = {"e4m3": 2.0**-3, "e5m2": 2.0**-2}
 """Spacing of a format's numbers at 1."""
@@ -38,23 +38,34 @@ def reference(x: torch.Tensor, granularity: str, format: str) -> torch.Tensor:
     return x.clone()
 
 
-def results(result: Any, inputs: Inputs) -> torch.Tensor:
-    """(q (M, N) in fp8, scale (M, 1) or (M, ceil(N/128)) in fp32) to q · scale, (M, N) in fp64.
+def groups(case: Case) -> int:
+    """How many scales there are."""
+    M, N = case.axes["M"], case.axes["N"]
+    across = -(-N // BLOCK)
+    return {"row": M, "block": M * across, "tile": -(-M // BLOCK) * across}[str(case.options["granularity"])]
 
-    The deviation from x is given in steps of e4m3, so that one tolerance is right for both formats: e5m2
-    has half the numbers, and its deviation counts half. A wrong dtype or shape becomes NaN, which is wrong.
+
+def results(result: Any, inputs: Inputs) -> torch.Tensor:
+    """(q (M, N) in fp8, scale in fp32) to q · scale, (M, N) in fp64.
+
+    scale is (M, 1) by row, (M, ceil(N/128)) by block and (ceil(M/128), ceil(N/128)) by tile. The deviation from x
+    is given in steps of e4m3, so that one tolerance is right for both formats: e5m2 has half the numbers, and its
+    deviation counts half. A wrong dtype or shape becomes NaN, which is wrong.
     """
     import torch
 
     q, scale = result
     x = inputs["x"].double()
     M, N = x.shape
-    rows = inputs["granularity"] == "row"
-    groups = 1 if rows else -(-N // BLOCK)
-    if q.dtype != torch_dtype(inputs["format"]) or q.shape != x.shape or scale.numel() != M * groups:
+    down = -(-M // BLOCK) if inputs["granularity"] == "tile" else M
+    across = 1 if inputs["granularity"] == "row" else -(-N // BLOCK)
+    if q.dtype != torch_dtype(inputs["format"]) or q.shape != x.shape or scale.numel() != down * across:
         return torch.full_like(x, torch.nan)
-    scale = scale.double().reshape(M, groups)
-    wide = scale if rows else scale.repeat_interleave(BLOCK, -1)[:, :N]
+    wide = scale.double().reshape(down, across)
+    if inputs["granularity"] != "row":
+        wide = wide.repeat_interleave(BLOCK, -1)[:, :N]
+    if inputs["granularity"] == "tile":
+        wide = wide.repeat_interleave(BLOCK, 0)[:M]
     comparable: torch.Tensor = x + (q.double() * wide - x) * (STEP["e4m3"] / STEP[inputs["format"]])
     return comparable
 
@@ -62,8 +73,7 @@ def results(result: Any, inputs: Inputs) -> torch.Tensor:
 def bytes_(case: Case) -> int:
     """Reads x, writes one byte an element and the fp32 scales."""
     M, N = case.axes["M"], case.axes["N"]
-    groups = 1 if case.options["granularity"] == "row" else -(-N // BLOCK)
-    return M * N * (BYTES[case.dtype] + 1) + M * groups * 4
+    return M * N * (BYTES[case.dtype] + 1) + groups(case) * 4
 
 
 def flops(case: Case) -> int:
@@ -80,7 +90,7 @@ OPERATOR = Operator(
     name="fp8_quant",
     summary="dynamic quantization to 8-bit floats with scales",
     axes={"M": "tokens", "N": "width"},
-    options={"granularity": ("row", "block"), "format": ("e4m3", "e5m2")},
+    options={"granularity": ("row", "block", "tile"), "format": ("e4m3", "e5m2")},
     inputs=inputs,
     reference=reference,
     results=results,
@@ -99,6 +109,7 @@ OPERATOR = Operator(
                 N=4096,
                 options={"granularity": ["row", "block"], "format": ["e4m3", "e5m2"]},
             ),
+            grid("forward", M=16384, N=4096, options={"granularity": "tile"}),
         ),
         "full": (
             grid(
@@ -108,7 +119,7 @@ OPERATOR = Operator(
                 options={"granularity": ["row", "block"]},
                 dtypes=["fp16", "fp32"],
             ),
-            grid("forward", M=[1, 4095], N=4095, options={"granularity": ["row", "block"]}),
+            grid("forward", M=[1, 4095], N=4095, options={"granularity": ["row", "block", "tile"]}),
             grid("forward", M=2048, N=65536, options={"granularity": ["row", "block"]}),
         ),
     },

@@ -4,6 +4,8 @@ import pytest
 import torch
 from kernelmark.kernels.cross_entropy import cross_entropy
 
+BOTH = pytest.mark.parametrize("gradient", ["backward", "forward"])
+
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("axes", [{"M": 5, "V": 37}, {"M": 3, "V": 128}, {"M": 2, "V": 1}, {"M": 1, "V": 70}])
@@ -51,12 +53,55 @@ def test_extreme_logits():
     assert gradient.abs().sum().item() == pytest.approx(0.5, rel=1e-4)
 
 
+@BOTH
+@pytest.mark.parametrize(("smoothing", "z_loss"), [(0.1, 0.0), (0.0, 0.01), (0.3, 0.02), (1.0, 0.0)])
+def test_smoothing_and_z_loss(smoothing, z_loss, gradient):
+    """As torch's label smoothing and a plain z-loss, with rows left out, for any gradient of the loss."""
+    logits, target = torch.randn(5, 70, requires_grad=True), torch.tensor([0, -100, 8, 69, 3])
+    loss = cross_entropy(logits, target, label_smoothing=smoothing, z_loss=z_loss, gradient=gradient)
+    plain = torch.nn.functional.cross_entropy(logits, target, label_smoothing=smoothing)
+    plain = plain + z_loss * logits.logsumexp(-1)[target != -100].square().mean()
+    torch.testing.assert_close(loss, plain)
+    got, expected = torch.autograd.grad(3 * loss, logits)[0], torch.autograd.grad(3 * plain, logits)[0]
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("shape", [(5, 37), (3, 128), (2, 1), (1, 70)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradient_in_the_same_pass(shape, dtype):
+    """The gradient that the backward pass makes, for strided logits too."""
+    for logits in (
+        torch.randn(shape),
+        torch.randn(shape[0], 200)[:, 3 : 3 + shape[1]],
+        torch.randn(shape[::-1]).t(),
+    ):
+        logits = logits.to(dtype).requires_grad_()
+        target = torch.randint(0, shape[1], shape[:1])
+        one, other = (cross_entropy(logits, target, gradient=x) for x in ("backward", "forward"))
+        torch.testing.assert_close(one, other)
+        expected, got = (torch.autograd.grad(x, logits)[0] for x in (one, other))
+        torch.testing.assert_close(got, expected)
+        assert got.is_contiguous()
+
+
+def test_gradient_in_the_same_pass_asked_twice():
+    """A kept graph gives the same gradient again; the last one is scaled in place."""
+    logits = torch.randn(3, 50, requires_grad=True)
+    loss = cross_entropy(logits, torch.tensor([1, 2, 3]), gradient="forward")
+    first = torch.autograd.grad(loss, logits, torch.tensor(2.0), retain_graph=True)[0]
+    copy = first.clone()
+    second = torch.autograd.grad(loss, logits, torch.tensor(4.0))[0]
+    assert torch.equal(first, copy)
+    torch.testing.assert_close(second, first * 2)
+
+
+@BOTH
 @pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")  # numpy; NaN is the answer
-def test_nothing_counts():
+def test_nothing_counts(gradient):
     assert cross_entropy(torch.randn(2, 3), torch.tensor([-100, -100])).isnan()
     assert cross_entropy(torch.randn(0, 3), torch.tensor([], dtype=torch.int64)).isnan()
     logits = torch.randn(0, 3, requires_grad=True)
-    loss = cross_entropy(logits, torch.tensor([], dtype=torch.int64))
+    loss = cross_entropy(logits, torch.tensor([], dtype=torch.int64), gradient=gradient)
     assert torch.autograd.grad(loss, logits)[0].shape == (0, 3)
 
 
@@ -75,6 +120,8 @@ X, T = torch.randn(4, 9), torch.zeros(4, dtype=torch.int64)
         (TypeError, "target has dtype torch.int32, expected torch.int64", (X, T.int())),
         (ValueError, r"target has shape \(3,\), expected \(4,\)", (X, T[:3])),
         (ValueError, "logits is on meta", (X.to("meta"), T)),
+        (ValueError, "label_smoothing is -1, expected 0 to 1", (X, T, -100, -1)),
+        (ValueError, "gradient is 'never', expected 'backward' or 'forward'", (X, T, -100, 0.0, 0.0, "never")),
     ],
 )
 def test_wrong_arguments(error, message, arguments):
@@ -83,9 +130,11 @@ def test_wrong_arguments(error, message, arguments):
 
 
 def test_registration():
-    logits = torch.randn(4, 9, requires_grad=True)
-    torch.library.opcheck(torch.ops.kernelmark.cross_entropy.default, (logits, T, -100))
-    one = torch.tensor(1.0)
+    logits, options = torch.randn(4, 9, requires_grad=True), (-100, 0.1, 0.01)
+    torch.library.opcheck(torch.ops.kernelmark.cross_entropy.default, (logits, T, *options))
+    torch.library.opcheck(torch.ops.kernelmark.cross_entropy_with_gradient.default, (logits, T, *options))
+    one, plain = torch.tensor(1.0), logits.detach()
     torch.library.opcheck(
-        torch.ops.kernelmark.cross_entropy_backward.default, (one, logits.detach(), T, torch.rand(4), one, -100)
+        torch.ops.kernelmark.cross_entropy_backward.default, (one, plain, T, torch.rand(4), one, *options)
     )
+    torch.library.opcheck(torch.ops.kernelmark.cross_entropy_scale.default, (plain, one, torch.bfloat16))

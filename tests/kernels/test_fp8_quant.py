@@ -5,7 +5,7 @@ import torch
 from kernelmark.kernels.fp8_quant import FORMATS, LARGEST, fp8_quant
 
 ALL = pytest.mark.parametrize(
-    ("granularity", "format"), [(g, f) for g in ("row", "block") for f in ("e4m3", "e5m2")]
+    ("granularity", "format"), [(g, f) for g in ("row", "block", "tile") for f in ("e4m3", "e5m2")]
 )
 
 
@@ -23,7 +23,8 @@ def test_agrees_with_strides(agrees, granularity, format):
     agrees("fp8_quant", axes, change=lambda given: {"x": torch.randn(5, 400)[:, 5:305]}, **options)
 
 
-@ALL
+@pytest.mark.parametrize("format", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("granularity", ["row", "block"])
 def test_exact(granularity, format):
     """The same values and scales as rounding in fp32 gives, where the scales are powers of two."""
     x = torch.randn(4, 256).clamp(-1, 1)
@@ -43,7 +44,12 @@ def test_zeros_and_empty(granularity, format):
     for shape in ((0, 130), (2, 0), (0,)):
         q, scale = fp8_quant(torch.zeros(shape), granularity, format)
         assert q.shape == shape
-        assert scale.shape == (*shape[:-1], 1 if granularity == "row" else -(-shape[-1] // 128))
+        across = 1 if granularity == "row" else -(-shape[-1] // 128)
+        assert scale.shape == (
+            (-(-sum(shape[:-1]) // 128) if len(shape) > 1 else 1, across)
+            if granularity == "tile"
+            else (*shape[:-1], across)
+        )
 
 
 @ALL
@@ -51,6 +57,33 @@ def test_one_element(granularity, format):
     q, scale = fp8_quant(torch.tensor([-3.0]), granularity, format)
     assert q.float().item() == -LARGEST[format]
     assert (q.float() * scale).item() == pytest.approx(-3.0)
+
+
+@pytest.mark.parametrize("format", ["e4m3", "e5m2"])
+def test_tiles(format):
+    """Each square of 128 × 128 has its own scale, those at the edges too."""
+    x = torch.randn(260, 300).clamp(-1, 1)
+    x[::128, ::128] = 1.0
+    powers = torch.tensor([[1.0, 2.0, 4.0], [0.5, 8.0, 0.25], [16.0, 2.0**-20, 1.0]])
+    x *= LARGEST[format] * powers.repeat_interleave(128, 0).repeat_interleave(128, 1)[:260, :300]
+    q, scale = fp8_quant(x, "tile", format)
+    assert torch.equal(scale, powers)
+    wide = powers.repeat_interleave(128, 0).repeat_interleave(128, 1)[:260, :300]
+    assert torch.equal(q.float(), (x / wide).to(FORMATS[format]).float())
+
+
+@pytest.mark.parametrize("shape", [(5, 300), (130, 1280)])
+def test_layout_of_the_matmul(shape):
+    """The same scales; of blocks column-major, of tiles in rows padded to four."""
+    x = torch.randn(shape)
+    (q, plain), (other, scale) = (fp8_quant(x, "block", layout=layout) for layout in ("rows", "matmul"))
+    assert torch.equal(plain, scale)
+    assert torch.equal(q.float(), other.float())
+    assert plain.is_contiguous()
+    assert scale.t().is_contiguous()
+    plain, scale = (fp8_quant(x, "tile", layout=layout)[1] for layout in ("rows", "matmul"))
+    assert torch.equal(plain, scale)
+    assert scale.stride() == (-(-plain.shape[1] // 4) * 4, 1)
 
 
 def test_more_dimensions():
@@ -68,7 +101,12 @@ def test_more_dimensions():
         (TypeError, "x has dtype torch.int8", (torch.ones(3, dtype=torch.int8),)),
         (ValueError, r"x has shape \(\)", (torch.tensor(1.0),)),
         (ValueError, "x is on meta", (torch.ones(3, device="meta"),)),
-        (ValueError, "granularity is 'tensor', expected 'row' or 'block'", (torch.ones(3), "tensor")),
+        (ValueError, "granularity is 'tensor', expected 'row' or 'block' or 'tile'", (torch.ones(3), "tensor")),
+        (
+            ValueError,
+            "layout is 'columns', expected 'rows' or 'matmul'",
+            (torch.ones(3), "row", "e4m3", "columns"),
+        ),
         (ValueError, "format is 'fp8', expected 'e4m3' or 'e5m2'", (torch.ones(3), "row", "fp8")),
     ],
 )
@@ -78,4 +116,7 @@ def test_wrong_arguments(error, message, arguments):
 
 
 def test_registration():
-    torch.library.opcheck(torch.ops.kernelmark.fp8_quant.default, (torch.randn(3, 200), "block", "e5m2"))
+    for layout in ("rows", "matmul"):
+        for granularity in ("row", "block", "tile"):
+            arguments = (torch.randn(3, 200), granularity, "e5m2", layout)
+            torch.library.opcheck(torch.ops.kernelmark.fp8_quant.default, arguments)

@@ -11,6 +11,13 @@ def test_agrees(agrees, D, dtype):
     agrees("layer_norm", {"B": 2, "S": 5, "D": D}, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("S", "D"), [(1, 32), (1, 101), (2, 300), (3, 77)])
+def test_few_long_rows(agrees, S, D, dtype):
+    """Fewer rows than multiprocessors, spread over programs."""
+    agrees("layer_norm", {"B": 1, "S": S, "D": D}, dtype)
+
+
 def test_agrees_with_strides(agrees):
     axes = {"B": 3, "S": 4, "D": 12}
     agrees("layer_norm", axes, change=lambda given: {"x": torch.randn(3, 4, 20)[..., 3:15]})

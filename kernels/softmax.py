@@ -1,0 +1,330 @@
+"""Softmax of rows: one read and one write forward, two reads and one write backward.
+
+A row that fits registers is held there. A longer one is read twice, the second time from the L2 cache, by
+one program if there are rows enough to fill the device, else by several in two launches. Running maxima and
+sums of exponentials (online softmax, Milakov and Gimelshein, arXiv 1805.02867) are kept for each 16-byte
+vector of a thread, so that nothing waits for other threads before the end of a piece.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from ._common import INTERPRETED, cdiv, check, dense_like, multiprocessors, on, operator, power_of_2, rows
+
+LIMIT = 64 if INTERPRETED else 32768
+"""Longest row, in elements, that forward holds in registers: 32 a thread of 32 warps."""
+
+BACKWARD_LIMIT = 32 if INTERPRETED else 16384
+"""The same for backward, which has two numbers an element to hold."""
+
+LANES = 4 if INTERPRETED else 1024
+"""Vectors of 16 bytes in a piece of a longer row; one or two a thread."""
+
+CACHE = 2048 if INTERPRETED else 36 << 20
+"""Bytes that the L2 cache surely still holds when they are read again."""
+
+
+class Plan(NamedTuple):
+    """How rows are shared out: `size` is rows a program ("whole") or lanes of a piece, `parts` programs a row,
+    `group` the rows of a pair of launches where rows are split; 0 stands for all."""
+
+    kind: Literal["whole", "pieces", "split"]
+    size: int
+    warps: int
+    parts: int = 1
+    group: int = 0
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    """exp(x) / sum of exp(x) over the last dimension, x (…, D) in bf16, fp16 or fp32, in x's dtype.
+
+    Computed in fp32 with the maximum taken off. A row of -inf alone is NaN, as PyTorch has it. Differentiable
+    in x. Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device; the message names
+    the argument.
+    """
+    check("x", x)
+    if x.dim() == 0:
+        raise ValueError("x has shape (), expected at least one dimension")
+    y: torch.Tensor = _softmax(x)
+    return y
+
+
+@triton.jit
+def _whole(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, y, M, D, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """ROWS whole rows a program."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    col = tl.arange(0, BLOCK)
+    # Rows past the end are the last one again: no mask for them, and no infinities of nothing.
+    source = x + tl.minimum(row, M - 1)[:, None] * stride + col[None, :]
+    value = tl.load(source, (col < D)[None, :], float("-inf")).to(tl.float32)
+    value = tl.exp2((value - tl.max(value, 1)[:, None]) * LOG2E)
+    value = value * (1.0 / tl.sum(value, 1))[:, None]
+    tl.store(y + row[:, None] * D + col[None, :], value.to(y.dtype.element_ty), (row < M)[:, None] & (col < D))
+
+
+@triton.jit
+def _statistics(x, start, end, LANES: tl.constexpr, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Maximum and sum of exp(x - maximum) over columns start to end."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    at = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    # Finite, so that the difference of two is never NaN.
+    highest = tl.full([LANES], -1.0e38, tl.float32)
+    total = tl.zeros([LANES], tl.float32)
+    for first in range(start, end, LANES * VECTOR):
+        col = first + at
+        value = tl.load(x + col, col < end, float("-inf"), eviction_policy="evict_last").to(tl.float32)
+        higher = tl.maximum(highest, tl.max(value, 1))
+        terms = tl.exp2((value - higher[:, None]) * LOG2E)
+        total = total * tl.exp2((highest - higher) * LOG2E) + tl.sum(terms, 1)
+        highest = higher
+    top = tl.max(highest, 0)
+    return top, tl.sum(total * tl.exp2((highest - top) * LOG2E), 0)
+
+
+@triton.jit
+def _scaled(x, y, start, end, top, share, LANES: tl.constexpr, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
+    """exp(x - top) · share over columns start to end."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    at = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    for first in range(start, end, LANES * VECTOR):
+        col = first + at
+        value = tl.load(x + col, col < end, float("-inf"), eviction_policy="evict_first").to(tl.float32)
+        value = tl.exp2((value - top) * LOG2E) * share
+        tl.store(y + col, value.to(y.dtype.element_ty), col < end)
+
+
+@triton.jit
+def _pieces(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, y, D, stride, LANES: tl.constexpr, VECTOR: tl.constexpr
+):
+    """One row a program, in pieces, twice."""
+    row = tl.program_id(0).to(tl.int64)
+    top, total = _statistics(x + row * stride, 0, D, LANES, VECTOR)
+    _scaled(x + row * stride, y + row * D, 0, D, top, 1.0 / total, LANES, VECTOR)
+
+
+@triton.jit
+def _part_statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, tops, totals, D, stride, PARTS, LENGTH, LANES: tl.constexpr, VECTOR: tl.constexpr
+):
+    """Maximum and sum of one of PARTS parts of a row, LENGTH columns long."""
+    row = (tl.program_id(0) // PARTS).to(tl.int64)
+    start = tl.program_id(0) % PARTS * LENGTH
+    top, total = _statistics(x + row * stride, start, tl.minimum(start + LENGTH, D), LANES, VECTOR)
+    tl.store(tops + tl.program_id(0), top)
+    tl.store(totals + tl.program_id(0), total)
+
+
+@triton.jit
+def _part_scaled(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    y,
+    tops,
+    totals,
+    D,
+    stride,
+    PARTS,
+    LENGTH,
+    ALL: tl.constexpr,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """One part of a row, with what all its parts are known to have; ALL is PARTS or more, a power of two."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    row = (tl.program_id(0) // PARTS).to(tl.int64)
+    part = tl.arange(0, ALL)
+    highest = tl.load(tops + row * PARTS + part, part < PARTS, -1.0e38)
+    total = tl.load(totals + row * PARTS + part, part < PARTS, 0.0)
+    top = tl.max(highest, 0)
+    share = 1.0 / tl.sum(total * tl.exp2((highest - top) * LOG2E), 0)
+    start = tl.program_id(0) % PARTS * LENGTH
+    _scaled(x + row * stride, y + row * D, start, tl.minimum(start + LENGTH, D), top, share, LANES, VECTOR)
+
+
+@triton.jit
+def _whole_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dy, y, dx, M, D, dy_stride, y_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """dx = y · (dy - sum of y · dy), ROWS whole rows a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    col = tl.arange(0, BLOCK)
+    inside = (row < M)[:, None] & (col < D)[None, :]
+    given = tl.load(dy + row[:, None] * dy_stride + col[None, :], inside, 0.0).to(tl.float32)
+    value = tl.load(y + row[:, None] * y_stride + col[None, :], inside, 0.0).to(tl.float32)
+    given = value * (given - tl.sum(value * given, 1)[:, None])
+    tl.store(dx + row[:, None] * D + col[None, :], given.to(dx.dtype.element_ty), inside)
+
+
+@triton.jit
+def _product(dy, y, start, end, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sum of y · dy over columns start to end."""
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(start, end, BLOCK):
+        col = first + tl.arange(0, BLOCK)
+        given = tl.load(dy + col, col < end, 0.0, eviction_policy="evict_last").to(tl.float32)
+        total += given * tl.load(y + col, col < end, 0.0, eviction_policy="evict_last").to(tl.float32)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _moved(dy, y, dx, start, end, shift, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """y · (dy - shift) over columns start to end."""
+    for first in range(start, end, BLOCK):
+        col = first + tl.arange(0, BLOCK)
+        given = tl.load(dy + col, col < end, 0.0, eviction_policy="evict_first").to(tl.float32)
+        value = tl.load(y + col, col < end, 0.0, eviction_policy="evict_first").to(tl.float32)
+        tl.store(dx + col, (value * (given - shift)).to(dx.dtype.element_ty), col < end)
+
+
+@triton.jit
+def _pieces_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dy, y, dx, D, dy_stride, y_stride, BLOCK: tl.constexpr
+):
+    """One row a program, in pieces, twice."""
+    row = tl.program_id(0).to(tl.int64)
+    dy += row * dy_stride
+    y += row * y_stride
+    _moved(dy, y, dx + row * D, 0, D, _product(dy, y, 0, D, BLOCK), BLOCK)
+
+
+@triton.jit
+def _part_product(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dy, y, totals, D, dy_stride, y_stride, PARTS, LENGTH, BLOCK: tl.constexpr
+):
+    """Sum of y · dy of one of PARTS parts of a row."""
+    row = (tl.program_id(0) // PARTS).to(tl.int64)
+    start = tl.program_id(0) % PARTS * LENGTH
+    end = tl.minimum(start + LENGTH, D)
+    tl.store(totals + tl.program_id(0), _product(dy + row * dy_stride, y + row * y_stride, start, end, BLOCK))
+
+
+@triton.jit
+def _part_moved(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dy, y, dx, totals, D, dy_stride, y_stride, PARTS, LENGTH, ALL: tl.constexpr, BLOCK: tl.constexpr
+):
+    """dx of one part of a row, with the sums of all its parts."""
+    row = (tl.program_id(0) // PARTS).to(tl.int64)
+    part = tl.arange(0, ALL)
+    shift = tl.sum(tl.load(totals + row * PARTS + part, part < PARTS, 0.0), 0)
+    start = tl.program_id(0) % PARTS * LENGTH
+    end = tl.minimum(start + LENGTH, D)
+    _moved(dy + row * dy_stride, y + row * y_stride, dx + row * D, start, end, shift, BLOCK)
+
+
+def plan(x: torch.Tensor, M: int, D: int, backward: bool) -> Plan:
+    """What measured best on an H200 for M rows of D columns."""
+    block = power_of_2(D)
+    if block <= (BACKWARD_LIMIT if backward else LIMIT):
+        height = power_of_2(max(1, min(2048 // block, M)))
+        per_warp = 512 if backward else 1024  # 16 or 32 numbers a thread of each tensor
+        return Plan("whole", height, min(max(height * block // per_warp, 4), 32))
+    processors = multiprocessors(x)
+    piece = LANES * (16 // x.element_size())
+    length = D * x.element_size() * (2 if backward else 1)
+    if 2 * processors <= M and 2 * processors * length <= CACHE:
+        return Plan("pieces", LANES, 32)
+    group = min(M, max(1, CACHE // length))
+    parts = max(1, min(cdiv(2 * processors, group), cdiv(D, piece), 1024))
+    return Plan("split", LANES, 16, parts, group)
+
+
+def _length(D: int, parts: int, piece: int) -> int:
+    """Columns of a part: whole pieces, so that accesses stay aligned."""
+    return cdiv(cdiv(D, parts), piece) * piece
+
+
+def run(x: torch.Tensor, y: torch.Tensor, chosen: Plan) -> None:
+    """Forward of x (M, D) with last stride 1 into y, contiguous."""
+    M, D = x.shape
+    if 0 < chosen.group < M:
+        y = y.view(M, D)
+        for first in range(0, M, chosen.group):
+            run(x[first : first + chosen.group], y[first : first + chosen.group], chosen._replace(group=0))
+        return
+    vector = 16 // x.element_size()
+    with on(x):
+        if chosen.kind == "whole":
+            _whole[(cdiv(M, chosen.size),)](
+                x, y, M, D, x.stride(0), ROWS=chosen.size, BLOCK=power_of_2(D), num_warps=chosen.warps
+            )
+        elif chosen.kind == "pieces":
+            _pieces[(M,)](x, y, D, x.stride(0), LANES=chosen.size, VECTOR=vector, num_warps=chosen.warps)
+        else:
+            length = _length(D, chosen.parts, chosen.size * vector)
+            parts = cdiv(D, length)
+            tops, totals = torch.empty(2, M, parts, dtype=torch.float32, device=x.device)
+            shape = {"LANES": chosen.size, "VECTOR": vector, "num_warps": chosen.warps}
+            _part_statistics[(M * parts,)](x, tops, totals, D, x.stride(0), parts, length, **shape)
+            _part_scaled[(M * parts,)](
+                x, y, tops, totals, D, x.stride(0), parts, length, ALL=power_of_2(parts), **shape
+            )
+
+
+def run_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, chosen: Plan) -> None:
+    """Backward of (M, D) tensors with last stride 1 into dx, contiguous."""
+    M, D = y.shape
+    if 0 < chosen.group < M:
+        dx = dx.view(M, D)
+        for first in range(0, M, chosen.group):
+            some = slice(first, first + chosen.group)
+            run_backward(dy[some], y[some], dx[some], chosen._replace(group=0))
+        return
+    strides = (dy.stride(0), y.stride(0))
+    with on(y):
+        if chosen.kind == "whole":
+            _whole_gradient[(cdiv(M, chosen.size),)](
+                dy, y, dx, M, D, *strides, ROWS=chosen.size, BLOCK=power_of_2(D), num_warps=chosen.warps
+            )
+            return
+        block = chosen.size * (16 // y.element_size())
+        if chosen.kind == "pieces":
+            _pieces_gradient[(M,)](dy, y, dx, D, *strides, BLOCK=block, num_warps=chosen.warps)
+        else:
+            length = _length(D, chosen.parts, block)
+            parts = cdiv(D, length)
+            totals = torch.empty(M, parts, dtype=torch.float32, device=y.device)
+            shape = {"BLOCK": block, "num_warps": chosen.warps}
+            _part_product[(M * parts,)](dy, y, totals, D, *strides, parts, length, **shape)
+            _part_moved[(M * parts,)](
+                dy, y, dx, totals, D, *strides, parts, length, ALL=power_of_2(parts), **shape
+            )
+
+
+def _launch(x: torch.Tensor) -> torch.Tensor:
+    y = dense_like(x)
+    if x.numel():
+        flat = rows(x)
+        run(flat, y, plan(flat, *flat.shape, backward=False))
+    return y
+
+
+def _launch_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    dx = dense_like(y)
+    if y.numel():
+        given, flat = rows(dy), rows(y)
+        run_backward(given, flat, dx, plan(flat, *flat.shape, backward=True))
+    return dx
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(output)
+
+
+_softmax_backward = operator(
+    "softmax_backward(Tensor dy, Tensor y) -> Tensor", _launch_backward, lambda dy, y: dense_like(y)
+)
+_softmax = operator(
+    "softmax(Tensor x) -> Tensor",
+    _launch,
+    dense_like,
+    _save,
+    lambda ctx, dy: _softmax_backward(dy, *ctx.saved_tensors),
+)

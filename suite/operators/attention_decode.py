@@ -1,0 +1,143 @@
+"""Attention of one to a few new tokens a sequence to the keys and values of all before them, which a server
+keeps in a cache: contiguous, or in pages of a block table (Kwon et al., arXiv 2309.06180).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...registry.record import Case
+from ..operator import BYTES, Inputs, Operator, Option, Tolerance, grid, torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+
+def lengths_of(case: Case) -> list[int]:
+    """Tokens in the cache by sequence, the new ones included: all S, or evenly from S / 2 up to S."""
+    B, S = case.axes["B"], case.axes["S"]
+    if case.options["lengths"] == "equal":
+        return [S] * B
+    return [max(case.axes["Sq"], S - b * S // (2 * max(1, B - 1))) for b in range(B)]
+
+
+def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
+    """q (B, Sq, H, D) and the cache.
+
+    In pages of `page` tokens: k_cache and v_cache (pages, page, Hkv, D), block_table (B, ⌈S / page⌉) int32,
+    which gives each sequence its pages, scattered over the cache. Contiguous (`page` 0): (B, S, Hkv, D) and
+    no block_table. lengths (B,) int32; what lies beyond a sequence's length is random too.
+    """
+    import torch
+
+    B, Sq, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "Sq", "H", "Hkv", "S", "D"))
+    page = int(case.options["page"])
+    dtype = torch_dtype(case.dtype)
+    table = None
+    shape: tuple[int, ...] = (B, S, Hkv, D)
+    if page:
+        across = -(-S // page)
+        shape = (B * across, page, Hkv, D)
+        places = torch.randperm(B * across, device=device, generator=generator, dtype=torch.int32)
+        table = places.view(B, across)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, generator=generator, dtype=dtype)
+
+    return {
+        "q": draw(B, Sq, H, D),
+        "k_cache": draw(*shape),
+        "v_cache": draw(*shape),
+        "block_table": table,
+        "lengths": torch.tensor(lengths_of(case), dtype=torch.int32, device=device),
+    }
+
+
+def reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor | None,
+    lengths: torch.Tensor,
+) -> torch.Tensor:
+    """softmax(q·kᵀ / √D)·v, one sequence at a time: (B, Sq, H, D).
+
+    The new tokens are the last of their sequence: token i of Sq sees the first length − Sq + i + 1.
+    """
+    import torch
+
+    _, Sq, H, D = q.shape
+    groups = H // k_cache.shape[2]
+    outputs = []
+    for b, length in enumerate(lengths.tolist()):
+        pages = [x[b] if block_table is None else x[block_table[b].long()] for x in (k_cache, v_cache)]
+        k, v = (x.reshape(-1, *x.shape[-2:])[:length].repeat_interleave(groups, 1) for x in pages)
+        scores = torch.einsum("qhd,khd->hqk", q[b] * D**-0.5, k)
+        hidden = torch.ones(Sq, length, dtype=torch.bool, device=q.device).triu(length - Sq + 1)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        outputs.append(torch.einsum("hqk,khd->qhd", weights, v))
+    return torch.stack(outputs) if outputs else torch.zeros_like(q)
+
+
+def bytes_(case: Case) -> int:
+    """Reads the queries, every key and value in the cache once and the tables; writes the output."""
+    B, Sq, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "Sq", "H", "Hkv", "S", "D"))
+    page = int(case.options["page"])
+    elements = 2 * B * Sq * H * D + 2 * sum(lengths_of(case)) * Hkv * D
+    return elements * BYTES[case.dtype] + 4 * B * (1 + (-(-S // page) if page else 0))
+
+
+def flops(case: Case) -> int:
+    """Two products of every query with every key; the few that the last tokens hide are counted."""
+    Sq, H, D = (case.axes[axis] for axis in ("Sq", "H", "D"))
+    return 4 * Sq * H * D * sum(lengths_of(case))
+
+
+PAGED: dict[str, Option | list[Option]] = {"page": 64}
+
+# Not a function: plans are no part of what the operator's `spec` covers, functions are.
+STANDARD = (
+    # A server's batch: 1 GiB of keys and values, grouped heads as in Llama 3 (8B and 70B).
+    grid("forward", options={"page": [0, 16, 64, 256]}, B=64, Sq=1, H=32, Hkv=8, S=4096, D=128),
+    grid("forward", options={"page": 64, "lengths": "mixed"}, B=64, Sq=1, H=32, Hkv=8, S=4096, D=128),
+    grid("forward", options=PAGED, B=64, Sq=4, H=64, Hkv=8, S=4096, D=128),
+    # One sequence: long, and short, where the launch is all there is.
+    grid("forward", options=PAGED, B=1, Sq=1, H=64, Hkv=8, S=[1024, 131072], D=128),
+    # Every head its own keys.
+    grid("forward", options=PAGED, B=16, Sq=1, H=32, Hkv=32, S=4096, D=128),
+)
+
+OPERATOR = Operator(
+    name="attention_decode",
+    summary="Attention of new tokens to a contiguous or paged cache of keys and values",
+    axes={
+        "B": "sequences",
+        "Sq": "new tokens a sequence",
+        "H": "query heads",
+        "Hkv": "key and value heads",
+        "S": "tokens of the longest sequence",
+        "D": "head dimension",
+    },
+    options={"page": (64, 0, 16, 32, 128, 256), "lengths": ("equal", "mixed")},
+    dtypes=("bf16", "fp16", "fp32"),
+    inputs=inputs,
+    reference=reference,
+    bytes=bytes_,
+    flops=flops,
+    tokens=lambda case: case.axes["B"] * case.axes["Sq"],
+    tolerances={
+        "bf16": Tolerance(norm=1e-2, absolute=8e-1, relative=5e-2),
+        "fp16": Tolerance(norm=1.5e-3, absolute=1e-1, relative=8e-3),
+        "fp32": Tolerance(norm=1e-5, absolute=1e-3, relative=1e-4),
+    },
+    plans={
+        "quick": (grid("forward", options=PAGED, B=16, Sq=1, H=32, Hkv=8, S=4096, D=128),),
+        "quick_cpu": (grid("forward", options=PAGED, B=2, Sq=1, H=8, Hkv=2, S=512, D=64, dtypes="fp32"),),
+        "standard": STANDARD,
+        "full": (
+            grid("forward", options=PAGED, B=64, Sq=1, H=32, Hkv=8, S=4096, D=[64, 128, 256], dtypes="fp16"),
+            grid("forward", options={"page": [0, 64]}, B=[8, 128], Sq=[1, 8], H=32, Hkv=8, S=[1000, 8192], D=128),
+            grid("forward", options=PAGED, B=32, Sq=1, H=16, Hkv=1, S=8192, D=128),
+        ),
+    },
+)

@@ -1,0 +1,145 @@
+"""Our decoding attention through Triton's interpreter, against the operator's reference in fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernelmark.kernels import attention_decode as module
+from kernelmark.kernels.attention_decode import attention_decode, launch, split
+
+SMALL = {"B": 2, "Sq": 1, "H": 4, "Hkv": 2, "S": 70, "D": 32}
+
+
+@pytest.mark.parametrize("page", [0, 16, 64, 128])
+@pytest.mark.parametrize("lengths", ["equal", "mixed"])
+def test_pages_and_lengths(agrees, page, lengths):
+    agrees("attention_decode", SMALL, page=page, lengths=lengths)
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"Sq": 3},
+        {"H": 6, "Hkv": 2, "Sq": 2},
+        {"H": 2, "Hkv": 2},
+        {"H": 20, "Hkv": 1},
+        {"D": 48},
+        {"D": 8},
+        {"D": 160},
+        {"S": 1},
+        {"S": 200, "B": 1},
+        {"B": 0},
+    ],
+    ids=str,
+)
+def test_shapes(agrees, axes):
+    agrees("attention_decode", SMALL | axes, page=16)
+
+
+def test_half_precision(agrees):
+    agrees("attention_decode", SMALL, "fp16", page=16)
+
+
+def test_strided_inputs(agrees):
+    def strided(inputs):
+        q = inputs["q"].transpose(1, 2).contiguous().transpose(1, 2)
+        both = torch.stack((inputs["k_cache"], inputs["v_cache"]), 1)  # as FlashInfer keeps them
+        return {"q": q, "k_cache": both[:, 0], "v_cache": both[:, 1]}
+
+    agrees("attention_decode", SMALL | {"Sq": 2}, change=strided, page=16)
+
+
+def draw(B=2, Sq=1, H=2, S=64, D=16):
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(B, Sq, H, D, generator=generator)
+    k, v = (torch.randn(B, S, H, D, generator=generator) for _ in range(2))
+    return q, k, v
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7])
+def test_any_number_of_parts_gives_the_same(parts):
+    q, k, v = draw(S=100)
+    lengths = torch.tensor([100, 3], dtype=torch.int32)
+    one = launch(q, k, v, None, lengths, parts=1, keys=16)
+    torch.testing.assert_close(launch(q, k, v, None, lengths, parts=parts, keys=16), one, rtol=1e-5, atol=1e-6)
+
+
+def test_a_token_that_sees_nothing_gives_zeros():
+    q, k, v = draw(Sq=3)
+    lengths = torch.tensor([0, 1], dtype=torch.int32)
+    for parts in (1, 2):
+        output = launch(q, k, v, None, lengths, parts=parts, keys=16)
+        assert torch.equal(output[0], torch.zeros_like(output[0]))
+        assert torch.equal(output[1, :2], torch.zeros_like(output[1, :2]))
+        torch.testing.assert_close(output[1, 2], v[1, 0])
+
+
+def test_what_lies_beyond_a_length_is_not_seen():
+    q, k, v = draw()
+    lengths = torch.tensor([20, 64], dtype=torch.int32)
+    expected = attention_decode(q, k, v, None, lengths)
+    k[0, 20:], v[0, 20:] = float("nan"), float("inf")
+    assert torch.equal(attention_decode(q, k, v, None, lengths), expected)
+
+
+def test_large_scores_do_not_overflow():
+    q, k, v = draw()
+    lengths = torch.tensor([64, 64], dtype=torch.int32)
+    output = attention_decode(q * 1e4, k * 1e4, v, None, lengths)
+    best = torch.einsum("bqhd,bkhd->bqhk", q.double(), k.double()).argmax(-1)
+    picked = torch.stack([v[b, best[b, 0], torch.arange(2)] for b in range(2)])[:, None]
+    torch.testing.assert_close(output, picked)
+
+
+def test_split_fills_the_device_and_no_more():
+    assert split(64, 8, 16, 4096, 64, 132) == 1
+    assert split(64, 8, 32, 4096, 64, 132) == 2
+    assert split(1, 8, 16, 131072, 64, 132) == 66
+    assert split(1, 1, 16, 131072, 64, 132) == module.LONGEST_PARTS
+    assert split(1, 8, 16, 64, 64, 132) == 1
+    assert split(0, 8, 16, 0, 64, 132) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"q": torch.zeros(2, 2, 16)}, ValueError, "q has shape"),
+        ({"q": torch.zeros(2, 1, 2, 300)}, ValueError, "q has head dimension 300"),
+        ({"k_cache": torch.zeros(2, 64, 2, 16, dtype=torch.float16)}, TypeError, "k_cache has dtype"),
+        ({"k_cache": torch.zeros(2, 64, 3, 16)}, ValueError, "k_cache has 3 heads"),
+        ({"k_cache": torch.zeros(3, 64, 2, 16)}, ValueError, "k_cache has shape"),
+        ({"v_cache": torch.zeros(2, 63, 2, 16)}, ValueError, "v_cache has shape"),
+        ({"lengths": torch.zeros(2)}, TypeError, "lengths has dtype"),
+        ({"lengths": torch.zeros(3, dtype=torch.int32)}, ValueError, "lengths has shape"),
+        ({"block_table": torch.zeros(2, 1, dtype=torch.int64)}, TypeError, "block_table has dtype"),
+        ({"block_table": torch.zeros(3, 1, dtype=torch.int32)}, ValueError, "block_table has shape"),
+        (
+            {
+                "block_table": torch.zeros(2, 1, dtype=torch.int32),
+                "k_cache": torch.zeros(2, 24, 2, 16),
+                "v_cache": torch.zeros(2, 24, 2, 16),
+            },
+            ValueError,
+            "pages of 24 tokens",
+        ),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_errors_name_the_argument(change, error, message):
+    q, k, v = draw()
+    arguments = {
+        "q": q,
+        "k_cache": k,
+        "v_cache": v,
+        "block_table": None,
+        "lengths": torch.tensor([64, 64], dtype=torch.int32),
+    }
+    with pytest.raises(error, match=message):
+        attention_decode(**arguments | change)
+
+
+def test_torch_compile_sees_one_operator():
+    q, k, v = draw()
+    lengths = torch.tensor([64, 9], dtype=torch.int32)
+    compiled = torch.compile(attention_decode, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v, None, lengths), attention_decode(q, k, v, None, lengths))

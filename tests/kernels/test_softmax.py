@@ -1,0 +1,116 @@
+"""Our softmax."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernelmark.kernels import softmax as module
+from kernelmark.kernels.softmax import softmax
+
+# Held in registers forward and backward, forward alone, and neither: one row split, and some in groups.
+AXES = [(5, 17), (3, 32), (9, 1), (3, 64), (2, 37), (1, 65), (2, 200), (7, 301), (12, 70)]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("sizes", AXES)
+def test_agrees(agrees, sizes, dtype):
+    agrees("softmax", dict(zip("MD", sizes, strict=True)), dtype)
+
+
+def test_agrees_in_bf16(agrees):
+    agrees("softmax", {"M": 3, "D": 100}, "bf16")
+
+
+def test_agrees_with_strides(agrees):
+    axes = {"M": 5, "D": 37}
+    for x in (torch.randn(37, 5).t(), torch.randn(5, 50)[:, 3:40], torch.randn(2, 3, 70)[:, ::2], torch.randn(37)):
+        agrees("softmax", axes, change=lambda given, x=x: {"x": x})
+
+
+def test_every_plan_gives_the_same():
+    x, dy = torch.randn(6, 90).mul_(3), torch.randn(6, 90)
+    want = x.double().softmax(-1)
+    slope = want * (dy - (want * dy).sum(-1, keepdim=True))
+    for plan in (
+        module.Plan("whole", 2, 4),
+        module.Plan("pieces", 4, 4),
+        module.Plan("split", 4, 4, parts=3),
+        module.Plan("split", 4, 4, parts=6, group=4),
+        module.Plan("split", 4, 4, parts=1, group=1),
+    ):
+        y, dx = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+        module.run(x, y, plan)
+        torch.testing.assert_close(y.double(), want, rtol=1e-5, atol=1e-7)
+        module.run_backward(dy, y, dx, plan)
+        torch.testing.assert_close(dx.double(), slope, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("M", [1, 2, 64, 300, 65536])
+@pytest.mark.parametrize("D", [1, 16, 64, 65, 129, 4096])
+def test_plans_cover_the_rows(M, D, backward):
+    """With any plan there is room for a row, and parts cover it."""
+    x = torch.empty(1, 1)
+    chosen = module.plan(x, M, D, backward)
+    if chosen.kind == "whole":
+        assert (module.LIMIT if not backward else module.BACKWARD_LIMIT) >= D
+        assert chosen.size == 1 or chosen.size * module.power_of_2(D) <= 2048
+        return
+    assert chosen.kind == "pieces" or 1 <= chosen.group <= M
+    length = module._length(D, chosen.parts, chosen.size * 4)
+    assert length * chosen.parts >= D
+    assert length % 4 == 0
+
+
+@pytest.mark.parametrize("D", [20, 50, 100])
+def test_extreme_values(D):
+    """Large values do not overflow, what is ruled out has no probability, and equal values share."""
+    x = torch.full((2, D), -torch.inf)
+    x[0, 3], x[0, D - 1], x[1, 7] = 1e38, 1e38, -5e37
+    x.requires_grad_()
+    y = softmax(x)
+    want = torch.zeros(2, D)
+    want[0, 3] = want[0, D - 1] = 0.5
+    want[1, 7] = 1.0
+    assert torch.equal(y, want)
+    dx = torch.autograd.grad(y[0].sum(), x)[0]
+    assert dx[0].abs().max() < 1e-6
+
+
+# numpy's warnings, through the interpreter; NaN is the answer.
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value", "ignore:All-NaN slice")
+@pytest.mark.parametrize("D", [20, 100])
+@pytest.mark.parametrize("value", [-torch.inf, torch.inf, torch.nan])
+def test_no_answer_is_nan(value, D):
+    x = torch.zeros(2, D)
+    x[0] = value
+    y = softmax(x)
+    assert y[0].isnan().all()
+    torch.testing.assert_close(y[1], torch.full((D,), 1 / D))
+
+
+def test_nothing():
+    x = torch.randn(0, 5, requires_grad=True)
+    y = softmax(x)
+    assert y.shape == torch.autograd.grad(y, x, y)[0].shape == (0, 5)
+    assert softmax(torch.randn(3, 0)).shape == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "x"),
+    [
+        (TypeError, "x must be a tensor, not list", []),
+        (TypeError, "x has dtype torch.int64", torch.ones(3, dtype=torch.int64)),
+        (ValueError, r"x has shape \(\)", torch.tensor(1.0)),
+        (ValueError, "x is on meta", torch.ones(3, device="meta")),
+    ],
+)
+def test_wrong_arguments(error, message, x):
+    with pytest.raises(error, match=message):
+        softmax(x)
+
+
+def test_registration():
+    x = torch.randn(4, 9, requires_grad=True)
+    torch.library.opcheck(torch.ops.kernelmark.softmax.default, (x,))
+    torch.library.opcheck(torch.ops.kernelmark.softmax_backward.default, (x.detach(), x.detach().softmax(-1)))
