@@ -1,4 +1,9 @@
-"""torch.compile (Inductor, static shapes) of the eager implementation of each operator."""
+"""torch.compile (Inductor, static shapes) of the eager implementation of each operator.
+
+As it comes, and in the mode `max-autotune`, in which it times more tile sizes while it compiles; without that
+mode's CUDA graphs, which are no part of a kernel. The second where Inductor writes the whole kernel: for matrix
+products it would time templates for minutes a shape and choose cuBLAS in the end.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,34 @@ from typing import Any
 from .torch import IMPLEMENTATIONS as EAGER
 
 REQUIRES = ("torch",)
+DEVICES = {"torch_compile_max_autotune": ("cuda",)}
+TUNED = (
+    "add_rms_norm",
+    "causal_conv1d",
+    "cross_entropy",
+    "fp8_quant",
+    "gated_rms_norm",
+    "geglu",
+    "gelu",
+    "gradient_compression",
+    "gradient_decompression",
+    "layer_norm",
+    "mx_quant",
+    "rms_norm",
+    "rope",
+    "selective_state_update",
+    "softmax",
+    "swiglu",
+)
 
 
-def _compiled(eager: Callable[[Any], Callable[..., Any]]) -> Callable[[Any], Callable[..., Any]]:
+def _compiled(
+    eager: Callable[[Any], Callable[..., Any]], mode: str | None = None
+) -> Callable[[Any], Callable[..., Any]]:
     def factory(case: Any) -> Callable[..., Any]:
         import torch
 
-        return torch.compile(eager(case), dynamic=False)
+        return torch.compile(eager(case), dynamic=False, mode=mode)
 
     return factory
 
@@ -37,8 +63,16 @@ def selective_scan(case: Any) -> Callable[..., Any]:
     return _compiled(eager)(case)
 
 
-IMPLEMENTATIONS = {
-    operator: {"torch_compile": _compiled(implementations["torch"])}
+def _both(operator: str, eager: Callable[[Any], Callable[..., Any]]) -> dict[str, Any]:
+    """The implementations of one operator."""
+    found = {"torch_compile": _compiled(eager)}
+    if operator in TUNED:
+        found["torch_compile_max_autotune"] = _compiled(eager, "max-autotune-no-cudagraphs")
+    return found
+
+
+IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
+    operator: _both(operator, implementations["torch"])
     for operator, implementations in EAGER.items()
     if "torch" in implementations
 } | {"adamw": {"torch_compile": adamw}, "selective_scan": {"torch_compile": selective_scan}}

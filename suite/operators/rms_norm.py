@@ -55,12 +55,13 @@ OPERATOR = Operator(
         "quick": (grid("forward", "backward", B=4, S=2048, D=4096),),
         "quick_cpu": (grid("forward", "backward", B=1, S=512, D=2048, dtypes="fp32"),),
         "standard": (
-            grid("forward", "backward", B=[4, 32], S=[2048, 4096], D=[4096, 8192]),
+            grid("forward", "backward", B=[4, 32], S=2048, D=[4096, 8192]),
             # Fewer rows than multiprocessors, and rows too long for one.
             grid("forward", B=1, S=[1, 64], D=[65536, 262144]),
             grid("backward", B=1, S=64, D=[65536, 262144]),
         ),
         "full": (
+            grid("forward", "backward", B=[4, 32], S=4096, D=[4096, 8192]),
             grid("forward", "backward", B=4, S=2048, D=4096, dtypes=["fp16", "fp32"]),
             grid("forward", "backward", B=1, S=[1, 2048], D=4096),
             grid("forward", "backward", B=3, S=1023, D=4095),

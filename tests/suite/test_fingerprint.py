@@ -100,7 +100,7 @@ def test_conditions_of_a_cpu(monkeypatch):
     assert found == fingerprint.conditions("cpu", FACTS)
     monkeypatch.setenv(fingerprint.IMAGE_DIGEST, "sha256:1234")
     assert fingerprint.conditions("cpu", FACTS)["image_digest"] == "sha256:1234"
-    assert fingerprint.torch_facts("cpu").keys() == {"threads"}
+    assert fingerprint.torch_facts("cpu").keys() == {"torch", "threads"}
 
 
 @pytest.fixture
@@ -141,8 +141,11 @@ def test_conditions_of_a_gpu(gpu, monkeypatch):
     for name, value in (("EnforcedPowerLimit", 500_000), ("EccMode", [0, 0]), ("VbiosVersion", "97")):
         monkeypatch.setitem(gpu, name, value)
         assert fingerprint.key(fingerprint.conditions("cuda", {"gpu": "NVIDIA H200"})) != before
-    monkeypatch.setenv("KERNELMARK_CLOCKS", "locked at 1980 MHz")
-    assert fingerprint.conditions("cuda", {})["clock_policy"] == "locked at 1980 MHz"
+    # Only a worker that saw the clocks under load can say that they are locked.
+    monkeypatch.setenv("KERNELMARK_CLOCKS", "1980")
+    assert fingerprint.conditions("cuda", {})["clock_policy"] == "unlocked"
+    seen = fingerprint.conditions("cuda", {"clock_policy": "locked at 1980 MHz"})
+    assert seen["clock_policy"] == "locked at 1980 MHz"
     assert fingerprint.has_gpu()
 
 

@@ -32,23 +32,14 @@ FEW_ROWS = [f"B1-S{S}-D{D}-bf16-forward" for S in (1, 64) for D in (65536, 26214
     f"B1-S64-D{D}-bf16-backward" for D in (65536, 262144)
 ]
 
+NORM = [
+    f"B{B}-S2048-D{D}-bf16-{p}" for B in (4, 32) for D in (4096, 8192) for p in ("forward", "backward")
+] + FEW_ROWS
+
 STANDARD = {
-    "rms_norm": [
-        f"B{B}-S{S}-D{D}-bf16-{p}"
-        for B in (4, 32)
-        for S in (2048, 4096)
-        for D in (4096, 8192)
-        for p in ("forward", "backward")
-    ]
-    + FEW_ROWS,
-    "layer_norm": [
-        f"B{B}-S2048-D{D}-bf16-{p}" for B in (4, 32) for D in (4096, 8192) for p in ("forward", "backward")
-    ]
-    + FEW_ROWS,
-    "add_rms_norm": [
-        f"B{B}-S2048-D{D}-bf16-{p}" for B in (4, 32) for D in (4096, 8192) for p in ("forward", "backward")
-    ]
-    + FEW_ROWS,
+    "rms_norm": NORM,
+    "layer_norm": NORM,
+    "add_rms_norm": NORM,
     "gelu": [f"M{M}-N4096-tanh-bf16-{p}" for M in (4096, 16384) for p in ("forward", "backward")],
     "swiglu": [f"M{M}-N11008-bf16-{p}" for M in (2048, 8192) for p in ("forward", "backward")],
     "geglu": [f"M{M}-N11008-bf16-{p}" for M in (2048, 8192) for p in ("forward", "backward")],
