@@ -1,6 +1,7 @@
 # kernelmark: everything runs in .venv, made from a hash-locked list of packages.
 #
 #   make bench            measure the quick plan on the best device here, record it, write the report
+#   make bench IMAGE=h100 [GPUS=0,1]   the same in a pinned image (make image: which there are)
 #   make test             the whole test suite
 #   make check            formatting, types, import directions (part of make test)
 
@@ -24,13 +25,27 @@ LOCKS := requirements/$(FLAVOUR).txt $(if $(filter cpu,$(FLAVOUR)),requirements/
 .PHONY: bench test check format lock environment clean
 
 bench: $(VENV)/.ready
-	@test -z "$(IMAGE)" || { echo "IMAGE=$(IMAGE): there are no pinned images yet; without IMAGE," \
-		"make bench measures on this machine" >&2; exit 2; }
-	$(BIN)/kernelmark run --plan $(PLAN)
+	$(BIN)/kernelmark $(if $(IMAGE),bench $(IMAGE) $(if $(GPUS),--gpus $(GPUS)),run) --plan $(PLAN)
+
+# The pinned images of docker/images.toml. `pin` asks registries, `pin-check` needs no network.
+.PHONY: image pin pin-check test-images
+image: $(VENV)/.ready
+	$(BIN)/kernelmark image $(if $(IMAGE),build $(IMAGE),list)
+
+pin: $(VENV)/.ready
+	$(BIN)/kernelmark image pin $(IMAGE)
+	$(MAKE) lock
+
+pin-check: $(VENV)/.ready
+	$(BIN)/kernelmark image pin-check
+
+# Builds and runs the cpu image with a real engine, starting one where none runs (as root). Red in CI without one.
+test-images: $(VENV)/.tested pin-check
+	$(BIN)/python -m pytest -m image tests/docker/images --timeout 1200
 
 test: $(VENV)/.tested check
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest -n 2 --dist worksteal --timeout 300
+	$(BIN)/python -m coverage run -m pytest -n 2 --dist worksteal --timeout 300 -m 'not image and not docker'
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
@@ -43,6 +58,35 @@ check: $(VENV)/.tested typing
 format: $(VENV)/.tested
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The registry for a team, in containers; docs/registry.md. Needs Docker and Python on the host, and no $(VENV).
+.PHONY: registry registry-down registry-backup registry-restore registry-upgrade registry-user test-registry
+registry:
+	@$(PYTHON) docker/registry/admin.py up
+
+registry-down:
+	@$(PYTHON) docker/registry/admin.py down
+
+registry-backup:
+	@$(PYTHON) docker/registry/admin.py backup $(if $(TO),"$(TO)")
+
+registry-restore:
+	@$(PYTHON) docker/registry/admin.py restore "$(FILE)"
+
+registry-upgrade:
+	@$(PYTHON) docker/registry/admin.py upgrade
+
+registry-user:
+	@$(PYTHON) docker/registry/admin.py user "$(NAME)"
+
+# The server as its image has it, on a real PostgreSQL (Debian: postgresql): minutes. Red in CI without one.
+test-registry: $(VENV)/.tested build/registry/.ready
+	$(BIN)/python -m pytest tests/docker/registry --timeout 600
+
+build/registry/.ready: docker/registry/requirements.txt
+	$(PYTHON) -m venv build/registry
+	build/registry/bin/python -m pip install --quiet --require-hashes --no-deps -r $<
+	touch $@
 
 # mypy and import-linter cannot see through an editable installation; they read the mapped names here.
 .PHONY: typing
@@ -63,12 +107,16 @@ $(VENV)/.tested: $(VENV)/.ready requirements/test.txt
 	$(INSTALL) -r requirements/test.txt
 	touch $@
 
-# A baseline library that cannot share an environment lives in one of its own, .venv-NAME.
+# A baseline library that cannot share an environment lives in one of its own, .venv-NAME. What has to be built
+# against its torch stands in a second lock, NAME-source.txt.
+ENVIRONMENTS := deepspeed flash_attn flashinfer mamba transformer_engine vllm xformers
 environment:
-	@test -f requirements/$(NAME).txt || { echo "no environment '$(NAME)'; there is:" \
-		$(filter-out cpu cuda test torch-cpu,$(basename $(notdir $(wildcard requirements/*.txt)))) >&2; exit 2; }
+	@test -n "$(filter $(NAME),$(ENVIRONMENTS))" || { echo "no environment '$(NAME)'; there is: $(ENVIRONMENTS)" >&2; \
+		exit 2; }
 	$(PYTHON) -m venv .venv-$(NAME)
 	.venv-$(NAME)/bin/python -m pip install --quiet --require-hashes --no-deps -r requirements/$(NAME).txt
+	$(if $(wildcard requirements/$(NAME)-source.txt),.venv-$(NAME)/bin/python -m pip install --quiet --require-hashes \
+		--no-deps --no-build-isolation -r requirements/$(NAME)-source.txt)
 	.venv-$(NAME)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 
 COMPILE := uv pip compile --quiet --generate-hashes --python-version 3.11 --universal --no-annotate \
@@ -76,7 +124,14 @@ COMPILE := uv pip compile --quiet --generate-hashes --python-version 3.11 --univ
 lock:
 	$(COMPILE) requirements/cuda.in -o requirements/cuda.txt
 	$(COMPILE) requirements/cpu.in -c requirements/cuda.txt -o requirements/cpu.txt
+	$(COMPILE) requirements/image-cuda.in -c requirements/cuda.txt -o requirements/image-cuda.txt
+	$(COMPILE) requirements/image-cpu.in -c requirements/cuda.txt -o requirements/image-cpu.txt
 	$(COMPILE) requirements/test.in -c requirements/cuda.txt -o requirements/test.txt
+	for name in $(ENVIRONMENTS); do $(COMPILE) requirements/$$name.in -o requirements/$$name.txt; done
+	for source in $(wildcard requirements/*-source.in); do \
+		$(COMPILE) --no-deps $$source -o $${source%.in}.txt; done
+	$(COMPILE) docker/registry/requirements.in -c requirements/cuda.txt -o docker/registry/requirements.txt
+	$(BIN)/kernelmark image locked
 
 clean:
 	rm -rf $(VENV) .venv-* build

@@ -17,14 +17,22 @@ from typing import Any
 
 from ..registry.record import Scalar
 from . import __version__
+from .measure import clocks
 from .measure.telemetry import Nvml
 
 ALLOWED = ("CUDA_", "TRITON_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "MKL_", "NVIDIA_TF32_OVERRIDE", "CUBLAS_")
 """Prefixes of the environment variables that change what is measured."""
-SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "DIR", "PATH", "HOME", "FILE", "URL")
+SECRET = (
+    *("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "AUTH", "USER", "HOST"),
+    *("DIR", "PATH", "HOME", "FILE", "URL", "URI", "PROXY"),
+)
 """Words in a variable's name that keep it out all the same: credentials and places."""
 IMAGE_DIGEST = "KERNELMARK_IMAGE_DIGEST"
 """Set by the launcher of a container: the digest of the image it runs."""
+IMAGE_NAME = "KERNELMARK_IMAGE"
+"""Set by it too: the image's name in the table of images."""
+COMMIT = "KERNELMARK_COMMIT"
+"""Set in an image: the commit it was built from, `-dirty` behind it where there were uncommitted changes."""
 LIBRARIES = ("torch", "triton", "transformers", "nvidia-cudnn-cu13", "nvidia-cublas", "numpy")
 
 
@@ -35,13 +43,17 @@ def key(conditions: Mapping[str, Scalar]) -> str:
 
 
 def conditions(device: str, torch_facts: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """What two runs must share to be compared. `torch_facts` is what a worker said of torch and the device."""
+    """What two runs must share to be compared. `torch_facts` is what a worker said of torch and the device.
+
+    It has the last word: a worker may run in another environment than ours.
+    """
     shared: dict[str, Scalar] = {
         "device": device,
         "harness": __version__,
         "image_digest": os.environ.get(IMAGE_DIGEST),
         "torch": _version("torch"),
         "triton": _version("triton") if device == "cuda" else None,
+        **({"clock_policy": clocks.UNLOCKED} if device == "cuda" else {}),  # unless a worker saw otherwise
         **torch_facts,
     }
     return shared | (_gpu() if device == "cuda" else _cpu())
@@ -57,6 +69,8 @@ def environment(device: str) -> dict[str, Scalar]:
         "cpu_count": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
+    if image := os.environ.get(IMAGE_NAME):
+        noted["image"] = image
     noted |= {f"lib/{name}": version for name in LIBRARIES if (version := _version(name))}
     noted |= {f"env/{name}": value for name, value in sorted(os.environ.items()) if allowed(name)}
     return noted | (_gpu_noted() if device == "cuda" else {"cpu_governor": cpu_governor()})
@@ -113,7 +127,6 @@ def _gpu() -> dict[str, Scalar]:
         "power_limit_w": limit / 1e3 if limit is not None else None,
         "ecc": bool(ecc[0]) if ecc else None,
         "mig": bool(mig[0]) if mig else None,
-        "clock_policy": os.environ.get("KERNELMARK_CLOCKS", "unlocked"),
     }
 
 
@@ -141,13 +154,16 @@ def torch_facts(device: str) -> dict[str, Scalar]:
     import torch
 
     if device == "cpu":
-        return {"threads": torch.get_num_threads()}
+        return {"torch": _version("torch"), "threads": torch.get_num_threads()}
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
+        "torch": _version("torch"),
+        "triton": _version("triton"),
         "gpu": properties.name,
         "gpu_capability": f"{properties.major}.{properties.minor}",
         "gpu_sm_count": properties.multi_processor_count,
         "cuda": torch.version.cuda,
+        "clock_policy": clocks.checked(),
     }
 
 
@@ -169,7 +185,7 @@ def commit(folder: Path) -> tuple[str | None, bool]:
         return done.stdout.strip()
 
     head = git("rev-parse", "HEAD")
-    given = os.environ.get("KERNELMARK_COMMIT")
     if head is None:
-        return (given or None), False
+        given = os.environ.get(COMMIT, "")
+        return given.removesuffix("-dirty") or None, given.endswith("-dirty")
     return head, bool(git("status", "--porcelain", "--untracked-files=no"))

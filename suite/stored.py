@@ -9,7 +9,8 @@ import msgspec
 
 from ..registry.detection.comparison import Comparison, Options
 from ..registry.detection.decision import Progress, stored
-from ..registry.detection.pairing import differing, key_of, pair
+from ..registry.detection.pairing import differing, key_of, pair, run_means
+from ..registry.foreign.results import SOURCE
 from ..registry.index import Entry, Index, clean, joined, unchanged
 from ..registry.journal import Journal, read
 from ..registry.record import Case, Header, Record
@@ -108,6 +109,33 @@ def decided(
         verdicts=tuple(x for x in progress.verdicts if x.key in shown),
         requests={key: pairs for key, pairs in progress.requests.items() if key in shown},
     )
+
+
+def of_runs(
+    base: Journal, current: Journal, index: Index, options: Options, operators: Collection[str]
+) -> Progress:
+    """The verdicts on two runs that were named, whoever made them. Measures nothing.
+
+    The runs of the base's commit under its conditions, the base among them, are what is known of unchanged
+    code; where the base names no commit it stands alone, which is too little for any verdict.
+    """
+    header = base.header
+    known = index.runs(commit=header.commit, key=header.key) if header.commit and not header.dirty else []
+    past = [index.means(x) for x in reversed(clean(known)) if x.name != current.header.run]
+    like = run_means((current.header, current.records))
+    definitions = {key: x for means in past for key, x in means.items()}
+    mine = {key: definitions[key] for key in like if key in definitions}
+    histories = unchanged(past[-options.maximum_runs :], mine, options.minimum_processes)
+    sides = [
+        (journal.header, [x for x in journal.records if not operators or x.case.operator in operators])
+        for journal in (base, current)
+    ]
+    rows = pair(sides[0], sides[1], histories, controls=())
+    source = current.header.request.get(SOURCE)
+    if source is not None and min(base.header.replicates, current.header.replicates) < options.minimum_processes:
+        note = f"{source}: one process's iterations are not independent, so they say nothing of the noise between"
+        rows = [msgspec.structs.replace(x, notes=(*x.notes, note)) for x in rows]
+    return stored(rows, options)
 
 
 def _runs(index: Index, commit: str, options: Options, device: str | None, plan: str | None) -> list[Entry]:

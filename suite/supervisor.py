@@ -107,6 +107,7 @@ class Run:
     listener: Listener = field(default_factory=Silent)
     python: Callable[[str], Path | None] = interpreter
     past: Journal | None = None
+    pinned: Mapping[tuple[str, str, str, str], Mapping[str, str]] = field(default_factory=dict)
     _writer: Writer | None = field(default=None, init=False)
     _spent: dict[str, float] = field(default_factory=dict, init=False)
     _settled: dict[tuple[str, str, str, str], Status] = field(default_factory=dict, init=False)
@@ -246,7 +247,10 @@ class Run:
                 device=self.device,
                 seed=self.seed,
                 replicate=replicate,
-                cells=tuple(TaskCell(i, x.case, x.implementation.name, x.cache) for i, x in left.items()),
+                cells=tuple(
+                    TaskCell(i, x.case, x.implementation.name, x.cache, dict(self.pinned.get(x.identity, {})))
+                    for i, x in left.items()
+                ),
                 sampling=self.plan.sampling,
                 roots=self.roots,
                 code=dict(self.code),

@@ -31,12 +31,13 @@ BROKEN_CONTEXT = 70
 
 
 class TaskCell(msgspec.Struct, frozen=True):
-    """One cell to measure; `index` is its place in the replicate's order."""
+    """One cell to measure; `index` is its place in the replicate's order, `pinned` what is not to be tuned."""
 
     index: int
     case: Case
     implementation: str
     cache: Cache
+    pinned: dict[str, str] = {}
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -175,6 +176,7 @@ def _cell(
         stages,
         gated=implementation.provider != YARDSTICK,
         tuned=implementation.provider == PROVIDER,
+        pinned=cell.pinned,
     )
     try:
         measurement = trial.run(lambda: implementation.load()(cell.case))

@@ -16,6 +16,7 @@ from .. import __version__
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "list": ("list", "What exists: operators, cases, implementations, and what is available here."),
     "run": ("run", "Measure a plan and record it."),
+    "bench": ("bench", "Measure a plan in a pinned image and record it."),
     "show": ("show", "A run's results as a table, or as JSON."),
     "compare": ("compare", "Two runs side by side."),
     "history": ("history", "An operator's times over commits, with change points."),
@@ -24,6 +25,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "import": ("transfer", "Take a journal in, and record it in the registry."),
     "sync": ("transfer", "Record in the registry what is not there yet."),
     "doctor": ("doctor", "Is this machine fit to measure, and does the harness catch planted faults?"),
+    "repro": ("repro", "The command that repeats a recorded run, or its execution."),
+    "image": ("image", "The pinned images: which there are, building, pinning."),
+    "container-cost": ("container_cost", "What a container costs: in turns with bare metal, case by case."),
     "ui": ("ui", "The MLflow UI on the registry, at a ready comparison."),
 }
 """Command → (module here, one line of help)."""
@@ -41,7 +45,7 @@ class Commands(click.Group):
         if name not in COMMANDS:
             return None
         module = importlib.import_module(f".{COMMANDS[name][0]}", __package__)
-        command: click.Command = getattr(module, f"command_{name}")
+        command: click.Command = getattr(module, f"command_{name.replace('-', '_')}")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

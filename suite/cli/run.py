@@ -33,6 +33,7 @@ from ..measure.stopping import TimerName
 @click.option("--resume", metavar="RUN", help="Go on with a run that was interrupted.")
 @click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
 @click.option("--no-report", is_flag=True, help="Leave out the HTML report.")
+@click.option("--journal-only", is_flag=True, help="Write the journal and leave the rest to another machine.")
 def command_run(
     plan: str,
     operators: tuple[str, ...],
@@ -45,6 +46,7 @@ def command_run(
     resume: str | None,
     output: Path | None,
     no_report: bool,
+    journal_only: bool,
 ) -> None:
     """Measure a plan and record it."""
     from .progress import progress
@@ -70,7 +72,8 @@ def command_run(
                 listener=listener,
             )
         path = run.execute()
-    present(read(path), home, report=not no_report)
+    if not journal_only:
+        present(read(path), home, report=not no_report)
 
 
 def writable(home: Home) -> None:

@@ -1,0 +1,111 @@
+"""`kernelmark bench`: measure a plan in a pinned image; the rows land in this machine's registry."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from ...registry.errors import InputError
+from ...registry.home import Home
+from ...registry.journal import read
+from ...registry.transfer import whole_lines
+from .container_options import build_options, options, tell
+from .run import present, writable
+
+
+@click.command("bench")
+@click.argument("image", metavar="IMAGE")
+@click.option(
+    "--gpus", metavar="0,1", help="GPUs as nvidia-smi numbers them; default: 0. The suite uses the first."
+)
+@click.option("--plan", default="quick", show_default=True, help="quick, standard, full, or a plan file (TOML).")
+@click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
+@click.option("--implementation", "implementations", multiple=True, help="Only this implementation or provider.")
+@click.option("--replicates", type=click.IntRange(1, 1000), help="Fresh processes; default: the plan's.")
+@click.option("--cache", type=click.Choice(["cold", "hot", "both"]), help="Cache state; default: the plan's.")
+@click.option(
+    "--timer", type=click.Choice(["auto", "events", "graph", "cupti"]), help="GPU timer; default: the case's own."
+)
+@click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
+@click.option("--resume", metavar="RUN", help="Go on with a run that was interrupted, in the same image.")
+@click.option("--memory", metavar="SIZE", help="Memory of the container, as 16g; default: no limit.")
+@click.option("--shm-size", default="1g", show_default=True, metavar="SIZE", help="Its shared memory.")
+@click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
+@click.option("--no-report", is_flag=True, help="Leave out the HTML report.")
+@build_options
+def command_bench(
+    image: str,
+    gpus: str | None,
+    plan: str,
+    operators: tuple[str, ...],
+    implementations: tuple[str, ...],
+    replicates: int | None,
+    cache: str | None,
+    timer: str | None,
+    seed: int | None,
+    resume: str | None,
+    memory: str | None,
+    shm_size: str,
+    output: Path | None,
+    no_report: bool,
+    **building: Path | str | None,
+) -> None:
+    """Measure a plan in a pinned image and record it.
+
+    IMAGE is a name of docker/images.toml, built first if it is not here, or an image's digest. The container
+    has no network, no capabilities, a fixed user who is not root, and a file system that it cannot write but
+    for its results. Exit codes are those of `kernelmark run`, and 5 where the container cannot run.
+    """
+    from ..container.launch import Job, Limits
+    from ..container.session import prepare
+
+    home = Home(output)
+    writable(home)
+    files: dict[str, bytes] = {}
+    if resume is not None:
+        if operators or implementations or replicates or any((cache, timer, seed is not None)):
+            raise InputError("--resume goes on with what its run was asked; leave the other options out.")
+        path = home.find(resume)
+        run = read(path).header.run
+        files[f"journals/{run}.jsonl"] = b"".join(x + b"\n" for x in whole_lines(path))
+        asked = ["--resume", run]
+    else:
+        asked = ["--plan", _plan(plan, files)]
+        asked += [x for name in operators for x in ("--operator", name)]
+        asked += [x for name in implementations for x in ("--implementation", name)]
+        for name, value in (
+            ("--replicates", replicates),
+            ("--cache", cache),
+            ("--timer", timer),
+            ("--seed", seed),
+        ):
+            asked += [] if value is None else [name, str(value)]
+    session = prepare(image, gpus, home, options(**building), tell)  # type: ignore[arg-type]  # click made them
+    for earlier in session.earlier():
+        tell(f"run {earlier}, which an earlier launch had to leave behind, is taken in")
+    device = [] if resume is not None else session.arguments()
+    tell(f"in image {session.image.name}, {session.image.id}")
+    ended, runs = session.measure(
+        Job(["run", "--journal-only", *asked, *device], session.gpus, files, Limits(memory, shm_size))
+    )
+    for run in runs:
+        present(home.load(run), home, report=not no_report)
+    if ended.code == 130 and runs:
+        tell(f"interrupted. Go on with: kernelmark bench {image} --resume {runs[-1]}")
+    sys.exit(ended.code)
+
+
+def _plan(plan: str, files: dict[str, bytes]) -> str:
+    """The plan's name inside the container, where a plan file goes along."""
+    from ..container.launch import RESULTS
+    from ..plan import BUILTIN
+
+    if plan in BUILTIN or not plan.endswith(".toml"):
+        return plan
+    try:
+        files[f"plan/{Path(plan).name}"] = Path(plan).read_bytes()
+    except OSError as error:
+        raise InputError(f"plan file {plan} cannot be read: {error.strerror}") from None
+    return f"{RESULTS}/plan/{Path(plan).name}"

@@ -1,0 +1,78 @@
+"""`kernelmark image`: which pinned images there are, building one, pinning their bases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ...registry.errors import InputError
+from .container_options import build_options, options, tell
+
+
+@click.group("image")
+def command_image() -> None:
+    """The pinned images: which there are, building, pinning."""
+
+
+@command_image.command("list")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def list_images(as_json: bool) -> None:
+    """What docker/images.toml declares."""
+    from ..container.session import known
+
+    images = known()
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(list(images.values())), indent=2).decode())
+        return
+    for x in images.values():
+        verified = f"seen {x.verified_at}" if x.verified_at else f"not verified, trust {x.trust}"
+        click.echo(f"{x.name:6} {x.summary}\n       {x.base}, {verified if x.digest else 'digest not known'}")
+
+
+@command_image.command("build")
+@click.argument("name", metavar="IMAGE")
+@click.option("--fresh", is_flag=True, help="Build anew, without any cache.")
+@build_options
+def build_image(name: str, fresh: bool, **building: Path | str | None) -> None:
+    """Build an image, unless the same one is here; prints its digest."""
+    from ..container import build, engine, table
+
+    folder = build.checkout()
+    image = table.named(folder, name)
+    chosen = options(**building, fresh=fresh)  # type: ignore[arg-type]  # click made them
+    if chosen.stand_in is None:
+        _ = image.pinned_base
+    click.echo(build.obtain(engine.find(), folder, image, chosen, tell).id)
+
+
+@command_image.command("pin")
+@click.argument("names", nargs=-1, metavar="[IMAGE...]")
+def pin_images(names: tuple[str, ...]) -> None:
+    """Ask the registry for the digest of each base, and write it with today's date to docker/images.toml."""
+    from ..container import build, engine, pins
+
+    for line in pins.pin(engine.find(), build.checkout(), names):
+        click.echo(line)
+
+
+@command_image.command("pin-check")
+def check_pins() -> None:
+    """Is each lock made from its input, and is each table of docker/images.toml whole? Needs no network."""
+    from ..container import build, pins
+
+    folder = build.checkout()
+    problems = pins.check(folder)
+    if problems:
+        raise InputError("\n".join(["the pins do not hold:", *(f"  {x}" for x in problems)]))
+    click.echo("locks match their inputs; the table of images is whole")
+
+
+@command_image.command("locked", hidden=True)
+def locked() -> None:
+    """Note what each lock was made from; `make lock` calls it."""
+    from ..container import build, pins
+
+    pins.record(build.checkout())

@@ -1,0 +1,298 @@
+"""Building an image, or finding that the same one is here already.
+
+BuildKit does the building, through the `docker` command: the engine's own interface that the SDK speaks has
+only the old builder, without secrets and cache mounts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ... import suite
+from ...registry.errors import InputError
+from .. import fingerprint
+from .engine import FULL, Engine
+from .errors import BuildFailed, DiskFull, ImageMissing, LaunchError, NoBuilder
+from .table import Image
+
+REPOSITORY = "kernelmark"
+SOURCE = "https://github.com/kernelmark/kernelmark"
+LABEL = "io.kernelmark."
+CONTEXT = ("Dockerfile", "docker/entrypoint", "pyproject.toml", "README.md", "LICENSE")
+ROOMS = ("suite", "kernels", "baselines", "registry")
+OFFLINE = re.compile(
+    r"no such host|failed to resolve source metadata|failed to do request|dial tcp|i/o timeout|"
+    r"temporary failure|could not resolve|network is unreachable|tls handshake|newconnectionerror|"
+    r"could not connect",
+    re.IGNORECASE,
+)
+GONE = re.compile(r"manifest unknown|: not found|pull access denied|authorization failed", re.IGNORECASE)
+STEP = re.compile(r"#\d+ (\[.*)")
+"""BuildKit's line on a step that begins."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to build where the usual way is closed.
+
+    `stand_in` is an image to use in place of the pinned base, for tests without a registry; it says so in its
+    labels. `pip_conf` and `ca_bundle` are files that only the build's own processes see.
+    """
+
+    stand_in: str | None = None
+    pip_conf: Path | None = None
+    ca_bundle: Path | None = None
+    network: str | None = None
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Built:
+    """An image that the engine has: its digest and what its labels say it is for."""
+
+    id: str
+    name: str
+    accelerator: str = "none"
+    architectures: tuple[str, ...] = ()
+    cuda: str = ""
+    minimum_driver: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(cls, image: Any) -> Built:
+        """From an image of the SDK. Raises `InputError` for one that is not ours."""
+        labels = dict(image.labels or {})
+        name = labels.get(f"{LABEL}image")
+        if not name:
+            raise InputError(f"{image.id} is no image of kernelmark: it has no label {LABEL}image.")
+        return cls(
+            id=str(image.id),
+            name=name,
+            accelerator=labels.get(f"{LABEL}accelerator", "none"),
+            architectures=tuple(labels.get(f"{LABEL}architectures", "").split()),
+            cuda=labels.get(f"{LABEL}cuda", ""),
+            minimum_driver=labels.get(f"{LABEL}minimum_driver", ""),
+            labels=labels,
+        )
+
+
+def checkout() -> Path:
+    """The checkout that images are built from: the program's own, else the current directory's."""
+    own = Path(suite.__file__).resolve().parents[1]
+    for folder in (own, Path.cwd(), *Path.cwd().parents):
+        if (folder / "Dockerfile").is_file() and (folder / "docker" / "images.toml").is_file():
+            return folder
+    raise InputError("images are built from a checkout of kernelmark; go to one, or name an image by its digest.")
+
+
+def obtain(engine: Engine, folder: Path, image: Image, options: Options, tell: Callable[[str], None]) -> Built:
+    """The image as this checkout makes it: the one that is here if nothing it is made of changed, else built."""
+    from docker.errors import DockerException, ImageNotFound
+
+    base = options.stand_in or image.pinned_base
+    tag = f"{REPOSITORY}:{image.name}-{inputs(folder, image, base)[:12]}"
+    try:
+        if not options.fresh:
+            found = Built.of(engine.client.images.get(tag))
+            tell(f"image {tag} is here")
+            return found
+    except ImageNotFound:
+        pass
+    except DockerException as error:
+        raise engine.explain(error, "looking for the image") from None
+    tell(f"building {tag} from {base}; the first time this fetches the base and all packages")
+    build(engine, folder, image, base, tag, options, tell)
+    return Built.of(engine.client.images.get(tag))
+
+
+def present(engine: Engine, reference: str) -> Built:
+    """The image of a digest or a reference, fetched if a registry has it. Raises `ImageMissing`."""
+    from docker.errors import DockerException, ImageNotFound
+
+    try:
+        return Built.of(engine.client.images.get(reference))
+    except ImageNotFound:
+        pass
+    except DockerException as error:
+        raise engine.explain(error, "looking for the image") from None
+    if reference.startswith("sha256:"):
+        raise ImageMissing(f"image {reference}", "an image's own digest names it in no registry")
+    try:
+        return Built.of(engine.client.images.pull(reference))
+    except DockerException as error:
+        text = str(getattr(error, "explanation", None) or error)
+        if FULL.search(text):
+            raise DiskFull(engine.storage, f"fetching {reference}") from None
+        raise ImageMissing(f"image {reference}", text) from None
+
+
+def files(folder: Path, image: Image) -> list[Path]:
+    """What the build reads of the checkout, sorted; `.dockerignore` admits the same."""
+    rooms = (
+        path
+        for room in ROOMS
+        for path in (folder / room).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and "reference" not in path.relative_to(folder).parts
+    )
+    return sorted([*(folder / x for x in (*CONTEXT, *image.locks)), *rooms])
+
+
+def inputs(folder: Path, image: Image, base: str) -> str:
+    """A hash of everything that the image is made of."""
+    digest = hashlib.sha256()
+    for part in (base, *_arguments(folder, image, base).values(), *labels(folder, image, base).values()):
+        digest.update(f"{part}\0".encode())
+    for path in files(folder, image):
+        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_mode & 0o111}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def lock_hash(folder: Path, image: Image) -> str:
+    """A hash of the image's locks, in order."""
+    digest = hashlib.sha256()
+    for lock in image.locks:
+        digest.update(hashlib.sha256((folder / lock).read_bytes()).digest())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def revision(folder: Path) -> str:
+    """The commit, with `-dirty` behind it where there are uncommitted changes; empty outside git."""
+    commit, dirty = fingerprint.commit(folder)
+    return f"{commit}-dirty" if commit and dirty else commit or ""
+
+
+def labels(folder: Path, image: Image, base: str) -> dict[str, str]:
+    """OCI's labels, and what the launcher needs to run the image without its table."""
+    oci = "org.opencontainers.image."
+    is_pinned = base == f"{image.base}@{image.digest}"
+    return {
+        f"{oci}title": f"kernelmark {image.name}",
+        f"{oci}description": image.summary,
+        f"{oci}source": SOURCE,
+        f"{oci}revision": revision(folder),
+        f"{oci}version": suite.__version__,
+        f"{oci}licenses": "Apache-2.0",
+        f"{oci}base.name": image.base if is_pinned else base,
+        f"{oci}base.digest": image.digest if is_pinned else "",
+        f"{LABEL}image": image.name,
+        f"{LABEL}stand_in": "" if is_pinned else base,
+        f"{LABEL}locks": lock_hash(folder, image),
+        f"{LABEL}accelerator": image.accelerator,
+        f"{LABEL}architectures": " ".join(image.architectures),
+        f"{LABEL}cuda": image.cuda,
+        f"{LABEL}minimum_driver": image.minimum_driver,
+    }
+
+
+def _arguments(folder: Path, image: Image, base: str) -> dict[str, str]:
+    is_pinned = base == f"{image.base}@{image.digest}"
+    return {
+        "BASE": base,
+        "PYTHON": image.python,
+        "APT_PACKAGES": " ".join(image.apt),
+        "APT_SNAPSHOT": image.apt_snapshot if is_pinned else "",  # a stand-in is of no date
+        "LOCKS": " ".join(image.locks),
+        "ARCHITECTURES": ";".join(image.architectures) if image.accelerator == "nvidia" else "",
+        "COMMIT": revision(folder),
+        "SOURCE_DATE_EPOCH": _epoch(folder),
+    }
+
+
+def _epoch(folder: Path) -> str:
+    """The commit's time: the only time that belongs to an image's contents."""
+    done = subprocess.run(
+        ["git", "-C", str(folder), "log", "-1", "--format=%ct"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "0"
+
+
+def build(
+    engine: Engine, folder: Path, image: Image, base: str, tag: str, options: Options, tell: Callable[[str], None]
+) -> None:
+    """Runs the build and shows its lines. Raises what `errors` has for how it can fail."""
+    command = [*_builder(), "--progress=plain", "--platform", image.platform, "--tag", tag]
+    if options.fresh:
+        command.append("--no-cache")
+    if options.network:
+        command += ["--network", options.network]
+    for name, value in _arguments(folder, image, base).items():
+        command += ["--build-arg", f"{name}={value}"]
+    for name, value in labels(folder, image, base).items():
+        command += ["--label", f"{name}={value}"]
+    for secret, path in (("pip_conf", options.pip_conf), ("ca_bundle", options.ca_bundle)):
+        if path is not None:
+            if not path.is_file():
+                raise InputError(f"no file at {path}")
+            command += ["--secret", f"id={secret},src={path}"]
+    last: deque[str] = deque(maxlen=40)
+    for line in _run([*command, str(folder)], {"DOCKER_BUILDKIT": "1", "DOCKER_HOST": engine.address}):
+        last.append(line)
+        if step := STEP.match(line):
+            tell(f"  {step[1]}"[:100])
+    if last and last[-1] == "":
+        return
+    for line in last:
+        tell(f"  {line}"[:300])
+    raise failure(engine, image.name, base, "\n".join(last))
+
+
+def failure(engine: Engine, name: str, base: str, said: str) -> LaunchError:
+    """Why a build failed, from its last lines."""
+    errors = [x.strip() for x in said.splitlines() if re.search("error|failed|denied|unable", x, re.IGNORECASE)]
+    last = errors[-1] if errors else "it said nothing"
+    if FULL.search(said):
+        return DiskFull(engine.storage, f"building image {name}")
+    if "load metadata for" in said and (OFFLINE.search(said) or GONE.search(said)):
+        return ImageMissing(f"image {name}, or its base {base},", last)
+    if OFFLINE.search(said):
+        return ImageMissing(f"what image {name} is made of", next(x for x in errors if OFFLINE.search(x)))
+    return BuildFailed(name, last)
+
+
+def _run(command: list[str], extra: Mapping[str, str]) -> Iterator[str]:
+    """Lines of a command; an empty last one means that it succeeded. Ended with its reader, as on Ctrl-C."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, **extra},
+    ) as process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.strip():
+                    yield line.rstrip()
+        except BaseException:
+            process.terminate()
+            raise
+        if process.wait() == 0:
+            yield ""
+
+
+def _builder() -> list[str]:
+    """A `docker` command that builds with BuildKit: with the plugin buildx, or old enough to have it inside."""
+    seen = set()
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
+        docker = shutil.which("docker", path=folder)
+        if docker is None or docker in seen:
+            continue
+        seen.add(docker)
+        if subprocess.run([docker, "buildx", "version"], capture_output=True, check=False).returncode == 0:
+            return [docker, "buildx", "build", "--load"]
+        version = subprocess.run([docker, "--version"], capture_output=True, text=True, check=False).stdout
+        if (major := re.search(r"version (\d+)", version)) and 19 <= int(major[1]) < 23:
+            return [docker, "build"]
+    raise NoBuilder
