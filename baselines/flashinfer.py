@@ -185,6 +185,45 @@ def attention(case: Any) -> Call:
     return refusing(forcing(call, conversion) if B > 1 and S > 1 else call, *CHECKS)
 
 
+@serving
+def attention_sparse(case: Any) -> Call:
+    """`BlockSparseAttentionWrapper` on tokens (S, H, D) of one sequence, planned once from a fixed layout.
+
+    Each block of queries is a request to it, whose pages are the kept blocks of keys. Its causal mask is that of
+    the last block of a request, which is the block's own in every layout here.
+    """
+    import flashinfer
+    import torch
+
+    _halves(case)
+    B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
+    if case.options["pattern"] != "static":
+        raise NotImplementedError("it is planned on the host, from one layout of blocks for all heads")
+    if B != 1 or S % 128:
+        raise NotImplementedError("it takes one sequence of whole blocks")
+    planned = None
+
+    def plan(q: Any, blocks: Any) -> Any:
+        wrapper = flashinfer.BlockSparseAttentionWrapper(
+            torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)
+        )
+        counts = blocks[0].sum(-1)
+        starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+        places = blocks[0].nonzero()[:, 1].int()
+        kinds = {"q_data_type": q.dtype, "kv_data_type": q.dtype, "o_data_type": q.dtype}
+        causal = case.options["mask"] == "causal"
+        wrapper.plan(starts, places, S, S, 128, 128, H, Hkv, D, causal=causal, **kinds)
+        return wrapper
+
+    def call(q: Any, k: Any, v: Any, mask: str, sparsity: int, blocks: Any, gate_q: Any, gate_k: Any) -> Any:
+        nonlocal planned
+        if planned is None:
+            planned = plan(q, blocks)
+        return planned.run(*(x[0].transpose(0, 1) for x in (q, k, v))).transpose(0, 1)[None]
+
+    return refusing(call, *CHECKS)
+
+
 def in_use(lengths: Sequence[int], page: int, across: int) -> tuple[list[int], list[int], list[int]]:
     """What FlashInfer wants to know of sequences of these lengths, whose block tables have `across` pages each.
 
@@ -255,6 +294,7 @@ IMPLEMENTATIONS = {
     "add_rms_norm": {"flashinfer": add_rms_norm},
     "attention": {"flashinfer": attention},
     "attention_decode": {"flashinfer": attention_decode},
+    "attention_sparse": {"flashinfer": attention_sparse},
     "geglu": {"flashinfer": _gated("gelu_tanh_and_mul")},
     "layer_norm": {"flashinfer": layer_norm},
     "mx_quant": {"flashinfer": mx_quant},

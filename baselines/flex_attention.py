@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import _blocks
 from ._terms import Call
 
 REQUIRES = ("torch", "triton")
@@ -33,4 +34,52 @@ def attention(case: Any) -> Call:
     return call
 
 
-IMPLEMENTATIONS = {"attention": {"flex_attention": attention}}
+def attention_sparse(case: Any) -> Call:
+    """`flex_attention`, compiled, on a `BlockMask` of the blocks: its diagonal ones partial, the others full.
+
+    Given blocks are a fixed layout, whose `BlockMask` is made once, as its documentation says; chosen ones become
+    one inside the call, from lists and not by `create_block_mask`, which evaluates every element.
+    """
+    import torch
+    from torch.nn.attention.flex_attention import BlockMask, flex_attention, noop_mask
+
+    S = case.axes["S"]
+    groups = case.axes["H"] != case.axes["Hkv"]
+    causal = case.options["mask"] == "causal"
+    choose = _blocks.choice(case)
+    compiled = torch.compile(flex_attention, dynamic=False)
+    made = None
+
+    def seen(b: Any, h: Any, query: Any, key: Any) -> Any:
+        return query >= key
+
+    def masked(blocks: Any) -> Any:
+        own = (
+            torch.eye(blocks.shape[-1], dtype=torch.bool, device=blocks.device) if causal else blocks.new_zeros(())
+        )
+        return BlockMask.from_kv_blocks(
+            *_blocks.lists(blocks & own),
+            *_blocks.lists(blocks & ~own),
+            BLOCK_SIZE=_blocks.BLOCK,
+            mask_mod=seen if causal else noop_mask,
+            seq_lengths=(S, S),
+            compute_q_blocks=False,
+        )
+
+    def given(q: Any, k: Any, v: Any, mask: str, sparsity: int, blocks: Any, gate_q: Any, gate_k: Any) -> Any:
+        nonlocal made
+        if made is None:
+            made = masked(blocks[None])
+        return compiled(q, k, v, block_mask=made, enable_gqa=groups)
+
+    def chosen(q: Any, k: Any, v: Any, mask: str, sparsity: int, blocks: Any, gate_q: Any, gate_k: Any) -> Any:
+        blocks = choose(q, k, gate_q, gate_k)
+        return compiled(q, k, v, block_mask=masked(blocks), enable_gqa=groups), blocks
+
+    return given if case.options["pattern"] == "static" else chosen
+
+
+IMPLEMENTATIONS = {
+    "attention": {"flex_attention": attention},
+    "attention_sparse": {"flex_attention": attention_sparse},
+}

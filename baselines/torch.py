@@ -28,6 +28,34 @@ def attention(case: Any) -> Callable[..., Any]:
     return call
 
 
+def attention_sparse(case: Any) -> Callable[..., Any]:
+    """`scaled_dot_product_attention` with the blocks as a mask of elements: PyTorch computes all that it hides.
+
+    The mask of given blocks, a fixed layout, is made once; chosen blocks and their mask are made inside the call.
+    """
+    from torch.nn.functional import scaled_dot_product_attention
+
+    from . import _blocks
+
+    groups = case.axes["H"] != case.axes["Hkv"]
+    causal, S = case.options["mask"] == "causal", case.axes["S"]
+    choose = _blocks.choice(case)
+    made = None
+
+    def given(q: Any, k: Any, v: Any, mask: str, sparsity: int, blocks: Any, gate_q: Any, gate_k: Any) -> Any:
+        nonlocal made
+        if made is None:
+            made = _blocks.elements(blocks, causal, S)
+        return scaled_dot_product_attention(q, k, v, attn_mask=made, enable_gqa=groups)
+
+    def chosen(q: Any, k: Any, v: Any, mask: str, sparsity: int, blocks: Any, gate_q: Any, gate_k: Any) -> Any:
+        blocks = choose(q, k, gate_q, gate_k)
+        seen = _blocks.elements(blocks, causal, S)
+        return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=groups), blocks
+
+    return given if case.options["pattern"] == "static" else chosen
+
+
 def layer_norm(case: Any) -> Callable[..., Any]:
     """`torch.nn.functional.layer_norm`."""
     from torch.nn import functional
@@ -517,6 +545,7 @@ IMPLEMENTATIONS = {
     "add_rms_norm": {"torch": add_rms_norm},
     "attention": {"torch": attention},
     "attention_decode": {"torch": attention_decode},
+    "attention_sparse": {"torch": attention_sparse},
     "causal_conv1d": {"torch": causal_conv1d},
     "causal_conv1d_update": {"torch": causal_conv1d_update},
     "cross_entropy": {"torch": cross_entropy},

@@ -8,6 +8,8 @@ Programs are persistent: one a multiprocessor, each with its share of the work. 
 query blocks of one head, the first with the last, the second with the last but one: under a causal mask all
 units are equally long. Consecutive units belong to one head, so that its K and V stay in L2.
 
+With SPARSE the blocks of keys of a query block come from a list (`attention_sparse.py`).
+
 Taken for bf16 and fp16, D of 64 or 128, S a multiple of 256 and at least 1024, contiguous tensors: `fits`.
 """
 
@@ -63,6 +65,17 @@ under the other's products, but at D = 128 the diagonal's uneven work makes the 
 exponential of eight on the FMA units took D = 64 causal from 0.954 to 1.013 of cuDNN's speed (B = 2, H = 32,
 S = 8192) and cost the other three 1 to 5 %."""
 
+SPARSE_SCHEDULES = {
+    (64, True): Schedule(3, True),
+    (64, False): Schedule(3, True),
+    (128, True): Schedule(2, False),
+    (128, False): Schedule(2, True),
+}
+"""The same for lists of blocks."""
+
+SPARSE_PROGRAMS = 4
+"""Programs a multiprocessor over lists, whose lengths differ: one that is done early takes the next."""
+
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether `forward` takes these inputs; the device is not looked at."""
@@ -112,8 +125,12 @@ def _exp2(x, SHARE: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's t
 
 
 @gluon.jit
-def _unit(step, units, n, CAUSAL: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """(batch·head, query block, blocks of keys) of a program's step: two steps make a unit."""
+def _unit(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    step, units, n, lists, counts, heads, CAUSAL: gl.constexpr, SPARSE: gl.constexpr
+):
+    """(batch·head, query block, blocks of keys, its list and how many of it count) of a program's step: two steps
+    make a unit. A list has a block at least, which may not count.
+    """
     unit = gl.program_id(0) + step // 2 * gl.num_programs(0)
     pairs = n // 2
     place = unit // pairs
@@ -122,7 +139,13 @@ def _unit(step, units, n, CAUSAL: gl.constexpr):  # type: ignore[no-untyped-def]
     count = n
     if CAUSAL:
         count = block + 1
-    return place, block, count
+    listed = count
+    if SPARSE:
+        at = place % heads * n + block
+        lists += at.to(gl.int64) * n
+        listed = gl.load(counts + at)
+        count = gl.maximum(listed, 1)
+    return place, block, count, lists, listed
 
 
 @gluon.jit
@@ -134,23 +157,34 @@ def _steps(units):  # type: ignore[no-untyped-def]  # Triton's types are its own
 @gluon.jit
 def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, units, n, groups,
-    CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    lists, counts, heads,
+    CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, SPARSE: gl.constexpr,
 ):  # fmt: skip
     """Loads each tile's two halves of Q, then its blocks of K and V, the last keys first."""
     stage = 0
     phase = 1
     q_phase = 1
     for step in range(0, _steps(units)):
-        place, block, count = _unit(step, units, n, CAUSAL)
+        place, block, count, chosen, _ = _unit(step, units, n, lists, counts, heads, CAUSAL, SPARSE)
         row = (place * n + block) * KEYS
         for i in gl.static_range(2):
             mbarrier.wait(q_empty.index(i), q_phase)
             mbarrier.expect(q_full.index(i), q.block_type.nbytes)
             tma.async_copy_global_to_shared(q, [row + i * ROWS, 0], q_full.index(i), qs.index(i))
         q_phase ^= 1
-        last = (place // groups * n + count - 1) * KEYS
+        if SPARSE:
+            last = place // groups * n
+            following = gl.load(chosen)
+        else:
+            last = (place // groups * n + count - 1) * KEYS
+            following = 0
         for j in range(0, count):
-            key = last - j * KEYS
+            if SPARSE:
+                key = (last + following) * KEYS
+                # Before this block is waited for, so that the next one's place is known in time.
+                following = gl.load(chosen + gl.minimum(j + 1, count - 1))
+            else:
+                key = last - j * KEYS
             mbarrier.wait(k_empty.index(stage), phase)
             mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
             tma.async_copy_global_to_shared(k, [key, 0], k_full.index(stage), ks.index(stage))
@@ -166,12 +200,14 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
 @gluon.jit
 def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, units, n, scale,
+    lists, counts, heads,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, SPARSE: gl.constexpr,
 ):  # fmt: skip
     """One half of every tile: online softmax in base 2 over blocks of keys, the last keys first.
 
-    Only the first block, on the diagonal, needs the causal mask. In the loop K runs one block ahead of V.
+    Only the first block, on the diagonal unless a list leaves that out, needs the causal mask. In the loop K runs
+    one block ahead of V.
     """
     dtype: gl.constexpr = out.dtype
     score: gl.constexpr = gl.NVMMADistributedLayout(
@@ -193,7 +229,10 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q_phase = 0
     turn_phase = 1 - HALF
     for step in range(0, _steps(units)):
-        place, block, count = _unit(step, units, n, CAUSAL)
+        place, block, count, chosen, listed = _unit(step, units, n, lists, counts, heads, CAUSAL, SPARSE)
+        below = HALF * ROWS
+        if SPARSE and CAUSAL:
+            below += (block - gl.load(chosen)) * KEYS
         mbarrier.wait(q_full.index(HALF), q_phase)
         q_phase ^= 1
         mbarrier.wait(k_full.index(k_stage), k_phase)
@@ -205,7 +244,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             k_stage = 0
             k_phase ^= 1
         if CAUSAL:
-            visible = gl.expand_dims(rows + HALF * ROWS, 1) >= gl.expand_dims(columns, 0)
+            visible = gl.expand_dims(rows + below, 1) >= gl.expand_dims(columns, 0)
             s = gl.where(visible, s, float("-inf"))
         highest = gl.max(s, 1) * scale
         p = _exp2(s * scale - gl.expand_dims(highest, 1), SHARE)
@@ -252,8 +291,11 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             v_stage = 0
             v_phase ^= 1
         row = (place * n + block) * KEYS + HALF * ROWS
-        gl.store(lse + row + rows, highest + gl.log2(weight))
+        if not SPARSE:
+            gl.store(lse + row + rows, highest + gl.log2(weight))
         acc = acc * gl.expand_dims(gl.convert_layout(1.0 / weight, total_rows), 1)
+        if SPARSE:
+            acc = gl.where(listed > 0, acc, 0.0)
         tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
         o.store(acc.to(dtype))
         fence_async_shared()
@@ -261,13 +303,17 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["units", "n", "groups"])
+@gluon.jit(do_not_specialize=["units", "n", "groups", "heads"])
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, lse, units, n, groups, scale,
+    q, k, v, out, lse, lists, counts, units, n, groups, heads, scale,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, REGISTERS: gl.constexpr,
+    SPARSE: gl.constexpr,
 ):  # fmt: skip
-    """Buffers and barriers, then the three warp groups. `n` is S / KEYS, `units` B·H·n / 2."""
+    """Buffers and barriers, then the three warp groups. `n` is S / KEYS, `units` B·H·n / 2.
+
+    With SPARSE: lists (heads, n, n) in descending order, counts (heads, n), heads 1, H or B·H; no `lse`.
+    """
     qs = gl.allocate_shared_memory(q.dtype, [2, ROWS, D], q.layout)
     os = gl.allocate_shared_memory(q.dtype, [2, ROWS, D], out.layout)
     ks = gl.allocate_shared_memory(q.dtype, [STAGES, KEYS, D], k.layout)
@@ -294,21 +340,21 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 _feed,
                 (
                     q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                    units, n, groups, CAUSAL, ROWS, KEYS, STAGES,
+                    units, n, groups, lists, counts, heads, CAUSAL, ROWS, KEYS, STAGES, SPARSE,
                 ),
             ),
             (
                 _compute,
                 (
                     out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-                    units, n, scale, 0, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE,
+                    units, n, scale, lists, counts, heads, 0, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE, SPARSE,
                 ),
             ),
             (
                 _compute,
                 (
                     out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-                    units, n, scale, 1, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE,
+                    units, n, scale, lists, counts, heads, 1, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE, SPARSE,
                 ),
             ),
         ],
@@ -353,14 +399,64 @@ def forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, causal: bool
 ) -> None:
     """Writes the output and its base-2 log-sum-exp (B, H, S). For inputs that `fits` approves of."""
+    units = q.shape[0] * q.shape[1] * q.shape[2] // KEYS // 2
+    # What is passed for lists is not read.
+    _run(
+        q,
+        k,
+        v,
+        out,
+        lse,
+        lse,
+        lse,
+        causal,
+        SCHEDULES[q.shape[3], causal],
+        min(units, multiprocessors(q)),
+        1,
+        False,
+    )
+
+
+def sparse_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lists: torch.Tensor,
+    counts: torch.Tensor,
+    causal: bool,
+    schedule: Schedule | None = None,
+    programs: int = SPARSE_PROGRAMS,
+) -> None:
+    """Writes the output over lists (heads, n, n) of blocks of keys in descending order, of which counts (heads, n)
+    are read; heads is 1, H or B·H. For inputs that `fits` approves of.
+    """
+    units = q.shape[0] * q.shape[1] * q.shape[2] // KEYS // 2
+    schedule = schedule or SPARSE_SCHEDULES[q.shape[3], causal]
+    grid = min(units, programs * multiprocessors(q))
+    _run(q, k, v, out, counts, lists, counts, causal, schedule, grid, lists.shape[0], True)
+
+
+def _run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    lists: torch.Tensor,
+    counts: torch.Tensor,
+    causal: bool,
+    schedule: Schedule,
+    grid: int,
+    heads: int,
+    sparse: bool,
+) -> None:
     B, H, S, D = q.shape
-    schedule = SCHEDULES[D, causal]
     n = S // KEYS
-    units = B * H * n // 2
     with on(q):
         launch(
-            _kernel, (_kernel, q.device, q.dtype, D, causal, schedule), min(units, multiprocessors(q)),
-            tiles(q, ROWS), tiles(k, KEYS), tiles(v, KEYS), tiles(out, ROWS), lse,
-            units, n, H // k.shape[1], LOG2E / math.sqrt(D),
-            causal, ROWS, KEYS, D, schedule.stages, schedule.turns, schedule.share, schedule.registers,
+            _kernel, (_kernel, q.device, q.dtype, D, causal, schedule, sparse), grid,
+            tiles(q, ROWS), tiles(k, KEYS), tiles(v, KEYS), tiles(out, ROWS), lse, lists, counts,
+            B * H * n // 2, n, H // k.shape[1], heads, LOG2E / math.sqrt(D),
+            causal, ROWS, KEYS, D, schedule.stages, schedule.turns, schedule.share, schedule.registers, sparse,
         )  # fmt: skip

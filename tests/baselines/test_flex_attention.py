@@ -8,6 +8,7 @@ from kernelmark.baselines import flex_attention
 from kernelmark.suite.measure.verify import deviation
 from kernelmark.suite.measure.workbench import Workbench
 from kernelmark.suite.operators.attention import OPERATOR
+from kernelmark.suite.operators.attention_sparse import OPERATOR as SPARSE
 
 
 # torch's own, where its compiler is loaded.
@@ -22,4 +23,21 @@ def test_right_answer_twice(mask, tmp_path, monkeypatch):
         bench.lay(contents)
         result = call()
     deviation(bench.comparable(result), bench.references, OPERATOR.tolerances["fp32"])
+    torch._dynamo.reset()
+
+
+# torch's own, where its compiler is loaded.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("pattern", ["static", "learned"])
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_sparse_right_answer_twice(pattern, mask, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    axes = {"B": 2, "H": 4, "Hkv": 2, "S": 512, "D": 16}
+    case = SPARSE.case(axes, "fp32", "forward", mask=mask, pattern=pattern, sparsity=50)
+    bench = Workbench.build(SPARSE, case, torch.device("cpu"), seed=1)
+    call = bench.call(flex_attention.attention_sparse(case))
+    for contents in (bench.decoys, bench.values):
+        bench.lay(contents)
+        result = call()
+    deviation(bench.comparable(result), bench.references, SPARSE.tolerances["fp32"])
     torch._dynamo.reset()

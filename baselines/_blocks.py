@@ -1,0 +1,66 @@
+"""Blocks of block-sparse attention in PyTorch's operations, for the libraries that take masks but choose none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+BLOCK = 128
+
+
+def choice(case: Any) -> Callable[..., Any]:
+    """`choose(q, k, gate_q, gate_k)`: the blocks (B, H, n, n) bool of a case that chooses them at run time.
+
+    Of the mean of each block of queries and of keys, in fp32 and through the gates if there are any; how many of a
+    row depends on its length alone and is computed once.
+    """
+    import torch
+
+    H, Hkv, S = (case.axes[axis] for axis in ("H", "Hkv", "S"))
+    causal, sparsity = case.options["mask"] == "causal", int(case.options["sparsity"])
+    across = -(-S // BLOCK)
+    fixed: tuple[Any, Any] | None = None
+
+    def pooled(x: Any) -> Any:
+        if S % BLOCK == 0:
+            return x.view(*x.shape[:2], across, BLOCK, -1).mean(3, dtype=torch.float32)
+        parts = x.split(BLOCK, 2)
+        return torch.stack([part.mean(2, dtype=torch.float32) for part in parts], 2)
+
+    def prepared(device: Any) -> tuple[Any, Any]:
+        place = torch.arange(across, device=device)
+        seen = place + 1 if causal else torch.full_like(place, across)
+        counts = ((seen * (100 - sparsity) + 50) // 100).clamp(min=1)
+        hidden = torch.ones(across, across, dtype=torch.bool, device=device).triu_(1) if causal else None
+        return place < counts[:, None], hidden
+
+    def choose(q: Any, k: Any, gate_q: Any, gate_k: Any) -> Any:
+        nonlocal fixed
+        if fixed is None:
+            fixed = prepared(q.device)
+        first, hidden = fixed
+        a, b = pooled(q), pooled(k)
+        if gate_q is not None:
+            a, b = a @ gate_q.float(), b @ gate_k.float()
+        scores = a @ b.repeat_interleave(H // Hkv, 1).mT
+        scores.diagonal(dim1=-2, dim2=-1).fill_(float("inf"))
+        if hidden is not None:
+            scores.masked_fill_(hidden, float("-inf"))
+        order = scores.sort(dim=-1, descending=True, stable=True).indices
+        return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, first.expand_as(order))
+
+    return choose
+
+
+def elements(blocks: Any, causal: bool, S: int) -> Any:
+    """The mask (…, S, S) of queries and keys that a mask (…, n, n) of blocks stands for."""
+    mask = blocks.repeat_interleave(BLOCK, -2)[..., :S, :].repeat_interleave(BLOCK, -1)[..., :S]
+    return mask.tril_() if causal else mask
+
+
+def lists(blocks: Any) -> tuple[Any, Any]:
+    """(counts (…, n), indices (…, n, n)) int32 of a mask of blocks, what is not in use at the end."""
+    import torch
+
+    order = blocks.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices
+    return blocks.sum(-1, dtype=torch.int32), order.to(torch.int32)

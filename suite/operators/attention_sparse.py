@@ -1,0 +1,325 @@
+"""Block-sparse attention: every block of 128 queries attends to some of the blocks of 128 keys.
+
+Three ways to the blocks: a fixed layout of a local band, a sink and strided blocks (Child et al., arXiv
+1904.10509; Xiao et al., arXiv 2309.17453), the largest products of mean query and mean key (as in MoBA, Lu et
+al., arXiv 2502.13189), and the same through a small gate (SeerAttention, Gao et al., arXiv 2410.13276).
+
+A row of a journal has no room for two numbers that belong to sparse attention: the operations saved and what
+the approximation costs. Both are functions here, `saved` and `dense_error`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...registry.record import Case
+from ..operator import BYTES, Inputs, Operator, Option, Tolerance, grid, torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK = 128
+"""Queries, and keys, of a block."""
+
+GATE = 64
+"""Most features that the gate keeps of a pooled query or key; a head of fewer dimensions keeps them all."""
+
+CODE = 2.0
+"""Deviation of a block's mean, in tokens' own: scores of blocks then have a deviation of 4, so that a few blocks
+have most of a query's weight and a choice matters, as it does in models."""
+
+MARGIN = 1e-4
+"""How far below the best one left out a chosen score may lie, in parts of the row's largest: the rounding of fp32
+sums over 128 tokens and D features, in any order, is a hundredth of it."""
+
+
+def visible(row: int, across: int, mask: str) -> int:
+    """Blocks of keys that a block of queries may choose from."""
+    return row + 1 if mask == "causal" else across
+
+
+def kept(row: int, across: int, mask: str, sparsity: int) -> int:
+    """Blocks of keys that a block of queries attends to: the share of the visible, rounded, at least one."""
+    return max(1, (visible(row, across, mask) * (100 - sparsity) + 50) // 100)
+
+
+def layout(across: int, mask: str, sparsity: int) -> list[list[int]]:
+    """The fixed layout: each row's blocks in ascending order.
+
+    Half of them, rounded up, are those nearest to the row's own (on both sides under a full mask); then the first
+    block, the sink; the others lie evenly over what is left.
+    """
+    rows = []
+    for row in range(across):
+        count = kept(row, across, mask, sparsity)
+        nearest = sorted(range(visible(row, across, mask)), key=lambda block: (abs(block - row), block))
+        chosen = set(nearest[: (count + 1) // 2])
+        if len(chosen) < count:
+            chosen.add(0)
+        rest = [block for block in range(len(nearest)) if block not in chosen]
+        wanted = count - len(chosen)
+        chosen.update(rest[(2 * i + 1) * len(rest) // (2 * wanted)] for i in range(wanted))
+        rows.append(sorted(chosen))
+    return rows
+
+
+def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
+    """q (B, H, S, D), k and v (B, Hkv, S, D), and what the pattern needs, None where it does not.
+
+    The mean of each block of q and k is drawn too. static: blocks (1, n, n) bool with n = ⌈S / 128⌉, the same for
+    every head. learned: gate_q (H, D, G) and gate_k (Hkv, D, G), G = min(64, D). Block means have no preferred
+    direction, so that orthonormal columns, the same for a key head and its queries, lose least of their products:
+    those are what training would give.
+    """
+    import torch
+
+    B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
+    mask, pattern, sparsity = (case.options[x] for x in ("mask", "pattern", "sparsity"))
+    dtype = torch_dtype(case.dtype)
+    across = -(-S // BLOCK)
+
+    def draw(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.randn(*shape, device=device, generator=generator, dtype=dtype)
+
+    q, k, v = draw(B, H, S, D), draw(B, Hkv, S, D), draw(B, Hkv, S, D)
+    for x in (q, k):
+        x += (CODE * draw(B, x.shape[1], across, D)).repeat_interleave(BLOCK, 2)[:, :, :S]
+    given: Inputs = {"q": q, "k": k, "v": v, "mask": mask, "sparsity": sparsity}
+    given |= dict.fromkeys(("blocks", "gate_q", "gate_k"))
+    if pattern == "static":
+        blocks = torch.zeros(1, across, across, dtype=torch.bool)
+        for row, chosen in enumerate(layout(across, str(mask), int(sparsity))):
+            blocks[0, row, chosen] = True
+        given["blocks"] = blocks.to(device)
+        return given
+    if pattern == "learned":
+        bases = torch.linalg.qr(draw(Hkv, D, min(GATE, D), dtype=torch.float32)).Q.to(dtype)
+        given["gate_k"] = bases.contiguous()
+        given["gate_q"] = bases.repeat_interleave(H // max(1, Hkv), 0).contiguous()
+    return given
+
+
+def pooled(x: torch.Tensor) -> torch.Tensor:
+    """The mean of each block of tokens, the last one's over the tokens it has: (B, heads, n, D)."""
+    import torch
+
+    B, heads, S, D = x.shape
+    across = -(-S // BLOCK)
+    sums = torch.nn.functional.pad(x, (0, 0, 0, across * BLOCK - S)).view(B, heads, across, BLOCK, D).sum(3)
+    sizes = torch.full((across, 1), float(BLOCK), dtype=x.dtype, device=x.device)
+    if across:
+        sizes[-1] = S - (across - 1) * BLOCK
+    return sums / sizes
+
+
+def scores(
+    q: torch.Tensor, k: torch.Tensor, mask: str, gate_q: torch.Tensor | None, gate_k: torch.Tensor | None
+) -> torch.Tensor:
+    """(B, H, n, n): the product of mean query and mean key, each through its gate if there is one.
+
+    A row's own block has +inf, because it is always chosen, and what a causal mask hides -inf.
+    """
+    import torch
+
+    a, b = pooled(q), pooled(k)
+    if gate_q is not None and gate_k is not None:
+        a, b = a @ gate_q, b @ gate_k
+    result = a @ b.repeat_interleave(q.shape[1] // max(1, k.shape[1]), 1).mT
+    result.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
+    if mask == "causal":
+        result.masked_fill_(torch.ones(result.shape[-2:], dtype=torch.bool, device=q.device).triu_(1), -torch.inf)
+    return result
+
+
+def choose(scores: torch.Tensor, mask: str, sparsity: int) -> torch.Tensor:
+    """The `kept` largest scores of each row, of equal ones the first: a bool for each."""
+    import torch
+
+    across = scores.shape[-1]
+    counts = torch.tensor([kept(row, across, mask, sparsity) for row in range(across)], device=scores.device)
+    order = scores.sort(dim=-1, descending=True, stable=True).indices
+    first = (torch.arange(across, device=scores.device) < counts[:, None]).expand(scores.shape)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, first)
+
+
+def attended(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, blocks: torch.Tensor | None
+) -> torch.Tensor:
+    """softmax(q·kᵀ / √D)·v over the blocks given, of shape (…, n, n) to broadcast to (B, H, n, n), or over all.
+
+    A block of queries at a time. A query that sees nothing gives zeros.
+    """
+    import torch
+
+    S = q.shape[2]
+    out = torch.empty_like(q)
+    groups = q.shape[1] // max(1, k.shape[1])
+    k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+    for row, low in enumerate(range(0, S, BLOCK)):
+        high = min(S, low + BLOCK)
+        end = high if mask == "causal" else S
+        products = (q[:, :, low:high] * q.shape[-1] ** -0.5) @ k[:, :, :end].mT
+        hidden = torch.zeros(high - low, end, dtype=torch.bool, device=q.device)
+        if mask == "causal":
+            hidden = torch.ones_like(hidden).triu_(low + 1)
+        if blocks is not None:
+            hidden = hidden | ~blocks[..., row, None, :].repeat_interleave(BLOCK, -1)[..., :end]
+        products = products.masked_fill_(hidden, -torch.inf)
+        out[:, :, low:high] = products.softmax(-1).masked_fill_(hidden, 0) @ v[:, :, :end]
+    return out
+
+
+def reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Literal["causal", "full"],
+    sparsity: int,
+    blocks: torch.Tensor | None,
+    gate_q: torch.Tensor | None,
+    gate_k: torch.Tensor | None,
+) -> torch.Tensor:
+    """softmax(q·kᵀ / √D)·v over the blocks given, or over those that `choose` chooses."""
+    if blocks is None:
+        blocks = choose(scores(q, k, mask, gate_q, gate_k), mask, sparsity)
+    return attended(q, k, v, mask, blocks)
+
+
+def results(result: Any, inputs: Inputs) -> torch.Tensor:
+    """The output, and where blocks are chosen (output, blocks (B, H, n, n) bool): what the output would be for the
+    reference's choice.
+
+    Scores that differ by less than rounding can be chosen either way: rows of blocks with another choice than the
+    reference's are moved by the difference of the two choices' answers. A choice that is not one of the best
+    within `MARGIN`, or of the wrong number or shape, gives NaN, which is wrong.
+    """
+    import torch
+
+    if inputs["blocks"] is not None:
+        output: torch.Tensor = result
+        return output
+    output, blocks = result
+    q, k, v, mask, sparsity = (inputs[x] for x in ("q", "k", "v", "mask", "sparsity"))
+    B, H, S, D = q.shape
+    across = -(-S // BLOCK)
+    if blocks.shape != (B, H, across, across) or blocks.dtype != torch.bool or output.shape != q.shape:
+        return torch.full_like(q, torch.nan)
+    gates = (None if inputs[x] is None else inputs[x].double() for x in ("gate_q", "gate_k"))
+    exact = scores(q.double(), k.double(), mask, *gates)
+    right = choose(exact, mask, sparsity)
+    other = (blocks != right).any(-1)
+    if not bool(other.any()):
+        return output
+    # Of what was left out and what was taken instead, by row. No row chooses fewer than it may.
+    left = exact.masked_fill(~right | blocks, -torch.inf).amax(-1)
+    taken = exact.masked_fill(right | ~blocks, torch.inf).amin(-1)
+    largest = exact.masked_fill(exact.isinf(), 0).abs().amax(-1)
+    wrong = (blocks.sum(-1) != right.sum(-1)) | (other & (left - taken > MARGIN * largest))
+    if bool(wrong.any()):
+        return torch.full_like(q, torch.nan)
+    output = output.double()
+    groups = H // k.shape[1]
+    for b, h, row in other.nonzero().tolist():
+        low, high = row * BLOCK, min(S, (row + 1) * BLOCK)
+        keys, values = (x[b, h // groups].double() for x in (k, v))
+        products = (q[b, h, low:high].double() * D**-0.5) @ keys.mT
+        if mask == "causal":
+            products = products.masked_fill(torch.ones_like(products, dtype=torch.bool).triu_(low + 1), -torch.inf)
+        answers = [
+            products.masked_fill(~x[b, h, row].repeat_interleave(BLOCK)[:S], -torch.inf).softmax(-1) @ values
+            for x in (right, blocks)
+        ]
+        output[b, h, low:high] += answers[0] - answers[1]
+    return output
+
+
+def bytes_(case: Case) -> int:
+    """Reads q, k and v once, writes the output; reads the blocks, a byte each, or writes them; reads the gate."""
+    B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
+    pattern = case.options["pattern"]
+    across = -(-S // BLOCK)
+    elements = 2 * (H + Hkv) * B * S * D
+    if pattern == "learned":
+        elements += (H + Hkv) * D * min(GATE, D)
+    return elements * BYTES[case.dtype] + (1 if pattern == "static" else B * H) * across * across
+
+
+def pairs(case: Case, sparsity: int) -> int:
+    """Pairs of query and key in the kept blocks of one head; half of the block on a causal diagonal.
+
+    The last block of keys counts as a whole one: whether a row chooses it is known at run time only.
+    """
+    S, mask = case.axes["S"], str(case.options["mask"])
+    across = -(-S // BLOCK)
+    total = 0
+    for row in range(across):
+        queries = min(BLOCK, S - row * BLOCK)
+        total += queries * kept(row, across, mask, sparsity) * BLOCK
+        if mask == "causal":
+            total -= queries * (2 * BLOCK - queries) // 2
+    return total
+
+
+def flops(case: Case) -> int:
+    """Two products over the kept blocks. What choosing them takes is not counted: dense attention has no need."""
+    B, H, D = (case.axes[axis] for axis in ("B", "H", "D"))
+    return 4 * B * H * D * pairs(case, int(case.options["sparsity"]))
+
+
+def saved(case: Case) -> float:
+    """The fraction of dense attention's operations that the case does without."""
+    dense = pairs(case, 0)
+    return 1 - pairs(case, int(case.options["sparsity"])) / dense if dense else 0.0
+
+
+def dense_error(output: torch.Tensor, inputs: Inputs) -> float:
+    """‖output − dense‖ / ‖dense‖: how far block-sparse attention is from dense attention on the same inputs.
+
+    Computed in fp32 from inputs of any dtype. On drawn inputs it ranks the patterns: a fixed layout knows nothing
+    of them, and comes out above 1. What a trained model would lose is another number.
+    """
+    import torch
+
+    q, k, v = (inputs[x].float() for x in "qkv")
+    dense = attended(q, k, v, inputs["mask"], None)
+    return float(torch.linalg.vector_norm(output.float() - dense) / torch.linalg.vector_norm(dense))
+
+
+SPARSITY: dict[str, Option | list[Option]] = {"sparsity": [90, 75, 50]}
+PATTERNS: dict[str, Option | list[Option]] = {"pattern": ["static", "dynamic", "learned"]}
+MASKS: dict[str, Option | list[Option]] = {"mask": ["causal", "full"]}
+
+OPERATOR = Operator(
+    name="attention_sparse",
+    summary="Block-sparse attention over fixed, scored or gated blocks of 128 by 128",
+    axes={"B": "batch", "H": "query heads", "Hkv": "key and value heads", "S": "sequence", "D": "head dimension"},
+    options={
+        "mask": ("causal", "full"),
+        "pattern": ("static", "dynamic", "learned"),
+        "sparsity": (90, 75, 50),
+    },
+    inputs=inputs,
+    reference=reference,
+    results=results,
+    bytes=bytes_,
+    flops=flops,
+    tokens=lambda case: case.axes["B"] * case.axes["S"],
+    tolerances={
+        "bf16": Tolerance(norm=1e-2, absolute=8e-1, relative=5e-2),
+        "fp16": Tolerance(norm=1.5e-3, absolute=1e-1, relative=8e-3),
+        "fp32": Tolerance(norm=1e-5, absolute=1e-3, relative=1e-4),
+    },
+    plans={
+        "quick": (grid("forward", B=1, H=16, Hkv=16, S=16384, D=128),),
+        "quick_cpu": (grid("forward", options=PATTERNS, B=1, H=2, Hkv=2, S=1024, D=64, dtypes="fp32"),),
+        "standard": (
+            grid("forward", options=SPARSITY | PATTERNS | MASKS, B=1, H=16, Hkv=16, S=16384, D=128),
+            grid("forward", options=PATTERNS, B=1, H=16, Hkv=[16, 4], S=32768, D=128),
+            grid("forward", options=PATTERNS, B=1, H=32, Hkv=32, S=16384, D=64),
+        ),
+        "full": (
+            grid("forward", options=SPARSITY | PATTERNS, B=2, H=16, Hkv=16, S=[4096, 4000], D=128),
+            grid("forward", options=PATTERNS | MASKS, B=1, H=16, Hkv=4, S=16384, D=128, dtypes="fp16"),
+        ),
+    },
+)

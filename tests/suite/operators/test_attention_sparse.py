@@ -1,0 +1,233 @@
+"""The block-sparse operator: its layout, its choice, its costs, what its results forgive and what they do not."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernelmark.baselines.torch import IMPLEMENTATIONS
+from kernelmark.suite.measure.verify import Incorrect, deviation
+from kernelmark.suite.operators.attention_sparse import (
+    OPERATOR,
+    attended,
+    choose,
+    dense_error,
+    kept,
+    layout,
+    pooled,
+    results,
+    saved,
+    scores,
+    visible,
+)
+from torch.nn.functional import scaled_dot_product_attention
+
+AXES = {"B": 1, "H": 4, "Hkv": 2, "S": 700, "D": 16}
+CPU = torch.device("cpu")
+
+
+def drawn(axes=None, dtype="fp32", **options):
+    case = OPERATOR.case(AXES | (axes or {}), dtype, "forward", **options)
+    return case, OPERATOR.inputs(case, CPU, torch.Generator().manual_seed(0))
+
+
+def raised(inputs):
+    return {
+        name: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        for name, x in inputs.items()
+    }
+
+
+@given(
+    across=st.integers(1, 40),
+    mask=st.sampled_from(["causal", "full"]),
+    sparsity=st.sampled_from([0, 50, 75, 90, 99]),
+)
+def test_layout_has_the_share_the_own_block_and_nothing_hidden(across, mask, sparsity):
+    for row, blocks in enumerate(layout(across, mask, sparsity)):
+        assert blocks == sorted(set(blocks))
+        assert len(blocks) == kept(row, across, mask, sparsity)
+        assert row in blocks
+        assert blocks[-1] < visible(row, across, mask)
+        assert 0 in blocks or len(blocks) < 3
+
+
+def test_layout_is_a_band_a_sink_and_a_stride():
+    row = layout(40, "causal", 75)[39]
+    assert row[-5:] == [35, 36, 37, 38, 39]
+    assert row[0] == 0
+    gaps = [b - a for a, b in itertools.pairwise(row[:6])]
+    assert max(gaps) <= 2 * min(gaps) + 2
+
+
+@pytest.mark.parametrize("pattern", ["static", "dynamic", "learned"])
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("S", [512, 700])
+def test_reference_agrees_with_torch(pattern, mask, S):
+    case, inputs = drawn({"S": S}, pattern=pattern, mask=mask, sparsity=50)
+    result = IMPLEMENTATIONS["attention_sparse"]["torch"](case)(**inputs)
+    output = results(result, inputs)
+    deviation([output], [OPERATOR.reference(**raised(inputs))], OPERATOR.tolerances["fp32"])
+
+
+def test_without_sparsity_it_is_dense_attention():
+    _, inputs = drawn({"S": 300})
+    q, k, v = (inputs[x].double() for x in "qkv")
+    for mask in ("causal", "full"):
+        everything = choose(scores(q, k, mask, None, None), mask, 0)
+        dense = scaled_dot_product_attention(q, k, v, is_causal=mask == "causal", enable_gqa=True)
+        torch.testing.assert_close(attended(q, k, v, mask, everything), dense)
+        torch.testing.assert_close(attended(q, k, v, mask, None), dense)
+
+
+def test_queries_that_see_nothing_give_zeros():
+    _, inputs = drawn({"S": 300})
+    blocks = torch.ones(1, 3, 3, dtype=torch.bool)
+    blocks[0, 1] = False
+    output = attended(inputs["q"], inputs["k"], inputs["v"], "full", blocks)
+    assert not output[:, :, 128:256].any()
+    assert bool(output.isfinite().all())
+
+
+def test_the_last_block_s_mean_is_of_the_tokens_it_has():
+    x = torch.randn(2, 3, 300, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = torch.stack([x[:, :, :128].mean(2), x[:, :, 128:256].mean(2), x[:, :, 256:].mean(2)], 2)
+    torch.testing.assert_close(pooled(x), expected)
+
+
+@pytest.mark.parametrize("pattern", ["dynamic", "learned"])
+def test_choice_has_the_best_scores_and_the_own_block(pattern):
+    case, inputs = drawn({"S": 2000}, pattern=pattern, sparsity=75)
+    values = scores(*(inputs[x] for x in ("q", "k", "mask", "gate_q", "gate_k")))
+    blocks = choose(values, "causal", 75)
+    assert blocks.sum(-1)[0, 0].tolist() == [kept(row, 16, "causal", 75) for row in range(16)]
+    assert bool(blocks.diagonal(dim1=-2, dim2=-1).all())
+    assert not blocks.triu(1).any()
+    worst = values.masked_fill(~blocks, torch.inf).amin(-1)
+    assert bool((values.masked_fill(blocks, -torch.inf).amax(-1) <= worst).all())
+    assert case.options["pattern"] == pattern
+
+
+def test_a_gate_chooses_much_as_the_whole_scores_do():
+    """With all features a gate of an orthonormal basis changes no product; with half of them, some."""
+    _, inputs = drawn({"S": 2000, "D": 64}, pattern="learned", sparsity=75)
+    q, k = inputs["q"].double(), inputs["k"].double()
+    gates = inputs["gate_q"].double(), inputs["gate_k"].double()
+    torch.testing.assert_close(
+        scores(q, k, "causal", *gates), scores(q, k, "causal", None, None), rtol=1e-4, atol=1e-4
+    )
+    half = choose(scores(q, k, "causal", *(x[..., :32] for x in gates)), "causal", 75)
+    whole = choose(scores(q, k, "causal", None, None), "causal", 75)
+    assert 0.4 < float((half & whole).sum() / whole.sum()) < 1
+
+
+def near_tie():
+    """Inputs of which row 3 of head 0 has two scores that differ by less than fp32's rounding, and the choice."""
+    _, inputs = drawn({"S": 512, "H": 1, "Hkv": 1}, pattern="dynamic", mask="full", sparsity=50)
+    inputs["k"][0, 0, :128] = inputs["k"][0, 0, 128:256]
+    inputs["q"][0, 0, 384:] = inputs["k"][0, 0, :128]
+    inputs["k"][0, 0, 0, 0] += 1e-4
+    blocks = choose(scores(*raised({x: inputs[x] for x in "qk"}).values(), "full", None, None), "full", 50)
+    assert blocks[0, 0, 3].sum() == 2
+    assert int(blocks[0, 0, 3, :2].sum()) == 1
+    return inputs, blocks
+
+
+def answer(inputs, blocks):
+    q, k, v = (inputs[x] for x in "qkv")
+    return attended(q, k, v, inputs["mask"], blocks), blocks
+
+
+def test_results_take_either_of_two_equal_scores():
+    inputs, blocks = near_tie()
+    expected = OPERATOR.reference(**raised(inputs))
+    other = blocks.clone()
+    other[0, 0, 3, :2] ^= True
+    output, _ = answer(inputs, other)
+    with pytest.raises(Incorrect):
+        deviation([output], [expected], OPERATOR.tolerances["fp32"])
+    deviation([results((output, other), inputs)], [expected], OPERATOR.tolerances["fp32"])
+    wrong, _ = answer(inputs, blocks)
+    with pytest.raises(Incorrect):
+        deviation([results((wrong, other), inputs)], [expected], OPERATOR.tolerances["fp32"])
+
+
+def worse(blocks):
+    changed = blocks.clone()
+    changed[0, 0, 3, :2] = False
+    changed[0, 0, 3, 2] = True
+    return changed
+
+
+def fewer(blocks):
+    return blocks & torch.eye(4, dtype=torch.bool)
+
+
+def more(blocks):
+    return torch.ones_like(blocks)
+
+
+def bytes_instead(blocks):
+    return blocks.to(torch.uint8)
+
+
+@pytest.mark.parametrize("change", [worse, fewer, more, bytes_instead])
+def test_results_take_no_other_choice(change):
+    inputs, blocks = near_tie()
+    output, _ = answer(inputs, blocks)
+    assert bool(results((output, change(blocks)), inputs).isnan().all())
+
+
+def test_costs_count_the_kept_blocks():
+    axes = {"B": 1, "H": 16, "Hkv": 16, "S": 16384, "D": 128}
+    dense = 4 * 16 * 16384 * 16384 * 128
+    for sparsity, share in ((90, 0.1), (75, 0.25), (50, 0.5)):
+        full = OPERATOR.case(axes, "bf16", "forward", mask="full", sparsity=sparsity)
+        causal = OPERATOR.case(axes, "bf16", "forward", mask="causal", sparsity=sparsity)
+        assert full.flops == pytest.approx(share * dense, rel=0.02)
+        # The blocks on the diagonal, always kept, are half hidden.
+        assert causal.flops == pytest.approx(share * dense / 2, rel=0.06)
+        assert saved(full) == pytest.approx(1 - share, abs=0.002)
+        assert saved(causal) == pytest.approx(1 - share, abs=0.008)
+    assert full.bytes == 4 * 16 * 16384 * 128 * 2 + 128 * 128
+    chosen = OPERATOR.case(axes, "bf16", "forward", pattern="dynamic")
+    learned = OPERATOR.case(axes, "bf16", "forward", pattern="learned")
+    assert chosen.bytes - full.bytes == 15 * 128 * 128
+    assert learned.bytes - chosen.bytes == 2 * 16 * 128 * 64 * 2
+    assert chosen.flops == learned.flops
+
+
+def test_a_partial_causal_case_costs_what_its_pairs_do():
+    case, _ = drawn({"S": 300}, sparsity=50)
+    blocks = layout(3, "causal", 50)
+    pairs = sum(key // 128 in blocks[query // 128] for query in range(300) for key in range(query + 1))
+    assert case.flops == pytest.approx(4 * 4 * 16 * pairs, rel=0.02)
+
+
+def error_of(pattern, sparsity):
+    _, inputs = drawn({"S": 2560, "D": 96}, pattern=pattern, sparsity=sparsity)
+    return dense_error(OPERATOR.reference(**inputs), inputs)
+
+
+def test_error_against_dense_attention_ranks_sparsities_and_patterns():
+    dynamic = [error_of("dynamic", sparsity) for sparsity in (50, 75, 90)]
+    assert 0 < dynamic[0] < dynamic[1] < dynamic[2]
+    # The gate keeps 64 of 96 features.
+    assert dynamic[1] < error_of("learned", 75) < error_of("static", 75)
+
+
+def test_dense_attention_has_no_error():
+    _, inputs = drawn()
+    assert dense_error(attended(*(inputs[x] for x in "qkv"), "causal", None), inputs) == 0
+
+
+def test_standard_has_every_pattern_at_every_sparsity():
+    names = {case.name for grid in OPERATOR.plans["standard"] for case in OPERATOR.expand(grid)}
+    for mask in ("causal", "full"):
+        for pattern in ("static", "dynamic", "learned"):
+            for sparsity in (50, 75, 90):
+                assert f"B1-H16-Hkv16-S16384-D128-{mask}-{pattern}-sparsity{sparsity}-bf16-forward" in names
+    assert "B1-H16-Hkv4-S32768-D128-causal-static-sparsity90-bf16-forward" in names
