@@ -95,11 +95,15 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Indices of samples during which a throttle reason was raised."""
     tuning: dict[str, str] = {}
     """Autotuned kernels that ran, each with the configuration that won."""
+    conversion_ms: float | None = None
+    """The part of a call that only converts layouts as its library demands, timed alone; None without one."""
 
     def __post_init__(self) -> None:
         # JSON has no NaN or infinity: such a sample would make a line that cannot be read back.
         if not self.samples_ms or not all(0 <= x < math.inf for x in self.samples_ms):
             raise ValueError("samples_ms holds at least one time, each finite and not negative")
+        if self.conversion_ms is not None and not 0 <= self.conversion_ms < math.inf:
+            raise ValueError("conversion_ms is a time, finite and not negative")
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="record"):

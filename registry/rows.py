@@ -65,6 +65,9 @@ class Row(msgspec.Struct, frozen=True, rename={"pass_": "pass"}):
     p95_ms: float | None = None
     launch_latency_ms: float | None = None
     """Median host time of single calls, launch and synchronization included."""
+    conversion_ms: float | None = None
+    """Median over replicates of the layout conversion that the library forces on its user: a part of the latency,
+    timed alone with the same timer and cache state."""
     bytes: int | None = None
     flops: int | None = None
     gbps: float | None = None
@@ -194,6 +197,7 @@ def _times(group: _Group, measured: Sequence[Measurement]) -> dict[str, Any]:
         "converged": all(x.converged for x in measured),
         "throttled": sum(len(x.throttled) for x in measured) * 2 > len(samples),
         "launch_latency_ms": _median(x for y in measured for x in y.launch_ms),
+        "conversion_ms": _median(x.conversion_ms for x in measured if x.conversion_ms is not None),
     }
 
 

@@ -1,18 +1,80 @@
 """The virtual environments that libraries live in which cannot share one with the others.
 
 An environment `NAME` is the folder `.venv-NAME` beside the program's own, made from
-`requirements/NAME.txt` with the same torch and triton. `core` is the interpreter that runs us.
+`requirements/NAME.txt` with the same torch and triton. `core` is the interpreter that runs us. Where
+environments lie elsewhere (an image that holds them apart from the program, say), the variable
+`KERNELMARK_ENVIRONMENTS` names the folder of these folders.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+
+from ..registry.errors import InputError
+from . import __version__
+
+CHECK_S = 120.0
+"""How long an interpreter may take to say what it has: the first import of torch reads gigabytes."""
+_ASK = f"import torch, {__package__} as suite, {__package__}.worker; print('version', suite.__version__)"
+
+
+def folder(name: str) -> Path:
+    """Where an environment lies, whether it is installed or not."""
+    home = os.environ.get("KERNELMARK_ENVIRONMENTS")
+    return (Path(home) if home else Path(sys.prefix).parent) / f".venv-{name}"
 
 
 def interpreter(name: str) -> Path | None:
     """The Python of an environment, or None where it is not installed."""
     if name == "core":
         return Path(sys.executable)
-    path = Path(sys.prefix).parent / f".venv-{name}" / "bin" / "python"
+    path = folder(name) / "bin" / "python"
     return path if path.exists() else None
+
+
+def version(name: str, distribution: str) -> str | None:
+    """The version of a distribution in an environment, or None where it is not there. Runs nothing of it."""
+    if name == "core":
+        places = None
+    else:
+        places = [str(x) for x in sorted(folder(name).glob("lib/python3*/site-packages"))]
+        if not places:
+            return None
+    search = {"name": distribution} if places is None else {"name": distribution, "path": places}
+    found = next(iter(metadata.Distribution.discover(**search)), None)
+    return found.version if found else None
+
+
+def checked(python: Path) -> Path:
+    """The interpreter of an environment that somebody names, if this version of the suite can measure there.
+
+    Takes the folder of a virtual environment too. Raises `InputError` that says what the environment lacks.
+    """
+    path = Path(os.path.abspath(python))  # not resolved: a virtual environment's python is a link out of it
+    if (path / "bin" / "python").exists():
+        path = path / "bin" / "python"
+    try:
+        done = subprocess.run(
+            [str(path), "-c", _ASK],
+            capture_output=True,
+            text=True,
+            timeout=CHECK_S,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"{python} is no Python that runs: {why}.") from None
+    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    versions = [x.split()[1] for x in done.stdout.splitlines() if x.startswith("version ")]
+    if done.returncode or not versions:
+        raise InputError(
+            f"the environment of {python} cannot measure: {said}. Install kernelmark and torch in it, as "
+            f"`make environment NAME=...` does."
+        )
+    if versions[-1] != __version__:
+        raise InputError(f"the environment of {python} holds kernelmark {versions[-1]}, this is {__version__}.")
+    return path

@@ -33,6 +33,7 @@ _METRICS: Mapping[str, str] = {
     "latency/median_ms": "latency_ms",
     "latency/ci_low_ms": "ci_low_ms",
     "latency/ci_high_ms": "ci_high_ms",
+    "latency/conversion_ms": "conversion_ms",
     "throughput/gbps": "gbps",
     "throughput/tflops": "tflops",
     "limit/fraction": "fraction_of_limit",

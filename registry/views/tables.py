@@ -73,17 +73,20 @@ def _group_table(group: Group) -> Table:
     found = [x for case in group.cases for x in case.ok]
     # One rate is enough in a terminal: operations where the case has any, else bytes.
     tflops = any(x.tflops is not None for x in found)
+    conversion = any(x.conversion_ms is not None for x in found)
     table.add_column("case", no_wrap=True)
     table.add_column("implementation", no_wrap=True, min_width=14)
-    for name in ("ms", "±", "TFLOP/s" if tflops else "GB/s", "limit", "vs best", "vs eager"):
+    least = {"ms": 7, "±": 5, "conv ms": 7}
+    rate = "TFLOP/s" if tflops else "GB/s"
+    for name in ("ms", "±", *(("conv ms",) if conversion else ()), rate, "limit", "vs best", "vs eager"):
         # Where it is too narrow, labels are cut and not numbers.
-        table.add_column(name, justify="right", no_wrap=True, min_width={"ms": 7, "±": 5}.get(name, len(name)))
+        table.add_column(name, justify="right", no_wrap=True, min_width=least.get(name, len(name)))
     for label, case in zip(group.labels, group.cases, strict=True):
-        _add_case(table, label, case, tflops)
+        _add_case(table, label, case, tflops, conversion)
     return table
 
 
-def _add_case(table: Table, label: str, case: CaseRows, tflops: bool) -> None:
+def _add_case(table: Table, label: str, case: CaseRows, tflops: bool, conversion: bool) -> None:
     from rich.text import Text
 
     for place, row in enumerate(case.ok):
@@ -96,6 +99,7 @@ def _add_case(table: Table, label: str, case: CaseRows, tflops: bool) -> None:
             row.implementation + ("*" if row.throttled or row.converged is False else ""),
             units.number(row.latency_ms),
             half_width(row),
+            *((units.number(row.conversion_ms),) if conversion else ()),
             units.number(row.tflops if tflops else row.gbps),
             _narrow(units.percent(row.fraction_of_limit)),
             speedup,

@@ -235,7 +235,7 @@ class Answer:
 
 def environments(base: Path | None, current: Path | None) -> tuple[Path | None, Path | None]:
     """Both sides' interpreters, each fit to measure; None is ours."""
-    from ..surroundings import checked
+    from ..environments import checked
 
     if base == current:
         both = None if base is None else checked(base)

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 from ...registry.record import Cache, Measurement
 from ..operator import Tolerance
 from .device import Device, TimerUnavailable, wall_ms
-from .stopping import Sampling, converged, finished, steady
+from .stopping import Sampling, TimerName, converged, finished, steady
 from .telemetry import Watch
 from .timers import Timer
 from .verify import Incorrect, deviation, flat, poison
@@ -22,6 +22,9 @@ from .workbench import Workbench
 LAUNCHES = 10
 """Single calls timed by the host's clock, for the launch-inclusive column."""
 LAUNCHES_S = 0.05
+CONVERSIONS = 20
+"""Samples of a layout conversion, which is a column beside the latency and needs no narrow interval."""
+CONVERSIONS_S = 0.1
 WARMUP_CALLS = 200
 
 
@@ -59,13 +62,22 @@ class Trial:
     """False for a yardstick, which computes something else and has no answer to check."""
     tuned: bool = False
     """Whether to record what the autotuners of the implementation's module chose."""
+    pinned: Mapping[str, str] = field(default_factory=dict)
+    """Configurations that autotuners of that module are held to, by name."""
 
     def run(self, implementation: Callable[[], Callable[..., Any]]) -> Measurement:
         """The whole measurement. Raises `Incorrect` and whatever the implementation raises."""
+        with contextlib.ExitStack() as held:  # what building pins stays so until the last call
+            with self.stages.stage("build"):
+                loaded = implementation()
+                namespace = vars(sys.modules[loaded.__module__]) if self.pinned else {}
+                held.enter_context(pinned(namespace, self.pinned))
+                call = self.bench.call(loaded)
+            return self._built(loaded, call)
+
+    def _built(self, loaded: Callable[..., Any], call: Callable[[], Any]) -> Measurement:
+        """The stages after building."""
         stage = self.stages.stage
-        with stage("build"):
-            loaded = implementation()
-            call = self.bench.call(loaded)
         with stage("verify"):
             error = self.verify(call) if self.gated else None
         with stage("warm up"):
@@ -75,12 +87,13 @@ class Trial:
         with stage("sample"):
             samples, watch = self.sample(timer, call)
             launches = wall_ms(self.device, call, LAUNCHES, LAUNCHES_S)
+            conversion = self.conversion(timer, self.bench.conversion(loaded))
         with stage("verify"):
             if self.gated:
                 self.verify_again(call)
         with stage("summarize"):
             tuning = autotuned(vars(sys.modules[loaded.__module__])) if self.tuned else {}
-            return self.summarize(call, timer, samples, watch, launches, error, tuning)
+            return self.summarize(call, timer, samples, watch, launches, conversion, error, tuning)
 
     def verify(self, call: Callable[[], Any]) -> float:
         """Runs on other inputs first, spoils that result, and compares the one on the true inputs."""
@@ -89,19 +102,20 @@ class Trial:
         result = call()
         self.device.synchronize()
         inputs = {x.untyped_storage().data_ptr() for x in bench.varied}
-        if not any(x.untyped_storage().data_ptr() in inputs for x in flat(result)):
-            poison(result)
+        poison([x for x in flat(result) if x.untyped_storage().data_ptr() not in inputs])
         del result
         bench.lay(bench.values)
         outputs = bench.comparable(call())
         self.device.synchronize()
-        if bench.changed():
+        if bench.changed(outputs):
             raise Incorrect("it changed its inputs")
         return deviation(outputs, bench.references, bench.operator.tolerances[bench.case.dtype])
 
     def verify_again(self, call: Callable[[], Any]) -> None:
         """After timing: other inputs must still give another answer, the true ones the right one."""
         bench = self.bench
+        if not bench.finite():
+            raise Incorrect("what it updates in place is not finite any more after repeated calls")
         tolerance = bench.operator.tolerances[bench.case.dtype]
         bench.lay(bench.decoys)
         if self._matches(call, tolerance) and all(x.numel() for x in bench.references):
@@ -146,6 +160,25 @@ class Trial:
             watch.read(first, len(samples))
         return samples, watch
 
+    def conversion(self, timer: Timer, convert: Callable[[], Any] | None) -> float | None:
+        """Median time of a layout conversion alone, in milliseconds, by a timer of the kind that timed the call.
+
+        None without one, or where that timer cannot time it: another's number would not stand beside the latency.
+        """
+        if convert is None:
+            return None
+        try:
+            own = self.device.timer(self.bench.case, self.cache, convert, cast(TimerName, timer.name))
+        except TimerUnavailable:
+            return None
+        own.sample(convert)
+        samples: list[float] = []
+        begin = time.monotonic()
+        while not samples or (len(samples) < CONVERSIONS and time.monotonic() - begin < CONVERSIONS_S):
+            samples += own.sample(convert)
+        # A graph's time has its flushes' taken off: of a conversion that launches nothing, noise about 0 is left.
+        return max(0.0, median(samples))
+
     def summarize(
         self,
         call: Callable[[], Any],
@@ -153,6 +186,7 @@ class Trial:
         samples: list[float],
         watch: Watch,
         launches: list[float],
+        conversion: float | None,
         error: float | None,
         tuning: dict[str, str],
     ) -> Measurement:
@@ -170,6 +204,7 @@ class Trial:
             telemetry=watch.telemetry(),
             throttled=tuple(watch.throttled),
             tuning=tuning,
+            conversion_ms=None if conversion is None else float(f"{conversion:.7g}"),
         )
 
 
@@ -180,3 +215,20 @@ def autotuned(namespace: Mapping[str, Any]) -> dict[str, str]:
         for name, value in namespace.items()
         if (best := getattr(value, "best_config", None)) is not None
     }
+
+
+@contextlib.contextmanager
+def pinned(namespace: Mapping[str, Any], choice: Mapping[str, str]) -> Iterator[None]:
+    """Leaves each named Triton autotuner only the configuration that reads so, which it then takes untested.
+
+    Raises `NotImplementedError` where there is no such autotuner, or none of its configurations reads so.
+    """
+    with contextlib.ExitStack() as stack:
+        for name, wanted in choice.items():
+            tuner: Any = namespace.get(name)
+            found = [x for x in getattr(tuner, "configs", ()) if str(x) == wanted]
+            if not found:
+                raise NotImplementedError(f"{name} cannot be held to the configuration {wanted}: it has none such")
+            stack.callback(setattr, tuner, "configs", tuner.configs)
+            tuner.configs = found[:1]
+        yield

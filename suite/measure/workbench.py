@@ -131,6 +131,24 @@ class Workbench:
 
         return both
 
+    def conversion(self, implementation: Callable[..., Any]) -> Callable[[], Any] | None:
+        """The part of a forward pass that only converts layouts as the library demands, where it names one.
+
+        None for passes with gradients: what undoes the conversion in backward cannot be called alone.
+        """
+        import torch
+
+        convert = getattr(implementation, "conversion", None)
+        if convert is None or self.case.pass_ != "forward":
+            return None
+        inputs = self.inputs
+
+        def converted() -> Any:
+            with torch.no_grad():
+                return convert(**inputs)
+
+        return converted
+
     def comparable(self, result: Any) -> list[torch.Tensor]:
         """A result in the form of the reference."""
         if self.operator.results is not None and self.case.pass_ == "forward":

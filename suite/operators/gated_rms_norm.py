@@ -39,7 +39,7 @@ def reference(
     gate = torch.nn.functional.silu(z)
     h = x * gate if order == "gate_first" else x
     apart = h.unflatten(-1, (-1, group))
-    y = (apart * (apart.pow(2).mean(-1, keepdim=True) + eps).rsqrt()).flatten(-2) * weight
+    y: torch.Tensor = (apart * (apart.pow(2).mean(-1, keepdim=True) + eps).rsqrt()).flatten(-2) * weight
     return y if order == "gate_first" else y * gate
 
 

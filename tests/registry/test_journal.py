@@ -331,6 +331,20 @@ def test_a_folder_without_permission(literal: Any, tmp_path: Path) -> None:
 # --- the schema -----------------------------------------------------------------------------------------
 
 
+def test_a_conversions_time_is_kept_and_a_journal_from_before_it_is_read(literal: Any) -> None:
+    record = literal.record(conversion_ms=0.25)
+    assert parse(lines(literal, record)).records == (record,)
+    bare = json.loads(encode(literal.record()))
+    assert bare["measurement"].pop("conversion_ms") is None
+    before = lines(literal) + json.dumps(bare).encode() + b"\n"
+    assert parse(before).records == (literal.record(),)
+    field = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"]["Measurement"]
+    assert "conversion_ms" not in field["required"]
+    assert [x["type"] for x in field["properties"]["conversion_ms"]["anyOf"]] == ["number", "null"]
+    with pytest.raises(InputError, match="line 2: .*conversion_ms is a time"):
+        parse(lines(literal, record).replace(b'"conversion_ms":0.25', b'"conversion_ms":-1.0'))
+
+
 def test_the_schema_file_is_the_one_of_this_code() -> None:
     hint = "write it anew: python -m kernelmark.registry.journal > registry/journal.schema.json"
     assert json.loads(SCHEMA.read_text(encoding="utf-8")) == json.loads(json.dumps(module.schema())), hint

@@ -178,6 +178,14 @@ def test_memory_and_error_are_the_largest_energy_and_launch_the_median(literal: 
     assert row.sm_mhz == (1000, 1902)
 
 
+def test_a_conversion_is_the_median_of_the_replicates_that_have_one(literal: Any) -> None:
+    seen = [3.0, None, 1.0, 2.0]
+    (row,) = rows(literal.journal(*(literal.record(replicate=i, conversion_ms=x) for i, x in enumerate(seen))))
+    assert row.conversion_ms == 2.0
+    (row,) = rows(literal.journal(literal.record()))
+    assert row.conversion_ms is None
+
+
 def test_throttled_only_if_more_than_half_of_the_samples_were(literal: Any) -> None:
     def throttled(*counts: int) -> bool | None:
         lines = [
@@ -388,6 +396,7 @@ seen_in = st.fixed_dictionaries(
         "samples": st.lists(times, min_size=1, max_size=8),
         "launch_ms": st.lists(times, max_size=3).map(tuple),
         "error": st.none() | st.floats(0, 1e9),
+        "conversion_ms": st.none() | times,
         "energy_j": st.none() | st.floats(0, 1e9),
         "peak_memory_bytes": st.none() | st.integers(0, 2**50),
         "converged": st.booleans(),

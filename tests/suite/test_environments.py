@@ -33,10 +33,16 @@ def test_versions_are_read_without_running_anything(monkeypatch, tmp_path):
 
 def test_an_interpreter_must_be_able_to_measure(tmp_path):
     assert environments.checked(Path(sys.executable)) == Path(sys.executable)
-    with pytest.raises(InputError, match="absent cannot measure: .*No such file"):
+    assert environments.checked(Path(sys.prefix)) == Path(sys.prefix) / "bin" / "python"
+    with pytest.raises(InputError, match="absent is no Python that runs: No such file"):
         environments.checked(tmp_path / "absent")
     poor = tmp_path / "poor"
     poor.write_text("#!/bin/sh\necho 'no torch here' >&2\nexit 1\n")
     poor.chmod(0o755)
     with pytest.raises(InputError, match="poor cannot measure: no torch here"):
         environments.checked(poor)
+    other = tmp_path / "other"
+    other.write_text("#!/bin/sh\necho version 0.0.0\n")
+    other.chmod(0o755)
+    with pytest.raises(InputError, match=r"other holds kernelmark 0\.0\.0, this is"):
+        environments.checked(other)

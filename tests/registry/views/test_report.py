@@ -90,6 +90,16 @@ def page(literal: Any) -> str:
     return render([literal.journal(*lines(literal, sizes(literal, 3)), literal.footer(), replicates=3)])
 
 
+def test_a_conversion_has_a_column_where_any_row_has_one(literal: Any, page: str) -> None:
+    assert "Conversion,<br>ms" not in page
+    (case,) = sizes(literal, 1)
+    ours, theirs = literal.record("kernelmark", case=case), literal.record("vllm", case=case, conversion_ms=0.1234)
+    found = render([literal.journal(ours, theirs)])
+    assert "Conversion,<br>ms" in found
+    assert "<td>0.1234</td>" in found
+    assert Page(found).faults == []
+
+
 # --- the page as such -----------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 from kernelmark.registry.record import Ceiling
 from kernelmark.registry.views.compare import compare
@@ -62,6 +63,24 @@ def test_a_run_says_where_what_and_how_fast(literal: Any) -> None:
     (line,) = [x for x in text.splitlines() if x.startswith("S1024 ")]
     assert line.split() == ["S1024", "kernelmark", "1.026", "0.5%", "0.9980", "100%", "2.00×", "4.00×"]
     assert "2.00×" in text.splitlines()[-1]  # how ours stands
+
+
+def test_a_conversion_has_a_column_where_any_row_has_one(literal: Any) -> None:
+    without = journal(literal)
+    assert "conv" not in printed(run_table(without))
+    told = [
+        msgspec.structs.replace(x, measurement=msgspec.structs.replace(x.measurement, conversion_ms=0.25))
+        if x.implementation == "sdpa_efficient"
+        else x
+        for x in without.records
+    ]
+    for width in (80, 200):
+        text = printed(run_table(literal.journal(*without.ceilings, *told)), width)
+        assert "conv ms" in text
+        assert all(len(x) <= width for x in text.splitlines())
+        (line,) = [x for x in text.splitlines() if x.startswith("S1024 ")]
+        assert line.split()[2:5] == ["1.026", "0.5%", "–"]
+        assert text.count(" 0.2500 ") == 2
 
 
 def test_failures_are_gathered_below_with_their_reason(literal: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from kernelmark.suite.measure import stages as module
-from kernelmark.suite.measure.device import TimerUnavailable, wall_ms
+from kernelmark.suite.measure.device import Cpu, TimerUnavailable, wall_ms
 from kernelmark.suite.measure.stages import Stages, Trial, autotuned
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect
@@ -163,6 +164,78 @@ def test_stages_come_in_their_order_and_add_up():
         "sample": 1,
         "summarize": 1,
     }
+
+
+def converting(conversion, call=right):
+    """A call that names the part of it which a library forces on its user."""
+
+    def named(**inputs):
+        return call(**inputs)
+
+    named.conversion = conversion
+    return named
+
+
+def copies(x, weight, eps):
+    assert not torch.is_grad_enabled()
+    return x.clone()
+
+
+def test_a_conversion_is_timed_by_the_calls_timer_and_no_longer_than_it_may():
+    chosen = trial([[1.0], [1.0], [0.5, 0.123456789]])  # calibration, one sample, then the conversion
+    chosen.sampling = Sampling(min_samples=1, max_samples=1, min_seconds=0, warmup_s=0)
+    measured = run(chosen, converting(copies))
+    assert chosen.device.asked == [("cold", "auto"), ("cold", "scripted")]
+    assert measured.conversion_ms == 0.3117284  # the median of both
+    assert chosen.device.timers[1].taken == 1 + module.CONVERSIONS // 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CONVERSIONS_S", 0.0)
+        short = trial()
+        assert run(short, converting(copies)).conversion_ms == 1.0
+        assert short.device.timers[1].taken == 2
+
+
+def test_a_conversion_on_the_cpu_is_a_part_of_the_call():
+    def slow(x, weight, eps):
+        time.sleep(0.004)
+
+    def call(x, weight, eps):
+        slow(x, weight, eps)
+        return right(x, weight, eps)
+
+    chosen = trial(sampling=Sampling(max_samples=20, max_seconds=0.3, warmup_s=0))
+    chosen.device = Cpu.open()
+    measured = run(chosen, converting(slow, call))
+    assert measured.timer == "monotonic"
+    assert measured.conversion_ms is not None
+    assert 4 <= measured.conversion_ms < max(measured.samples_ms)
+
+
+def test_without_a_conversion_there_is_no_time_of_it():
+    assert run(trial()).conversion_ms is None
+
+
+@pytest.mark.parametrize("pass_", ["backward", "forward_backward"])
+def test_a_conversion_is_not_timed_where_backward_undoes_it(pass_):
+    assert run(trial(pass_=pass_), converting(copies)).conversion_ms is None
+
+
+def test_a_conversion_that_the_timer_cannot_time_has_none(monkeypatch):
+    chosen = trial()
+    timer = chosen.device.timer
+
+    def only_the_call(case, cache, call, name):
+        chosen.device.unavailable = bool(chosen.device.asked)
+        return timer(case, cache, call, name)
+
+    monkeypatch.setattr(chosen.device, "timer", only_the_call)
+    measured = run(chosen, converting(copies))
+    assert (measured.timer, measured.conversion_ms) == ("scripted", None)
+
+
+def test_a_conversion_that_launches_nothing_takes_no_time():
+    chosen = trial([[1.0], [1.0], [-1e-5]], sampling=Sampling(min_samples=1, max_samples=1, warmup_s=0))
+    assert run(chosen, converting(copies)).conversion_ms == 0
 
 
 def test_a_stage_that_fails_is_paid_for_and_remembered():
