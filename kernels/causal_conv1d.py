@@ -19,14 +19,15 @@ import triton.language as tl
 from ._common import INTERPRETED, cdiv, check, choice, dense_like, multiprocessors, on, operator, power_of_2
 from ._scan import silu, silu_slope
 
-LANES = 8 if INTERPRETED else 128
-"""Vectors of a program with the sequence contiguous, at most; the interpreter turns its loops on little data."""
+LANES = 8 if INTERPRETED else 256
+"""Vectors of a program with the sequence contiguous, forward, two a thread: of one channel or, where that is
+shorter, of several. The interpreter turns its loops on little data."""
 
-ROWS = 2
-"""Channels of a program with the sequence contiguous, forward: two loads in flight a thread."""
+BACKWARD_LANES = 8 if INTERPRETED else 128
+"""The same backward, of one channel."""
 
-BLOCK = 16 if INTERPRETED else 512
-"""Channels of a program with the channels contiguous, at most; 4 a thread."""
+BLOCK = 16 if INTERPRETED else 256
+"""Channels of a program of two warps with the channels contiguous, at most; 4 a thread."""
 
 CHUNK = 8 if INTERPRETED else 64
 """Tokens of a program with the channels contiguous, forward; the three before them are read twice."""
@@ -85,9 +86,10 @@ def _taps(weight, d, inside, W: tl.constexpr):  # type: ignore[no-untyped-def]  
 
 
 @triton.jit
-def _sum(x0, x1, x2, x3, a0, a1, a2, a3, W: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Σ a · x over the taps that are there."""
-    total = a3 * x3 + a2 * x2
+def _sum(start, x0, x1, x2, x3, a0, a1, a2, a3, W: tl.constexpr):  # type: ignore[no-untyped-def]
+    """start + Σ a · x over the taps that are there, each of them one fused multiplication and addition."""
+    total = start + a3 * x3
+    total += a2 * x2
     if W >= 3:
         total += a1 * x1
     if W >= 4:
@@ -197,6 +199,7 @@ def _forward_bds(  # type: ignore[no-untyped-def]  # Triton's types are its own
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
     VEC: tl.constexpr,
+    HINT: tl.constexpr,
 ):
     """ROWS channels of one sequence, LANES vectors of each."""
     pieces = tl.cdiv(S, LANES * VEC)
@@ -204,25 +207,27 @@ def _forward_bds(  # type: ignore[no-untyped-def]  # Triton's types are its own
     program = tl.program_id(0)
     n = tl.arange(0, ROWS * LANES)
     s = (program % pieces) * (LANES * VEC) + (n % LANES) * VEC
-    d = ((program // pieces) % blocks) * ROWS + n // LANES
+    d = ((program // pieces) % blocks) * ROWS
+    if ROWS > 1:
+        d += n // LANES
     b = (program // pieces // blocks).to(tl.int64)
-    inside = d < D
+    inside = (s >= 0) & (d < D)
     row = b * D + d
     at = x + b * x_b + d.to(tl.int64) * x_d + s
     c = _before(at, initial, row, s, S, inside & (s < S), W, STATE) + _apart(_vector(at, s, S, inside, VEC, EVEN))
-    a0, a1, a2, a3 = _taps(weight, d, inside, W)
-    start = tl.zeros([ROWS * LANES], tl.float32)
+    a0, a1, a2, a3 = _taps(weight, d, d < D, W)
+    start = 0.0
     if BIAS:
-        start = tl.load(bias + d, inside, 0.0).to(tl.float32)
-    r0 = _act(start + _sum(c[0], c[1], c[2], c[3], a0, a1, a2, a3, W), SILU)
-    r1 = _act(start + _sum(c[1], c[2], c[3], c[4], a0, a1, a2, a3, W), SILU)
-    r2 = _act(start + _sum(c[2], c[3], c[4], c[5], a0, a1, a2, a3, W), SILU)
-    r3 = _act(start + _sum(c[3], c[4], c[5], c[6], a0, a1, a2, a3, W), SILU)
+        start = tl.load(bias + d, d < D, 0.0).to(tl.float32)
+    r0 = _act(_sum(start, c[0], c[1], c[2], c[3], a0, a1, a2, a3, W), SILU)
+    r1 = _act(_sum(start, c[1], c[2], c[3], c[4], a0, a1, a2, a3, W), SILU)
+    r2 = _act(_sum(start, c[2], c[3], c[4], c[5], a0, a1, a2, a3, W), SILU)
+    r3 = _act(_sum(start, c[3], c[4], c[5], c[6], a0, a1, a2, a3, W), SILU)
     if VEC == 8:
-        r4 = _act(start + _sum(c[4], c[5], c[6], c[7], a0, a1, a2, a3, W), SILU)
-        r5 = _act(start + _sum(c[5], c[6], c[7], c[8], a0, a1, a2, a3, W), SILU)
-        r6 = _act(start + _sum(c[6], c[7], c[8], c[9], a0, a1, a2, a3, W), SILU)
-        r7 = _act(start + _sum(c[7], c[8], c[9], c[10], a0, a1, a2, a3, W), SILU)
+        r4 = _act(_sum(start, c[4], c[5], c[6], c[7], a0, a1, a2, a3, W), SILU)
+        r5 = _act(_sum(start, c[5], c[6], c[7], c[8], a0, a1, a2, a3, W), SILU)
+        r6 = _act(_sum(start, c[6], c[7], c[8], c[9], a0, a1, a2, a3, W), SILU)
+        r7 = _act(_sum(start, c[7], c[8], c[9], c[10], a0, a1, a2, a3, W), SILU)
         result = _together((r0, r1, r2, r3, r4, r5, r6, r7))
     else:
         result = _together((r0, r1, r2, r3))
@@ -231,14 +236,14 @@ def _forward_bds(  # type: ignore[no-untyped-def]  # Triton's types are its own
         mask = (inside & (s < S))[:, None] & (j < VEC)[None, :]
     else:
         mask = inside[:, None] & (s[:, None] + j[None, :] < S)
-    tl.store(y + (row * S + s)[:, None] + j[None, :], result.to(y.dtype.element_ty), mask)
+    tl.store(y + (row * S + s)[:, None] + j[None, :], result.to(y.dtype.element_ty), mask, eviction_policy=HINT)
 
 
 @triton.jit
 def _one(c, g, i: tl.constexpr, a0, a1, a2, a3, t0, t1, t2, t3, tb, W: tl.constexpr):  # type: ignore[no-untyped-def]
     """The input's gradient at the i-th token of a vector, and the sums with what it adds to the taps'."""
     here = c[i + 3]
-    result = _sum(g[i + 3], g[i + 2], g[i + 1], g[i], a0, a1, a2, a3, W)
+    result = _sum(0.0, g[i + 3], g[i + 2], g[i + 1], g[i], a0, a1, a2, a3, W)
     t3 += here * g[i]
     t2 += here * g[i + 1]
     if W >= 3:
@@ -250,7 +255,7 @@ def _one(c, g, i: tl.constexpr, a0, a1, a2, a3, t0, t1, t2, t3, tb, W: tl.conste
 
 @triton.jit
 def _gradient_at(c, dy, i: tl.constexpr, start, a0, a1, a2, a3, W: tl.constexpr, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
-    return _slope(dy[i], start + _sum(c[i], c[i + 1], c[i + 2], c[i + 3], a0, a1, a2, a3, W), SILU)
+    return _slope(dy[i], _sum(start, c[i], c[i + 1], c[i + 2], c[i + 3], a0, a1, a2, a3, W), SILU)
 
 
 @triton.jit
@@ -277,6 +282,7 @@ def _backward_bds(  # type: ignore[no-untyped-def]  # Triton's types are its own
     EVEN: tl.constexpr,
     LANES: tl.constexpr,
     VEC: tl.constexpr,
+    HINT: tl.constexpr,
 ):
     """One channel of every n-th piece of LANES vectors. parts (programs, W + 1, D): taps newest first, bias."""
     d = tl.program_id(0)
@@ -331,7 +337,9 @@ def _backward_bds(  # type: ignore[no-untyped-def]  # Triton's types are its own
         else:
             result = _together((r0, r1, r2, r3))
         mask = (s < S)[:, None] & (j < VEC)[None, :] if EVEN else s[:, None] + j[None, :] < S
-        tl.store(dx + (row * S + s)[:, None] + j[None, :], result.to(dx.dtype.element_ty), mask)
+        tl.store(
+            dx + (row * S + s)[:, None] + j[None, :], result.to(dx.dtype.element_ty), mask, eviction_policy=HINT
+        )
         if STATE:
             # The tokens before the first: their gradients come from the first three tokens alone.
             first = s == 0
@@ -382,6 +390,22 @@ def _token_before(x, initial, s, D, stride, inside, W: tl.constexpr, STATE: tl.c
 
 
 @triton.jit
+def _four(x, s, end, stride, inside, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Four tokens from token s on, zero from token `end` on. EVEN: that is not among them, or is the first."""
+    at = x + tl.cast(s, tl.int64) * stride
+    there = inside & (s < end)
+    if EVEN:
+        n1 = tl.load(at + stride, there, 0.0)
+        n2 = tl.load(at + 2 * stride, there, 0.0)
+        n3 = tl.load(at + 3 * stride, there, 0.0)
+    else:
+        n1 = tl.load(at + stride, inside & (s + 1 < end), 0.0)
+        n2 = tl.load(at + 2 * stride, inside & (s + 2 < end), 0.0)
+        n3 = tl.load(at + 3 * stride, inside & (s + 3 < end), 0.0)
+    return tl.load(at, there, 0.0), n1, n2, n3
+
+
+@triton.jit
 def _forward_bsd(  # type: ignore[no-untyped-def]  # Triton's types are its own
     x,
     weight,
@@ -396,10 +420,12 @@ def _forward_bsd(  # type: ignore[no-untyped-def]  # Triton's types are its own
     BIAS: tl.constexpr,
     STATE: tl.constexpr,
     SILU: tl.constexpr,
+    EVEN: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
+    HINT: tl.constexpr,
 ):
-    """BLOCK channels of CHUNK tokens, four tokens read ahead at a time."""
+    """BLOCK channels of CHUNK tokens, four at a time; the next four are read before these are worked on."""
     blocks = tl.cdiv(D, BLOCK)
     chunks = tl.cdiv(S, CHUNK)
     program = tl.program_id(0)
@@ -418,19 +444,20 @@ def _forward_bsd(  # type: ignore[no-untyped-def]  # Triton's types are its own
     x1 = _token_before(at, old, first - 2, D, x_s, inside, W, STATE)
     x2 = _token_before(at, old, first - 1, D, x_s, inside, W, STATE)
     kind = y.dtype.element_ty
-    for s in range(first, tl.minimum(first + CHUNK, S), 4):
-        x3 = _token(at, s, S, x_s, inside)
-        x4 = _token(at, s + 1, S, x_s, inside)
-        x5 = _token(at, s + 2, S, x_s, inside)
-        x6 = _token(at, s + 3, S, x_s, inside)
+    end = tl.minimum(first + CHUNK, S)
+    n0, n1, n2, n3 = _four(at, first, end, x_s, inside, EVEN)
+    for s in range(first, end, 4):
+        x3, x4, x5, x6 = n0.to(tl.float32), n1.to(tl.float32), n2.to(tl.float32), n3.to(tl.float32)
+        n0, n1, n2, n3 = _four(at, s + 4, end, x_s, inside, EVEN)
+        y0 = _act(_sum(start, x0, x1, x2, x3, a0, a1, a2, a3, W), SILU)
+        y1 = _act(_sum(start, x1, x2, x3, x4, a0, a1, a2, a3, W), SILU)
+        y2 = _act(_sum(start, x2, x3, x4, x5, a0, a1, a2, a3, W), SILU)
+        y3 = _act(_sum(start, x3, x4, x5, x6, a0, a1, a2, a3, W), SILU)
         line = to + tl.cast(s, tl.int64) * D
-        tl.store(line, _act(start + _sum(x0, x1, x2, x3, a0, a1, a2, a3, W), SILU).to(kind), inside)
-        y1 = _act(start + _sum(x1, x2, x3, x4, a0, a1, a2, a3, W), SILU)
-        tl.store(line + D, y1.to(kind), inside & (s + 1 < S))
-        y2 = _act(start + _sum(x2, x3, x4, x5, a0, a1, a2, a3, W), SILU)
-        tl.store(line + 2 * D, y2.to(kind), inside & (s + 2 < S))
-        y3 = _act(start + _sum(x3, x4, x5, x6, a0, a1, a2, a3, W), SILU)
-        tl.store(line + 3 * D, y3.to(kind), inside & (s + 3 < S))
+        tl.store(line, y0.to(kind), inside, eviction_policy=HINT)
+        tl.store(line + D, y1.to(kind), inside & (EVEN | (s + 1 < S)), eviction_policy=HINT)
+        tl.store(line + 2 * D, y2.to(kind), inside & (EVEN | (s + 2 < S)), eviction_policy=HINT)
+        tl.store(line + 3 * D, y3.to(kind), inside & (EVEN | (s + 3 < S)), eviction_policy=HINT)
         x0, x1, x2 = x4, x5, x6
 
 
@@ -439,8 +466,8 @@ def _slide(  # type: ignore[no-untyped-def]  # Triton's types are its own
     x0, x1, x2, x3, u, g0, g1, g2, start, a0, a1, a2, a3, t0, t1, t2, t3, tb, W: tl.constexpr, SILU: tl.constexpr
 ):
     """(gradient before the activation at the newest token, input's gradient at the oldest, sums)."""
-    g3 = _slope(u, start + _sum(x0, x1, x2, x3, a0, a1, a2, a3, W), SILU)
-    result = _sum(g3, g2, g1, g0, a0, a1, a2, a3, W)
+    g3 = _slope(u, _sum(start, x0, x1, x2, x3, a0, a1, a2, a3, W), SILU)
+    result = _sum(0.0, g3, g2, g1, g0, a0, a1, a2, a3, W)
     t3 += x0 * g0
     t2 += x0 * g1
     if W >= 3:
@@ -472,6 +499,7 @@ def _backward_bsd(  # type: ignore[no-untyped-def]  # Triton's types are its own
     STATE: tl.constexpr,
     SILU: tl.constexpr,
     BLOCK: tl.constexpr,
+    HINT: tl.constexpr,
 ):
     """BLOCK channels of CHUNK tokens. The input's gradient at a token needs the three tokens behind it, so
     the newest token in hand is always three ahead. parts (programs, W + 1, D): taps newest first, bias."""
@@ -501,9 +529,9 @@ def _backward_bsd(  # type: ignore[no-untyped-def]  # Triton's types are its own
     u0 = _token(given, first, S, dy_s, inside)
     u1 = _token(given, first + 1, S, dy_s, inside)
     u2 = _token(given, first + 2, S, dy_s, inside)
-    g0 = _slope(u0, start + _sum(p0, p1, p2, x0, a0, a1, a2, a3, W), SILU)
-    g1 = _slope(u1, start + _sum(p1, p2, x0, x1, a0, a1, a2, a3, W), SILU)
-    g2 = _slope(u2, start + _sum(p2, x0, x1, x2, a0, a1, a2, a3, W), SILU)
+    g0 = _slope(u0, _sum(start, p0, p1, p2, x0, a0, a1, a2, a3, W), SILU)
+    g1 = _slope(u1, _sum(start, p1, p2, x0, x1, a0, a1, a2, a3, W), SILU)
+    g2 = _slope(u2, _sum(start, p2, x0, x1, x2, a0, a1, a2, a3, W), SILU)
     zero = tl.zeros([BLOCK], tl.float32)
     t0, t1, t2, t3, tb = zero, zero, zero, zero, zero
     if STATE:  # noqa: SIM102  # one is known when compiling, the other is not
@@ -524,32 +552,32 @@ def _backward_bsd(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 tl.store(last - 2 * D, (a0 * g0).to(state), inside)
                 t1 += p2 * g1 + p1 * g0
                 t0 += p2 * g2 + p1 * g1 + p0 * g0
+    # Three tokens beyond the last of the chunk, unless the sequence ends; the last four read ahead are not used.
+    end = tl.minimum(first + CHUNK + 3, S)
+    n0, n1, n2, n3 = _four(at, first + 3, end, x_s, inside, False)
+    m0, m1, m2, m3 = _four(given, first + 3, end, dy_s, inside, False)
     for s in range(first, tl.minimum(first + CHUNK, S), 4):
-        x3 = _token(at, s + 3, S, x_s, inside)
-        x4 = _token(at, s + 4, S, x_s, inside)
-        x5 = _token(at, s + 5, S, x_s, inside)
-        x6 = _token(at, s + 6, S, x_s, inside)
-        u3 = _token(given, s + 3, S, dy_s, inside)
-        u4 = _token(given, s + 4, S, dy_s, inside)
-        u5 = _token(given, s + 5, S, dy_s, inside)
-        u6 = _token(given, s + 6, S, dy_s, inside)
+        x3, x4, x5, x6 = n0.to(tl.float32), n1.to(tl.float32), n2.to(tl.float32), n3.to(tl.float32)
+        u3, u4, u5, u6 = m0.to(tl.float32), m1.to(tl.float32), m2.to(tl.float32), m3.to(tl.float32)
+        n0, n1, n2, n3 = _four(at, s + 7, end, x_s, inside, False)
+        m0, m1, m2, m3 = _four(given, s + 7, end, dy_s, inside, False)
         line = to + tl.cast(s, tl.int64) * D
         g3, result, t0, t1, t2, t3, tb = _slide(
             x0, x1, x2, x3, u3, g0, g1, g2, start, a0, a1, a2, a3, t0, t1, t2, t3, tb, W, SILU
         )
-        tl.store(line, result.to(kind), inside)
+        tl.store(line, result.to(kind), inside, eviction_policy=HINT)
         g4, result, t0, t1, t2, t3, tb = _slide(
             x1, x2, x3, x4, u4, g1, g2, g3, start, a0, a1, a2, a3, t0, t1, t2, t3, tb, W, SILU
         )
-        tl.store(line + D, result.to(kind), inside & (s + 1 < S))
+        tl.store(line + D, result.to(kind), inside & (s + 1 < S), eviction_policy=HINT)
         g5, result, t0, t1, t2, t3, tb = _slide(
             x2, x3, x4, x5, u5, g2, g3, g4, start, a0, a1, a2, a3, t0, t1, t2, t3, tb, W, SILU
         )
-        tl.store(line + 2 * D, result.to(kind), inside & (s + 2 < S))
+        tl.store(line + 2 * D, result.to(kind), inside & (s + 2 < S), eviction_policy=HINT)
         g6, result, t0, t1, t2, t3, tb = _slide(
             x3, x4, x5, x6, u6, g3, g4, g5, start, a0, a1, a2, a3, t0, t1, t2, t3, tb, W, SILU
         )
-        tl.store(line + 3 * D, result.to(kind), inside & (s + 3 < S))
+        tl.store(line + 3 * D, result.to(kind), inside & (s + 3 < S), eviction_policy=HINT)
         x0, x1, x2 = x4, x5, x6
         g0, g1, g2 = g4, g5, g6
     part = parts + piece.to(tl.int64) * (W + 1) * D + d
@@ -598,11 +626,14 @@ def _launch(
     silu: bool,
     last: bool,
     lanes: int = LANES,
-    rows: int = ROWS,
+    rows: int = 0,
     block: int = BLOCK,
     chunk: int = CHUNK,
-    warps: int = 4,
+    warps: int = 0,
+    hint: str = "",
 ) -> torch.Tensor:
+    """`rows` channels a program, 0 for as many as make up the lanes; `warps` 0 for the usual number; `hint` is the
+    cache's eviction policy for what is written."""
     y = dense_like(x)
     if x.numel() == 0:
         return y
@@ -626,13 +657,16 @@ def _launch(
                 x.stride(0),
                 x.stride(1),
                 **flags,
+                EVEN=S % 4 == 0,
                 CHUNK=chunk,
                 BLOCK=block,
-                num_warps=warps,
+                HINT=hint,
+                num_warps=warps or 2,
             )
         else:
             vec = _vec(x)
-            lanes = min(lanes, power_of_2(cdiv(S, vec)))
+            wanted, lanes = lanes, min(lanes, power_of_2(cdiv(S, vec)))
+            rows = rows or wanted // lanes
             _forward_bds[(B * cdiv(D, rows) * cdiv(S, lanes * vec),)](
                 x,
                 weight,
@@ -648,7 +682,8 @@ def _launch(
                 ROWS=rows,
                 LANES=lanes,
                 VEC=vec,
-                num_warps=warps,
+                HINT=hint,
+                num_warps=warps or 4,
             )
     return y
 
@@ -669,13 +704,16 @@ def _launch_backward(
     initial: torch.Tensor | None,
     silu: bool,
     last: bool,
-    lanes: int = LANES,
+    lanes: int = BACKWARD_LANES,
     block: int = BLOCK,
     chunk: int = 0,
-    warps: int = 4,
+    warps: int = 0,
     share: int = 0,
+    hint: str = "",
+    registers: int | None = None,
 ) -> Gradients:
-    """`chunk` tokens or a `share` of the pieces a program; 0 leaves the choice to the size."""
+    """`chunk` tokens or a `share` of the pieces a program; 0 leaves the choice to the size. `hint` is the cache's
+    eviction policy for what is written, `registers` the most of a thread."""
     dx, dweight, dbias, dinitial = _empty_gradients(dy, x, weight, bias, initial, silu, last)
     if x.numel() == 0:
         return dx, dweight.zero_(), dbias.zero_(), dinitial.zero_()
@@ -689,25 +727,26 @@ def _launch_backward(
     with on(x):
         if last:
             block = min(block, power_of_2(D))
-            # 16 programs of a multiprocessor, and no fewer than 32 tokens: 6 are read twice.
-            chunk = chunk or max(8 if INTERPRETED else 32, cdiv(B * S * cdiv(D, block), multiprocessors(x) * 32))
-            chunk = min(cdiv(chunk, 4) * 4, 8 if INTERPRETED else 512)
+            # 16 programs of a multiprocessor, of 32 to 128 tokens: 6 are read twice.
+            chunk = chunk or max(32, min(128, cdiv(B * S * cdiv(D, block), multiprocessors(x) * 16)))
+            chunk = 8 if INTERPRETED else cdiv(chunk, 4) * 4
             programs = B * cdiv(S, chunk)
             parts = torch.empty(programs, W + 1, D, dtype=torch.float32, device=x.device)
             _backward_bsd[(programs * cdiv(D, block),)](
                 dy, x, weight, given, old, dx, dinitial, parts, D, S, *strides, chunk, **flags, BLOCK=block,
-                num_warps=warps,
+                HINT=hint, num_warps=warps or 2, maxnreg=registers,
             )  # fmt: skip
         else:
             vec = _vec(x)
             lanes = min(lanes, power_of_2(cdiv(S, vec)))
             pieces = B * cdiv(S, lanes * vec)
-            share = share or cdiv(multiprocessors(x) * 64, D)
+            share = share or multiprocessors(x) * 64 // D
             programs = min(pieces, max(1, share))
             parts = torch.empty(programs, W + 1, D, dtype=torch.float32, device=x.device)
             _backward_bds[(D, programs)](
                 dy, x, weight, given, old, dx, dinitial, parts, B, D, S, *strides, **flags, EVEN=S % vec == 0,
-                LANES=lanes, VEC=vec, num_warps=min(warps, max(1, lanes // 32)),
+                LANES=lanes, VEC=vec, HINT=hint, num_warps=min(warps or 4, max(1, lanes // 32)),
+                maxnreg=registers,
             )  # fmt: skip
         _add_parts[(cdiv(D, 32), W + 1)](
             parts,

@@ -1,6 +1,7 @@
 """One decode step of a causal depthwise convolution (Mamba, arXiv 2312.00752): state in place.
 
-Bound by memory: the state is read and written once.
+Bound by memory: the state is read and written once. A program works on several sequences, so that the weight,
+which is as large as one sequence's state, is not read once for each.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import torch
 import triton
 import triton.language as tl
 
-from ._common import cdiv, check, choice, on, operator
+from ._common import cdiv, check, choice, multiprocessors, on, operator
 from ._scan import silu
 from .causal_conv1d import _apart4, _sum, _taps, _together4
 
-BLOCK = 512
-"""Channels of a program: 4 a thread."""
+BLOCK = 256
+"""Channels of a program: 2 a thread, whose packed states are 16 bytes."""
+
+SEQUENCES = 8
+"""Sequences of a program, at most."""
 
 
 def causal_conv1d_update(
@@ -59,12 +63,14 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     weight,
     bias,
     y,
+    B,
     D,
     x_b,
     x_d,
     state_b,
     state_d,
     state_l,
+    SEQUENCES,
     L: tl.constexpr,
     W: tl.constexpr,
     BIAS: tl.constexpr,
@@ -72,38 +78,59 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     PACKED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """BLOCK channels of one sequence. PACKED: four tokens, contiguous, are one vector."""
+    """BLOCK channels of SEQUENCES sequences. PACKED: four tokens, contiguous, are one vector, and so are four
+    taps; the next sequence's are read before this one's are worked on."""
     blocks = tl.cdiv(D, BLOCK)
     program = tl.program_id(0)
     d = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
-    b = (program // blocks).to(tl.int64)
+    first = (program // blocks) * SEQUENCES
+    end = tl.minimum(first + SEQUENCES, B)
     inside = d < D
-    new = tl.load(x + b * x_b + d.to(tl.int64) * x_d, inside, 0.0)
-    x3 = new.to(tl.float32)
-    a0, a1, a2, a3 = _taps(weight, d, inside, W)
-    at = state + b * state_b + d.to(tl.int64) * state_d
-    if PACKED:
-        line = at[:, None] + tl.arange(0, 4)[None, :]
-        mask = inside[:, None] & (tl.arange(0, 4) < 4)[None, :]
-        _, s1, s2, s3 = _apart4(tl.load(line, mask, 0.0))
-        tl.store(line, _together4(s1, s2, s3, new), mask)
-        x0, x1, x2 = s1.to(tl.float32), s2.to(tl.float32), s3.to(tl.float32)
-    else:
-        x2 = tl.load(at + (L - 1) * state_l, inside, 0.0).to(tl.float32)
-        x1, x0 = x2, x2
-        if W >= 3:
-            x1 = tl.load(at + (L - 2) * state_l, inside, 0.0).to(tl.float32)
-        if W >= 4:
-            x0 = tl.load(at + (L - 3) * state_l, inside, 0.0).to(tl.float32)
-        for k in tl.static_range(L - 1):
-            tl.store(at + k * state_l, tl.load(at + (k + 1) * state_l, inside, 0.0), inside)
-        tl.store(at + (L - 1) * state_l, new, inside)
-    value = _sum(x0, x1, x2, x3, a0, a1, a2, a3, W)
+    x += d.to(tl.int64) * x_d
+    start = 0.0
     if BIAS:
-        value += tl.load(bias + d, inside, 0.0).to(tl.float32)
-    if SILU:
-        value = silu(value)
-    tl.store(y + b * D + d, value.to(y.dtype.element_ty), inside)
+        start = tl.load(bias + d, inside, 0.0).to(tl.float32)
+    if PACKED:
+        # Flat, for a thread to have two channels of it in one access.
+        n = (program % blocks) * (BLOCK * 4) + tl.arange(0, BLOCK * 4)
+        all4 = n < D * 4
+        taps = tl.load(weight + n, all4, 0.0).to(tl.float32)
+        a0, a1, a2, a3 = _apart4(tl.reshape(taps, [BLOCK, 4]))
+        line = state + n
+        new = tl.load(x + tl.cast(first, tl.int64) * x_b, inside, 0.0)
+        old = tl.load(line + tl.cast(first, tl.int64) * state_b, all4, 0.0)
+        for sequence in range(first, end):
+            b = tl.cast(sequence, tl.int64)
+            x3, here = new, old
+            new = tl.load(x + (b + 1) * x_b, inside & (sequence + 1 < end), 0.0)
+            old = tl.load(line + (b + 1) * state_b, all4 & (sequence + 1 < end), 0.0)
+            _, x0, x1, x2 = _apart4(tl.reshape(here, [BLOCK, 4]))
+            tl.store(line + b * state_b, tl.reshape(_together4(x0, x1, x2, x3), [BLOCK * 4]), all4)
+            x0, x1, x2, x3 = x0.to(tl.float32), x1.to(tl.float32), x2.to(tl.float32), x3.to(tl.float32)
+            value = _sum(start, x0, x1, x2, x3, a0, a1, a2, a3, W)
+            if SILU:
+                value = silu(value)
+            tl.store(y + b * D + d, value.to(y.dtype.element_ty), inside)
+    else:
+        a0, a1, a2, a3 = _taps(weight, d, inside, W)
+        state += d.to(tl.int64) * state_d
+        for sequence in range(first, end):
+            b = tl.cast(sequence, tl.int64)
+            new = tl.load(x + b * x_b, inside, 0.0)
+            at = state + b * state_b
+            x2 = tl.load(at + (L - 1) * state_l, inside, 0.0).to(tl.float32)
+            x1, x0 = x2, x2
+            if W >= 3:
+                x1 = tl.load(at + (L - 2) * state_l, inside, 0.0).to(tl.float32)
+            if W >= 4:
+                x0 = tl.load(at + (L - 3) * state_l, inside, 0.0).to(tl.float32)
+            for k in tl.static_range(L - 1):
+                tl.store(at + k * state_l, tl.load(at + (k + 1) * state_l, inside, 0.0), inside)
+            tl.store(at + (L - 1) * state_l, new, inside)
+            value = _sum(start, x0, x1, x2, new.to(tl.float32), a0, a1, a2, a3, W)
+            if SILU:
+                value = silu(value)
+            tl.store(y + b * D + d, value.to(y.dtype.element_ty), inside)
 
 
 def _launch(
@@ -114,28 +141,34 @@ def _launch(
     silu: bool,
     block: int = BLOCK,
     warps: int = 4,
+    sequences: int = 0,
 ) -> torch.Tensor:
+    """`sequences` a program, 0 for as many as leave 16 programs a multiprocessor."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel() == 0:
         return y
     B, D = x.shape
     weight = weight.contiguous()
-    L = conv_state.shape[2]
+    L, W = conv_state.shape[2], weight.shape[1]
+    blocks = cdiv(D, block)
+    sequences = sequences or min(SEQUENCES, max(1, B * blocks // (16 * multiprocessors(x))))
     with on(x):
-        _step[(B * cdiv(D, block),)](
+        _step[(cdiv(B, sequences) * blocks,)](
             x,
             conv_state,
             weight,
             weight if bias is None else bias.contiguous(),
             y,
+            B,
             D,
             *x.stride(),
             *conv_state.stride(),
+            sequences,
             L=L,
-            W=weight.shape[1],
+            W=W,
             BIAS=bias is not None,
             SILU=silu,
-            PACKED=L == 4 and conv_state.stride(2) == 1 and conv_state.stride(1) == 4,
+            PACKED=L == W == 4 and conv_state.stride(2) == 1 and conv_state.stride(1) == 4,
             BLOCK=block,
             num_warps=warps,
         )

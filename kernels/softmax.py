@@ -1,9 +1,9 @@
 """Softmax of rows: one read and one write forward, two reads and one write backward.
 
-A row that fits registers is held there. A longer one is read twice, the second time from the L2 cache, by
-one program if there are rows enough to fill the device, else by several in two launches. Running maxima and
-sums of exponentials (online softmax, Milakov and Gimelshein, arXiv 1805.02867) are kept for each 16-byte
-vector of a thread, so that nothing waits for other threads before the end of a piece.
+A row that fits registers is held there. A longer one is read twice, the second time from the L2 cache if that
+still has it, by one program if there are rows enough to fill the device, else by several in two launches.
+Running maxima and sums of exponentials (online softmax, Milakov and Gimelshein, arXiv 1805.02867) are kept for
+each 16-byte vector of a thread, so that nothing waits for other threads before the end of a piece.
 """
 
 from __future__ import annotations
@@ -16,28 +16,23 @@ import triton.language as tl
 
 from ._common import INTERPRETED, cdiv, check, dense_like, multiprocessors, on, operator, power_of_2, rows
 
-LIMIT = 64 if INTERPRETED else 32768
-"""Longest row, in elements, that forward holds in registers: 32 a thread of 32 warps."""
+LIMIT = 64 if INTERPRETED else 16384
+"""Longest row, in elements, that forward holds in registers: 32 a thread of 16 warps."""
 
-BACKWARD_LIMIT = 32 if INTERPRETED else 16384
+BACKWARD_LIMIT = 32 if INTERPRETED else 8192
 """The same for backward, which has two numbers an element to hold."""
 
 LANES = 4 if INTERPRETED else 1024
 """Vectors of 16 bytes in a piece of a longer row; one or two a thread."""
 
-CACHE = 2048 if INTERPRETED else 36 << 20
-"""Bytes that the L2 cache surely still holds when they are read again."""
-
 
 class Plan(NamedTuple):
-    """How rows are shared out: `size` is rows a program ("whole") or lanes of a piece, `parts` programs a row,
-    `group` the rows of a pair of launches where rows are split; 0 stands for all."""
+    """How rows are shared out: `size` is rows a program ("whole") or lanes of a piece, `parts` programs a row."""
 
     kind: Literal["whole", "pieces", "split"]
     size: int
     warps: int
     parts: int = 1
-    group: int = 0
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -220,20 +215,43 @@ def _part_moved(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 def plan(x: torch.Tensor, M: int, D: int, backward: bool) -> Plan:
-    """What measured best on an H200 for M rows of D columns."""
+    """What measured best on an H200 for M rows of D columns.
+
+    Rows that fit registers are held there; of longer ones each is one program's, unless they are too few for the
+    device and too long for one program: then they are split. Times in µs, bf16, of the kind / lanes or rows /
+    warps / parts that is chosen, and of the next best or what else there was to expect:
+
+    ===============  ======================================  ======================================
+    M x D            forward                                 backward
+    ===============  ======================================  ======================================
+    65536 x 128      whole 16/4 13.2
+    8192 x 4096                                              whole 1/16 52.9, 1/8 53.6
+    8192 x 16384                                             pieces 1024/32 193.7, whole 1/16 196.6
+    64 x 32768       pieces 1024/32 8.5, whole 1/32 9.1
+    8192 x 32768     pieces 1024/16 283, whole 1/32 322
+    1024 x 65536     pieces 2048/32 78.3, 1024/32 82.4       pieces 2048/32 119, 1024/32 149
+    1 x 262144       split 512/8/64 7.9
+    64 x 262144      split 512/8/16 31.1                     split 1024/16/4 50.0
+    2048 x 262144    pieces 1024/32 772, split in 4 1462
+    ===============  ======================================  ======================================
+
+    The last is the one that is not followed to the letter: its rows get the 2048 lanes of 65536 columns.
+    """
     block = power_of_2(D)
     if block <= (BACKWARD_LIMIT if backward else LIMIT):
         height = power_of_2(max(1, min(2048 // block, M)))
-        per_warp = 512 if backward else 1024  # 16 or 32 numbers a thread of each tensor
+        per_warp = 256 if backward else 1024  # 8 or 32 numbers a thread of each tensor
         return Plan("whole", height, min(max(height * block // per_warp, 4), 32))
     processors = multiprocessors(x)
-    piece = LANES * (16 // x.element_size())
-    length = D * x.element_size() * (2 if backward else 1)
-    if 2 * processors <= M and 2 * processors * length <= CACHE:
-        return Plan("pieces", LANES, 32)
-    group = min(M, max(1, CACHE // length))
-    parts = max(1, min(cdiv(2 * processors, group), cdiv(D, piece), 1024))
-    return Plan("split", LANES, 16, parts, group)
+    vector = 16 // x.element_size()
+    if 4 * LANES * vector >= D:
+        return Plan("pieces", LANES, 16 if 2 * processors <= M and not backward else 32)
+    if processors <= M:
+        return Plan("pieces", 2 * LANES, 32)
+    # 32 warps of a multiprocessor backward, 64 forward.
+    lanes, warps, programs = (LANES, 16, 2) if backward else (LANES // 2, 8, 8)
+    parts = max(1, min(programs * processors // M, cdiv(D, lanes * vector), 1024))
+    return Plan("split", lanes, warps, parts)
 
 
 def _length(D: int, parts: int, piece: int) -> int:
@@ -244,11 +262,6 @@ def _length(D: int, parts: int, piece: int) -> int:
 def run(x: torch.Tensor, y: torch.Tensor, chosen: Plan) -> None:
     """Forward of x (M, D) with last stride 1 into y, contiguous."""
     M, D = x.shape
-    if 0 < chosen.group < M:
-        y = y.view(M, D)
-        for first in range(0, M, chosen.group):
-            run(x[first : first + chosen.group], y[first : first + chosen.group], chosen._replace(group=0))
-        return
     vector = 16 // x.element_size()
     with on(x):
         if chosen.kind == "whole":
@@ -271,12 +284,6 @@ def run(x: torch.Tensor, y: torch.Tensor, chosen: Plan) -> None:
 def run_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, chosen: Plan) -> None:
     """Backward of (M, D) tensors with last stride 1 into dx, contiguous."""
     M, D = y.shape
-    if 0 < chosen.group < M:
-        dx = dx.view(M, D)
-        for first in range(0, M, chosen.group):
-            some = slice(first, first + chosen.group)
-            run_backward(dy[some], y[some], dx[some], chosen._replace(group=0))
-        return
     strides = (dy.stride(0), y.stride(0))
     with on(y):
         if chosen.kind == "whole":

@@ -125,6 +125,39 @@ def test_a_new_address_or_size_makes_a_new_table():
     assert torch.equal(lists[0][0][130:], before[130:])
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x[:130],
+        lambda x: x[:200].view(20, 10).t(),
+        lambda x: x.view(torch.bfloat16)[: x.numel()],
+    ],
+)
+def test_other_tensors_at_the_same_addresses(change):
+    """Memory that others have taken over: the table of those before must not be used for them."""
+    before = state(shapes=[(300,)])[:4]
+    adamw(*before, step=10, **NUMBERS)
+    for x in (before[2], before[3]):
+        x[0].zero_()  # any bits of a float are fine as two of bf16, but for NaNs
+    before[0][0].fill_(1.0)
+    before[1][0].fill_(0.5)
+    after = tuple([change(x) for x in tensors] for tensors in before)
+    want = expected((*after, None))
+    adamw(*after, step=10, **NUMBERS)
+    agrees((*after, None), want, "bf16" if after[0][0].dtype == torch.bfloat16 else "fp32")
+
+
+def test_new_gradients_at_the_same_addresses():
+    """The same memory as new objects is the same table."""
+    lists = state(shapes=[(40,), (7, 3)])
+    module._tables.clear()
+    for step in range(1, 4):
+        want = expected(lists, step)
+        adamw(lists[0], [x.view_as(x) for x in lists[1]], *lists[2:], step=step, **NUMBERS)
+        agrees(lists, want)
+    assert len(module._tables) == 1
+
+
 def test_tables_are_given_up(monkeypatch):
     monkeypatch.setattr(module, "TABLES", 2)
     keep = [state(shapes=[(8,)]) for _ in range(5)]

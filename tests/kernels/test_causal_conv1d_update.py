@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from kernelmark.kernels import causal_conv1d_update as module
 from kernelmark.kernels.causal_conv1d import causal_conv1d
 from kernelmark.kernels.causal_conv1d_update import causal_conv1d_update
 from kernelmark.suite.measure.verify import deviation
@@ -31,6 +32,15 @@ def test_steps_are_the_convolution(length, W, turned):
     steps = [causal_conv1d_update(x[..., s], state, weight, bias) for s in range(9)]
     torch.testing.assert_close(torch.stack(steps, -1), causal_conv1d(x, weight, bias))
     assert torch.equal(state, x[..., -length:])
+
+
+@pytest.mark.parametrize("W", [3, 4])
+@pytest.mark.parametrize("sequences", [1, 2, 5])
+def test_sequences_of_a_program(sequences, W):
+    x, state, weight, bias = torch.randn(5, 70), torch.randn(5, 70, W), torch.randn(70, W), torch.randn(70)
+    want = reference(x, state.clone(), weight, bias, "silu")
+    y = module._launch(x, state, weight, bias, True, block=64, sequences=sequences)
+    torch.testing.assert_close((y, state), tuple(want), rtol=1e-5, atol=1e-5)
 
 
 def test_without_bias_and_empty():
