@@ -100,7 +100,10 @@ def test_nothing_of_an_operator_in_a_plan(root: Path):
         (("nightly",), "unknown plan 'nightly'. Known: quick, standard, full, a .toml file."),
         (("qick",), "unknown plan 'qick'. Did you mean 'quick'? Known: quick, standard, full, a .toml file."),
         (("absent.toml",), "no plan file at absent.toml."),
-        (("quick", ["rms_nrm"]), "unknown operator 'rms_nrm'. Did you mean 'rms_norm'? Known: adamw, add_rms_norm, "),
+        (
+            ("quick", ["rms_nrm"]),
+            "unknown operator 'rms_nrm'. Did you mean 'rms_norm'? Known: adamw, add_rms_norm, ",
+        ),
     ],
 )
 def test_unknown(arguments, said):

@@ -39,7 +39,10 @@ def _no_gpu(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--operator", "rmsnorm"), "unknown operator 'rmsnorm'. Did you mean 'rms_norm'? Known: adamw, add_rms_norm,"),
+        (
+            ("--operator", "rmsnorm"),
+            "unknown operator 'rmsnorm'. Did you mean 'rms_norm'? Known: adamw, add_rms_norm,",
+        ),
         (("--implementation", "torhc"), "unknown implementation 'torhc'. Did you mean 'torch'? Known: "),
         (("--plan", "nightly"), "unknown plan 'nightly'. Known: quick, standard, full, a .toml file."),
         (("--plan", "absent.toml"), "no plan file at absent.toml."),
