@@ -43,9 +43,13 @@ pin-check: $(VENV)/.ready
 test-images: $(VENV)/.tested pin-check
 	$(BIN)/python -m pytest -m image tests/docker/images --timeout 1200
 
+# The kernels' tests spend their time in Triton's interpreter, which a tracer slows down, and the
+# coverage that is asked for is that of suite/ and registry/.
+PARALLEL := -n 2 --dist worksteal --timeout 300
 test: $(VENV)/.tested check
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest -n 2 --dist worksteal --timeout 300 -m 'not image and not docker'
+	$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m 'not image and not docker' --ignore tests/kernels
+	$(BIN)/python -m pytest $(PARALLEL) tests/kernels
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 

@@ -25,10 +25,12 @@ from .errors import BuildFailed, DiskFull, ImageMissing, LaunchError, NoBuilder
 from .table import Image
 
 REPOSITORY = "kernelmark"
-SOURCE = "https://github.com/kernelmark/kernelmark"
 LABEL = "io.kernelmark."
 CONTEXT = ("Dockerfile", "docker/entrypoint", "pyproject.toml", "README.md", "LICENSE")
 ROOMS = ("suite", "kernels", "baselines", "registry")
+REMOTE = re.compile(
+    r"(?:(?:https?|ssh|git)://)?(?:[^@/\s]+@)?(?P<host>[\w-]+(?:\.[\w-]+)+)(?::\d+(?=/))?[:/](?P<path>[^\s]+?)(?:\.git)?/?"
+)
 OFFLINE = re.compile(
     r"no such host|failed to resolve source metadata|failed to do request|dial tcp|i/o timeout|"
     r"temporary failure|could not resolve|network is unreachable|tls handshake|newconnectionerror|"
@@ -171,6 +173,18 @@ def revision(folder: Path) -> str:
     return f"{commit}-dirty" if commit and dirty else commit or ""
 
 
+def source(folder: Path) -> str:
+    """The address of the remote `origin`, without whatever stands before its host; empty for a folder or none.
+
+    A registry of images shows it as a link, so that `git@host:path` becomes `https://host/path`.
+    """
+    done = subprocess.run(
+        ["git", "-C", str(folder), "remote", "get-url", "origin"], capture_output=True, text=True, check=False
+    )
+    address = REMOTE.fullmatch(done.stdout.strip())
+    return f"https://{address['host']}/{address['path']}" if address else ""
+
+
 def labels(folder: Path, image: Image, base: str) -> dict[str, str]:
     """OCI's labels, and what the launcher needs to run the image without its table."""
     oci = "org.opencontainers.image."
@@ -178,7 +192,7 @@ def labels(folder: Path, image: Image, base: str) -> dict[str, str]:
     return {
         f"{oci}title": f"kernelmark {image.name}",
         f"{oci}description": image.summary,
-        f"{oci}source": SOURCE,
+        f"{oci}source": source(folder),
         f"{oci}revision": revision(folder),
         f"{oci}version": suite.__version__,
         f"{oci}licenses": "Apache-2.0",

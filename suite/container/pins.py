@@ -20,7 +20,7 @@ MADE_FROM = Path("requirements") / "locks.json"
 
 def record(folder: Path) -> None:
     """Writes `MADE_FROM` anew."""
-    found = {lock.name: _hashes(lock) for lock in _locks(folder)}
+    found = {lock.relative_to(folder).as_posix(): _hashes(lock) for lock in _locks(folder)}
     (folder / MADE_FROM).write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
 
 
@@ -32,8 +32,8 @@ def check(folder: Path) -> list[str]:
     except (OSError, ValueError) as error:
         return [*problems, f"{MADE_FROM} cannot be read: {error}"]
     for lock in _locks(folder):
-        before, now = noted.get(lock.name), _hashes(lock)
-        where = lock.relative_to(folder)
+        where = lock.relative_to(folder).as_posix()
+        before, now = noted.get(where), _hashes(lock)
         if before is None:
             problems.append(f"{where} is not in {MADE_FROM}: make lock")
         elif before["input"] != now["input"]:
@@ -63,7 +63,9 @@ def unhashed(lock: str) -> list[str]:
 
 
 def _locks(folder: Path) -> list[Path]:
-    return [x for x in sorted((folder / "requirements").glob("*.txt")) if x.with_suffix(".in").exists()]
+    """Locks that were made from an input beside them: the suite's, the images', the registry server's."""
+    rooms = (folder / "requirements", folder / "docker" / "registry")
+    return [x for room in rooms for x in sorted(room.glob("*.txt")) if x.with_suffix(".in").exists()]
 
 
 def _hashes(lock: Path) -> dict[str, str]:

@@ -67,7 +67,7 @@ def secrets(program, tmp_path: Path, make_repository) -> dict[str, str]:
 
 
 def test_a_run_writes_down_nothing_private(program, secrets: dict[str, str], plan_file) -> None:
-    code, out, err = program.run("run", "--plan", str(plan_file([16])), "--no-report")
+    code, out, err = program.run("run", "--plan", str(plan_file([16], deadline_s=5)), "--no-report")
     assert code == 0, err
     journal = program.journal().read_text()
     # The scan looks at a journal that did record the environment, and would see what it looks for.
@@ -81,7 +81,7 @@ def test_a_run_writes_down_nothing_private(program, secrets: dict[str, str], pla
 
 
 def test_a_journal_names_neither_user_nor_machine_nor_folder(program, plan_file, tmp_path: Path) -> None:
-    code, _, err = program.run("run", "--plan", str(plan_file([16])), "--no-report")
+    code, _, err = program.run("run", "--plan", str(plan_file([16], deadline_s=5)), "--no-report")
     assert code == 0, err
     journal = program.journal().read_text()
     for folder in (tmp_path, Path.home(), Path.cwd()):

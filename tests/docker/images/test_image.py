@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from kernelmark.registry.home import Home
+from kernelmark.suite.container import build
 
 pytestmark = [
     pytest.mark.image,
@@ -160,7 +161,7 @@ def test_labels_and_doctor(machine, image):
     commit = _git("rev-parse", "HEAD")
     assert labels[f"{oci}revision"] in (commit, f"{commit}-dirty")
     assert labels[f"{oci}version"]
-    assert labels[f"{oci}source"].startswith("https://")
+    assert labels[f"{oci}source"] == build.source(HOUSE)
     assert re.fullmatch(r"sha256:[0-9a-f]{64}", labels["io.kernelmark.locks"])
     stand_in = machine.environment.get("KERNELMARK_STAND_IN", "")
     assert labels["io.kernelmark.stand_in"] == stand_in

@@ -52,6 +52,24 @@ def test_every_input_counts(copy, file):
         path.write_bytes(text)
 
 
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("https://somebody:secret@example.org:8443/group/x.git", "https://example.org/group/x"),
+        ("git@example.org:group/x.git", "https://example.org/group/x"),
+        ("ssh://git@example.org:22/group/x/", "https://example.org/group/x"),
+        ("/srv/somebody/x.git", ""),
+        ("file:///srv/a.b/x", ""),
+        (None, ""),
+    ],
+)
+def test_the_source_is_the_remotes_address_and_no_more(make_repository, remote, address):
+    repository = make_repository("work")
+    if remote:
+        repository.git("remote", "add", "origin", remote)
+    assert build.source(repository.folder) == address
+
+
 def test_labels_say_what_it_stands_on():
     image = table.named(HOUSE, "h100")
     pinned = build.labels(HOUSE, image, image.pinned_base)

@@ -25,6 +25,10 @@ def folder(tmp_path):
         (requirements / f"{name}.in").write_text("-r common.in\ntorch==2.13.0\n")
         (requirements / f"{name}.txt").write_text(f"click==8.1 \\\n    {HASH}\ntorch==2.13.0 \\\n    {HASH}\n")
     (requirements / "torch-cpu.txt").write_text(f"--extra-index-url https://x\ntorch==2.13.0+cpu \\\n    {HASH}\n")
+    server = tmp_path / "docker" / "registry"
+    server.mkdir()
+    (server / "requirements.in").write_text("mlflow==3.17.2\n")
+    (server / "requirements.txt").write_text(f"mlflow==3.17.2 \\\n    {HASH}\n")
     pins.record(tmp_path)
     return tmp_path
 
@@ -53,11 +57,17 @@ def test_the_projects_own_hold():
         ("torch-cpu.txt", HASH, "", "requirements/torch-cpu.txt: torch==2.13.0+cpu is not pinned with a hash"),
         (
             "locks.json",
-            '"image-cpu.txt"',
-            '"other.txt"',
+            '"requirements/image-cpu.txt"',
+            '"requirements/other.txt"',
             "requirements/image-cpu.txt is not in requirements/locks.json",
         ),
         ("locks.json", "{", "", "requirements/locks.json cannot be read"),
+        (
+            "../docker/registry/requirements.in",
+            "3.17.2",
+            "3.17.1",
+            "docker/registry/requirements.txt is older than requirements.in",
+        ),
     ],
 )
 def test_what_does_not_hold_is_named(folder, file, old, new, said):
