@@ -311,7 +311,7 @@ OPERATOR = Operator(
     },
     plans={
         "quick": (grid("forward", B=1, H=16, Hkv=16, S=16384, D=128),),
-        "quick_cpu": (grid("forward", options=PATTERNS, B=1, H=2, Hkv=2, S=1024, D=64, dtypes="fp32"),),
+        "quick_cpu": (grid("forward", B=1, H=2, Hkv=2, S=1024, D=64, dtypes="fp32"),),
         "standard": (
             grid("forward", options=SPARSITY | PATTERNS | MASKS, B=1, H=16, Hkv=16, S=16384, D=128),
             grid("forward", options=PATTERNS, B=1, H=16, Hkv=[16, 4], S=32768, D=128),

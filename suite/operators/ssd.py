@@ -185,7 +185,7 @@ OPERATOR = Operator(
     },
     plans={
         "quick": (grid("forward", B=2, S=8192, **MODEL),),
-        "quick_cpu": (grid("forward", B=1, S=512, H=8, P=64, N=64, G=1, dtypes="fp32"),),
+        "quick_cpu": (grid("forward", B=1, S=256, H=8, P=64, N=64, G=1, dtypes="fp32"),),
         "standard": (
             grid("forward", "backward", B=8, S=2048, **MODEL),
             grid("forward", "backward", B=2, S=8192, **MODEL),

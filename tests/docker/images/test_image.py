@@ -86,10 +86,10 @@ def test_what_the_container_may_and_ctrl_c(machine, image, small_plan, tmp_path)
     """One run, looked at from within and without while it measures, then interrupted, then finished."""
     there = machine.with_home(tmp_path)
     process = there.start(
-        "bench", image.id, "--plan", small_plan, "--replicates", "12", "--implementation", "torch"
+        "bench", image.id, "--plan", small_plan, "--replicates", "4", "--implementation", "torch"
     )
     try:
-        lines = _until(process, re.compile(r"^\[\d+/24\]"))
+        lines = _until(process, re.compile(r"^\[\d+/8\]"))
         (container,) = there.containers()
         _look_at(container)
         os.kill(process.pid, signal.SIGINT)
@@ -106,13 +106,13 @@ def test_what_the_container_may_and_ctrl_c(machine, image, small_plan, tmp_path)
     assert f"kernelmark bench {image.id} --resume {run}" in said
     journal = home.load(run)
     finished = len(journal.records)
-    assert 0 < finished < 24
+    assert 0 < finished < 8
     assert not journal.footers[-1].complete
     assert len(_rows(home, run)) == len({x.identity[:4] for x in journal.records})
     done = there.kernelmark("bench", image.id, "--resume", run, "--no-report")
     assert done.returncode == 0, done.stderr[-3000:]
     journal = home.load(run)
-    assert len(journal.records) == 24
+    assert len(journal.records) == 8
     assert journal.footers[-1].complete
     assert home.runs() == [run]
     assert there.left() == []
@@ -271,7 +271,7 @@ def _secrets(folder: Path) -> dict[str, Any]:
 
 def test_a_launcher_that_was_killed_leaves_its_rows_to_the_next(machine, image, small_plan, tmp_path):
     there = machine.with_home(tmp_path)
-    process = there.start("bench", image.id, "--plan", small_plan, "--implementation", "torch")
+    process = there.start("bench", image.id, "--plan", small_plan, "--implementation", "torch", "--replicates", "1")
     _until(process, re.compile(r"^run "))
     process.kill()
     process.wait()
@@ -281,7 +281,8 @@ def test_a_launcher_that_was_killed_leaves_its_rows_to_the_next(machine, image, 
     container.wait(timeout=120)
     time.sleep(0.5)
     assert Home(tmp_path).runs() == []
-    done = there.kernelmark("bench", image.id, "--plan", small_plan, "--implementation", "torch", "--no-report")
+    arguments = ("--plan", small_plan, "--implementation", "torch", "--replicates", "1", "--no-report")
+    done = there.kernelmark("bench", image.id, *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     first, _ = Home(tmp_path).runs()
     assert f"run {first}, which an earlier launch had to leave behind, is taken in" in done.stderr
