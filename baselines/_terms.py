@@ -55,10 +55,12 @@ def forward_only(library: str) -> Callable[[Factory], Factory]:
     return decorate
 
 
-def refusing(call: Call, *errors: type[Exception]) -> Call:
+def refusing(call: Call, *errors: type[Exception], saying: str = "") -> Call:
     """`call`, whose errors of these types at its first run mean that the library does not take the case.
 
-    Only what checks of arguments raise may be named: `AssertionError`, `ValueError`, `TypeError`.
+    Only what checks of arguments raise may be named: `AssertionError`, `ValueError`, `TypeError`. A RuntimeError
+    is also what PyTorch raises when the device fails or its memory is full: of a library that refuses by one,
+    `saying` is a part of the words it does that with.
     """
     taken = False
 
@@ -68,7 +70,10 @@ def refusing(call: Call, *errors: type[Exception]) -> Call:
             return call(**inputs)
         try:
             result = call(**inputs)
-        except errors as error:
+        except Exception as error:
+            said = saying and isinstance(error, RuntimeError) and saying in str(error)
+            if not (said or isinstance(error, errors)):
+                raise
             raise NotImplementedError(_said(error)) from error
         taken = True
         return result

@@ -10,31 +10,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._terms import Call, forcing, sparing
+from ._terms import Call, forcing, refusing, sparing
 
 REQUIRES = ("liger-kernel", "triton")
 DEVICES = ("cuda",)
+
+TOO_WIDE = "exceeds the recommended Triton blocksize"
+"""What it says of rows longer than one block, of 65536 elements; all but rope and the losses hold a row in one."""
 
 
 def rms_norm(case: Any) -> Call:
     """`liger_rms_norm`."""
     from liger_kernel.transformers.functional import liger_rms_norm
 
-    return lambda x, weight, eps: liger_rms_norm(x, weight, eps, in_place=False)
+    return refusing(lambda x, weight, eps: liger_rms_norm(x, weight, eps, in_place=False), saying=TOO_WIDE)
 
 
 def add_rms_norm(case: Any) -> Call:
     """`liger_fused_add_rms_norm`."""
     from liger_kernel.transformers.functional import liger_fused_add_rms_norm
 
-    return lambda x, residual, weight, eps: liger_fused_add_rms_norm(x, residual, weight, eps, in_place=False)
+    def call(x: Any, residual: Any, weight: Any, eps: float) -> Any:
+        return liger_fused_add_rms_norm(x, residual, weight, eps, in_place=False)
+
+    return refusing(call, saying=TOO_WIDE)
 
 
 def layer_norm(case: Any) -> Call:
     """`liger_layer_norm`."""
     from liger_kernel.transformers.functional import liger_layer_norm
 
-    return lambda x, weight, bias, eps: liger_layer_norm(x, weight, bias, eps)
+    return refusing(lambda x, weight, bias, eps: liger_layer_norm(x, weight, bias, eps), saying=TOO_WIDE)
 
 
 def swiglu(case: Any) -> Call:
@@ -56,8 +62,9 @@ def _gated(case: Any, function: Call) -> Call:
         return function(gate, up)
 
     if case.pass_ == "forward":
-        return call
-    return forcing(sparing(call), lambda gate, up: (gate.detach().clone(), up.detach().clone()))
+        return refusing(call, saying=TOO_WIDE)
+    copies = forcing(sparing(call), lambda gate, up: (gate.detach().clone(), up.detach().clone()))
+    return refusing(copies, saying=TOO_WIDE)
 
 
 def rope(case: Any) -> Call:
@@ -93,7 +100,7 @@ def softmax(case: Any) -> Call:
     """`liger_softmax`."""
     from liger_kernel.transformers.functional import liger_softmax
 
-    return lambda x: liger_softmax(x)
+    return refusing(lambda x: liger_softmax(x), saying=TOO_WIDE)
 
 
 def cross_entropy(case: Any) -> Call:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._terms import Call, forcing, refusing
+from ._terms import Call, forcing, refusing, sparing
 
 REQUIRES = ("quack-kernels", "nvidia-cutlass-dsl")
 DEVICES = ("cuda",)
 
 CHECKS = (AssertionError, ValueError)
 """What its checks of arguments raise."""
+
+CHUNK = 4096
+"""Tokens a chunk of its fused linear cross-entropy, as it comes."""
 
 
 def rms_norm(case: Any) -> Call:
@@ -97,7 +100,12 @@ def cross_entropy(case: Any) -> Call:
 
 
 def fused_linear_cross_entropy(case: Any) -> Call:
-    """`quack.linear_cross_entropy.chunked_linear_cross_entropy`, its matmuls tuned at the first call."""
+    """`quack.linear_cross_entropy.chunked_linear_cross_entropy`, its matmuls tuned at the first call.
+
+    With gradients it refuses a chunk of as many tokens as the model has dimensions ("m == n makes row/col
+    inference ambiguous": its scaling of rows cannot be told from one of columns there), which its own 4096 is for
+    a model of that width: there chunks have half as many.
+    """
     try:
         from quack.linear_cross_entropy import chunked_linear_cross_entropy
     except TypeError as error:
@@ -105,7 +113,23 @@ def fused_linear_cross_entropy(case: Any) -> Call:
         # what it has no key for.
         raise ImportError(f"quack's matmuls do not load beside this nvidia-cutlass-dsl: {error}") from error
 
-    return refusing(lambda x, weight, target: chunked_linear_cross_entropy(x, weight, target), *CHECKS)
+    scaled = case.dtype == "bf16" and case.pass_ != "forward"
+    size = _chunk(case.axes["M"], case.axes["D"]) if scaled else CHUNK
+
+    def call(x: Any, weight: Any, target: Any) -> Any:
+        return chunked_linear_cross_entropy(x, weight, target, chunk_size=size)
+
+    # Backward alone scales the gradients that forward left, in place: a second one would scale them again.
+    return refusing(sparing(call) if case.pass_ == "backward" else call, *CHECKS)
+
+
+def _chunk(tokens: int, width: int) -> int:
+    """`CHUNK`, or the next of its halves with which no chunk has `width` tokens, the last filled up to 128s."""
+    for size in (CHUNK, CHUNK // 2, CHUNK // 4):
+        last = -(-((tokens - 1) % size + 1) // 128) * 128
+        if width not in ((size, last) if tokens > size else (last,)):
+            return size
+    return CHUNK
 
 
 IMPLEMENTATIONS = {

@@ -23,20 +23,43 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "axes"), CASES)
-def test_right_thrice_and_inputs_untouched(name, axes):
+WIDE = [
+    ("add_rms_norm", {"B": 1, "S": 1, "D": 65537}),
+    ("geglu", {"M": 1, "N": 65537}),
+    ("layer_norm", {"B": 1, "S": 1, "D": 65537}),
+    ("rms_norm", {"B": 1, "S": 1, "D": 65537}),
+    ("softmax", {"M": 1, "D": 65537}),
+    ("swiglu", {"M": 1, "N": 65537}),
+]
+
+
+def child(what, name, axes):
     if importlib.util.find_spec("liger_kernel") is None:
         pytest.skip("liger-kernel is not installed")
     environment = {x: y for x, y in os.environ.items() if not x.startswith("COV")}
     done = subprocess.run(
-        [sys.executable, __file__, name, json.dumps(axes)],
+        [sys.executable, __file__, what, name, json.dumps(axes)],
         env=environment | {"TRITON_INTERPRET": "1", "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["forward", "backward", "forward_backward"]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(("name", "axes"), CASES)
+def test_right_thrice_and_inputs_untouched(name, axes):
+    assert child("run", name, axes) == ["forward", "backward", "forward_backward"]
+
+
+@pytest.mark.parametrize(("name", "axes"), WIDE)
+def test_rows_too_wide_are_refused_in_its_words(name, axes):
+    said = child("refused", name, axes)
+    assert len(said) == 3  # passes
+    assert set(said) == {
+        "Cannot launch Triton kernel since n = 65537 exceeds the recommended Triton blocksize = 65536."
+    }
 
 
 def run(name: str, axes: dict[str, int]) -> None:
@@ -63,5 +86,22 @@ def run(name: str, axes: dict[str, int]) -> None:
         print(pass_)
 
 
+def refused(name: str, axes: dict[str, int]) -> None:
+    """Prints why each pass is unsupported."""
+    import torch
+    from kernelmark.baselines import liger
+    from kernelmark.suite.measure.workbench import Workbench
+
+    operator = importlib.import_module(f"kernelmark.suite.operators.{name}").OPERATOR
+    for pass_ in operator.passes:
+        case = operator.case(axes, "bf16", pass_)
+        bench = Workbench.build(operator, case, torch.device("cpu"), seed=1)
+        loaded = liger.IMPLEMENTATIONS[name]["liger"](case)
+        try:
+            bench.call(loaded)()
+        except NotImplementedError as error:
+            print(error)
+
+
 if __name__ == "__main__":
-    run(sys.argv[1], json.loads(sys.argv[2]))
+    {"run": run, "refused": refused}[sys.argv[1]](sys.argv[2], json.loads(sys.argv[3]))

@@ -68,6 +68,20 @@ def test_other_errors_stay_errors():
         _terms.refusing(call, AssertionError, ValueError)(x=1)
 
 
+def test_a_runtime_error_is_a_refusal_by_its_words():
+    def call(error):
+        raise error
+
+    checked = _terms.refusing(call, ValueError, saying="doesn't support feature dim")
+    with pytest.raises(NotImplementedError, match=r"^This layer norm doesn't support feature dim >= 64KB\.$"):
+        checked(error=RuntimeError("This layer norm doesn't support feature dim >= 64KB.\nSee there."))
+    with pytest.raises(NotImplementedError, match="^other words$"):
+        checked(error=ValueError("other words"))
+    for error in (RuntimeError("CUDA error"), torch.OutOfMemoryError("CUDA out of memory"), TypeError("a slip")):
+        with pytest.raises(type(error), match=str(error)):
+            checked(error=error)
+
+
 def test_a_bare_assertion_is_quoted(tmp_path):
     path = tmp_path / "library.py"  # pytest gives assertions of its own files messages
     path.write_text("def call(x):\n    assert x > 0\n    return x\n")

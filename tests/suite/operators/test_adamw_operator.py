@@ -93,7 +93,7 @@ def torch_step(change):
 
 
 @pytest.mark.parametrize(
-    "change", [{"lr": 0.055}, {"weight_decay": 0.0}, {"step": 20}, {"beta1": 0.85}, {"beta2": 0.99}, {"eps": 1e-3}]
+    "change", [{"lr": 0.055}, {"weight_decay": 0.0}, {"step": 20}, {"beta1": 0.85}, {"beta2": 0.99}, {"eps": 0.0}]
 )
 def test_each_number_counts(change):
     """In bf16 already: no term of the step is lost in its rounding."""
@@ -107,3 +107,63 @@ def test_doing_nothing_is_wrong():
     here = bench()
     with pytest.raises(Incorrect):
         deviation(here.comparable(None), here.references, OPERATOR.tolerances["bf16"])
+
+
+def fp32_step(here, wrong="", ulps=0):
+    """A step in fp32, its numbers too, as kernels have it that take them as fp32; `wrong` is what it does wrong.
+
+    `ulps` is by how many units of the last place its power of beta2 is off.
+    """
+    inputs = here.inputs
+    number = {x: torch.tensor(inputs[x]) for x in ("lr", "beta1", "beta2", "eps", "weight_decay")}
+    lr, beta1, beta2, eps, decay = number.values()
+    step = inputs["step"] - (wrong == "one step behind")
+    unbias1, unbias2 = 1 - beta1**step, 1 - (beta2**step + ulps * 2.0**-24)
+    if wrong == "no bias correction":
+        unbias1 = unbias2 = torch.tensor(1.0)
+    lists = (inputs[x] for x in ("params", "grads", "exp_avgs", "exp_avg_sqs"))
+    for p, g, m, v in zip(*lists, strict=True):
+        if wrong == "decay coupled":
+            g = g + decay * p
+        m.mul_(beta1).add_((1 - beta1) * g)
+        v.mul_(beta2).add_((1 - beta2) * g * g)
+        root = (v / unbias2).sqrt() + eps
+        if wrong == "eps inside the root":
+            root = (v / unbias2 + eps).sqrt()
+        elif wrong == "eps before the correction":
+            root = (v.sqrt() + eps) / unbias2.sqrt()
+        update = lr / unbias1 * m / root
+        if wrong == "decay after the update":
+            p.sub_(update).mul_(1 - lr * decay)
+        elif wrong == "decay coupled":
+            p.sub_(update)
+        else:
+            p.mul_(1 - lr * decay).sub_(update)
+
+
+def fp32_deviation(**options):
+    here = Workbench.build(OPERATOR, OPERATOR.case({"T": 1, "D": 512}, "fp32", "forward"), CPU, 1)
+    fp32_step(here, **options)
+    return deviation(here.comparable(None), here.references, OPERATOR.tolerances["fp32"])
+
+
+@pytest.mark.parametrize("ulps", [-4, 0, 4])
+def test_numbers_in_fp32_are_right(ulps):
+    """What the tolerance leaves room for is there, and is more than the rounding of a step's operations."""
+    assert fp32_deviation(ulps=ulps) > 1.5e-6
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "decay after the update",
+        "decay coupled",
+        "eps before the correction",
+        "eps inside the root",
+        "no bias correction",
+        "one step behind",
+    ],
+)
+def test_a_wrong_step_in_fp32_is_caught(wrong):
+    with pytest.raises(Incorrect):
+        fp32_deviation(wrong=wrong)
