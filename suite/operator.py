@@ -229,6 +229,18 @@ def _spec(path: Path, tolerances: str) -> str:
             if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
                 node.body = node.body[1:]
             if isinstance(node, ast.FunctionDef | ast.Lambda):
-                digest.update(ast.dump(node).encode())
+                digest.update(_tree(node).encode())
         _specs[path, tolerances] = digest.hexdigest()[:12]
     return _specs[path, tolerances]
+
+
+def _tree(node: Any) -> str:
+    """A syntax tree as text. Fields that are empty are left out, because Python versions differ in them: journals of
+    a GPU machine are read, and gone on with, by other Pythons. (`ast.dump` does so from 3.13 on.)
+    """
+    if isinstance(node, ast.AST):
+        fields = (f"{name}={_tree(value)}" for name, value in ast.iter_fields(node) if value not in (None, []))
+        return f"{type(node).__name__}({','.join(fields)})"
+    if isinstance(node, list):
+        return f"[{','.join(map(_tree, node))}]"
+    return repr(node)
