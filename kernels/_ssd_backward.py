@@ -177,10 +177,10 @@ def _outer(  # type: ignore[no-untyped-def]  # Triton's types are its own
 @triton.jit
 def _finish(  # type: ignore[no-untyped-def]  # Triton's types are its own
     direct, pairs, after, border, step, A, ddt, dA, S, H, chunks,
-    CHUNK: tl.constexpr, HEADS: tl.constexpr, SOFTPLUS: tl.constexpr,
+    CHUNK: tl.constexpr, HEADS: tl.constexpr, SOFTPLUS: tl.constexpr, GATES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of dt (B, S, H) from the parts that `_inner` wrote, and one chunk's part of dA and of the
-    gradient of the bias, (2, B, chunks, H).
+    gradient of the bias, (2, B, chunks, H). With GATES that of the gates, and nothing else.
     """
     batch = (tl.program_id(0) // chunks).to(tl.int64)
     chunk = tl.program_id(0) % chunks
@@ -194,16 +194,20 @@ def _finish(  # type: ignore[no-untyped-def]  # Triton's types are its own
     ddecay += tl.cumsum(behind, 1) - behind
     ddecay += tl.load(border + place * chunks + chunk, known, 0.0)[:, None]
     size = tl.load(step + at, known[:, None], 0.0)
-    rate = tl.load(A + heads, known, 0.0).to(tl.float32)
-    value = tl.load(direct + at, known[:, None], 0.0) + ddecay * rate[:, None]
+    if GATES:
+        value = ddecay
+    else:
+        rate = tl.load(A + heads, known, 0.0).to(tl.float32)
+        value = tl.load(direct + at, known[:, None], 0.0) + ddecay * rate[:, None]
     if SOFTPLUS:
         # The sigmoid of what went into softplus, from what came out: 1 - exp(-step), accurate where it is small.
         value *= tl.where(size < 0.01, size * (1.0 - size * (0.5 - size * (1.0 / 6.0))), 1.0 - tl.exp(-size))
-    part = (tl.program_id(0) * H).to(tl.int64) + heads
-    tl.store(dA + part, tl.sum(ddecay * size, 1), known)
     inside = known[:, None] & (rows < S)[None, :]
     value = tl.where(inside, value, 0.0)
-    tl.store(dA + tl.num_programs(0).to(tl.int64) * H + part, tl.sum(value, 1), known)
+    if not GATES:
+        part = (tl.program_id(0) * H).to(tl.int64) + heads
+        tl.store(dA + part, tl.sum(ddecay * size, 1), known)
+        tl.store(dA + tl.num_programs(0).to(tl.int64) * H + part, tl.sum(value, 1), known)
     to = (batch * S + rows)[:, None] * H + heads[None, :]
     tl.store(ddt + to, tl.trans(value).to(ddt.dtype.element_ty), tl.trans(inside))
 
@@ -270,16 +274,16 @@ def outer(
 
 def finish(
     direct: torch.Tensor, pairs: torch.Tensor, after: torch.Tensor, border: torch.Tensor, step: torch.Tensor,
-    A: torch.Tensor, dt: torch.Tensor, use_softplus: bool, chunk: int,
+    A: torch.Tensor | None, dt: torch.Tensor, use_softplus: bool, chunk: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Gradients of dt (B, S, H), of A (H,) and of the bias (H,), the latter two in fp32."""
+    """Gradients of dt (B, S, H), of A (H,) and of the bias (H,), the latter two in fp32, and empty without A."""
     B, S, H = dt.shape
     chunks = cdiv(S, chunk)
     ddt = torch.empty(B, S, H, dtype=dt.dtype, device=dt.device)
-    sums = torch.empty(2, B * chunks, H, dtype=torch.float32, device=dt.device)
+    sums = torch.empty(2, B * chunks, 0 if A is None else H, dtype=torch.float32, device=dt.device)
     _finish[(B * chunks, cdiv(H, 16))](
-        direct, pairs, after, border, step, A, ddt, sums, S, H, chunks,
-        CHUNK=chunk, HEADS=16, SOFTPLUS=use_softplus, num_warps=4,
+        direct, pairs, after, border, step, step if A is None else A, ddt, sums, S, H, chunks,
+        CHUNK=chunk, HEADS=16, SOFTPLUS=use_softplus, GATES=A is None, num_warps=4,
     )  # fmt: skip
     dA, dbias = sums.sum(1).unbind(0)
     return ddt, dA, dbias

@@ -88,10 +88,11 @@ def sequences(ids, batch, row, S, CHUNK: tl.constexpr):  # type: ignore[no-untyp
 @triton.jit
 def _steps(  # type: ignore[no-untyped-def]  # Triton's types are its own
     dt, A, bias, step, decay, stride_b, stride_s, stride_h, S, H, chunks,
-    CHUNK: tl.constexpr, HEADS: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
+    CHUNK: tl.constexpr, HEADS: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, GATES: tl.constexpr,
 ):  # fmt: skip
     """dt (B, S, H) to `step` (B, H, S') after bias and softplus, and `decay`, log₂ of the decay from the chunk's
-    start to each position, inclusive: sums of step · A within a chunk. S' is S in whole chunks.
+    start to each position, inclusive: sums of step · A within a chunk. S' is S in whole chunks. With GATES dt is
+    the logarithm of a position's decay itself, and every step is 1.
     """
     batch = (tl.program_id(0) // chunks).to(tl.int64)
     rows = tl.program_id(0) % chunks * CHUNK + tl.arange(0, CHUNK)
@@ -104,8 +105,12 @@ def _steps(  # type: ignore[no-untyped-def]  # Triton's types are its own
     if SOFTPLUS:
         value = softplus(value)
     value = tl.where(inside, value, 0.0)
-    rate = tl.load(A + heads, heads < H, 0.0).to(tl.float32) * 1.4426950408889634  # log₂e
-    sums = tl.cumsum(value * rate[None, :], 0)
+    if GATES:
+        sums = tl.cumsum(value * 1.4426950408889634, 0)  # log₂e
+        value = tl.where(inside, 1.0, 0.0)
+    else:
+        rate = tl.load(A + heads, heads < H, 0.0).to(tl.float32) * 1.4426950408889634
+        sums = tl.cumsum(value * rate[None, :], 0)
     at = (batch * H + heads)[:, None] * (chunks * CHUNK) + rows[None, :]
     tl.store(step + at, tl.trans(value), (heads < H)[:, None])
     tl.store(decay + at, tl.trans(sums), (heads < H)[:, None])
@@ -275,15 +280,15 @@ def block(width: int) -> int:
 
 
 def steps(
-    dt: torch.Tensor, A: torch.Tensor, bias: torch.Tensor | None, use_softplus: bool, chunk: int
+    dt: torch.Tensor, A: torch.Tensor | None, bias: torch.Tensor | None, use_softplus: bool, chunk: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(step, decay), each (B, H, S in whole chunks), fp32: see `_steps`."""
+    """(step, decay), each (B, H, S in whole chunks), fp32: see `_steps`. Without A, dt is gates."""
     B, S, H = dt.shape
     chunks = cdiv(S, chunk)
     both = torch.empty(2, B, H, chunks * chunk, dtype=torch.float32, device=dt.device)
     _steps[(B * chunks, cdiv(H, 16))](
-        dt, A, A if bias is None else bias, both[0], both[1], *dt.stride(), S, H, chunks,
-        CHUNK=chunk, HEADS=16, BIAS=bias is not None, SOFTPLUS=use_softplus, num_warps=4,
+        dt, dt if A is None else A, dt if bias is None else bias, both[0], both[1], *dt.stride(), S, H, chunks,
+        CHUNK=chunk, HEADS=16, BIAS=bias is not None, SOFTPLUS=use_softplus, GATES=A is None, num_warps=4,
     )  # fmt: skip
     return both[0], both[1]
 

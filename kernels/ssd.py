@@ -159,10 +159,11 @@ def _entries(
 
 
 def _launch(
-    x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
+    x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor | None, B: torch.Tensor, C: torch.Tensor,
     D: torch.Tensor | None, bias: torch.Tensor | None, initial: torch.Tensor | None, ids: torch.Tensor | None,
     softplus: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(y, the last state). Without A, dt is the logarithm of the decay and x enters the state as it is."""
     batch, S, H, P = x.shape
     N = B.shape[-1]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -196,7 +197,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 def _launch_backward(
     grad: torch.Tensor, dfinal: torch.Tensor | None,
-    x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
+    x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor | None, B: torch.Tensor, C: torch.Tensor,
     D: torch.Tensor | None, bias: torch.Tensor | None, initial: torch.Tensor | None, ids: torch.Tensor | None,
     softplus: bool,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
@@ -240,7 +241,7 @@ def _launch_backward(
         dinitial = first[:, :, :P, :N].to(initial.dtype).contiguous()
     empty = dA.new_empty(0)
     return (
-        dx, ddt, dA.to(A.dtype), dB, dC,
+        dx, ddt, dA if A is None else dA.to(A.dtype), dB, dC,
         empty if D is None else dskip.sum((0, 1)).to(D.dtype),
         empty.clone() if bias is None else dbias.to(bias.dtype),
         empty.clone() if initial is None else dinitial,
@@ -250,7 +251,7 @@ def _launch_backward(
 def _shaped(x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, bias: Any, initial: Any) -> tuple[torch.Tensor, ...]:
     """Memory for the gradients, contiguous; none for what is not given."""
     return tuple(
-        A.new_empty(0) if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device)
+        x.new_empty(0, dtype=torch.float32) if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device)
         for t in (x, dt, A, B, C, D, bias, initial)
     )
 
@@ -276,7 +277,7 @@ def _differentiate(ctx: Any, grad: torch.Tensor | None, dfinal: torch.Tensor | N
 
 
 _INPUTS = (
-    "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? dt_bias, Tensor? initial_state,"
+    "Tensor x, Tensor dt, Tensor? A, Tensor B, Tensor C, Tensor? D, Tensor? dt_bias, Tensor? initial_state,"
     " Tensor? seq_idx, bool softplus"
 )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -39,12 +40,15 @@ def interpreter(name: str) -> Path | None:
 def version(name: str, distribution: str) -> str | None:
     """The version of a distribution in an environment, or None where it is not there. Runs nothing of it."""
     if name == "core":
-        places = None
-    else:
-        places = [str(x) for x in sorted(folder(name).glob("lib/python3*/site-packages"))]
-        if not places:
-            return None
-    search = {"name": distribution} if places is None else {"name": distribution, "path": places}
+        return _version(distribution, None)
+    places = tuple(str(x) for x in sorted(folder(name).glob("lib/python3*/site-packages")))
+    return _version(distribution, places) if places else None
+
+
+@cache
+def _version(distribution: str, places: tuple[str, ...] | None) -> str | None:
+    """Read once: a library stands behind many implementations, and its description is long."""
+    search = {"name": distribution} if places is None else {"name": distribution, "path": list(places)}
     found = next(iter(metadata.Distribution.discover(**search)), None)
     return found.version if found else None
 

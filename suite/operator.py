@@ -235,8 +235,8 @@ def _spec(path: Path, tolerances: str) -> str:
 
 
 def _tree(node: Any) -> str:
-    """A syntax tree as text. Fields that are empty are left out, because Python versions differ in them: journals of
-    a GPU machine are read, and gone on with, by other Pythons. (`ast.dump` does so from 3.13 on.)
+    """A syntax tree as text. Fields that are empty are left out, because Python versions differ in them: journals
+    of a GPU machine are read, and gone on with, by other Pythons. (`ast.dump` does so from 3.13 on.)
     """
     if isinstance(node, ast.AST):
         fields = (f"{name}={_tree(value)}" for name, value in ast.iter_fields(node) if value not in (None, []))

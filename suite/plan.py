@@ -21,7 +21,8 @@ from .catalog import Catalog, Implementation
 from .measure.stopping import Sampling, TimerName
 from .operator import Grid, Option
 
-BUILTIN = ("quick", "standard", "full")
+BUILTIN = ("quick", "standard", "full", "crossing")
+"""The first three from the operators' own grids, the last from the file of that name in `plans/`."""
 
 
 class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dtypes": "dtype", "passes": "pass"}):
@@ -122,7 +123,7 @@ BUDGETS: Mapping[str, tuple[int, float, Sampling]] = {
     ),
     "full": (5, 300.0, Sampling(min_samples=30, max_samples=2000, min_seconds=0.1, max_seconds=2.0)),
 }
-"""Replicates, deadline in seconds and sampling limits of the built-in plans."""
+"""Replicates, deadline in seconds and sampling limits of the plans that the operators' grids make."""
 
 
 def load(name: str, catalog: Catalog, device: Literal["cuda", "cpu"], operators: Sequence[str] = ()) -> Plan:
@@ -138,6 +139,8 @@ def load(name: str, catalog: Catalog, device: Literal["cuda", "cpu"], operators:
 
 
 def _builtin(name: str, catalog: Catalog, device: str) -> Plan:
+    if name not in BUDGETS:
+        return _file(Path(__file__).parent / "plans" / f"{name}.toml", catalog)
     replicates, deadline_s, sampling = BUDGETS[name]
     levels = {"quick": ["quick"], "standard": ["standard"], "full": ["standard", "full"]}[name]
     if device == "cpu":

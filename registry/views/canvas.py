@@ -84,8 +84,14 @@ class Canvas:
 
     def band(self, top: float, bottom: float, variable: str) -> None:
         """A stripe over the whole width."""
+        self.box(0, self.width, top, bottom, variable)
+
+    def box(
+        self, left: float, right: float, top: float, bottom: float, variable: str, alpha: float | None = None
+    ) -> None:
+        """A filled rectangle."""
         self.axes.fill(
-            [0, self.width, self.width, 0], [top, top, bottom, bottom], color=self.colour(variable), lw=0
+            [left, right, right, left], [top, top, bottom, bottom], color=self.colour(variable), lw=0, alpha=alpha
         )
 
     def svg(self, label: str) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from ..record import EAGER, PROVIDER, YARDSTICK
 from ..rows import Row, category
 from . import units
 from .canvas import CHARACTER, FONT, Axis, Canvas, linear_axis, log_axis, speedup_axis
+from .crossing import Contest, Curve, Measure
 from .grouping import Group
 
 WIDTH = 480
@@ -263,6 +266,109 @@ def overview(lines: Sequence[tuple[str, float | None, Sequence[Row]]], salt: str
         canvas.text(x, top - 12, text, "--soft", "center", fontsize=FONT - 1)
     canvas.text(WIDTH - 4, top - 12, "geomean", "--soft", "right", fontsize=FONT - 1)
     return canvas.svg("Speedup over the fastest baseline, a dot a case")
+
+
+DASHES: Mapping[str, object] = {
+    "attention": "-",
+    "linear_attention": (0, (5, 2, 1.5, 2)),
+    "selective_scan": (0, (1.5, 1.5)),
+    "ssd": (0, (5, 2)),
+}
+"""How an operator's line is drawn, where a colour says whose implementation it is."""
+
+
+def over_lengths(contest: Contest, measure: Measure, looks: Mapping[str, Series], salt: str) -> str | None:
+    """Attention and the operators beside it over the length of the sequence, both axes logarithmic.
+
+    Where one comes to lie below attention for good it is marked, with its interval as a stripe. None unless
+    attention and another have this measure.
+    """
+    known = [x for x in contest.series if x.curve(measure)]
+    if len(known) < 2 or known[0] is not contest.quadratic:
+        return None
+    middles = [_middles(x.curve(measure)) for x in known]
+    values = [y for points in middles for y in points.values()]
+    lengths = sorted({x for points in middles for x in points})
+    longest = max(len(x.operator) for x in known)
+    left, right, top, foot = 62.0, WIDTH - longest * CHARACTER - 12, 14.0 + 14.0 * (len(known) - 1), 250.0
+    across = _octaves(lengths, left, right)
+    up = log_axis(min(values), max(values), 0, foot - top)
+    canvas = Canvas(WIDTH, foot + 24, salt)
+    for value, text in across.ticks:
+        x = across.place(value)
+        canvas.line([x, x], [top, foot], "--grid", 0.8, zorder=1)
+        canvas.text(x, foot + 13, text, "--soft", "center", fontsize=FONT - 1)
+    for value, text in up.ticks:
+        y = foot - up.place(value)
+        shown = text if measure == "time" else units.size(value)
+        canvas.line([left, right], [y, y], "--grid", 0.8, zorder=1)
+        canvas.text(left - 8, y, shown, "--soft", "right", fontsize=FONT - 1)
+    ends: list[tuple[float, float, str, str]] = []
+    for series, points in zip(known, middles, strict=True):
+        look = looks[series.implementation]
+        places = [(across.place(length), foot - up.place(value)) for length, value in points.items()]
+        style = DASHES[series.operator]
+        canvas.line([a for a, _ in places], [b for _, b in places], look.colour, 1.8, linestyle=style, zorder=3)
+        for (length, value), (a, b) in zip(points.items(), places, strict=True):
+            shown = f"{units.number(value)} ms" if measure == "time" else units.size(value)
+            canvas.dot(a, b, look.colour, look.marker, 5.5, f"{series.name} at S = {length:,}: {shown}")
+        ends.append((places[-1][1], places[-1][0] + 8, series.operator, look.colour))
+    _end_labels(canvas, ends)
+    _crossings(canvas, contest, measure, (across, up), (top, foot))
+    return canvas.svg(f"{measure.capitalize()} over sequence length, width {contest.width}: {contest.side}")
+
+
+def _middles(curve: Curve) -> dict[int, float]:
+    """Medians over replicates, by increasing length."""
+    return {length: median(x.values()) for length, x in sorted(curve.items())}
+
+
+def _octaves(lengths: Sequence[int], left: float, right: float) -> Axis:
+    """A logarithmic axis over lengths with ticks at powers of two, every other one where they are many."""
+    begin, end = math.log2(lengths[0]) - 0.15, math.log2(lengths[-1]) + 0.15
+    powers = range(math.ceil(begin), math.floor(end) + 1)
+    step = 1 + len(powers) // 10
+    ticks = [(2.0**x, f"{2 ** (x - 10)}k" if x >= 10 else f"{2**x}") for x in powers[::step]]
+    scale = (right - left) / (end - begin)
+    return Axis(lambda x: left + (math.log2(x) - begin) * scale, ticks, left, right)
+
+
+def _end_labels(canvas: Canvas, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Names (y, x, text, colour) behind the ends of lines, kept apart."""
+    least = -math.inf
+    for y, x, text, colour in sorted(ends):
+        least = max(y, least + FONT + 2)
+        canvas.text(x, least, text, colour)
+
+
+def _crossings(
+    canvas: Canvas, contest: Contest, measure: Measure, axes: tuple[Axis, Axis], frame: tuple[float, float]
+) -> None:
+    (across, up), (top, foot) = axes, frame
+    points = _middles(contest.quadratic.curve(measure))
+    known = [(contest.crossing(x, measure), x) for x in contest.linear]
+    found = [(x, other) for x, other in known if x is not None and math.isfinite(x.at)]
+    # The rightmost has its words lowest: no line goes through those of another.
+    for index, (crossing, other) in enumerate(sorted(found, key=lambda x: -x[0].at)):
+        x, y = across.place(crossing.at), foot - up.place(_between(points, crossing.at))
+        if crossing.low is not None and crossing.high is not None:
+            begin, end = across.clipped(max(crossing.low, 1.0)), across.clipped(min(crossing.high, 2.0**62))
+            canvas.box(min(begin, x - 1), max(end, x + 1), top, foot, "--ink", alpha=0.14)
+        head = top - 8 - 14 * index
+        canvas.line([x, x], [head - 5, foot], "--ink", 1.0, linestyle=(0, (2, 2)), zorder=2)
+        text = f"{other.operator} {units.number(crossing.at)}"
+        leftward = x + len(text) * CHARACTER > WIDTH
+        align = "right" if leftward else "left"
+        canvas.text(x - 5 if leftward else x + 5, head, text, "--ink", align, fontweight="bold")
+        canvas.dot(x, y, "--ink", "o", 6.5, contest.told(other, measure))
+
+
+def _between(points: Mapping[int, float], length: float) -> float:
+    """A curve's value at a length within it, straight in the logarithms."""
+    below = max(x for x in points if x <= length)
+    above = min((x for x in points if x > length), default=below)
+    share = 0.0 if above == below else math.log(length / below) / math.log(above / below)
+    return float(points[below] * (points[above] / points[below]) ** share)
 
 
 def copy_curve(copy_ms: Mapping[int, float], salt: str) -> str | None:

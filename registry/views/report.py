@@ -19,6 +19,7 @@ from ..rows import Row, category, rows, spent
 from . import charts, summary, units
 from .charts import Series
 from .compare import RunComparison, compare
+from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, cases, groups
 
 STAGES = ("start", "ceilings", "build", "verify", "warm up", "calibrate", "sample", "summarize")
@@ -60,6 +61,20 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Race:
+    """Attention and operators of O(S) over the length of the sequence: drawings, and where they cross in words."""
+
+    contest: Contest
+    time: str | None
+    memory: str | None
+
+    @property
+    def lines(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """An operator of O(S), and its crossing with attention in each of `MEASURES`."""
+        return tuple((x.name, tuple(self.contest.told(x, y) for y in MEASURES)) for x in self.contest.linear)
+
+
+@dataclass(frozen=True)
 class Matrix:
     """One value by case and implementation: lines of (case, values, the smallest but for yardsticks)."""
 
@@ -93,6 +108,7 @@ class Run:
     standings: tuple[summary.Standing, ...]
     overview: str | None
     sections: tuple[Section, ...]
+    races: tuple[Race, ...]
     speedups: tuple[tuple[CaseRows, Row], ...]
     memory: tuple[Matrix, ...]
     energy: tuple[Matrix, ...]
@@ -218,6 +234,7 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         standings=standings,
         overview=overview,
         sections=_sections(found, looks, anchor),
+        races=_races(journal, found, looks, anchor),
         speedups=speedups,
         memory=_matrices(found, looks, lambda x: x.peak_memory_bytes),
         energy=_matrices(found, looks, lambda x: x.energy_j),
@@ -252,6 +269,17 @@ def _sections(found: Iterable[Row], looks: dict[str, Series], anchor: str) -> tu
         ]
         out.append(Section(operator, pass_, tuple(drawn), tuple(labelled)))
     return tuple(out)
+
+
+def _races(journal: Journal, found: Sequence[Row], looks: dict[str, Series], anchor: str) -> tuple[Race, ...]:
+    return tuple(
+        Race(
+            contest,
+            charts.over_lengths(contest, "time", looks, f"{anchor}-crossing-{number}-time"),
+            charts.over_lengths(contest, "memory", looks, f"{anchor}-crossing-{number}-memory"),
+        )
+        for number, contest in enumerate(contests(journal, found))
+    )
 
 
 def _matrices(

@@ -13,6 +13,7 @@ from ..record import PROVIDER, YARDSTICK
 from ..rows import Row, category, rows
 from . import summary, units
 from .compare import RowComparison, RunComparison
+from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, groups
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def run_table(journal: Journal) -> RenderableType:
     for group in groups(found):
         if any(case.ok for case in group.cases):
             parts += [Text(), _group_table(group)]
+    for contest in contests(journal, found):
+        parts += [Text(), *_contest(contest)]
     lost = summary.failures(found)
     if lost:
         parts += [Text(), Text("Skipped or failed", style="bold")]
@@ -123,6 +126,23 @@ def half_width(row: Row) -> str:
 def _narrow(percentage: str) -> str:
     """Without the blank before the sign: columns are dear in a terminal."""
     return percentage.replace(" %", "%")
+
+
+def _contest(contest: Contest) -> list[Text]:
+    """Where operators of O(S) overtake attention: a heading, and two lines for each."""
+    from rich.text import Text
+
+    title = f"O(S) against O(S²) · {contest.side} · width {contest.width} · {contest.common}"
+    parts = [Text(title, style="bold")]
+    for other in contest.linear:
+        parts.append(Text(f"  {other.name} against {contest.quadratic.name}"))
+        for measure in MEASURES:
+            if contest.crossing(other, measure) is not None:
+                parts.append(Text(f"    {measure:7}{contest.told(other, measure)}"))
+    for x in contest.series:
+        if x.ended is not None:
+            parts.append(Text(f"  {x.name}: {x.ended[1]} from S = {x.ended[0]:,} on", style="dim"))
+    return parts
 
 
 def _failure(failure: summary.Failure) -> Text:

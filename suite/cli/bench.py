@@ -20,7 +20,9 @@ from .run import present, writable
 @click.option(
     "--gpus", metavar="0,1", help="GPUs as nvidia-smi numbers them; default: 0. The suite uses the first."
 )
-@click.option("--plan", default="quick", show_default=True, help="quick, standard, full, or a plan file (TOML).")
+@click.option(
+    "--plan", default="quick", show_default=True, help="quick, standard, full, crossing, or a plan file."
+)
 @click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
 @click.option("--implementation", "implementations", multiple=True, help="Only this implementation or provider.")
 @click.option("--replicates", type=click.IntRange(1, 1000), help="Fresh processes; default: the plan's.")

@@ -20,7 +20,9 @@ from .values import Duration
 @click.command("container-cost")
 @click.argument("image", metavar="IMAGE")
 @click.option("--gpus", metavar="0", help="GPU as nvidia-smi numbers it; default: 0.")
-@click.option("--plan", default="quick", show_default=True, help="quick, standard, full, or a plan file (TOML).")
+@click.option(
+    "--plan", default="quick", show_default=True, help="quick, standard, full, crossing, or a plan file."
+)
 @click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
 @click.option("--implementation", "implementations", multiple=True, help="Only this implementation or provider.")
 @click.option("--budget", type=Duration(), default="30m", show_default=True, help="Time for measuring.")

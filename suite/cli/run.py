@@ -20,7 +20,9 @@ from ..measure.stopping import TimerName
 
 
 @click.command("run")
-@click.option("--plan", default="quick", show_default=True, help="quick, standard, full, or a plan file (TOML).")
+@click.option(
+    "--plan", default="quick", show_default=True, help="quick, standard, full, crossing, or a plan file."
+)
 @click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
 @click.option("--implementation", "implementations", multiple=True, help="Only this implementation or provider.")
 @click.option("--device", help="cuda or cpu; default: the best one here.")

@@ -10,7 +10,9 @@ from ...registry.home import Home
 
 @click.command("show")
 @click.argument("run", metavar="RUN")
-@click.option("--json", "as_json", is_flag=True, help="For machines: one object with the header and `rows`.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="For machines: one object with the header, `rows` and `crossings`."
+)
 def command_show(run: str, as_json: bool) -> None:
     """A run's results.
 
@@ -19,8 +21,10 @@ def command_show(run: str, as_json: bool) -> None:
     journal = Home().load(run)
     if as_json:
         from ...registry.rows import summarize
+        from ...registry.views import crossing
 
-        click.echo(msgspec.json.format(msgspec.json.encode(summarize(journal)), indent=2))
+        found = {**summarize(journal), "crossings": crossing.summarize(journal)}
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
         return
     from rich.console import Console
 

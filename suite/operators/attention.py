@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 SCORES = 1 << 28
-"""Scores (elements of S×S) that the reference holds at once: one head at S = 16384."""
+"""Scores (elements of S×S) that the reference holds at once: one head at S = 16384, 2048 queries at S = 131072."""
 
 
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
@@ -30,31 +30,38 @@ def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inpu
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"]) -> torch.Tensor:
-    """softmax(q·kᵀ / √D)·v, a few heads at a time; query head h reads key head h // (H / Hkv).
+    """softmax(q·kᵀ / √D)·v; query head h reads key head h // (H / Hkv).
 
-    The scores of a chunk of heads are computed again for the backward pass and never kept: at S = 16384
-    all of them together would be 1 GiB a head in fp32.
+    A few heads at a time, and of one head, where that is long, some queries: their scores are computed again for
+    the backward pass and never kept. At S = 16384 all of them together would be 1 GiB a head in fp32.
     """
     import torch
     from torch.utils.checkpoint import checkpoint
 
-    S = q.shape[2]
-    hidden = torch.ones(S, S, dtype=torch.bool, device=q.device).triu_(1) if mask == "causal" else None
+    S, D = q.shape[2:]
 
-    def heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        scores = (q * q.shape[-1] ** -0.5) @ k.mT
-        if hidden is not None:
-            scores = scores.masked_fill_(hidden, float("-inf"))
+    def block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int) -> torch.Tensor:
+        """Of queries from `first` on, with all keys up to the last that any of them sees."""
+        scores = (q * D**-0.5) @ k.mT
+        if mask == "causal":
+            own, other = (torch.arange(x.shape[1], device=x.device) for x in (q, k))
+            scores = scores.masked_fill_(other > own[:, None] + first, float("-inf"))
         out: torch.Tensor = scores.softmax(-1) @ v
         return out
 
     groups = q.shape[1] // max(1, k.shape[1])
-    chunk = max(1, SCORES // max(1, S * S))
+    heads = max(1, SCORES // max(1, S * S))
+    queries = max(1, SCORES // max(1, S))
     flat = [x.flatten(0, 1) for x in (q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1))]
-    parts = [
-        checkpoint(heads, *part, use_reentrant=False, preserve_rng_state=False)
-        for part in zip(*(x.split(chunk) for x in flat), strict=True)
-    ]
+    parts = []
+    for own, keys, values in zip(*(x.split(heads) for x in flat), strict=True):
+        blocks = []
+        for first in range(0, max(1, S), queries):
+            rows = own[:, first : first + queries]
+            seen = first + rows.shape[1] if mask == "causal" else S
+            given = rows, keys[:, :seen], values[:, :seen], first
+            blocks.append(checkpoint(block, *given, use_reentrant=False, preserve_rng_state=False))
+        parts.append(torch.cat(blocks, 1))
     return torch.cat(parts).view(q.shape)
 
 

@@ -10,14 +10,18 @@ from kernelmark.baselines import transformers as baseline
 from kernelmark.suite.measure.verify import deviation
 from kernelmark.suite.measure.workbench import Workbench
 
-ENTRIES = [(name, kind) for name, kinds in baseline.IMPLEMENTATIONS.items() for kind in kinds]
-
 SMALL = {
     "attention": {"B": 2, "H": 4, "Hkv": 2, "S": 24, "D": 16},
+    "attention_window": {"B": 2, "H": 4, "Hkv": 2, "S": 24, "D": 16, "W": 9},
     "gelu": {"M": 3, "N": 16},
     "rms_norm": {"B": 2, "S": 3, "D": 16},
     "rope": {"B": 2, "H": 4, "Hkv": 2, "S": 3, "D": 8},
 }
+STATE_SPACE = {"gated_rms_norm", "selective_scan", "selective_state_update", "ssd"}
+"""In test_state_space_baselines.py."""
+ENTRIES = [
+    (name, kind) for name, kinds in baseline.IMPLEMENTATIONS.items() if name not in STATE_SPACE for kind in kinds
+]
 
 
 def build(name, pass_, **options):
@@ -35,12 +39,13 @@ def test_right(name, kind, pass_):
     deviation(bench.comparable(result), bench.references, operator.tolerances["fp32"])
 
 
+@pytest.mark.parametrize("name", ["attention", "attention_window"])
 @pytest.mark.parametrize("kind", list(baseline.IMPLEMENTATIONS["attention"]))
-def test_full_attention(kind):
+def test_full_attention(name, kind):
     pytest.importorskip("transformers")
-    operator, case = build("attention", "forward", mask="full")
+    operator, case = build(name, "forward", mask="full")
     bench = Workbench.build(operator, case, torch.device("cpu"), seed=1)
-    result = bench.call(baseline.IMPLEMENTATIONS["attention"][kind](case))()
+    result = bench.call(baseline.IMPLEMENTATIONS[name][kind](case))()
     deviation(bench.comparable(result), bench.references, operator.tolerances["fp32"])
 
 

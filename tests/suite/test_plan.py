@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.record import Case
+from kernelmark.registry.views.crossing import WIDTH
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog, Implementation
 from kernelmark.suite.measure.stopping import Sampling
@@ -77,6 +79,19 @@ def test_builtin(name, device):
         assert all(x in plan.cases for x in standard)
 
 
+def test_crossing_is_of_equal_width_at_the_same_lengths():
+    plan = plans.load("crossing", OWN, "cuda")
+    assert (plan.name, plan.replicates) == ("crossing", 5)
+    lengths = {}
+    for case in plan.cases:
+        assert (case.axes["B"], case.dtype, case.pass_) == (1, "bf16", "forward")
+        assert math.prod(case.axes[x] for x in WIDTH[case.operator]) == 2048
+        lengths.setdefault(case.operator, []).append(case.axes["S"])
+    assert set(lengths) == set(WIDTH) & set(OWN.operators)
+    assert all(x == [1024 * 2**i for i in range(8)] for x in lengths.values())
+    assert all(x.options["mask"] == "causal" for x in plan.cases if x.operator == "attention")
+
+
 def test_builtin_of_one_operator():
     assert {x.operator for x in plans.load("standard", OWN, "cuda", ["gelu", "rope"]).cases} == {"gelu", "rope"}
 
@@ -97,8 +112,11 @@ def test_nothing_of_an_operator_in_a_plan(root: Path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("nightly",), "unknown plan 'nightly'. Known: quick, standard, full, a .toml file."),
-        (("qick",), "unknown plan 'qick'. Did you mean 'quick'? Known: quick, standard, full, a .toml file."),
+        (("nightly",), "unknown plan 'nightly'. Known: quick, standard, full, crossing, a .toml file."),
+        (
+            ("qick",),
+            "unknown plan 'qick'. Did you mean 'quick'? Known: quick, standard, full, crossing, a .toml file.",
+        ),
         (("absent.toml",), "no plan file at absent.toml."),
         (
             ("quick", ["rms_nrm"]),

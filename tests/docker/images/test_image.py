@@ -271,7 +271,9 @@ def _secrets(folder: Path) -> dict[str, Any]:
 
 def test_a_launcher_that_was_killed_leaves_its_rows_to_the_next(machine, image, small_plan, tmp_path):
     there = machine.with_home(tmp_path)
-    process = there.start("bench", image.id, "--plan", small_plan, "--implementation", "torch", "--replicates", "1")
+    process = there.start(
+        "bench", image.id, "--plan", small_plan, "--implementation", "torch", "--replicates", "1"
+    )
     _until(process, re.compile(r"^run "))
     process.kill()
     process.wait()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
 from html.parser import HTMLParser
 from typing import Any
 
+import msgspec
 import pytest
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.record import Ceiling
 from kernelmark.registry.rows import rows
 from kernelmark.registry.views import charts, grouping, units
+from kernelmark.registry.views.crossing import contests
 from kernelmark.registry.views.report import render
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
@@ -98,6 +101,67 @@ def test_a_conversion_has_a_column_where_any_row_has_one(literal: Any, page: str
     assert "Conversion,<br>ms" in found
     assert "<td>0.1234</td>" in found
     assert Page(found).faults == []
+
+
+def crossing(literal: Any) -> list[Any]:
+    """Attention and ssd of one width, whose times cross at S = 2000 and whose memory does not."""
+    out = []
+    for length in (1024, 2048, 4096):
+        attention = literal.case(
+            operator="attention",
+            name=f"S{length}",
+            axes={"B": 1, "H": 16, "Hkv": 16, "S": length, "D": 128},
+            options={"mask": "causal"},
+        )
+        axes = {"B": 1, "S": length, "H": 32, "P": 64, "N": 128, "G": 1}
+        ssd = literal.case(operator="ssd", name=f"S{length}", axes=axes)
+        for r in range(5):
+            for case, ms in ((attention, length**2 / 2e6), (ssd, length / 1e3)):
+                seen = {"peak_memory_bytes": 1000 * length if case is ssd else 4000 * length}
+                out.append(literal.record("kernelmark", ms * (1 + r / 500), case=case, replicate=r, **seen))
+    return out
+
+
+def test_where_an_operator_overtakes_attention(literal: Any, page: str) -> None:
+    found = Page(render([literal.journal(*crossing(literal), literal.footer(), replicates=5)]))
+    assert found.faults == []
+    assert {x.removeprefix("#") for x in found.links} <= set(found.ids)
+    assert "run1-crossing" in found.ids
+    assert "ssd (kernelmark) ssd is faster from S = 2,000 on" in found.text
+    assert "ssd needs less memory from S = 1,024 on, the shortest that both have" in found.text
+    assert "ssd 2,000" in found.text  # in the drawing
+    assert "run1-crossing" not in page
+
+
+def test_a_crossing_is_drawn_where_it_lies(literal: Any) -> None:
+    """Between 1024 and 2048 at 2000's place, the same bytes each time, and no stand-in of a colour left."""
+    journal = literal.journal(*crossing(literal), replicates=5)
+    found = rows(journal)
+    (contest,) = contests(journal, found)
+    looks = charts.palette(found)
+    drawn = charts.over_lengths(contest, "time", looks, "salt")
+    assert drawn is not None
+    assert drawn == charts.over_lengths(contest, "time", looks, "salt")
+    assert "#a1b2" not in drawn
+    (tip,) = re.findall(r"<title>ssd is faster from .*?<use [^>]*x=\"([0-9.]+)\"", drawn, re.S)
+    places = {
+        int(length.replace(",", "")): float(x)
+        for length, x in re.findall(
+            r"<title>attention \(kernelmark\) at S = ([\d,]+): .*?<use [^>]*x=\"([0-9.]+)\"", drawn, re.S
+        )
+    }
+    octave = places[2048] - places[1024]
+    assert float(tip) == pytest.approx(places[1024] + octave * math.log2(2000 / 1024), abs=0.6)
+
+
+def test_curves_without_memory_are_not_drawn(literal: Any) -> None:
+    lines = [msgspec.structs.replace(x.measurement, peak_memory_bytes=None) for x in crossing(literal)]
+    records = [msgspec.structs.replace(x, measurement=y) for x, y in zip(crossing(literal), lines, strict=True)]
+    journal = literal.journal(*records, replicates=5)
+    found = rows(journal)
+    (contest,) = contests(journal, found)
+    assert charts.over_lengths(contest, "memory", charts.palette(found), "salt") is None
+    assert "Peak memory</b> of a call beyond its inputs" not in render([journal])
 
 
 # --- the page as such -----------------------------------------------------------------------------------

@@ -68,10 +68,10 @@ def test_costs():
 
 
 @pytest.mark.parametrize("mask", ["causal", "full"])
-@pytest.mark.parametrize("chunk", [1, 1 << 28])
+@pytest.mark.parametrize("chunk", [1, 24 * 7, 24 * 24 * 3, 1 << 28])
 @pytest.mark.parametrize("Hkv", [4, 2, 1])
 def test_reference(monkeypatch, mask, chunk, Hkv):
-    """Chunks of heads or all heads at once, against the formula, with gradients."""
+    """One query at a time, seven, three heads or all at once, against the formula, with gradients."""
     monkeypatch.setattr(module, "SCORES", chunk)
     generator = torch.Generator().manual_seed(0)
     leaves = [
