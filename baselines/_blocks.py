@@ -1,4 +1,6 @@
-"""Blocks of block-sparse attention in PyTorch's operations, for the libraries that take masks but choose none."""
+"""What attention leaves out, for the libraries: blocks of block-sparse attention in PyTorch's operations, for the
+libraries that take masks but choose none, and windows in the field's terms.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,25 @@ from collections.abc import Callable
 from typing import Any
 
 BLOCK = 128
+
+
+def reach(case: Any) -> tuple[int, int]:
+    """How many keys before and after its own a query sees, -1 for all: FlashAttention's `window_size`.
+
+    A case without a window has (-1, -1): what is causal is said beside it.
+    """
+    if "W" not in case.axes:
+        return -1, -1
+    width = case.axes["W"] - 1
+    return width, 0 if case.options["mask"] == "causal" else width
+
+
+def window_mask(case: Any, device: Any) -> Any:
+    """The mask (S, S) bool of queries and keys that a case's window stands for, True where a key is seen."""
+    import torch
+
+    S, (before, after) = case.axes["S"], reach(case)
+    return torch.ones(S, S, dtype=torch.bool, device=device).tril_(after).triu_(-before)
 
 
 def choice(case: Any) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import _blocks
 from ._terms import Call
 
 REQUIRES = ("flash-attn",)
@@ -16,7 +17,7 @@ DEVICES = ("cuda",)
 
 
 def attention(case: Any) -> Call:
-    """`flash_attn.flash_attn_func`."""
+    """`flash_attn.flash_attn_func`, with its `window_size` for a window."""
     from flash_attn import flash_attn_func
 
     if case.dtype not in ("bf16", "fp16"):
@@ -24,11 +25,27 @@ def attention(case: Any) -> Call:
     if case.axes["D"] > 256:
         raise NotImplementedError("FlashAttention 2 takes head dimensions up to 256")
     causal = case.options["mask"] == "causal"
+    left, right = _blocks.reach(case)
 
-    def call(q: Any, k: Any, v: Any, mask: str) -> Any:
-        return flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=causal).transpose(
-            1, 2
-        )
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return flash_attn_func(q, k, v, causal=causal, window_size=(left, right)).transpose(1, 2)
+
+    return call
+
+
+def attention_varlen(case: Any) -> Call:
+    """`flash_attn.flash_attn_varlen_func`, whose interface ours is."""
+    from flash_attn import flash_attn_varlen_func
+
+    if case.dtype not in ("bf16", "fp16"):
+        raise NotImplementedError("FlashAttention 2 takes fp16 and bf16 only")
+    if case.axes["D"] > 256:
+        raise NotImplementedError("FlashAttention 2 takes head dimensions up to 256")
+    causal = case.options["mask"] == "causal"
+
+    def call(mask: str, **inputs: Any) -> Any:
+        return flash_attn_varlen_func(**inputs, causal=causal)
 
     return call
 
@@ -53,4 +70,6 @@ def attention_decode(case: Any) -> Call:
 IMPLEMENTATIONS = {
     "attention": {"flash_attn_2": attention},
     "attention_decode": {"flash_attn_2": attention_decode},
+    "attention_window": {"flash_attn_2": attention},
+    "attention_varlen": {"flash_attn_2": attention_varlen},
 }

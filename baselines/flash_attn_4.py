@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import _blocks
 from ._terms import Call, refusing
 
 REQUIRES = ("flash-attn-4", "nvidia-cutlass-dsl")
@@ -20,12 +21,32 @@ def attention(case: Any) -> Call:
     if case.dtype not in ("bf16", "fp16"):
         raise NotImplementedError("FlashAttention 4 takes fp16 and bf16 only")
     causal = case.options["mask"] == "causal"
+    window_size = _blocks.reach(case) if "W" in case.axes else (None, None)
 
-    def call(q: Any, k: Any, v: Any, mask: str) -> Any:
-        out, _ = flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=causal)
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out, _ = flash_attn_func(q, k, v, causal=causal, window_size=window_size)
         return out.transpose(1, 2)
 
     return refusing(call, AssertionError, ValueError)
 
 
-IMPLEMENTATIONS = {"attention": {"flash_attn_4": attention}}
+def attention_varlen(case: Any) -> Call:
+    """`flash_attn.cute.flash_attn_varlen_func`, whose interface ours is."""
+    from flash_attn.cute import flash_attn_varlen_func
+
+    if case.dtype not in ("bf16", "fp16"):
+        raise NotImplementedError("FlashAttention 4 takes fp16 and bf16 only")
+    causal = case.options["mask"] == "causal"
+
+    def call(mask: str, **inputs: Any) -> Any:
+        return flash_attn_varlen_func(**inputs, causal=causal)[0]
+
+    return refusing(call, AssertionError, ValueError)
+
+
+IMPLEMENTATIONS = {
+    "attention": {"flash_attn_4": attention},
+    "attention_window": {"flash_attn_4": attention},
+    "attention_varlen": {"flash_attn_4": attention_varlen},
+}

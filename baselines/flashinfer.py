@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from . import _blocks
 from ._terms import Call, forcing, forward_only, refusing
 
 REQUIRES = ("flashinfer-python",)
@@ -154,6 +155,7 @@ def mx_quant(case: Any) -> Call:
 @serving
 def attention(case: Any) -> Call:
     """`BatchPrefillWithRaggedKVCacheWrapper` on packed tokens (B · S, H, D); on Hopper by its FlashAttention 3.
+    A window is its `window_left`.
 
     With B > 1 our (B, H, S, D) is no view of packed tokens: it is copied to that order inside the call.
     """
@@ -163,19 +165,23 @@ def attention(case: Any) -> Call:
     _halves(case)
     B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
     causal = case.options["mask"] == "causal"
+    left, right = _blocks.reach(case)
+    if right > 0:
+        raise NotImplementedError("FlashInfer's windows end at the query")
     planned = None
 
-    def conversion(q: Any, k: Any, v: Any, mask: str) -> Any:
+    def conversion(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
         return tuple(x.transpose(1, 2).reshape(B * S, x.shape[1], D) for x in (q, k, v))
 
     def plan(q: Any) -> Any:
         workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)
         wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
         starts = torch.arange(B + 1, dtype=torch.int32, device=q.device) * S
-        wrapper.plan(starts, starts, H, Hkv, D, causal=causal, q_data_type=q.dtype, kv_data_type=q.dtype)
+        kinds = {"q_data_type": q.dtype, "kv_data_type": q.dtype}
+        wrapper.plan(starts, starts, H, Hkv, D, causal=causal, window_left=left, **kinds)
         return wrapper
 
-    def call(q: Any, k: Any, v: Any, mask: str) -> Any:
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
         nonlocal planned
         if planned is None:
             planned = plan(q)
@@ -183,6 +189,66 @@ def attention(case: Any) -> Call:
         return out.view(B, S, H, D).transpose(1, 2)
 
     return refusing(forcing(call, conversion) if B > 1 and S > 1 else call, *CHECKS)
+
+
+@serving
+def attention_varlen(case: Any) -> Call:
+    """`BatchPrefillWithRaggedKVCacheWrapper`, planned once from where sequences start."""
+    import flashinfer
+    import torch
+
+    _halves(case)
+    H, Hkv, D = (case.axes[axis] for axis in ("H", "Hkv", "D"))
+    causal = case.options["mask"] == "causal"
+    planned = None
+
+    def plan(q: Any, starts: Any, key_starts: Any) -> Any:
+        workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
+        wrapper.plan(starts, key_starts, H, Hkv, D, causal=causal, q_data_type=q.dtype, kv_data_type=q.dtype)
+        return wrapper
+
+    def call(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **rest: Any) -> Any:
+        nonlocal planned
+        if planned is None:
+            planned = plan(q, cu_seqlens_q, cu_seqlens_k)
+        return planned.run(q, k, v)
+
+    return refusing(call, *CHECKS)
+
+
+@serving
+def attention_fp8(case: Any) -> Call:
+    """`single_prefill_with_kv_cache` in E4M3 by its FlashAttention 3, which takes scales of heads but not of
+    sequences: one call a sequence. V's features are to be contiguous.
+    """
+    import torch
+    from flashinfer import single_prefill_with_kv_cache
+
+    causal = case.options["mask"] == "causal"
+    colmajor = case.options["v_layout"] == "colmajor"
+
+    def conversion(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+        return v.contiguous()
+
+    def call(q: Any, k: Any, v: Any, q_scale: Any, k_scale: Any, v_scale: Any, mask: str) -> Any:
+        if colmajor:
+            v = conversion(q, k, v)
+        outputs = [
+            single_prefill_with_kv_cache(
+                *(x[b].transpose(0, 1) for x in (q, k, v)),
+                scale_q=q_scale[b],
+                scale_k=k_scale[b],
+                scale_v=v_scale[b],
+                o_dtype=torch.bfloat16,
+                causal=causal,
+                backend="fa3",
+            )
+            for b in range(q.shape[0])
+        ]
+        return (torch.stack(outputs) if len(outputs) > 1 else outputs[0][None]).transpose(1, 2)
+
+    return refusing(forcing(call, conversion) if colmajor else call, *CHECKS)
 
 
 @serving
@@ -294,7 +360,10 @@ IMPLEMENTATIONS = {
     "add_rms_norm": {"flashinfer": add_rms_norm},
     "attention": {"flashinfer": attention},
     "attention_decode": {"flashinfer": attention_decode},
+    "attention_fp8": {"flashinfer": attention_fp8},
     "attention_sparse": {"flashinfer": attention_sparse},
+    "attention_window": {"flashinfer": attention},
+    "attention_varlen": {"flashinfer": attention_varlen},
     "geglu": {"flashinfer": _gated("gelu_tanh_and_mul")},
     "layer_norm": {"flashinfer": layer_norm},
     "mx_quant": {"flashinfer": mx_quant},

@@ -12,7 +12,7 @@ DEVICES = ("cuda",)
 
 
 def attention(case: Any) -> Call:
-    """`flex_attention`, compiled; causal as a block mask, made once: it depends on the length alone."""
+    """`flex_attention`, compiled; what is hidden as a block mask, made once: it depends on the length alone."""
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -22,12 +22,16 @@ def attention(case: Any) -> Call:
     compiled = torch.compile(flex_attention, dynamic=False)
     blocks = None
 
-    def seen(b: Any, h: Any, query: Any, key: Any) -> Any:
-        return query >= key
+    before, after = _blocks.reach(case)
 
-    def call(q: Any, k: Any, v: Any, mask: str) -> Any:
+    def seen(b: Any, h: Any, query: Any, key: Any) -> Any:
+        if before < 0:
+            return query >= key
+        return (query - key <= before) & (key - query <= after)
+
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
         nonlocal blocks
-        if causal and blocks is None:
+        if (causal or before >= 0) and blocks is None:
             blocks = create_block_mask(seen, None, None, S, S, device=q.device)
         return compiled(q, k, v, block_mask=blocks, enable_gqa=groups)
 
@@ -79,7 +83,41 @@ def attention_sparse(case: Any) -> Call:
     return given if case.options["pattern"] == "static" else chosen
 
 
+def attention_varlen(case: Any) -> Call:
+    """`flex_attention`, compiled, on one long sequence whose tokens know their document.
+
+    The block mask is made once, as its documentation has it made once a batch for all layers.
+    """
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    groups = case.axes["H"] != case.axes["Hkv"]
+    causal = case.options["mask"] == "causal"
+    compiled = torch.compile(flex_attention, dynamic=False)
+    blocks = None
+
+    def made(starts: Any, tokens: int) -> Any:
+        documents = torch.repeat_interleave(starts.diff(), output_size=tokens)
+
+        def seen(b: Any, h: Any, query: Any, key: Any) -> Any:
+            same = documents[query] == documents[key]
+            return same & (query >= key) if causal else same
+
+        return create_block_mask(seen, None, None, tokens, tokens, device=starts.device)
+
+    def call(q: Any, k: Any, v: Any, cu_seqlens_q: Any, **rest: Any) -> Any:
+        nonlocal blocks
+        if blocks is None:
+            blocks = made(cu_seqlens_q, q.shape[0])
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        return compiled(q, k, v, block_mask=blocks, enable_gqa=groups)[0].transpose(0, 1)
+
+    return call
+
+
 IMPLEMENTATIONS = {
     "attention": {"flex_attention": attention},
     "attention_sparse": {"flex_attention": attention_sparse},
+    "attention_window": {"flex_attention": attention},
+    "attention_varlen": {"flex_attention": attention_varlen},
 }

@@ -49,6 +49,15 @@ def _forced(backend: str, cuda_only: bool = False, grouped: bool = True) -> Call
     return factory
 
 
+def _windowless(name: str) -> Callable[[Any], Callable[..., Any]]:
+    """Says that there is no window; PyTorch's own choice with a mask of elements is in `torch.py`."""
+
+    def factory(case: Any) -> Callable[..., Any]:
+        raise NotImplementedError(f"scaled_dot_product_attention has no window to give to {name}")
+
+    return factory
+
+
 def _after(first: Callable[..., Any], rest: Callable[..., Any]) -> Callable[..., Any]:
     """`first` for the first call, `rest` for all others."""
     current = first
@@ -77,5 +86,10 @@ IMPLEMENTATIONS = {
         "sdpa_cudnn": _forced("CUDNN_ATTENTION", cuda_only=True),
         "sdpa_efficient": _forced("EFFICIENT_ATTENTION", cuda_only=True, grouped=False),
         "sdpa_math": _forced("MATH"),
+    },
+    "attention_window": {
+        "sdpa_flash": _windowless("FLASH_ATTENTION"),
+        "sdpa_cudnn": _windowless("CUDNN_ATTENTION"),
+        "sdpa_efficient": _windowless("EFFICIENT_ATTENTION"),
     },
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 REQUIRES = ("torch",)
+DEVICES = {"torch_varlen": ("cuda",)}
 
 
 def rms_norm(case: Any) -> Callable[..., Any]:
@@ -24,6 +26,39 @@ def attention(case: Any) -> Callable[..., Any]:
 
     def call(q: Any, k: Any, v: Any, mask: str) -> Any:
         return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=groups)
+
+    return call
+
+
+def attention_fp8(case: Any) -> Callable[..., Any]:
+    """`scaled_dot_product_attention` in bf16, to which inputs are widened: PyTorch has none of 8-bit floats."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    groups = case.axes["H"] != case.axes["Hkv"]
+    causal = case.options["mask"] == "causal"
+
+    def call(q: Any, k: Any, v: Any, q_scale: Any, k_scale: Any, v_scale: Any, mask: str) -> Any:
+        scaled = ((q, q_scale), (k, k_scale), (v, v_scale))
+        q, k, v = ((x.float() * scale[..., None, None]).bfloat16() for x, scale in scaled)
+        return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=groups)
+
+    return call
+
+
+def attention_window(case: Any) -> Callable[..., Any]:
+    """`scaled_dot_product_attention`, which has no window, with a mask of elements in its place, made once."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    from . import _blocks
+
+    groups = case.axes["H"] != case.axes["Hkv"]
+    made = None
+
+    def call(q: Any, k: Any, v: Any, mask: str, window: int) -> Any:
+        nonlocal made
+        if made is None:
+            made = _blocks.window_mask(case, q.device)
+        return scaled_dot_product_attention(q, k, v, attn_mask=made, enable_gqa=groups)
 
     return call
 
@@ -54,6 +89,53 @@ def attention_sparse(case: Any) -> Callable[..., Any]:
         return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=groups), blocks
 
     return given if case.options["pattern"] == "static" else chosen
+
+
+def attention_varlen(case: Any) -> Callable[..., Any]:
+    """`scaled_dot_product_attention` of one sequence after the other; the host waits for their lengths."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    groups = case.axes["H"] != case.axes["Hkv"]
+    causal = case.options["mask"] == "causal"
+
+    def call(q: Any, k: Any, v: Any, cu_seqlens_q: Any, **rest: Any) -> Any:
+        lengths = cu_seqlens_q.diff().tolist()
+        parts = (x.transpose(0, 1)[None].split(lengths, 2) for x in (q, k, v))
+        outputs = [
+            scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=groups)
+            for q, k, v in zip(*parts, strict=True)
+        ]
+        return torch.cat(outputs, 2)[0].transpose(0, 1)
+
+    return call
+
+
+def attention_varlen_flash(case: Any) -> Callable[..., Any]:
+    """`torch.nn.attention.varlen.varlen_attn`, the FlashAttention 2 that PyTorch ships."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    if case.dtype not in ("bf16", "fp16"):
+        raise NotImplementedError("varlen_attn takes fp16 and bf16 only")
+    window = (-1, 0) if case.options["mask"] == "causal" else (-1, -1)
+    # Of grouped heads some versions want to be told, others do not know the word.
+    told = "enable_gqa" in inspect.signature(varlen_attn).parameters and case.axes["H"] != case.axes["Hkv"]
+    grouped: dict[str, Any] = {"enable_gqa": True} if told else {}
+
+    def call(
+        q: Any,
+        k: Any,
+        v: Any,
+        cu_seqlens_q: Any,
+        cu_seqlens_k: Any,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        mask: str,
+    ) -> Any:
+        starts = cu_seqlens_q, cu_seqlens_k
+        return varlen_attn(q, k, v, *starts, max_seqlen_q, max_seqlen_k, window_size=window, **grouped)
+
+    return call
 
 
 def layer_norm(case: Any) -> Callable[..., Any]:
@@ -375,6 +457,15 @@ def gradient_decompression(case: Any) -> Callable[..., Any]:
     return chosen if case.options["scheme"] == "topk" else quantized
 
 
+def _decays(logs: Any) -> Any:
+    """exp of the sum of logs (…, L) after j, to i, for j ≤ i, else 0: (…, L, L)."""
+    import torch
+
+    total = logs.cumsum(-1)
+    later = torch.ones(logs.shape[-1], logs.shape[-1], dtype=torch.bool, device=logs.device).tril()
+    return (total[..., :, None] - total[..., None, :]).masked_fill(~later, float("-inf")).exp()
+
+
 def ssd(case: Any) -> Callable[..., Any]:
     """Chunks of 256 as matrix products, and one over chunks that passes their states on, all by `einsum`.
 
@@ -387,12 +478,6 @@ def ssd(case: Any) -> Callable[..., Any]:
     if case.options["packed"]:
         raise NotImplementedError("the minimal form has one sequence in a row")
     length = 256
-
-    def sums(logs: Any) -> Any:
-        """exp of the sum of logs (…, L) after j, to i, for j ≤ i, else 0: (…, L, L)."""
-        total = logs.cumsum(-1)
-        later = torch.ones(logs.shape[-1], logs.shape[-1], dtype=torch.bool, device=logs.device).tril()
-        return (total[..., :, None] - total[..., None, :]).masked_fill(~later, float("-inf")).exp()
 
     def call(
         x: Any,
@@ -419,18 +504,50 @@ def ssd(case: Any) -> Callable[..., Any]:
         scaled = cut((x * step[..., None]).to(x.dtype))
         written, read = (cut(t).repeat_interleave(groups, 3) for t in (B, C))
         scores = torch.einsum("bcihn,bcjhn->bhcij", read, written)
-        y = torch.einsum("bhcij,bcjhp->bcihp", (scores * sums(logs)).to(x.dtype), scaled)
+        y = torch.einsum("bhcij,bcjhp->bcihp", (scores * _decays(logs)).to(x.dtype), scaled)
         total = logs.cumsum(-1)
         rest = (total[..., -1:] - total).exp().to(x.dtype)
         states = torch.einsum("bcjhn,bhcj,bcjhp->bchpn", written, rest, scaled)
         first = torch.zeros_like(states[:, 0]) if initial_state is None else initial_state
         states = torch.cat([first[:, None].float(), states.float()], 1)
-        across = sums(functional.pad(total[..., -1], (1, 0)))
+        across = _decays(functional.pad(total[..., -1], (1, 0)))
         states = torch.einsum("bhzc,bchpn->bzhpn", across, states)
         carried = total.exp().to(x.dtype)
         y = y + torch.einsum("bcihn,bchpn,bhci->bcihp", read, states[:, :-1].to(x.dtype), carried)
         y = (y.flatten(1, 2)[:, :S] + x * D[:, None]).to(x.dtype)
         return (y, states[:, -1]) if return_final_state else y
+
+    return call
+
+
+def linear_attention(case: Any) -> Callable[..., Any]:
+    """Chunks of 256 as matrix products, and one over chunks that passes their states on, as in `ssd`.
+
+    The decays of all pairs of a chunk are in memory, in fp32; products have operands of v's dtype.
+    """
+    import torch
+    from torch.nn import functional
+
+    def call(q: Any, k: Any, v: Any, g: Any, initial_state: Any, return_final_state: bool) -> Any:
+        S, dtype = v.shape[1], v.dtype
+        chunk = min(256, S)
+
+        def cut(t: Any) -> Any:
+            """(B, S, H, …) to (B, H, chunks, chunk, …)."""
+            return (
+                functional.pad(t, (0, 0) * (t.dim() - 2) + (0, -S % chunk)).unflatten(1, (-1, chunk)).movedim(3, 1)
+            )
+
+        queries, keys, values, logs = cut(q), cut(k), cut(v), cut(g.float())
+        o = (queries @ keys.mT * _decays(logs)).to(dtype) @ values
+        total = logs.cumsum(-1)
+        added = (keys * (total[..., -1:] - total).exp()[..., None]).to(dtype).mT @ values
+        first = torch.zeros_like(added[:, :, 0]) if initial_state is None else initial_state
+        states = torch.cat([first[:, :, None].float(), added.float()], 2)
+        states = torch.einsum("bhzc,bhckd->bhzkd", _decays(functional.pad(total[..., -1], (1, 0))), states)
+        past = (queries @ states[:, :, :-1].to(dtype)) * total.exp()[..., None]
+        o = (o + past).to(dtype).movedim(1, 3).flatten(1, 2)[:, :S]
+        return (o, states[:, :, -1]) if return_final_state else o
 
     return call
 
@@ -545,7 +662,10 @@ IMPLEMENTATIONS = {
     "add_rms_norm": {"torch": add_rms_norm},
     "attention": {"torch": attention},
     "attention_decode": {"torch": attention_decode},
+    "attention_fp8": {"torch": attention_fp8},
     "attention_sparse": {"torch": attention_sparse},
+    "attention_window": {"torch": attention_window},
+    "attention_varlen": {"torch": attention_varlen, "torch_varlen": attention_varlen_flash},
     "causal_conv1d": {"torch": causal_conv1d},
     "causal_conv1d_update": {"torch": causal_conv1d_update},
     "cross_entropy": {"torch": cross_entropy},
@@ -558,6 +678,7 @@ IMPLEMENTATIONS = {
     "mx_quant": {"torch": mx_quant},
     "rms_norm": {"torch": rms_norm},
     "rope": {"torch": rope},
+    "linear_attention": {"torch": linear_attention},
     "selective_scan": {"torch": selective_scan},
     "selective_state_update": {"torch": selective_state_update},
     "ssd": {"torch": ssd},

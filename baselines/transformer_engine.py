@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import _blocks
 from ._terms import Call, forcing, sparing
 
 REQUIRES = ("transformer-engine", "transformer-engine-torch")
@@ -93,7 +94,8 @@ def cross_entropy(case: Any) -> Call:
 
 
 def attention(case: Any) -> Call:
-    """`transformer_engine.pytorch.DotProductAttention`, which chooses cuDNN or FlashAttention.
+    """`transformer_engine.pytorch.DotProductAttention`, which chooses cuDNN or FlashAttention; a window is its
+    `window_size`.
 
     It takes (B, S, H, D) as it lies in memory: our (B, H, S, D) is copied to that order inside the call.
     """
@@ -101,17 +103,48 @@ def attention(case: Any) -> Call:
 
     H, Hkv, D = (case.axes[axis] for axis in ("H", "Hkv", "D"))
     causal = case.options["mask"] == "causal"
-    module = DotProductAttention(
-        H, D, num_gqa_groups=Hkv, qkv_format="bshd", attn_mask_type="causal" if causal else "no_mask"
-    )
+    windowed = {"window_size": _blocks.reach(case)} if "W" in case.axes else {}
+    kind = "causal" if causal else "no_mask"
+    module = DotProductAttention(H, D, num_gqa_groups=Hkv, qkv_format="bshd", attn_mask_type=kind, **windowed)
 
-    def conversion(q: Any, k: Any, v: Any, mask: str) -> Any:
+    def conversion(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
         return tuple(x.transpose(1, 2).contiguous() for x in (q, k, v))
 
-    def call(q: Any, k: Any, v: Any, mask: str) -> Any:
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
         return module(*conversion(q, k, v, mask)).unflatten(-1, (H, D)).transpose(1, 2)
 
     return forcing(call, conversion)
+
+
+def attention_varlen(case: Any) -> Call:
+    """`transformer_engine.pytorch.DotProductAttention` on packed tokens, its layout `thd`."""
+    from transformer_engine.pytorch import DotProductAttention
+
+    H, Hkv, D = (case.axes[axis] for axis in ("H", "Hkv", "D"))
+    kind = "padding_causal" if case.options["mask"] == "causal" else "padding"
+    module = DotProductAttention(H, D, num_gqa_groups=Hkv, qkv_format="thd", attn_mask_type=kind)
+
+    def call(
+        q: Any,
+        k: Any,
+        v: Any,
+        cu_seqlens_q: Any,
+        cu_seqlens_k: Any,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        mask: str,
+    ) -> Any:
+        return module(
+            q,
+            k,
+            v,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_kv=cu_seqlens_k,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_kv=max_seqlen_k,
+        ).view(q.shape)
+
+    return call
 
 
 def adamw(case: Any) -> Call:
@@ -153,6 +186,8 @@ def adamw(case: Any) -> Call:
 IMPLEMENTATIONS = {
     "adamw": {"transformer_engine": adamw},
     "attention": {"transformer_engine": attention},
+    "attention_window": {"transformer_engine": attention},
+    "attention_varlen": {"transformer_engine": attention_varlen},
     "cross_entropy": {"transformer_engine": cross_entropy},
     "geglu": {"transformer_engine": _gated("GEGLU")},
     "gelu": {"transformer_engine": gelu},

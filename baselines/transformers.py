@@ -1,10 +1,17 @@
-"""Hugging Face Transformers: what its Llama and GPT-2 models compute with, where it stands alone."""
+"""Hugging Face Transformers: what its Llama, GPT-2 and Mamba models compute with, where it stands alone.
+
+Its Mamba models call functions that give way to mamba-ssm's where that is installed. What is called here is what
+they do without: its slow path, in PyTorch's operations.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+
+from . import _blocks
 
 REQUIRES = ("transformers",)
 
@@ -55,33 +62,144 @@ def rope(case: Any) -> Callable[..., Any]:
 
 
 def attention(case: Any) -> Callable[..., Any]:
-    """`sdpa_attention_forward`, what its models run by default: PyTorch's attention, the output by position."""
+    """`sdpa_attention_forward`, what its models run by default: PyTorch's attention, the output by position.
+
+    A window is a mask of elements, as its models with windows make it; it is made once for all layers.
+    """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     module: Any = _layer(case)
-    causal = case.options["mask"] == "causal"
+    windowed = "W" in case.axes
+    causal = case.options["mask"] == "causal" and not windowed
+    seen: Any = None
 
-    def call(q: Any, k: Any, v: Any, mask: str) -> Any:
-        return sdpa_attention_forward(module, q, k, v, None, is_causal=causal)[0].transpose(1, 2)
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
+        nonlocal seen
+        if windowed and seen is None:
+            seen = _blocks.window_mask(case, q.device)[None, None]
+        return sdpa_attention_forward(module, q, k, v, seen, is_causal=causal)[0].transpose(1, 2)
 
     return call
 
 
 def attention_eager(case: Any) -> Callable[..., Any]:
-    """Llama's `eager_attention_forward`, which holds all scores; its causal mask is made once for all."""
+    """Llama's `eager_attention_forward`, which holds all scores; its mask is made once for all."""
     import torch
     from transformers.models.llama.modeling_llama import eager_attention_forward
 
     module: Any = _layer(case)
     S, D = case.axes["S"], case.axes["D"]
+    windowed = "W" in case.axes
     hidden: Any = None
 
-    def call(q: Any, k: Any, v: Any, mask: str) -> Any:
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
         nonlocal hidden
-        if hidden is None and mask == "causal":
+        if hidden is None and (mask == "causal" or windowed):
             lowest = torch.full((S, S), torch.finfo(q.dtype).min, dtype=q.dtype, device=q.device)
-            hidden = lowest.triu_(1)[None, None]
+            if windowed:
+                hidden = lowest.masked_fill_(_blocks.window_mask(case, q.device), 0)[None, None]
+            else:
+                hidden = lowest.triu_(1)[None, None]
         return eager_attention_forward(module, q, k, v, hidden, D**-0.5)[0].transpose(1, 2)
+
+    return call
+
+
+def ssd(case: Any) -> Callable[..., Any]:
+    """Mamba-2's slow path, in chunks of 256 as its models have them; the result in x's dtype, as they go on."""
+    from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
+
+    if case.options["packed"]:
+        raise NotImplementedError("the slow path cannot keep packed sequences apart")
+    function = inspect.unwrap(mamba2_chunk_scan)
+
+    def call(
+        x: Any,
+        dt: Any,
+        A: Any,
+        B: Any,
+        C: Any,
+        D: Any,
+        dt_bias: Any,
+        initial_state: Any,
+        seq_idx: Any,
+        dt_softplus: bool,
+        return_final_state: bool,
+    ) -> Any:
+        result = function(
+            x,
+            dt,
+            A,
+            B,
+            C,
+            256,
+            D=D,
+            dt_bias=dt_bias,
+            initial_states=initial_state,
+            dt_softplus=dt_softplus,
+            return_final_states=return_final_state,
+        )
+        return (result[0].to(x.dtype), result[1]) if return_final_state else result.to(x.dtype)
+
+    return call
+
+
+def selective_scan(case: Any) -> Callable[..., Any]:
+    """Mamba's slow path: token by token, with the decays of all tokens in memory."""
+    from transformers.models.mamba.modeling_mamba import mamba_selective_scan
+
+    if case.axes["S"] > 8192:
+        raise NotImplementedError("token by token: beyond 8192 of them a call takes seconds")
+    function = inspect.unwrap(mamba_selective_scan)
+
+    def call(
+        u: Any, delta: Any, A: Any, B: Any, C: Any, D: Any, z: Any, delta_bias: Any, delta_softplus: bool
+    ) -> Any:
+        y = function(u, delta, A, B, C, D, z, delta_bias=delta_bias, delta_softplus=delta_softplus)
+        return y.to(u.dtype)
+
+    return call
+
+
+def selective_state_update(case: Any) -> Callable[..., Any]:
+    """The decode steps of Mamba-2's slow path (form head) and of Mamba's (form channel), the state in place."""
+    from transformers.models.mamba.modeling_mamba import mamba_selective_state_update
+    from transformers.models.mamba2.modeling_mamba2 import mamba2_selective_state_update
+
+    heads = inspect.unwrap(mamba2_selective_state_update)
+    channels = inspect.unwrap(mamba_selective_state_update)
+    if case.options["form"] == "channel" and case.axes["H"] > 1:
+        raise NotImplementedError("Mamba's slow path has one B and C for all channels")
+
+    def by_head(
+        state: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, z: Any, dt_bias: Any, dt_softplus: bool
+    ) -> Any:
+        A = A[:, None, None].expand(state.shape[1:])
+        D, dt_bias = (t[:, None].expand(state.shape[1:3]) for t in (D, dt_bias))
+        dt = dt[..., None].expand(x.shape)
+        return heads(state, x, dt, A, B, C, D=D, dt_bias=dt_bias, dt_softplus=dt_softplus)
+
+    def by_channel(
+        state: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, z: Any, dt_bias: Any, dt_softplus: bool
+    ) -> Any:
+        state, x, dt, B, C, z = (t[:, 0] for t in (state, x, dt, B, C, z))
+        y = channels(state, x, dt, A[0], B, C, D=D[0], dt_bias=dt_bias[0], dt_softplus=dt_softplus, z=z)
+        return y[:, None]
+
+    return by_head if case.options["form"] == "head" else by_channel
+
+
+def gated_rms_norm(case: Any) -> Callable[..., Any]:
+    """`MambaRMSNormGated`, its code on our weight."""
+    from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
+
+    if case.options["order"] != "gate_first":
+        raise NotImplementedError("MambaRMSNormGated applies the gate before the norm only")
+    forward: Any = MambaRMSNormGated.forward
+
+    def call(x: Any, z: Any, weight: Any, eps: float, group: int, order: str) -> Any:
+        module: Any = SimpleNamespace(weight=weight, variance_epsilon=eps, group_size=group)
+        return forward(module, x, z)
 
     return call
 
@@ -93,7 +211,12 @@ def _layer(case: Any) -> SimpleNamespace:
 
 IMPLEMENTATIONS = {
     "attention": {"transformers": attention, "transformers_eager": attention_eager},
+    "attention_window": {"transformers": attention, "transformers_eager": attention_eager},
+    "gated_rms_norm": {"transformers": gated_rms_norm},
     "gelu": {"transformers": gelu, "transformers_gelu_new": gelu_new},
     "rms_norm": {"transformers": rms_norm},
     "rope": {"transformers": rope},
+    "selective_scan": {"transformers": selective_scan},
+    "selective_state_update": {"transformers": selective_state_update},
+    "ssd": {"transformers": ssd},
 }

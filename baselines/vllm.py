@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from . import _blocks
 from ._terms import Call, forcing, forward_only, refusing
 
 REQUIRES = ("vllm",)
@@ -180,7 +181,8 @@ def _fa3(case: Any) -> Any:
 
 @serving
 def attention(case: Any) -> Call:
-    """FlashAttention 3's forward pass by its operator, which vLLM builds for packed tokens (T, H, D) only.
+    """FlashAttention 3's forward pass by its operator, which vLLM builds for packed tokens (T, H, D) only; windows
+    are its own.
 
     One sequence of our (B, H, S, D) is a view of that; of more, the tokens are copied together.
     """
@@ -190,15 +192,16 @@ def attention(case: Any) -> Call:
     B, S = case.axes["B"], case.axes["S"]
     causal = case.options["mask"] == "causal"
     scale = case.axes["D"] ** -0.5
+    left, right = _blocks.reach(case)
 
-    def conversion(q: Any, k: Any, v: Any, mask: str) -> Any:
+    def conversion(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
         return tuple(x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
 
     @functools.cache
     def starts(device: Any) -> Any:
         return torch.arange(0, (B + 1) * S, S, dtype=torch.int32, device=device)
 
-    def call(q: Any, k: Any, v: Any, mask: str) -> Any:
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
         places = starts(q.device)
         out = fwd(
             *conversion(q, k, v, mask),
@@ -208,13 +211,88 @@ def attention(case: Any) -> Call:
             None, None, None,  # page table, places in the cache, padding
             None, None, None,  # rotary cos, sin, positions
             None, None, None,  # scales of fp8
-            scale, causal, -1, -1, 0.0,
+            scale, causal, left, right, 0.0,
             True, None, 1, None, 0,  # interleaved, schedule, splits, packed groups, SMs left to others
             None, 1, 0, None,  # sink, context parallelism
         )[0]  # fmt: skip
         return out.unflatten(0, (B, S)).transpose(1, 2)
 
     return forcing(call, conversion) if B > 1 else call
+
+
+@serving
+def attention_varlen(case: Any) -> Call:
+    """FlashAttention 3's forward pass by its operator, on packed tokens as it is built for."""
+    fwd = _fa3(case)
+    causal = case.options["mask"] == "causal"
+    scale = case.axes["D"] ** -0.5
+
+    def call(
+        q: Any,
+        k: Any,
+        v: Any,
+        cu_seqlens_q: Any,
+        cu_seqlens_k: Any,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        mask: str,
+    ) -> Any:
+        return fwd(
+            q, k, v,
+            None, None, None, None,
+            cu_seqlens_q, cu_seqlens_k, None, None, None, max_seqlen_q, max_seqlen_k,
+            None, None, None,
+            None, None, None,
+            None, None, None,
+            scale, causal, -1, -1, 0.0,
+            True, None, 1, None, 0,
+            None, 1, 0, None,
+        )[0]  # fmt: skip
+
+    return call
+
+
+@serving
+def attention_fp8(case: Any) -> Call:
+    """FlashAttention 3's forward pass in E4M3, on packed tokens (T, H, D) whose features are contiguous, V's too.
+
+    It transposes V in the kernel and takes scales of key heads (B, Hkv): that of a key head's first query head.
+    """
+    import torch
+
+    B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
+    if D > 256 or D % 16:
+        raise NotImplementedError("FlashAttention 3 takes head dimensions of a multiple of 16 up to 256 in E4M3")
+    fwd = _library("fa3").fwd
+    causal = case.options["mask"] == "causal"
+
+    def packed(x: Any) -> Any:
+        tokens = x.transpose(1, 2).flatten(0, 1)
+        return tokens if tokens.stride(-1) == 1 else tokens.contiguous()
+
+    def conversion(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+        return tuple(packed(x) for x in (q, k, v))
+
+    @functools.cache
+    def starts(device: Any) -> Any:
+        return torch.arange(0, (B + 1) * S, S, dtype=torch.int32, device=device)
+
+    def call(q: Any, k: Any, v: Any, q_scale: Any, k_scale: Any, v_scale: Any, mask: str) -> Any:
+        places = starts(q.device)
+        out = fwd(
+            *conversion(q, k, v),
+            None, None, None, None,
+            places, places, None, None, None, S, S,
+            None, None, None,
+            None, None, None,
+            q_scale[:, :: H // Hkv], k_scale, v_scale,
+            D**-0.5, causal, -1, -1, 0.0,
+            True, None, 1, None, 0,
+            None, 1, 0, None,
+        )[0]  # fmt: skip
+        return out.unflatten(0, (B, S)).transpose(1, 2)
+
+    return forcing(call, conversion) if B > 1 or case.options["v_layout"] == "colmajor" else call
 
 
 @serving
@@ -281,14 +359,213 @@ def unified_attention(case: Any) -> Call:
     return refusing(call, AssertionError, ValueError)
 
 
+@serving
+def selective_scan(case: Any) -> Call:
+    """`selective_scan_fwd`, which writes over delta and z: it gets copies. A state a sequence is written too."""
+    ops = _library("ops")
+
+    def conversion(delta: Any, z: Any, **rest: Any) -> Any:
+        return delta.clone(), z.clone()
+
+    def call(
+        u: Any, delta: Any, A: Any, B: Any, C: Any, D: Any, z: Any, delta_bias: Any, delta_softplus: bool
+    ) -> Any:
+        delta, out = conversion(delta, z)
+        states = u.new_empty((*u.shape[:2], A.shape[1]))
+        ops.selective_scan_fwd(
+            u, delta, A, B[:, None], C[:, None], D, out, delta_bias, delta_softplus,
+            None, None, None,  # where sequences start, places in the cache, which of them count
+            states, -1, 1024,  # what no place is, tokens between kept states
+            None, None, None, None, None,  # kept states of prefixes
+        )  # fmt: skip
+        return out
+
+    return forcing(call, conversion)
+
+
+@serving
+def selective_state_update(case: Any) -> Call:
+    """`selective_state_update`; steps and decays of heads as expanded views, by which it knows them as such."""
+    import torch
+    from vllm.model_executor.layers.mamba.ops.mamba_ssm import selective_state_update as function
+
+    def call(
+        state: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, z: Any, dt_bias: Any, dt_softplus: bool
+    ) -> Any:
+        if A.dim() == 1:
+            A = A[:, None, None].expand(state.shape[1:])
+            D, dt_bias = (t[:, None].expand(state.shape[1:3]) for t in (D, dt_bias))
+            dt = dt[..., None].expand(x.shape)
+        out = torch.empty_like(x)
+        function(state, x, dt, A, B, C, D=D, dt_bias=dt_bias, z=z, dt_softplus=dt_softplus, out=out)
+        return out
+
+    return refusing(call, AssertionError)
+
+
+@serving
+def ssd(case: Any) -> Call:
+    """`mamba_chunk_scan_combined_varlen` on packed tokens, in chunks of 256 as Mamba-2's models have them.
+
+    Where chunks end depends on the sizes alone and is made once, as a server makes it once a step for all layers.
+    Its states between chunks have the dtype of C, and fp32 where the last one is asked for.
+    """
+    import torch
+    from vllm.model_executor.layers.mamba.ops.ssd_combined import mamba_chunk_scan_combined_varlen as function
+
+    if case.options["packed"]:
+        raise NotImplementedError("sequences in a row are given by their places on the host, one state for each")
+    B, S = case.axes["B"], case.axes["S"]
+    kept = torch.float32 if case.options["states"] else None
+
+    @functools.cache
+    def places(device: Any) -> dict[str, Any]:
+        starts = range(0, B * S + 1, S)
+        ends = sorted({*starts, *range(0, B * S, 256)})
+        found = {
+            "cu_seqlens": list(starts),
+            "cu_chunk_seqlens": ends,
+            "last_chunk_indices": [ends.index(x) - 1 for x in starts[1:]],
+            "seq_idx": [x // S for x in ends[:-1]],
+        }
+        return {name: torch.tensor(x, dtype=torch.int32, device=device) for name, x in found.items()}
+
+    def call(
+        x: Any,
+        dt: Any,
+        A: Any,
+        B: Any,
+        C: Any,
+        D: Any,
+        dt_bias: Any,
+        initial_state: Any,
+        seq_idx: Any,
+        dt_softplus: bool,
+        return_final_state: bool,
+    ) -> Any:
+        y = torch.empty_like(x)
+        state = function(
+            *(x.flatten(0, 1), dt.flatten(0, 1), A, B.flatten(0, 1), C.flatten(0, 1), 256),
+            **places(x.device),
+            out=y.flatten(0, 1),
+            D=D,
+            dt_bias=dt_bias,
+            initial_states=initial_state,
+            dt_softplus=dt_softplus,
+            state_dtype=kept,
+        )
+        return (y, state) if return_final_state else y
+
+    return refusing(call, AssertionError)
+
+
+@serving
+def causal_conv1d(case: Any) -> Call:
+    """`causal_conv1d_fn` on packed tokens of channels, which it wants side by side: others are copied so.
+
+    It keeps the last tokens in a cache, from which it also takes an initial state: that is copied there. Which
+    program has which tokens depends on the sizes alone and is made once, as a server makes it once a step.
+    """
+    from types import SimpleNamespace
+
+    import torch
+    from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_fn as function
+    from vllm.v1.attention.backends.utils import compute_causal_conv1d_metadata
+
+    B, D, S, W = (case.axes[axis] for axis in ("B", "D", "S", "W"))
+    tokens_last, initial = case.options["layout"] == "bds", bool(case.options["initial"])
+    kind = "silu" if case.options["activation"] == "silu" else None
+
+    @functools.cache
+    def prepared(device: Any, dtype: Any) -> dict[str, Any]:
+        starts = torch.arange(0, (B + 1) * S, S, dtype=torch.int32)
+        names = ("nums_dict", "batch_ptr", "token_chunk_offset_ptr")
+        programs = compute_causal_conv1d_metadata(starts, device=device)
+        return {
+            "conv_states": torch.zeros(B, W - 1, D, dtype=dtype, device=device).transpose(1, 2),
+            "query_start_loc": starts.to(device),
+            "cache_indices": torch.arange(B, dtype=torch.int32, device=device),
+            "has_initial_state": torch.full((B,), initial, device=device),
+            "metadata": SimpleNamespace(**dict(zip(names, programs, strict=True))),
+        }
+
+    def conversion(x: Any, initial_state: Any, **rest: Any) -> Any:
+        if initial:
+            cache = prepared(x.device, x.dtype)["conv_states"]
+            cache.copy_(initial_state if tokens_last else initial_state.transpose(1, 2))
+        return x.transpose(1, 2).contiguous() if tokens_last else x
+
+    def call(x: Any, weight: Any, bias: Any, initial_state: Any, activation: str, layout: str) -> Any:
+        tokens = conversion(x, initial_state).flatten(0, 1).t()
+        given = prepared(x.device, x.dtype)
+        y = function(tokens, weight, bias, activation=kind, null_block_id=-1, **given).t().unflatten(0, (B, S))
+        return y.transpose(1, 2) if tokens_last else y
+
+    checked = refusing(call, AssertionError)
+    return forcing(checked, conversion) if tokens_last or initial else checked
+
+
+@serving
+def causal_conv1d_update(case: Any) -> Call:
+    """`causal_conv1d_update`, whose state has a token less than this one: the oldest is moved by a copy."""
+    import torch
+    from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_update as function
+
+    B = case.axes["B"]
+    kind = "silu" if case.options["activation"] == "silu" else None
+
+    @functools.cache
+    def lines(device: Any) -> Any:
+        return torch.arange(B, dtype=torch.int32, device=device)
+
+    def conversion(conv_state: Any, **rest: Any) -> Any:
+        return conv_state[..., 0].copy_(conv_state[..., 1])
+
+    def call(x: Any, conv_state: Any, weight: Any, bias: Any, activation: str) -> Any:
+        conversion(conv_state)
+        return function(
+            x,
+            conv_state[..., 1:],
+            weight,
+            bias,
+            activation=kind,
+            conv_state_indices=lines(x.device),
+            null_block_id=-1,
+            out=torch.empty_like(x),
+        )
+
+    return forcing(refusing(call, AssertionError), conversion)
+
+
+@serving
+def gated_rms_norm(case: Any) -> Call:
+    """`rms_norm_gated` of its Mamba-2."""
+    from vllm.model_executor.layers.mamba.ops.layernorm_gated import rms_norm_gated
+
+    def call(x: Any, z: Any, weight: Any, eps: float, group: int, order: str) -> Any:
+        size = None if group == x.shape[-1] else group
+        return rms_norm_gated(x, weight, None, z, eps, size, order == "norm_first")
+
+    return refusing(call, saying="doesn't support feature dim >= 64KB")
+
+
 IMPLEMENTATIONS = {
     "add_rms_norm": {"vllm": add_rms_norm},
     "attention": {"vllm_fa3": attention},
+    "attention_window": {"vllm_fa3": attention},
     "attention_decode": {"vllm_fa3": attention_decode, "vllm_unified": unified_attention},
+    "attention_fp8": {"vllm_fa3": attention_fp8},
+    "attention_varlen": {"vllm_fa3": attention_varlen},
+    "causal_conv1d": {"vllm": causal_conv1d},
+    "causal_conv1d_update": {"vllm": causal_conv1d_update},
     "fp8_quant": {"vllm": fp8_quant},
+    "gated_rms_norm": {"vllm": gated_rms_norm},
     "geglu": {"vllm": _gated("gelu_tanh_and_mul")},
     "gelu": {"vllm": _gelu("gelu_new"), "vllm_fast": _gelu("gelu_fast")},
     "rms_norm": {"vllm": rms_norm},
     "rope": {"vllm": rope},
+    "selective_scan": {"vllm": selective_scan},
+    "selective_state_update": {"vllm": selective_state_update},
+    "ssd": {"vllm": ssd},
     "swiglu": {"vllm": _gated("silu_and_mul")},
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import _blocks
 from ._terms import Call, forcing, forward_only, refusing
 
 REQUIRES = ("xformers",)
@@ -40,13 +41,20 @@ def add_rms_norm(case: Any) -> Call:
 
 
 def attention(case: Any) -> Call:
-    """`xformers.ops.memory_efficient_attention`; grouped heads as its fifth dimension, a view."""
+    """`xformers.ops.memory_efficient_attention`; grouped heads as its fifth dimension, a view.
+
+    A window is its `LocalAttentionFromBottomRightMask`.
+    """
     from xformers.ops import LowerTriangularMask, memory_efficient_attention
+    from xformers.ops.fmha.attn_bias import LocalAttentionFromBottomRightMask
 
     H, Hkv = case.axes["H"], case.axes["Hkv"]
-    bias = LowerTriangularMask() if case.options["mask"] == "causal" else None
+    bias: Any = LowerTriangularMask() if case.options["mask"] == "causal" else None
+    if "W" in case.axes:
+        left, right = _blocks.reach(case)
+        bias = LocalAttentionFromBottomRightMask(window_left=left, window_right=right)
 
-    def call(q: Any, k: Any, v: Any, mask: str) -> Any:
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if Hkv == H:
             return memory_efficient_attention(q, k, v, attn_bias=bias).transpose(1, 2)
@@ -58,8 +66,38 @@ def attention(case: Any) -> Call:
     return call
 
 
+def attention_varlen(case: Any) -> Call:
+    """`xformers.ops.memory_efficient_attention` on one long sequence with a `BlockDiagonalMask`.
+
+    The mask is made once, from lengths on the host, as its documentation has it made once a batch for all layers.
+    """
+    from xformers.ops import memory_efficient_attention
+    from xformers.ops.fmha.attn_bias import BlockDiagonalMask
+
+    H, Hkv = case.axes["H"], case.axes["Hkv"]
+    bias: Any = None
+
+    def call(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, mask: str, **rest: Any) -> Any:
+        nonlocal bias
+        if bias is None:
+            lengths = (x.diff().tolist() for x in (cu_seqlens_q, cu_seqlens_k))
+            bias = BlockDiagonalMask.from_seqlens(*lengths, device=q.device)
+            if mask == "causal":
+                bias = bias.make_causal()
+        q, k, v = (x[None] for x in (q, k, v))
+        if Hkv == H:
+            return memory_efficient_attention(q, k, v, attn_bias=bias)[0]
+        q = q.unflatten(2, (Hkv, H // Hkv))
+        k, v = (x.unsqueeze(3).expand(*x.shape[:3], H // Hkv, x.shape[3]) for x in (k, v))
+        return memory_efficient_attention(q, k, v, attn_bias=bias).flatten(2, 3)[0]
+
+    return call
+
+
 IMPLEMENTATIONS = {
     "add_rms_norm": {"xformers": add_rms_norm},
     "attention": {"xformers": attention},
+    "attention_window": {"xformers": attention},
+    "attention_varlen": {"xformers": attention_varlen},
     "rms_norm": {"xformers": rms_norm},
 }

@@ -8,9 +8,16 @@ Programs are persistent: one a multiprocessor, each with its share of the work. 
 query blocks of one head, the first with the last, the second with the last but one: under a causal mask all
 units are equally long. Consecutive units belong to one head, so that its K and V stay in L2.
 
-With SPARSE the blocks of keys of a query block come from a list (`attention_sparse.py`).
+Under a window the walk over the keys starts and ends at it. The blocks that its edges or the causal mask cut are
+steps of their own before and after the others, which know no mask. With SPARSE the blocks of keys of a query block
+come from a list (`attention_sparse.py`).
 
-Taken for bf16 and fp16, D of 64 or 128, S a multiple of 256 and at least 1024, contiguous tensors: `fits`.
+Tiles are 64, 128 or 256 columns wide. A head dimension between these is filled up with zeros by the tensor memory
+accelerator, which also leaves out what lies beyond it when it stores. At 256 columns keys come in blocks of 64
+and the output goes through the buffer of Q: registers and shared memory hold no more.
+
+Taken for bf16 and fp16, D a multiple of 8 from 40 on, S a multiple of 256 and at least 1024, contiguous tensors:
+`fits`.
 """
 
 from __future__ import annotations
@@ -33,25 +40,38 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ._common import multiprocessors, on
+from ._common import multiprocessors, on, power_of_2
 
 LOG2E = 1.4426950408889634
+LOWEST = gl.constexpr(-3.4028234663852886e38)
+"""The lowest finite fp32 number, below which no maximum goes: unlike -inf it can be subtracted from -inf."""
 ROWS = 64
 """Query rows of one computing warp group; a tile has two of them."""
 KEYS = 128
-"""Keys of one step; as many as a tile has rows, so that the causal mask cuts one block of keys only."""
+"""Keys of one step; as many as a tile has rows, so that the causal mask cuts one block of keys only. Those of a
+block of a list.
+"""
+WIDTHS = (64, 128)
+"""Columns of tiles that both passes have, and lists of blocks."""
+FORWARD_WIDTHS = (64, 128, 256)
+"""Columns of tiles that the forward pass has."""
 
 
 @dataclass(frozen=True)
 class Schedule:
     """Blocks of K and V in flight, whether the two groups take turns at the matrix units, the share of
-    exponentials that the FMA units compute (one of so many, 0: none), and registers.
+    exponentials that the FMA units compute (one of so many, 0: none), registers, keys of a block, whether the
+    softmax is held before the wait for the product that it is to run under (`pin`), and whether weights go round
+    the loop two in a word (`_pack`).
     """
 
     stages: int
     turns: bool
     share: int = 0
     registers: int = 240
+    keys: int = KEYS
+    pinned: bool = False
+    words: bool = False
 
 
 SCHEDULES = {
@@ -59,11 +79,13 @@ SCHEDULES = {
     (64, False): Schedule(3, True),
     (128, True): Schedule(2, False),
     (128, False): Schedule(2, True),
+    (256, True): Schedule(2, False, keys=64),
+    (256, False): Schedule(2, False, keys=64),
 }
-"""By head dimension and whether causal, as measured on an H200: taking turns keeps one group's exponentials
+"""By width and whether causal, as measured on an H200: taking turns keeps one group's exponentials
 under the other's products, but at D = 128 the diagonal's uneven work makes the waiting cost more. One
 exponential of eight on the FMA units took D = 64 causal from 0.954 to 1.013 of cuDNN's speed (B = 2, H = 32,
-S = 8192) and cost the other three 1 to 5 %."""
+S = 8192) and cost the other three 1 to 5 %. Those of 256 columns follow from what fits, not from a measurement."""
 
 SPARSE_SCHEDULES = {
     (64, True): Schedule(3, True),
@@ -77,14 +99,15 @@ SPARSE_PROGRAMS = 4
 """Programs a multiprocessor over lists, whose lengths differ: one that is done early takes the next."""
 
 
-def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether `forward` takes these inputs; the device is not looked at."""
+def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, widths: tuple[int, ...] = WIDTHS) -> bool:
+    """Whether tiles of one of these widths take the inputs; the device is not looked at."""
     _, _, S, D = q.shape
     return (
         q.dtype in (torch.bfloat16, torch.float16)
-        and (D, True) in SCHEDULES
+        and D % 8 == 0
+        and power_of_2(D) in widths
         and S >= 1024
-        and S % (2 * KEYS) == 0
+        and S % (4 * ROWS) == 0
         and q.numel() // D < 1 << 31
         and all(x.is_contiguous() and x.data_ptr() % 16 == 0 for x in (q, k, v))
     )
@@ -125,27 +148,66 @@ def _exp2(x, SHARE: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's t
 
 
 @gluon.jit
+def visible(queries, keys, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """Whether a query sees a key, by their places, which broadcast against each other."""
+    if CAUSAL:
+        seen = queries >= keys
+        if WINDOW:
+            seen = seen & (queries < keys + WINDOW)
+    else:
+        seen = (queries < keys + WINDOW) & (keys < queries + WINDOW)
+    return seen
+
+
+@gluon.jit
 def _unit(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    step, units, n, lists, counts, heads, CAUSAL: gl.constexpr, SPARSE: gl.constexpr
-):
-    """(batch·head, query block, blocks of keys, its list and how many of it count) of a program's step: two steps
-    make a unit. A list has a block at least, which may not count.
+    step, units, n, lists, counts, heads,
+    CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, SPARSE: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
+    """(batch·head, query block, blocks of keys and the last of them, its list and how many of it count) of a
+    program's step: two steps make a unit. A list has a block at least, which may not count.
     """
+    PER: gl.constexpr = 2 * ROWS // KEYS  # blocks of keys in a tile's rows
     unit = gl.program_id(0) + step // 2 * gl.num_programs(0)
     pairs = n // 2
     place = unit // pairs
     first = unit % pairs
     block = first if step % 2 == 1 else n - 1 - first
-    count = n
+    count = n * PER
     if CAUSAL:
-        count = block + 1
+        count = (block + 1) * PER
+    last = count - 1
+    if WINDOW:
+        # From the last block that the tile's last row sees to the first that its first row sees.
+        if not CAUSAL:
+            last = gl.minimum(block * PER + (WINDOW + 2 * ROWS - 2) // KEYS, last)
+        count = last + 1 - gl.maximum(block * PER - (WINDOW + KEYS - 2) // KEYS, 0)
     listed = count
     if SPARSE:
         at = place % heads * n + block
         lists += at.to(gl.int64) * n
         listed = gl.load(counts + at)
         count = gl.maximum(listed, 1)
-    return place, block, count, lists, listed
+    return place, block, count, last, lists, listed
+
+
+@gluon.jit
+def _end(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    run: gl.constexpr, begin, count, distance,
+    CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
+    """Where a run of steps ends that begins at `begin`, of `count` blocks the first `distance` after the tile's
+    own first. Run 0 is cut by the causal mask or the window's end, 1 is seen by every row, 2 is cut by the
+    window's start.
+    """
+    end = count
+    if run == 0:
+        CLEAN_AFTER: gl.constexpr = -1 if CAUSAL else WINDOW // KEYS - 1
+        end = gl.minimum(gl.maximum(distance - CLEAN_AFTER, 1), count)
+    elif WINDOW and run == 1:
+        CLEAN_BEFORE: gl.constexpr = (WINDOW - 2 * ROWS) // KEYS
+        end = gl.maximum(gl.minimum(distance + CLEAN_BEFORE + 1, count), begin)
+    return end
 
 
 @gluon.jit
@@ -159,14 +221,17 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, units, n, groups,
     lists, counts, heads,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, SPARSE: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Loads each tile's two halves of Q, then its blocks of K and V, the last keys first."""
     stage = 0
     phase = 1
     q_phase = 1
     for step in range(0, _steps(units)):
-        place, block, count, chosen, _ = _unit(step, units, n, lists, counts, heads, CAUSAL, SPARSE)
-        row = (place * n + block) * KEYS
+        place, block, count, last, chosen, _ = _unit(
+            step, units, n, lists, counts, heads, CAUSAL, ROWS, KEYS, SPARSE, WINDOW
+        )
+        row = (place * n + block) * 2 * ROWS
         for i in gl.static_range(2):
             mbarrier.wait(q_empty.index(i), q_phase)
             mbarrier.expect(q_full.index(i), q.block_type.nbytes)
@@ -176,7 +241,7 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
             last = place // groups * n
             following = gl.load(chosen)
         else:
-            last = (place // groups * n + count - 1) * KEYS
+            last = place // groups * n * 2 * ROWS + last * KEYS
             following = 0
         for j in range(0, count):
             if SPARSE:
@@ -198,17 +263,81 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @gluon.jit
+def pin(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """x, which is never negative, and computed before what comes next: it decides over a store that is never done.
+
+    A wait for a product depends on no number, and ptxas puts all that is computed from scores behind the wait for
+    the product that it is to run under.
+    """
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred a; .reg .b32 z; mov.b32 z, 0; setp.lt.f32 a, $1, 0f00000000; @a st.shared.f32 [z], $1;"
+        " mov.b32 $0, $1; }",
+        "=f,f",
+        [x],
+        dtype=gl.float32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.constexpr_function
+def _rounding(dtype):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    return "cvt.rn." + ("bf16x2" if dtype == gl.bfloat16 else "f16x2") + ".f32 $0, $2, $1;"
+
+
+@gluon.jit
+def _pack(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    p, dtype: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, OPERAND: gl.constexpr, WORDS: gl.constexpr
+):
+    """The weights p as they go round a loop: (ROWS, KEYS / 2) words of two with WORDS, because a loop carries each
+    16-bit number in a register of its own; else the operand.
+    """
+    if WORDS:
+        a, b = gl.split(p.reshape([ROWS, KEYS // 2, 2]))
+        packed = gl.inline_asm_elementwise(
+            _rounding(dtype), "=r,f,f", [a, b], dtype=gl.int32, is_pure=True, pack=1
+        )
+    else:
+        packed = gl.convert_layout(p.to(dtype), OPERAND)
+    return packed
+
+
+@gluon.jit
+def _unpack(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    packed, dtype: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, OPERAND: gl.constexpr, WORDS: gl.constexpr
+):
+    """What `_pack` packed as the operand of a product: the registers are the same."""
+    if WORDS:
+        twos = gl.zeros([ROWS, KEYS], gl.int16, OPERAND).reshape([ROWS, KEYS // 2, 2])
+        HALVES: gl.constexpr = twos.type.layout
+        one = gl.expand_dims(gl.convert_layout(packed, gl.SliceLayout(2, HALVES), assert_trivial=True), 2)
+        two = one + gl.zeros([ROWS, KEYS // 2, 2], gl.int32, HALVES)
+        half = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [two], dtype=gl.int16, is_pure=True, pack=2)
+        weights = gl.convert_layout(
+            half.to(dtype, bitcast=True).reshape([ROWS, KEYS]), OPERAND, assert_trivial=True
+        )
+    else:
+        weights = packed
+    return weights
+
+
+@gluon.jit
 def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, units, n, scale,
     lists, counts, heads,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, SPARSE: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, SPARSE: gl.constexpr, WINDOW: gl.constexpr,
+    REUSE: gl.constexpr, PINNED: gl.constexpr, WORDS: gl.constexpr,
 ):  # fmt: skip
     """One half of every tile: online softmax in base 2 over blocks of keys, the last keys first.
 
-    Only the first block, on the diagonal unless a list leaves that out, needs the causal mask. In the loop K runs
-    one block ahead of V.
+    Without a window only the first blocks, on the diagonal unless a list leaves that out, need the causal mask. In
+    the loop K runs one block ahead of V. A row may see nothing in its first blocks.
     """
+    PER: gl.constexpr = 2 * ROWS // KEYS
+    # Runs of steps as `_end` numbers them.
+    FROM: gl.constexpr = 0 if (CAUSAL and PER > 1) or (WINDOW and not CAUSAL) else 1
+    UNTIL: gl.constexpr = 3 if WINDOW else 2
     dtype: gl.constexpr = out.dtype
     score: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, KEYS, 16]
@@ -229,10 +358,18 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q_phase = 0
     turn_phase = 1 - HALF
     for step in range(0, _steps(units)):
-        place, block, count, chosen, listed = _unit(step, units, n, lists, counts, heads, CAUSAL, SPARSE)
+        place, block, count, last, chosen, listed = _unit(
+            step, units, n, lists, counts, heads, CAUSAL, ROWS, KEYS, SPARSE, WINDOW
+        )
+        distance = last - block * PER  # of the first block, in blocks of keys
+        # How far this half's first row is from that block's first key.
         below = HALF * ROWS
         if SPARSE and CAUSAL:
             below += (block - gl.load(chosen)) * KEYS
+        elif CAUSAL:
+            below -= (PER - 1) * KEYS
+        elif WINDOW:
+            below -= distance * KEYS
         mbarrier.wait(q_full.index(HALF), q_phase)
         q_phase ^= 1
         mbarrier.wait(k_full.index(k_stage), k_phase)
@@ -243,46 +380,59 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         if k_stage == STAGES:
             k_stage = 0
             k_phase ^= 1
-        if CAUSAL:
-            visible = gl.expand_dims(rows + below, 1) >= gl.expand_dims(columns, 0)
-            s = gl.where(visible, s, float("-inf"))
-        highest = gl.max(s, 1) * scale
+        if CAUSAL or WINDOW:
+            seen = visible(gl.expand_dims(rows + below, 1), gl.expand_dims(columns, 0), CAUSAL, WINDOW)
+            s = gl.where(seen, s, float("-inf"))
+        highest = gl.maximum(gl.max(s, 1) * scale, LOWEST)
         p = _exp2(s * scale - gl.expand_dims(highest, 1), SHARE)
         weight = gl.sum(p, 1)
-        weights = gl.convert_layout(p.to(dtype), operand)
+        packed = _pack(p, dtype, ROWS, KEYS, operand, WORDS)
         acc = gl.zeros([ROWS, D], gl.float32, total)
-        for _ in range(1, count):
-            mbarrier.wait(k_full.index(k_stage), k_phase)
-            if TURNS:
-                mbarrier.wait(turn.index(HALF), turn_phase)
-                turn_phase ^= 1
-            s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-            mbarrier.wait(v_full.index(v_stage), v_phase)
-            acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
-            if TURNS:
-                mbarrier.arrive(turn.index(1 - HALF), count=1)
-            s = warpgroup_mma_wait(1, deps=[s])
-            mbarrier.arrive(k_empty.index(k_stage), count=1)
-            raised = gl.maximum(highest, gl.max(s, 1) * scale)
-            p = _exp2(s * scale - gl.expand_dims(raised, 1), SHARE)
-            shrink = gl.exp2(highest - raised)
-            weight = weight * shrink + gl.sum(p, 1)
-            highest = raised
-            acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
-            mbarrier.arrive(v_empty.index(v_stage), count=1)
-            acc = acc * gl.expand_dims(gl.convert_layout(shrink, total_rows), 1)
-            weights = gl.convert_layout(p.to(dtype), operand)
-            k_stage += 1
-            if k_stage == STAGES:
-                k_stage = 0
-                k_phase ^= 1
-            v_stage += 1
-            if v_stage == STAGES:
-                v_stage = 0
-                v_phase ^= 1
-        # The last product with Q is done: the next tile's can be loaded.
-        mbarrier.arrive(q_empty.index(HALF), count=1)
+        begin = 1
+        for run in gl.static_range(FROM, UNTIL):
+            end = _end(run, begin, count, distance, CAUSAL, ROWS, KEYS, WINDOW)
+            for j in range(begin, end):
+                mbarrier.wait(k_full.index(k_stage), k_phase)
+                if TURNS:
+                    mbarrier.wait(turn.index(HALF), turn_phase)
+                    turn_phase ^= 1
+                s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+                mbarrier.wait(v_full.index(v_stage), v_phase)
+                weights = _unpack(packed, dtype, ROWS, KEYS, operand, WORDS)
+                acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
+                if TURNS:
+                    mbarrier.arrive(turn.index(1 - HALF), count=1)
+                s = warpgroup_mma_wait(1, deps=[s])
+                mbarrier.arrive(k_empty.index(k_stage), count=1)
+                if run != 1:
+                    ahead = below + j * KEYS
+                    seen = visible(gl.expand_dims(rows + ahead, 1), gl.expand_dims(columns, 0), CAUSAL, WINDOW)
+                    s = gl.where(seen, s, float("-inf"))
+                raised = gl.maximum(highest, gl.max(s, 1) * scale)
+                p = _exp2(s * scale - gl.expand_dims(raised, 1), SHARE)
+                shrink = gl.exp2(highest - raised)
+                weight = weight * shrink + gl.sum(p, 1)
+                if PINNED:
+                    weight = pin(weight)
+                highest = raised
+                acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
+                mbarrier.arrive(v_empty.index(v_stage), count=1)
+                acc = acc * gl.expand_dims(gl.convert_layout(shrink, total_rows), 1)
+                packed = _pack(p, dtype, ROWS, KEYS, operand, WORDS)
+                k_stage += 1
+                if k_stage == STAGES:
+                    k_stage = 0
+                    k_phase ^= 1
+                v_stage += 1
+                if v_stage == STAGES:
+                    v_stage = 0
+                    v_phase ^= 1
+            begin = end
+        if not REUSE:
+            # The last product with Q is done: the next tile's can be loaded.
+            mbarrier.arrive(q_empty.index(HALF), count=1)
         mbarrier.wait(v_full.index(v_stage), v_phase)
+        weights = _unpack(packed, dtype, ROWS, KEYS, operand, WORDS)
         acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_empty.index(v_stage), count=1)
@@ -290,16 +440,23 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         if v_stage == STAGES:
             v_stage = 0
             v_phase ^= 1
-        row = (place * n + block) * KEYS + HALF * ROWS
+        row = (place * n + block) * 2 * ROWS + HALF * ROWS
+        # Not by its weight, which is that of what the FMA units computed: 2^-126 for -inf.
+        empty = highest == LOWEST
         if not SPARSE:
-            gl.store(lse + row + rows, highest + gl.log2(weight))
-        acc = acc * gl.expand_dims(gl.convert_layout(1.0 / weight, total_rows), 1)
+            gl.store(lse + row + rows, gl.where(empty, float("inf"), highest + gl.log2(weight)))
+        share = gl.where(empty, 0.0, 1.0 / weight)
+        acc = acc * gl.expand_dims(gl.convert_layout(share, total_rows), 1)
         if SPARSE:
             acc = gl.where(listed > 0, acc, 0.0)
-        tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
+        if not REUSE:
+            tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
         o.store(acc.to(dtype))
         fence_async_shared()
         tma.async_copy_shared_to_global(out, [row, 0], o)
+        if REUSE:
+            tma.store_wait(pendings=0)
+            mbarrier.arrive(q_empty.index(HALF), count=1)
     tma.store_wait(pendings=0)
 
 
@@ -308,14 +465,14 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, out, lse, lists, counts, units, n, groups, heads, scale,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, REGISTERS: gl.constexpr,
-    SPARSE: gl.constexpr,
+    SPARSE: gl.constexpr, WINDOW: gl.constexpr, REUSE: gl.constexpr, PINNED: gl.constexpr, WORDS: gl.constexpr,
 ):  # fmt: skip
-    """Buffers and barriers, then the three warp groups. `n` is S / KEYS, `units` B·H·n / 2.
+    """Buffers and barriers, then the three warp groups. `n` is S / (2 · ROWS), `units` B·H·n / 2.
 
     With SPARSE: lists (heads, n, n) in descending order, counts (heads, n), heads 1, H or B·H; no `lse`.
     """
     qs = gl.allocate_shared_memory(q.dtype, [2, ROWS, D], q.layout)
-    os = gl.allocate_shared_memory(q.dtype, [2, ROWS, D], out.layout)
+    os = qs if REUSE else gl.allocate_shared_memory(q.dtype, [2, ROWS, D], out.layout)
     ks = gl.allocate_shared_memory(q.dtype, [STAGES, KEYS, D], k.layout)
     vs = gl.allocate_shared_memory(q.dtype, [STAGES, KEYS, D], v.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -340,7 +497,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 _feed,
                 (
                     q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                    units, n, groups, lists, counts, heads, CAUSAL, ROWS, KEYS, STAGES, SPARSE,
+                    units, n, groups, lists, counts, heads, CAUSAL, ROWS, KEYS, STAGES, SPARSE, WINDOW,
                 ),
             ),
             (
@@ -348,6 +505,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 (
                     out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
                     units, n, scale, lists, counts, heads, 0, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE, SPARSE,
+                    WINDOW, REUSE, PINNED, WORDS,
                 ),
             ),
             (
@@ -355,6 +513,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 (
                     out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
                     units, n, scale, lists, counts, heads, 1, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE, SPARSE,
+                    WINDOW, REUSE, PINNED, WORDS,
                 ),
             ),
         ],
@@ -376,9 +535,10 @@ def _layout(rows: int, D: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
 
 
 def tiles(x: torch.Tensor, rows: int) -> Tiles:
-    """Blocks of `rows` rows of a contiguous (…, D) tensor."""
+    """Blocks of `rows` rows of a contiguous (…, D) tensor, their columns a power of two."""
     D = x.shape[-1]
-    return Tiles(x, [x.numel() // D, D], [D, 1], [rows, D], _layout(rows, D, x.dtype))
+    width = power_of_2(D)
+    return Tiles(x, [x.numel() // D, D], [D, 1], [rows, width], _layout(rows, width, x.dtype))
 
 
 _compiled: dict[Hashable, Any] = {}
@@ -396,25 +556,22 @@ def launch(kernel: Any, key: Hashable, grid: int, *arguments: Any) -> None:
 
 
 def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    window: int = 0,
+    schedule: Schedule | None = None,
 ) -> None:
-    """Writes the output and its base-2 log-sum-exp (B, H, S). For inputs that `fits` approves of."""
-    units = q.shape[0] * q.shape[1] * q.shape[2] // KEYS // 2
+    """Writes the output and its base-2 log-sum-exp (B, H, S), +inf for a row that sees nothing. A window of 0 is
+    none. For inputs that `fits` approves of for FORWARD_WIDTHS.
+    """
+    schedule = schedule or SCHEDULES[power_of_2(q.shape[3]), causal]
+    programs = multiprocessors(q)
     # What is passed for lists is not read.
-    _run(
-        q,
-        k,
-        v,
-        out,
-        lse,
-        lse,
-        lse,
-        causal,
-        SCHEDULES[q.shape[3], causal],
-        min(units, multiprocessors(q)),
-        1,
-        False,
-    )
+    _run(q, k, v, out, lse, lse, lse, causal, schedule, programs, 1, False, window)
 
 
 def sparse_forward(
@@ -431,10 +588,9 @@ def sparse_forward(
     """Writes the output over lists (heads, n, n) of blocks of keys in descending order, of which counts (heads, n)
     are read; heads is 1, H or B·H. For inputs that `fits` approves of.
     """
-    units = q.shape[0] * q.shape[1] * q.shape[2] // KEYS // 2
-    schedule = schedule or SPARSE_SCHEDULES[q.shape[3], causal]
-    grid = min(units, programs * multiprocessors(q))
-    _run(q, k, v, out, counts, lists, counts, causal, schedule, grid, lists.shape[0], True)
+    schedule = schedule or SPARSE_SCHEDULES[power_of_2(q.shape[3]), causal]
+    programs *= multiprocessors(q)
+    _run(q, k, v, out, counts, lists, counts, causal, schedule, programs, lists.shape[0], True, 0)
 
 
 def _run(
@@ -447,16 +603,22 @@ def _run(
     counts: torch.Tensor,
     causal: bool,
     schedule: Schedule,
-    grid: int,
+    programs: int,
     heads: int,
     sparse: bool,
+    window: int,
 ) -> None:
     B, H, S, D = q.shape
-    n = S // KEYS
+    width = power_of_2(D)
+    n = S // (2 * ROWS)
+    units = B * H * n // 2
+    constants = (
+        causal, ROWS, schedule.keys, width, schedule.stages, schedule.turns, schedule.share, schedule.registers,
+        sparse, window, width > 128, schedule.pinned, schedule.words,
+    )  # fmt: skip
     with on(q):
         launch(
-            _kernel, (_kernel, q.device, q.dtype, D, causal, schedule, sparse), grid,
-            tiles(q, ROWS), tiles(k, KEYS), tiles(v, KEYS), tiles(out, ROWS), lse, lists, counts,
-            B * H * n // 2, n, H // k.shape[1], heads, LOG2E / math.sqrt(D),
-            causal, ROWS, KEYS, D, schedule.stages, schedule.turns, schedule.share, schedule.registers, sparse,
+            _kernel, (_kernel, q.device, q.dtype, *constants), min(units, programs),
+            tiles(q, ROWS), tiles(k, schedule.keys), tiles(v, schedule.keys), tiles(out, ROWS), lse, lists, counts,
+            units, n, H // k.shape[1], heads, LOG2E / math.sqrt(D), *constants,
         )  # fmt: skip

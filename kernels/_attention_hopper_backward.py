@@ -5,6 +5,9 @@ atomics; the algorithm is FlashAttention-2's (Dao, arXiv 2307.08691). One warp g
 tensor memory accelerator, two others own 64 rows each, whose gradients stay in their registers. The products
 of a step are issued asynchronously: probabilities are computed while dP = dO·Vᵀ is multiplied, and dS while
 dV is. Taken for what `_attention_hopper.fits` approves of.
+
+Under a window each block walks from the first tile that any of its rows sees, or is seen by, to the last. Tiles
+that the window's edges or the causal mask cut are masked, the others not.
 """
 
 from __future__ import annotations
@@ -22,22 +25,59 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import launch, tiles
-from ._common import on
+from ._attention_hopper import launch, pin, tiles, visible
+from ._common import on, power_of_2
 
 LOG2E = 1.4426950408889634
 ROWS = 64
 """Rows of one computing warp group, and of one streamed tile; a block has two of them."""
 STAGES = {64: 4, 128: 3}
-"""Streamed tiles in flight, by head dimension."""
+"""Streamed tiles in flight, by width."""
 REGISTERS = 240
 """Registers a thread of the computing warp groups."""
+PINNED = {64: False, 128: False}
+"""Whether the probabilities of dQ are held before the wait for dP (`pin`), by width."""
+
+
+@gluon.jit
+def _walk(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    block, n, BEFORE: gl.constexpr, AFTER: gl.constexpr, ROWS: gl.constexpr, WINDOW: gl.constexpr
+):
+    """(first tile, end) of a block's walk. BEFORE and AFTER: whether what lies before and after it is visible."""
+    first = 0
+    end = 2 * n
+    if WINDOW:
+        first = gl.maximum(2 * block - (WINDOW + ROWS - 2) // ROWS, 0)
+        end = gl.minimum(2 * block + (WINDOW + 2 * ROWS - 2) // ROWS + 1, 2 * n)
+    if not BEFORE:
+        first = 2 * block
+    if not AFTER:
+        end = 2 * block + 2
+    return first, end
+
+
+@gluon.jit
+def _cut(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    ahead, BEFORE: gl.constexpr, AFTER: gl.constexpr, ROWS: gl.constexpr, WINDOW: gl.constexpr
+):
+    """Whether a tile, `ahead` of a block's first by so many, needs a mask: not all of the one sees the other.
+    Not called where everything is visible.
+    """
+    LOW: gl.constexpr = (2 * ROWS - WINDOW + ROWS - 1) // ROWS if BEFORE else 2
+    HIGH: gl.constexpr = WINDOW // ROWS - 1 if AFTER else -1
+    if WINDOW:
+        cut = (ahead < LOW) | (ahead > HIGH)
+    elif BEFORE:
+        cut = ahead > HIGH
+    else:
+        cut = ahead < LOW
+    return cut
 
 
 @gluon.jit
 def _keys_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, g, k, v, ks, vs, qs, gs, kv_full, full, empty, n, groups,
-    CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Loads a block of K and V in halves, then the queries that see it and their dO, head by head."""
     block = gl.program_id(0) % n
@@ -49,12 +89,10 @@ def _keys_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
         tma.async_copy_global_to_shared(v, [row + i * ROWS, 0], kv_full.index(i), vs.index(i))
     stage = 0
     phase = 1
-    first = 0
-    if CAUSAL:
-        first = 2 * block
+    first, end = _walk(block, n, not CAUSAL, True, ROWS, WINDOW)
     for member in range(0, groups):
         base = (place * groups + member) * n * 2 * ROWS
-        for j in range(first, 2 * n):
+        for j in range(first, end):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), 2 * q.block_type.nbytes)
             tma.async_copy_global_to_shared(q, [base + j * ROWS, 0], full.index(stage), qs.index(stage))
@@ -69,6 +107,7 @@ def _keys_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
 def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     dk_out, dv_out, lse, delta, ks, vs, qs, gs, kv_full, full, empty, n, groups, scale, root,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of one half of a block of keys. Scores are transposed here: keys by queries."""
     dtype: gl.constexpr = dk_out.dtype
@@ -89,12 +128,10 @@ def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     mbarrier.wait(kv_full.index(HALF), 0)
     stage = 0
     phase = 0
-    first = 0
-    if CAUSAL:
-        first = 2 * block
+    first, end = _walk(block, n, not CAUSAL, True, ROWS, WINDOW)
     for member in range(0, groups):
         base = (place * groups + member) * n * 2 * ROWS
-        for j in range(first, 2 * n):
+        for j in range(first, end):
             level = gl.load(lse + base + j * ROWS + columns)
             mbarrier.wait(full.index(stage), phase)
             q = qs.index(stage)
@@ -103,10 +140,12 @@ def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             dp = warpgroup_mma(v, g.permute((1, 0)), zero, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(1, deps=[s])
             p = gl.exp2(s * scale - gl.expand_dims(level, 0))
-            if CAUSAL:  # noqa: SIM102  # a constexpr by itself: Triton leaves the code out
-                if j < first + 2:
-                    seen = gl.expand_dims(columns + (j - first) * ROWS, 0) >= gl.expand_dims(rows + HALF * ROWS, 1)
-                    p = gl.where(seen, p, 0.0)
+            if CAUSAL or WINDOW:
+                ahead = j - 2 * block
+                if _cut(ahead, not CAUSAL, True, ROWS, WINDOW):
+                    queries = gl.expand_dims(columns + ahead * ROWS, 0)
+                    keys = gl.expand_dims(rows + HALF * ROWS, 1)
+                    p = gl.where(visible(queries, keys, CAUSAL, WINDOW), p, 0.0)
             weights = gl.convert_layout(p.to(dtype), operand)
             dv = warpgroup_mma(weights, g, dv, is_async=True)
             mean = gl.load(delta + base + j * ROWS + columns)
@@ -132,6 +171,7 @@ def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
 def _keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, g, k, v, dk, dv, lse, delta, n, groups, scale, root,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):  # fmt: skip
     """One block of keys of one key head, over all its query heads. `n` is S / 128, `root` 1/√D."""
     ks = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], k.layout)
@@ -148,75 +188,44 @@ def _keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
         mbarrier.init(empty.index(i), count=2)
     gl.warp_specialize(
         [
-            (_keys_feed, (q, g, k, v, ks, vs, qs, gs, kv_full, full, empty, n, groups, CAUSAL, ROWS, D, STAGES)),
             (
-                _keys_compute,
+                _keys_feed,
                 (
-                    dk,
-                    dv,
-                    lse,
-                    delta,
-                    ks,
-                    vs,
-                    qs,
-                    gs,
-                    kv_full,
-                    full,
-                    empty,
-                    n,
-                    groups,
-                    scale,
-                    root,
-                    0,
-                    CAUSAL,
-                    ROWS,
-                    D,
-                    STAGES,
+                    q, g, k, v, ks, vs, qs, gs, kv_full, full, empty, n, groups,
+                    CAUSAL, ROWS, D, STAGES, WINDOW,
                 ),
             ),
             (
                 _keys_compute,
                 (
-                    dk,
-                    dv,
-                    lse,
-                    delta,
-                    ks,
-                    vs,
-                    qs,
-                    gs,
-                    kv_full,
-                    full,
-                    empty,
-                    n,
-                    groups,
-                    scale,
-                    root,
-                    1,
-                    CAUSAL,
-                    ROWS,
-                    D,
-                    STAGES,
+                    dk, dv, lse, delta, ks, vs, qs, gs, kv_full, full, empty, n, groups, scale, root,
+                    0, CAUSAL, ROWS, D, STAGES, WINDOW,
+                ),
+            ),
+            (
+                _keys_compute,
+                (
+                    dk, dv, lse, delta, ks, vs, qs, gs, kv_full, full, empty, n, groups, scale, root,
+                    1, CAUSAL, ROWS, D, STAGES, WINDOW,
                 ),
             ),
         ],
         [4, 4],
         [REGISTERS, REGISTERS],
-    )
+    )  # fmt: skip
 
 
 @gluon.jit
 def _queries_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, g, k, v, qs, gs, ks, vs, q_full, full, empty, n, groups,
-    CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Loads a block of Q and dO in halves, then the keys that it sees and their V."""
     place = gl.program_id(0) // n
     block = gl.program_id(0) % n
-    count = 2 * n
     if CAUSAL:
         block = n - 1 - block
-        count = 2 * block + 2
+    first, end = _walk(block, n, True, not CAUSAL, ROWS, WINDOW)
     row = (place * n + block) * 2 * ROWS
     for i in gl.static_range(2):
         mbarrier.expect(q_full.index(i), 2 * q.block_type.nbytes)
@@ -225,7 +234,7 @@ def _queries_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     stage = 0
     phase = 1
     base = place // groups * n * 2 * ROWS
-    for j in range(0, count):
+    for j in range(first, end):
         mbarrier.wait(empty.index(stage), phase)
         mbarrier.expect(full.index(stage), 2 * k.block_type.nbytes)
         tma.async_copy_global_to_shared(k, [base + j * ROWS, 0], full.index(stage), ks.index(stage))
@@ -240,6 +249,7 @@ def _queries_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
 def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     dq_out, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, scale, root,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+    WINDOW: gl.constexpr, PINNED: gl.constexpr,
 ):  # fmt: skip
     """dQ of one half of a block of queries."""
     dtype: gl.constexpr = dq_out.dtype
@@ -250,10 +260,9 @@ def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its 
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
     place = gl.program_id(0) // n
     block = gl.program_id(0) % n
-    count = 2 * n
     if CAUSAL:
         block = n - 1 - block
-        count = 2 * block + 2
+    first, end = _walk(block, n, True, not CAUSAL, ROWS, WINDOW)
     q = qs.index(HALF)
     g = gs.index(HALF)
     zero = gl.zeros([ROWS, ROWS], gl.float32, score)
@@ -266,7 +275,7 @@ def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its 
     mbarrier.wait(q_full.index(HALF), 0)
     stage = 0
     phase = 0
-    for j in range(0, count):
+    for j in range(first, end):
         mbarrier.wait(full.index(stage), phase)
         k = ks.index(stage)
         v = vs.index(stage)
@@ -274,10 +283,14 @@ def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its 
         dp = warpgroup_mma(g, v.permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(1, deps=[s])
         p = gl.exp2(s * scale - gl.expand_dims(level, 1))
-        if CAUSAL:  # noqa: SIM102  # a constexpr by itself: Triton leaves the code out
-            if j >= count - 2:
-                seen = gl.expand_dims(rows + HALF * ROWS, 1) >= gl.expand_dims(columns + (j - count + 2) * ROWS, 0)
-                p = gl.where(seen, p, 0.0)
+        if CAUSAL or WINDOW:
+            ahead = j - 2 * block
+            if _cut(ahead, True, not CAUSAL, ROWS, WINDOW):
+                queries = gl.expand_dims(rows + HALF * ROWS, 1)
+                keys = gl.expand_dims(columns + ahead * ROWS, 0)
+                p = gl.where(visible(queries, keys, CAUSAL, WINDOW), p, 0.0)
+        if PINNED:
+            pin(gl.sum(p, 1))
         dp = warpgroup_mma_wait(0, deps=[dp])
         change = gl.convert_layout((p * (dp - gl.expand_dims(mean, 1))).to(dtype), operand)
         dq = warpgroup_mma(change, k, dq, is_async=True)
@@ -297,6 +310,7 @@ def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its 
 def _queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, g, k, v, dq, lse, delta, n, groups, scale, root,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    WINDOW: gl.constexpr, PINNED: gl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head, the last ones first under a causal mask: they are the longest."""
     qs = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], q.layout)
@@ -313,19 +327,31 @@ def _queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
         mbarrier.init(empty.index(i), count=2)
     gl.warp_specialize(
         [
-            (_queries_feed, (q, g, k, v, qs, gs, ks, vs, q_full, full, empty, n, groups, CAUSAL, ROWS, D, STAGES)),
             (
-                _queries_compute,
-                (dq, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, scale, root, 0, CAUSAL, ROWS, D, STAGES),
+                _queries_feed,
+                (
+                    q, g, k, v, qs, gs, ks, vs, q_full, full, empty, n, groups,
+                    CAUSAL, ROWS, D, STAGES, WINDOW,
+                ),
             ),
             (
                 _queries_compute,
-                (dq, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, scale, root, 1, CAUSAL, ROWS, D, STAGES),
+                (
+                    dq, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, scale, root,
+                    0, CAUSAL, ROWS, D, STAGES, WINDOW, PINNED,
+                ),
+            ),
+            (
+                _queries_compute,
+                (
+                    dq, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, scale, root,
+                    1, CAUSAL, ROWS, D, STAGES, WINDOW, PINNED,
+                ),
             ),
         ],
         [4, 4],
         [REGISTERS, REGISTERS],
-    )
+    )  # fmt: skip
 
 
 def backward(
@@ -339,8 +365,10 @@ def backward(
     dk: torch.Tensor,
     dv: torch.Tensor,
     causal: bool,
+    window: int = 0,
 ) -> None:
     """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, S) in fp32.
+    A window of 0 is none.
 
     All contiguous; for inputs that `_attention_hopper.fits` approves of.
     """
@@ -350,9 +378,11 @@ def backward(
     n = S // (2 * ROWS)
     root = 1 / math.sqrt(D)
     scale = LOG2E * root
-    constants = (causal, ROWS, D, STAGES[D], REGISTERS)
+    width = power_of_2(D)
+    constants = (causal, ROWS, width, STAGES[width], REGISTERS, window)
+    pinned = PINNED[width]
     key = (q.device, q.dtype, *constants)
     shared = (lse, delta, n, H // heads, scale, root, *constants)
     with on(q):
         launch(_keys, (_keys, key), B * heads * n, tq, tg, tk, tv, tdk, tdv, *shared)
-        launch(_queries, (_queries, key), B * H * n, tq, tg, tk, tv, tdq, *shared)
+        launch(_queries, (_queries, key, pinned), B * H * n, tq, tg, tk, tv, tdq, *shared, pinned)

@@ -4,6 +4,9 @@ The forward pass walks the keys once with an online softmax in base 2 and keeps,
 log-sum-exp a row. The backward pass computes the probabilities again from it, in one kernel over blocks of
 keys (dK, dV) and one over blocks of queries (dQ): no atomics, so that gradients are the same in every run.
 
+A sliding window (Beltagy et al., arXiv 2004.05150) bounds both walks: blocks outside it are never visited, and of
+those inside only the ones that its edges cut are masked.
+
 Inputs may have any strides with a contiguous last dimension. From compute capability 9.0 on, long sequences
 whose strides are multiples of 16 bytes are loaded by the tensor memory accelerator; everything else through
 pointers, by the same kernels. On compute capability 9.0 itself, `_attention_hopper.py` and
@@ -17,7 +20,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 import triton
@@ -27,6 +30,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ._common import check, choice, on, operator, power_of_2
 
 LOG2E = 1.4426950408889634
+LOWEST = tl.constexpr(-3.4028234663852886e38)
+"""The lowest finite fp32 number. As the first maximum of a row's scores it is below every finite one, and unlike
+-inf it can be subtracted from -inf: a row whose scores are all -inf gets a weight of 0 and no NaN."""
 L2_SHARE = 24 << 20
 """Bytes of K and V that the programs of one time should share: less than half of an H100's or H200's L2."""
 
@@ -44,16 +50,56 @@ class Tiles:
     stages: int
 
 
+@overload
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"] = "causal"
-) -> torch.Tensor:
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Literal["causal", "full"] = ...,
+    window: int | None = ...,
+    return_lse: Literal[False] = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Literal["causal", "full"] = ...,
+    window: int | None = ...,
+    *,
+    return_lse: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Literal["causal", "full"] = "causal",
+    window: int | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(q·kᵀ / √D)·v of q (B, H, S, D), k and v (B, Hkv, S, D): (B, H, S, D), contiguous, in q's dtype.
 
     All three in one of bf16, fp16, fp32, on one device; D from 1 to 256; Hkv divides H, and query head h
-    reads key head h // (H / Hkv). `mask` "causal" hides the keys after a query. Differentiable once in q,
-    k and v. Sums are in fp32; fp32 inputs are multiplied as fp32, not TF32.
+    reads key head h // (H / Hkv). `mask` "causal" hides the keys after a query. A `window` of w, at least 1,
+    hides those w or more places away: a query sees itself and the w - 1 keys before it, and under a "full" mask
+    the w - 1 after it. Sums are in fp32; fp32 inputs are multiplied as fp32, not TF32.
 
-    Raises `TypeError` for a wrong dtype and `ValueError` for a wrong shape, device or mask.
+    With `return_lse`, (output, lse): lse (B, H, S), fp32, is the natural logarithm of the sum of exponentials of
+    each row's visible scores, by which outputs over several sets of keys can be merged into that over all.
+
+    Differentiable once in q, k and v, through the output and through lse. Gradients are deterministic, always:
+    nothing is added atomically, and the same inputs give the same bits on the same device. So there is no switch.
+
+    A row whose scores are all -inf, as keys with -inf in them can make them, gives zeros, an lse of -inf and zero
+    gradients in k and v; the gradient in q of such keys is 0·inf = NaN, as PyTorch's is. A score of NaN or +inf,
+    of the inputs or overflowed in fp32, gives NaN in its row.
+
+    Raises `TypeError` for a wrong dtype or a window that is no integer, and `ValueError` for a wrong shape,
+    device, mask or window.
     """
     choice("mask", mask, ("causal", "full"))
     check("q", q, dim=4)
@@ -66,8 +112,19 @@ def attention(
         raise ValueError(f"k has {heads} heads, which do not divide the {H} of q")
     check("k", k, shape=(B, heads, S, D))
     check("v", v, shape=(B, heads, S, D), dtypes=(q.dtype,), like=q)
-    output: torch.Tensor = _attention(q, k, v, mask == "causal")[0]
-    return output
+    if window is not None:
+        if isinstance(window, bool) or not isinstance(window, int):
+            raise TypeError(f"window must be an integer or None, not {type(window).__name__}")
+        if window < 1:
+            raise ValueError(f"window is {window}, expected at least 1")
+        if window >= S:
+            window = None
+    output, level = _attention(q, k, v, mask == "causal", window or 0)
+    if not return_lse:
+        found: torch.Tensor = output
+        return found
+    # The kernels' is in base 2, and +inf for a row that sees nothing: 2^(score - level) is 0 then.
+    return output, torch.where(level == math.inf, -math.inf, level / LOG2E)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -131,6 +188,35 @@ def _place(BLOCKS, HEADS, SHARED, CAUSAL: tl.constexpr):  # type: ignore[no-unty
     return block, group * SHARED + within % size
 
 
+@triton.jit
+def _span(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    first, back, ahead, S, ROWS: tl.constexpr, STEP: tl.constexpr
+):  # fmt: skip
+    """(low, clean, edge, high) of a walk over what rows `first` to `first + ROWS` see: row i sees i - back to
+    i + ahead.
+
+    The walk is from `low` to `high` in steps of STEP. Every row sees all of the steps from `clean` to `edge`;
+    those before and after need a mask. All but `high`, and what lies at it, are multiples of STEP.
+    """
+    low = tl.maximum(first - back, 0) // STEP * STEP
+    high = tl.minimum(first + ROWS + ahead, S)
+    clean = tl.minimum(tl.cdiv(tl.maximum(first + ROWS - 1 - back, 0), STEP) * STEP, high)
+    edge = tl.maximum(clean, tl.minimum(first + ahead + 1, S) // STEP * STEP)
+    return low, clean, edge, high
+
+
+@triton.jit
+def _seen(rows, columns, S, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """Whether queries `rows` see keys `columns`, which broadcast against each other."""
+    # Under a causal mask keys beyond S are hidden too: they come after every row that is stored.
+    seen = rows >= columns if CAUSAL else columns < S
+    if WINDOW:
+        seen = seen & (rows < columns + WINDOW)
+        if not CAUSAL:
+            seen = seen & (columns < rows + WINDOW)
+    return seen
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Forward.
 
@@ -141,20 +227,19 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
     stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr = 0,
 ):  # fmt: skip
-    """Adds keys `low` to `high` to the state of an online softmax. `scale` includes log₂e."""
+    """Adds keys `low` to `high` to the state of an online softmax. `scale` includes log₂e.
+
+    `highest` starts at LOWEST: a row may see nothing in its first blocks. It can start at -inf where none does.
+    """
     rows = first + tl.arange(0, BLOCK_M)
     for start in tl.range(low, high, BLOCK_N):
         keys = _load(k, batch, head, start, stride_kb, stride_kh, stride_ks, S, D, BLOCK_N, WIDTH, TMA, MASKED)
         scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
         if MASKED:
             columns = start + tl.arange(0, BLOCK_N)
-            if CAUSAL:
-                # Keys beyond S are hidden too: they come after every row that is stored.
-                scores = tl.where(rows[:, None] >= columns[None, :], scores, float("-inf"))
-            else:
-                scores = tl.where((columns < S)[None, :], scores, float("-inf"))
-        # Every row sees key 0, in the first block: the maximum is never -inf.
+            scores = tl.where(_seen(rows[:, None], columns[None, :], S, CAUSAL, WINDOW), scores, float("-inf"))
         raised = tl.maximum(highest, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - raised[:, None])
         shrink = tl.exp2(highest - raised)
@@ -172,35 +257,48 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
     B, H, S, groups, shared, scale,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head. `lse` (B, H, S) is the base-2 log of the sum of 2^score."""
+    """One block of queries of one head. `lse` (B, H, S) is the base-2 log of the sum of 2^score, +inf for a row
+    without a visible score above -inf.
+    """
     block, place = _place(tl.cdiv(S, BLOCK_M), B * H, shared, CAUSAL)
     batch, head = place // H, place % H
     first = block * BLOCK_M
     queries = _load(q, batch, head, first, stride_qb, stride_qh, stride_qs, S, D, BLOCK_M, WIDTH, TMA, True)
     total = tl.zeros([BLOCK_M, WIDTH], tl.float32)
-    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    highest = tl.full([BLOCK_M], LOWEST, tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
-    if CAUSAL:
+    low = 0
+    if WINDOW:
+        before, low, middle, high = _span(first, WINDOW - 1, 0 if CAUSAL else WINDOW - 1, S, BLOCK_M, BLOCK_N)
+        total, highest, weight = _attend(
+            total, highest, weight, queries, k, v, batch, head // groups, first, before, low,
+            stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
+            BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, TMA, PRECISION, WINDOW,
+        )  # fmt: skip
+    elif CAUSAL:
         middle = first // BLOCK_N * BLOCK_N
         high = tl.minimum(first + BLOCK_M, S)
     else:
         middle = S // BLOCK_N * BLOCK_N
         high = S
     total, highest, weight = _attend(
-        total, highest, weight, queries, k, v, batch, head // groups, first, 0, middle,
+        total, highest, weight, queries, k, v, batch, head // groups, first, low, middle,
         stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
-        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, False, TMA, PRECISION,
+        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, False, TMA, PRECISION, WINDOW,
     )  # fmt: skip
     total, highest, weight = _attend(
         total, highest, weight, queries, k, v, batch, head // groups, first, middle, high,
         stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
-        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, TMA, PRECISION,
+        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, TMA, PRECISION, WINDOW,
     )  # fmt: skip
+    empty = weight == 0.0
+    weight = tl.where(empty, 1.0, weight)
     _store(out, total / weight[:, None], batch, head, first, H, S, D, BLOCK_M, WIDTH)
     rows = first + tl.arange(0, BLOCK_M)
-    tl.store(lse + place.to(tl.int64) * S + rows, highest + tl.log2(weight), mask=rows < S)
+    level = tl.where(empty, float("inf"), highest + tl.log2(weight))
+    tl.store(lse + place.to(tl.int64) * S + rows, level, mask=rows < S)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -230,6 +328,7 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
     stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
     MASKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr = True, WINDOW: tl.constexpr = 0,
 ):  # fmt: skip
     """Adds queries `low` to `high` of one head to dK and dV of a block of keys. Scores are transposed here.
 
@@ -243,7 +342,8 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
         scores = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
         exponents = scores * scale - level[None, :]
         if MASKED:
-            exponents = tl.where(rows[None, :] >= columns[:, None], exponents, float("-inf"))
+            seen = _seen(rows[None, :], columns[:, None], S, CAUSAL, WINDOW)
+            exponents = tl.where(seen, exponents, float("-inf"))
         weights = tl.exp2(exponents)
         g = _load(grad, batch, head, start, stride_gb, stride_gh, stride_gs, S, D, BLOCK_M, WIDTH, TMA, True)
         dv = tl.dot(weights.to(g.dtype), g, dv, input_precision=PRECISION)
@@ -260,7 +360,7 @@ def _backward_keys(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
     stride_gb, stride_gh, stride_gs, B, H, S, groups, shared, scale, root,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of one block of keys of one key head, over all its query heads. `root` is 1/√D."""
     # Under a causal mask the first block of keys is the heaviest: the natural order is the right one.
@@ -275,19 +375,31 @@ def _backward_keys(  # type: ignore[no-untyped-def]  # Triton's types are its ow
         query_head = head * groups + member
         row = batch * H + query_head
         middle = 0
-        if CAUSAL:
+        edge = S
+        if WINDOW:
+            low, middle, edge, high = _span(
+                first, 0 if CAUSAL else WINDOW - 1, WINDOW - 1, S, BLOCK_N, BLOCK_M
+            )  # fmt: skip
+        elif CAUSAL:
             low = first // BLOCK_M * BLOCK_M
             middle = tl.cdiv(first + BLOCK_N, BLOCK_M) * BLOCK_M
+        if CAUSAL or WINDOW:
             dk, dv = _gather_keys(
                 dk, dv, keys, values, q, grad, lse, delta, batch, query_head, row, first, low,
                 tl.minimum(middle, S), stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D,
-                scale, BLOCK_M, BLOCK_N, WIDTH, True, TMA, PRECISION,
+                scale, BLOCK_M, BLOCK_N, WIDTH, True, TMA, PRECISION, CAUSAL, WINDOW,
             )  # fmt: skip
         dk, dv = _gather_keys(
             dk, dv, keys, values, q, grad, lse, delta, batch, query_head, row, first, middle,
-            S, stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D,
+            edge, stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D,
             scale, BLOCK_M, BLOCK_N, WIDTH, False, TMA, PRECISION,
         )  # fmt: skip
+        if WINDOW:
+            dk, dv = _gather_keys(
+                dk, dv, keys, values, q, grad, lse, delta, batch, query_head, row, first, edge,
+                high, stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D,
+                scale, BLOCK_M, BLOCK_N, WIDTH, True, TMA, PRECISION, CAUSAL, WINDOW,
+            )  # fmt: skip
     _store(dk_out, dk * root, batch, head, first, H // groups, S, D, BLOCK_N, WIDTH)
     _store(dv_out, dv, batch, head, first, H // groups, S, D, BLOCK_N, WIDTH)
 
@@ -298,6 +410,7 @@ def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its o
     stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr = 0,
 ):  # fmt: skip
     """Adds keys `low` to `high` to dQ of a block of queries."""
     rows = first + tl.arange(0, BLOCK_M)
@@ -309,10 +422,8 @@ def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its o
         if MASKED:
             # Keys beyond S are zeros, but 2^(0 - level) can overflow, and inf · 0 is NaN.
             columns = start + tl.arange(0, BLOCK_N)
-            if CAUSAL:
-                exponents = tl.where(rows[:, None] >= columns[None, :], exponents, float("-inf"))
-            else:
-                exponents = tl.where((columns < S)[None, :], exponents, float("-inf"))
+            seen = _seen(rows[:, None], columns[None, :], S, CAUSAL, WINDOW)
+            exponents = tl.where(seen, exponents, float("-inf"))
         weights = tl.exp2(exponents)
         change = tl.dot(g, tl.trans(values), input_precision=PRECISION)
         change = weights * (change - mean[:, None])
@@ -326,7 +437,7 @@ def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
     stride_gb, stride_gh, stride_gs, B, H, S, groups, shared, scale, root,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """dQ of one block of queries of one head."""
     block, place = _place(tl.cdiv(S, BLOCK_M), B * H, shared, CAUSAL)
@@ -338,21 +449,29 @@ def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its
     level = tl.load(lse + place.to(tl.int64) * S + rows, mask=rows < S, other=float("inf"))
     mean = tl.load(delta + place.to(tl.int64) * S + rows, mask=rows < S, other=0.0)
     dq = tl.zeros([BLOCK_M, WIDTH], tl.float32)
-    if CAUSAL:
+    low = 0
+    if WINDOW:
+        before, low, middle, high = _span(first, WINDOW - 1, 0 if CAUSAL else WINDOW - 1, S, BLOCK_M, BLOCK_N)
+        dq = _gather_queries(
+            dq, queries, g, level, mean, k, v, batch, head // groups, first, before, low,
+            stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
+            BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, TMA, PRECISION, WINDOW,
+        )  # fmt: skip
+    elif CAUSAL:
         middle = first // BLOCK_N * BLOCK_N
         high = tl.minimum(first + BLOCK_M, S)
     else:
         middle = S // BLOCK_N * BLOCK_N
         high = S
     dq = _gather_queries(
-        dq, queries, g, level, mean, k, v, batch, head // groups, first, 0, middle,
+        dq, queries, g, level, mean, k, v, batch, head // groups, first, low, middle,
         stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
-        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, False, TMA, PRECISION,
+        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, False, TMA, PRECISION, WINDOW,
     )  # fmt: skip
     dq = _gather_queries(
         dq, queries, g, level, mean, k, v, batch, head // groups, first, middle, high,
         stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
-        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, TMA, PRECISION,
+        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, TMA, PRECISION, WINDOW,
     )  # fmt: skip
     _store(dq_out, dq * root, batch, head, first, H, S, D, BLOCK_M, WIDTH)
 
@@ -377,7 +496,7 @@ def _hopper(device: torch.device) -> tuple[ModuleType, ModuleType] | None:
     return _attention_hopper, _attention_hopper_backward
 
 
-def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor) -> Tiles:
+def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor, window: int = 0) -> Tiles:
     """The tiles of a kernel: as large as shared memory and registers hold.
 
     Compute capability 9.0 and later has 227 KiB of shared memory and matrix instructions that read it; what
@@ -393,7 +512,10 @@ def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor) -> Til
         if q.shape[2] <= 512:
             # Few blocks: smaller ones use more of the device.
             return Tiles(64, 64, 4, 2)
-        return Tiles(128, 64, 8, 2) if D > 128 else Tiles(128, 64, 4, 2) if D > 64 else Tiles(128, 128, 8, 3)
+        if D > 64:
+            # Four warps have no registers for the loops that a window adds.
+            return Tiles(128, 64, 8 if D > 128 or window else 4, 2)
+        return Tiles(128, 128, 8, 3)
     if D > 128:
         return Tiles(64, 32, 8, 2)
     if kernel == "queries":
@@ -450,26 +572,29 @@ def _shared(k: torch.Tensor, groups: int) -> int:
     return max(1, L2_SHARE // (2 * S * D * k.element_size())) * groups
 
 
-def _launch_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[Any, Any]:
+def _launch_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int = 0
+) -> tuple[Any, Any]:
+    """The output and its log-sum-exp in base 2, +inf where nothing is seen. A window of 0 is none."""
     B, H, S, D = q.shape
     out = q.new_empty(q.shape)
     lse = torch.empty(B, H, S, dtype=torch.float32, device=q.device)
     if out.numel() == 0:
         return out, lse
     hopper = _hopper(q.device)
-    if hopper is not None and "forward" in HOPPER and hopper[0].fits(q, k, v):
-        hopper[0].forward(q, k, v, out, lse, causal)
+    if hopper is not None and "forward" in HOPPER and hopper[0].fits(q, k, v, hopper[0].FORWARD_WIDTHS):
+        hopper[0].forward(q, k, v, out, lse, causal, window)
         return out, lse
     q, k, v = _plain(q), _plain(k), _plain(v)
     groups = H // k.shape[1]
-    t = tiles("forward", q)
+    t = tiles("forward", q, window)
     tma = _tma(q, k, v)
     with on(q):
         _forward[(triton.cdiv(S, t.resident) * B * H,)](
             _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma), out, lse,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
             B, H, S, groups, _shared(k, groups), LOG2E / math.sqrt(D),
-            D, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype),
+            D, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype), window,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return out, lse
@@ -483,7 +608,10 @@ def _launch_backward(
     out: torch.Tensor,
     lse: torch.Tensor,
     causal: bool,
+    window: int = 0,
+    grad_lse: torch.Tensor | None = None,
 ) -> tuple[Any, Any, Any]:
+    """dQ, dK and dV. `lse` and the gradient in it are of base 2."""
     B, H, S, D = q.shape
     Hkv = k.shape[1]
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
@@ -501,16 +629,19 @@ def _launch_backward(
         _delta[(blocks * B * H,)](
             out, grad, delta, *out.stride()[:3], *grad.stride()[:3], H, S, blocks, D, 64, _width(D), num_warps=4
         )
+        if grad_lse is not None:
+            # A row's log-sum-exp has the probabilities for its derivative: dS = P ∘ (dP + dlse - delta).
+            delta.sub_(grad_lse, alpha=LOG2E)
         hopper = _hopper(q.device)
         if hopper is not None and "backward" in HOPPER and hopper[0].fits(q, k, v):
-            hopper[1].backward(grad.contiguous(), q, k, v, lse, delta, dq, dk, dv, causal)
+            hopper[1].backward(grad.contiguous(), q, k, v, lse, delta, dq, dk, dv, causal, window)
             return dq, dk, dv
         t = tiles("keys", q)
         _backward_keys[(triton.cdiv(S, t.resident) * B * Hkv,)](
             _tile(q, t.streamed, tma), _tile(k, t.resident, tma), _tile(v, t.resident, tma),
             _tile(grad, t.streamed, tma), lse, delta, dk, dv, *strides,
             B, H, S, groups, max(1, _shared(k, groups) // groups // groups), scale, root,
-            D, t.streamed, t.resident, _width(D), causal, tma, _precision(q.dtype),
+            D, t.streamed, t.resident, _width(D), causal, tma, _precision(q.dtype), window,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         t = tiles("queries", q)
@@ -518,7 +649,7 @@ def _launch_backward(
             _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma),
             _tile(grad, t.resident, tma), lse, delta, dq, *strides,
             B, H, S, groups, _shared(k, groups), scale, root,
-            D, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype),
+            D, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype), window,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return dq, dk, dv
@@ -529,29 +660,32 @@ def _launch_backward(
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, ctx.causal = inputs
-    ctx.mark_non_differentiable(output[1])
+    q, k, v, ctx.causal, ctx.window = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output)
 
 
-def _differentiate(ctx: Any, grad: torch.Tensor | None, _: Any) -> tuple[Any, Any, Any, None]:
-    if grad is None:
-        return None, None, None, None
-    return (*_gradients(grad, *ctx.saved_tensors, ctx.causal), None)
+def _differentiate(
+    ctx: Any, grad: torch.Tensor | None, grad_lse: torch.Tensor | None
+) -> tuple[Any, Any, Any, None, None]:
+    if grad is None and grad_lse is None:
+        return None, None, None, None, None
+    saved = ctx.saved_tensors
+    grad = torch.zeros_like(saved[3]) if grad is None else grad
+    return (*_gradients(grad, *saved, ctx.causal, ctx.window, grad_lse), None, None)
 
 
 _attention = operator(
-    "attention(Tensor q, Tensor k, Tensor v, bool causal) -> (Tensor, Tensor)",
+    "attention(Tensor q, Tensor k, Tensor v, bool causal, int window) -> (Tensor, Tensor)",
     _launch_forward,
-    lambda q, k, v, causal: (q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)),
+    lambda q, k, v, *_: (q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)),
     _save,
     _differentiate,
 )
 
 _gradients = operator(
-    "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal)"
-    " -> (Tensor, Tensor, Tensor)",
+    "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal,"
+    " int window, Tensor? grad_lse) -> (Tensor, Tensor, Tensor)",
     _launch_backward,
-    lambda grad, q, k, v, out, lse, causal: (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)),
+    lambda grad, q, k, v, *_: (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)),
 )

@@ -69,7 +69,7 @@ class Workbench:
             varied = [x for _, x in tensors(inputs)]
             decoys = [x for _, x in tensors(decoy)]
         for x in decoys:  # twice as large, so that even a mean over all elements comes out different
-            if x.is_floating_point():
+            if x.is_floating_point() and x.itemsize > 1:  # 8-bit floats have no product; their scales have
                 x.mul_(2)
         values = [x.detach().clone() for x in varied]
         return cls(case, operator, inputs, gradients, varied, values, decoys, references)

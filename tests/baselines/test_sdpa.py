@@ -9,6 +9,7 @@ from kernelmark.baselines import torch as eager
 from kernelmark.suite.measure.verify import deviation
 from kernelmark.suite.measure.workbench import Workbench
 from kernelmark.suite.operators.attention import OPERATOR
+from kernelmark.suite.operators.attention_window import OPERATOR as WINDOW
 
 FACTORIES = sdpa.IMPLEMENTATIONS["attention"] | eager.IMPLEMENTATIONS["attention"]
 
@@ -43,6 +44,24 @@ def test_cuda_only(name):
 def test_efficient_has_no_grouped_heads():
     with pytest.raises(NotImplementedError, match="no grouped"):
         FACTORIES["sdpa_efficient"](case(Hkv=1))
+
+
+def test_no_backend_has_a_window():
+    windowed = WINDOW.case({"B": 1, "H": 2, "Hkv": 2, "S": 32, "D": 16, "W": 8}, "fp32", "forward")
+    for factory in sdpa.IMPLEMENTATIONS["attention_window"].values():
+        with pytest.raises(NotImplementedError, match="no window"):
+            factory(windowed)
+
+
+@pytest.mark.parametrize("Hkv", [4, 1])
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_a_window_as_a_mask(Hkv, mask):
+    axes = {"B": 2, "H": 4, "Hkv": Hkv, "S": 48, "D": 16, "W": 9}
+    chosen = WINDOW.case(axes, "fp32", "forward_backward", mask=mask)
+    bench = Workbench.build(WINDOW, chosen, torch.device("cpu"), seed=1)
+    call = bench.call(eager.IMPLEMENTATIONS["attention_window"]["torch"](chosen))
+    for _ in range(2):
+        deviation(bench.comparable(call()), bench.references, WINDOW.tolerances["fp32"])
 
 
 def test_the_reason_is_torch_s_own():

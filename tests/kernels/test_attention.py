@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import triton.language as tl
 from kernelmark.kernels import attention as module
 from kernelmark.kernels.attention import attention
 from kernelmark.suite.operators.attention import reference
+from kernelmark.suite.operators.attention_window import reference as window_reference
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
@@ -23,23 +26,23 @@ def draw(B, H, Hkv, S, D, dtype=torch.float32, scale=1.0):
     ]
 
 
-def check(q, k, v, mask, tolerance=None):
+def check(q, k, v, mask, tolerance=None, window=None):
     """Output and gradients of ours beside the reference's."""
     tolerance = tolerance or TOLERANCE[q.dtype]
-    output = attention(q, k, v, mask)
+    output = attention(q, k, v, mask, window)
     assert output.shape == q.shape
     assert output.dtype == q.dtype
     assert output.is_contiguous()
     grad = torch.randn(q.shape, generator=torch.Generator().manual_seed(7)).to(q.dtype)
     gradients = torch.autograd.grad(output, (q, k, v), grad)
     wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    expected = reference(*wide, mask)
+    expected = reference(*wide, mask) if window is None else window_reference(*wide, mask, window)
     wanted = (expected, *torch.autograd.grad(expected, wide, grad.double()))
     for name, got, want in zip(("output", "dq", "dk", "dv"), (output, *gradients), wanted, strict=True):
         assert got.shape == want.shape, name
         size = want.detach().norm().item()
         error = (got.detach().double() - want.detach()).norm().item()
-        assert error <= tolerance * size + 1e-6, (name, error, size)
+        assert error <= tolerance * size + 1e-5, (name, error, size)
 
 
 @pytest.mark.parametrize("mask", ["causal", "full"])
@@ -120,6 +123,58 @@ def test_large_magnitudes(mask, sign):
     check(q.requires_grad_(), (sign * k).requires_grad_(), v.requires_grad_(), mask, tolerance=2e-3)
 
 
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("scale", [1e-40, 1e-6, 1e3])
+def test_extreme_magnitudes(dtype, window, mask, scale):
+    """Denormal and very large inputs, in both passes; of fp16 all are denormal at 1e-6."""
+    q, k, v = (x.detach().float() * scale for x in draw(1, 2, 1, 40, 16))
+    leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+    output, lse = attention(*leaves, mask, window, return_lse=True)
+    assert output.isfinite().all()
+    assert lse.isfinite().all()
+    assert all(x.isfinite().all() for x in torch.autograd.grad(output, leaves, torch.ones_like(output)))
+    wide = [x.detach().double() for x in leaves]
+    expected = reference(*wide, mask) if window is None else window_reference(*wide, mask, window)
+    # Scores of a million have no digits below 1/16; a denormal number's last digit is the least number's.
+    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    allowed = (0.05 if scale > 1 else 2e-3) * expected.norm() + least * output.numel() ** 0.5
+    assert (output.double() - expected).norm() <= allowed
+
+
+# Numpy's, of dQ, in which these keys are multiplied by 0.
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("window", [None, 9])
+def test_keys_of_minus_infinity(monkeypatch, mask, window):
+    """They weigh nothing; rows that see no other give zeros, an lse of -inf and no gradient to keys and values."""
+    small_tiles(monkeypatch, 16, 16)
+    q, k, v = (x.detach() for x in draw(1, 1, 1, 80, 16))
+    q = q.abs()
+    k[:, :, :40, 3] = -math.inf
+    k[:, :, 50, 3] = -math.inf
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    output, lse = attention(*leaves, mask, window, return_lse=True)
+    scores = q @ k.mT / 4
+    distance = torch.arange(80)[:, None] - torch.arange(80)
+    hidden = (distance.abs() >= (window or 80)) | ((distance < 0) if mask == "causal" else torch.tensor(False))
+    scores = scores.masked_fill(hidden, -math.inf)
+    empty = (scores == -math.inf).all(-1)
+    # Under a full mask without a window every row sees a key that counts.
+    assert (
+        empty.sum() == {("causal", None): 40, ("causal", 9): 40, ("full", None): 0, ("full", 9): 32}[mask, window]
+    )
+    torch.testing.assert_close(lse, torch.logsumexp(scores, -1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output, scores.softmax(-1).nan_to_num(0) @ v, atol=1e-5, rtol=1e-5)
+    assert not output[empty].any()
+    _, dk, dv = torch.autograd.grad((output, lse), leaves, (torch.ones_like(output), torch.ones_like(lse)))
+    for x in (dk, dv):
+        assert x.isfinite().all()
+        assert not x[:, :, 50].any()
+        assert x[:, :, 60].any()
+
+
 @pytest.mark.parametrize("shape", [(0, 2, 2, 8, 16), (1, 0, 0, 8, 16), (1, 2, 2, 0, 16), (1, 0, 2, 8, 16)])
 def test_empty(shape):
     q, k, v = draw(*shape)
@@ -146,7 +201,7 @@ def test_blocks_of_other_sizes(monkeypatch):
     """Resident blocks larger and smaller than streamed ones, and heads in groups that do not divide them."""
     monkeypatch.setattr(module, "_shared", lambda k, groups: 2 * groups)
     for resident, streamed in ((16, 64), (64, 16)):
-        monkeypatch.setattr(module, "tiles", lambda kernel, q, r=resident, s=streamed: module.Tiles(r, s, 4, 1))
+        monkeypatch.setattr(module, "tiles", lambda *_, r=resident, s=streamed: module.Tiles(r, s, 4, 1))
         for mask in ("causal", "full"):
             check(*draw(1, 3, 3, 70, 16), mask)
 
@@ -155,7 +210,7 @@ def test_blocks_of_other_sizes(monkeypatch):
 def test_descriptors(monkeypatch, mask):
     """The path through tensor descriptors, which a GPU takes from compute capability 9.0 on."""
     monkeypatch.setattr(module, "_tma", lambda *tensors: True)
-    monkeypatch.setattr(module, "tiles", lambda kernel, q: module.Tiles(32, 16, 4, 1))
+    monkeypatch.setattr(module, "tiles", lambda *_: module.Tiles(32, 16, 4, 1))
     q, k, v = draw(1, 2, 1, 50, 24)
     check(q, k, v, mask)
 
@@ -187,15 +242,21 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
     hopper, _ = module._hopper(torch.device("cpu"))
     module._hopper.cache_clear()
 
-    def fits(H=2, S=1024, D=64, dtype=torch.bfloat16):
+    def fits(H=2, S=1024, D=64, dtype=torch.bfloat16, widths=hopper.WIDTHS):
         x = torch.empty(1, H, S, D, dtype=dtype)
-        return hopper.fits(x, x, x)
+        return hopper.fits(x, x, x, widths)
 
     assert fits()
     assert fits(S=1280, D=128, dtype=torch.float16)
+    assert fits(D=96)
+    assert fits(D=40)
+    assert fits(D=256, widths=hopper.FORWARD_WIDTHS)
+    assert fits(D=192, widths=hopper.FORWARD_WIDTHS)
+    assert not fits(D=256)
     assert not fits(S=768)
     assert not fits(S=1152)
-    assert not fits(D=96)
+    assert not fits(D=92)
+    assert not fits(D=32)
     assert not fits(dtype=torch.float32)
     x = torch.empty(1, 1024, 2, 64, dtype=torch.bfloat16)
     assert not hopper.fits(x.transpose(1, 2), x.transpose(1, 2), x.transpose(1, 2))
@@ -214,6 +275,9 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
         (ValueError, "k has 3 heads, which do not divide the 2 of q", {"k": torch.zeros(1, 3, 8, 16)}),
         (ValueError, "head dimension 257", {"q": torch.zeros(1, 2, 8, 257)}),
         (ValueError, "k is on meta", {"k": torch.zeros(1, 2, 8, 16, device="meta")}),
+        (ValueError, "window is 0, expected at least 1", {"window": 0}),
+        (TypeError, "window must be an integer or None, not float", {"window": 2.0}),
+        (TypeError, "window must be an integer or None, not bool", {"window": True}),
     ],
 )
 def test_errors(error, match, change):
@@ -222,13 +286,110 @@ def test_errors(error, match, change):
         attention(**inputs)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_operator_contract(causal):
+@pytest.mark.parametrize(("causal", "window"), [(True, 0), (False, 0), (True, 5)])
+def test_operator_contract(causal, window):
     """Schema, fake tensors, autograd registration and tracing, as torch checks them."""
-    torch.library.opcheck(torch.ops.kernelmark.attention.default, (*draw(1, 2, 1, 20, 16), causal))
+    torch.library.opcheck(torch.ops.kernelmark.attention.default, (*draw(1, 2, 1, 20, 16), causal, window))
 
 
-def test_no_gradient_is_asked_of_the_log_sum_exp():
-    q, k, v = draw(1, 1, 1, 8, 16)
-    _, lse = module._attention(q, k, v, True)
-    assert not lse.requires_grad
+def small_tiles(monkeypatch, resident, streamed):
+    monkeypatch.setattr(module, "tiles", lambda *_: module.Tiles(resident, streamed, 4, 1))
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("window", [1, 2, 16, 17, 33, 48, 69])
+@pytest.mark.parametrize(("resident", "streamed"), [(16, 16), (32, 16), (16, 32)])
+def test_window(monkeypatch, mask, window, resident, streamed):
+    """Windows that end inside blocks and at their edges, shorter than a block and longer than the sequence."""
+    small_tiles(monkeypatch, resident, streamed)
+    check(*draw(1, 2, 1, 70, 16), mask, window=window)
+
+
+@pytest.mark.usefixtures("_bf16_matmul")
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_window_in_low_precision(mask):
+    check(*draw(1, 2, 1, 150, 24, torch.bfloat16), mask, window=40)
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_window_by_descriptors(monkeypatch, mask):
+    monkeypatch.setattr(module, "_tma", lambda *tensors: True)
+    small_tiles(monkeypatch, 32, 16)
+    check(*draw(2, 2, 1, 70, 24), mask, window=21)
+
+
+def test_a_window_of_the_whole_sequence_is_none():
+    """Bit for bit: it is the same kernel."""
+    q, k, v = (x.detach() for x in draw(1, 1, 1, 70, 16))
+    assert torch.equal(attention(q, k, v, window=70), attention(q, k, v))
+    assert not torch.equal(attention(q, k, v, window=69), attention(q, k, v))
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_blocks_outside_the_window_are_never_visited(monkeypatch, mask):
+    """A NaN in a value or a gradient reaches every row of a block that is visited, if only with a weight of 0."""
+    small_tiles(monkeypatch, 16, 16)
+    q, k, v = draw(1, 1, 1, 160, 16)
+    window = 20
+    poisoned = v.detach().clone()
+    poisoned[:, :, 80] = math.nan
+    output = attention(q, k, poisoned.requires_grad_(), mask, window)
+    spoiled = output.isnan().any(-1)[0, 0].nonzero()[:, 0].tolist()
+    # Key 80 lies in the block from 80 to 95, which queries up to 114 see some of: in blocks, up to 127.
+    low, high = (48 if mask == "full" else 80), 127
+    assert set(range(80, 100)) <= set(spoiled) <= set(range(low, high + 1))
+    grad = torch.ones_like(output)
+    grad[:, :, 80] = math.nan
+    _, dk, dv = torch.autograd.grad(attention(q, k, v, mask, window), (q, k, v), grad)
+    low, high = 48, (127 if mask == "full" else 95)
+    for x in (dk, dv):
+        spoiled = x.isnan().any(-1)[0, 0].nonzero()[:, 0].tolist()
+        assert set(range(61, 81)) <= set(spoiled) <= set(range(low, high + 1))
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("window", [None, 9])
+def test_log_sum_exp(mask, window):
+    """Against torch.logsumexp, with gradients through it and through the output at once."""
+    q, k, v = draw(2, 4, 2, 40, 16)
+    output, lse = attention(q, k, v, mask, window, return_lse=True)
+    assert torch.equal(output, attention(q, k, v, mask, window))
+    assert lse.shape == (2, 4, 40)
+    assert lse.dtype == torch.float32
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    scores = wide[0] @ wide[1].repeat_interleave(2, 1).mT / 4
+    distance = torch.arange(40)[:, None] - torch.arange(40)
+    hidden = (distance.abs() >= (window or 40)) | ((distance < 0) if mask == "causal" else torch.tensor(False))
+    scores = scores.masked_fill(hidden, -math.inf)
+    expected = torch.logsumexp(scores, -1)
+    torch.testing.assert_close(lse.double(), expected, atol=1e-5, rtol=1e-6)
+    generator = torch.Generator().manual_seed(3)
+    grad, grad_lse = (torch.randn(x.shape, generator=generator) for x in (output, lse))
+    mixed = scores.softmax(-1) @ wide[2].repeat_interleave(2, 1)
+    for results, references, grads in (
+        ((output, lse), (mixed, expected), (grad, grad_lse)),
+        ((lse,), (expected,), (grad_lse,)),
+    ):
+        got = torch.autograd.grad(results, (q, k, v), grads, retain_graph=True)
+        want = torch.autograd.grad(
+            references, wide, [x.double() for x in grads], retain_graph=True, materialize_grads=True
+        )
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a.double(), b, atol=2e-5, rtol=1e-5)
+
+
+def test_log_sum_exp_of_nothing():
+    output, lse = attention(*draw(1, 2, 2, 0, 16), return_lse=True)
+    assert output.shape == (1, 2, 0, 16)
+    assert lse.shape == (1, 2, 0)
+
+
+def test_outputs_merge_by_their_log_sum_exp():
+    """Over two halves of the keys, as ring attention and split caches do it."""
+    q, k, v = (x.detach() for x in draw(1, 2, 2, 64, 16))
+    parts = [attention(q, torch.cat([x, x], 2), torch.cat([y, y], 2), "full", return_lse=True)
+             for x, y in zip(k.split(32, 2), v.split(32, 2), strict=True)]  # fmt: skip
+    levels = torch.stack([lse for _, lse in parts])
+    shares = levels.softmax(0)
+    merged = sum(share[..., None] * out for share, (out, _) in zip(shares, parts, strict=True))
+    torch.testing.assert_close(merged, attention(q, k, v, "full"), atol=1e-6, rtol=1e-5)

@@ -1,0 +1,140 @@
+"""Attention's paths on a real GPU: the kernels for Hopper where the device is one, and the portable ones.
+
+In a process of its own, this file as a program: pytest's may have chosen Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+# D, S, Hkv of 4 heads, window: widths of tiles, what is filled up to them, tails, grouped heads.
+CASES = [
+    (64, 2048, 4, None),
+    (128, 1024, 2, None),
+    (96, 1024, 4, None),
+    (40, 1280, 1, None),
+    (256, 1024, 2, None),
+    (160, 1024, 4, None),
+    (64, 2048, 2, 300),
+    (128, 2048, 4, 1024),
+    (128, 1280, 4, 100),
+    (256, 2048, 4, 500),
+    (96, 1001, 2, 77),
+    (256, 515, 4, None),
+]
+
+
+def expected(q, k, v, mask, window):
+    """Output and log-sum-exp in fp64."""
+    S = q.shape[2]
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    distance = torch.arange(S, device=q.device)[:, None] - torch.arange(S, device=q.device)
+    hidden = distance.abs() >= (window or S)
+    if mask == "causal":
+        hidden |= distance < 0
+    scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(hidden, float("-inf"))
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+def errors(D, S, Hkv, window, mask):
+    """Relative norms of the deviations of output, log-sum-exp and the three gradients, of each path."""
+    from kernelmark.kernels import attention as module
+
+    generator = torch.Generator("cuda").manual_seed(D + S)
+    q, k, v, grad = (
+        torch.randn(2, heads, S, D, device="cuda", dtype=torch.bfloat16, generator=generator)
+        for heads in (4, Hkv, Hkv, 4)
+    )
+    grad_lse = torch.randn(2, 4, S, device="cuda", generator=generator)
+    wide = [x.double().requires_grad_() for x in (q, k, v)]
+    want = expected(*wide, mask, window)
+    want = (*want, *torch.autograd.grad(want, wide, (grad.double(), grad_lse.double())))
+    found = []
+    for module.HOPPER in (("forward", "backward"), ()):
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        got = module.attention(*leaves, mask, window, return_lse=True)
+        got = (*got, *torch.autograd.grad(got, leaves, (grad, grad_lse)))
+        found.append([((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, want, strict=True)])
+    return found
+
+
+def changes(D, S, Hkv, window, mask):
+    """How many of 30 backward passes gave other bits than the first, beside work that shifts their schedule."""
+    from kernelmark.kernels import attention as module
+
+    leaves = [
+        torch.randn(2, heads, S, D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for heads in (4, Hkv, Hkv)
+    ]
+    grad = torch.randn_like(leaves[0])
+    other = torch.cuda.Stream()
+    ballast = torch.randn(1024, 1024, device="cuda")
+    found = []
+    for module.HOPPER in (("forward", "backward"), ()):
+        first = torch.autograd.grad(module.attention(*leaves, mask, window), leaves, grad)
+        count = 0
+        for i in range(30):
+            with torch.cuda.stream(other):
+                for _ in range(i % 5):
+                    ballast @ ballast
+            again = torch.autograd.grad(module.attention(*leaves, mask, window), leaves, grad)
+            count += not all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+        found.append(count)
+    return found
+
+
+def asked(what):
+    """The answers of a process of its own, by case and mask."""
+    environment = {x: y for x, y in os.environ.items() if x != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, __file__, what],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def accuracy():
+    return asked("errors")
+
+
+@pytest.fixture(scope="module")
+def repeats():
+    return asked("changes")
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_right(accuracy, case, mask):
+    for path in accuracy[json.dumps([*case, mask])]:
+        output, lse, *gradients = path
+        assert output < 5e-3, path
+        assert lse < 1e-3, path
+        assert max(gradients) < 1e-2, path
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients_are_the_same_bits_every_time(repeats, case, mask):
+    assert repeats[json.dumps([*case, mask])] == [0, 0]
+
+
+if __name__ == "__main__":
+    of = {"errors": errors, "changes": changes}[sys.argv[1]]
+    print(
+        json.dumps(
+            {json.dumps([*x, mask]): of(*x, mask) for x, mask in itertools.product(CASES, ["causal", "full"])}
+        )
+    )

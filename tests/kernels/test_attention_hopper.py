@@ -1,0 +1,93 @@
+"""Which tiles the kernels for Hopper walk under masks and windows, and which of them they mask.
+
+Gluon has no interpreter. Its functions of plain numbers are run as Python, with the language's minimum and maximum
+in place; that what they say is computed is for `tests/gpu`.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernelmark.kernels import _attention_hopper as forward
+from kernelmark.kernels import _attention_hopper_backward as backward
+
+ROWS = forward.ROWS
+LANGUAGE = SimpleNamespace(minimum=min, maximum=max, program_id=lambda axis: 0, num_programs=lambda axis: 1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _plain_numbers():
+    patch = pytest.MonkeyPatch()
+    patch.setattr(forward, "gl", LANGUAGE)
+    patch.setattr(backward, "gl", LANGUAGE)
+    yield
+    patch.undo()
+
+
+def places(tile, size):
+    return torch.arange(tile * size, (tile + 1) * size)
+
+
+def seen(queries, keys, causal, window):
+    """The mask of places, as it is meant."""
+    distance = queries[:, None] - keys
+    mask = distance.abs() < (window or 1 << 30)
+    return mask & (distance >= 0) if causal else mask
+
+
+windows = st.integers(1, 700) | st.sampled_from([64, 127, 128, 129, 256, 1000])
+
+
+def test_the_mask_itself():
+    places = torch.arange(40)
+    for causal, window in ((True, 0), (True, 5), (False, 5), (True, 1), (False, 39)):
+        got = forward.visible.fn(places[:, None], places[None, :], causal, window)
+        assert torch.equal(got, seen(places, places, causal, window))
+
+
+@given(st.integers(1, 4), st.booleans(), windows | st.just(0), st.sampled_from([64, 128]))
+def test_forward(half, causal, window, keys):
+    """Each block that is seen at all is walked once, in descending order, and masked where it is seen in part."""
+    n = 2 * half
+    per = 2 * ROWS // keys
+    shape = causal, ROWS, keys
+    first, until = 0 if (causal and per > 1) or (window and not causal) else 1, 3 if window else 2
+    blocks = set()
+    for step in range(n):
+        _, block, count, last, *_ = forward._unit.fn(step, half, n, None, None, 1, *shape, False, window)
+        blocks.add(block)
+        distance = last - block * per
+        masked, clean, begin = ([last] if causal or window else []), ([] if causal or window else [last]), 1
+        for run in range(first, until):
+            end = forward._end.fn(run, begin, count, distance, *shape, window)
+            (clean if run == 1 else masked).extend(last - j for j in range(begin, end))
+            begin = end
+        assert begin == count
+        walked = range(last, last - count, -1)
+        assert sorted([*masked, *clean], reverse=True) == list(walked)
+        queries = places(block, 2 * ROWS)
+        for j in range(n * per):
+            mask = seen(queries, places(j, keys), causal, window)
+            assert (j in walked) == bool(mask.any())
+            # The first block is always masked where any is.
+            assert j == last or j not in walked or (j in clean) == bool(mask.all())
+            assert j not in clean or mask.all()
+    assert blocks == set(range(n))
+
+
+@given(st.integers(1, 8), st.booleans(), windows | st.just(0), st.booleans())
+def test_backward(n, causal, window, of_keys):
+    """The walk over queries of a block of keys, and over keys of a block of queries."""
+    for block in range(n):
+        before, after = (not causal, True) if of_keys else (True, not causal)
+        first, end = backward._walk.fn(block, n, before, after, ROWS, window)
+        for j in range(2 * n):
+            one, other = places(block, 2 * ROWS), places(j, ROWS)
+            mask = seen(other, one, causal, window) if of_keys else seen(one, other, causal, window)
+            assert (first <= j < end) == bool(mask.any())
+            if first <= j < end and (causal or window):
+                assert backward._cut.fn(j - 2 * block, before, after, ROWS, window) != bool(mask.all())

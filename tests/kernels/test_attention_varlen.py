@@ -1,0 +1,332 @@
+"""Our attention over packed sequences through Triton's interpreter, against the operator's reference in fp64."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernelmark.kernels import attention_varlen as module
+from kernelmark.kernels.attention import attention
+from kernelmark.kernels.attention_varlen import attention_varlen
+from kernelmark.kernels.cpu.attention_varlen import attention_varlen as on_cpu
+from kernelmark.suite.operators.attention_varlen import reference
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+"""Relative norm of the deviation that rounding explains; the interpreter truncates to bf16."""
+
+
+def starts(lengths):
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+
+
+def draw(lengths, H, Hkv, D, dtype=torch.float32, keys=None, scale=1.0):
+    """Arguments up to the mask: q, k, v, two times where sequences start, and their longest."""
+    keys = lengths if keys is None else keys
+    generator = torch.Generator().manual_seed(sum(lengths) * 1000 + D)
+    tensors = [
+        (torch.randn(tokens, heads, D, generator=generator) * scale).to(dtype).requires_grad_()
+        for tokens, heads in ((sum(lengths), H), (sum(keys), Hkv), (sum(keys), Hkv))
+    ]
+    return [*tensors, starts(lengths), starts(keys), max(lengths, default=0), max(keys, default=0)]
+
+
+def check(inputs, mask, tolerance=None, implementation=attention_varlen):
+    """Output and gradients of ours beside the reference's."""
+    leaves, rest = inputs[:3], inputs[3:]
+    q = leaves[0]
+    tolerance = tolerance or TOLERANCE[q.dtype]
+    output = implementation(*leaves, *rest, mask)
+    assert output.shape == q.shape
+    assert output.dtype == q.dtype
+    assert output.is_contiguous()
+    grad = torch.randn(q.shape, generator=torch.Generator().manual_seed(7)).to(q.dtype)
+    gradients = torch.autograd.grad(output, leaves, grad)
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    expected = reference(*wide, *rest, mask)
+    wanted = (expected, *torch.autograd.grad(expected, wide, grad.double()))
+    for name, got, want in zip(("output", "dq", "dk", "dv"), (output, *gradients), wanted, strict=True):
+        assert got.shape == want.shape, name
+        size = want.detach().norm().item()
+        error = (got.detach().double() - want.detach()).norm().item()
+        assert error <= tolerance * size + 1e-6, (name, error, size)
+
+
+MASKS = pytest.mark.parametrize("mask", ["causal", "full"])
+
+
+@MASKS
+@pytest.mark.parametrize(
+    ("lengths", "H", "Hkv", "D"),
+    [
+        ([128], 1, 1, 16),
+        ([65, 1, 70], 2, 1, 64),
+        ([3, 0, 40, 0], 4, 2, 32),
+        ([33, 64, 31], 3, 1, 48),
+        ([17, 20], 1, 1, 160),
+        ([1, 1, 1], 2, 2, 8),
+    ],
+)
+def test_fp32(lengths, H, Hkv, D, mask):
+    check(draw(lengths, H, Hkv, D), mask)
+
+
+@MASKS
+@pytest.mark.parametrize(
+    ("lengths", "keys"),
+    [
+        ([40, 5, 70], [70, 66, 40]),
+        ([100, 3], [30, 3]),
+        ([1, 1, 1], [65, 1, 2]),
+        ([20, 0, 7], [0, 9, 7]),
+    ],
+)
+def test_more_or_fewer_keys_than_queries(lengths, keys, mask):
+    """The causal mask ends where both do; early queries of the longer side see nothing and give zeros."""
+    inputs = draw(lengths, 2, 1, 16, keys=keys)
+    check(inputs, mask)
+    output = attention_varlen(*(x.detach() for x in inputs[:5]), *inputs[5:], mask)
+    for at, (queries, other) in zip(starts(lengths).tolist(), zip(lengths, keys, strict=True), strict=False):
+        blind = max(0, queries - other) if mask == "causal" or not other else 0
+        assert not output[at : at + blind].any()
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    pairs=st.lists(st.tuples(st.integers(0, 80), st.integers(0, 80)), min_size=1, max_size=4),
+    mask=st.sampled_from(["causal", "full"]),
+)
+def test_any_lengths(pairs, mask):
+    lengths, keys = zip(*pairs, strict=True)
+    check(draw(lengths, 2, 1, 16, keys=keys), mask)
+
+
+@MASKS
+@pytest.mark.parametrize("keys", [None, [70, 70, 40, 20, 6, 0]])
+def test_on_a_cpu(mask, keys):
+    lengths = [30, 30, 40, 0, 6, 6]
+    check(draw(lengths, 4, 2, 16, keys=keys), mask, implementation=lambda *x: on_cpu(*x).contiguous())
+
+
+@pytest.fixture
+def _bf16_matmul(monkeypatch):
+    """Triton 3.7's interpreter keeps bf16 as its bits, and multiplies those."""
+    multiply = InterpreterBuilder.create_dot
+
+    def widened(x):
+        if x.dtype.scalar.is_bf16():
+            return TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+        return x
+
+    monkeypatch.setattr(
+        InterpreterBuilder,
+        "create_dot",
+        lambda self, a, b, *rest: multiply(self, widened(a), widened(b), *rest),
+    )
+
+
+@pytest.mark.usefixtures("_bf16_matmul")
+@MASKS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision(dtype, mask):
+    check(draw([70, 30, 65], 2, 1, 64, dtype), mask)
+
+
+@MASKS
+def test_equal_lengths_are_dense_attention(mask):
+    inputs = draw([70] * 3, 4, 2, 16)
+    packed = [x.detach().requires_grad_() for x in inputs[:3]]
+    dense = [x.detach().unflatten(0, (3, 70)).transpose(1, 2).contiguous().requires_grad_() for x in packed]
+    one, other = attention_varlen(*packed, *inputs[3:], mask), attention(*dense, mask)
+    torch.testing.assert_close(one.unflatten(0, (3, 70)).transpose(1, 2), other, rtol=1e-5, atol=1e-6)
+    gradients = zip(torch.autograd.grad(one.sum(), packed), torch.autograd.grad(other.sum(), dense), strict=True)
+    for a, b in gradients:
+        torch.testing.assert_close(a.unflatten(0, (3, 70)).transpose(1, 2), b, rtol=1e-5, atol=1e-6)
+
+
+def test_packed_projections_and_other_layouts():
+    """Views of one (T, 3, H, D), heads before tokens, and a last dimension that is not contiguous."""
+    q, k, v, *rest = (x.detach() if isinstance(x, torch.Tensor) else x for x in draw([40, 9], 2, 2, 16))
+    both = torch.stack((q, k, v), 1)
+    check([*(x.requires_grad_() for x in both.unbind(1)), *rest], "causal")
+    q = q.transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
+    k = k[:, :1].expand(49, 2, 16).requires_grad_()
+    check([q, k, v.mT.contiguous().mT.requires_grad_(), *rest], "causal")
+
+
+def test_starts_may_be_strided():
+    q, k, v, cu, _, *longest = draw([40, 9], 2, 2, 16)
+    apart = torch.stack((cu, cu), 1)[:, 0]
+    assert torch.equal(
+        attention_varlen(q, k, v, apart, apart, *longest), attention_varlen(q, k, v, cu, cu, *longest)
+    )
+
+
+def test_expanded_gradient():
+    q, k, v, *rest = draw([20, 11], 1, 1, 16)
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    got = torch.autograd.grad(attention_varlen(q, k, v, *rest).sum(), (q, k, v))
+    want = torch.autograd.grad(reference(*wide, *rest, "causal").sum(), wide)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a.double(), b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@MASKS
+@pytest.mark.parametrize("sign", [1, -1])
+def test_large_magnitudes(mask, sign):
+    """Scores of about ±1000, far beyond what 2^x holds, and tails whose zeros would stand out among them.
+
+    Numpy warns of overflow in the rows of padding of dK and dV, which are never stored.
+    """
+    q, k, v, *rest = draw([45, 20], 1, 1, 16, scale=10.0)
+    q, k, v = (x.detach().abs() + 1 for x in (q, k, v))
+    inputs = [q.requires_grad_(), (sign * k).requires_grad_(), v.requires_grad_(), *rest]
+    check(inputs, mask, tolerance=2e-3)
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
+@MASKS
+def test_a_neighbour_has_no_effect(mask):
+    """Not even one of NaN, of whose rows numpy warns: sequences are as by themselves, bit for bit."""
+    q, k, v, *rest = draw([50, 70, 41], 2, 1, 16)
+    spoilt = [x.detach().clone() for x in (q, k, v)]
+    for x in spoilt:
+        x[50:120] = torch.nan
+        x.requires_grad_()
+    grad = torch.randn(q.shape, generator=torch.Generator().manual_seed(1))
+    results = []
+    for leaves in ((q, k, v), spoilt):
+        output = attention_varlen(*leaves, *rest, mask)
+        results.append([output, *torch.autograd.grad(output, leaves, grad)])
+    for a, b in zip(*results, strict=True):
+        for part in (slice(0, 50), slice(120, 161)):
+            assert torch.equal(a[part], b[part])
+        assert bool(b[50:120].isnan().all())
+
+
+@pytest.mark.parametrize(
+    ("lengths", "keys", "H", "D"),
+    [([], [], 2, 8), ([0, 0], [0, 0], 2, 8), ([0], [5], 2, 8), ([5], [0], 2, 8), ([4, 3], [4, 3], 0, 8)],
+)
+def test_empty(lengths, keys, H, D):
+    inputs = draw(lengths, H, H, D, keys=keys)
+    output = attention_varlen(*inputs)
+    assert output.shape == inputs[0].shape
+    assert not output.any()
+    for x, gradient in zip(inputs[:3], torch.autograd.grad(output.sum(), inputs[:3]), strict=True):
+        assert gradient.shape == x.shape
+        assert not gradient.any()
+
+
+@MASKS
+@pytest.mark.parametrize(("resident", "streamed"), [(16, 64), (64, 16)])
+def test_blocks_of_other_sizes(monkeypatch, resident, streamed, mask):
+    monkeypatch.setattr(module, "tiles", lambda kernel, q, longest: module.Tiles(resident, streamed, 4, 1))
+    check(draw([70, 16, 33], 3, 3, 16, keys=[80, 16, 20]), mask)
+
+
+def rows_of(lengths, others, block):
+    table, rows = module.listed(starts(lengths), starts(others), sum(lengths), block)
+    listed = table.view(-1, module.FIELDS.value)
+    return listed[: int(listed[rows, 0]), :7].tolist(), rows
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    pairs=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9)), min_size=1, max_size=6),
+    block=st.sampled_from([16, 64]),
+)
+def test_every_block_is_listed_once_and_the_heaviest_first(pairs, block):
+    lengths, others = zip(*pairs, strict=True)
+    listed, rows = rows_of(lengths, others, block)
+    order = sorted(range(len(pairs)), key=lambda b: (-others[b], b))
+    expected = []
+    for b in order:
+        blocks = -(-lengths[b] // block)
+        before = len(expected)
+        own = [sum(lengths[:b]), lengths[b], sum(others[:b]), others[b], before, blocks, b]
+        expected += [own] * blocks
+    assert listed == expected
+    assert len(listed) <= rows
+
+
+def test_a_list_of_more_sequences_and_blocks_than_are_taken_at_a_time(monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", 4)
+    lengths = [i % 3 for i in range(31)] + [100]
+    listed, _ = rows_of(lengths, lengths, 16)
+    assert [row[1] for row in listed] == [100] * 7 + [2] * 10 + [1] * 10
+    assert [row[4] for row in listed] == [0] * 7 + list(range(7, 27))
+
+
+def test_starts_that_do_not_ascend_write_nothing_beyond_the_list():
+    mine = torch.tensor([0, 500], dtype=torch.int32)
+    table, rows = module.listed(mine, mine, 32, 16)
+    assert rows == 3
+    assert int(table.view(-1, module.FIELDS.value)[rows, 0]) == rows
+
+
+def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
+    for capability in ((0, 0), (8, 0), (10, 0)):
+        module._hopper.cache_clear()
+        monkeypatch.setattr(module, "_capability", lambda device, c=capability: c)
+        assert module._hopper(torch.device("cpu")) is None
+    module._hopper.cache_clear()
+    monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
+    hopper, _ = module._hopper(torch.device("cpu"))
+    module._hopper.cache_clear()
+
+    def fits(T=2048, D=64, dtype=torch.bfloat16, longest=1024):
+        x = torch.empty(T, 3, 2, D, dtype=dtype)[:, 1]
+        return hopper.fits(x, x, x, longest)
+
+    assert fits()
+    assert fits(T=1001, D=128, dtype=torch.float16)
+    assert not fits(longest=512)
+    assert not fits(D=96)
+    assert not fits(dtype=torch.float32)
+    x = torch.empty(2, 2048, 64, dtype=torch.bfloat16).transpose(0, 1)
+    assert not hopper.fits(x, x, x, 1024)
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "change"),
+    [
+        (ValueError, "mask is 'sliding'", {"mask": "sliding"}),
+        (TypeError, "q must be a tensor", {"q": None}),
+        (TypeError, "q has dtype torch.float64", {"q": torch.zeros(8, 2, 16, dtype=torch.float64)}),
+        (TypeError, "v has dtype torch.float16", {"v": torch.zeros(8, 2, 16, dtype=torch.float16)}),
+        (ValueError, r"q has shape \(1, 2, 8, 16\)", {"q": torch.zeros(1, 2, 8, 16)}),
+        (ValueError, r"k has shape \(8, 2, 15\)", {"k": torch.zeros(8, 2, 15)}),
+        (ValueError, r"v has shape \(9, 2, 16\)", {"v": torch.zeros(9, 2, 16)}),
+        (ValueError, "k has 3 heads, which do not divide the 2 of q", {"k": torch.zeros(8, 3, 16)}),
+        (ValueError, "head dimension 257", {"q": torch.zeros(8, 2, 257)}),
+        (ValueError, "k is on meta", {"k": torch.zeros(8, 2, 16, device="meta")}),
+        (TypeError, "cu_seqlens_q has dtype torch.int64", {"cu_seqlens_q": torch.tensor([0, 8])}),
+        (ValueError, "cu_seqlens_q is empty", {"cu_seqlens_q": torch.zeros(0, dtype=torch.int32)}),
+        (ValueError, r"cu_seqlens_k has shape \(3,\)", {"cu_seqlens_k": torch.zeros(3, dtype=torch.int32)}),
+        (ValueError, "max_seqlen_k is -1", {"max_seqlen_k": -1}),
+    ],
+)
+def test_errors(error, match, change):
+    inputs = {name: torch.zeros(8, 2, 16) for name in "qkv"}
+    inputs |= {f"cu_seqlens_{x}": starts([8]) for x in "qk"} | {f"max_seqlen_{x}": 8 for x in "qk"}
+    with pytest.raises(error, match=match):
+        attention_varlen(**(inputs | change))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_operator_contract(causal):
+    """Schema, fake tensors, autograd registration and tracing, as torch checks them."""
+    torch.library.opcheck(torch.ops.kernelmark.attention_varlen.default, (*draw([12, 8], 2, 1, 16), causal))
+
+
+def test_no_gradient_is_asked_of_the_log_sum_exp():
+    _, lse = module._attention_varlen(*draw([8], 1, 1, 16), True)
+    assert not lse.requires_grad

@@ -1,0 +1,140 @@
+"""The attention_window operator: its cases, its reference, its costs, and what its tolerance lets through."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernelmark.suite.measure.verify import Incorrect, deviation
+from kernelmark.suite.measure.workbench import Workbench
+from kernelmark.suite.operators import attention as whole
+from kernelmark.suite.operators import attention_window as module
+from kernelmark.suite.operators.attention_window import OPERATOR, pairs, reference
+
+AXES = {"B": 1, "H": 2, "Hkv": 2, "S": 256, "D": 64, "W": 64}
+
+
+def names(plan):
+    return [case.name for grid in OPERATOR.plans[plan] for case in OPERATOR.expand(grid)]
+
+
+def seen(S, W, mask):
+    """The mask (S, S), pair by pair."""
+    return torch.tensor([[abs(i - j) < W and (mask == "full" or j <= i) for j in range(S)] for i in range(S)])
+
+
+def naive(q, k, v, mask, window):
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(~seen(q.shape[2], window, mask), float("-inf"))
+    return torch.einsum("bhqk,bhkd->bhqd", torch.softmax(scores, -1), v)
+
+
+def test_standard_has_exactly_these_cases():
+    passes = ("forward", "backward")
+    expected = {
+        f"B{B}-H{H}-Hkv{H}-S{S}-D{D}-W1024-causal-bf16-{x}"
+        for H, D in ((32, 64), (16, 128))
+        for B, S in ((2, 8192), (1, 16384))
+        for x in passes
+    }
+    expected |= {
+        "B2-H16-Hkv16-S8192-D128-W1024-full-bf16-forward",
+        "B2-H16-Hkv4-S8192-D128-W1024-causal-bf16-forward",
+    }
+    assert sorted(names("standard")) == sorted(expected)
+
+
+def test_other_plans():
+    assert names("quick_cpu") == ["B1-H4-Hkv4-S256-D64-W64-causal-fp32-forward"]
+    assert set(names("quick")) == {
+        f"B2-H16-Hkv16-S8192-D128-W1024-causal-bf16-{x}" for x in ("forward", "backward")
+    }
+    assert len(set(names("full"))) == len(names("full"))
+    assert not set(names("full")) & set(names("standard"))
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.sampled_from(["causal", "full"]))
+def test_pairs(S, W, mask):
+    assert pairs(S, W, mask) == seen(S, W, mask).sum()
+
+
+def test_costs():
+    def case(pass_, mask="causal", **axes):
+        return OPERATOR.case(
+            {"B": 2, "H": 16, "Hkv": 4, "S": 1024, "D": 128, "W": 128} | axes, "bf16", pass_, mask=mask
+        )
+
+    forward, backward, both = (case(x) for x in ("forward", "backward", "forward_backward"))
+    assert forward.flops == 4 * 2 * 16 * 128 * pairs(1024, 128, "causal")
+    assert backward.flops == forward.flops * 5 // 2
+    assert both.flops == forward.flops + backward.flops
+    # Twice the tokens are twice the work but for the first window's, and a window of all is all.
+    assert 2 < case("forward", S=2048).flops / forward.flops < 2.2
+    assert case("forward", "full", W=1024).flops == 4 * 2 * 16 * 1024**2 * 128
+    same = whole.OPERATOR.case({"B": 2, "H": 16, "Hkv": 4, "S": 1024, "D": 128}, "bf16", "backward")
+    assert backward.bytes == same.bytes
+    assert backward.tokens == 2048
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize(("W", "queries", "chunk"), [(1, 10, 1), (7, 10, 1 << 28), (24, 5, 1), (7, 64, 300)])
+@pytest.mark.parametrize("Hkv", [4, 2])
+def test_reference(monkeypatch, mask, W, queries, chunk, Hkv):
+    """Pieces of queries and chunks of heads, against the formula, with gradients."""
+    monkeypatch.setattr(module, "SCORES", chunk)
+    monkeypatch.setattr(module, "QUERIES", queries)
+    generator = torch.Generator().manual_seed(0)
+    leaves = [
+        torch.randn(2, heads, 24, 8, dtype=torch.float64, generator=generator).requires_grad_()
+        for heads in (4, Hkv, Hkv)
+    ]
+    got, want = reference(*leaves, mask, W), naive(*leaves, mask, W)
+    grad = torch.randn(got.shape, dtype=torch.float64, generator=generator)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.autograd.grad(got, leaves, grad), torch.autograd.grad(want, leaves, grad))
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_a_window_of_all_is_attention(mask):
+    leaves = [torch.randn(1, 2, 30, 8, dtype=torch.float64) for _ in range(3)]
+    torch.testing.assert_close(reference(*leaves, mask, 30), whole.reference(*leaves, mask))
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 8, 16), (1, 2, 0, 16)])
+def test_reference_of_nothing(shape):
+    q, k, v = (torch.zeros(shape) for _ in range(3))
+    assert reference(q, k, v, "causal", 4).shape == shape
+
+
+def bench(dtype, mask="causal"):
+    case = OPERATOR.case(AXES, dtype, "forward_backward", mask=mask)
+    return Workbench.build(OPERATOR, case, torch.device("cpu"), seed=3)
+
+
+def masked(shift):
+    """Attention whose window is longer by so many."""
+
+    def call(q, k, v, mask, window):
+        hidden = ~seen(q.shape[2], window + shift, mask)
+        scores = (q.float() @ k.float().mT * q.shape[-1] ** -0.5).masked_fill(hidden, float("-inf"))
+        return (scores.softmax(-1) @ v.float()).to(q.dtype)
+
+    return call
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_tolerance_passes_what_is_right(dtype, mask):
+    laid = bench(dtype, mask)
+    deviation(list(laid.call(masked(0))()), laid.references, OPERATOR.tolerances[dtype])
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_tolerance_fails_a_window_off_by_one(shift, mask):
+    laid = bench("bf16", mask)
+    with pytest.raises(Incorrect):
+        deviation(list(laid.call(masked(shift))()), laid.references, OPERATOR.tolerances["bf16"])
