@@ -9,11 +9,15 @@ everything else has to stay small beside one exponential:
 * A thread keeps the whole state of its channels in registers, one tensor of channels for each of the N
   numbers: no scan across threads, no sum across threads, four multiply-adds an exponential.
 * B and C are the same for all channels. They are first laid out as pairs (B, C) in fp32, token by token, and
-  then read as scalars: one 8-byte load serves all the channels of a warp.
+  then read as scalars: one 8-byte load serves all the channels of a warp. Those of the next chunk are brought
+  into the L1 cache while this one is computed: with a warp or two to a scheduler, nothing hides L2's latency.
 * Tokens come as vectors of VEC, contiguous in memory, that are taken apart in registers.
 * A batch with too few channels for the device is cut into segments of the sequence. What enters a segment is
   computed by a first pass over the segment before it, which begins only where the past is forgotten: walking
   back until the slowest decay is below 2⁻⁴⁵. In long sequences that is a small part of the work.
+
+On compute capability 9.0 both forward passes are done by a kernel of its own, `_selective_scan_hopper.py`, for
+states of the sizes that it names.
 
 Gradients come from a reverse scan over chunks of VEC tokens, from states that a forward pass keeps at the
 chunks' beginnings. The gradients of B and C are sums over channels: a product with ones, in the tensor cores,
@@ -24,6 +28,8 @@ adds those of a program, a second kernel those of all programs in a fixed order.
 
 from __future__ import annotations
 
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -31,7 +37,7 @@ import triton
 import triton.language as tl
 
 from ._common import INTERPRETED, cdiv, check, dense_like, multiprocessors, on, operator, power_of_2
-from ._scan import silu, softplus
+from ._scan import silu, softplus, touch
 from .causal_conv1d import _apart, _together
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -41,6 +47,9 @@ FORGOTTEN = tl.constexpr(45.0)
 
 LIMIT = 64
 """Largest state of a channel; its numbers are in registers."""
+
+HOPPER = ("forward", "backward")
+"""Passes in which the kernel for Hopper runs, where it can: backward, it computes the states that are kept."""
 
 BLOCK = 32 if INTERPRETED else 128
 """Channels of a program, forward: two a thread of two warps."""
@@ -54,6 +63,9 @@ BACKWARD_WARPS = 2
 
 STEPS = 4
 """Tokens of a chunk, VEC."""
+
+AHEAD = True
+"""Whether what the next chunk reads is brought into the L1 cache ahead."""
 
 SEGMENT = 8 if INTERPRETED else 512
 """Shortest segment of a sequence."""
@@ -144,6 +156,14 @@ def _both(pairs, s, n, N: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _touch_pairs(pairs, s, N: tl.constexpr, VEC: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Brings the pairs of VEC tokens into the L1 cache: read one by one, they would each come from L2."""
+    sector = tl.minimum(tl.arange(0, 16) * 4, N - 1)
+    for i in tl.static_range(VEC):
+        touch(pairs + tl.cast(s + i, tl.int64) * N + sector)
+
+
+@triton.jit
 def _rates(A, d, inside, N: tl.constexpr):  # type: ignore[no-untyped-def]
     """A · log₂e of the channels, one tensor a number of the state."""
     rates = ()
@@ -217,6 +237,7 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     EVEN: tl.constexpr,
     SEGMENTED: tl.constexpr,
     KEEP: tl.constexpr,
+    TOUCH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """BLOCK channels of one segment of one sequence.
@@ -257,6 +278,8 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
         given = _apart(wide_u)
         gate = next_z
         ahead = s + VEC
+        if TOUCH:
+            _touch_pairs(pairs, tl.minimum(ahead, PADDED - VEC), N, VEC)
         if KEEP:
             for n in tl.static_range(N):
                 at = kept + ((b * (PADDED // VEC) + s // VEC) * N + n) * channels + d
@@ -565,6 +588,7 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     EVEN: tl.constexpr,
     SEGMENTED: tl.constexpr,
     EXACT: tl.constexpr,
+    TOUCH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """BLOCK channels of one segment of one sequence, from its last chunk to its first.
@@ -579,7 +603,8 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     segment = (program // blocks) % segments
     b = (program // blocks // segments).to(tl.int64)
     inside = d < channels
-    wide = d.to(tl.int64)
+    # A channel that is there, also where its numbers are masked out: its addresses are touched.
+    wide = tl.minimum(d, channels - 1).to(tl.int64)
     rates = _rates(A, d, inside, N)
     q = ()
     gradient = ()
@@ -605,7 +630,7 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     sum_D = tl.zeros([BLOCK], tl.float32)
     sum_bias = tl.zeros([BLOCK], tl.float32)
     chunks = PADDED // VEC
-    kept += b * chunks * N * channels + d
+    kept += b * chunks * N * channels + wide
     parts += (block * batch + b) * chunks * (N * 8)
     begin = segment * LENGTH
     end = tl.minimum(begin + LENGTH, S)
@@ -616,6 +641,17 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
         chunk = (end - begin + VEC - 1) // VEC - 1 - back
         s = begin + chunk * VEC
         chunk = s // VEC
+        if TOUCH:
+            # What the chunk before this one needs; there is no room to read it ahead into registers.
+            ahead = tl.maximum(s - VEC, 0)
+            _touch_pairs(pairs, ahead, N, VEC)
+            for n in tl.static_range(N):
+                touch(kept + (tl.cast(ahead // VEC, tl.int64) * N + n) * channels)
+            touch(delta + ahead)
+            touch(u + ahead)
+            touch(dout + ahead)
+            if HAS_Z:
+                touch(z + ahead)
         raw = _tokens(delta + s, s, S, inside, VEC, EVEN)
         steps = _steps(raw, offset, s, S, SOFTPLUS, EVEN)
         wide_u = _tokens(u + s, s, S, inside, VEC, EVEN).to(tl.float32)
@@ -756,6 +792,21 @@ def _cut(u: torch.Tensor, block: int, warps: int, vec: int, segments: int) -> tu
     return cdiv(S, length), length
 
 
+def _capability(device: torch.device) -> tuple[int, int]:
+    """(0, 0) without a GPU, which means the interpreter."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+@cache
+def _hopper(device: torch.device) -> ModuleType | None:
+    """The module for Hopper where the device is one: compute capability 9.0, no other."""
+    if _capability(device) != (9, 0):
+        return None
+    from . import _selective_scan_hopper
+
+    return _selective_scan_hopper
+
+
 def _launch(
     u: torch.Tensor,
     delta: torch.Tensor,
@@ -770,15 +821,23 @@ def _launch(
     warps: int = WARPS,
     vec: int = STEPS,
     segments: int = 0,
+    ahead: bool = AHEAD,
 ) -> torch.Tensor:
+    """y; with `segments`, by the kernels for any GPU."""
     y = dense_like(u)
     if u.numel() == 0:
+        return y
+    hopper = _hopper(u.device) if "forward" in HOPPER and not segments else None
+    if hopper is not None and hopper.fits(u, A):
+        gate = None if z is None else _lined(z)
+        hopper.forward(y, _lined(u), _lined(delta), A, B, C, D, gate, delta_bias, delta_softplus)
         return y
     with on(u):
         A, pairs, padded = _pairs(A, B, C)
         _forward_pass(
-            y, None, u, delta, A, pairs, padded, D, z, delta_bias, delta_softplus, block, warps, vec, segments
-        )
+            y, None, u, delta, A, pairs, padded, D, z, delta_bias, delta_softplus, block, warps, vec, segments,
+            ahead,
+        )  # fmt: skip
     return y
 
 
@@ -798,6 +857,7 @@ def _forward_pass(
     warps: int,
     vec: int,
     segments: int,
+    ahead: bool,
 ) -> None:
     """To y, or the states at the beginnings of chunks to `kept`."""
     batch, channels, S = u.shape
@@ -825,7 +885,7 @@ def _forward_pass(
         u, delta, A, pairs, A if D is None else D.contiguous(), gate, offset, entering,
         u if y is None else y, A if kept is None else kept, channels, S, padded, length, segments, *strides,
         *gate.stride()[:2], N=N, VEC=vec, HAS_D=D is not None, HAS_Z=z is not None, **flags,
-        SEGMENTED=segments > 1, KEEP=kept is not None, BLOCK=block, num_warps=warps,
+        SEGMENTED=segments > 1, KEEP=kept is not None, TOUCH=ahead, BLOCK=block, num_warps=warps,
     )  # fmt: skip
 
 
@@ -846,7 +906,10 @@ def _launch_backward(
     block: int = BACKWARD_BLOCK,
     warps: int = BACKWARD_WARPS,
     segments: int = 0,
+    ahead: bool = AHEAD,
+    states: bool = True,
 ) -> Gradients:
+    """The gradients; with `states`, the kept ones come from the kernel for Hopper, where it can."""
     results = _empty_gradients(dout, u, delta, A, B, C, D, z, delta_bias, delta_softplus)
     if u.numel() == 0:
         return tuple(x.zero_() for x in results)
@@ -859,11 +922,15 @@ def _launch_backward(
         N = A.shape[1]
         chunks = padded // vec
         kept = torch.empty(batch, chunks, N, channels, dtype=torch.float32, device=u.device)
-        # One channel a thread: with two, states would go through shared memory to be written.
-        single = 32 * WARPS
-        _forward_pass(
-            None, kept, u, delta, A, pairs, padded, None, None, delta_bias, delta_softplus, single, WARPS, vec, 0
-        )
+        hopper = _hopper(u.device) if states and "backward" in HOPPER else None
+        if hopper is not None and hopper.fits(u, A):
+            hopper.states(kept, _lined(u), _lined(delta), A, B, C, delta_bias, delta_softplus)
+        else:
+            # One channel a thread: with two, states would go through shared memory to be written.
+            _forward_pass(
+                None, kept, u, delta, A, pairs, padded, None, None, delta_bias, delta_softplus, 32 * WARPS, WARPS,
+                vec, 0, ahead,
+            )  # fmt: skip
         dout, u, delta = _lined(dout), _lined(u), _lined(delta)
         gate = u if z is None else _lined(z)
         block = min(block, max(power_of_2(channels), 16))
@@ -896,8 +963,8 @@ def _launch_backward(
             dout, u, delta, A, pairs, A if D is None else D.contiguous(), gate, offset, kept, entering,
             du, ddelta, dz, parts, of_A, of_D, of_bias, batch, channels, S, padded, length, segments,
             *dout.stride()[:2], *u.stride()[:2], *delta.stride()[:2], *gate.stride()[:2], N=N, VEC=vec,
-            HAS_D=D is not None, **flags, SEGMENTED=segments > 1, EXACT=dB.dtype == torch.float32, BLOCK=block,
-            num_warps=warps, num_stages=1,
+            HAS_D=D is not None, **flags, SEGMENTED=segments > 1, EXACT=dB.dtype == torch.float32, TOUCH=ahead,
+            BLOCK=block, num_warps=warps, num_stages=1,
         )  # fmt: skip
         width = 16 if INTERPRETED else 64
         used = cdiv(S, vec)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from kernelmark.kernels import _selective_scan_hopper as hopper
 from kernelmark.kernels import selective_scan as module
 from kernelmark.kernels.selective_scan import selective_scan
 from kernelmark.suite.measure.verify import deviation
@@ -94,6 +95,44 @@ def test_extreme_steps(bias):
     deviation([y], [expected], OPERATOR.tolerances["fp32"])
     leaves = [x.requires_grad_() for x in inputs.values() if isinstance(x, torch.Tensor)]
     assert all(g.isfinite().all() for g in torch.autograd.grad(selective_scan(**inputs).sum(), leaves))
+
+
+def test_hopper_is_chosen_by_capability_and_state(monkeypatch):
+    """The kernel itself needs a GPU, where `tests/gpu` runs it."""
+    for capability in ((0, 0), (8, 0), (10, 0)):
+        module._hopper.cache_clear()
+        monkeypatch.setattr(module, "_capability", lambda device, c=capability: c)
+        assert module._hopper(torch.device("cpu")) is None
+    module._hopper.cache_clear()
+    monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
+    assert module._hopper(torch.device("cpu")) is hopper
+    module._hopper.cache_clear()
+    u = torch.empty(2, 3, 5)
+    assert all(hopper.fits(u, torch.empty(3, N)) for N in (4, 8, 16, 32, 64))
+    assert not any(hopper.fits(u, torch.empty(3, N)) for N in (1, 2, 12, 63))
+
+
+@pytest.mark.parametrize(
+    ("batch", "channels", "block"), [(8, 4096, 256), (2, 4096, 64), (1, 4096, 32), (1, 100, 16), (64, 4096, 256)]
+)
+def test_hopper_fills_the_device(batch, channels, block):
+    """With programs of as many channels as each of 132 multiprocessors has."""
+    assert hopper.choose(batch, channels, 16, 132).block == block
+
+
+@pytest.mark.parametrize("N", [4, 8, 16, 32, 64])
+def test_hopper_plans(N):
+    """What a thread and a multiprocessor hold of the states, of whatever batch."""
+    for batch in (1, 2, 3, 8, 100):
+        for channels in (1, 60, 1001, 4096):
+            plan = hopper.choose(batch, channels, N, 132)
+            assert 32 * plan.warps * plan.channels == plan.block * plan.lanes
+            assert plan.lanes <= min(N, 32)
+            assert plan.channels * N <= hopper.NUMBERS * plan.lanes
+            token = 4 * (2 * plan.block + plan.block * plan.lanes + 2 * N)
+            assert plan.stages >= 2
+            assert plan.stages * plan.tokens * token <= hopper.SHARED
+            assert plan.tokens >= 16
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
