@@ -60,9 +60,8 @@ FORWARD_WIDTHS = (64, 128, 256)
 @dataclass(frozen=True)
 class Schedule:
     """Blocks of K and V in flight, whether the two groups take turns at the matrix units, the share of
-    exponentials that the FMA units compute (one of so many, 0: none), registers, keys of a block, whether the
-    softmax is held before the wait for the product that it is to run under (`pin`), and whether weights go round
-    the loop two in a word (`_pack`).
+    exponentials that the FMA units compute (one of so many, 0: none), registers, keys of a block, and whether
+    weights go round the loop two in a word (`_pack`), under no window.
     """
 
     stages: int
@@ -70,22 +69,24 @@ class Schedule:
     share: int = 0
     registers: int = 240
     keys: int = KEYS
-    pinned: bool = False
     words: bool = False
 
 
 SCHEDULES = {
-    (64, True): Schedule(3, True, share=8),
+    (64, True): Schedule(3, True, share=8, words=True),
     (64, False): Schedule(3, True),
-    (128, True): Schedule(2, False),
-    (128, False): Schedule(2, True),
+    (128, True): Schedule(2, False, words=True),
+    (128, False): Schedule(2, True, words=True),
     (256, True): Schedule(2, False, keys=64),
     (256, False): Schedule(2, False, keys=64),
 }
 """By width and whether causal, as measured on an H200: taking turns keeps one group's exponentials
 under the other's products, but at D = 128 the diagonal's uneven work makes the waiting cost more. One
 exponential of eight on the FMA units took D = 64 causal from 0.954 to 1.013 of cuDNN's speed (B = 2, H = 32,
-S = 8192) and cost the other three 1 to 5 %. Those of 256 columns follow from what fits, not from a measurement."""
+S = 8192) and cost the other three 1 to 5 %. Weights in words took D = 128 causal from 637 to 673 TFLOP/s,
+full from 656 to 666, D = 64 causal from 452 to 461, and cost D = 64 full 1 %. To hold the softmax before the wait
+for the product that it is to run under, behind which ptxas moves it, cost up to 8 %. Schedules of 256 columns
+follow from what fits, not from a measurement."""
 
 SPARSE_SCHEDULES = {
     (64, True): Schedule(3, True),
@@ -262,24 +263,6 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 phase ^= 1
 
 
-@gluon.jit
-def pin(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """x, which is never negative, and computed before what comes next: it decides over a store that is never done.
-
-    A wait for a product depends on no number, and ptxas puts all that is computed from scores behind the wait for
-    the product that it is to run under.
-    """
-    return gl.inline_asm_elementwise(
-        "{ .reg .pred a; .reg .b32 z; mov.b32 z, 0; setp.lt.f32 a, $1, 0f00000000; @a st.shared.f32 [z], $1;"
-        " mov.b32 $0, $1; }",
-        "=f,f",
-        [x],
-        dtype=gl.float32,
-        is_pure=False,
-        pack=1,
-    )
-
-
 @gluon.constexpr_function
 def _rounding(dtype):  # type: ignore[no-untyped-def]  # Triton's types are its own
     return "cvt.rn." + ("bf16x2" if dtype == gl.bfloat16 else "f16x2") + ".f32 $0, $2, $1;"
@@ -327,7 +310,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     lists, counts, heads,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, SPARSE: gl.constexpr, WINDOW: gl.constexpr,
-    REUSE: gl.constexpr, PINNED: gl.constexpr, WORDS: gl.constexpr,
+    REUSE: gl.constexpr, WORDS: gl.constexpr,
 ):  # fmt: skip
     """One half of every tile: online softmax in base 2 over blocks of keys, the last keys first.
 
@@ -412,8 +395,6 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 p = _exp2(s * scale - gl.expand_dims(raised, 1), SHARE)
                 shrink = gl.exp2(highest - raised)
                 weight = weight * shrink + gl.sum(p, 1)
-                if PINNED:
-                    weight = pin(weight)
                 highest = raised
                 acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
                 mbarrier.arrive(v_empty.index(v_stage), count=1)
@@ -465,7 +446,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, out, lse, lists, counts, units, n, groups, heads, scale,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, REGISTERS: gl.constexpr,
-    SPARSE: gl.constexpr, WINDOW: gl.constexpr, REUSE: gl.constexpr, PINNED: gl.constexpr, WORDS: gl.constexpr,
+    SPARSE: gl.constexpr, WINDOW: gl.constexpr, REUSE: gl.constexpr, WORDS: gl.constexpr,
 ):  # fmt: skip
     """Buffers and barriers, then the three warp groups. `n` is S / (2 · ROWS), `units` B·H·n / 2.
 
@@ -505,7 +486,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 (
                     out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
                     units, n, scale, lists, counts, heads, 0, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE, SPARSE,
-                    WINDOW, REUSE, PINNED, WORDS,
+                    WINDOW, REUSE, WORDS,
                 ),
             ),
             (
@@ -513,7 +494,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 (
                     out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
                     units, n, scale, lists, counts, heads, 1, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE, SPARSE,
-                    WINDOW, REUSE, PINNED, WORDS,
+                    WINDOW, REUSE, WORDS,
                 ),
             ),
         ],
@@ -614,7 +595,7 @@ def _run(
     units = B * H * n // 2
     constants = (
         causal, ROWS, schedule.keys, width, schedule.stages, schedule.turns, schedule.share, schedule.registers,
-        sparse, window, width > 128, schedule.pinned, schedule.words,
+        sparse, window, width > 128, schedule.words and not window,
     )  # fmt: skip
     with on(q):
         launch(

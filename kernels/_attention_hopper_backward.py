@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import launch, pin, tiles, visible
+from ._attention_hopper import launch, tiles, visible
 from ._common import on, power_of_2
 
 LOG2E = 1.4426950408889634
@@ -35,8 +35,6 @@ STAGES = {64: 4, 128: 3}
 """Streamed tiles in flight, by width."""
 REGISTERS = 240
 """Registers a thread of the computing warp groups."""
-PINNED = {64: False, 128: False}
-"""Whether the probabilities of dQ are held before the wait for dP (`pin`), by width."""
 
 
 @gluon.jit
@@ -249,7 +247,7 @@ def _queries_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
 def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     dq_out, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, scale, root,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-    WINDOW: gl.constexpr, PINNED: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):  # fmt: skip
     """dQ of one half of a block of queries."""
     dtype: gl.constexpr = dq_out.dtype
@@ -289,8 +287,6 @@ def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its 
                 queries = gl.expand_dims(rows + HALF * ROWS, 1)
                 keys = gl.expand_dims(columns + ahead * ROWS, 0)
                 p = gl.where(visible(queries, keys, CAUSAL, WINDOW), p, 0.0)
-        if PINNED:
-            pin(gl.sum(p, 1))
         dp = warpgroup_mma_wait(0, deps=[dp])
         change = gl.convert_layout((p * (dp - gl.expand_dims(mean, 1))).to(dtype), operand)
         dq = warpgroup_mma(change, k, dq, is_async=True)
@@ -310,7 +306,7 @@ def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its 
 def _queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, g, k, v, dq, lse, delta, n, groups, scale, root,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
-    WINDOW: gl.constexpr, PINNED: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head, the last ones first under a causal mask: they are the longest."""
     qs = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], q.layout)
@@ -338,14 +334,14 @@ def _queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 _queries_compute,
                 (
                     dq, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, scale, root,
-                    0, CAUSAL, ROWS, D, STAGES, WINDOW, PINNED,
+                    0, CAUSAL, ROWS, D, STAGES, WINDOW,
                 ),
             ),
             (
                 _queries_compute,
                 (
                     dq, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, scale, root,
-                    1, CAUSAL, ROWS, D, STAGES, WINDOW, PINNED,
+                    1, CAUSAL, ROWS, D, STAGES, WINDOW,
                 ),
             ),
         ],
@@ -380,9 +376,8 @@ def backward(
     scale = LOG2E * root
     width = power_of_2(D)
     constants = (causal, ROWS, width, STAGES[width], REGISTERS, window)
-    pinned = PINNED[width]
     key = (q.device, q.dtype, *constants)
     shared = (lse, delta, n, H // heads, scale, root, *constants)
     with on(q):
         launch(_keys, (_keys, key), B * heads * n, tq, tg, tk, tv, tdk, tdv, *shared)
-        launch(_queries, (_queries, key, pinned), B * H * n, tq, tg, tk, tv, tdq, *shared, pinned)
+        launch(_queries, (_queries, key), B * H * n, tq, tg, tk, tv, tdq, *shared)

@@ -39,8 +39,6 @@ _barrier = getattr(gl, "thread_barrier", None) or gl.barrier
 """Of the threads of a warp group: its name until Triton 3.6, and since."""
 UNIT = 2 * KEYS
 """Rows of a pair of query blocks."""
-DYNAMIC = True
-"""Whether programs take the next unit as they come to it, or one in so many, known in advance."""
 FIELDS: gl.constexpr = gl.constexpr(8)
 """Numbers of a listed unit, as in `attention_varlen`."""
 
@@ -411,9 +409,11 @@ def forward(
     rows: int,
     causal: bool,
     schedule: Schedule | None = None,
-    dynamic: bool = DYNAMIC,
+    dynamic: bool = True,
 ) -> None:
-    """Writes the output and its base-2 log-sum-exp (H, T), from a list of units of `UNIT` rows of queries.
+    """Writes the output and its base-2 log-sum-exp (H, T), from a list of units of `UNIT` rows of queries. Unless
+    `dynamic`, programs take one unit in so many: on an H200 up to 1.36 times as fast for equal lengths (B = 64,
+    S = 512), and up to 8 % slower for unequal ones.
 
     For inputs that `fits` approves of. A list is good for one call: what is taken is counted in it.
     """

@@ -419,10 +419,10 @@ def _piece_means(  # type: ignore[no-untyped-def]  # Triton's types are its own
     sums,
     N,
     D,
+    pieces,
     dy_stride,
     x_stride,
     BLOCK: tl.constexpr,
-    PIECES: tl.constexpr,
     CENTRED: tl.constexpr,
 ):
     """What one piece of one row adds to mean(g · x̂) and mean(g), g = dy · weight; one piece of all rows first."""
@@ -433,10 +433,10 @@ def _piece_means(  # type: ignore[no-untyped-def]  # Triton's types are its own
     given = tl.load(dy + row * dy_stride + col, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
     hat = tl.load(x + row * x_stride + col, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
     given *= tl.load(weight + col, inside, 0.0).to(tl.float32)
-    at = row * PIECES + piece
+    at = row * pieces + piece
     if CENTRED:
         hat -= tl.load(means + row)
-        tl.store(sums + tl.cast(N, tl.int64) * PIECES + at, tl.sum(given, 0) / D)
+        tl.store(sums + tl.cast(N, tl.int64) * pieces + at, tl.sum(given, 0) / D)
     tl.store(sums + at, tl.sum(given * hat, 0) * tl.load(rstds + row) / D)
 
 
@@ -466,8 +466,7 @@ def _gradients_columns(  # type: ignore[no-untyped-def]  # Triton's types are it
 ):
     """As `_gradients`, for all rows of BLOCK columns, so that dweight and dbias need no other program.
 
-    The last columns first: they were read last, and are the likeliest to be in the cache still. The sums of rows
-    lie a power of two apart, so that a thread reads 16 bytes of them at a time: a tile reads all of its rows'.
+    The last columns first: they were read last, and are the likeliest to be in the cache still.
     """
     col = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
     w = tl.load(weight + col, col < D, 0.0).to(tl.float32)[None, :]
@@ -480,10 +479,9 @@ def _gradients_columns(  # type: ignore[no-untyped-def]  # Triton's types are it
         given = tl.load(dy + row[:, None] * dy_stride + col[None, :], inside, 0.0).to(tl.float32)
         hat = tl.load(x + row[:, None] * x_stride + col[None, :], inside, 0.0).to(tl.float32)
         rstd = tl.load(rstds + row, row < N, 0.0)[:, None]
-        at = row[:, None] * PIECES + other[None, :]
-        within = (other < pieces)[None, :]
-        projection = tl.load(sums + at, (row < N)[:, None], 0.0)
-        projection = tl.sum(tl.where(within, projection, 0.0), 1)[:, None]
+        at = row[:, None] * pieces + other[None, :]
+        within = (row < N)[:, None] & (other < pieces)[None, :]
+        projection = tl.sum(tl.load(sums + at, within, 0.0), 1)[:, None]
         if CENTRED:
             hat = hat - tl.load(means + row, row < N, 0.0)[:, None]
             bias_part += given
@@ -491,8 +489,7 @@ def _gradients_columns(  # type: ignore[no-untyped-def]  # Triton's types are it
         weight_part += given * hat
         result = given * w - hat * projection
         if CENTRED:
-            average = tl.load(sums + tl.cast(N, tl.int64) * PIECES + at, (row < N)[:, None], 0.0)
-            result -= tl.sum(tl.where(within, average, 0.0), 1)[:, None]
+            result -= tl.sum(tl.load(sums + tl.cast(N, tl.int64) * pieces + at, within, 0.0), 1)[:, None]
         result *= rstd
         if RESIDUAL:
             result += tl.load(dh + row[:, None] * dh_stride + col[None, :], inside, 0.0).to(tl.float32)
@@ -759,9 +756,8 @@ def _gradients_spread(
     """The backward pass of few long rows x (N, D)."""
     N, D = x.shape
     pieces = cdiv(D, piece)
-    apart = power_of_2(pieces)
     centred = mean is not None
-    sums = torch.empty(2 if centred else 1, N, apart, dtype=torch.float32, device=x.device)
+    sums = torch.empty(2 if centred else 1, N, pieces, dtype=torch.float32, device=x.device)
     means = rstd if mean is None else mean
     rows_, columns = SPREAD_TILE
     rows_ = min(rows_, power_of_2(N))
@@ -775,10 +771,10 @@ def _gradients_spread(
             sums,
             N,
             D,
+            pieces,
             dy.stride(0),
             x.stride(0),
             BLOCK=piece,
-            PIECES=apart,
             CENTRED=centred,
             num_warps=min(max(piece // 256, 4), 16),
         )
@@ -799,7 +795,7 @@ def _gradients_spread(
             x.stride(0),
             ROWS=rows_,
             BLOCK=columns,
-            PIECES=apart,
+            PIECES=power_of_2(pieces),
             RESIDUAL=dh is not None,
             CENTRED=centred,
             num_warps=4,

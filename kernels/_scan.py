@@ -31,15 +31,6 @@ def sigmoid(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
-def touch(pointers):  # type: ignore[no-untyped-def]
-    """Has what lies at the pointers, which must be valid, brought into the L1 cache, and does not wait for it."""
-    if not _INTERPRETED:
-        tl.inline_asm_elementwise(
-            "prefetch.global.L1 [$1]; mov.b32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
-        )
-
-
-@triton.jit
 def softplus(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """log(1 + exp(x)) in fp32, without overflow, and with full relative accuracy where it is small.
 

@@ -18,7 +18,8 @@ and sequences need not be cut into segments, which would take most exponentials 
 
 In programs of 256 channels and states of 16, with two scanning warps to a scheduler, the instructions of all warps
 take about 250 issue slots a token, and the exponential unit is busy for 296 cycles, of which 256 are the states'
-own.
+own. An H200 took twice that (B = 8, 4096 channels, S = 2048: 588 µs, where the exponential unit alone needs 290).
+One of 16 or 32 exponentials computed by the FMA units instead gained 1 %, and was left out.
 """
 
 # ruff: noqa: RUF005  # Triton has no starred expressions: tuples grow by addition
@@ -55,8 +56,7 @@ SHARED = 220 << 10
 @dataclass(frozen=True)
 class Plan:
     """How a launch is cut: channels of a program, warps that scan, channels of a thread, tokens of a chunk, chunks
-    in flight, the share of exponentials that the FMA units compute (one of so many, 0: none), and registers of a
-    helping thread.
+    in flight, and registers of a helping thread.
     """
 
     block: int
@@ -64,7 +64,6 @@ class Plan:
     channels: int
     tokens: int
     stages: int
-    share: int = 0
     registers: int = 104
 
     @property
@@ -86,61 +85,33 @@ def choose(batch: int, channels: int, N: int, processors: int) -> Plan:
         return (block + 16) * cdiv(batch * cdiv(channels, block), processors)
 
     block = min((block for block in BLOCKS if 128 <= block * N <= 32 * 8 * NUMBERS), key=time)
-    # Two channels a thread, in the largest programs, halve the reading of B and C and cost a second sum.
-    return cut(block, N, 8 if block * N >= 512 else 4, 2 if block == 256 and N == 16 else 1)
+    # As measured on an H200, N = 16: two channels a thread halve the reading of B and C and cost 5 to 38 %; eight
+    # warps are 10 % faster than four for 64 channels, and 10 % slower for 32.
+    return cut(block, N, 8 if block * N > 512 else 4)
 
 
-def cut(block: int, N: int, warps: int, channels: int = 1, share: int = 0) -> Plan:
+def cut(block: int, N: int, warps: int, channels: int = 1) -> Plan:
     """The rest of a plan: as many tokens as there is shared memory for, 64 at most, in two chunks or three."""
     lanes = 32 * warps * channels // block
     size = 4 * (2 * block + block * lanes + 2 * N)
     tokens = next(t for t in (64, 32, 16) if t == 16 or 2 * t * size <= SHARED)
     # The rest of what a multiprocessor has is for the warps that scan: 152, or 248 where there are four.
     registers = 104 if warps == 8 else 128
-    return Plan(block, warps, channels, tokens, min(3, SHARED // (tokens * size)), share, registers)
-
-
-@gluon.constexpr_function
-def _exp2_of(count):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """PTX of 2^x of `count` numbers: the last as a polynomial, the others on the exponential unit."""
-    unit = "".join(f"ex2.approx.ftz.f32 ${i}, ${count + i};" for i in range(count - 1))
-    return (
-        f"{{ .reg .f32 t, n, f, p; {unit} max.f32 f, ${2 * count - 1}, 0fC2FC0000; add.rn.f32 t, f, 0f4B400000;"
-        " sub.rn.f32 n, t, 0f4B400000; sub.rn.f32 f, f, n; fma.rn.f32 p, f, 0f3AADBB11, 0f3C1E774E;"
-        " fma.rn.f32 p, p, f, 0f3D635C24; fma.rn.f32 p, p, f, 0f3E75FCD7; fma.rn.f32 p, p, f, 0f3F317214;"
-        f" fma.rn.f32 p, p, f, 0f3F800000; .reg .b32 i, j; mov.b32 i, t; shl.b32 i, i, 23; mov.b32 j, p;"
-        f" add.s32 j, i, j; mov.b32 ${count - 1}, j; }}"
-    )
-
-
-@gluon.constexpr_function
-def _constraints_of(count):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    return ",".join(["=f"] * count + ["f"] * count)
+    return Plan(block, warps, channels, tokens, min(3, SHARED // (tokens * size)), registers)
 
 
 @gluon.jit
-def _exp2(x, SHARE: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """2^x of x < 128, 0 below -126; one of SHARE numbers is computed by the FMA units, 0: none.
-
-    That one is split into an integer, added to the exponent's bits, and a fraction in [-½, ½], whose power is a
-    polynomial of degree 5 (FlashAttention-4's remedy). Its relative error is 1.6e-7 at most, and 5e-8 above -0.1,
-    where decays are slow and errors add up: less than the exponential unit's.
-    """
-    if SHARE == 0:
-        p = gl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
-        )
-    else:
-        p = gl.inline_asm_elementwise(
-            _exp2_of(SHARE), _constraints_of(SHARE), [x], dtype=gl.float32, is_pure=True, pack=SHARE
-        )
-    return p
+def _exp2(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """2^x, 0 below -126."""
+    return gl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
 
 
 @gluon.jit
 def _softplus(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """`_scan.softplus`: log(1 + e^x) with full relative accuracy where it is small."""
-    e = _exp2(gl.abs(x) * -LOG2E, 0)
+    e = _exp2(gl.abs(x) * -LOG2E)
     p = -0.0031760570527694654 * e + 0.01954252743780671
     p = p * e - 0.056373613209643736
     p = p * e + 0.10543623839523661
@@ -324,7 +295,7 @@ def _prepare(  # type: ignore[no-untyped-def]  # Triton's types are its own
 def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
     A, kept, steps, given, ins, outs, sums, ready, done, channels, S, chunks,
     N: gl.constexpr, KEEP: gl.constexpr, BLOCK: gl.constexpr, CHANNELS: gl.constexpr, LANES: gl.constexpr,
-    TOKENS: gl.constexpr, STAGES: gl.constexpr, SHARE: gl.constexpr,
+    TOKENS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The states, and each thread's part of C · h, or with KEEP the states before every fourth token."""
     state: gl.constexpr = _state(LANES, N, gl.num_warps())
@@ -332,9 +303,6 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
     rows: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, state))
     PART: gl.constexpr = N // LANES
     VECTORS: gl.constexpr = TOKENS // 8
-    # One exponential of SHARE: one of a token's, or one of every so many tokens'.
-    ONE_OF: gl.constexpr = min(SHARE, PART * CHANNELS)
-    EVERY: gl.constexpr = max(1, SHARE // (PART * CHANNELS))
     vector: gl.constexpr = gl.SliceLayout(1, _vectors(LANES, gl.num_warps()))
     b, first = _place(channels, BLOCK)
     d = first + gl.arange(0, BLOCK, rows)
@@ -358,7 +326,7 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
         # What a token needs is read, and its decay computed, one token ahead: little waits at the loop's end.
         dt = _apart(steps.index(begin).permute((1, 0, 2, 3)).load(vector), rows)
         x = _apart(given.index(begin).permute((1, 0, 2, 3)).load(vector), rows)
-        decay = _exp2(dt[0][:, None, None] * rates, ONE_OF)
+        decay = _exp2(dt[0][:, None, None] * rates)
         into = in_rows.index(begin * 8).load(numbers)
         for v in range(begin, last + 1):
             ahead = gl.minimum(v + 1, last)
@@ -371,10 +339,10 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
                     gl.store(to + gl.cast(token // 4, gl.int64) * N * channels, h, there & (token < S))
                 if i < 7:
                     next_into = in_rows.index(v * 8 + i + 1).load(numbers)
-                    next_decay = _exp2(dt[i + 1][:, None, None] * rates, 0 if (i + 1) % EVERY else ONE_OF)
+                    next_decay = _exp2(dt[i + 1][:, None, None] * rates)
                 else:
                     next_into = in_rows.index(ahead * 8).load(numbers)
-                    next_decay = _exp2(next_dt[0][:, None, None] * rates, ONE_OF)
+                    next_decay = _exp2(next_dt[0][:, None, None] * rates)
                 h = h * decay + x[i][:, None, None] * into[None, :, :]
                 if not KEEP:
                     out = out_rows.index(v * 8 + i).load(numbers)
@@ -454,7 +422,7 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     N: gl.constexpr, KEEP: gl.constexpr, HAS_D: gl.constexpr, HAS_Z: gl.constexpr, HAS_BIAS: gl.constexpr,
     SOFTPLUS: gl.constexpr, EVEN: gl.constexpr, BLOCK: gl.constexpr, CHANNELS: gl.constexpr,
     LANES: gl.constexpr, TOKENS: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr,
-    SHARE: gl.constexpr, REGISTERS: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """BLOCK channels of one sequence."""
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -477,7 +445,7 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 _scan,
                 (
                     A, kept, steps, given, ins, outs, sums, ready, done, channels, S, chunks,
-                    N, KEEP, BLOCK, CHANNELS, LANES, TOKENS, STAGES, SHARE,
+                    N, KEEP, BLOCK, CHANNELS, LANES, TOKENS, STAGES,
                 ),
             ),
             (
@@ -560,6 +528,6 @@ def _run(
             channels, S, 1 if kept is None else kept.shape[1],
             *u.stride()[:2], *delta.stride()[:2], *B.stride(), *C.stride(), *gate.stride()[:2],
             N, kept is not None, D is not None, z is not None, bias is not None, softplus, S % plan.tokens == 0,
-            plan.block, plan.channels, plan.lanes, plan.tokens, piece, plan.stages, plan.share, plan.registers,
+            plan.block, plan.channels, plan.lanes, plan.tokens, piece, plan.stages, plan.registers,
             num_warps=plan.warps,
         )  # fmt: skip

@@ -12,15 +12,11 @@ Both products run on the matrix units in E4M3. What that takes beyond `attention
   over the D features of a score, or over the keys of one block (at most 128) of the output, and the default of
   `max_num_imprecise_acc` splits no chain. Blocks are added up in fp32, by the multiply-add that takes the place of
   the multiplication with the change of the maximum: summed there too, 16384 keys would be cut 512 times.
-
-On compute capability 9.0 `_attention_fp8_hopper.py` has a kernel of its own for the shapes that it names.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
-from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -40,9 +36,6 @@ OFFSET = tl.constexpr(8.0)
 """Weights are multiplied by 2 to this."""
 LEAST_SCALE = tl.constexpr(1e-37)
 """The least that scores are multiplied by: a product of scales that is 0 would make NaN of what is masked."""
-
-HOPPER = True
-"""Whether the kernel for Hopper runs where it can."""
 
 
 def attention_fp8(
@@ -307,7 +300,8 @@ def tiles(q: torch.Tensor, tma: bool) -> Tiles:
     if S <= 512:
         # Few blocks: smaller ones use more of the device.
         return Tiles(64, 64, 8 if D > 128 else 4, 2)
-    return Tiles(64, 64, 8, 2) if D > 128 else Tiles(128, 128, 8, 3)
+    # On an H200 1.19 to 1.28 times as fast as 128 rows by 8 warps at S = 8192.
+    return Tiles(64, 64, 8, 2) if D > 128 else Tiles(64, 128, 4, 3)
 
 
 def _width(D: int) -> int:
@@ -340,16 +334,6 @@ def _tile(x: torch.Tensor, rows: int, columns: int, tma: bool) -> Any:
     return TensorDescriptor(x, list(x.shape), [*strides[:-1], 1], [1, 1, rows, columns])
 
 
-@cache
-def _hopper(device: torch.device) -> ModuleType | None:
-    """The module for Hopper where the device is one: compute capability 9.0, no other."""
-    if _capability(device) != (9, 0):
-        return None
-    from . import _attention_fp8_hopper
-
-    return _attention_fp8_hopper
-
-
 def _launch(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -369,10 +353,6 @@ def _launch(
         raise NotImplementedError("attention_fp8 needs a GPU of compute capability 8.9 or later")
     q, k, v = _plain(q), _plain(k), transposed(v)
     scales = q_scale.contiguous(), k_scale.contiguous(), v_scale.contiguous()
-    hopper = _hopper(q.device) if HOPPER and t is None else None
-    if hopper is not None and hopper.fits(q, k, v, out):
-        hopper.forward(q, k, v, *scales, out, causal)
-        return out
     groups = H // k.shape[1]
     tma = _tma(q, k, v)
     t = t or tiles(q, tma)

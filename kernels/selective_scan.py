@@ -9,8 +9,7 @@ everything else has to stay small beside one exponential:
 * A thread keeps the whole state of its channels in registers, one tensor of channels for each of the N
   numbers: no scan across threads, no sum across threads, four multiply-adds an exponential.
 * B and C are the same for all channels. They are first laid out as pairs (B, C) in fp32, token by token, and
-  then read as scalars: one 8-byte load serves all the channels of a warp. Those of the next chunk are brought
-  into the L1 cache while this one is computed: with a warp or two to a scheduler, nothing hides L2's latency.
+  then read as scalars: one 8-byte load serves all the channels of a warp.
 * Tokens come as vectors of VEC, contiguous in memory, that are taken apart in registers.
 * A batch with too few channels for the device is cut into segments of the sequence. What enters a segment is
   computed by a first pass over the segment before it, which begins only where the past is forgotten: walking
@@ -37,7 +36,7 @@ import triton
 import triton.language as tl
 
 from ._common import INTERPRETED, cdiv, check, dense_like, multiprocessors, on, operator, power_of_2
-from ._scan import silu, softplus, touch
+from ._scan import silu, softplus
 from .causal_conv1d import _apart, _together
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -56,16 +55,13 @@ BLOCK = 32 if INTERPRETED else 128
 
 WARPS = 2
 
-BACKWARD_BLOCK = 16 if INTERPRETED else 64
-"""Channels of a program, backward: one a thread of two warps."""
+BACKWARD_BLOCK = 16 if INTERPRETED else 32
+"""Channels of a program, backward: one a thread of one warp."""
 
-BACKWARD_WARPS = 2
+BACKWARD_WARPS = 1
 
 STEPS = 4
 """Tokens of a chunk, VEC."""
-
-AHEAD = True
-"""Whether what the next chunk reads is brought into the L1 cache ahead."""
 
 SEGMENT = 8 if INTERPRETED else 512
 """Shortest segment of a sequence."""
@@ -156,14 +152,6 @@ def _both(pairs, s, n, N: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _touch_pairs(pairs, s, N: tl.constexpr, VEC: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Brings the pairs of VEC tokens into the L1 cache: read one by one, they would each come from L2."""
-    sector = tl.minimum(tl.arange(0, 16) * 4, N - 1)
-    for i in tl.static_range(VEC):
-        touch(pairs + tl.cast(s + i, tl.int64) * N + sector)
-
-
-@triton.jit
 def _rates(A, d, inside, N: tl.constexpr):  # type: ignore[no-untyped-def]
     """A · log₂e of the channels, one tensor a number of the state."""
     rates = ()
@@ -237,7 +225,6 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     EVEN: tl.constexpr,
     SEGMENTED: tl.constexpr,
     KEEP: tl.constexpr,
-    TOUCH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """BLOCK channels of one segment of one sequence.
@@ -278,8 +265,6 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
         given = _apart(wide_u)
         gate = next_z
         ahead = s + VEC
-        if TOUCH:
-            _touch_pairs(pairs, tl.minimum(ahead, PADDED - VEC), N, VEC)
         if KEEP:
             for n in tl.static_range(N):
                 at = kept + ((b * (PADDED // VEC) + s // VEC) * N + n) * channels + d
@@ -588,7 +573,6 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     EVEN: tl.constexpr,
     SEGMENTED: tl.constexpr,
     EXACT: tl.constexpr,
-    TOUCH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """BLOCK channels of one segment of one sequence, from its last chunk to its first.
@@ -603,8 +587,7 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     segment = (program // blocks) % segments
     b = (program // blocks // segments).to(tl.int64)
     inside = d < channels
-    # A channel that is there, also where its numbers are masked out: its addresses are touched.
-    wide = tl.minimum(d, channels - 1).to(tl.int64)
+    wide = d.to(tl.int64)
     rates = _rates(A, d, inside, N)
     q = ()
     gradient = ()
@@ -630,7 +613,7 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     sum_D = tl.zeros([BLOCK], tl.float32)
     sum_bias = tl.zeros([BLOCK], tl.float32)
     chunks = PADDED // VEC
-    kept += b * chunks * N * channels + wide
+    kept += b * chunks * N * channels + d
     parts += (block * batch + b) * chunks * (N * 8)
     begin = segment * LENGTH
     end = tl.minimum(begin + LENGTH, S)
@@ -641,17 +624,6 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
         chunk = (end - begin + VEC - 1) // VEC - 1 - back
         s = begin + chunk * VEC
         chunk = s // VEC
-        if TOUCH:
-            # What the chunk before this one needs; there is no room to read it ahead into registers.
-            ahead = tl.maximum(s - VEC, 0)
-            _touch_pairs(pairs, ahead, N, VEC)
-            for n in tl.static_range(N):
-                touch(kept + (tl.cast(ahead // VEC, tl.int64) * N + n) * channels)
-            touch(delta + ahead)
-            touch(u + ahead)
-            touch(dout + ahead)
-            if HAS_Z:
-                touch(z + ahead)
         raw = _tokens(delta + s, s, S, inside, VEC, EVEN)
         steps = _steps(raw, offset, s, S, SOFTPLUS, EVEN)
         wide_u = _tokens(u + s, s, S, inside, VEC, EVEN).to(tl.float32)
@@ -821,7 +793,6 @@ def _launch(
     warps: int = WARPS,
     vec: int = STEPS,
     segments: int = 0,
-    ahead: bool = AHEAD,
 ) -> torch.Tensor:
     """y; with `segments`, by the kernels for any GPU."""
     y = dense_like(u)
@@ -835,9 +806,8 @@ def _launch(
     with on(u):
         A, pairs, padded = _pairs(A, B, C)
         _forward_pass(
-            y, None, u, delta, A, pairs, padded, D, z, delta_bias, delta_softplus, block, warps, vec, segments,
-            ahead,
-        )  # fmt: skip
+            y, None, u, delta, A, pairs, padded, D, z, delta_bias, delta_softplus, block, warps, vec, segments
+        )
     return y
 
 
@@ -857,7 +827,6 @@ def _forward_pass(
     warps: int,
     vec: int,
     segments: int,
-    ahead: bool,
 ) -> None:
     """To y, or the states at the beginnings of chunks to `kept`."""
     batch, channels, S = u.shape
@@ -885,7 +854,7 @@ def _forward_pass(
         u, delta, A, pairs, A if D is None else D.contiguous(), gate, offset, entering,
         u if y is None else y, A if kept is None else kept, channels, S, padded, length, segments, *strides,
         *gate.stride()[:2], N=N, VEC=vec, HAS_D=D is not None, HAS_Z=z is not None, **flags,
-        SEGMENTED=segments > 1, KEEP=kept is not None, TOUCH=ahead, BLOCK=block, num_warps=warps,
+        SEGMENTED=segments > 1, KEEP=kept is not None, BLOCK=block, num_warps=warps,
     )  # fmt: skip
 
 
@@ -906,7 +875,6 @@ def _launch_backward(
     block: int = BACKWARD_BLOCK,
     warps: int = BACKWARD_WARPS,
     segments: int = 0,
-    ahead: bool = AHEAD,
     states: bool = True,
 ) -> Gradients:
     """The gradients; with `states`, the kept ones come from the kernel for Hopper, where it can."""
@@ -929,7 +897,7 @@ def _launch_backward(
             # One channel a thread: with two, states would go through shared memory to be written.
             _forward_pass(
                 None, kept, u, delta, A, pairs, padded, None, None, delta_bias, delta_softplus, 32 * WARPS, WARPS,
-                vec, 0, ahead,
+                vec, 0,
             )  # fmt: skip
         dout, u, delta = _lined(dout), _lined(u), _lined(delta)
         gate = u if z is None else _lined(z)
@@ -963,7 +931,7 @@ def _launch_backward(
             dout, u, delta, A, pairs, A if D is None else D.contiguous(), gate, offset, kept, entering,
             du, ddelta, dz, parts, of_A, of_D, of_bias, batch, channels, S, padded, length, segments,
             *dout.stride()[:2], *u.stride()[:2], *delta.stride()[:2], *gate.stride()[:2], N=N, VEC=vec,
-            HAS_D=D is not None, **flags, SEGMENTED=segments > 1, EXACT=dB.dtype == torch.float32, TOUCH=ahead,
+            HAS_D=D is not None, **flags, SEGMENTED=segments > 1, EXACT=dB.dtype == torch.float32,
             BLOCK=block, num_warps=warps, num_stages=1,
         )  # fmt: skip
         width = 16 if INTERPRETED else 64

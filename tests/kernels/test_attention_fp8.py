@@ -134,48 +134,6 @@ def test_descriptors_are_for_even_strides(monkeypatch):
     assert not module._tma(empty(1, 2, 1024, 16))
 
 
-def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
-    for capability in ((0, 0), (8, 9), (10, 0)):
-        module._hopper.cache_clear()
-        monkeypatch.setattr(module, "_capability", lambda device, c=capability: c)
-        assert module._hopper(torch.device("cpu")) is None
-    module._hopper.cache_clear()
-    monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
-    hopper = module._hopper(torch.device("cpu"))
-    module._hopper.cache_clear()
-
-    def fits(S=1024, D=64, dtype=torch.bfloat16, colmajor=True, tokens=False):
-        x = torch.zeros(1, 2, S, D).to(E4M3)
-        if tokens:
-            x = x.transpose(1, 2).contiguous().transpose(1, 2)
-        v = x.mT.contiguous() if colmajor else x.mT
-        return hopper.fits(x, x, v, torch.empty(1, 2, S, D, dtype=dtype))
-
-    assert fits()
-    assert fits(S=1280, D=128, dtype=torch.float16)
-    assert not fits(S=768)
-    assert not fits(S=1152)
-    assert not fits(D=96)
-    assert not fits(dtype=torch.float32)
-    assert not fits(colmajor=False)
-    assert not fits(tokens=True)
-
-
-def test_hopper_reads_keys_in_the_order_of_a_thread_s_scores():
-    """Of every 16 columns of scores a thread has 2t, 2t + 1, 2t + 8, 2t + 9: they are keys 4t to 4t + 3."""
-    from kernelmark.kernels import _attention_fp8_hopper as hopper
-
-    k = torch.arange(2 * 256).repeat_interleave(64).view(1, 2, 256, 64)
-    tiles = hopper._keys(k)
-    assert tiles.block_shape == [8, 2, 4, 2, 64]
-    keys = k.as_strided(tiles.shape, tiles.strides).reshape(-1, 64)[:, 0].view(-1, 16)
-    for group, row in enumerate(keys.tolist()):
-        for t in range(4):
-            assert [row[c] for c in (2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9)] == [
-                16 * group + 4 * t + i for i in range(4)
-            ]
-
-
 def test_hidden_keys_have_no_effect():
     given = draw(S=70)
     before = attention_fp8(**given)

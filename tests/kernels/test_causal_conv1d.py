@@ -5,11 +5,13 @@ import torch
 from kernelmark.kernels.causal_conv1d import causal_conv1d
 from kernelmark.suite.operators.causal_conv1d import reference
 
+LONG = {"B": 2, "D": 5, "S": 150, "W": 4}
+WIDE = {"B": 3, "D": 24, "S": 16, "W": 3}
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+
 @pytest.mark.parametrize("layout", ["bds", "bsd"])
 @pytest.mark.parametrize("initial", [False, True])
-@pytest.mark.parametrize("axes", [{"B": 2, "D": 5, "S": 150, "W": 4}, {"B": 3, "D": 24, "S": 16, "W": 3}])
+@pytest.mark.parametrize(("axes", "dtype"), [(LONG, "fp32"), (LONG, "bf16"), (WIDE, "fp32"), (WIDE, "fp16")])
 def test_agrees(agrees, axes, layout, initial, dtype):
     agrees("causal_conv1d", axes, dtype, layout=layout, initial=initial)
 
