@@ -113,7 +113,7 @@ OPERATOR = Operator(
     gradients=("u", "delta", "A", "B", "C", "D", "z", "delta_bias"),
     plans={
         "quick": (grid("forward", B=8, D=4096, S=2048, N=16),),
-        "quick_cpu": (grid("forward", B=1, D=64, S=32, N=16, dtypes="fp32"),),
+        "quick_cpu": (grid("forward", B=1, D=64, S=16, N=16, dtypes="fp32"),),
         "standard": (
             grid("forward", "backward", B=8, D=4096, S=2048, N=16),
             grid("forward", B=2, D=4096, S=8192, N=16),
