@@ -412,8 +412,8 @@ def forward(
     dynamic: bool = True,
 ) -> None:
     """Writes the output and its base-2 log-sum-exp (H, T), from a list of units of `UNIT` rows of queries. Unless
-    `dynamic`, programs take one unit in so many: on an H200 up to 1.36 times as fast for equal lengths (B = 64,
-    S = 512), and up to 8 % slower for unequal ones.
+    `dynamic`, programs take one unit in so many: on an H200 faster for equal lengths, above all short ones, and
+    slower for unequal ones.
 
     For inputs that `fits` approves of. A list is good for one call: what is taken is counted in it.
     """

@@ -18,8 +18,8 @@ and sequences need not be cut into segments, which would take most exponentials 
 
 In programs of 256 channels and states of 16, with two scanning warps to a scheduler, the instructions of all warps
 take about 250 issue slots a token, and the exponential unit is busy for 296 cycles, of which 256 are the states'
-own. An H200 took twice that (B = 8, 4096 channels, S = 2048: 588 µs, where the exponential unit alone needs 290).
-One of 16 or 32 exponentials computed by the FMA units instead gained 1 %, and was left out.
+own. An H200 takes about twice that; why is not known. To compute one exponential of 16 or 32 by the FMA units
+gained next to nothing there.
 """
 
 # ruff: noqa: RUF005  # Triton has no starred expressions: tuples grow by addition
@@ -85,8 +85,8 @@ def choose(batch: int, channels: int, N: int, processors: int) -> Plan:
         return (block + 16) * cdiv(batch * cdiv(channels, block), processors)
 
     block = min((block for block in BLOCKS if 128 <= block * N <= 32 * 8 * NUMBERS), key=time)
-    # As measured on an H200, N = 16: two channels a thread halve the reading of B and C and cost 5 to 38 %; eight
-    # warps are 10 % faster than four for 64 channels, and 10 % slower for 32.
+    # As measured on an H200, N = 16: two channels a thread halve the reading of B and C and are slower; eight
+    # warps are faster than four for 64 channels, and slower for 32.
     return cut(block, N, 8 if block * N > 512 else 4)
 
 

@@ -218,24 +218,7 @@ def plan(x: torch.Tensor, M: int, D: int, backward: bool) -> Plan:
     """What measured best on an H200 for M rows of D columns.
 
     Rows that fit registers are held there; of longer ones each is one program's, unless they are too few for the
-    device and too long for one program: then they are split. Times in µs, bf16, of the kind / lanes or rows /
-    warps / parts that is chosen, and of the next best or what else there was to expect:
-
-    ===============  ======================================  ======================================
-    M x D            forward                                 backward
-    ===============  ======================================  ======================================
-    65536 x 128      whole 16/4 13.2
-    8192 x 4096                                              whole 1/16 52.9, 1/8 53.6
-    8192 x 16384                                             pieces 1024/32 193.7, whole 1/16 196.6
-    64 x 32768       pieces 1024/32 8.5, whole 1/32 9.1
-    8192 x 32768     pieces 1024/16 283, whole 1/32 322
-    1024 x 65536     pieces 2048/32 78.3, 1024/32 82.4       pieces 2048/32 119, 1024/32 149
-    1 x 262144       split 512/8/64 7.9
-    64 x 262144      split 512/8/16 31.1                     split 1024/16/4 50.0
-    2048 x 262144    pieces 1024/32 772, split in 4 1462
-    ===============  ======================================  ======================================
-
-    The last is the one that is not followed to the letter: its rows get the 2048 lanes of 65536 columns.
+    device and too long for one program: then they are split.
     """
     block = power_of_2(D)
     if block <= (BACKWARD_LIMIT if backward else LIMIT):

@@ -1,7 +1,6 @@
 """Attention within a sliding window (Beltagy et al., arXiv 2004.05150), with grouped key and value heads.
 
-An operator of its own and no option of `attention`: results of that which are stored stay comparable, because its
-definition does not change, and a window is a size, which an axis can have at any value.
+An operator of its own and no option of `attention`: a window is a size, which an axis can have at any value.
 """
 
 from __future__ import annotations

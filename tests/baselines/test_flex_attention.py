@@ -12,66 +12,45 @@ from kernelmark.suite.operators.attention_sparse import OPERATOR as SPARSE
 from kernelmark.suite.operators.attention_varlen import OPERATOR as VARLEN
 from kernelmark.suite.operators.attention_window import OPERATOR as WINDOW
 
-
 # torch's own, where its compiler is loaded.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("mask", ["causal", "full"])
-def test_right_answer_twice(mask, tmp_path, monkeypatch):
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+HEADS = {"B": 2, "H": 4, "Hkv": 2, "D": 16}
+
+
+@pytest.fixture
+def right_twice(tmp_path, monkeypatch):
+    """A check that a baseline answers a case, after it answered another of the same shapes."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    case = OPERATOR.case({"B": 2, "H": 4, "Hkv": 2, "S": 48, "D": 16}, "fp32", "forward", mask=mask)
-    bench = Workbench.build(OPERATOR, case, torch.device("cpu"), seed=1)
-    call = bench.call(flex_attention.attention(case))
-    for contents in (bench.decoys, bench.values):
-        bench.lay(contents)
-        result = call()
-    deviation(bench.comparable(result), bench.references, OPERATOR.tolerances["fp32"])
+
+    def check(operator, case):
+        bench = Workbench.build(operator, case, torch.device("cpu"), seed=1)
+        call = bench.call(flex_attention.IMPLEMENTATIONS[operator.name]["flex_attention"](case))
+        for contents in (bench.decoys, bench.values):
+            bench.lay(contents)
+            result = call()
+        deviation(bench.comparable(result), bench.references, operator.tolerances["fp32"])
+
+    yield check
     torch._dynamo.reset()
 
 
-# torch's own, where its compiler is loaded.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("mask", ["causal", "full"])
-def test_window_right_answer_twice(mask, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    axes = {"B": 2, "H": 4, "Hkv": 2, "S": 300, "D": 16, "W": 70}
-    case = WINDOW.case(axes, "fp32", "forward", mask=mask)
-    bench = Workbench.build(WINDOW, case, torch.device("cpu"), seed=1)
-    call = bench.call(flex_attention.IMPLEMENTATIONS["attention_window"]["flex_attention"](case))
-    for contents in (bench.decoys, bench.values):
-        bench.lay(contents)
-        result = call()
-    deviation(bench.comparable(result), bench.references, WINDOW.tolerances["fp32"])
-    torch._dynamo.reset()
+def test_right_answer_twice(mask, right_twice):
+    right_twice(OPERATOR, OPERATOR.case({**HEADS, "S": 48}, "fp32", "forward", mask=mask))
 
 
-# torch's own, where its compiler is loaded.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_window_right_answer_twice(mask, right_twice):
+    right_twice(WINDOW, WINDOW.case({**HEADS, "S": 300, "W": 70}, "fp32", "forward", mask=mask))
+
+
 @pytest.mark.parametrize("pattern", ["static", "learned"])
 @pytest.mark.parametrize("mask", ["causal", "full"])
-def test_sparse_right_answer_twice(pattern, mask, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    axes = {"B": 2, "H": 4, "Hkv": 2, "S": 512, "D": 16}
-    case = SPARSE.case(axes, "fp32", "forward", mask=mask, pattern=pattern, sparsity=50)
-    bench = Workbench.build(SPARSE, case, torch.device("cpu"), seed=1)
-    call = bench.call(flex_attention.attention_sparse(case))
-    for contents in (bench.decoys, bench.values):
-        bench.lay(contents)
-        result = call()
-    deviation(bench.comparable(result), bench.references, SPARSE.tolerances["fp32"])
-    torch._dynamo.reset()
+def test_sparse_right_answer_twice(pattern, mask, right_twice):
+    case = SPARSE.case({**HEADS, "S": 512}, "fp32", "forward", mask=mask, pattern=pattern, sparsity=50)
+    right_twice(SPARSE, case)
 
 
-# torch's own, where its compiler is loaded.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("mask", ["causal", "full"])
-def test_varlen_right_answer_twice(mask, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    axes = {"B": 3, "H": 4, "Hkv": 2, "S": 48, "D": 16}
-    case = VARLEN.case(axes, "fp32", "forward", mask=mask, lengths="uniform")
-    bench = Workbench.build(VARLEN, case, torch.device("cpu"), seed=1)
-    call = bench.call(flex_attention.attention_varlen(case))
-    for contents in (bench.decoys, bench.values):
-        bench.lay(contents)
-        result = call()
-    deviation(bench.comparable(result), bench.references, VARLEN.tolerances["fp32"])
-    torch._dynamo.reset()
+def test_varlen_right_answer_twice(mask, right_twice):
+    right_twice(VARLEN, VARLEN.case({**HEADS, "B": 3, "S": 48}, "fp32", "forward", mask=mask, lengths="uniform"))
