@@ -15,6 +15,9 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether Triton interprets (`TRITON_INTERPRET=1`), which is how the kernels run on a CPU."""
 
+INTERPRETING: tl.constexpr = tl.constexpr(INTERPRETED)
+"""The same for kernels."""
+
 FLOATING = (torch.bfloat16, torch.float16, torch.float32)
 """What the kernels read and write; they compute in fp32."""
 
@@ -157,6 +160,16 @@ def power_of_2(size: int) -> int:
 def sigmoid(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """1 / (1 + exp(-x)) in fp32."""
     return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def packed(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """x as it is, two 16-bit numbers a register. Behind a wait the compiler would else hold them as the fp32 that
+    was computed of them before it, in twice the registers.
+    """
+    if x.dtype.primitive_bitwidth == 16 and not INTERPRETING:
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+    return x
 
 
 @triton.jit

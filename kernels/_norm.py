@@ -4,8 +4,8 @@ Forward holds a row in registers and so reads it once. Backward runs as many pro
 at a time; each takes every n-th row, keeps its part of the weight's gradient in registers, and a second
 kernel adds the parts: the order of summation is fixed, so results repeat bit by bit. Rows too long for
 registers are taken in pieces, and so are those that a cache gives again for less than registers cost. Where
-there are fewer long rows than multiprocessors, a row is spread over many programs, in two launches: one for sums
-of its pieces, one for what the sums are needed for.
+there are fewer long rows than multiprocessors, a row is spread over many programs, which forward hold it and meet
+to exchange sums of their pieces; backward is in two launches, one for the sums, one for what they are needed for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ._common import INTERPRETED, cdiv, dense_like, multiprocessors, on, power_of_2, rows
+from ._common import INTERPRETED, cdiv, dense_like, multiprocessors, on, packed, power_of_2, rows
+from ._meeting import meet, phases, places, seen
 
 Norm = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 """y, h = x + residual, mean, rstd = 1 / √(variance or mean square + eps)."""
@@ -44,6 +45,9 @@ SPREAD = 32 if INTERPRETED else 32768
 
 SPREAD_PIECES = (8, 32) if INTERPRETED else (1024, 8192)
 """Smallest and largest piece of a row that is spread."""
+
+SPREAD_WARP = 1024
+"""Elements of such a piece a warp has. 32 a thread, held as they came, leave a multiprocessor all its threads."""
 
 SPREAD_MOST = 1024
 """Most pieces of a row whose sums one program adds."""
@@ -184,89 +188,86 @@ def _normalize_long(  # type: ignore[no-untyped-def]  # Triton's types are its o
 
 
 @triton.jit
-def _piece_sums(  # type: ignore[no-untyped-def]  # Triton's types are its own
+def _normalize_spread(  # type: ignore[no-untyped-def]  # Triton's types are its own
     x,
     residual,
-    h,
-    sums,
-    N,
-    D,
-    pieces,
-    x_stride,
-    residual_stride,
-    BLOCK: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    CENTRED: tl.constexpr,
-):
-    """Of one piece of one row the sum of squares, or mean and sum of squared distances from it."""
-    row = (tl.program_id(0) // pieces).to(tl.int64)
-    piece = tl.program_id(0) % pieces
-    col = piece * BLOCK + tl.arange(0, BLOCK)
-    inside = col < D
-    value = tl.load(x + row * x_stride + col, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
-    if RESIDUAL:
-        value += tl.load(residual + row * residual_stride + col, inside, 0.0).to(tl.float32)
-        rounded = value.to(h.dtype.element_ty)
-        tl.store(h + row * D + col, rounded, inside)
-        value = rounded.to(tl.float32)
-    at = row * pieces + piece
-    if CENTRED:
-        mean = tl.sum(value, 0) / tl.minimum(D - piece * BLOCK, BLOCK)
-        tl.store(sums + tl.cast(N, tl.int64) * pieces + at, mean)
-        value = tl.where(inside, value - mean, 0.0)
-    tl.store(sums + at, tl.sum(value * value, 0))
-
-
-@triton.jit
-def _normalize_pieces(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x,
     weight,
     bias,
     y,
+    h,
     sums,
+    place,
     means,
     rstds,
     N,
     D,
     pieces,
     x_stride,
+    residual_stride,
     eps,
     BLOCK: tl.constexpr,
     PIECES: tl.constexpr,
+    RESIDUAL: tl.constexpr,
     CENTRED: tl.constexpr,
     SAVE: tl.constexpr,
+    SUM: tl.constexpr,
+    NORM: tl.constexpr,
 ):
-    """One piece of one row, from the sums of all its pieces (joined as by Chan, Golub and LeVeque 1979).
-
-    The last piece first: it was read last, and is the likeliest to be in the cache still.
+    """One piece of one row. SUM: its sum of squares, or mean and sum of squared distances from that. NORM: its
+    normalization by the sums of all pieces (joined as by Chan, Golub and LeVeque 1979). With both, the programs
+    of a row meet in between, and the piece stays in registers, in its own dtype.
     """
-    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    program = tl.program_id(0)
+    if not SUM:
+        # The last piece first: it was read last, and is the likeliest to be in the cache still.
+        program = tl.num_programs(0) - 1 - program
     row = (program // pieces).to(tl.int64)
     piece = program % pieces
     col = piece * BLOCK + tl.arange(0, BLOCK)
     inside = col < D
-    # Read before the sums, whose wait hides these.
-    value = tl.load(x + row * x_stride + col, inside, 0.0).to(tl.float32)
-    w = tl.load(weight + col, inside, 0.0).to(tl.float32)
-    other = tl.arange(0, PIECES)
-    squares = tl.load(sums + row * pieces + other, other < pieces, 0.0)
-    if CENTRED:
-        b = tl.load(bias + col, inside, 0.0).to(tl.float32)
-        average = tl.load(sums + tl.cast(N, tl.int64) * pieces + row * pieces + other, other < pieces, 0.0)
-        count = tl.maximum(tl.minimum(D - other * BLOCK, BLOCK), 0).to(tl.float32)
-        mean = tl.sum(average * count, 0) / D
-        apart = average - mean
-        squares += count * apart * apart
-        value -= mean
-    rstd = 1.0 / tl.sqrt(tl.sum(squares, 0) / D + eps)
-    if SAVE:
-        tl.store(rstds + row, rstd, piece == 0)
+    before = 0
+    if SUM and NORM:
+        before = seen(place + row * 2)
+    held = tl.load(x + row * x_stride + col, inside, 0.0, eviction_policy="evict_first" if NORM else "evict_last")
+    if RESIDUAL:
+        other = tl.load(residual + row * residual_stride + col, inside, 0.0)
+        held = (held.to(tl.float32) + other.to(tl.float32)).to(h.dtype.element_ty)
+        tl.store(h + row * D + col, held, inside)
+    at = row * pieces + piece
+    if SUM:
+        value = held.to(tl.float32)
         if CENTRED:
-            tl.store(means + row, mean, piece == 0)
-    value = value * rstd * w
-    if CENTRED:
-        value += b
-    tl.store(y + row * D + col, value.to(y.dtype.element_ty), inside)
+            mean = tl.sum(value, 0) / tl.minimum(D - piece * BLOCK, BLOCK)
+            tl.store(sums + tl.cast(N, tl.int64) * pieces + at, mean)
+            value = tl.where(inside, value - mean, 0.0)
+        tl.store(sums + at, tl.sum(value * value, 0))
+    if SUM and NORM:
+        meet(place + row * 2, pieces, before)
+        held = packed(held)
+    if NORM:
+        value = held.to(tl.float32)
+        w = tl.load(weight + col, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
+        part = tl.arange(0, PIECES)
+        # Written by other programs of this launch: not from the multiprocessor's own cache.
+        squares = tl.load(sums + row * pieces + part, part < pieces, 0.0, cache_modifier=".cg")
+        if CENTRED:
+            b = tl.load(bias + col, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
+            averages = sums + tl.cast(N, tl.int64) * pieces + row * pieces
+            average = tl.load(averages + part, part < pieces, 0.0, cache_modifier=".cg")
+            count = tl.maximum(tl.minimum(D - part * BLOCK, BLOCK), 0).to(tl.float32)
+            mean = tl.sum(average * count, 0) / D
+            apart = average - mean
+            squares += count * apart * apart
+            value -= mean
+        rstd = 1.0 / tl.sqrt(tl.sum(squares, 0) / D + eps)
+        if SAVE:
+            tl.store(rstds + row, rstd, piece == 0)
+            if CENTRED:
+                tl.store(means + row, mean, piece == 0)
+        value = value * rstd * w
+        if CENTRED:
+            value += b
+        tl.store(y + row * D + col, value.to(y.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -542,9 +543,7 @@ def normalize(
     height = 1 if long else max(1, min(2048 // block, N))
     height = power_of_2(height)
     if long and (piece := spread(x, N, D)):
-        _normalize_spread(
-            flat, residual if residual is None else other, weight, bias, (y, h, mean, rstd), eps, piece
-        )
+        _spread(flat, residual if residual is None else other, weight, bias, (y, h, mean, rstd), eps, piece)
         return y, h, mean, rstd
     with on(x):
         (_normalize_long if long else _normalize)[(cdiv(N, height),)](
@@ -582,7 +581,7 @@ def spread(x: torch.Tensor, N: int, D: int) -> int:
     return piece if cdiv(D, piece) <= SPREAD_MOST else 0
 
 
-def _normalize_spread(
+def _spread(
     x: torch.Tensor,
     residual: torch.Tensor | None,
     weight: torch.Tensor,
@@ -591,43 +590,45 @@ def _normalize_spread(
     eps: float,
     piece: int,
 ) -> None:
-    """The forward pass of few long rows x (N, D)."""
+    """The forward pass of few long rows x (N, D): in one launch where its programs can meet, else in two."""
     y, h, mean, rstd = results
     N, D = x.shape
     pieces = cdiv(D, piece)
+    place = places(x, N)
     sums = torch.empty(1 if bias is None else 2, N, pieces, dtype=torch.float32, device=x.device)
-    options = {"BLOCK": piece, "CENTRED": bias is not None, "num_warps": min(max(piece // 256, 4), 16)}
-    with on(x):
-        _piece_sums[(N * pieces,)](
-            x,
-            x if residual is None else residual,
-            h,
-            sums,
-            N,
-            D,
-            pieces,
-            x.stride(0),
-            x.stride(0) if residual is None else residual.stride(0),
-            RESIDUAL=residual is not None,
-            **options,
-        )
-        _normalize_pieces[(N * pieces,)](
-            x if h is None else h,
-            weight.contiguous(),
-            weight if bias is None else bias.contiguous(),
-            y,
-            sums,
-            mean,
-            rstd,
-            N,
-            D,
-            pieces,
-            x.stride(0) if h is None else D,
-            eps,
-            PIECES=power_of_2(pieces),
-            SAVE=rstd is not None,
-            **options,
-        )
+    weight = weight.contiguous()
+    bias = bias if bias is None else bias.contiguous()
+    for first, second in phases(place):
+        # In two launches the second reads what the first made of x and the residual.
+        source, stride = (x, x.stride(0)) if first or h is None else (h, D)
+        other = residual if first else None
+        with on(x):
+            _normalize_spread[(N * pieces,)](
+                source,
+                source if other is None else other,
+                weight,
+                weight if bias is None else bias,
+                y,
+                h,
+                sums,
+                sums if place is None else place,
+                mean,
+                rstd,
+                N,
+                D,
+                pieces,
+                stride,
+                0 if other is None else other.stride(0),
+                eps,
+                BLOCK=piece,
+                PIECES=power_of_2(pieces),
+                RESIDUAL=other is not None,
+                CENTRED=bias is not None,
+                SAVE=rstd is not None,
+                SUM=first,
+                NORM=second,
+                num_warps=min(max(piece // SPREAD_WARP, 4), 16),
+            )
 
 
 def empty(x: torch.Tensor, residual: bool, centred: bool, save: bool) -> Norm:

@@ -1,9 +1,10 @@
 """Softmax of rows: one read and one write forward, two reads and one write backward.
 
-A row that fits registers is held there. A longer one is read twice, the second time from the L2 cache if that
-still has it, by one program if there are rows enough to fill the device, else by several in two launches.
-Running maxima and sums of exponentials (online softmax, Milakov and Gimelshein, arXiv 1805.02867) are kept for
-each 16-byte vector of a thread, so that nothing waits for other threads before the end of a piece.
+A row that fits registers is held there, a longer one in those of several programs, which meet to exchange what
+they have of it. Where rows are too many for that, a program reads one twice, the second time from the L2 cache if
+that still has it. Running maxima and sums of exponentials (online softmax, Milakov and Gimelshein, arXiv
+1805.02867) are then kept for each 16-byte vector of a thread, so that nothing waits for other threads before the
+end of a piece.
 """
 
 from __future__ import annotations
@@ -14,7 +15,19 @@ import torch
 import triton
 import triton.language as tl
 
-from ._common import INTERPRETED, cdiv, check, dense_like, multiprocessors, on, operator, power_of_2, rows
+from ._common import (
+    INTERPRETED,
+    cdiv,
+    check,
+    dense_like,
+    multiprocessors,
+    on,
+    operator,
+    packed,
+    power_of_2,
+    rows,
+)
+from ._meeting import MOST, meet, phases, places, seen
 
 LIMIT = 64 if INTERPRETED else 16384
 """Longest row, in elements, that forward holds in registers: 32 a thread of 16 warps."""
@@ -22,17 +35,19 @@ LIMIT = 64 if INTERPRETED else 16384
 BACKWARD_LIMIT = 32 if INTERPRETED else 8192
 """The same for backward, which has two numbers an element to hold."""
 
+PARTS = (8, 32) if INTERPRETED else (1024, 8192)
+"""Smallest and largest part of a longer row, in elements, that one of its programs holds; half of it backward."""
+
 LANES = 4 if INTERPRETED else 1024
-"""Vectors of 16 bytes in a piece of a longer row; one or two a thread."""
+"""Vectors of 16 bytes in a piece of a row that one program reads twice; one or two a thread."""
 
 
 class Plan(NamedTuple):
-    """How rows are shared out: `size` is rows a program ("whole") or lanes of a piece, `parts` programs a row."""
+    """How rows are shared out. `size` is rows a program, lanes of a piece, or columns of a part."""
 
     kind: Literal["whole", "pieces", "split"]
     size: int
     warps: int
-    parts: int = 1
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -107,41 +122,47 @@ def _pieces(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
-def _part_statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, tops, totals, D, stride, PARTS, LENGTH, LANES: tl.constexpr, VECTOR: tl.constexpr
-):
-    """Maximum and sum of one of PARTS parts of a row, LENGTH columns long."""
-    row = (tl.program_id(0) // PARTS).to(tl.int64)
-    start = tl.program_id(0) % PARTS * LENGTH
-    top, total = _statistics(x + row * stride, start, tl.minimum(start + LENGTH, D), LANES, VECTOR)
-    tl.store(tops + tl.program_id(0), top)
-    tl.store(totals + tl.program_id(0), total)
-
-
-@triton.jit
-def _part_scaled(  # type: ignore[no-untyped-def]  # Triton's types are its own
+def _split(  # type: ignore[no-untyped-def]  # Triton's types are its own
     x,
     y,
     tops,
     totals,
+    place,
     D,
     stride,
     PARTS,
-    LENGTH,
     ALL: tl.constexpr,
-    LANES: tl.constexpr,
-    VECTOR: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SUM: tl.constexpr,
+    SCALE: tl.constexpr,
 ):
-    """One part of a row, with what all its parts are known to have; ALL is PARTS or more, a power of two."""
+    """One of PARTS parts of a row, BLOCK columns. SUM: its maximum and sum; SCALE: its results, by those of all
+    parts. With both, the programs of a row meet in between, and the part stays in registers.
+    """
     LOG2E: tl.constexpr = 1.4426950408889634
     row = (tl.program_id(0) // PARTS).to(tl.int64)
-    part = tl.arange(0, ALL)
-    highest = tl.load(tops + row * PARTS + part, part < PARTS, -1.0e38)
-    total = tl.load(totals + row * PARTS + part, part < PARTS, 0.0)
-    top = tl.max(highest, 0)
-    share = 1.0 / tl.sum(total * tl.exp2((highest - top) * LOG2E), 0)
-    start = tl.program_id(0) % PARTS * LENGTH
-    _scaled(x + row * stride, y + row * D, start, tl.minimum(start + LENGTH, D), top, share, LANES, VECTOR)
+    col = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
+    before = 0
+    if SUM and SCALE:
+        before = seen(place + row * 2)
+    held = tl.load(x + row * stride + col, col < D, float("-inf"))
+    if SUM:
+        # Finite, so that the difference of two is never NaN.
+        top = tl.maximum(tl.max(held.to(tl.float32), 0), -1.0e38)
+        tl.store(tops + tl.program_id(0), top)
+        tl.store(totals + tl.program_id(0), tl.sum(tl.exp2((held.to(tl.float32) - top) * LOG2E), 0))
+    if SUM and SCALE:
+        meet(place + row * 2, PARTS, before)
+        held = packed(held)
+    if SCALE:
+        part = tl.arange(0, ALL)
+        # Written by other programs of this launch: not from the multiprocessor's own cache.
+        highest = tl.load(tops + row * PARTS + part, part < PARTS, -1.0e38, cache_modifier=".cg")
+        total = tl.load(totals + row * PARTS + part, part < PARTS, 0.0, cache_modifier=".cg")
+        top = tl.max(highest, 0)
+        share = 1.0 / tl.sum(total * tl.exp2((highest - top) * LOG2E), 0)
+        value = tl.exp2((held.to(tl.float32) - top) * LOG2E) * share
+        tl.store(y + row * D + col, value.to(y.dtype.element_ty), col < D)
 
 
 @triton.jit
@@ -191,55 +212,62 @@ def _pieces_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its 
 
 
 @triton.jit
-def _part_product(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dy, y, totals, D, dy_stride, y_stride, PARTS, LENGTH, BLOCK: tl.constexpr
+def _split_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dy,
+    y,
+    dx,
+    totals,
+    place,
+    D,
+    dy_stride,
+    y_stride,
+    PARTS,
+    ALL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SUM: tl.constexpr,
+    MOVE: tl.constexpr,
 ):
-    """Sum of y · dy of one of PARTS parts of a row."""
+    """As `_split`, for dx: SUM is that of y · dy, MOVE takes the row's off dy."""
     row = (tl.program_id(0) // PARTS).to(tl.int64)
-    start = tl.program_id(0) % PARTS * LENGTH
-    end = tl.minimum(start + LENGTH, D)
-    tl.store(totals + tl.program_id(0), _product(dy + row * dy_stride, y + row * y_stride, start, end, BLOCK))
-
-
-@triton.jit
-def _part_moved(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dy, y, dx, totals, D, dy_stride, y_stride, PARTS, LENGTH, ALL: tl.constexpr, BLOCK: tl.constexpr
-):
-    """dx of one part of a row, with the sums of all its parts."""
-    row = (tl.program_id(0) // PARTS).to(tl.int64)
-    part = tl.arange(0, ALL)
-    shift = tl.sum(tl.load(totals + row * PARTS + part, part < PARTS, 0.0), 0)
-    start = tl.program_id(0) % PARTS * LENGTH
-    end = tl.minimum(start + LENGTH, D)
-    _moved(dy + row * dy_stride, y + row * y_stride, dx + row * D, start, end, shift, BLOCK)
+    col = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
+    before = 0
+    if SUM and MOVE:
+        before = seen(place + row * 2)
+    given = tl.load(dy + row * dy_stride + col, col < D, 0.0)
+    value = tl.load(y + row * y_stride + col, col < D, 0.0)
+    if SUM:
+        tl.store(totals + tl.program_id(0), tl.sum(given.to(tl.float32) * value.to(tl.float32), 0))
+    if SUM and MOVE:
+        meet(place + row * 2, PARTS, before)
+        given = packed(given)
+        value = packed(value)
+    if MOVE:
+        part = tl.arange(0, ALL)
+        shift = tl.sum(tl.load(totals + row * PARTS + part, part < PARTS, 0.0, cache_modifier=".cg"), 0)
+        result = value.to(tl.float32) * (given.to(tl.float32) - shift)
+        tl.store(dx + row * D + col, result.to(dx.dtype.element_ty), col < D)
 
 
 def plan(x: torch.Tensor, M: int, D: int, backward: bool) -> Plan:
     """What measured best on an H200 for M rows of D columns.
 
-    Rows that fit registers are held there; of longer ones each is one program's, unless they are too few for the
-    device and too long for one program: then they are split.
+    Rows that fit registers are held there; longer ones are split, unless they are too many or too long for it.
     """
     block = power_of_2(D)
     if block <= (BACKWARD_LIMIT if backward else LIMIT):
         height = power_of_2(max(1, min(2048 // block, M)))
         per_warp = 256 if backward else 1024  # 8 or 32 numbers a thread of each tensor
         return Plan("whole", height, min(max(height * block // per_warp, 4), 32))
+    # Four programs a multiprocessor, but no part so small that starting it takes longer than its work.
+    part = power_of_2(M * D // (4 * multiprocessors(x)))
+    part = min(max(part, PARTS[0]), PARTS[1] // (2 if backward else 1))
+    if M <= MOST and cdiv(D, part) <= 1024:
+        return Plan("split", part, min(max(part // 1024 * (2 if backward else 1), 4), 16))
     processors = multiprocessors(x)
     vector = 16 // x.element_size()
     if 4 * LANES * vector >= D:
         return Plan("pieces", LANES, 16 if 2 * processors <= M and not backward else 32)
-    if processors <= M:
-        return Plan("pieces", 2 * LANES, 32)
-    # 32 warps of a multiprocessor backward, 64 forward.
-    lanes, warps, programs = (LANES, 16, 2) if backward else (LANES // 2, 8, 8)
-    parts = max(1, min(programs * processors // M, cdiv(D, lanes * vector), 1024))
-    return Plan("split", lanes, warps, parts)
-
-
-def _length(D: int, parts: int, piece: int) -> int:
-    """Columns of a part: whole pieces, so that accesses stay aligned."""
-    return cdiv(cdiv(D, parts), piece) * piece
+    return Plan("pieces", 2 * LANES, 32)
 
 
 def run(x: torch.Tensor, y: torch.Tensor, chosen: Plan) -> None:
@@ -254,14 +282,25 @@ def run(x: torch.Tensor, y: torch.Tensor, chosen: Plan) -> None:
         elif chosen.kind == "pieces":
             _pieces[(M,)](x, y, D, x.stride(0), LANES=chosen.size, VECTOR=vector, num_warps=chosen.warps)
         else:
-            length = _length(D, chosen.parts, chosen.size * vector)
-            parts = cdiv(D, length)
+            parts = cdiv(D, chosen.size)
+            place = places(x, M)
             tops, totals = torch.empty(2, M, parts, dtype=torch.float32, device=x.device)
-            shape = {"LANES": chosen.size, "VECTOR": vector, "num_warps": chosen.warps}
-            _part_statistics[(M * parts,)](x, tops, totals, D, x.stride(0), parts, length, **shape)
-            _part_scaled[(M * parts,)](
-                x, y, tops, totals, D, x.stride(0), parts, length, ALL=power_of_2(parts), **shape
-            )
+            for first, second in phases(place):
+                _split[(M * parts,)](
+                    x,
+                    y,
+                    tops,
+                    totals,
+                    tops if place is None else place,
+                    D,
+                    x.stride(0),
+                    parts,
+                    ALL=power_of_2(parts),
+                    BLOCK=chosen.size,
+                    SUM=first,
+                    SCALE=second,
+                    num_warps=chosen.warps,
+                )
 
 
 def run_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, chosen: Plan) -> None:
@@ -274,18 +313,29 @@ def run_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, chosen: Pl
                 dy, y, dx, M, D, *strides, ROWS=chosen.size, BLOCK=power_of_2(D), num_warps=chosen.warps
             )
             return
-        block = chosen.size * (16 // y.element_size())
         if chosen.kind == "pieces":
+            block = chosen.size * (16 // y.element_size())
             _pieces_gradient[(M,)](dy, y, dx, D, *strides, BLOCK=block, num_warps=chosen.warps)
         else:
-            length = _length(D, chosen.parts, block)
-            parts = cdiv(D, length)
+            parts = cdiv(D, chosen.size)
+            place = places(y, M)
             totals = torch.empty(M, parts, dtype=torch.float32, device=y.device)
-            shape = {"BLOCK": block, "num_warps": chosen.warps}
-            _part_product[(M * parts,)](dy, y, totals, D, *strides, parts, length, **shape)
-            _part_moved[(M * parts,)](
-                dy, y, dx, totals, D, *strides, parts, length, ALL=power_of_2(parts), **shape
-            )
+            for first, second in phases(place):
+                _split_gradient[(M * parts,)](
+                    dy,
+                    y,
+                    dx,
+                    totals,
+                    totals if place is None else place,
+                    D,
+                    *strides,
+                    parts,
+                    ALL=power_of_2(parts),
+                    BLOCK=chosen.size,
+                    SUM=first,
+                    MOVE=second,
+                    num_warps=chosen.warps,
+                )
 
 
 def _launch(x: torch.Tensor) -> torch.Tensor:
