@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 import triton
@@ -28,6 +28,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ._common import check, choice, on, operator, power_of_2
+
+if TYPE_CHECKING:
+    from ._attention_hopper import Schedule
 
 LOG2E = 1.4426950408889634
 LOWEST = tl.constexpr(-3.4028234663852886e38)
@@ -38,6 +41,10 @@ L2_SHARE = 24 << 20
 
 HOPPER = ("forward", "backward")
 """Passes that the kernels for Hopper do, where they can."""
+
+Path = Literal["pointers", "descriptors", "hopper"]
+"""How tiles are loaded, and by which kernels: the portable ones through pointers or by the tensor memory
+accelerator, or those for Hopper."""
 
 
 @dataclass(frozen=True)
@@ -557,6 +564,21 @@ def _tma(*tensors: torch.Tensor) -> bool:
     )
 
 
+def _descriptors(path: Path | None, *tensors: torch.Tensor) -> bool:
+    """Whether the portable kernels load by the tensor memory accelerator: as asked for, or where they can.
+
+    Raises `NotImplementedError` where what is asked for cannot be.
+    """
+    if path == "pointers":
+        return False
+    if path == "hopper":
+        raise NotImplementedError("the kernels for Hopper do not take these inputs on this device")
+    tma = _tma(*tensors)
+    if path is not None and not tma:
+        raise NotImplementedError("descriptors cannot describe these inputs on this device")
+    return tma
+
+
 def _tile(x: torch.Tensor, rows: int, tma: bool) -> Any:
     """What a kernel loads tiles from: a descriptor of (1, 1, rows, width) blocks, or the tensor itself."""
     if not tma:
@@ -573,22 +595,32 @@ def _shared(k: torch.Tensor, groups: int) -> int:
 
 
 def _launch_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int = 0
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    window: int = 0,
+    path: Path | None = None,
+    schedule: Schedule | None = None,
 ) -> tuple[Any, Any]:
-    """The output and its log-sum-exp in base 2, +inf where nothing is seen. A window of 0 is none."""
+    """The output and its log-sum-exp in base 2, +inf where nothing is seen. A window of 0 is none.
+
+    The best path that inputs and device allow, unless one is asked for; that one, with a schedule for Hopper of
+    choice, or `NotImplementedError`.
+    """
     B, H, S, D = q.shape
     out = q.new_empty(q.shape)
     lse = torch.empty(B, H, S, dtype=torch.float32, device=q.device)
     if out.numel() == 0:
         return out, lse
-    hopper = _hopper(q.device)
-    if hopper is not None and "forward" in HOPPER and hopper[0].fits(q, k, v, hopper[0].FORWARD_WIDTHS):
-        hopper[0].forward(q, k, v, out, lse, causal, window)
+    hopper = _hopper(q.device) if path in (None, "hopper") and "forward" in HOPPER else None
+    if hopper is not None and hopper[0].fits(q, k, v, hopper[0].FORWARD_WIDTHS):
+        hopper[0].forward(q, k, v, out, lse, causal, window, schedule)
         return out, lse
     q, k, v = _plain(q), _plain(k), _plain(v)
     groups = H // k.shape[1]
     t = tiles("forward", q, window)
-    tma = _tma(q, k, v)
+    tma = _descriptors(path, q, k, v)
     with on(q):
         _forward[(triton.cdiv(S, t.resident) * B * H,)](
             _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma), out, lse,
@@ -610,8 +642,9 @@ def _launch_backward(
     causal: bool,
     window: int = 0,
     grad_lse: torch.Tensor | None = None,
+    path: Path | None = None,
 ) -> tuple[Any, Any, Any]:
-    """dQ, dK and dV. `lse` and the gradient in it are of base 2."""
+    """dQ, dK and dV. `lse` and the gradient in it are of base 2. `path` as in `_launch_forward`."""
     B, H, S, D = q.shape
     Hkv = k.shape[1]
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
@@ -619,7 +652,6 @@ def _launch_backward(
         return dq, dk.zero_(), dv.zero_()
     q, k, v, grad = _plain(q), _plain(k), _plain(v), _plain(grad)
     groups = H // Hkv
-    tma = _tma(q, k, v, grad)
     delta = torch.empty_like(lse)
     blocks = triton.cdiv(S, 64)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3])
@@ -632,10 +664,11 @@ def _launch_backward(
         if grad_lse is not None:
             # A row's log-sum-exp has the probabilities for its derivative: dS = P ∘ (dP + dlse - delta).
             delta.sub_(grad_lse, alpha=LOG2E)
-        hopper = _hopper(q.device)
-        if hopper is not None and "backward" in HOPPER and hopper[0].fits(q, k, v):
+        hopper = _hopper(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
+        if hopper is not None and hopper[0].fits(q, k, v):
             hopper[1].backward(grad.contiguous(), q, k, v, lse, delta, dq, dk, dv, causal, window)
             return dq, dk, dv
+        tma = _descriptors(path, q, k, v, grad)
         t = tiles("keys", q)
         _backward_keys[(triton.cdiv(S, t.resident) * B * Hkv,)](
             _tile(q, t.streamed, tma), _tile(k, t.resident, tma), _tile(v, t.resident, tma),
