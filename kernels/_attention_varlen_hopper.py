@@ -32,7 +32,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, SCHEDULES, Schedule, Tiles, _exp2, _layout, launch
+from ._attention_hopper import (
+    KEYS,
+    LOG2E,
+    LOWEST,
+    ROWS,
+    SCHEDULES,
+    Schedule,
+    Tiles,
+    _exp2,
+    _layout,
+    _pack,
+    _unpack,
+    launch,
+)
 from ._common import multiprocessors, on
 
 _barrier = getattr(gl, "thread_barrier", None) or gl.barrier
@@ -184,18 +197,21 @@ def _clean(v, beyond, KEYS: gl.constexpr, D: gl.constexpr):  # type: ignore[no-u
 
 @gluon.jit
 def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, weights, weight, highest,
+    q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
     k_stage, k_phase, v_stage, v_phase, turn_phase, edge, keys, start, scale,
     MASKED: gl.constexpr, HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, WORDS: gl.constexpr,
 ):  # fmt: skip
-    """One block of keys, with the values of the block before."""
+    """One block of keys, with the values of the block before, whose weights are `packed`."""
+    dtype: gl.constexpr = vs.dtype
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
     mbarrier.wait(k_full.index(k_stage), k_phase)
     if TURNS:
         mbarrier.wait(turn.index(HALF), turn_phase)
         turn_phase ^= 1
     s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
     mbarrier.wait(v_full.index(v_stage), v_phase)
+    weights = _unpack(packed, dtype, ROWS, KEYS, operand, WORDS)
     acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
     if TURNS:
         mbarrier.arrive(turn.index(1 - HALF), count=1)
@@ -210,7 +226,7 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
     mbarrier.arrive(v_empty.index(v_stage), count=1)
     acc = acc * gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout)), 1)
-    weights = gl.convert_layout(p.to(weights.dtype), weights.type.layout)
+    packed = _pack(p, dtype, ROWS, KEYS, operand, WORDS)
     k_stage += 1
     if k_stage == STAGES:
         k_stage = 0
@@ -219,7 +235,7 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     if v_stage == STAGES:
         v_stage = 0
         v_phase ^= 1
-    return acc, weights, weight, raised, k_stage, k_phase, v_stage, v_phase, turn_phase
+    return acc, packed, weight, raised, k_stage, k_phase, v_stage, v_phase, turn_phase
 
 
 @gluon.jit
@@ -228,6 +244,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     following, told, heard, table, rows, heads, tokens, scale,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, DYNAMIC: gl.constexpr,
+    WORDS: gl.constexpr,
 ):  # fmt: skip
     """One half of every tile: online softmax in base 2 over blocks of keys, the last keys first.
 
@@ -277,24 +294,25 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             highest = gl.maximum(gl.max(s, 1) * scale, LOWEST)
             p = _exp2(s * scale - gl.expand_dims(highest, 1), SHARE)
             weight = gl.sum(p, 1)
-            weights = gl.convert_layout(p.to(dtype), operand)
+            packed = _pack(p, dtype, ROWS, KEYS, operand, WORDS)
             acc = gl.zeros([ROWS, D], gl.float32, total)
             if CAUSAL:
                 for j in range(1, masked):
-                    acc, weights, weight, highest, k_stage, k_phase, v_stage, v_phase, turn_phase = _step(
-                        q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, weights, weight, highest,
+                    acc, packed, weight, highest, k_stage, k_phase, v_stage, v_phase, turn_phase = _step(
+                        q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
                         k_stage, k_phase, v_stage, v_phase, turn_phase, edge, keys, start - j * KEYS, scale,
-                        True, HALF, CAUSAL, ROWS, KEYS, STAGES, TURNS, SHARE,
+                        True, HALF, CAUSAL, ROWS, KEYS, STAGES, TURNS, SHARE, WORDS,
                     )  # fmt: skip
             for _ in range(gl.maximum(masked, 1), count):
-                acc, weights, weight, highest, k_stage, k_phase, v_stage, v_phase, turn_phase = _step(
-                    q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, weights, weight, highest,
+                acc, packed, weight, highest, k_stage, k_phase, v_stage, v_phase, turn_phase = _step(
+                    q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
                     k_stage, k_phase, v_stage, v_phase, turn_phase, edge, keys, start, scale,
-                    False, HALF, CAUSAL, ROWS, KEYS, STAGES, TURNS, SHARE,
+                    False, HALF, CAUSAL, ROWS, KEYS, STAGES, TURNS, SHARE, WORDS,
                 )  # fmt: skip
             # The last product with Q is done: the next tile's can be loaded.
             mbarrier.arrive(q_empty.index(HALF), count=1)
             mbarrier.wait(v_full.index(v_stage), v_phase)
+            weights = _unpack(packed, dtype, ROWS, KEYS, operand, WORDS)
             acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(v_empty.index(v_stage), count=1)
@@ -334,7 +352,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, out, plain, lse, table, rows, heads, groups, tokens, scale,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, DYNAMIC: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    REGISTERS: gl.constexpr, WORDS: gl.constexpr,
 ):  # fmt: skip
     """Buffers and barriers, then the three warp groups. `plain` is `out` as a pointer, `tokens` its rows."""
     qs = gl.allocate_shared_memory(q.dtype, [2, ROWS, D], q.layout)
@@ -376,7 +394,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 (
                     out, plain, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
                     following, told, heard, table, rows, heads, tokens, scale,
-                    0, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE, DYNAMIC,
+                    0, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE, DYNAMIC, WORDS,
                 ),
             ),
             (
@@ -384,7 +402,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 (
                     out, plain, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
                     following, told, heard, table, rows, heads, tokens, scale,
-                    1, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE, DYNAMIC,
+                    1, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE, DYNAMIC, WORDS,
                 ),
             ),
         ],
@@ -424,5 +442,5 @@ def forward(
             _kernel, (_kernel, q.device, q.dtype, D, causal, s, dynamic), min(rows * H, multiprocessors(q)),
             packed(q, ROWS), packed(k, KEYS), packed(v, KEYS), packed(out, ROWS), out, lse, table,
             rows, H, H // k.shape[1], T, LOG2E / math.sqrt(D),
-            causal, ROWS, KEYS, D, s.stages, s.turns, s.share, dynamic, s.registers,
+            causal, ROWS, KEYS, D, s.stages, s.turns, s.share, dynamic, s.registers, s.words,
         )  # fmt: skip
