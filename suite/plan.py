@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -21,18 +22,23 @@ from .catalog import Catalog, Implementation
 from .measure.stopping import Sampling, TimerName
 from .operator import Grid, Option
 
-BUILTIN = ("quick", "standard", "full", "crossing")
-"""The first three from the operators' own grids, the last from the file of that name in `plans/`."""
+BUILTIN = ("quick", "standard", "full", "crossing", "memory", "attention", "models")
+"""The first three from the operators' own grids, the others from the files of those names in `plans/`."""
 
 
 class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dtypes": "dtype", "passes": "pass"}):
-    """A `[[cases]]` table of a plan file: an operator and a grid over its axes and options."""
+    """A `[[cases]]` table of a plan file: an operator and a grid over its axes and options.
+
+    `implementations` are the names or providers that these cases are for, without it all; less those of `without`.
+    """
 
     operator: str
     axes: dict[str, int | list[int]]
     options: dict[str, Option | list[Option]] = {}
     dtypes: list[str] | str = "bf16"
     passes: list[Pass] | Pass = "forward"
+    implementations: list[str] = []
+    without: list[str] = []
 
     def grid(self) -> Grid:
         """The grid part."""
@@ -63,6 +69,10 @@ class Cell:
         return (self.case.operator, self.case.name, self.implementation.name, self.cache)
 
 
+Only: TypeAlias = Mapping[str, tuple[str, ...]]
+"""By operator/case, the implementations that the case is for; one that is not in it is for all."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a run executes. `deadline_s` bounds one cell in one replicate, compilation included."""
@@ -73,6 +83,7 @@ class Plan:
     caches: tuple[Cache, ...]
     sampling: Sampling
     deadline_s: float
+    only: Only = field(default_factory=dict)
 
     def but(self, replicates: int | None, cache: str | None, timer: TimerName | None) -> Plan:
         """The same plan with other replicates, cache states (`cold`, `hot`, `both`) or timer; None keeps."""
@@ -93,10 +104,7 @@ class Plan:
         What needs a GPU is asked for on a CPU too and gets its `unsupported` row. A CPU's stand-in for a
         kernel is not asked for on a GPU, where the kernel itself is.
         """
-        known = sorted({name for x in catalog.implementations for name in (x.name, x.provider)})
-        for name in implementations:
-            if name not in known:
-                raise unknown("implementation", name, known)
+        _known(implementations, catalog)
         cells = tuple(
             Cell(case, implementation, cache)
             for case in self.cases
@@ -104,6 +112,7 @@ class Plan:
             for implementation in catalog.of_operator(case.operator)
             if device in implementation.devices or device == "cpu"
             if not implementations or {implementation.name, implementation.provider} & set(implementations)
+            if implementation.name in self.only.get(_key(case), (implementation.name,))
         )
         if not cells:
             raise InputError(f"plan {self.name!r} has nothing to measure with these filters.")
@@ -126,6 +135,14 @@ BUDGETS: Mapping[str, tuple[int, float, Sampling]] = {
 """Replicates, deadline in seconds and sampling limits of the plans that the operators' grids make."""
 
 
+def _known(implementations: Sequence[str], catalog: Catalog) -> None:
+    """Raises `InputError` for what is neither an implementation nor a provider."""
+    known = sorted({name for x in catalog.implementations for name in (x.name, x.provider)})
+    for name in implementations:
+        if name not in known:
+            raise unknown("implementation", name, known)
+
+
 def load(name: str, catalog: Catalog, device: Literal["cuda", "cpu"], operators: Sequence[str] = ()) -> Plan:
     """A built-in plan or a plan file, narrowed to `operators`. Raises `InputError` for anything unknown."""
     for operator in operators:
@@ -135,7 +152,8 @@ def load(name: str, catalog: Catalog, device: Literal["cuda", "cpu"], operators:
     if not cases:
         of = f" of {', '.join(operators)}" if operators else ""
         raise InputError(f"plan {name!r} has no cases{of} on {device}.")
-    return replace(plan, cases=cases)
+    only = {key: names for key, names in plan.only.items() if key in {_key(x) for x in cases}}
+    return replace(plan, cases=cases, only=only)
 
 
 def _builtin(name: str, catalog: Catalog, device: str) -> Plan:
@@ -180,11 +198,40 @@ def parse(text: str, name: str, catalog: Catalog) -> Plan:
         raise InputError(f"deadline_s is {file.deadline_s:g}; above 0.")
     if not file.cache:
         raise InputError("cache is empty; cold, hot or both.")
-    cases = [case for x in file.cases for case in catalog.operator(x.operator).expand(x.grid())]
+    cases = []
+    named: dict[str, list[tuple[str, ...]]] = {}
+    for table in file.cases:
+        names = _named(table, catalog)
+        for case in catalog.operator(table.operator).expand(table.grid()):
+            cases.append(case)
+            named.setdefault(_key(case), []).append(names)
     if not cases:
         raise InputError("a plan needs at least one [[cases]] table.")
     caches: tuple[Cache, ...] = (file.cache,) if isinstance(file.cache, str) else tuple(file.cache)
-    return Plan(name, _once(cases), file.replicates, caches, file.sampling, file.deadline_s)
+    # A case of several tables is for what any of them names, and for all if one names none.
+    only = {key: tuple(dict.fromkeys(chain(*tables))) for key, tables in named.items() if all(tables)}
+    return Plan(name, _once(cases), file.replicates, caches, file.sampling, file.deadline_s, only)
+
+
+def _named(table: Cases, catalog: Catalog) -> tuple[str, ...]:
+    """The implementations that a table names; empty if it names none."""
+    if not table.implementations and not table.without:
+        return ()
+    _known([*table.implementations, *table.without], catalog)
+    wanted = set(table.implementations)
+    names = tuple(
+        x.name
+        for x in catalog.of_operator(table.operator)
+        if not wanted or {x.name, x.provider} & wanted
+        if not {x.name, x.provider} & set(table.without)
+    )
+    if not names:
+        raise InputError(f"{table.operator} has no implementation that this table names.")
+    return names
+
+
+def _key(case: Case) -> str:
+    return f"{case.operator}/{case.name}"
 
 
 def _once(cases: Iterable[Case]) -> tuple[Case, ...]:

@@ -102,7 +102,9 @@ def _narrowing(plan: Plan, catalog: Catalog, header: Header) -> list[str] | None
     except InputError:
         return None
     sampling = msgspec.structs.replace(same.sampling, timer=plan.sampling.timer)
-    if same.cases != plan.cases or sampling != plan.sampling or same.deadline_s != plan.deadline_s:
+    if (same.cases, same.only, same.deadline_s) != (plan.cases, plan.only, plan.deadline_s):
+        return None
+    if sampling != plan.sampling:
         return None
     out = [] if whole.cases == plan.cases else [x for name in operators for x in ("--operator", name)]
     if plan.sampling.timer != same.sampling.timer:
@@ -123,6 +125,8 @@ def to_toml(plan: Plan) -> str:
             f"dtype = {_value(case.dtype)}",
             f"pass = {_value(_pass(case))}",
         ]
+        if names := plan.only.get(f"{case.operator}/{case.name}"):
+            lines.append(f"implementations = {_value(names)}")
     return "\n".join(lines) + "\n"
 
 

@@ -371,7 +371,8 @@ class Run:
 
 def request_of(plan: Plan, cells: Sequence[Cell]) -> dict[str, str]:
     """What `resume` needs to ask for the same cells again."""
-    return {
+    only = {"only": msgspec.json.encode(plan.only).decode()} if plan.only else {}
+    return only | {
         "cases": msgspec.json.encode(plan.cases).decode(),
         "implementations": ",".join(sorted({x.implementation.name for x in cells})),
         "caches": ",".join(plan.caches),
@@ -412,6 +413,7 @@ def plan_of(header: Header) -> Plan | None:
         caches=msgspec.convert(header.request["caches"].split(","), tuple[Cache, ...]),
         sampling=msgspec.json.decode(header.request["sampling"], type=Sampling),
         deadline_s=float(header.request["deadline_s"]),
+        only=msgspec.json.decode(header.request.get("only", "{}"), type=dict[str, tuple[str, ...]]),
     )
 
 

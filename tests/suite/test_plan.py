@@ -92,6 +92,25 @@ def test_crossing_is_of_equal_width_at_the_same_lengths():
     assert all(x.options["mask"] == "causal" for x in plan.cases if x.operator == "attention")
 
 
+@pytest.mark.parametrize("name", ["memory", "attention", "models"])
+def test_plans_beside_peers(name):
+    """Each case is ours and a peer's, of another library than torch somewhere in its operator."""
+    cells = plans.load(name, OWN, "cuda").cells(OWN, "cuda")
+    providers: dict[str, set[str]] = {}
+    for x in cells:
+        providers.setdefault(f"{x.case.operator}/{x.case.name}", set()).add(x.implementation.provider)
+    assert all("kernelmark" in x and len(x) > 1 for x in providers.values())
+
+
+def test_plans_beside_peers_cover_the_operators():
+    """And no operator is in two of them."""
+    covered = [
+        {x.operator for x in plans.load(name, OWN, "cuda").cases} for name in ("memory", "attention", "models")
+    ]
+    assert set.union(*covered) == set(OWN.operators)
+    assert sum(map(len, covered)) == len(OWN.operators)
+
+
 def test_builtin_of_one_operator():
     assert {x.operator for x in plans.load("standard", OWN, "cuda", ["gelu", "rope"]).cases} == {"gelu", "rope"}
 
@@ -109,13 +128,19 @@ def test_nothing_of_an_operator_in_a_plan(root: Path):
         plans.load("standard", Catalog.of(root), "cpu")
 
 
+PLANS = "quick, standard, full, crossing, memory, attention, models"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("nightly",), "unknown plan 'nightly'. Known: quick, standard, full, crossing, a .toml file."),
+        (
+            ("nightly",),
+            f"unknown plan 'nightly'. Known: {PLANS}, a .toml file.",
+        ),
         (
             ("qick",),
-            "unknown plan 'qick'. Did you mean 'quick'? Known: quick, standard, full, crossing, a .toml file.",
+            f"unknown plan 'qick'. Did you mean 'quick'? Known: {PLANS}, a .toml file.",
         ),
         (("absent.toml",), "no plan file at absent.toml."),
         (
@@ -174,7 +199,43 @@ def case(line: str) -> Callable[[], str]:
     return f'[[cases]]\noperator = "rms_norm"\naxes = {{ B = 1, S = 2, D = 4 }}\n{line}\n'
 
 
+def test_tables_that_name_implementations():
+    """A case is for what any of its tables names, a provider being all of its implementations."""
+    text = (
+        case("pass = 'backward'").replace("rms_norm", "attention").replace("{ B = 1, S = 2, D = 4 }", AXES)
+        + "implementations = ['sdpa', 'torch']\nwithout = ['sdpa_math']\n"
+        + case("pass = ['forward', 'backward']")
+        .replace("rms_norm", "attention")
+        .replace("{ B = 1, S = 2, D = 4 }", AXES)
+        + "implementations = ['kernelmark']\n"
+        + case("without = ['torch']")
+    )
+    plan = plans.parse(text, "narrow", OWN)
+    cells = plan.cells(OWN, "cuda")
+    of = {
+        pass_: {x.implementation.name for x in cells if x.case.pass_ == pass_} for pass_ in ("forward", "backward")
+    }
+    assert of["backward"] == {"kernelmark", "torch", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient"}
+    forward = {
+        x.implementation.name for x in cells if x.case.operator == "attention" and x.case.pass_ == "forward"
+    }
+    assert forward == {"kernelmark"}
+    norms = {x.implementation.name for x in cells if x.case.operator == "rms_norm"}
+    assert {"kernelmark", "liger"} < norms
+    assert "torch" not in norms
+    assert {x.implementation.name for x in plan.cells(OWN, "cuda", ["torch"])} == {"torch"}
+
+
+def test_a_table_that_names_none_is_for_all():
+    plan = plans.parse(case("implementations = ['torch']") + case(""), "both", OWN)
+    assert plan.only == {}
+
+
+AXES = "{ B = 1, H = 1, Hkv = 1, S = 64, D = 64 }"
 WRONG = {
+    case("implementations = ['trch']"): "unknown implementation 'trch'. Did you mean 'torch'",
+    case("without = ['ligr']"): "unknown implementation 'ligr'. Did you mean 'liger'",
+    case("implementations = ['sdpa']"): "rms_norm has no implementation that this table names.",
     "replicats = 3\n" + case(""): "unknown field `replicats`",
     case("dtpye = 'bf16'"): "unknown field `dtpye` - at `$.cases[0]`",
     case("dtype = 'fp64'"): "unknown dtype of rms_norm 'fp64'. Did you mean 'fp16'? Known: bf16, fp16, fp32.",
