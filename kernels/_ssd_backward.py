@@ -27,19 +27,20 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ._common import cdiv, multiprocessors
-from ._ssd_forward import block, load_tile, precision, sequences, source, store_tile
+from ._ssd_forward import PIECE, Launch, block, launch, load_tile, precision, sequences, source, store_tile
 
 
 @triton.jit
 def load_state(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    states, wide, chunk, head, chunks, H, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr
+    states, wide, chunk, head, chunks, H, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
+    COLUMNS: tl.constexpr, first=0,
 ):  # fmt: skip
-    """One tile of (B, chunks, H, BLOCK_P, BLOCK_N)."""
+    """COLUMNS, from `first` on, of one tile of (B, chunks, H, BLOCK_P, BLOCK_N); with TMA all of them."""
     spot = ((wide * chunks + chunk) * H + head) * BLOCK_P
     if TMA:
         tile = states.load([tl.cast(spot, tl.int32), 0])
     else:
-        offsets = tl.arange(0, BLOCK_P)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        offsets = tl.arange(0, BLOCK_P)[:, None] * BLOCK_N + first + tl.arange(0, COLUMNS)[None, :]
         tile = tl.load(states + spot * BLOCK_N + offsets)
     return tile
 
@@ -50,7 +51,8 @@ def _inner(  # type: ignore[no-untyped-def]  # Triton's types are its own
     stride_xb, stride_xs, stride_xh, stride_bb, stride_bs, stride_bg, stride_cb, stride_cs, stride_cg,
     stride_gb, stride_gs, stride_gh, S, H, batches, groups, chunks, splits,
     P: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-    SKIP: tl.constexpr, PACKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PIECE: tl.constexpr, SKIP: tl.constexpr, PACKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx (B, S, H, P) of one chunk for some heads of one group, with all else that takes x and its gradient.
 
@@ -72,9 +74,16 @@ def _inner(  # type: ignore[no-untyped-def]  # Triton's types are its own
     if PACKED:
         own, before, last = sequences(ids, wide, row, S, CHUNK)
         visible = visible & (own[:, None] == own[None, :])
-    written = load_tile(b, wide, row, group, stride_bb, stride_bs, stride_bg, S, N, CHUNK, BLOCK_N, TMA)
-    read = load_tile(c, wide, row, group, stride_cb, stride_cs, stride_cg, S, N, CHUNK, BLOCK_N, TMA)
-    scores = tl.dot(written, tl.trans(read), input_precision=PRECISION)
+    if PIECE == BLOCK_N:
+        written = load_tile(b, wide, row, group, stride_bb, stride_bs, stride_bg, S, N, CHUNK, BLOCK_N, TMA)
+        read = load_tile(c, wide, row, group, stride_cb, stride_cs, stride_cg, S, N, CHUNK, BLOCK_N, TMA)
+        scores = tl.dot(written, tl.trans(read), input_precision=PRECISION)
+    else:
+        scores = tl.zeros([CHUNK, CHUNK], tl.float32)
+        for n in tl.range(0, N, PIECE, num_stages=STAGES):
+            part_b = load_tile(b, wide, row, group, stride_bb, stride_bs, stride_bg, S, N, CHUNK, PIECE, TMA, n)
+            part_c = load_tile(c, wide, row, group, stride_cb, stride_cs, stride_cg, S, N, CHUNK, PIECE, TMA, n)
+            scores = tl.dot(part_b, tl.trans(part_c), scores, input_precision=PRECISION)
     total = tl.zeros([CHUNK, CHUNK], tl.float32)
     per = tl.cdiv(groups, splits)
     low = group * groups + split * per
@@ -104,8 +113,27 @@ def _inner(  # type: ignore[no-untyped-def]  # Triton's types are its own
         inner = tl.where(rows[:, None] < rows[None, :], dmask * scores, 0.0)
         difference = tl.sum(inner, 0) - tl.sum(inner, 1)
         # x's own gradient, without the step: first what passes through the state, then what stays in the chunk.
-        end = load_state(g, wide, chunk, head, chunks, H, BLOCK_P, BLOCK_N, TMA)
-        out = tl.dot(written, tl.trans(end), input_precision=PRECISION) * rest[:, None]
+        if PIECE == BLOCK_N:
+            end = load_state(g, wide, chunk, head, chunks, H, BLOCK_P, BLOCK_N, TMA, BLOCK_N)
+            out = tl.dot(written, tl.trans(end), input_precision=PRECISION)
+        else:
+            out = tl.zeros([CHUNK, BLOCK_P], tl.float32)
+            past = tl.zeros([CHUNK, BLOCK_P], tl.float32)
+            product = tl.zeros([BLOCK_P, PIECE], tl.float32)
+            for n in tl.range(0, N, PIECE, num_stages=STAGES):
+                part_b = load_tile(
+                    b, wide, row, group, stride_bb, stride_bs, stride_bg, S, N, CHUNK, PIECE, TMA, n
+                )
+                end = load_state(g, wide, chunk, head, chunks, H, BLOCK_P, BLOCK_N, TMA, PIECE, n)
+                out = tl.dot(part_b, tl.trans(end), out, input_precision=PRECISION)
+                part_c = load_tile(
+                    c, wide, row, group, stride_cb, stride_cs, stride_cg, S, N, CHUNK, PIECE, TMA, n
+                )
+                start = load_state(h, wide, chunk, head, chunks, H, BLOCK_P, BLOCK_N, TMA, PIECE, n)
+                past = tl.dot(part_c, tl.trans(start), past, input_precision=PRECISION)
+                product += start.to(tl.float32) * end.to(tl.float32)
+            both = tl.sum(tl.sum(product, 1), 0)
+        out *= rest[:, None]
         tl.store(after + at, tl.sum(out * wider, 1) * size)
         out = tl.dot(local, dy, out, input_precision=PRECISION)
         tl.store(direct + at, tl.sum(out * wider, 1))
@@ -114,13 +142,15 @@ def _inner(  # type: ignore[no-untyped-def]  # Triton's types are its own
             out += wider_dy * tl.load(skip + head).to(tl.float32)
         store_tile(dx, out, wide, row, head, S, H, P, CHUNK, BLOCK_P, TMA)
         # y's part from before the chunk: what the decays since then are worth.
-        start = load_state(h, wide, chunk, head, chunks, H, BLOCK_P, BLOCK_N, TMA)
-        past = tl.dot(read, tl.trans(start), input_precision=PRECISION)
+        if PIECE == BLOCK_N:
+            start = load_state(h, wide, chunk, head, chunks, H, BLOCK_P, BLOCK_N, TMA, BLOCK_N)
+            past = tl.dot(read, tl.trans(start), input_precision=PRECISION)
         tl.store(pairs + at, tl.sum(past * wider_dy, 1) * carried + difference)
-        # The sum of their products is the trace of one: cheaper than to hold both in registers.
-        both = tl.dot(start, tl.trans(end), input_precision=PRECISION)
-        across = tl.arange(0, BLOCK_P)
-        both = tl.sum(tl.sum(tl.where(across[:, None] == across[None, :], both, 0.0), 1), 0)
+        if PIECE == BLOCK_N:
+            # The sum of their products is the trace of one: cheaper than to hold both in registers.
+            both = tl.dot(start, tl.trans(end), input_precision=PRECISION)
+            across = tl.arange(0, BLOCK_P)
+            both = tl.sum(tl.sum(tl.where(across[:, None] == across[None, :], both, 0.0), 1), 0)
         tl.store(border + place * chunks + chunk, both * tl.exp2(whole))
     to = ((tl.cast(split, tl.int64) * batches + batch) * chunks + chunk) * (H // groups) + group
     square = rows[:, None] * CHUNK + rows[None, :]
@@ -159,7 +189,7 @@ def _outer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     for head in tl.range(group * groups, (group + 1) * groups, num_stages=STAGES):
         at = (wide * H + head) * chunks * CHUNK + row
         given = load_tile(x, wide, row, head, stride_xb, stride_xs, stride_xh, S, P, CHUNK, BLOCK_P, TMA)
-        state = load_state(states, wide, chunk, head, chunks, H, BLOCK_P, BLOCK_N, TMA)
+        state = load_state(states, wide, chunk, head, chunks, H, BLOCK_P, BLOCK_N, TMA, BLOCK_N)
         sofar = tl.load(decay + at + rows)
         if READ:
             weight = tl.exp2(sofar)
@@ -223,11 +253,14 @@ def _described_states(states: torch.Tensor, described: bool) -> Any:
 def inner(
     x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, grad: torch.Tensor, step: torch.Tensor,
     decay: torch.Tensor, skip: torch.Tensor | None, ids: torch.Tensor | None, h: torch.Tensor, g: torch.Tensor,
-    *, chunk: int, described: bool, warps: int = 4, stages: int = 1, splits: int | None = None,
+    *, chunk: int, described: bool, how: Launch | None = None, splits: int | None = None,
+    piece: int | None = None,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """(dx, dscores, dD in parts (B, chunks, H) and the four parts that `finish` takes).
 
-    h and g are (B, chunks, H, tile): the state before each chunk, the gradient of the one behind it.
+    h and g are (B, chunks, H, tile): the state before each chunk, the gradient of the one behind it. What is
+    summed over a state's columns is one product, or with `piece`, which described tensors cannot have, a loop
+    over products of so many; in fp32 the latter.
     """
     B, S, H, P = x.shape
     G, N = b.shape[2:]
@@ -240,34 +273,37 @@ def inner(
     parts = torch.empty(3, B, H, chunks * chunk, dtype=torch.float32, device=x.device)
     border = torch.empty(B, H, chunks, dtype=torch.float32, device=x.device)
     dskip = torch.empty(B, chunks, H, dtype=torch.float32, device=x.device)
+    how = how or launch("inner", x.dtype, N)
+    piece = piece or (PIECE if x.dtype == torch.float32 else block(N))
     _inner[(splits * G * B * chunks,)](
         source(x, chunk, described), source(b, chunk, described), source(c, chunk, described),
         source(grad, chunk, described), step, decay, step if skip is None else skip, step if ids is None else ids,
         _described_states(h, described), _described_states(g, described), source(dx, chunk, described), dscores,
         *parts, border, dskip,
         *x.stride()[:3], *b.stride()[:3], *c.stride()[:3], *grad.stride()[:3], S, H, B, H // G, chunks, splits,
-        P, N, chunk, block(P), block(N), skip is not None, ids is not None, described, precision(x.dtype), stages,
-        num_warps=warps,
+        P, N, chunk, block(P), block(N), piece, skip is not None, ids is not None, described, precision(x.dtype),
+        how.stages, num_warps=how.warps,
     )  # fmt: skip
     return dx, dscores, dskip, *parts, border
 
 
 def outer(
     x: torch.Tensor, other: torch.Tensor, step: torch.Tensor, decay: torch.Tensor, ids: torch.Tensor | None,
-    states: torch.Tensor, dscores: torch.Tensor, *, read: bool, chunk: int, described: bool, warps: int = 4,
-    stages: int = 3,
+    states: torch.Tensor, dscores: torch.Tensor, *, read: bool, chunk: int, described: bool,
+    how: Launch | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """dB of x, C and g; with `read` dC of dy, B and h: (B, S, G, N), contiguous."""
     B, S, H, P = x.shape
     G, N = other.shape[2:]
     chunks = cdiv(S, chunk)
     result = torch.empty(B, S, G, N, dtype=other.dtype, device=x.device)
+    how = how or launch("outer", x.dtype, N)
     _outer[(G * B * chunks,)](
         source(x, chunk, described), source(other, chunk, described), step, decay, step if ids is None else ids,
         _described_states(states, described), dscores, source(result, chunk, described),
         *x.stride()[:3], *other.stride()[:3],
         S, H, B, H // G, chunks, dscores.shape[0], P, N, chunk, block(P), block(N), read, ids is not None,
-        described, precision(x.dtype), stages, num_warps=warps,
+        described, precision(x.dtype), how.stages, num_warps=how.warps,
     )  # fmt: skip
     return result
 

@@ -1,4 +1,5 @@
-"""The forward kernels of `ssd.py`: steps, states of segments, the passing of states, and the scan itself.
+"""The forward kernels of `ssd.py`: steps, states of segments, the passing of states, the scan itself, and for fp32
+the reading of states.
 
 Chunks are the sequence's pieces of CHUNK positions, within which the recurrence is a masked matrix product; a
 segment is what one program walks through, chunk by chunk, with the state in registers. Where batch and heads
@@ -10,6 +11,7 @@ Scratch is padded: steps to whole chunks (with steps of 0, which change nothing)
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,11 +19,24 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ._common import cdiv, power_of_2
+from ._common import INTERPRETED, cdiv, power_of_2
 from ._scan import softplus
 
 ENTRIES = 1024
 """Numbers of a state that one program of the passing kernel carries."""
+
+PIECE = 8 if INTERPRETED else 16
+"""What one product in fp32 sums over, where that is a loop: without tensor cores, a thread has all that it
+multiplies in registers, and all of a product's multiplications are instructions of their own.
+"""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Warps of a program, and chunks (or heads) whose loads are in flight in its loop."""
+
+    warps: int
+    stages: int
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -31,18 +46,20 @@ ENTRIES = 1024
 @triton.jit
 def load_tile(  # type: ignore[no-untyped-def]  # Triton's types are its own
     x, batch, row, head, stride_b, stride_s, stride_h, S,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TMA: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TMA: tl.constexpr, first=0,
 ):  # fmt: skip
-    """Rows `row` to `row + ROWS` of a head, zero beyond S and beyond WIDTH; 64-bit products with strides."""
+    """Rows `row` to `row + ROWS` of a head, zero beyond S and beyond WIDTH; 64-bit products with strides. COLUMNS
+    of them, from `first` on; with TMA WIDTH is a multiple of COLUMNS.
+    """
     if TMA:
-        tile = x.load([tl.cast(batch, tl.int32), row, head * WIDTH]).reshape([ROWS, COLUMNS])
+        tile = x.load([tl.cast(batch, tl.int32), row, head * WIDTH + first]).reshape([ROWS, COLUMNS])
     else:
         rows = tl.arange(0, ROWS)
-        columns = tl.arange(0, COLUMNS)
+        columns = first + tl.arange(0, COLUMNS)
         start = x + batch * stride_b + tl.cast(head, tl.int64) * stride_h + tl.cast(row, tl.int64) * stride_s
         pointers = start + (rows.to(tl.int64) * stride_s)[:, None] + columns[None, :]
         inside = (row + rows < S)[:, None]
-        if WIDTH != COLUMNS:
+        if WIDTH % COLUMNS != 0:
             inside = inside & (columns < WIDTH)[None, :]
         tile = tl.load(pointers, mask=inside, other=0.0)
     return tile
@@ -270,8 +287,81 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
         tl.store(result + place * (BLOCK_P * BLOCK_N) + tile, state)
 
 
+@triton.jit
+def _read(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, b, c, step, decay, skip, ids, h, y,
+    stride_xb, stride_xs, stride_xh, stride_bb, stride_bs, stride_bg, stride_cb, stride_cs, stride_cg,
+    S, H, groups, chunks,
+    P: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    PIECE: tl.constexpr, SKIP: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """y of one chunk of one head from the state h (B, chunks, H, tile) that the chunk starts from, in fp32.
+
+    A product in fp32 has its operands in registers, so that it is made of pieces, PIECE of what is summed over,
+    by loops that stay loops.
+    """
+    program = tl.program_id(0)
+    head = program % H
+    chunk = program // H % chunks
+    wide = (program // H // chunks).to(tl.int64)
+    group = head // groups
+    place = wide * H + head
+    row = chunk * CHUNK
+    rows = tl.arange(0, CHUNK)
+    few = tl.arange(0, PIECE)
+    at = place * chunks * CHUNK + row
+    sofar = tl.load(decay + at + rows)
+    carried = tl.exp2(sofar)
+    if PACKED:
+        own, before, _ = sequences(ids, wide, row, S, CHUNK)
+        carried = tl.where(own == before, carried, 0.0)
+    spot = ((wide * chunks + chunk) * H + head) * (BLOCK_P * BLOCK_N)
+    tile = tl.arange(0, BLOCK_P)[:, None] * BLOCK_N + few[None, :]
+    out = tl.zeros([CHUNK, BLOCK_P], tl.float32)
+    for n in tl.range(0, N, PIECE, num_stages=STAGES):
+        read = load_tile(c, wide, row, group, stride_cb, stride_cs, stride_cg, S, N, CHUNK, PIECE, False, n)
+        state = tl.load(h + spot + n + tile)
+        out = tl.dot(read, tl.trans(state), out, input_precision="ieee")
+    out *= carried[:, None]
+    for j in tl.range(0, CHUNK, PIECE, num_stages=1):
+        scores = tl.zeros([CHUNK, PIECE], tl.float32)
+        for n in tl.range(0, N, PIECE, num_stages=STAGES):
+            read = load_tile(c, wide, row, group, stride_cb, stride_cs, stride_cg, S, N, CHUNK, PIECE, False, n)
+            written = load_tile(
+                b, wide, row + j, group, stride_bb, stride_bs, stride_bg, S, N, PIECE, PIECE, False, n
+            )
+            scores = tl.dot(read, tl.trans(written), scores, input_precision="ieee")
+        visible = rows[:, None] >= (j + few)[None, :]
+        if PACKED:
+            theirs = tl.load(ids + wide * S + tl.minimum(row + j + few, S - 1))
+            visible = visible & (own[:, None] == theirs[None, :])
+        past = tl.load(decay + at + j + few)
+        # The difference of exponents only where it is not positive: no overflow.
+        scores *= tl.exp2(tl.where(visible, sofar[:, None] - past[None, :], float("-inf")))
+        scores *= tl.load(step + at + j + few)[None, :]
+        given = load_tile(x, wide, row + j, head, stride_xb, stride_xs, stride_xh, S, P, PIECE, BLOCK_P, False)
+        out = tl.dot(scores, given, out, input_precision="ieee")
+    if SKIP:
+        given = load_tile(x, wide, row, head, stride_xb, stride_xs, stride_xh, S, P, CHUNK, BLOCK_P, False)
+        out += given * tl.load(skip + head).to(tl.float32)
+    store_tile(y, out, wide, row, head, S, H, P, CHUNK, BLOCK_P, False)
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Launches. All tensors are checked; x, B and C have a contiguous last dimension.
+
+
+def launch(kernel: str, dtype: torch.dtype, N: int) -> Launch:
+    """How `kernel` is launched: in 16 bits as measured on an H200 with N = 128, in fp32 with as many warps as it
+    takes to have registers for operands.
+    """
+    if dtype == torch.float32:
+        return {"states": Launch(8, 1), "read": Launch(4, 1), "inner": Launch(16, 1), "outer": Launch(8, 1)}[
+            kernel
+        ]
+    # A larger state has shared memory for two programs of a multiprocessor in one stage only.
+    scan = Launch(4, 2) if block(N) <= 128 else Launch(4, 1)
+    return {"states": Launch(4, 3), "scan": scan, "inner": Launch(4, 1), "outer": Launch(4, 3)}[kernel]
 
 
 def block(width: int) -> int:
@@ -308,20 +398,20 @@ def tma(chunk: int, *tensors: torch.Tensor) -> bool:
     return True
 
 
-def source(x: torch.Tensor, chunk: int, described: bool) -> Any:
-    """What `load_tile` takes for a (B, S, H, P) tensor: a descriptor of (1, chunk, P) blocks, or itself."""
+def source(x: torch.Tensor, chunk: int, described: bool, width: int | None = None) -> Any:
+    """What `load_tile` takes for a (B, S, H, P) tensor: a descriptor of (1, chunk, width) blocks, or itself."""
     if not described:
         return x
     B, S, H, P = x.shape
     outer = x.stride(0) if B > 1 else S * x.stride(1)
-    return TensorDescriptor(x, [B, S, H * P], [outer, x.stride(1), 1], [1, chunk, P])
+    return TensorDescriptor(x, [B, S, H * P], [outer, x.stride(1), 1], [1, chunk, width or P])
 
 
 def states(
     x: torch.Tensor, b: torch.Tensor, step: torch.Tensor, decay: torch.Tensor, ids: torch.Tensor | None,
     entry: torch.Tensor | None, each: torch.Tensor | None, result: torch.Tensor | None,
     total: torch.Tensor | None, *, segments: int, chunk: int, reverse: bool, described: bool,
-    last: bool = True, warps: int = 4, stages: int = 3,
+    last: bool = True, how: Launch | None = None,
 ) -> None:  # fmt: skip
     """Launches `_states`; what is None is not read or not written. Without `last` the last segment is left out
     (in reverse the first), whose result nobody wants.
@@ -329,6 +419,7 @@ def states(
     B, S, H, P = x.shape
     G, N = b.shape[2:]
     chunks = cdiv(S, chunk)
+    how = how or launch("states", x.dtype, N)
     none = step
     _states[((segments if last else segments - 1) * B * H,)](
         source(x, chunk, described), source(b, chunk, described), step, decay, none if ids is None else ids,
@@ -336,7 +427,7 @@ def states(
         none if total is None else total, *x.stride()[:3], *b.stride()[:3],
         S, H, B, H // G, chunks, cdiv(chunks, segments), segments, 0 if last or not reverse else B * H,
         P, N, chunk, block(P), block(N), reverse, entry is not None, each is not None, result is not None,
-        ids is not None, described, precision(x.dtype), stages, num_warps=warps,
+        ids is not None, described, precision(x.dtype), how.stages, num_warps=how.warps,
     )  # fmt: skip
 
 
@@ -358,12 +449,13 @@ def pass_on(
 def scan(
     x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, step: torch.Tensor, decay: torch.Tensor,
     skip: torch.Tensor | None, ids: torch.Tensor | None, entry: torch.Tensor | None, y: torch.Tensor,
-    result: torch.Tensor, *, segments: int, chunk: int, described: bool, warps: int = 4, stages: int = 2,
+    result: torch.Tensor, *, segments: int, chunk: int, described: bool, how: Launch | None = None,
 ) -> None:  # fmt: skip
-    """Launches `_scan` into y and result."""
+    """Launches `_scan` into y and result, in 16 bits."""
     B, S, H, P = x.shape
     G, N = b.shape[2:]
     chunks = cdiv(S, chunk)
+    how = how or launch("scan", x.dtype, N)
     none = step
     _scan[(segments * B * H,)](
         source(x, chunk, described), source(b, chunk, described), source(c, chunk, described), step, decay,
@@ -371,7 +463,24 @@ def scan(
         source(y, chunk, described), result, *x.stride()[:3], *b.stride()[:3], *c.stride()[:3],
         S, H, B, H // G, chunks, cdiv(chunks, segments), segments,
         P, N, chunk, block(P), block(N), skip is not None, entry is not None,
-        ids is not None, described, precision(x.dtype), stages, num_warps=warps,
+        ids is not None, described, precision(x.dtype), how.stages, num_warps=how.warps,
+    )  # fmt: skip
+
+
+def read(
+    x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, step: torch.Tensor, decay: torch.Tensor,
+    skip: torch.Tensor | None, ids: torch.Tensor | None, h: torch.Tensor, y: torch.Tensor, *, chunk: int,
+    how: Launch | None = None,
+) -> None:  # fmt: skip
+    """Launches `_read` into y, in fp32; h is (B, chunks, H, tile)."""
+    B, S, H, P = x.shape
+    G, N = b.shape[2:]
+    chunks = cdiv(S, chunk)
+    how = how or launch("read", x.dtype, N)
+    _read[(B * chunks * H,)](
+        x, b, c, step, decay, step if skip is None else skip, step if ids is None else ids, h, y,
+        *x.stride()[:3], *b.stride()[:3], *c.stride()[:3], S, H, H // G, chunks,
+        P, N, chunk, block(P), block(N), PIECE, skip is not None, ids is not None, how.stages, num_warps=how.warps,
     )  # fmt: skip
 
 

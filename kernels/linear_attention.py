@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from ._common import check
-from .ssd import WIDEST, _narrow, _ssd
+from .ssd import _narrow, _ssd, narrow
 
 
 def linear_attention(
@@ -46,6 +46,6 @@ def linear_attention(
     if initial_state is not None:
         check("initial_state", initial_state, shape=(B, H, K, D), like=v)
         state = initial_state.mT
-    call = _narrow if D >= WIDEST else _ssd
+    call = _narrow if narrow(v.dtype, D, K) else _ssd
     o, final = call(v, g, None, k, q, None, None, state, None, False)
     return (o, final.mT) if return_final_state else o

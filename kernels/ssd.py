@@ -5,7 +5,9 @@
 What it costs: x is read and y written, both (B, S, H, P); B and C are shared by the heads of a group and come
 from the L2 cache. So the forward pass keeps the state of a head in registers and walks through the sequence
 chunk by chunk, each one a few matrix products; nothing else of the size of x is read or written. The sequence
-is cut into segments only where batch and heads do not fill the device, which reads x once more.
+is cut into segments only where batch and heads do not fill the device, which reads x once more. In fp32, whose
+products have their operands in registers and leave no room there for a state, the states of all chunks are
+written instead, and every chunk is a program of its own.
 
 The backward pass writes the states and their gradients at the border of every chunk, and then has one program
 for each chunk and group, over all heads: no atomics, gradients are the same in every run.
@@ -20,7 +22,7 @@ import torch
 
 from ._common import INTERPRETED, cdiv, check, multiprocessors, on, operator
 from ._ssd_backward import finish, inner, outer
-from ._ssd_forward import block, pass_on, scan, states, steps, tma
+from ._ssd_forward import block, pass_on, read, scan, states, steps, tma
 
 CHUNK = 16 if INTERPRETED else 64
 """Positions of a chunk: the least that fills a matrix instruction, as the work within one grows with it."""
@@ -34,7 +36,7 @@ STATES = 0.35
 """What the states of segments cost, as a part of the scan."""
 
 WIDEST = 128
-"""From this head dimension on a head is computed as several."""
+"""From this head dimension on a head is computed as several, each of half of it; see `narrow`."""
 
 
 def ssd(
@@ -85,11 +87,18 @@ def ssd(
             check(name, tensor, shape=shape, like=x)
     if seq_idx is not None:
         check("seq_idx", seq_idx, shape=(batch, S), dtypes=(torch.int32,), like=x)
-    if P >= WIDEST:
+    if narrow(x.dtype, P, N):
         y, final = _narrow(x, dt, A, B, C, D, dt_bias, initial_state, seq_idx, dt_softplus)
     else:
         y, final = _ssd(x, dt, A, B, C, D, dt_bias, initial_state, seq_idx, dt_softplus)
     return (y, final) if return_final_state else y
+
+
+def narrow(dtype: torch.dtype, P: int, N: int) -> bool:
+    """Whether heads of P with states of P x N are computed as several heads of 64: what is larger has no room in
+    registers or shared memory.
+    """
+    return P >= WIDEST or (P > WIDEST // 2 and (dtype == torch.float32 or N > 128))
 
 
 def _narrow(x: torch.Tensor, dt: Any, A: Any, B: Any, C: Any, D: Any, bias: Any, initial: Any, *rest: Any) -> Any:
@@ -158,6 +167,30 @@ def _entries(
     return local, pass_on(local, total, initial, reverse=reverse, last=last)
 
 
+def _all_states(
+    x: torch.Tensor, b: torch.Tensor, step: torch.Tensor, decay: torch.Tensor, ids: torch.Tensor | None,
+    initial: torch.Tensor | None, count: int, reverse: bool, described: bool, last: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The state that each chunk starts from, (B, chunks, H, tile) in x's dtype; and the one after all of them,
+    (B, H, tile) in fp32, empty where `last` does not ask for it. The initial one has a dimension of 1 before its
+    tile. In `reverse` from the last chunk to the first.
+    """
+    batch, S, H, P = x.shape
+    tile = (block(P), block(b.shape[-1]))
+    entry, after = _entries(x, b, step, decay, ids, initial, count, reverse, described, last)
+    each = torch.empty(batch, cdiv(S, CHUNK), H, *tile, dtype=x.dtype, device=x.device)
+    result = total = None
+    if last and after is None:
+        result = torch.empty(batch, H, 1, *tile, dtype=torch.float32, device=x.device)
+        total = torch.empty(batch, H, 1, dtype=torch.float32, device=x.device)
+        after = result.squeeze(2)
+    states(
+        x, b, step, decay, ids, entry, each, result, total,
+        segments=count, chunk=CHUNK, reverse=reverse, described=described,
+    )  # fmt: skip
+    return each, step.new_empty(0) if after is None else after
+
+
 def _launch(
     x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor | None, B: torch.Tensor, C: torch.Tensor,
     D: torch.Tensor | None, bias: torch.Tensor | None, initial: torch.Tensor | None, ids: torch.Tensor | None,
@@ -176,6 +209,10 @@ def _launch(
     with on(x):
         step, decay = steps(dt, A, bias, softplus, CHUNK)
         tiled = _padded(initial, block(P), block(N))
+        if x.dtype == torch.float32:
+            h, result = _all_states(x, B, step, decay, ids, tiled, count, False, described, True)
+            read(x, B, C, step, decay, D, ids, h, y, chunk=CHUNK)
+            return y, result[:, :, :P, :N].contiguous()
         entry, _ = _entries(x, B, step, decay, ids, tiled, count, False, described, False)
         result = torch.empty(batch, H, block(P), block(N), dtype=torch.float32, device=x.device)
         scan(x, B, C, step, decay, D, ids, entry, y, result, segments=count, chunk=CHUNK, described=described)
@@ -210,26 +247,14 @@ def _launch_backward(
         return tuple(gradients)
     x, B, C, grad = _plain(x), _plain(B), _plain(C), _plain(grad)
     ids = None if ids is None else ids.contiguous()
-    chunks = cdiv(S, CHUNK)
     described = tma(CHUNK, x, B, C, grad) and _capability(x.device)[0] >= 9
-    count = segments(batch * H, chunks, RESIDENT * multiprocessors(x))
+    count = segments(batch * H, cdiv(S, CHUNK), RESIDENT * multiprocessors(x))
     height, width = block(P), block(N)
-    common: dict[str, Any] = {"segments": count, "chunk": CHUNK, "described": described}
     with on(x):
         step, decay = steps(dt, A, bias, softplus, CHUNK)
-        h = torch.empty(batch, chunks, H, height, width, dtype=x.dtype, device=x.device)
-        g = torch.empty_like(h)
-        entry, _ = _entries(
-            x, B, step, decay, ids, _padded(initial, height, width), count, False, described, False
-        )
-        states(x, B, step, decay, ids, entry, h, None, None, reverse=False, **common)
+        h, _ = _all_states(x, B, step, decay, ids, _padded(initial, height, width), count, False, described, False)
         tiled = _padded(dfinal, height, width)
-        entry, last = _entries(grad, C, step, decay, ids, tiled, count, True, described, initial is not None)
-        result = total = None
-        if initial is not None and last is None:
-            result = torch.empty(batch, H, 1, height, width, dtype=torch.float32, device=x.device)
-            total = torch.empty(batch, H, 1, dtype=torch.float32, device=x.device)
-        states(grad, C, step, decay, ids, entry, g, result, total, reverse=True, **common)
+        g, first = _all_states(grad, C, step, decay, ids, tiled, count, True, described, initial is not None)
         tiles: dict[str, Any] = {"chunk": CHUNK, "described": described}
         dx, dscores, dskip, direct, pairs, after, border = inner(x, B, C, grad, step, decay, D, ids, h, g, **tiles)
         dB = outer(x, C, step, decay, ids, g, dscores, read=False, **tiles)
@@ -237,7 +262,6 @@ def _launch_backward(
         ddt, dA, dbias = finish(direct, pairs, after, border, step, A, dt, softplus, CHUNK)
     dinitial = dA
     if initial is not None:
-        first = last if last is not None else result.squeeze(2)  # type: ignore[union-attr]  # made just above
         dinitial = first[:, :, :P, :N].to(initial.dtype).contiguous()
     empty = dA.new_empty(0)
     return (

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from kernelmark.kernels import ssd as module
+from kernelmark.kernels._ssd_forward import Launch, launch
 from kernelmark.kernels.ssd import ssd
 from kernelmark.suite.measure.verify import deviation
 from kernelmark.suite.operators.ssd import OPERATOR, inputs, reference
@@ -68,24 +69,27 @@ def test_agrees(agrees, axes, dtype):
     agrees("ssd", axes, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("axes", [SMALL, SMALL | {"H": 4, "G": 2, "S": 80}])
-def test_segments(many_segments, axes):
+def test_segments(many_segments, axes, dtype):
     """States are passed between segments, forward and backward, from the initial one to the final one."""
-    compare(drawn(axes, states=True))
-    compare(drawn(axes, **BOTH))
+    compare(drawn(axes, dtype, states=True), dtype)
+    compare(drawn(axes, dtype, **BOTH), dtype)
 
 
-def test_one_segment(one_segment):
-    compare(drawn(states=True))
-    compare(drawn(**BOTH))
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_one_segment(one_segment, dtype):
+    compare(drawn(dtype=dtype, states=True), dtype)
+    compare(drawn(dtype=dtype, **BOTH), dtype)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("start", [1, 15, 16, 17, 32, 36])
-def test_a_sequence_begins_anywhere(many_segments, start):
+def test_a_sequence_begins_anywhere(many_segments, start, dtype):
     """At a chunk's border, at a segment's, at the last position."""
-    given = drawn(states=True)
+    given = drawn(dtype=dtype, states=True)
     given["seq_idx"] = (torch.arange(37) >= start).int().repeat(2, 1)
-    compare(given)
+    compare(given, dtype)
 
 
 def test_sequences_in_a_row_are_independent():
@@ -137,6 +141,26 @@ def test_wide_heads():
     """Heads of 128 and more are computed as several; 136 is padded."""
     compare(drawn(SMALL | {"P": 136, "B": 1, "S": 20}, states=True))
     compare(drawn(SMALL | {"P": 128, "B": 1, "S": 20}))
+    compare(drawn(SMALL | {"P": 65, "B": 1, "S": 20}))
+
+
+def test_what_is_computed_as_several_heads():
+    """A tile that is too large: heads of 128, and of more than 64 with large states or in fp32."""
+    for dtype in (torch.bfloat16, torch.float16):
+        assert [module.narrow(dtype, P, 128) for P in (64, 65, 127, 128)] == [False, False, False, True]
+        assert [module.narrow(dtype, P, 129) for P in (64, 65, 127, 128)] == [False, True, True, True]
+    assert [module.narrow(torch.float32, P, 16) for P in (64, 65, 128)] == [False, True, True]
+
+
+def test_launches():
+    """What was tuned in 16 bits stays as it is; fp32 needs more registers, and has more threads."""
+    tuned = {"states": (4, 3), "scan": (4, 2), "inner": (4, 1), "outer": (4, 3)}
+    for kernel, (warps, stages) in tuned.items():
+        for N in (16, 64, 128):
+            assert launch(kernel, torch.bfloat16, N) == launch(kernel, torch.float16, N) == Launch(warps, stages)
+    assert launch("scan", torch.bfloat16, 256) == Launch(4, 1)
+    for kernel in ("states", "inner", "outer"):
+        assert launch(kernel, torch.float32, 128).warps > launch(kernel, torch.bfloat16, 128).warps
 
 
 def test_strides():
