@@ -68,6 +68,36 @@ def ssd(case: Any) -> Callable[..., Any]:
     return call
 
 
+def mamba3(case: Any) -> Callable[..., Any]:
+    """`mamba3_siso_combined`, called as its module Mamba3 does: what belongs to heads with time last, and angles
+    of all heads, as views. It computes in bf16, whatever it is given.
+    """
+    if case.dtype != "bf16":
+        raise NotImplementedError("mamba3_siso_combined rounds its inputs to bf16")
+    if case.axes["A"] % 2:
+        raise NotImplementedError("mamba3_siso_combined takes an even number of angles")
+    function = module("ops.triton.mamba3.mamba3_siso_combined").mamba3_siso_combined
+
+    def call(
+        x: Any,
+        B: Any,
+        C: Any,
+        dt: Any,
+        adt: Any,
+        trap: Any,
+        angles: Any,
+        B_bias: Any,
+        C_bias: Any,
+        D: Any,
+        z: Any,
+    ) -> Any:
+        dt, adt, trap = (t.transpose(1, 2) for t in (dt, adt, trap))
+        turns = angles[:, :, None].expand(-1, -1, x.shape[2], -1)
+        return function(C, B, x, adt, dt, trap, C_bias, B_bias, turns, D=D, Z=z, chunk_size=64)
+
+    return call
+
+
 def selective_state_update(case: Any) -> Callable[..., Any]:
     """`selective_state_update`; steps and decays of heads as expanded views, by which it knows them as such."""
     function = module("ops.triton.selective_state_update").selective_state_update
@@ -136,6 +166,7 @@ def gated_rms_norm(case: Any) -> Callable[..., Any]:
 
 IMPLEMENTATIONS = {
     "gated_rms_norm": {"mamba_ssm": gated_rms_norm},
+    "mamba3": {"mamba_ssm": mamba3},
     "selective_scan": {"mamba_ssm": selective_scan, "mamba_ssm_reference": selective_scan_reference},
     "selective_state_update": {"mamba_ssm": selective_state_update},
     "ssd": {"mamba_ssm": ssd},

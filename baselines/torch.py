@@ -520,6 +520,67 @@ def ssd(case: Any) -> Callable[..., Any]:
     return call
 
 
+def mamba3(case: Any) -> Callable[..., Any]:
+    """B and C turned in memory for every head, then chunks of 64 as matrix products, one over chunks that passes
+    their states on, and the gate, all by `einsum` and elementwise operations: as in `ssd`.
+
+    What two positions share of the trapezoidal rule is one weight, but on the diagonal. The decays of all pairs of
+    a chunk are in memory, in fp32; products have operands of x's dtype.
+    """
+    import torch
+    from torch.nn import functional
+
+    turning = 2 * case.axes["A"]
+
+    def turned(t: Any, bias: Any, groups: int, cos: Any, sin: Any) -> Any:
+        wide = t.repeat_interleave(groups, 2) + bias
+        a, b = wide[..., :turning].unflatten(-1, (-1, 2)).unbind(-1)
+        pairs = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+        return torch.cat((pairs, wide[..., turning:]), -1).to(t.dtype)
+
+    def call(
+        x: Any,
+        B: Any,
+        C: Any,
+        dt: Any,
+        adt: Any,
+        trap: Any,
+        angles: Any,
+        B_bias: Any,
+        C_bias: Any,
+        D: Any,
+        z: Any,
+    ) -> Any:
+        S, groups = x.shape[1], x.shape[2] // B.shape[2]
+        chunk = min(64, S)
+
+        def cut(t: Any) -> Any:
+            return functional.pad(t, (0, 0) * (t.dim() - 2) + (0, -S % chunk)).unflatten(1, (-1, chunk))
+
+        turns = (torch.pi * torch.tanh(angles.float())[:, :, None] * dt[..., None]).cumsum(1)
+        cos, sin = turns.cos(), turns.sin()
+        written, read = (cut(turned(t, bias, groups, cos, sin)) for t, bias in ((B, B_bias), (C, C_bias)))
+        share = torch.sigmoid(trap.float())
+        now = share * dt
+        weight = now + functional.pad(((1 - share) * dt)[:, 1:], (0, 0, 0, 1))
+        own, weight, logs = (cut(t).movedim(3, 1) for t in (now, weight, adt))
+        given = cut(x)
+        scores = torch.einsum("bcihn,bcjhn->bhcij", read, written)
+        factor = (_decays(logs) * weight[..., None, :]).tril(-1) + torch.diag_embed(own)
+        y = torch.einsum("bhcij,bcjhp->bcihp", (scores * factor).to(x.dtype), given)
+        total = logs.cumsum(-1)
+        rest = ((total[..., -1:] - total).exp() * weight).to(x.dtype)
+        states = torch.einsum("bcjhn,bhcj,bcjhp->bchpn", written, rest, given).float()
+        states = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], 1)
+        across = _decays(functional.pad(total[..., :-1, -1], (1, 0)))
+        states = torch.einsum("bhzc,bchpn->bzhpn", across, states)
+        y = y + torch.einsum("bcihn,bchpn,bhci->bcihp", read, states.to(x.dtype), total.exp().to(x.dtype))
+        y = (y.flatten(1, 2)[:, :S] + x * D[:, None]) * functional.silu(z.float())
+        return y.to(x.dtype)
+
+    return call
+
+
 def linear_attention(case: Any) -> Callable[..., Any]:
     """Chunks of 256 as matrix products, and one over chunks that passes their states on, as in `ssd`.
 
@@ -679,6 +740,7 @@ IMPLEMENTATIONS = {
     "rms_norm": {"torch": rms_norm},
     "rope": {"torch": rope},
     "linear_attention": {"torch": linear_attention},
+    "mamba3": {"torch": mamba3},
     "selective_scan": {"torch": selective_scan},
     "selective_state_update": {"torch": selective_state_update},
     "ssd": {"torch": ssd},

@@ -22,6 +22,7 @@ from kernelmark.suite.operators import (
 from kernelmark.suite.operators import (
     gated_rms_norm,
     linear_attention,
+    mamba3,
     selective_scan,
     selective_state_update,
     ssd,
@@ -218,6 +219,30 @@ def test_convolution_step_of_tokens(put):
     factory = fla.IMPLEMENTATIONS["causal_conv1d_update"]["fla"]
     for activation in ("silu", "none"):
         agrees(convolution_step, factory, {"B": 2, "D": 3, "W": 4}, activation=activation)
+
+
+@pytest.mark.parametrize("G", [1, 2])
+def test_mamba3(put, G):
+    def function(
+        Q, K, V, ADT, DT, Trap, Q_bias, K_bias, Angles, D=None, Z=None, Input_States=None, chunk_size=64,
+        return_final_states=False, cu_seqlens=None,
+    ):  # fmt: skip
+        assert ADT.shape == DT.shape == Trap.shape == (2, 4, 9)
+        assert Angles.shape == (2, 9, 4, 2)
+        assert not Angles.stride(2)
+        assert (Input_States, chunk_size, return_final_states, cu_seqlens) == (None, 64, False, None)
+        steps = (t.transpose(1, 2).float() for t in (DT, ADT, Trap))
+        x, B, C, z = (t.float() for t in (V, K, Q, Z))
+        return mamba3.reference(x, B, C, *steps, Angles[:, :, 0].float(), K_bias, Q_bias, D, z).to(V.dtype)
+
+    put("mamba_ssm.ops.triton.mamba3.mamba3_siso_combined", mamba3_siso_combined=function)
+    factory = mamba_ssm.IMPLEMENTATIONS["mamba3"]["mamba_ssm"]
+    axes = {"B": 2, "S": 9, "H": 4, "P": 3, "N": 6, "G": G, "A": 2}
+    agrees(mamba3, factory, axes, mamba3.OPERATOR.passes[-1], "bf16")
+    with pytest.raises(NotImplementedError, match="bf16"):
+        factory(mamba3.OPERATOR.case(axes, "fp32", "forward"))
+    with pytest.raises(NotImplementedError, match="even number"):
+        factory(mamba3.OPERATOR.case(axes | {"A": 3}, "bf16", "forward"))
 
 
 # --- vLLM -----------------------------------------------------------------------------------------------
