@@ -129,9 +129,25 @@ def causal_conv1d_update(case: Any) -> Call:
     return call
 
 
+def _gradients_right(case: Any) -> None:
+    """Raises `NotImplementedError` where the library would refuse gradients with decay: at the end of a backward
+    pass for which it has autotuned for a minute.
+    """
+    if case.pass_ == "forward":
+        return
+    from fla.utils import IS_NVIDIA_HOPPER, TRITON_ABOVE_3_4_0, TRITON_ABOVE_3_7_1
+
+    if IS_NVIDIA_HOPPER and TRITON_ABOVE_3_4_0 and not TRITON_ABOVE_3_7_1:
+        raise NotImplementedError(
+            "it refuses gradients with decay on Hopper with Triton from 3.4.0 to before 3.7.1, which gets them wrong"
+        )
+
+
 def linear_attention(case: Any) -> Call:
     """`chunk_simple_gla`."""
     from fla.ops.simple_gla import chunk_simple_gla
+
+    _gradients_right(case)
 
     def call(q: Any, k: Any, v: Any, g: Any, initial_state: Any, return_final_state: bool) -> Any:
         o, state = chunk_simple_gla(
@@ -153,6 +169,7 @@ def ssd(case: Any) -> Call:
 
     if case.options["packed"]:
         raise NotImplementedError("chunk_simple_gla takes packed sequences by their offsets, in a batch of one")
+    _gradients_right(case)
     groups = case.axes["H"] // max(1, case.axes["G"])
 
     def spread(B: Any, C: Any) -> Any:

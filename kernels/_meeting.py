@@ -18,12 +18,17 @@ import torch
 import triton
 import triton.language as tl
 
-from ._common import INTERPRETED
+from ._common import INTERPRETED, multiprocessors
 
 PLACES = 1 << 14
 """Places of a device, 128 kB. A stream keeps its own; so does each launch that a graph has captured."""
 MOST = 4096
 """Most places of one launch."""
+
+ROOM = 32768
+"""Numbers that a multiprocessor holds for certain: 1024 threads with 32 each. Where programs have to wait for others
+to end before they start, forward passes were slower than reading twice (64 rows of 262144: 37 µs for 31).
+"""
 
 _lock = threading.Lock()
 
@@ -48,13 +53,14 @@ class _Pool:
 _pools: dict[torch.device, _Pool] = {}
 
 
-def places(tensor: torch.Tensor, count: int) -> torch.Tensor | None:
+def places(tensor: torch.Tensor, count: int, held: int = 0) -> torch.Tensor | None:
     """`count` places (count, 2) int32 that no other launch uses at the same time, or None where there are none.
 
-    None under the interpreter, which runs one program after another; for more than `MOST`; when a device has no
-    more; and in the capture of a graph before the first launch outside, as nothing can be zeroed once there.
+    None under the interpreter, which runs one program after another; for more than `MOST`; for more numbers `held`
+    than registers have room for; when a device has no more; and in the capture of a graph before the first launch
+    outside, as nothing can be zeroed once there.
     """
-    if INTERPRETED or count > MOST or not tensor.is_cuda:
+    if INTERPRETED or count > MOST or not tensor.is_cuda or held > multiprocessors(tensor) * ROOM:
         return None
     device = tensor.device
     captured = torch.cuda.is_current_stream_capturing()

@@ -31,6 +31,11 @@ that are read twice, the second time from the cache: measured quicker on an H200
 PLAIN_PIECE = 16 if INTERPRETED else 8192
 """Elements of such a piece: 65536 rows of 8192 numbers took 497 µs, in pieces of 4096 with masks 501."""
 
+AGAIN = (16, 64) if INTERPRETED else (4096, 1 << 27)
+"""Rows of so many numbers, in tensors of at least so many, are read again from the cache rather than held, without a
+residual: 65536 of them in 253 µs where holding them took 263; 8192 rows, which the cache mostly has, in 37 for 36.
+"""
+
 BACKWARD_LIMIT = 16 if INTERPRETED else 8192
 """Longest row that backward holds, where there are three numbers an element to hold."""
 
@@ -43,7 +48,7 @@ PIECE = 16 if INTERPRETED else 4096
 SPREAD = 32 if INTERPRETED else 32768
 """Shortest row that is spread over programs, in elements, where there are no more rows than multiprocessors."""
 
-SPREAD_PIECES = (8, 32) if INTERPRETED else (1024, 8192)
+SPREAD_PIECES = (8, 32) if INTERPRETED else (2048, 8192)
 """Smallest and largest piece of a row that is spread."""
 
 SPREAD_WARP = 1024
@@ -77,13 +82,17 @@ def _normalize(  # type: ignore[no-untyped-def]  # Triton's types are its own
     CENTRED: tl.constexpr,
     SAVE: tl.constexpr,
     EVEN: tl.constexpr,
+    AGAIN: tl.constexpr,
 ):
-    """ROWS whole rows a program. EVEN: of BLOCK numbers each, and no program has fewer."""
+    """ROWS whole rows a program. EVEN: of BLOCK numbers each, and no program has fewer. AGAIN: x is not held over
+    the sums but read again, from the cache.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     inside = tl.full([ROWS, BLOCK], 1, tl.int1) if EVEN else (row < N)[:, None] & (col < D)[None, :]
     at = row[:, None] * D + col[None, :]
-    value = tl.load(x + row[:, None] * x_stride + col[None, :], inside, 0.0).to(tl.float32)
+    source = x + row[:, None] * x_stride + col[None, :]
+    value = tl.load(source, inside, 0.0, eviction_policy="evict_last" if AGAIN else "").to(tl.float32)
     if RESIDUAL:
         value += tl.load(residual + row[:, None] * residual_stride + col[None, :], inside, 0.0).to(tl.float32)
         rounded = value.to(h.dtype.element_ty)
@@ -102,6 +111,10 @@ def _normalize(  # type: ignore[no-untyped-def]  # Triton's types are its own
     rstd = 1.0 / tl.sqrt(tl.sum(value * value, 1) / D + eps)
     if SAVE:
         tl.store(rstds + row, rstd, row < N)
+    if AGAIN:
+        value = tl.load(source, inside, 0.0, eviction_policy="evict_first").to(tl.float32)
+        if CENTRED:
+            value -= mean[:, None]
     if CENTRED:
         w = tl.load(weight + col, col < D, 0.0, eviction_policy="evict_last").to(tl.float32)
     value = value * rstd[:, None] * w[None, :]
@@ -540,8 +553,8 @@ def normalize(
     pieces = residual is None and bias is None and PLAIN_PIECES[0] < length <= PLAIN_PIECES[1]
     if long := pieces or length > FORWARD_LIMIT:
         block = min(block, PLAIN_PIECE) if pieces else PIECE
-    height = 1 if long else max(1, min(2048 // block, N))
-    height = power_of_2(height)
+    again = not long and residual is None and block == AGAIN[0] and N * D >= AGAIN[1]
+    height = 1 if long else power_of_2(max(1, min(2048 // block, N)))
     if long and (piece := spread(x, N, D)):
         _spread(flat, residual if residual is None else other, weight, bias, (y, h, mean, rstd), eps, piece)
         return y, h, mean, rstd
@@ -567,7 +580,8 @@ def normalize(
             SAVE=save,
             EVEN=D % block == 0 and N % height == 0,
             # 32 numbers a thread: four 16-byte loads in flight, and registers for 8 or more warps.
-            num_warps=16 if long else min(max(height * block // 1024, 4), 32),
+            num_warps=16 if long else 8 if again else min(max(height * block // 1024, 4), 32),
+            **({} if long else {"AGAIN": again}),
         )
     return y, h, mean, rstd
 
@@ -594,7 +608,7 @@ def _spread(
     y, h, mean, rstd = results
     N, D = x.shape
     pieces = cdiv(D, piece)
-    place = places(x, N)
+    place = places(x, N, N * D)
     sums = torch.empty(1 if bias is None else 2, N, pieces, dtype=torch.float32, device=x.device)
     weight = weight.contiguous()
     bias = bias if bias is None else bias.contiguous()

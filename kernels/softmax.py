@@ -35,8 +35,11 @@ LIMIT = 64 if INTERPRETED else 16384
 BACKWARD_LIMIT = 32 if INTERPRETED else 8192
 """The same for backward, which has two numbers an element to hold."""
 
-PARTS = (8, 32) if INTERPRETED else (1024, 8192)
-"""Smallest and largest part of a longer row, in elements, that one of its programs holds; half of it backward."""
+PARTS = (8, 32) if INTERPRETED else (2048, 8192)
+"""Smallest and largest part of a longer row, in elements, that one of its programs holds."""
+
+SPLIT = 64 if INTERPRETED else 65536
+"""Shortest row that backward splits where there are rows for every multiprocessor."""
 
 LANES = 4 if INTERPRETED else 1024
 """Vectors of 16 bytes in a piece of a row that one program reads twice; one or two a thread."""
@@ -251,19 +254,19 @@ def _split_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its o
 def plan(x: torch.Tensor, M: int, D: int, backward: bool) -> Plan:
     """What measured best on an H200 for M rows of D columns.
 
-    Rows that fit registers are held there; longer ones are split, unless they are too many or too long for it.
+    Rows that fit registers are held there. Of longer ones each is one program's, unless they are too few for the
+    device: then they are split, and backward also where they are long.
     """
     block = power_of_2(D)
     if block <= (BACKWARD_LIMIT if backward else LIMIT):
         height = power_of_2(max(1, min(2048 // block, M)))
         per_warp = 256 if backward else 1024  # 8 or 32 numbers a thread of each tensor
         return Plan("whole", height, min(max(height * block // per_warp, 4), 32))
-    # Four programs a multiprocessor, but no part so small that starting it takes longer than its work.
-    part = power_of_2(M * D // (4 * multiprocessors(x)))
-    part = min(max(part, PARTS[0]), PARTS[1] // (2 if backward else 1))
-    if M <= MOST and cdiv(D, part) <= 1024:
-        return Plan("split", part, min(max(part // 1024 * (2 if backward else 1), 4), 16))
     processors = multiprocessors(x)
+    # Four programs a multiprocessor, but no part so small that starting it takes longer than its work.
+    part = min(max(power_of_2(M * D // (4 * processors)), PARTS[0]), PARTS[1])
+    if cdiv(D, part) <= 1024 and (processors > M or (backward and D >= SPLIT and M <= MOST)):
+        return Plan("split", part, min(max(part // 1024, 4), 16))
     vector = 16 // x.element_size()
     if 4 * LANES * vector >= D:
         return Plan("pieces", LANES, 16 if 2 * processors <= M and not backward else 32)
@@ -283,7 +286,7 @@ def run(x: torch.Tensor, y: torch.Tensor, chosen: Plan) -> None:
             _pieces[(M,)](x, y, D, x.stride(0), LANES=chosen.size, VECTOR=vector, num_warps=chosen.warps)
         else:
             parts = cdiv(D, chosen.size)
-            place = places(x, M)
+            place = places(x, M, x.numel())
             tops, totals = torch.empty(2, M, parts, dtype=torch.float32, device=x.device)
             for first, second in phases(place):
                 _split[(M * parts,)](
