@@ -620,18 +620,42 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     j = tl.arange(0, VEC)
     ones = tl.full([16, BLOCK], 1.0, tl.float32)
     column = tl.arange(0, 16)
+    s = begin + (tl.cdiv(end - begin, VEC) - 1) * VEC
+    raw_delta = _tokens(delta + s, s, S, inside, VEC, EVEN)
+    raw_u = _tokens(u + s, s, S, inside, VEC, EVEN)
+    raw_dout = _tokens(dout + s, s, S, inside, VEC, EVEN)
+    raw_z = raw_dout
+    if HAS_Z:
+        raw_z = _tokens(z + s, s, S, inside, VEC, EVEN)
+    states = ()
+    for n in tl.static_range(N):
+        states = states + (tl.load(kept + (tl.cast(s // VEC, tl.int64) * N + n) * channels, inside, 0.0),)
     for back in range(0, tl.cdiv(end - begin, VEC)):
         chunk = (end - begin + VEC - 1) // VEC - 1 - back
         s = begin + chunk * VEC
         chunk = s // VEC
-        raw = _tokens(delta + s, s, S, inside, VEC, EVEN)
+        raw = raw_delta
+        now_u = raw_u
+        now_dout = raw_dout
+        now_z = raw_z
+        now = states
+        # The chunk before this one is on its way while this one is computed.
+        t = tl.maximum(s - VEC, begin)
+        raw_delta = _tokens(delta + t, t, S, inside, VEC, EVEN)
+        raw_u = _tokens(u + t, t, S, inside, VEC, EVEN)
+        raw_dout = _tokens(dout + t, t, S, inside, VEC, EVEN)
+        if HAS_Z:
+            raw_z = _tokens(z + t, t, S, inside, VEC, EVEN)
+        states = ()
+        for n in tl.static_range(N):
+            states = states + (tl.load(kept + (tl.cast(t // VEC, tl.int64) * N + n) * channels, inside, 0.0),)
         steps = _steps(raw, offset, s, S, SOFTPLUS, EVEN)
-        wide_u = _tokens(u + s, s, S, inside, VEC, EVEN).to(tl.float32)
-        wide_dout = _tokens(dout + s, s, S, inside, VEC, EVEN).to(tl.float32)
+        wide_u = now_u.to(tl.float32)
+        wide_dout = now_dout.to(tl.float32)
         dy = wide_dout
         gate = wide_dout
         if HAS_Z:
-            gate = _tokens(z + s, s, S, inside, VEC, EVEN).to(tl.float32)
+            gate = now_z.to(tl.float32)
             dy = wide_dout * silu(gate)
         given = _apart(dy)
         tokens = _apart(wide_u)
@@ -644,9 +668,8 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
         next_q = ()
         next_gradient = ()
         for n in tl.static_range(0, N, 2):
-            before = kept + (tl.cast(chunk, tl.int64) * N + n) * channels
-            h0 = tl.load(before, inside, 0.0)
-            h1 = tl.load(before + channels, inside, 0.0)
+            h0 = now[n]
+            h1 = now[n + 1]
             q0, y0, x0, step0, A0, products0 = _chunk(
                 h0, q[n], rates[n], n, s, pairs, steps, enters, given, N, VEC
             )
