@@ -7,9 +7,11 @@ from kernelmark.kernels.gated_rms_norm import gated_rms_norm
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("order", ["gate_first", "norm_first"])
-@pytest.mark.parametrize(("D", "G"), [(2, 1), (7, 1), (16, 2), (13, 1), (40, 1), (40, 2)])
+@pytest.mark.parametrize(("D", "G"), [(2, 1), (7, 1), (10, 1), (16, 2), (20, 2), (13, 1), (40, 1), (40, 2)])
 def test_agrees(agrees, D, G, order, dtype):
-    """Groups that are held in registers, and such that go in pieces: backward from 9 numbers, forward from 17."""
+    """Groups that are held in registers, and such that go in pieces: backward from 9 numbers, forward from 17, and
+    with the norm first those that fill little of their block.
+    """
     agrees("gated_rms_norm", {"B": 2, "S": 5, "D": D, "G": G}, dtype, order=order)
 
 
