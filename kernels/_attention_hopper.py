@@ -112,6 +112,12 @@ def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, widths: tuple[int, .
     )
 
 
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """Contiguous, and at an address that a descriptor takes."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
 @gluon.constexpr_function
 def _exp2_of(count):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """PTX of 2^x of `count` numbers: the last as a polynomial, the others on the exponential unit."""

@@ -38,6 +38,14 @@ REGISTERS = 240
 
 
 @gluon.jit
+def opaque(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """0, which the compiler does not know to be. Added to a buffer's index within a loop it keeps the addresses
+    that follow from it, dozens of them, from being computed before the loop and spilled.
+    """
+    return gl.inline_asm_elementwise("and.b32 $0, $1, 0;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def _walk(  # type: ignore[no-untyped-def]  # Triton's types are its own
     block, n, BEFORE: gl.constexpr, AFTER: gl.constexpr, ROWS: gl.constexpr, WINDOW: gl.constexpr
 ):
@@ -130,6 +138,9 @@ def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     for member in range(0, groups):
         base = (place * groups + member) * n * 2 * ROWS
         for j in range(first, end):
+            hidden = opaque(stage)
+            k = ks.index(HALF + hidden)
+            v = vs.index(HALF + hidden)
             level = gl.load(lse + base + j * ROWS + columns)
             mbarrier.wait(full.index(stage), phase)
             q = qs.index(stage)

@@ -26,8 +26,8 @@ MOST = 4096
 """Most places of one launch."""
 
 ROOM = 32768
-"""Numbers that a multiprocessor holds for certain: 1024 threads with 32 each. Where programs have to wait for others
-to end before they start, forward passes were slower than reading twice (64 rows of 262144: 37 µs for 31).
+"""Numbers that a multiprocessor holds for certain: 1024 threads with 32 each. Where programs have to wait for
+others to end before they start, forward passes were slower than reading twice (64 rows of 262144: 37 µs for 31).
 """
 
 _lock = threading.Lock()

@@ -32,8 +32,8 @@ PLAIN_PIECE = 16 if INTERPRETED else 8192
 """Elements of such a piece: 65536 rows of 8192 numbers took 497 µs, in pieces of 4096 with masks 501."""
 
 AGAIN = (16, 64) if INTERPRETED else (4096, 1 << 27)
-"""Rows of so many numbers, in tensors of at least so many, are read again from the cache rather than held, without a
-residual: 65536 of them in 253 µs where holding them took 263; 8192 rows, which the cache mostly has, in 37 for 36.
+"""Rows of so many numbers, in tensors of at least so many, are read again from the cache rather than held, without
+a residual: 65536 of them in 253 µs where holding them took 263; 8192, which the cache mostly has, in 37 for 36.
 """
 
 BACKWARD_LIMIT = 16 if INTERPRETED else 8192

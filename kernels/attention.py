@@ -3,15 +3,17 @@
 The forward pass walks the keys once with an online softmax in base 2 and keeps, beside the output, one
 log-sum-exp a row. The backward pass computes the probabilities again from it, in one kernel over blocks of
 keys (dK, dV) and one over blocks of queries (dQ): no atomics, so that gradients are the same in every run.
+On Hopper one kernel makes all three (`_attention_hopper_fused.py`), and parts of dQ are added up in no fixed
+order, unless PyTorch is asked for deterministic algorithms.
 
 A sliding window (Beltagy et al., arXiv 2004.05150) bounds both walks: blocks outside it are never visited, and of
 those inside only the ones that its edges cut are masked.
 
 Inputs may have any strides with a contiguous last dimension. From compute capability 9.0 on, long sequences
 whose strides are multiples of 16 bytes are loaded by the tensor memory accelerator; everything else through
-pointers, by the same kernels. On compute capability 9.0 itself, `_attention_hopper.py` and
-`_attention_hopper_backward.py` have kernels of their own for the shapes that the former names; which ones run
-follows from device and shapes alone.
+pointers, by the same kernels. On compute capability 9.0 itself, `_attention_hopper.py`,
+`_attention_hopper_backward.py` and `_attention_hopper_fused.py` have kernels of their own for the shapes that the
+first names; which ones run follows from device, shapes and that switch alone.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ HOPPER = ("forward", "backward")
 
 Path = Literal["pointers", "descriptors", "hopper"]
 """How tiles are loaded, and by which kernels: the portable ones through pointers or by the tensor memory
-accelerator, or those for Hopper."""
+accelerator, or those for Hopper, of which the backward pass's are the two that add nothing up in memory."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,10 @@ def attention(
     With `return_lse`, (output, lse): lse (B, H, S), fp32, is the natural logarithm of the sum of exponentials of
     each row's visible scores, by which outputs over several sets of keys can be merged into that over all.
 
-    Differentiable once in q, k and v, through the output and through lse. Gradients are deterministic, always:
-    nothing is added atomically, and the same inputs give the same bits on the same device. So there is no switch.
+    Differentiable once in q, k and v, through the output and through lse. The same inputs give the same bits on
+    the same device, but for the gradient in q on Hopper (compute capability 9.0) without a window: it is summed in
+    no fixed order, as that of PyTorch's own attention is. Where `torch.use_deterministic_algorithms(True)` holds
+    when gradients are computed, it is deterministic too, by kernels that take about 1.4 times as long.
 
     A row whose scores are all -inf, as keys with -inf in them can make them, gives zeros, an lse of -inf and zero
     gradients in k and v; the gradient in q of such keys is 0·inf = NaN, as PyTorch's is. A score of NaN or +inf,
@@ -494,13 +498,15 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 @cache
-def _hopper(device: torch.device) -> tuple[ModuleType, ModuleType] | None:
-    """The modules for Hopper (forward, backward) where the device is one: compute capability 9.0, no other."""
+def _hopper(device: torch.device) -> tuple[ModuleType, ModuleType, ModuleType] | None:
+    """The modules for Hopper (forward, backward, fused backward) where the device is one: compute capability 9.0,
+    no other.
+    """
     if _capability(device) != (9, 0):
         return None
-    from . import _attention_hopper, _attention_hopper_backward
+    from . import _attention_hopper, _attention_hopper_backward, _attention_hopper_fused
 
-    return _attention_hopper, _attention_hopper_backward
+    return _attention_hopper, _attention_hopper_backward, _attention_hopper_fused
 
 
 def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor, window: int = 0) -> Tiles:
@@ -644,7 +650,9 @@ def _launch_backward(
     grad_lse: torch.Tensor | None = None,
     path: Path | None = None,
 ) -> tuple[Any, Any, Any]:
-    """dQ, dK and dV. `lse` and the gradient in it are of base 2. `path` as in `_launch_forward`."""
+    """dQ, dK and dV. `lse` and the gradient in it are of base 2. `path` as in `_launch_forward`; the fused kernel
+    for Hopper is taken where none is asked for, nor PyTorch for deterministic algorithms.
+    """
     B, H, S, D = q.shape
     Hkv = k.shape[1]
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
@@ -666,7 +674,12 @@ def _launch_backward(
             delta.sub_(grad_lse, alpha=LOG2E)
         hopper = _hopper(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
         if hopper is not None and hopper[0].fits(q, k, v):
-            hopper[1].backward(grad.contiguous(), q, k, v, lse, delta, dq, dk, dv, causal, window)
+            tensors = (hopper[0].dense(grad), q, k, v, lse, delta, dq, dk, dv)
+            fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled()
+            if window or fixed or not hopper[2].AVAILABLE:
+                hopper[1].backward(*tensors, causal, window)
+            else:
+                hopper[2].backward(*tensors, causal)
             return dq, dk, dv
         tma = _descriptors(path, q, k, v, grad)
         t = tiles("keys", q)

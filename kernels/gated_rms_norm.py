@@ -37,8 +37,8 @@ PIECE = 8 if INTERPRETED else 4096
 """Piece of a longer group."""
 
 LOOSE = (8, 4, 4) if INTERPRETED else (8192, 1024, 4)
-"""(block, piece, warps): with the norm first, a group that takes a block of that length or a longer one and fills at
-most three quarters of it is taken in such pieces, forward: 5120 numbers would leave three lanes of eight idle.
+"""(block, piece, warps): with the norm first, a group that takes a block of that length or a longer one and fills
+at most three quarters of it is taken in such pieces, forward: 5120 numbers would leave three lanes of eight idle.
 """
 
 

@@ -239,7 +239,7 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
         assert module._hopper(torch.device("cpu")) is None
     module._hopper.cache_clear()
     monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
-    hopper, _ = module._hopper(torch.device("cpu"))
+    hopper, *_ = module._hopper(torch.device("cpu"))
     module._hopper.cache_clear()
 
     def fits(H=2, S=1024, D=64, dtype=torch.bfloat16, widths=hopper.WIDTHS):
@@ -260,6 +260,41 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
     assert not fits(dtype=torch.float32)
     x = torch.empty(1, 1024, 2, 64, dtype=torch.bfloat16)
     assert not hopper.fits(x.transpose(1, 2), x.transpose(1, 2), x.transpose(1, 2))
+
+
+def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monkeypatch):
+    """Which kernels are taken; `test_attention_hopper.py` plays them."""
+    monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
+    module._hopper.cache_clear()
+    modules = module._hopper(torch.device("cpu"))
+    module._hopper.cache_clear()
+    monkeypatch.setattr(module, "_hopper", lambda device: modules)
+    _, two, fused = modules
+    taken = []
+    for each in (two, fused):
+        monkeypatch.setattr(each, "backward", lambda grad, *_, each=each: taken.append((each, grad)))
+    q, k, v, out = torch.zeros(4, 1, 1, 1024, 64, dtype=torch.bfloat16)
+    # Contiguous, but where no descriptor can be.
+    grad = torch.ones(1 + q.numel(), dtype=torch.bfloat16)[1:].view(q.shape)
+
+    def kernels(window=0, path=None):
+        module._launch_backward(grad, q, k, v, out, torch.zeros(1, 1, 1024), True, window, path=path)
+        each, passed = taken.pop()
+        assert passed.data_ptr() % 16 == 0
+        assert torch.equal(passed, grad)
+        return each
+
+    assert kernels() is fused
+    assert kernels(window=100) is two
+    assert kernels(path="hopper") is two
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert kernels() is two
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert kernels() is fused
+    monkeypatch.setattr(fused, "AVAILABLE", False)
+    assert kernels() is two
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
-"""Which tiles the kernels for Hopper walk under masks and windows, and which of them they mask.
+"""Which tiles the kernels for Hopper walk under masks and windows, and which of them they mask; gradients.
 
 Gluon has no interpreter. Its functions of plain numbers are run as Python, with the language's minimum and maximum
-in place; that what they say is computed is for `tests/gpu`.
+in place; that what they say is computed is for `tests/gpu`. Backward passes are played as a whole (`player.py`).
 """
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernelmark.kernels import _attention_hopper as forward
 from kernelmark.kernels import _attention_hopper_backward as backward
+from kernelmark.kernels import _attention_hopper_fused as fused
+from kernelmark.kernels._common import power_of_2
+
+from .player import Tiles, nothing, play, reduce
 
 ROWS = forward.ROWS
 LANGUAGE = SimpleNamespace(minimum=min, maximum=max, program_id=lambda axis: 0, num_programs=lambda axis: 1)
@@ -91,3 +96,71 @@ def test_backward(n, causal, window, of_keys):
             assert (first <= j < end) == bool(mask.any())
             if first <= j < end and (causal or window):
                 assert backward._cut.fn(j - 2 * block, before, after, ROWS, window) != bool(mask.all())
+
+
+@pytest.fixture
+def _played(monkeypatch):
+    play(
+        monkeypatch,
+        (backward, fused),
+        keep=("_settle",),
+        opaque=lambda x: 0,
+        _reduce=reduce,
+        _layout=nothing,
+        _flat=nothing,
+        Tiles=lambda x, shape, strides, block, layout: Tiles(x.view(shape), *block),
+        tiles=lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, power_of_2(x.shape[-1])),
+    )
+
+
+def draw(B, H, Hkv, S, D):
+    generator = torch.Generator().manual_seed(S + D)
+    return [torch.randn(B, heads, S, D, generator=generator) for heads in (H, Hkv, Hkv, H)]
+
+
+def wanted(q, k, v, grad, causal):
+    """The gradients, the log-sum-exp in base 2, and delta, in fp64."""
+    wide = [x.double().requires_grad_() for x in (q, k, v)]
+    keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in wide[1:])
+    scores = wide[0] @ keys.mT * q.shape[-1] ** -0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+    out = scores.softmax(-1) @ values
+    gradients = torch.autograd.grad(out, wide, grad.double())
+    return gradients, scores.logsumexp(-1).detach() / math.log(2), (out.detach() * grad).sum(-1)
+
+
+@pytest.mark.usefixtures("_played")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("B", "H", "Hkv", "S", "D"),
+    [(1, 4, 2, 384, 64), (2, 2, 1, 256, 128), (1, 1, 1, 512, 128), (1, 2, 1, 256, 96), (1, 1, 1, 384, 40)],
+)
+@pytest.mark.parametrize("kernels", [fused, backward], ids=["fused", "two"])
+def test_gradients(kernels, B, H, Hkv, S, D, causal):
+    inputs = draw(B, H, Hkv, S, D)
+    expected, lse, delta = wanted(*inputs, causal)
+    q, k, v, grad = inputs
+    found = [torch.full_like(x, torch.nan) for x in (q, k, v)]
+    kernels.backward(grad, q, k, v, lse.float(), delta.float(), *found, causal)
+    for name, got, want in zip(("dq", "dk", "dv"), found, expected, strict=True):
+        torch.testing.assert_close(
+            got.double(), want, rtol=1e-4, atol=2e-5, msg=lambda x, name=name: f"{name}: {x}"
+        )
+
+
+@pytest.mark.usefixtures("_played")
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("kernels", [fused, backward], ids=["fused", "two"])
+def test_a_later_key_that_is_no_number(kernels, D):
+    """Gradients of the rows of earlier blocks, which do not see it."""
+    seen = slice(0, 256)
+    inputs = draw(1, 2, 1, 384, D)
+    expected, lse, delta = wanted(*(x[:, :, seen] for x in inputs), True)
+    level, mean = torch.full((2, 1, 2, 384), torch.nan)
+    level[..., seen], mean[..., seen] = lse, delta
+    q, k, v, grad = inputs
+    k[:, :, 300] = torch.nan
+    found = [torch.full_like(x, torch.nan) for x in (q, k, v)]
+    kernels.backward(grad, q, k, v, level, mean, *found, True)
+    torch.testing.assert_close(found[0][:, :, seen].double(), expected[0], rtol=1e-4, atol=2e-5)
