@@ -139,7 +139,7 @@ def _gradients_right(case: Any) -> None:
 
     if IS_NVIDIA_HOPPER and TRITON_ABOVE_3_4_0 and not TRITON_ABOVE_3_7_1:
         raise NotImplementedError(
-            "it refuses gradients with decay on Hopper with Triton from 3.4.0 to before 3.7.1, which gets them wrong"
+            "it refuses gradients with decay on Hopper with Triton 3.4.0 to 3.7.0, which gets them wrong"
         )
 
 

@@ -553,7 +553,7 @@ def normalize(
     pieces = residual is None and bias is None and PLAIN_PIECES[0] < length <= PLAIN_PIECES[1]
     if long := pieces or length > FORWARD_LIMIT:
         block = min(block, PLAIN_PIECE) if pieces else PIECE
-    again = not long and residual is None and block == AGAIN[0] and N * D >= AGAIN[1]
+    again = not long and residual is None and block == AGAIN[0] and AGAIN[1] <= N * D
     height = 1 if long else power_of_2(max(1, min(2048 // block, N)))
     if long and (piece := spread(x, N, D)):
         _spread(flat, residual if residual is None else other, weight, bias, (y, h, mean, rstd), eps, piece)
