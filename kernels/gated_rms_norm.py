@@ -375,7 +375,7 @@ def _launch_backward(
     elements: int = 2048,
     each: int = 16,
     share: int = 16,
-    stages: int = 2,
+    stages: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`elements` of a program at a time, `each` a thread, and `share` warps on a multiprocessor."""
     dx, dz, dweight = _empty_gradients(dy, x, z, weight, rstd, group, gate_first)
@@ -394,7 +394,7 @@ def _launch_backward(
             parts = torch.empty(programs, D, dtype=torch.float32, device=x.device)
             _backward_short[(programs, groups)](
                 given, flat, gate, weight, rstd, dx, dz, parts, M, group, groups, *strides, FIRST=gate_first,
-                ROWS=height, BLOCK=block, STAGES=stages, num_warps=warps,
+                ROWS=height, BLOCK=block, STAGES=stages or (1 if block >= 4096 else 2), num_warps=warps,
             )  # fmt: skip
         else:
             projection = torch.empty_like(rstd)
