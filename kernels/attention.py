@@ -103,7 +103,8 @@ def attention(
     Differentiable once in q, k and v, through the output and through lse. The same inputs give the same bits on
     the same device, but for the gradient in q on Hopper (compute capability 9.0) without a window: it is summed in
     no fixed order, as that of PyTorch's own attention is. Where `torch.use_deterministic_algorithms(True)` holds
-    when gradients are computed, it is deterministic too, by kernels that take about 1.4 times as long.
+    when gradients are computed, it is deterministic too, by kernels that take 1.2 to 1.6 times as long
+    (docs/attention.md).
 
     A row whose scores are all -inf, as keys with -inf in them can make them, gives zeros, an lse of -inf and zero
     gradients in k and v; the gradient in q of such keys is 0·inf = NaN, as PyTorch's is. A score of NaN or +inf,

@@ -54,7 +54,8 @@ class Tolerance(msgspec.Struct, frozen=True):
 
     `norm` bounds ‖out − ref‖ / ‖ref‖ of each output; `absolute` and `relative` bound every element:
     |out − ref| ≤ absolute · s + relative · |ref|, with s the root mean square of the reference, so that the
-    bound means the same at every scale of the inputs.
+    bound means the same at every scale of the inputs. Of outputs of ten million elements and more a few may pass
+    that bound, by no more than tenfold (`measure/verify.py`).
     """
 
     norm: float

@@ -40,6 +40,14 @@ def poison(result: object) -> None:
             torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).fill_(255)
 
 
+STRAGGLERS = 1e-7
+"""The share of elements that may be beyond their bound: rounding in 16 bits has a tail, and in outputs of a
+hundred million elements every implementation has a few there, PyTorch's own among them.
+"""
+FAR = 10.0
+"""How many times its bound no element may be off, however many there are."""
+
+
 def deviation(outputs: Sequence[torch.Tensor], references: Sequence[torch.Tensor], tolerance: Tolerance) -> float:
     """The relative norm of the deviation, the largest over outputs. Raises `Incorrect`.
 
@@ -75,9 +83,9 @@ def deviation(outputs: Sequence[torch.Tensor], references: Sequence[torch.Tensor
         if error > tolerance.norm:
             raise Incorrect(f"{name}: relative error {error:.3g}, allowed {tolerance.norm:.3g}")
         scale = norm / reference.numel() ** 0.5
-        excess = difference - tolerance.relative * reference.abs() - tolerance.absolute * scale
-        outside = int((excess > 0).sum())
-        if outside:
+        bound = tolerance.relative * reference.abs() + tolerance.absolute * scale
+        outside = int((difference > bound).sum())
+        if outside > STRAGGLERS * difference.numel() or bool((difference > FAR * bound).any()):
             raise Incorrect(
                 f"{name}: {outside} of {difference.numel()} elements beyond tolerance, "
                 f"the farthest by {float(difference.max()):.3g} (typical magnitude {scale:.3g})"

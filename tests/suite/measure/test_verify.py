@@ -77,6 +77,19 @@ def test_the_border_of_an_element():
     assert said == "output: 1 of 10000 elements beyond tolerance, the farthest by 0.6 (typical magnitude 1)"
 
 
+def test_a_few_of_very_many_elements_may_be_beyond_their_bound():
+    """But none far, and no more than a few: one of ten million each."""
+    right = torch.ones(20_000_000)
+    wrong = right.clone()
+    wrong[5], wrong[7_000_000] = 2.0, 0.0
+    assert deviation([wrong], [right], WIDE) == pytest.approx(3.2e-4, rel=0.1)
+    wrong[9] = 2.0
+    assert "3 of 20000000 elements beyond tolerance" in refused([wrong], [right])
+    wrong[7_000_000] = wrong[9] = 1.0
+    wrong[5] = 1.0 + 10 * 0.6 + 1e-3
+    assert "1 of 20000000 elements beyond tolerance, the farthest by 6" in refused([wrong], [right])
+
+
 def test_a_reference_of_zeros_bounds_the_largest_deviation():
     assert refused([f64(0, 0.2)], [f64(0, 0)]) == "output: relative error 0.2, allowed 0.1"
 
