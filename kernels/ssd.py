@@ -203,7 +203,7 @@ def _launch(
     if y.numel() == 0:
         return y, _unchanged(x, B, initial)
     x, B, C = _plain(x), _plain(B), _plain(C)
-    ids = None if ids is None else ids.contiguous()
+    A, D, bias, ids = (None if t is None else t.contiguous() for t in (A, D, bias, ids))
     described = tma(CHUNK, x, B, C) and _capability(x.device)[0] >= 9
     count = segments(batch * H, cdiv(S, CHUNK), RESIDENT * multiprocessors(x))
     with on(x):
@@ -246,7 +246,7 @@ def _launch_backward(
             gradients[-1].copy_(dfinal)
         return tuple(gradients)
     x, B, C, grad = _plain(x), _plain(B), _plain(C), _plain(grad)
-    ids = None if ids is None else ids.contiguous()
+    A, D, bias, ids = (None if t is None else t.contiguous() for t in (A, D, bias, ids))
     described = tma(CHUNK, x, B, C, grad) and _capability(x.device)[0] >= 9
     count = segments(batch * H, cdiv(S, CHUNK), RESIDENT * multiprocessors(x))
     height, width = block(P), block(N)

@@ -35,8 +35,17 @@ PROVIDER = "kernelmark"
 """The provider name of our own implementations; every other provider is a baseline."""
 YARDSTICK = "yardstick"
 """The provider of rows that only give a scale (a plain copy): timed, never a baseline to beat."""
+REFERENCE = "_reference"
+"""The ending of an implementation that is a library's own plain reference: shown, and no baseline to beat, as
+nobody would pick it. Token by token it is thousands of times slower than anything else.
+"""
 EAGER = "torch"
 """The implementation that `speedup_vs_eager` refers to."""
+
+
+def rival(provider: str, implementation: str) -> bool:
+    """Whether an implementation is a baseline to beat."""
+    return provider not in (PROVIDER, YARDSTICK) and not implementation.endswith(REFERENCE)
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"pass_": "pass"}):

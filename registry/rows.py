@@ -18,7 +18,7 @@ import numpy as np
 
 from .ceilings import Ceilings
 from .journal import Journal
-from .record import EAGER, PROVIDER, YARDSTICK, Cache, Measurement, Pass, Record, Status
+from .record import EAGER, PROVIDER, YARDSTICK, Cache, Measurement, Pass, Record, Status, rival
 from .statistics import coefficient_of_variation, log_mean_interval, median_interval
 
 
@@ -242,7 +242,8 @@ def _speedups(group: _Group, peers: Sequence[_Group]) -> dict[str, Any]:
     interval rests on the ratios within processes and not on two separate spreads.
     """
     baselines = [x for x in peers if x.medians and x.first.provider not in (PROVIDER, YARDSTICK)]
-    best = min(baselines, key=lambda x: median(x.medians.values()), default=None)
+    rivals = (x for x in baselines if rival(x.first.provider, x.first.implementation))
+    best = min(rivals, key=lambda x: median(x.medians.values()), default=None)
     eager = next((x for x in baselines if x.first.implementation == EAGER), None)
     out: dict[str, Any] = {"speedup_vs_eager": speedup(eager.medians, group.medians)[0] if eager else None}
     if best is not None:

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ..journal import Journal
-from ..record import EAGER, PROVIDER, YARDSTICK, Measurement
+from ..record import EAGER, PROVIDER, YARDSTICK, Measurement, rival
 from ..rows import Row, rows
 from ..statistics import CONFIDENCE
 from . import units
@@ -271,7 +271,7 @@ def _contests(found: Sequence[Series], width: int, common: str) -> list[Contest]
         variants.setdefault((x.operator, x.sizes), []).append(x)
     sides: dict[str, Callable[[Series], bool]] = {
         "kernelmark": lambda x: x.provider == PROVIDER,
-        "fastest baselines": lambda x: x.provider != PROVIDER,
+        "fastest baselines": lambda x: rival(x.provider, x.implementation),
         "eager PyTorch": lambda x: x.implementation == EAGER,
     }
     out: list[Contest] = []

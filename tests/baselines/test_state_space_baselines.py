@@ -172,9 +172,34 @@ def simple_gla(q, k, v, g=None, scale=None, initial_state=None, output_final_sta
     return torch.stack(outputs, 1).to(v.dtype), state if output_final_state else None
 
 
+def put_gla(put, hopper=False, above=True):
+    put("fla.utils", IS_NVIDIA_HOPPER=hopper, TRITON_ABOVE_3_4_0=True, TRITON_ABOVE_3_7_1=above)
+    put("fla.ops.simple_gla", chunk_simple_gla=simple_gla)
+
+
+@pytest.mark.parametrize(
+    ("hopper", "above", "refused"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_gradients_that_the_library_gets_wrong_are_refused(put, hopper, above, refused):
+    """Before it would autotune for a minute and then refuse them itself."""
+    put_gla(put, hopper, above)
+    for operator, name, axes in (
+        (linear_attention, "fla", {"B": 1, "S": 4, "H": 1, "K": 2, "D": 2}),
+        (ssd, "fla_simple_gla", {"B": 1, "S": 4, "H": 1, "P": 2, "N": 2, "G": 1}),
+    ):
+        factory = fla.IMPLEMENTATIONS[operator.OPERATOR.name][name]
+        assert callable(factory(operator.OPERATOR.case(axes, "bf16", "forward")))
+        backward = operator.OPERATOR.case(axes, "bf16", "backward")
+        if refused:
+            with pytest.raises(NotImplementedError, match=r"Triton 3\.4\.0 to 3\.7\.0"):
+                factory(backward)
+        else:
+            assert callable(factory(backward))
+
+
 @pytest.mark.parametrize("states", [False, True])
 def test_linear_attention(put, states):
-    put("fla.ops.simple_gla", chunk_simple_gla=simple_gla)
+    put_gla(put)
     factory = fla.IMPLEMENTATIONS["linear_attention"]["fla"]
     agrees(linear_attention, factory, {"B": 2, "S": 9, "H": 2, "K": 5, "D": 3}, "forward_backward", states=states)
 
@@ -182,7 +207,7 @@ def test_linear_attention(put, states):
 @pytest.mark.parametrize("G", [1, 4])
 @pytest.mark.parametrize("states", [False, True])
 def test_ssd_as_linear_attention(put, G, states):
-    put("fla.ops.simple_gla", chunk_simple_gla=simple_gla)
+    put_gla(put)
     factory = fla.IMPLEMENTATIONS["ssd"]["fla_simple_gla"]
     axes = {"B": 2, "S": 9, "H": 4, "P": 3, "N": 5, "G": G}
     call = agrees(ssd, factory, axes, "forward_backward", states=states)

@@ -171,6 +171,8 @@ def test_strides():
     given |= {"x": x.unflatten(-1, (2, 16)), "B": B.unflatten(-1, (2, 16)), "C": C.unflatten(-1, (2, 16))}
     given["dt"] = torch.randn(2, 2, 37).transpose(1, 2)
     compare(given)
+    given |= {"A": -torch.rand(4)[::2], "D": torch.randn(4)[::2], "dt_bias": torch.randn(4)[::2]}
+    compare(given)
     given["x"] = torch.randn(2, 37, 16, 2).transpose(2, 3)
     compare(given)
     leaf = given["x"].detach().requires_grad_()

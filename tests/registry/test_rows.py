@@ -258,6 +258,16 @@ def test_speedup_is_against_the_fastest_baseline_and_against_eager(literal: Any)
     assert found["liger"].speedup_vs_best_baseline == 1.0
 
 
+def test_a_librarys_own_reference_is_no_baseline(literal: Any) -> None:
+    """It is timed and shown, and beating it is nothing to boast of."""
+    lines = [literal.record("kernelmark", 1.0), literal.record("mamba_ssm_reference", 0.5)]
+    found = by_name(rows(literal.journal(*lines)))
+    assert found["kernelmark"].speedup_vs_best_baseline is None
+    assert found["mamba_ssm_reference"].latency_ms is not None
+    found = by_name(rows(literal.journal(*lines, literal.record("torch", 3.0))))
+    assert found["kernelmark"].best_baseline == "torch"
+
+
 def test_without_a_baseline_there_is_no_speedup(literal: Any) -> None:
     lines = [literal.record("kernelmark", 1.0), literal.record("clone", 0.5, provider="yardstick")]
     row = by_name(rows(literal.journal(*lines)))["kernelmark"]

@@ -44,7 +44,10 @@ def _no_gpu(monkeypatch):
             "unknown operator 'rmsnorm'. Did you mean 'rms_norm'? Known: adamw, add_rms_norm,",
         ),
         (("--implementation", "torhc"), "unknown implementation 'torhc'. Did you mean 'torch'? Known: "),
-        (("--plan", "nightly"), "unknown plan 'nightly'. Known: quick, standard, full, crossing, a .toml file."),
+        (
+            ("--plan", "nightly"),
+            "unknown plan 'nightly'. Known: quick, standard, full, crossing, memory, attention,",
+        ),
         (("--plan", "absent.toml"), "no plan file at absent.toml."),
         (("--device", "tpu"), "no device 'tpu' here. Known: cpu."),
         (("--device", "cuda"), "no device 'cuda' here. Known: cpu."),
