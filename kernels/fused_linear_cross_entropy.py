@@ -1,4 +1,4 @@
-"""A linear layer and the cross-entropy of its outputs; the logits are never all there at once.
+"""A linear layer and the cross-entropy of its outputs; of the logits no more than a gigabyte is there at once.
 
 Rows are taken in chunks, as Liger-Kernel does (Hsu et al., arXiv 2410.10989): the logits of a chunk are a matrix
 product into one buffer, a kernel writes their gradient over them as it finds the loss, and two more products turn
@@ -36,7 +36,7 @@ def fused_linear_cross_entropy(
     chunk: int | None = None,
     precise: bool = False,
 ) -> torch.Tensor:
-    """The `cross_entropy` of x @ weight.T and target, with the same options, without the logits in memory.
+    """The `cross_entropy` of x @ weight.T and target, with the same options, in bounded memory.
 
     x (M, D) and weight (V, D) in one of bf16, fp16 and fp32, target (M,) int64 to a scalar in the dtype of x.
     Logits are rounded to that dtype, the loss is computed in fp32. Differentiable in x and weight; the gradients
