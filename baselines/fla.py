@@ -131,7 +131,7 @@ def causal_conv1d_update(case: Any) -> Call:
 
 def _gradients_right(case: Any) -> None:
     """Raises `NotImplementedError` where the library would refuse gradients with decay: at the end of a backward
-    pass for which it has autotuned for a minute.
+    pass for which it has autotuned, which takes long.
     """
     if case.pass_ == "forward":
         return

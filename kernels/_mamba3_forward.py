@@ -14,21 +14,19 @@ import torch
 import triton
 import triton.language as tl
 
-from ._common import INTERPRETED, cdiv
+from ._common import INTERPRETING, cdiv
 from ._scan import sigmoid, silu, silu_slope
 from ._ssd_forward import block, load_tile, precision, source, store_tile
 
 HEADS = 16
 """Heads of a program of the small kernels."""
 
-_INTERPRETED = tl.constexpr(INTERPRETED)
-
 
 @triton.jit
 def circle(turns):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """(cos, sin) of angles in 2⁻³² revolutions, int32: from -π to π, where the hardware's are good to 2⁻²⁰."""
     angle = turns.to(tl.float32) * 1.4629180792671596e-09  # 2π · 2⁻³²
-    if _INTERPRETED:
+    if INTERPRETING:
         return tl.cos(angle), tl.sin(angle)
     else:
         cos = tl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [angle], tl.float32, True, 1)

@@ -18,9 +18,9 @@ and sequences need not be cut into segments, which would take most exponentials 
 
 In programs of 256 channels and states of 16, with two scanning warps to a scheduler, the instructions of all warps
 take about 250 issue slots a token, and the exponential unit is busy for 296 cycles, of which 256 are the states'
-own. An H200 takes about twice that, and two thirds of its time with the reads of `_prepare` left out: those are
-of 32 bytes a row, whose rows lie apart by the length of the sequence. To bring their lines to L2 before made it no
-faster, nor did reading ahead into registers, 16 scanning warps, or one exponential of 16 or 32 by the FMA units.
+own. An H200 takes longer, because it waits for the reads of `_prepare`: those are of 32 bytes a row, whose rows
+lie apart by the length of the sequence. To bring their lines to L2 before made it no faster, nor did reading ahead
+into registers, 16 scanning warps, or one exponential of 16 or 32 by the FMA units.
 """
 
 # ruff: noqa: RUF005  # Triton has no starred expressions: tuples grow by addition

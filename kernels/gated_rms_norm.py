@@ -36,6 +36,9 @@ BACKWARD_LIMIT = 8 if INTERPRETED else 8192
 PIECE = 8 if INTERPRETED else 4096
 """Piece of a longer group."""
 
+AHEAD = 8 if INTERPRETED else 4096
+"""Blocks below it are read ahead by backward; longer ones have no registers left for it."""
+
 LOOSE = (8, 4, 4) if INTERPRETED else (8192, 1024, 4)
 """(block, piece, warps): with the norm first, a group that takes a block of that length or a longer one and fills
 at most three quarters of it is taken in such pieces, forward: 5120 numbers would leave three lanes of eight idle.
@@ -375,7 +378,6 @@ def _launch_backward(
     elements: int = 2048,
     each: int = 16,
     share: int = 16,
-    stages: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`elements` of a program at a time, `each` a thread, and `share` warps on a multiprocessor."""
     dx, dz, dweight = _empty_gradients(dy, x, z, weight, rstd, group, gate_first)
@@ -394,7 +396,7 @@ def _launch_backward(
             parts = torch.empty(programs, D, dtype=torch.float32, device=x.device)
             _backward_short[(programs, groups)](
                 given, flat, gate, weight, rstd, dx, dz, parts, M, group, groups, *strides, FIRST=gate_first,
-                ROWS=height, BLOCK=block, STAGES=stages or (1 if block >= 4096 else 2), num_warps=warps,
+                ROWS=height, BLOCK=block, STAGES=2 if block < AHEAD else 1, num_warps=warps,
             )  # fmt: skip
         else:
             projection = torch.empty_like(rstd)

@@ -20,8 +20,8 @@ from ._common import cdiv, check, multiprocessors, on, operator
 from ._mamba3_backward import last, lay, settle, turn_back
 from ._mamba3_forward import turns, walk, weights
 from ._ssd_backward import finish, inner, outer
-from ._ssd_forward import block, pass_on, read, tma
-from .ssd import CHUNK, RESIDENT, WIDEST, _all_states, _capability, _plain, narrow, segments
+from ._ssd_forward import block, pass_on, read
+from .ssd import CHUNK, RESIDENT, WIDEST, _all_states, _described, _plain, _shaped, narrow, segments, sizes
 
 
 def mamba3(
@@ -49,16 +49,7 @@ def mamba3(
     of angles are exact but for the rounding of each position's, at 2⁻³² of a revolution. Differentiable once in
     all tensors. Raises `TypeError` for a wrong dtype and `ValueError` for a wrong shape or device.
     """
-    check("x", x, dim=4)
-    batch, S, H, P = x.shape
-    check("B", B, dim=4, dtypes=(x.dtype,), like=x)
-    G, N = B.shape[2:]
-    if H and (G == 0 or H % G):
-        raise ValueError(f"B has {G} groups, which do not divide the {H} heads of x")
-    if not 1 <= N <= 256:
-        raise ValueError(f"B has state dimension {N}, expected 1 to 256")
-    check("B", B, shape=(batch, S, G, N))
-    check("C", C, shape=(batch, S, G, N), dtypes=(x.dtype,), like=x)
+    batch, S, H, P, N = sizes(x, B, C)
     for name, tensor in (("dt", dt), ("adt", adt), ("trap", trap)):
         check(name, tensor, shape=(batch, S, H), like=x)
     check("angles", angles, dim=3, like=x)
@@ -134,8 +125,7 @@ def _launch(
 
 def _common(x: torch.Tensor, *others: torch.Tensor) -> dict[str, Any]:
     """What the launches of the scan share, which reads these."""
-    described = tma(CHUNK, x, *others) and _capability(x.device)[0] >= 9
-    return {"segments": _segments(x), "chunk": CHUNK, "described": described}
+    return {"segments": _segments(x), "chunk": CHUNK, "described": _described(x, *others)}
 
 
 def _segments(x: torch.Tensor) -> int:
@@ -146,8 +136,7 @@ def _states(x: torch.Tensor, k: torch.Tensor, made: torch.Tensor, reverse: bool 
     """The state that each chunk starts from, (B, chunks, H, tile), or in reverse, of the gradient of y and q, the
     gradient of what each ends with.
     """
-    described = tma(CHUNK, x, k) and _capability(x.device)[0] >= 9
-    each, _ = _all_states(x, k, made[2], made[1], None, None, _segments(x), reverse, described, False)
+    each, _ = _all_states(x, k, made[2], made[1], None, None, _segments(x), reverse, _described(x, k), False)
     return each
 
 
@@ -197,10 +186,7 @@ def _launch_backward(
                 walk(*of_all, entry, dz, None, None, grad, pushed, **common)
                 grad = pushed
         g = _states(grad, q, made, reverse=True)
-        tiles: dict[str, Any] = {
-            "chunk": CHUNK,
-            "described": tma(CHUNK, x, k, grad) and _capability(x.device)[0] >= 9,
-        }
+        tiles: dict[str, Any] = {"chunk": CHUNK, "described": _described(x, k, grad)}
         dx, dscores, dskip, direct, *of_decays = inner(x, k, q, grad, weight, decay, skip, None, h, g, **tiles)
         dk = outer(x, q, weight, decay, None, g, dscores, read=False, **tiles)
         dq = outer(grad, k, weight, decay, None, h, dscores, read=True, **tiles)
@@ -214,16 +200,6 @@ def _launch_backward(
         dB_bias.to(B_bias.dtype), dC_bias.to(C_bias.dtype),
         dz.new_empty(0) if D is None else dskip.sum((0, 1)).to(D.dtype), dz,
     )  # fmt: skip
-
-
-def _shaped(*given: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    """Memory for the gradients, contiguous; none for what is not given."""
-    x = given[0]
-    assert x is not None
-    return tuple(
-        x.new_empty(0, dtype=torch.float32) if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device)
-        for t in given
-    )
 
 
 # ---------------------------------------------------------------------------------------------------------

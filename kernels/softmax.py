@@ -252,7 +252,7 @@ def _split_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its o
 
 
 def plan(x: torch.Tensor, M: int, D: int, backward: bool) -> Plan:
-    """What measured best on an H200 for M rows of D columns.
+    """How M rows of D columns are shared out, by measurements on an H200.
 
     Rows that fit registers are held there. Of longer ones each is one program's, unless they are too few for the
     device: then they are split, and backward also where they are long.

@@ -66,16 +66,7 @@ def ssd(
     Differentiable once in all tensors but seq_idx. Raises `TypeError` for a wrong dtype and `ValueError` for a
     wrong shape or device.
     """
-    check("x", x, dim=4)
-    batch, S, H, P = x.shape
-    check("B", B, dim=4, dtypes=(x.dtype,), like=x)
-    G, N = B.shape[2:]
-    if H and (G == 0 or H % G):
-        raise ValueError(f"B has {G} groups, which do not divide the {H} heads of x")
-    if not 1 <= N <= 256:
-        raise ValueError(f"B has state dimension {N}, expected 1 to 256")
-    check("B", B, shape=(batch, S, G, N))
-    check("C", C, shape=(batch, S, G, N), dtypes=(x.dtype,), like=x)
+    batch, S, H, P, N = sizes(x, B, C)
     check("dt", dt, shape=(batch, S, H), like=x)
     check("A", A, shape=(H,), like=x)
     for name, tensor, shape in (
@@ -92,6 +83,21 @@ def ssd(
     else:
         y, final = _ssd(x, dt, A, B, C, D, dt_bias, initial_state, seq_idx, dt_softplus)
     return (y, final) if return_final_state else y
+
+
+def sizes(x: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> tuple[int, int, int, int, int]:
+    """Batch, S, H, P and N of x (B, S, H, P), B and C (B, S, G, N); raises what `ssd` says if they are not."""
+    check("x", x, dim=4)
+    batch, S, H, P = x.shape
+    check("B", B, dim=4, dtypes=(x.dtype,), like=x)
+    G, N = B.shape[2:]
+    if H and (G == 0 or H % G):
+        raise ValueError(f"B has {G} groups, which do not divide the {H} heads of x")
+    if not 1 <= N <= 256:
+        raise ValueError(f"B has state dimension {N}, expected 1 to 256")
+    check("B", B, shape=(batch, S, G, N))
+    check("C", C, shape=(batch, S, G, N), dtypes=(x.dtype,), like=x)
+    return batch, S, H, P, N
 
 
 def narrow(dtype: torch.dtype, P: int, N: int) -> bool:
@@ -204,7 +210,7 @@ def _launch(
         return y, _unchanged(x, B, initial)
     x, B, C = _plain(x), _plain(B), _plain(C)
     A, D, bias, ids = (None if t is None else t.contiguous() for t in (A, D, bias, ids))
-    described = tma(CHUNK, x, B, C) and _capability(x.device)[0] >= 9
+    described = _described(x, B, C)
     count = segments(batch * H, cdiv(S, CHUNK), RESIDENT * multiprocessors(x))
     with on(x):
         step, decay = steps(dt, A, bias, softplus, CHUNK)
@@ -224,6 +230,11 @@ def _unchanged(x: torch.Tensor, B: torch.Tensor, initial: torch.Tensor | None) -
     if initial is not None:
         return initial.to(torch.float32, copy=True)
     return torch.zeros(x.shape[0], *x.shape[2:], B.shape[-1], dtype=torch.float32, device=x.device)
+
+
+def _described(*tensors: torch.Tensor) -> bool:
+    """Whether the kernels load chunks of these by the tensor memory accelerator."""
+    return tma(CHUNK, *tensors) and _capability(tensors[0].device)[0] >= 9
 
 
 @cache
@@ -247,7 +258,7 @@ def _launch_backward(
         return tuple(gradients)
     x, B, C, grad = _plain(x), _plain(B), _plain(C), _plain(grad)
     A, D, bias, ids = (None if t is None else t.contiguous() for t in (A, D, bias, ids))
-    described = tma(CHUNK, x, B, C, grad) and _capability(x.device)[0] >= 9
+    described = _described(x, B, C, grad)
     count = segments(batch * H, cdiv(S, CHUNK), RESIDENT * multiprocessors(x))
     height, width = block(P), block(N)
     with on(x):
@@ -272,11 +283,11 @@ def _launch_backward(
     )  # fmt: skip
 
 
-def _shaped(x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, bias: Any, initial: Any) -> tuple[torch.Tensor, ...]:
+def _shaped(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
     """Memory for the gradients, contiguous; none for what is not given."""
     return tuple(
         x.new_empty(0, dtype=torch.float32) if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device)
-        for t in (x, dt, A, B, C, D, bias, initial)
+        for t in (x, *others)
     )
 
 

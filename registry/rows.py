@@ -241,9 +241,8 @@ def _speedups(group: _Group, peers: Sequence[_Group]) -> dict[str, Any]:
     Replicates pair up: both sides ran in the same process, minutes apart at most, so that the ratio's
     interval rests on the ratios within processes and not on two separate spreads.
     """
-    baselines = [x for x in peers if x.medians and x.first.provider not in (PROVIDER, YARDSTICK)]
-    rivals = (x for x in baselines if rival(x.first.provider, x.first.implementation))
-    best = min(rivals, key=lambda x: median(x.medians.values()), default=None)
+    baselines = [x for x in peers if x.medians and rival(x.first.provider, x.first.implementation)]
+    best = min(baselines, key=lambda x: median(x.medians.values()), default=None)
     eager = next((x for x in baselines if x.first.implementation == EAGER), None)
     out: dict[str, Any] = {"speedup_vs_eager": speedup(eager.medians, group.medians)[0] if eager else None}
     if best is not None:

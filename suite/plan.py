@@ -85,6 +85,10 @@ class Plan:
     deadline_s: float
     only: Only = field(default_factory=dict)
 
+    def chosen(self, case: Case) -> tuple[str, ...]:
+        """The implementations that a case is for; empty where it is for all."""
+        return self.only.get(_key(case), ())
+
     def but(self, replicates: int | None, cache: str | None, timer: TimerName | None) -> Plan:
         """The same plan with other replicates, cache states (`cold`, `hot`, `both`) or timer; None keeps."""
         states: Mapping[str | None, tuple[Cache, ...]] = {
@@ -112,7 +116,7 @@ class Plan:
             for implementation in catalog.of_operator(case.operator)
             if device in implementation.devices or device == "cpu"
             if not implementations or {implementation.name, implementation.provider} & set(implementations)
-            if implementation.name in self.only.get(_key(case), (implementation.name,))
+            if implementation.name in (self.chosen(case) or (implementation.name,))
         )
         if not cells:
             raise InputError(f"plan {self.name!r} has nothing to measure with these filters.")
@@ -152,8 +156,8 @@ def load(name: str, catalog: Catalog, device: Literal["cuda", "cpu"], operators:
     if not cases:
         of = f" of {', '.join(operators)}" if operators else ""
         raise InputError(f"plan {name!r} has no cases{of} on {device}.")
-    only = {key: names for key, names in plan.only.items() if key in {_key(x) for x in cases}}
-    return replace(plan, cases=cases, only=only)
+    kept = {_key(x) for x in cases}
+    return replace(plan, cases=cases, only={key: names for key, names in plan.only.items() if key in kept})
 
 
 def _builtin(name: str, catalog: Catalog, device: str) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -102,9 +102,7 @@ def _narrowing(plan: Plan, catalog: Catalog, header: Header) -> list[str] | None
     except InputError:
         return None
     sampling = msgspec.structs.replace(same.sampling, timer=plan.sampling.timer)
-    if (same.cases, same.only, same.deadline_s) != (plan.cases, plan.only, plan.deadline_s):
-        return None
-    if sampling != plan.sampling:
+    if replace(same, replicates=plan.replicates, caches=plan.caches, sampling=sampling) != plan:
         return None
     out = [] if whole.cases == plan.cases else [x for name in operators for x in ("--operator", name)]
     if plan.sampling.timer != same.sampling.timer:
@@ -125,7 +123,7 @@ def to_toml(plan: Plan) -> str:
             f"dtype = {_value(case.dtype)}",
             f"pass = {_value(_pass(case))}",
         ]
-        if names := plan.only.get(f"{case.operator}/{case.name}"):
+        if names := plan.chosen(case):
             lines.append(f"implementations = {_value(names)}")
     return "\n".join(lines) + "\n"
 

@@ -179,8 +179,7 @@ OPERATOR = Operator(
     tolerances={
         # Operands of matrix products are rounded to the inputs' dtype: masked products, states, scaled inputs.
         # The gradient of A is a sum over all positions of numbers that largely cancel.
-        # One element of some hundred millions is off by up to 0.4 of their size, in PyTorch's bf16 as in ours.
-        "bf16": Tolerance(norm=1.5e-2, absolute=0.4, relative=5e-2),
+        "bf16": Tolerance(norm=1.5e-2, absolute=8e-2, relative=5e-2),
         "fp16": Tolerance(norm=2e-3, absolute=1e-2, relative=8e-3),
         "fp32": Tolerance(norm=5e-5, absolute=2e-4, relative=1e-4),
     },

@@ -181,7 +181,7 @@ def put_gla(put, hopper=False, above=True):
     ("hopper", "above", "refused"), [(True, False, True), (True, True, False), (False, False, False)]
 )
 def test_gradients_that_the_library_gets_wrong_are_refused(put, hopper, above, refused):
-    """Before it would autotune for a minute and then refuse them itself."""
+    """Before it would autotune for long and then refuse them itself."""
     put_gla(put, hopper, above)
     for operator, name, axes in (
         (linear_attention, "fla", {"B": 1, "S": 4, "H": 1, "K": 2, "D": 2}),
