@@ -14,7 +14,10 @@ row, and a piece is one box for the copy engine. `_settle` puts things in their 
 
 The addition is `cp.reduce.async.bulk.tensor`, which Gluon's builder has (`create_async_tma_reduce`) and its Python
 does not: `_reduce` is all that is missing, and AVAILABLE says whether the builder does. Taken for what
-`_attention_hopper.fits` approves of, without a window.
+`_attention_hopper.fits` approves of.
+
+Under a window a block walks from the first tile of queries that sees any of its keys to the last. Tiles that the
+window's edges or the causal mask cut are masked, the others not.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import Tiles, _layout, launch, tiles
+from ._attention_hopper import Tiles, _layout, launch, tiles, visible
 from ._attention_hopper_backward import REGISTERS, ROWS, opaque
 from ._common import on, power_of_2
 
@@ -82,24 +85,44 @@ def _reduce(descriptor, coord, source, _semantic=None):  # type: ignore[no-untyp
 
 @gluon.jit
 def _span(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    block, n, CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr
+    block, n, CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, WINDOW: gl.constexpr
 ):
-    """(first tile of queries, how many) of a block of keys. Under no mask each block starts at its own place too,
-    so that not all of a head add to the same rows at a time; after a head's last tile comes its first.
+    """(first tile of queries, how many) of a block of keys. Under neither mask nor window each block starts at its
+    own place too, so that not all of a head add to the same rows at a time; after a head's last tile comes its
+    first.
     """
     PER: gl.constexpr = 2 * ROWS // QUERIES
     first = PER * block
-    count = PER * n
-    if CAUSAL:
+    end = PER * n
+    if WINDOW:
+        end = gl.minimum(first + (WINDOW + 2 * ROWS - 2) // QUERIES + 1, end)
+        if not CAUSAL:
+            first = gl.maximum(first - (WINDOW + QUERIES - 2) // QUERIES, 0)
+    count = end
+    if CAUSAL or WINDOW:
         count -= first
     return first, count
+
+
+@gluon.jit
+def _cut(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    ahead, CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, WINDOW: gl.constexpr
+):
+    """Whether a tile of queries, `ahead` of a block of keys' first by so many, needs a mask: not all of it sees
+    all of them. Not called where everything is visible.
+    """
+    LOW: gl.constexpr = 2 * ROWS // QUERIES if CAUSAL else (2 * ROWS - WINDOW + QUERIES - 1) // QUERIES
+    cut = ahead < LOW
+    if WINDOW:
+        cut = cut | (ahead > WINDOW // QUERIES - 1)
+    return cut
 
 
 @gluon.jit
 def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, g, k, v, lse, delta, ks, vs, qs, gs, levels, means, kv_full, full, empty, n, groups,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr,
-    AHEAD: gl.constexpr,
+    AHEAD: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Loads a block of K and V in halves, then the queries that see it, their dO and their statistics."""
     PER: gl.constexpr = 2 * ROWS // QUERIES
@@ -112,7 +135,7 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
         tma.async_copy_global_to_shared(v, [row + half * ROWS, 0], kv_full.index(half), vs.index(half))
     stage = 0
     phase = 1
-    first, count = _span(block, n, CAUSAL, ROWS, QUERIES)
+    first, count = _span(block, n, CAUSAL, ROWS, QUERIES, WINDOW)
     for member in range(0, groups):
         base = (place * groups + member) * n * PER
         more = count
@@ -121,7 +144,7 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
             more = count + gl.where(member == groups - 1, 1, 0)
         for i in range(0, more):
             j = first + gl.minimum(i, count - 1)
-            if not CAUSAL:
+            if not CAUSAL and not WINDOW:
                 j = gl.where(j >= PER * n, j - PER * n, j)
             at = (base + j) * QUERIES
             mbarrier.wait(empty.index(stage), phase)
@@ -165,6 +188,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     kv_full, full, empty, ready, other_ready, free, other_free, done, other_done, n, groups, scale, root,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr,
     D: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, TURNS: gl.constexpr, LINE: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of one half of a block of keys, and half of its part of dQ. Scores are transposed here.
 
@@ -202,7 +226,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     fence_async_shared()
     mbarrier.arrive(ready.index(0), count=1)
     step = 1
-    first, count = _span(block, n, CAUSAL, ROWS, QUERIES)
+    first, count = _span(block, n, CAUSAL, ROWS, QUERIES, WINDOW)
     last = ((place * groups * PER * n + first) * 2 + HALF) * LINES
     if AHEAD:
         mbarrier.wait(full.index(0), 0)
@@ -212,7 +236,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         base = (place * groups + member) * n * PER
         for i in range(0, count):
             j = first + i
-            if not CAUSAL:
+            if not CAUSAL and not WINDOW:
                 j = gl.where(j >= PER * n, j - PER * n, j)
             at = ((base + j) * 2 + HALF) * LINES
             turn = step % TURNS
@@ -230,10 +254,12 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 s = warpgroup_mma_wait(1, deps=[s])
             level = levels.index(stage).load(across)
             p = gl.exp2(s * scale - gl.expand_dims(level, 0))
-            if CAUSAL:  # noqa: SIM102  # a constexpr by itself: Triton leaves the code out
-                if i < PER:
-                    seen = gl.expand_dims(columns + i * QUERIES, 0) >= gl.expand_dims(rows + HALF * ROWS, 1)
-                    p = gl.where(seen, p, 0.0)
+            if CAUSAL or WINDOW:
+                ahead = j - PER * block
+                if _cut(ahead, CAUSAL, ROWS, QUERIES, WINDOW):
+                    queries = gl.expand_dims(columns + ahead * QUERIES, 0)
+                    keys = gl.expand_dims(rows + HALF * ROWS, 1)
+                    p = gl.where(visible(queries, keys, CAUSAL, WINDOW), p, 0.0)
             weights = gl.convert_layout(p.to(dtype), operand)
             dv = warpgroup_mma(weights, g, dv, is_async=True)
             dp = warpgroup_mma_wait(1, deps=[dp])
@@ -261,8 +287,8 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             mbarrier.arrive(free.index(behind), count=1)
             if AHEAD:
                 mbarrier.wait(full.index(following), then)
-                queries = qs.index(following).permute((1, 0))
-                s = warpgroup_mma(ks.index(hidden + HALF), queries, zero, use_acc=False, is_async=True)
+                ahead_q = qs.index(following).permute((1, 0))
+                s = warpgroup_mma(ks.index(hidden + HALF), ahead_q, zero, use_acc=False, is_async=True)
             dk, change = warpgroup_mma_wait(0 + AHEAD, deps=[dk, change])
             mbarrier.arrive(empty.index(stage), count=1)
             last = at
@@ -297,7 +323,7 @@ def _all(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, g, k, v, lse, delta, dk, dv, sums, n, groups, scale, root,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr, LINE: gl.constexpr,
-    SWAP: gl.constexpr,
+    SWAP: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """One block of keys of one key head, over all its query heads: its dK and dV, and its part of dQ·√D added to
     `sums`. `n` is S / 128, `root` 1/√D, D the width of tiles.
@@ -337,7 +363,7 @@ def _all(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 _feed,
                 (
                     q, g, k, v, lse, delta, ks, vs, qs, gs, levels, means, kv_full, full, empty, n, groups,
-                    CAUSAL, ROWS, QUERIES, STAGES, AHEAD,
+                    CAUSAL, ROWS, QUERIES, STAGES, AHEAD, WINDOW,
                 ),
             ),
             (
@@ -345,7 +371,7 @@ def _all(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 (
                     dk, dv, sums, ks, vs, qs, gs, ds, staged, levels, means,
                     kv_full, full, empty, ready0, ready1, free0, free1, done0, done1, n, groups, scale, root,
-                    0, CAUSAL, ROWS, QUERIES, D, STAGES, AHEAD, TURNS, LINE,
+                    0, CAUSAL, ROWS, QUERIES, D, STAGES, AHEAD, TURNS, LINE, WINDOW,
                 ),
             ),
             (
@@ -353,7 +379,7 @@ def _all(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 (
                     dk, dv, sums, ks, vs, qs, gs, ds, staged, levels, means,
                     kv_full, full, empty, ready1, ready0, free1, free0, done1, done0, n, groups, scale, root,
-                    1, CAUSAL, ROWS, QUERIES, D, STAGES, AHEAD, TURNS, LINE,
+                    1, CAUSAL, ROWS, QUERIES, D, STAGES, AHEAD, TURNS, LINE, WINDOW,
                 ),
             ),
         ],
@@ -394,9 +420,11 @@ def backward(
     dk: torch.Tensor,
     dv: torch.Tensor,
     causal: bool,
+    window: int = 0,
     schedule: Schedule | None = None,
 ) -> None:
     """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, S) in fp32.
+    A window of 0 is none.
 
     All contiguous; for inputs that `_attention_hopper.fits` approves of. Takes memory for dq in fp32, its columns
     filled up to a power of two.
@@ -415,7 +443,7 @@ def backward(
     root = 1 / math.sqrt(D)
     constants = (
         causal, ROWS, queries, width, schedule.stages, schedule.ahead, TURNS, REGISTERS, LINE,
-        _layout(ROWS, queries, q.dtype),
+        _layout(ROWS, queries, q.dtype), window,
     )  # fmt: skip
     with on(q):
         launch(

@@ -677,10 +677,8 @@ def _launch_backward(
         if hopper is not None and hopper[0].fits(q, k, v):
             tensors = (hopper[0].dense(grad), q, k, v, lse, delta, dq, dk, dv)
             fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled()
-            if window or fixed or not hopper[2].AVAILABLE:
-                hopper[1].backward(*tensors, causal, window)
-            else:
-                hopper[2].backward(*tensors, causal)
+            kernels = hopper[1] if fixed or not hopper[2].AVAILABLE else hopper[2]
+            kernels.backward(*tensors, causal, window)
             return dq, dk, dv
         tma = _descriptors(path, q, k, v, grad)
         t = tiles("keys", q)

@@ -18,7 +18,7 @@ from kernelmark.kernels import _attention_hopper_backward as backward
 from kernelmark.kernels import _attention_hopper_fused as fused
 from kernelmark.kernels._common import power_of_2
 
-from .player import Tiles, nothing, play, reduce
+from .player import Tiles, nothing, number, play, reduce
 
 ROWS = forward.ROWS
 LANGUAGE = SimpleNamespace(minimum=min, maximum=max, program_id=lambda axis: 0, num_programs=lambda axis: 1)
@@ -98,11 +98,31 @@ def test_backward(n, causal, window, of_keys):
                 assert backward._cut.fn(j - 2 * block, before, after, ROWS, window) != bool(mask.all())
 
 
+@pytest.mark.usefixtures("_played")
+@pytest.mark.parametrize("tile", [64, 128])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [0, 1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 256, 300, 512, 700, 1000])
+def test_fused_walk(tile, causal, window):
+    """Tiles of queries are walked if they see any of a block of keys, and masked unless they see all of it."""
+    n = 6
+    tiles = range(2 * ROWS * n // tile)
+    for block in range(n):
+        first, count = (int(x) for x in fused._span(number(block), n, causal, ROWS, tile, window))
+        # Where all is seen each block starts at a place of its own, and comes back to the first tile.
+        walked = range(first, first + count) if causal or window else tiles
+        for j in tiles:
+            mask = seen(places(j, tile), places(block, 2 * ROWS), causal, window)
+            assert (j in walked) == bool(mask.any())
+            if j in walked and (causal or window):
+                ahead = number(j - 2 * ROWS // tile * block)
+                assert bool(fused._cut(ahead, causal, ROWS, tile, window)) != bool(mask.all())
+
+
 @pytest.fixture
 def _played(monkeypatch):
     play(
         monkeypatch,
-        (backward, fused),
+        (forward, backward, fused),
         keep=("_settle",),
         opaque=lambda x: 0,
         _reduce=reduce,
@@ -118,13 +138,13 @@ def draw(B, H, Hkv, S, D):
     return [torch.randn(B, heads, S, D, generator=generator) for heads in (H, Hkv, Hkv, H)]
 
 
-def wanted(q, k, v, grad, causal):
+def wanted(q, k, v, grad, causal, window=0):
     """The gradients, the log-sum-exp in base 2, and delta, in fp64."""
     wide = [x.double().requires_grad_() for x in (q, k, v)]
     keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in wide[1:])
     scores = wide[0] @ keys.mT * q.shape[-1] ** -0.5
-    if causal:
-        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+    at = torch.arange(q.shape[2])
+    scores = scores.masked_fill(~seen(at, at, causal, window), -math.inf)
     out = scores.softmax(-1) @ values
     gradients = torch.autograd.grad(out, wide, grad.double())
     return gradients, scores.logsumexp(-1).detach() / math.log(2), (out.detach() * grad).sum(-1)
@@ -133,16 +153,27 @@ def wanted(q, k, v, grad, causal):
 @pytest.mark.usefixtures("_played")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
-    ("B", "H", "Hkv", "S", "D"),
-    [(1, 4, 2, 384, 64), (2, 2, 1, 256, 128), (1, 1, 1, 512, 128), (1, 2, 1, 256, 96), (1, 1, 1, 384, 40)],
+    ("B", "H", "Hkv", "S", "D", "window"),
+    [
+        (1, 4, 2, 384, 64, 0),
+        (2, 2, 1, 256, 128, 0),
+        (1, 1, 1, 512, 128, 0),
+        (1, 2, 1, 256, 96, 0),
+        (1, 1, 1, 384, 40, 0),
+        (1, 4, 2, 512, 64, 128),
+        (1, 2, 1, 640, 128, 100),
+        (2, 2, 1, 512, 64, 200),
+        (1, 2, 2, 384, 96, 1),
+        (1, 1, 1, 384, 128, 1000),
+    ],
 )
 @pytest.mark.parametrize("kernels", [fused, backward], ids=["fused", "two"])
-def test_gradients(kernels, B, H, Hkv, S, D, causal):
+def test_gradients(kernels, B, H, Hkv, S, D, window, causal):
     inputs = draw(B, H, Hkv, S, D)
-    expected, lse, delta = wanted(*inputs, causal)
+    expected, lse, delta = wanted(*inputs, causal, window)
     q, k, v, grad = inputs
     found = [torch.full_like(x, torch.nan) for x in (q, k, v)]
-    kernels.backward(grad, q, k, v, lse.float(), delta.float(), *found, causal)
+    kernels.backward(grad, q, k, v, lse.float(), delta.float(), *found, causal, window)
     for name, got, want in zip(("dq", "dk", "dv"), found, expected, strict=True):
         torch.testing.assert_close(
             got.double(), want, rtol=1e-4, atol=2e-5, msg=lambda x, name=name: f"{name}: {x}"
