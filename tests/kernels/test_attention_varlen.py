@@ -10,6 +10,7 @@ import torch
 import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernelmark.kernels import _attention_varlen_hopper_fused as fused
 from kernelmark.kernels import attention_varlen as module
 from kernelmark.kernels.attention import attention
 from kernelmark.kernels.attention_varlen import attention_varlen
@@ -279,7 +280,7 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
         assert module._hopper(torch.device("cpu")) is None
     module._hopper.cache_clear()
     monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
-    hopper, _ = module._hopper(torch.device("cpu"))
+    hopper, *_ = module._hopper(torch.device("cpu"))
     module._hopper.cache_clear()
 
     def fits(T=2048, D=64, dtype=torch.bfloat16, longest=1024):
@@ -293,6 +294,50 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
     assert not fits(dtype=torch.float32)
     x = torch.empty(2, 2048, 64, dtype=torch.bfloat16).transpose(0, 1)
     assert not hopper.fits(x, x, x, 1024)
+
+
+def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monkeypatch):
+    """Which kernels are taken; `test_attention_varlen_hopper.py` plays them."""
+    monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
+    module._hopper.cache_clear()
+    modules = module._hopper(torch.device("cpu"))
+    module._hopper.cache_clear()
+    monkeypatch.setattr(module, "_hopper", lambda device: modules)
+    two = modules[1]
+    assert modules[2] is fused
+    taken = []
+    for each in (two, fused):
+        monkeypatch.setattr(each, "backward", lambda grad, *_, each=each: taken.append((each, grad)))
+    q, k, v, out = torch.zeros(4, 700, 1, 64, dtype=torch.bfloat16)
+    # Contiguous, but where no descriptor can be.
+    grad = torch.ones(1 + q.numel(), dtype=torch.bfloat16)[1:].view(q.shape)
+    cu = starts([600, 100])
+
+    def kernels():
+        module._launch_backward(grad, q, k, v, cu, cu, out, torch.zeros(1, 700), 600, 600, True)
+        each, passed = taken.pop()
+        assert passed.data_ptr() % 16 == 0
+        assert torch.equal(passed, grad)
+        return each
+
+    assert kernels() is fused
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert kernels() is two
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert kernels() is fused
+    with monkeypatch.context() as patch:
+        patch.setattr(fused, "AVAILABLE", False)
+        assert kernels() is two
+    monkeypatch.setattr(fused, "fits", lambda level: False)
+    assert kernels() is two
+
+
+def test_statistics_too_many_for_coordinates_do_not_fit():
+    level = torch.empty(1, device="meta")
+    assert fused.fits(level.expand(1 << 12, (1 << 12) - 1, 128))
+    assert not fused.fits(level.expand(1 << 12, 1 << 12, 128))
 
 
 @pytest.mark.parametrize(

@@ -6,25 +6,33 @@ import itertools
 
 import pytest
 import torch
+from kernelmark.kernels import _attention_hopper_fused as dense
 from kernelmark.kernels import _attention_varlen_hopper as forward
 from kernelmark.kernels import _attention_varlen_hopper_backward as backward
+from kernelmark.kernels import _attention_varlen_hopper_fused as fused
 from kernelmark.kernels import attention_varlen as module
 from kernelmark.suite.operators.attention_varlen import reference
 
-from .player import Tiles, nothing, number, play
+from .player import Tiles, nothing, number, play, reduce
 
 
 @pytest.fixture
 def _played(monkeypatch):
     play(
         monkeypatch,
-        (forward, backward),
+        (forward, backward, dense, fused),
+        keep=("_settle",),
+        opaque=lambda x: 0,
+        _reduce=reduce,
+        _layout=nothing,
+        _flat=nothing,
         _barrier=nothing,
         _exp2=lambda x, share: number(torch.exp2(x)),
         _pack=lambda p, *_: p,
         _unpack=lambda packed, *_: packed,
         LOWEST=torch.finfo(torch.float32).min,
         FIELDS=module.FIELDS.value,
+        Tiles=lambda x, shape, strides, block, layout: Tiles(x.view(shape), *block),
         packed=lambda x, rows: Tiles(x.view(x.shape[0], -1), rows, x.shape[2]),
     )
 
@@ -33,56 +41,136 @@ def starts(lengths):
     return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
 
 
+def leaves(lengths, keys, heads, D):
+    """q, k, v, dO."""
+    generator = torch.Generator().manual_seed(sum(lengths))
+    H, Hkv = heads
+    return [
+        torch.randn(sum(tokens), n, D, generator=generator)
+        for tokens, n in ((lengths, H), (keys, Hkv), (keys, Hkv), (lengths, H))
+    ]
+
+
+def wanted(q, k, v, grad, cu, cu_keys, mask):
+    """Output and gradients in fp64."""
+    wide = [x.double().requires_grad_() for x in (q, k, v)]
+    longest = [int(x.diff().max()) for x in (cu, cu_keys)]
+    expected = reference(*wide, cu, cu_keys, *longest, mask)
+    return [expected.detach(), *torch.autograd.grad(expected, wide, grad.double())]
+
+
+def outputs(q, k, v, cu, cu_keys, causal, dynamic=True):
+    """(output, log-sum-exp)."""
+    out = torch.full_like(q, torch.nan)
+    lse = torch.full((q.shape[1], len(q)), torch.nan)
+    table, rows = module.listed(cu, cu_keys, len(q), forward.UNIT)
+    forward.forward(q, k, v, out, lse, table, rows, causal, forward.SCHEDULES[q.shape[2], causal], dynamic)
+    return out, lse
+
+
+def gradients(kernels, q, k, v, grad, cu, cu_keys, out, lse, causal, *schedule):
+    found = [torch.full_like(x, torch.nan) for x in (q, k, v)]
+    lists = module.listed(cu, cu_keys, len(q), backward.BLOCK), module.listed(cu_keys, cu, len(k), backward.BLOCK)
+    level, delta = module.statistics(grad, out, lse, *lists[0], backward.BLOCK)
+    kernels.backward(grad, q, k, v, level, delta, *found, *lists, causal, *schedule)
+    return found
+
+
+def spoil(tensors, cu, cu_keys):
+    """Makes the second sequence all NaN: (q, k, v, dO) to, of each, the rows of the others."""
+    others = []
+    for x, at in zip(tensors, (cu, cu_keys, cu_keys, cu), strict=True):
+        x[at[1] : at[2]] = torch.nan
+        keep = torch.ones(len(x), dtype=torch.bool)
+        keep[at[1] : at[2]] = False
+        others.append(keep)
+    return others
+
+
+def compare(names, found, expected, rows=None, atol=2e-5):
+    for i, (name, got, want) in enumerate(zip(names, found, expected, strict=True)):
+        keep = slice(None) if rows is None else rows[i]
+        torch.testing.assert_close(
+            got[keep].double(), want[keep], rtol=1e-4, atol=atol, msg=lambda x, name=name: f"{name}: {x}"
+        )
+
+
 CASES = pytest.mark.parametrize(
     ("lengths", "keys", "heads", "D"),
     [
         # Whole blocks; an odd one; one row; empty; a tail in the second half of a block; in the first.
         ([256, 128, 1, 0, 330, 20], None, (2, 1), 64),
-        # Both sides longer, a mask that cuts two blocks of keys, and one that hides all of a block.
-        ([130, 300, 64], [270, 40, 0], (2, 2), 64),
-        ([70, 129], [129, 200], (2, 1), 128),
+        # Both sides longer, a mask that cuts two blocks of keys, and one that hides all of a block; no queries.
+        ([130, 300, 64, 0], [270, 40, 0, 90], (2, 2), 64),
+        ([70, 129], [129, 200], (4, 2), 128),
+        # More tiles than there are buffers, several times over.
+        ([600, 64], None, (1, 1), 128),
     ],
 )
+MASKS = pytest.mark.parametrize("mask", ["causal", "full"])
+KERNELS = pytest.mark.parametrize("kernels", [fused, backward], ids=["fused", "two"])
+SPOILT = pytest.mark.parametrize("spoilt", [False, True])
+"""Whether a neighbour is all NaN."""
 
 
 @pytest.mark.usefixtures("_played")
 @CASES
-@pytest.mark.parametrize("mask", ["causal", "full"])
+@MASKS
 @pytest.mark.parametrize(("spoilt", "dynamic"), [(False, True), (True, True), (False, False)])
-def test_output_and_gradients(lengths, keys, heads, D, mask, spoilt, dynamic):
-    """Of every sequence, also of the neighbours of one that is all NaN."""
+def test_output(lengths, keys, heads, D, mask, spoilt, dynamic):
     keys = lengths if keys is None else keys
-    generator = torch.Generator().manual_seed(sum(lengths))
-    H, Hkv = heads
-
-    def draw(tokens, heads):
-        return torch.randn(tokens, heads, D, generator=generator)
-
-    q, k, v = draw(sum(lengths), H), draw(sum(keys), Hkv), draw(sum(keys), Hkv)
-    grad = draw(sum(lengths), H)
     cu, cu_keys = starts(lengths), starts(keys)
-    wide = [x.double().requires_grad_() for x in (q, k, v)]
-    expected = reference(*wide, cu, cu_keys, max(lengths), max(keys), mask)
-    wanted = [expected.detach(), *torch.autograd.grad(expected, wide, grad.double())]
-    if spoilt:
-        for x, at in ((q, cu), (grad, cu), (k, cu_keys), (v, cu_keys)):
-            x[at[1] : at[2]] = torch.nan
+    tensors = leaves(lengths, keys, heads, D)
+    expected = wanted(*tensors, cu, cu_keys, mask)[0]
+    rows = spoil(tensors, cu, cu_keys) if spoilt else None
+    out, _ = outputs(*tensors[:3], cu, cu_keys, mask == "causal", dynamic)
+    compare(["output"], [out], [expected], rows and rows[:1])
+
+
+@pytest.mark.usefixtures("_played")
+@CASES
+@MASKS
+@SPOILT
+@KERNELS
+def test_gradients(kernels, lengths, keys, heads, D, mask, spoilt):
+    keys = lengths if keys is None else keys
+    cu, cu_keys = starts(lengths), starts(keys)
+    tensors = leaves(lengths, keys, heads, D)
+    expected = wanted(*tensors, cu, cu_keys, mask)[1:]
+    rows = spoil(tensors, cu, cu_keys) if spoilt else None
     causal = mask == "causal"
-    out = torch.full_like(q, torch.nan)
-    lse = torch.full((H, sum(lengths)), torch.nan)
-    table, rows = module.listed(cu, cu_keys, len(q), forward.UNIT)
-    forward.forward(q, k, v, out, lse, table, rows, causal, forward.SCHEDULES[D, causal], dynamic)
-    gradients = [torch.full_like(x, torch.nan) for x in (q, k, v)]
-    lists = module.listed(cu, cu_keys, len(q), backward.BLOCK), module.listed(cu_keys, cu, len(k), backward.BLOCK)
-    level, delta = module.statistics(grad, out, lse, *lists[0], backward.BLOCK)
-    backward.backward(grad, q, k, v, level, delta, *gradients, *lists, causal)
-    for name, got, want, at in zip(
-        ("output", "dq", "dk", "dv"), (out, *gradients), wanted, (cu, cu, cu_keys, cu_keys), strict=True
-    ):
-        if spoilt:
-            keep = torch.ones(len(got), dtype=torch.bool)
-            keep[at[1] : at[2]] = False
-            got, want = got[keep], want[keep]
-        torch.testing.assert_close(
-            got.double(), want, rtol=1e-4, atol=2e-5, msg=lambda x, name=name: f"{name}: {x}"
-        )
+    out, lse = outputs(*tensors[:3], cu, cu_keys, causal)
+    found = gradients(kernels, *tensors, cu, cu_keys, out, lse, causal)
+    compare(["dq", "dk", "dv"], found, expected, rows and rows[:3])
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+@KERNELS
+def test_scores_so_low_that_weights_of_hidden_keys_overflow(kernels, mask):
+    """2^(0 - level), of a key beyond the end of a sequence, is inf, and inf · 0 is NaN."""
+    lengths, keys = [200, 90], [129, 63]
+    cu, cu_keys = starts(lengths), starts(keys)
+    q, k, v, grad = leaves(lengths, keys, (1, 1), 64)
+    tensors = [q.abs() + 3.5, -k.abs() - 3.5, v, grad]
+    expected = wanted(*tensors, cu, cu_keys, mask)[1:]
+    causal = mask == "causal"
+    out, lse = outputs(*tensors[:3], cu, cu_keys, causal)
+    assert lse.min() < -128
+    found = gradients(kernels, *tensors, cu, cu_keys, out, lse, causal)
+    compare(["dq", "dk", "dv"], found, expected, atol=1e-3)
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+@pytest.mark.parametrize(
+    ("D", "schedule"), [(64, (128, 2, False)), (64, (128, 2, True)), (64, (64, 4, True)), (128, (64, 3, False))]
+)
+def test_other_schedules_of_the_fused_kernel(D, schedule, mask):
+    cu, cu_keys = starts([70, 129, 200]), starts([129, 200, 63])
+    tensors = leaves([70, 129, 200], [129, 200, 63], (2, 1), D)
+    expected = wanted(*tensors, cu, cu_keys, mask)[1:]
+    causal = mask == "causal"
+    out, lse = outputs(*tensors[:3], cu, cu_keys, causal)
+    found = gradients(fused, *tensors, cu, cu_keys, out, lse, causal, dense.Schedule(*schedule))
+    compare(["dq", "dk", "dv"], found, expected)

@@ -1,0 +1,150 @@
+"""Packed attention's paths on a real GPU: the kernels for Hopper where the device is one, with PyTorch's switch
+for deterministic algorithms off and on, and the portable ones.
+
+In a process of its own, this file as a program: pytest's may have chosen Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+ODD = [700, 1, 0, 1030, 130, 64, 513, 999]
+
+# D, lengths of queries, of keys, Hkv of 4 heads: tails and an empty sequence, more and fewer keys than queries, a
+# sequence without keys, equal lengths, a width that the kernels for Hopper do not take.
+CASES = [
+    (64, ODD, ODD, 2),
+    (128, ODD, ODD, 2),
+    (64, ODD, [900, 5, 70, 700, 0, 1000, 513, 1100], 4),
+    (128, ODD, [900, 5, 70, 700, 0, 1000, 513, 1100], 1),
+    (64, [1024] * 3, [1024] * 3, 4),
+    (128, [1024] * 3, [1024] * 3, 1),
+    (96, ODD, ODD, 2),
+]
+
+# Passes by kernels for Hopper, and whether deterministic algorithms are asked for.
+PATHS = [(("forward", "backward"), False), (("forward", "backward"), True), ((), False)]
+
+
+def draw(D, lengths, keys, Hkv):
+    """(q, k, v), dO and what says where sequences begin."""
+    generator = torch.Generator("cuda").manual_seed(D + sum(keys))
+    q, k, v, grad = (
+        torch.randn(sum(n), heads, D, device="cuda", dtype=torch.bfloat16, generator=generator)
+        for n, heads in ((lengths, 4), (keys, Hkv), (keys, Hkv), (lengths, 4))
+    )
+    starts = [
+        torch.tensor([0, *itertools.accumulate(n)], dtype=torch.int32, device="cuda") for n in (lengths, keys)
+    ]
+    return [x.requires_grad_() for x in (q, k, v)], grad, (*starts, max(lengths), max(keys))
+
+
+def run(leaves, grad, rest, mask, fixed):
+    """Output and the three gradients."""
+    from kernelmark.kernels.attention_varlen import attention_varlen
+
+    torch.use_deterministic_algorithms(fixed)
+    try:
+        out = attention_varlen(*leaves, *rest, mask)
+        return (out, *torch.autograd.grad(out, leaves, grad))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def errors(D, lengths, keys, Hkv, mask):
+    """Relative norms of the deviations of output and gradients, of each path."""
+    from kernelmark.kernels import attention_varlen as module
+    from kernelmark.suite.operators.attention_varlen import reference
+
+    leaves, grad, rest = draw(D, lengths, keys, Hkv)
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    want = reference(*wide, *rest, mask)
+    want = (want, *torch.autograd.grad(want, wide, grad.double()))
+    found = []
+    for module.HOPPER, fixed in PATHS:
+        got = run(leaves, grad, rest, mask, fixed)
+        found.append([((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, want, strict=True)])
+    return found
+
+
+def changes(D, lengths, keys, Hkv, mask):
+    """How many of 30 runs gave other bits than the first in the output, dQ, dK and dV, of each path, beside work
+    that shifts their schedule.
+    """
+    from kernelmark.kernels import attention_varlen as module
+
+    leaves, grad, rest = draw(D, lengths, keys, Hkv)
+    other = torch.cuda.Stream()
+    ballast = torch.randn(1024, 1024, device="cuda")
+    found = []
+    for module.HOPPER, fixed in PATHS:
+        first = run(leaves, grad, rest, mask, fixed)
+        counts = [0, 0, 0, 0]
+        for i in range(30):
+            with torch.cuda.stream(other):
+                for _ in range(i % 5):
+                    ballast @ ballast
+            again = run(leaves, grad, rest, mask, fixed)
+            counts = [n + (not torch.equal(a, b)) for n, a, b in zip(counts, first, again, strict=True)]
+        found.append(counts)
+    return found
+
+
+def asked(what):
+    """The answers of a process of its own, by case and mask."""
+    environment = {x: y for x, y in os.environ.items() if x != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, __file__, what],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def accuracy():
+    return asked("errors")
+
+
+@pytest.fixture(scope="module")
+def repeats():
+    return asked("changes")
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_right(accuracy, case, mask):
+    for path in accuracy[json.dumps([*case, mask])]:
+        output, *gradients = path
+        assert output < 5e-3, path
+        assert max(gradients) < 1e-2, path
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_same_bits_every_time(repeats, case, mask):
+    """But for dQ on Hopper, where the switch is off."""
+    shipped, fixed, portable = repeats[json.dumps([*case, mask])]
+    assert fixed == portable == [0, 0, 0, 0]
+    output, _, dk, dv = shipped
+    assert (output, dk, dv) == (0, 0, 0)
+
+
+if __name__ == "__main__":
+    of = {"errors": errors, "changes": changes}[sys.argv[1]]
+    print(
+        json.dumps(
+            {json.dumps([*x, mask]): of(*x, mask) for x, mask in itertools.product(CASES, ["causal", "full"])}
+        )
+    )
