@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...registry.record import Case
 from ..operator import BYTES, Inputs, Operator, Result, Tolerance, grid, torch_dtype
+from .ssd import chained, chunks, joined, pieces
 
 if TYPE_CHECKING:
     import torch
-
-CHUNK = 64
-"""Positions that the reference computes at a time."""
 
 NORMALIZER = 16
 """By which a gate's logarithm is divided, so that a model remembers at the start (arXiv 2312.06635)."""
@@ -49,10 +47,10 @@ def reference(
     initial_state: torch.Tensor | None,
     return_final_state: bool,
 ) -> Result:
-    """S ← exp(g) S + k vᵀ, o = q S, a chunk of positions at a time: within one, sums over pairs of positions.
+    """S ← exp(g) S + k vᵀ, o = q S by chunks of positions: within one, sums over pairs of positions, as in `ssd`.
 
-    What a chunk holds is computed again for the backward pass, so that memory is bounded by the results and one
-    state a chunk.
+    What a piece of chunks holds is computed again for the backward pass, so that memory is bounded by the results
+    and one state a piece.
     """
     import torch
     from torch.utils.checkpoint import checkpoint
@@ -60,29 +58,29 @@ def reference(
     state = initial_state
     if state is None:
         state = v.new_zeros(v.shape[0], v.shape[2], q.shape[3], v.shape[3])
+    sizes = pieces(v.shape[1], v.shape[0] * v.shape[2], q.shape[3] * v.shape[3])
     parts = []
-    for piece in zip(*(x.split(CHUNK, 1) for x in (q, k, v, g) if x.shape[1]), strict=True):
-        o, state = checkpoint(_chunk, *piece, state, use_reentrant=False, preserve_rng_state=False)
+    for piece in zip(*(x.split(sizes, 1) for x in (q, k, v, g)), strict=True):
+        o, state = checkpoint(_piece, *piece, state, use_reentrant=False, preserve_rng_state=False)
         parts.append(o)
     o = torch.cat(parts, 1) if parts else v.clone()
     return (o, state) if return_final_state else o
 
 
-def _chunk(
+def _piece(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o (B, L, H, D), the state after it (B, H, K, D)) of L positions."""
     import torch
 
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    logs = g.transpose(1, 2).cumsum(-1)
-    L = logs.shape[-1]
-    seen = torch.ones(L, L, dtype=torch.bool, device=q.device).tril()
+    q, k, v, g = (chunks(x) for x in (q, k, v, g))
+    logs = g.cumsum(-1)
+    seen = torch.ones(2 * logs.shape[-1:], dtype=torch.bool, device=q.device).tril()
     decays = (logs[..., :, None] - logs[..., None, :]).masked_fill(~seen, float("-inf")).exp()
-    o = (q @ k.mT * decays) @ v + q @ state * logs.exp()[..., None]
-    whole = logs[..., -1:]
-    state = state * whole[..., None].exp() + (k * (whole - logs).exp()[..., None]).mT @ v
-    return o.transpose(1, 2), state
+    carried = logs.exp()[..., None]
+    rest = (logs[..., -1:] - logs).exp()[..., None]
+    entering, state = chained(state, carried[..., -1:, :], (k * rest).mT @ v)
+    return joined((q @ k.mT * decays) @ v + (q @ entering) * carried), state
 
 
 def bytes_(case: Case) -> int:

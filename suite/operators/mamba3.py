@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...registry.record import Case
 from ..operator import BYTES, Inputs, Operator, Result, Tolerance, grid, torch_dtype
+from .ssd import chained, chunks, joined, pieces
 
 if TYPE_CHECKING:
     import torch
-
-CHUNK = 64
-"""Positions that the reference computes at a time."""
 
 FLOOR = 1e-4
 """The least rate of a decay, as the model has it."""
@@ -74,27 +72,27 @@ def reference(
     C + C_bias, of which the first A pairs of neighbours are turned by the sum, over positions so far, of
     π tanh(angles) dt.
 
-    A chunk of positions at a time, within which the recurrence is written out as sums over pairs of positions,
-    one for each of its two inputs. What a chunk holds is computed again for the backward pass, so that memory is
-    bounded by the results and one state a chunk.
+    By chunks of positions, as in `ssd`: within one the recurrence is written out as sums over pairs of positions,
+    one for each of its two inputs. What a piece of chunks holds is computed again for the backward pass, so that
+    memory is bounded by the results and one state a piece.
     """
     import torch
     from torch.utils.checkpoint import checkpoint
 
-    batch, _, H, P = x.shape
+    batch, S, H, P = x.shape
     N, A = B.shape[3], angles.shape[2]
-    carried = tuple(x.new_zeros(batch, *shape) for shape in ((H, P, N), (H, A), (1, H, P), (1, H, N)))
+    carried = tuple(x.new_zeros(batch, H, *shape) for shape in ((P, N), (A,), (1, P), (1, N)))
+    sizes = pieces(S, batch * H, P * N)
     parts = []
-    pieces = [t.split(CHUNK, 1) if t.shape[1] else () for t in (x, B, C, dt, adt, trap, angles, z)]
-    for piece in zip(*pieces, strict=True):
+    for piece in zip(*(t.split(sizes, 1) for t in (x, B, C, dt, adt, trap, angles, z)), strict=True):
         y, *carried = checkpoint(
-            _chunk, *piece, B_bias, C_bias, D, *carried, use_reentrant=False, preserve_rng_state=False
+            _piece, *piece, B_bias, C_bias, D, *carried, use_reentrant=False, preserve_rng_state=False
         )
         parts.append(y)
     return torch.cat(parts, 1) if parts else x.clone()
 
 
-def _chunk(
+def _piece(
     x: torch.Tensor,
     B: torch.Tensor,
     C: torch.Tensor,
@@ -114,33 +112,45 @@ def _chunk(
     """y (B, L, H, P) of L positions, and of the last of them the state, the angle (B, H, A), x and k."""
     import torch
 
-    turns = turn[:, None] + (math.pi * torch.tanh(angles)[:, :, None] * dt[..., None]).cumsum(1)
     groups = x.shape[2] // max(1, B.shape[2])
-    k, q = (_turned(t.repeat_interleave(groups, 2) + u, turns) for t, u in ((B, B_bias), (C, C_bias)))
-    logs = adt.transpose(1, 2).cumsum(-1)
-    L = x.shape[1]
-    seen = torch.ones(L, L, dtype=torch.bool, device=x.device).tril()
+    x, B, C, dt, adt, trap, z = (chunks(t) for t in (x, B, C, dt, adt, trap, z))
+    turns = (math.pi * torch.tanh(chunks(angles[:, :, None])) * dt[..., None]).cumsum(-2)
+    starts = torch.cat((turn[None], turns[..., -1, :])).cumsum(0)
+    turns = turns + starts[:-1, :, :, None]
+    cos, sin = turns.cos(), turns.sin()
+    k, q = (_turned(t.repeat_interleave(groups, 2) + u[:, None], cos, sin) for t, u in ((B, B_bias), (C, C_bias)))
+
+    logs = adt.cumsum(-1)
+    seen = torch.ones(2 * logs.shape[-1:], dtype=torch.bool, device=x.device).tril()
     decays = (logs[..., :, None] - logs[..., None, :]).masked_fill(~seen, float("-inf")).exp()
-    rest = (logs[..., -1:] - logs).exp().transpose(1, 2)
-    y = torch.einsum("bihn,bhpn->bihp", q, state) * logs.exp().transpose(1, 2)[..., None]
-    state = state * logs[..., -1:, None].exp()
+    carried = logs.exp()[..., None]
+    rest = (logs[..., -1:] - logs).exp()[..., None]
     share = torch.sigmoid(trap)
-    before = torch.cat((last_x, x[:, :-1]), 1), torch.cat((last_k, k[:, :-1]), 1)
-    for (given, key), weight in (((x, k), share * dt), (before, (1 - share) * dt * adt.exp())):
-        given = given * weight[..., None]
-        y = y + torch.einsum("bhij,bjhp->bihp", torch.einsum("bihn,bjhn->bhij", q, key) * decays, given)
-        state = state + torch.einsum("bjhp,bjhn->bhpn", given * rest[..., None], key)
-    y = (y + D[:, None] * x) * torch.nn.functional.silu(z)
-    return y, state, turns[:, -1], x[:, -1:], k[:, -1:]
+    first = x * (share * dt)[..., None], k
+    second = _before(last_x, x) * ((1 - share) * dt * adt.exp())[..., None], _before(last_k, k)
+
+    (y1, added1), (y2, added2) = (
+        ((q @ key.mT * decays) @ given, (given * rest).mT @ key) for given, key in (first, second)
+    )
+    entering, state = chained(state, carried[..., -1:, :], added1 + added2)
+    y = y1 + y2 + (q @ entering.mT) * carried
+    y = (y + D[:, None, None] * x) * torch.nn.functional.silu(z)
+    return joined(y), state, starts[-1], x[-1, ..., -1:, :], k[-1, ..., -1:, :]
 
 
-def _turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """x (…, N) with its first pairs of neighbours turned by the angles (…, A)."""
+def _before(last: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """x (R, B, H, T, …) of the position before each; `last` (B, H, 1, …) is that before the first."""
     import torch
 
-    A = turns.shape[-1]
+    return torch.cat((torch.cat((last[None], x[:-1, ..., -1:, :])), x[..., :-1, :]), -2)
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x (…, N) with its first pairs of neighbours turned by A angles (…, A)."""
+    import torch
+
+    A = cos.shape[-1]
     a, b = x[..., : 2 * A].unflatten(-1, (A, 2)).unbind(-1)
-    cos, sin = turns.cos(), turns.sin()
     pairs = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
     return torch.cat((pairs.flatten(-2), x[..., 2 * A :]), -1)
 

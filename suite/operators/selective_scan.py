@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ...registry.record import Case
@@ -10,8 +11,8 @@ from ..operator import BYTES, Inputs, Operator, grid, torch_dtype
 if TYPE_CHECKING:
     import torch
 
-HELD = 1 << 25
-"""Numbers of state that the reference holds at a time: those of a chunk of tokens."""
+HELD = 1 << 26
+"""Numbers of state that the reference holds at a time: those of a piece of tokens."""
 
 
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
@@ -52,40 +53,73 @@ def reference(
     delta_bias: torch.Tensor,
     delta_softplus: bool,
 ) -> torch.Tensor:
-    """Token by token: h = exp(Δ · A) · h + Δ · B · u; y = (C · h + D · u) · silu(z)."""
+    """h ← exp(Δ · A) · h + Δ · B · u and y = (C · h + D · u) · silu(z), token by token.
+
+    What a piece of tokens holds is computed again for the backward pass, so that memory is bounded by the results
+    and one state a piece.
+    """
     import torch
     from torch.utils.checkpoint import checkpoint
 
     assert delta_softplus
-    step = torch.nn.functional.softplus(delta + delta_bias[:, None], threshold=50.0)
-    x = step * u
     h = u.new_zeros(u.shape[0], u.shape[1], A.shape[1])
     size = max(1, HELD // max(1, h.numel()))
-    pieces = []
-    for start in range(0, u.shape[2], size):
-        tokens = slice(start, start + size)
-        y, h = checkpoint(
-            _walk, h, step[..., tokens], x[..., tokens], A, B[..., tokens], C[..., tokens],
-            use_reentrant=False, preserve_rng_state=False,
-        )  # fmt: skip
-        pieces.append(y)
-    y = torch.cat(pieces, -1) if pieces else torch.zeros_like(u)
-    return (y + D[:, None] * u) * torch.nn.functional.silu(z)
+    pieces = (t.split(size, -1) if t.shape[-1] else () for t in (u, delta, z, B, C))
+    parts = []
+    for piece in zip(*pieces, strict=True):
+        y, h = checkpoint(_piece, *piece, A, D, delta_bias, h, use_reentrant=False, preserve_rng_state=False)
+        parts.append(y)
+    return torch.cat(parts, -1) if parts else torch.zeros_like(u)
 
 
-def _walk(
-    h: torch.Tensor, step: torch.Tensor, x: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor
+def _piece(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    z: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    A: torch.Tensor,
+    D: torch.Tensor,
+    delta_bias: torch.Tensor,
+    h: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(C · h (B, D, S), h (B, D, N) behind the last) of a chunk of tokens, one by one."""
+    """(y (B, D, L), h (B, D, N) behind the last) of L tokens.
+
+    They are cut into about √L runs, which are walked side by side, each from a state of zeros. Then the states
+    between runs are walked, and each adds to its run what the decays have left of it. Tokens that fill up the
+    last run have a step of 0: they change no state.
+    """
     import torch
 
-    decay = (step[..., None] * A[:, None]).exp()
-    enters = x[..., None] * B.transpose(1, 2)[:, None]
+    L = u.shape[-1]
+    T = math.isqrt(L)
+    runs = -(-L // T)
+
+    def cut(t: torch.Tensor) -> torch.Tensor:
+        """(B, …, L) as (T, runs, B, …)."""
+        t = torch.nn.functional.pad(t, (0, runs * T - L)).unflatten(-1, (runs, T))
+        return t.permute(3, 2, 0, 1).contiguous()
+
+    step = torch.nn.functional.softplus(delta + delta_bias[:, None], threshold=50.0)
+    enters = cut(step * u)[..., None] * cut(B)[..., None, :]
+    step = cut(step)
+    alone = _walk(torch.zeros_like(h), (step[..., None] * A).exp(), enters)
+    kept = (step.cumsum(0)[..., None] * A).exp()
+    after = _walk(h, kept[-1], alone[-1])
+    states = torch.addcmul(alone, kept, torch.cat((h[None], after[:-1])))
+    y = (states @ cut(C)[..., None])[..., 0].permute(2, 3, 1, 0).flatten(-2)[..., :L]
+    return (y + D[:, None] * u) * torch.nn.functional.silu(z), after[-1]
+
+
+def _walk(h: torch.Tensor, decay: torch.Tensor, enters: torch.Tensor) -> torch.Tensor:
+    """All states of h ← decay · h + enters along the first dimension."""
+    import torch
+
     states = []
-    for s in range(step.shape[-1]):
-        h = h * decay[:, :, s] + enters[:, :, s]
+    for factor, addend in zip(decay, enters, strict=True):
+        h = torch.addcmul(addend, factor, h)
         states.append(h)
-    return torch.einsum("bdsn,bns->bds", torch.stack(states, 2), C), h
+    return torch.stack(states)
 
 
 def bytes_(case: Case) -> int:

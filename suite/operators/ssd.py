@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     import torch
 
 CHUNK = 64
-"""Positions that the reference computes at a time."""
+"""Positions of a chunk, within which the reference sums over pairs of positions."""
+
+HELD = 1 << 25
+"""Pairs of positions, or numbers of state, of the chunks that the reference computes side by side."""
 
 SEQUENCES = 8
 """Sequences in a row, on average, with option packed."""
@@ -68,11 +71,12 @@ def reference(
     dt_softplus: bool,
     return_final_state: bool,
 ) -> Result:
-    """The recurrence h ← exp(step · A) h + step · x ⊗ B, y = h C + D x, a chunk of positions at a time.
+    """The recurrence h ← exp(step · A) h + step · x ⊗ B, y = h C + D x, by chunks of positions (arXiv 2405.21060).
 
     Within a chunk the recurrence is written out as sums over pairs of positions, which is the same in exact
-    arithmetic; intermediate results of a chunk are computed again for the backward pass and never kept, so that
-    memory is bounded by the results and one state a chunk. seq_idx cuts the recurrence where it changes.
+    arithmetic; seq_idx cuts it where it changes. Chunks are computed side by side, as many as HELD allows, and
+    only their states one by one. What such a piece holds is computed again for the backward pass and never kept,
+    so that memory is bounded by the results and one state a piece.
     """
     import torch
     from torch.utils.checkpoint import checkpoint
@@ -84,18 +88,50 @@ def reference(
     state = initial_state
     if state is None:
         state = x.new_zeros(x.shape[0], *x.shape[2:], B.shape[-1])
-    parts = []
-    pieces = [t.split(CHUNK, 1) if t.shape[1] else () for t in (x, step, B, C, ids)]
+    sizes = pieces(x.shape[1], x.shape[0] * x.shape[2], x.shape[3] * B.shape[3])
     before = ids[:, :1]
-    for piece in zip(*pieces, strict=True):
-        y, state = checkpoint(_chunk, *piece, before, A, D, state, use_reentrant=False, preserve_rng_state=False)
+    parts = []
+    for piece in zip(*(t.split(sizes, 1) for t in (x, step, B, C, ids)), strict=True):
+        y, state = checkpoint(_piece, *piece, before, A, D, state, use_reentrant=False, preserve_rng_state=False)
         before = piece[-1][:, -1:]
         parts.append(y)
     y = torch.cat(parts, 1) if parts else x.clone()
     return (y, state) if return_final_state else y
 
 
-def _chunk(
+def pieces(S: int, heads: int, state: int) -> list[int]:
+    """The lengths of pieces of S positions: whole chunks, as many as HELD allows, and at the end what is left.
+
+    `heads` are those of all rows together, `state` the numbers of the state of one.
+    """
+    size = CHUNK * max(1, HELD // max(1, heads * max(CHUNK * CHUNK, state)))
+    whole = S - S % CHUNK
+    return [length for length in (*[size] * (whole // size), whole % size, S % CHUNK) if length]
+
+
+def chunks(t: torch.Tensor) -> torch.Tensor:
+    """A piece (B, L, H, …) as its chunks (R, B, H, T, …)."""
+    cut: torch.Tensor = t.unflatten(1, (-1, min(CHUNK, t.shape[1])))
+    return cut.movedim((1, 3), (0, 2)).contiguous()
+
+
+def joined(t: torch.Tensor) -> torch.Tensor:
+    """The opposite of `chunks`."""
+    return t.movedim((0, 2), (1, 3)).flatten(1, 2)
+
+
+def chained(state: torch.Tensor, kept: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """state ← kept · state + added, chunk by chunk (R, …): the states that enter them, and the one behind all."""
+    import torch
+
+    entering = []
+    for factor, addend in zip(kept, added, strict=True):
+        entering.append(state)
+        state = torch.addcmul(addend, factor, state)
+    return torch.stack(entering), state
+
+
+def _piece(
     x: torch.Tensor,
     step: torch.Tensor,
     B: torch.Tensor,
@@ -110,23 +146,23 @@ def _chunk(
     import torch
 
     groups = x.shape[2] // max(1, B.shape[2])
+    x, step, B, C = (chunks(t) for t in (x, step, B, C))
+    scores = (C @ B.mT).repeat_interleave(groups, 2)
     B, C = (t.repeat_interleave(groups, 2) for t in (B, C))
-    step = step.transpose(1, 2)
+    ids = chunks(ids[:, :, None])[:, :, 0]
+    before, last = torch.cat((before[None], ids[:-1, :, -1:])), ids[..., -1:]
+
+    given = x * step[..., None]
     logs = (step * A[:, None]).cumsum(-1)
-    L = x.shape[1]
-    seen = torch.ones(L, L, dtype=torch.bool, device=x.device).tril() & (ids[:, :, None] == ids[:, None, :])
-    exponents = logs[..., :, None] - logs[..., None, :]
-    decays = torch.exp(exponents.masked_fill(~seen[:, None], float("-inf")))
-    pairs = torch.einsum("bihn,bjhn->bhij", C, B) * decays * step[:, :, None, :]
-    carried = torch.exp(logs).masked_fill((ids != before)[:, None], 0.0)
-    y = torch.einsum("bhij,bjhp->bihp", pairs, x)
-    past = torch.einsum("bihn,bhpn->bihp", C, state)
-    y = y + past * carried.transpose(1, 2)[..., None] + D[:, None] * x
-    last = ids[:, -1:]
-    rest = torch.exp(logs[..., -1:] - logs).masked_fill((ids != last)[:, None], 0.0) * step
-    kept = torch.exp(logs[..., -1]).masked_fill(before != last, 0.0)
-    weighted = x * rest.transpose(1, 2)[..., None]
-    return y, state * kept[..., None, None] + torch.einsum("bjhp,bjhn->bhpn", weighted, B)
+    seen = (ids[..., :, None] == ids[..., None, :]).tril()[:, :, None]
+    decays = (logs[..., :, None] - logs[..., None, :]).masked_fill(~seen, float("-inf")).exp()
+    carried = logs.exp().masked_fill((ids != before)[:, :, None], 0.0)
+    rest = (logs[..., -1:] - logs).exp().masked_fill((ids != last)[:, :, None], 0.0)
+    kept = carried[..., -1, None, None]
+
+    entering, state = chained(state, kept, (given * rest[..., None]).mT @ B)
+    y = (scores * decays) @ given + (C @ entering.mT) * carried[..., None] + D[:, None, None] * x
+    return joined(y), state
 
 
 def bytes_(case: Case) -> int:

@@ -9,6 +9,7 @@ import torch
 from kernelmark.baselines.torch import IMPLEMENTATIONS as EAGER
 from kernelmark.suite.measure.verify import Incorrect, deviation
 from kernelmark.suite.measure.workbench import Workbench
+from kernelmark.suite.operators import ssd
 from kernelmark.suite.operators.linear_attention import OPERATOR, inputs, reference
 
 AXES = {"B": 2, "S": 150, "H": 3, "K": 16, "D": 8}
@@ -67,8 +68,10 @@ def test_gates_are_those_of_a_model():
 
 
 @pytest.mark.parametrize("states", [False, True])
-@pytest.mark.parametrize("S", [1, 64, 150])
-def test_reference_is_the_recurrence(states, S):
+@pytest.mark.parametrize(("S", "held"), [(1, 9), (64, 9), (150, 9), (330, 9), (330, 2), (330, 1)])
+def test_reference_is_the_recurrence(monkeypatch, states, S, held):
+    """However many chunks are held; with gradients."""
+    monkeypatch.setattr(ssd, "HELD", held * AXES["B"] * AXES["H"] * ssd.CHUNK**2)
     given = drawn(axes=AXES | {"S": S}, states=states)
     leaves = [name for name, x in given.items() if isinstance(x, torch.Tensor)]
     ours, theirs = (

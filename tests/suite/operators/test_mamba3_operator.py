@@ -10,6 +10,7 @@ import torch
 from kernelmark.baselines.torch import IMPLEMENTATIONS as EAGER
 from kernelmark.suite.measure.verify import Incorrect, deviation
 from kernelmark.suite.measure.workbench import Workbench
+from kernelmark.suite.operators import ssd
 from kernelmark.suite.operators.mamba3 import OPERATOR, inputs, reference
 
 AXES = {"B": 2, "S": 150, "H": 4, "P": 8, "N": 16, "G": 2, "A": 5}
@@ -83,9 +84,11 @@ def test_inputs_are_those_of_a_model():
     assert -0.9 < float(rate.mean()) < -0.7
 
 
-@pytest.mark.parametrize("S", [1, 64, 150])
+@pytest.mark.parametrize(("S", "held"), [(1, 9), (64, 9), (150, 9), (330, 9), (330, 2), (330, 1)])
 @pytest.mark.parametrize("A", [0, 5, 8])
-def test_reference_is_the_recurrence(S, A):
+def test_reference_is_the_recurrence(monkeypatch, S, held, A):
+    """However many chunks are held; with gradients."""
+    monkeypatch.setattr(ssd, "HELD", held * AXES["B"] * AXES["H"] * ssd.CHUNK**2)
     given = drawn(axes=AXES | {"S": S, "A": A})
     ours, theirs = ({name: x.double().requires_grad_() for name, x in given.items()} for _ in range(2))
     got, want = reference(**ours), sequential(**theirs)

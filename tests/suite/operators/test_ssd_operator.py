@@ -94,12 +94,13 @@ def test_inputs_are_those_of_the_model():
 
 
 @pytest.mark.parametrize("options", [{}, {"states": True}, {"packed": True}, {"states": True, "packed": True}])
-@pytest.mark.parametrize("S", [1, 64, 150])
-def test_reference_is_the_recurrence(options, S):
-    """Also where a sequence begins at a chunk's border; with gradients."""
+@pytest.mark.parametrize(("S", "held"), [(1, 9), (64, 9), (150, 9), (330, 9), (330, 2), (330, 1)])
+def test_reference_is_the_recurrence(monkeypatch, options, S, held):
+    """However many chunks are held, also where a sequence begins at a chunk's border; with gradients."""
+    monkeypatch.setattr(module, "HELD", held * AXES["B"] * AXES["H"] * module.CHUNK**2)
     given = drawn(axes=AXES | {"S": S}, **options)
     if options.get("packed"):
-        starts = torch.tensor([64, 70, 140])
+        starts = torch.tensor([64, 70, 140, 256, 322])
         given["seq_idx"] = torch.bucketize(torch.arange(S), starts, right=True).int().repeat(2, 1)
     ours, theirs = raised(given), raised(given)
     got, want = (y if isinstance(y, tuple) else (y,) for y in (reference(**ours), sequential(**theirs)))
@@ -110,6 +111,16 @@ def test_reference_is_the_recurrence(options, S):
         torch.autograd.grad(got, [ours[name] for name in leaves], gradients),
         torch.autograd.grad(want, [theirs[name] for name in leaves], gradients),
     )
+
+
+def test_pieces_are_of_whole_chunks_and_cover_all():
+    chunk, state = module.CHUNK, 4 * module.CHUNK**2
+    assert module.pieces(0, 80, state) == []
+    assert module.pieces(chunk - 1, 80, state) == [chunk - 1]
+    heads = module.HELD // (3 * state)
+    assert module.pieces(7 * chunk + 5, heads, state) == [3 * chunk, 3 * chunk, chunk, 5]
+    assert module.pieces(6 * chunk, heads, state) == [3 * chunk, 3 * chunk]
+    assert module.pieces(2 * chunk, 4 * module.HELD, state) == [chunk, chunk]
 
 
 def test_reference_survives_strong_and_weak_decays():

@@ -131,22 +131,42 @@ def test_the_state_is_the_result(name):
     torch.testing.assert_close(state.double(), bench.references[1], rtol=1e-5, atol=1e-5)
 
 
-def test_reference_of_the_scan_in_pieces(monkeypatch):
-    """However many tokens the reference holds at a time, values and gradients are the same."""
+def token_by_token(u, delta, A, B, C, D, z, delta_bias, delta_softplus):
+    """The selective scan as it is written."""
+    h = torch.zeros(*u.shape[:2], A.shape[1], dtype=u.dtype)
+    outputs = []
+    for t in range(u.shape[2]):
+        step = torch.log1p(torch.exp(delta[..., t] + delta_bias))
+        h = torch.exp(step[..., None] * A) * h + (step * u[..., t])[..., None] * B[:, None, :, t]
+        outputs.append((h * C[:, None, :, t]).sum(-1) + D * u[..., t])
+    return torch.stack(outputs, -1) * z * torch.sigmoid(z)
+
+
+@pytest.mark.parametrize("tokens", [1, 10, 100])
+@pytest.mark.parametrize("S", [1, 2, 9, 23, 47])
+def test_reference_of_the_scan_is_the_recurrence(monkeypatch, S, tokens):
+    """However many tokens the reference holds at a time, and whether or not its runs are full; with gradients."""
     module = importlib.import_module("kernelmark.suite.operators.selective_scan")
-    case = module.OPERATOR.case(SMALL["selective_scan"], "fp32", "forward")
+    monkeypatch.setattr(module, "HELD", tokens * 2 * 3 * 4)
+    case = module.OPERATOR.case(SMALL["selective_scan"] | {"S": S}, "fp32", "forward")
     inputs = module.OPERATOR.inputs(case, CPU, torch.Generator().manual_seed(1))
+    inputs["delta"][..., S // 2] -= 40.0  # a token that all but leaves the state
+    inputs["delta"][..., S // 3] += 40.0  # and one that all but forgets it
     inputs = {k: x.double().requires_grad_() if isinstance(x, torch.Tensor) else x for k, x in inputs.items()}
     leaves = [x for x in inputs.values() if isinstance(x, torch.Tensor)]
+    got, want = module.reference(**inputs), token_by_token(**inputs)
+    torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12)
+    gradient = torch.randn(got.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(
+        torch.autograd.grad(got, leaves, gradient), torch.autograd.grad(want, leaves, gradient),
+        rtol=1e-10, atol=1e-11,
+    )  # fmt: skip
 
-    def both():
-        y = module.reference(**inputs)
-        return y.detach(), *torch.autograd.grad(y.square().sum(), leaves)
 
-    whole = both()
-    monkeypatch.setattr(module, "HELD", 4 * 2 * 3 * 4)
-    for a, b in zip(both(), whole, strict=True):
-        torch.testing.assert_close(a, b)
+def test_reference_of_the_scan_of_nothing():
+    chosen = operator("selective_scan")
+    case = chosen.case(SMALL["selective_scan"] | {"S": 0}, "fp32", "forward")
+    assert chosen.reference(**chosen.inputs(case, CPU, torch.Generator().manual_seed(1))).shape == (2, 3, 0)
 
 
 def test_loops_over_many_tokens_are_refused():
