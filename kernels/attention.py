@@ -499,15 +499,20 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 @cache
-def _hopper(device: torch.device) -> tuple[ModuleType, ModuleType, ModuleType] | None:
-    """The modules for Hopper (forward, backward, fused backward) where the device is one: compute capability 9.0,
-    no other.
+def _hopper(device: torch.device) -> tuple[ModuleType, ...] | None:
+    """The modules for Hopper (forward, backward, fused backward, forward of three groups) where the device is one:
+    compute capability 9.0, no other.
     """
     if _capability(device) != (9, 0):
         return None
-    from . import _attention_hopper, _attention_hopper_backward, _attention_hopper_fused
+    from . import (
+        _attention_hopper,
+        _attention_hopper_backward,
+        _attention_hopper_fused,
+        _attention_hopper_three,
+    )
 
-    return _attention_hopper, _attention_hopper_backward, _attention_hopper_fused
+    return _attention_hopper, _attention_hopper_backward, _attention_hopper_fused, _attention_hopper_three
 
 
 def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor, window: int = 0) -> Tiles:
@@ -622,7 +627,10 @@ def _launch_forward(
         return out, lse
     hopper = _hopper(q.device) if path in (None, "hopper") and "forward" in HOPPER else None
     if hopper is not None and hopper[0].fits(q, k, v, hopper[0].FORWARD_WIDTHS):
-        hopper[0].forward(q, k, v, out, lse, causal, window, schedule)
+        if power_of_2(D) == 64 and not window and schedule is None:
+            hopper[3].forward(q, k, v, out, lse, causal)
+        else:
+            hopper[0].forward(q, k, v, out, lse, causal, window, schedule)
         return out, lse
     q, k, v = _plain(q), _plain(k), _plain(v)
     groups = H // k.shape[1]
