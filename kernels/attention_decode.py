@@ -22,8 +22,6 @@ from ._common import cdiv, check, multiprocessors, on, operator, power_of_2
 LOG2E = 1.4426950408889634
 RESIDENT = 4
 """Programs that a multiprocessor holds at a time, with up to 16 rows of queries."""
-UNEVEN = 2048
-"""Tokens of a part that is long enough for two where one would do: sequences may differ in length."""
 LONGEST_PARTS = 128
 """Most parts of one sequence; joining them reads them all."""
 
@@ -174,8 +172,6 @@ def split(B: int, heads: int, rows: int, tokens: int, keys: int, processors: int
     """
     programs, resident = max(1, B * heads), RESIDENT * processors
     wanted = resident // programs if rows <= 16 else cdiv(resident, programs)
-    if tokens >= 2 * UNEVEN:
-        wanted = max(2, wanted)
     return max(1, min(wanted, cdiv(tokens, keys), LONGEST_PARTS))
 
 
@@ -202,10 +198,11 @@ def launch(
     groups = H // heads
     tokens = page if block_table is None else page * block_table.shape[1]
     rows = max(16, power_of_2(Sq * groups))
+    large = q.element_size() == 4 or D > 128
     if keys is None or warps is None:
         # In a contiguous cache sequences lie apart by powers of two, and longer tiles take less harm from it.
-        keys, warps = (128, 8) if block_table is None and rows <= 16 else (64, 4)
-    if q.element_size() == 4 or D > 128:
+        keys, warps = (128, 8) if block_table is None and rows <= 16 and not large else (64, 4)
+    if large:
         keys = min(keys, 32)
     if parts is None:
         parts = split(B, heads, rows, tokens, keys, multiprocessors(q))

@@ -64,6 +64,8 @@ class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     failures: dict[str, int] = {}
     throttled: float = 0.0
     """Share of processes that were throttled throughout."""
+    clock: float | None = None
+    """The processes' median clock, in MHz."""
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

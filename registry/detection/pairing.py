@@ -57,6 +57,7 @@ def side(records: Sequence[Record], replicates: int) -> Side:
         default=None,
     )
     throttled = [len(m.throttled) >= len(m.samples_ms) > 0 for m in measured if m is not None]
+    clocks = [sum(x.sm_mhz) / 2 for m in measured if m and (x := m.telemetry) and x.sm_mhz]
     return Side(
         status="ok" if any(measured) else worst.status if worst else None,
         reason=worst.reason if worst else None,
@@ -66,6 +67,7 @@ def side(records: Sequence[Record], replicates: int) -> Side:
         energy=tuple(None if m is None else m.energy_j for m in measured),
         failures=dict(failures),
         throttled=sum(throttled) / len(throttled) if throttled else 0.0,
+        clock=median(clocks) if clocks else None,
     )
 
 

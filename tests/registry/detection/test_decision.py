@@ -32,7 +32,7 @@ from kernelmark.registry.detection.decision import (
 from kernelmark.registry.detection.pairing import differing, pair, process_median, run_means
 from kernelmark.registry.detection.verdict import KINDS, Verdict
 from kernelmark.registry.errors import InputError
-from kernelmark.registry.record import Case, Header, Measurement, Record
+from kernelmark.registry.record import Case, Header, Measurement, Record, Telemetry
 from scipy import special
 
 ROOT = Path(__file__).parents[3]
@@ -263,6 +263,24 @@ class TestStored:
         comparison = row((), STEADY[:4], history=History(runs=self.RUNS), base=Side())
         assert only(stored([comparison])).kind == "inconclusive"
 
+    @pytest.mark.parametrize(
+        ("base", "current", "kind"),
+        [
+            ((0.0, 1980.0), (1.0, 1700.0), "not comparable"),
+            ((1.0, 1700.0), (0.4, 1980.0), "not comparable"),
+            ((0.0, None), (1.0, 1700.0), "not comparable"),
+            ((0.0, 1980.0), (1.0, 1965.0), "no change"),  # flagged, at the same clock
+            ((0.6, 1980.0), (1.0, 1700.0), "no change"),
+            ((1.0, 1700.0), (1.0, 1700.0), "no change"),
+        ],
+    )
+    def test_throttling_on_one_side_only(
+        self, base: tuple[float, float | None], current: tuple[float, float | None], kind: str
+    ) -> None:
+        sides = [Side(medians=STEADY, throttled=share, clock=clock) for share, clock in (base, current)]
+        comparison = row((), (), history=History(runs=self.RUNS), base=sides[0], current=sides[1])
+        assert only(stored([comparison])).kind == kind
+
     def test_throttling_is_compared_only_with_a_known_baseline(self) -> None:
         hot = Side(medians=STEADY, throttled=1.0)
         comparison = row((), (), history=History(runs=self.RUNS), base=Side(), current=hot)
@@ -315,12 +333,13 @@ class TestGuards:
         assert "driver: 580 / 590" in verdict.reason
         assert verdict.differing == ("driver: 580 / 590",)
 
-    def test_throttling_on_one_side_only(self) -> None:
-        hot = Side(medians=OTHER, throttled=1.0)
-        assert only(stage_one([row(STEADY, OTHER, current=hot)])).kind == "not comparable"
-        both = only(stage_one([row(STEADY, OTHER, current=hot, base=Side(medians=STEADY, throttled=1.0))]))
-        assert both.kind == "no change"
-        assert len(both.notes) == 2
+    def test_throttling_in_an_ab_is_noted_and_no_more(self) -> None:
+        """Its processes alternate: what one side has alone comes from its code, or by chance."""
+        hot = Side(medians=OTHER, throttled=1.0, clock=1000.0)
+        for cold in (Side(medians=STEADY, clock=1980.0), Side(medians=STEADY, throttled=1.0, clock=1000.0)):
+            verdict = only(stage_one([row(STEADY, OTHER, current=hot, base=cold)]))
+            assert verdict.kind == "no change"
+            assert len(verdict.notes) == 1 + (cold.throttled > 0)
 
     @pytest.mark.parametrize(
         ("base", "current", "kind"),
@@ -590,7 +609,15 @@ class TestPairing:
     def test_throttled_throughout(self) -> None:
         hot = [record("a", 0, (1.0, 2.0), throttled=(0, 1)), record("a", 1, (1.0, 2.0), throttled=(1,))]
         (row_,) = pair((header(2), hot), (header(2), hot))
-        assert row_.current.throttled == 0.5
+        assert (row_.current.throttled, row_.current.clock) == (0.5, None)
+
+    def test_the_clock_is_the_median_of_the_processes(self) -> None:
+        seen = [
+            record("a", i, (1.0,), telemetry=x and Telemetry(sm_mhz=x))
+            for i, x in enumerate([(1980, 1980), None, (1000, 1200), (1900, 1940)])
+        ]
+        (row_,) = pair((header(4), seen), (header(4), seen))
+        assert row_.base.clock == 1920
 
     def test_run_means(self) -> None:
         run = [record("a", 0, (2.0,)), record("a", 1, (2.0, 2.0)), failed("b", 0, "crashed")]
