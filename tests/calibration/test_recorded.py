@@ -1,0 +1,46 @@
+"""The A/B comparisons on record, decided anew, and the document that shows them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).parent
+DOCUMENT = HERE.parents[1] / "docs" / "calibration.md"
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("calibration_recorded", HERE / "recorded.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    patch = pytest.MonkeyPatch()
+    patch.syspath_prepend(str(HERE))
+    patch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    yield module
+    patch.undo()
+
+
+def test_the_document_shows_what_is_decided_today(recorded: ModuleType) -> None:
+    text = DOCUMENT.read_text()
+    for name, table in recorded.tables().items():
+        assert table in text, name
+
+
+def test_unchanged_code_on_a_device_is_never_called_changed(recorded: ModuleType) -> None:
+    folders = sorted(recorded.RECORDED.glob("unchanged-*"))
+    assert folders
+    for folder in folders:
+        progress, pairs = recorded.decided(folder)
+        assert pairs >= 4
+        kinds = Counter(x.kind for x in progress.verdicts)
+        assert kinds.keys() <= {"no change", "inconclusive", "skipped"}
+        assert kinds["no change"] > 0.9 * kinds.total()
