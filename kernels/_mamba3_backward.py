@@ -7,8 +7,13 @@ this scan with `present`:
     y = ssd(x, k, q, weight, decay) - (weight - present) (q·k) x
 
 `settle` takes that into account where x and its gradient are, `turn_back` where k and q are, which also turns
-their gradients back. The gradient of an angle is the sum of what all later positions say of it: sums within a
-chunk are made there, and those over chunks are small.
+their gradients back.
+
+The gradient of an angle is the sum of what all positions from there on say of it, whose k and q it turns. Most
+of that cancels, as k and q that turn together keep their product, but the rounding of each position's does not: a
+sum over the sequence would have an error that grows with it. So only a chunk is summed. All behind it, turned,
+sees no more than the state at its end turned the other way, and says what that says: the torque of the state
+and its gradient, which `torques` makes of the two that there are.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ import triton.language as tl
 from ._common import cdiv, multiprocessors
 from ._mamba3_forward import HEADS, angles_of, biased, circle, turned, turning
 from ._scan import sigmoid
+from ._ssd_backward import load_state
 from ._ssd_forward import block, load_tile, store_tile
 
 
@@ -94,16 +100,40 @@ def _settle(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
+def _torques(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    h, g, torques, H, chunks,
+    A: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """`torques` (B, chunks, H, A), fp32: the gradient of an angle by which all behind a chunk is turned, 0 for
+    the last. h and g (B, chunks, H, tile) are the state that each chunk starts from, and the gradient of the one
+    that it ends with; of both COLUMNS are read.
+    """
+    head = tl.program_id(0) % H
+    chunk = tl.program_id(0) // H % chunks
+    wide = (tl.program_id(0) // H // chunks).to(tl.int64)
+    pairs = tl.arange(0, COLUMNS // 2)
+    torque = tl.zeros([COLUMNS // 2], tl.float32)
+    if chunk + 1 < chunks:
+        state = load_state(h, wide, chunk + 1, head, chunks, H, BLOCK_P, BLOCK_N, False, COLUMNS)
+        first, second = tl.split(tl.reshape(state, [BLOCK_P, COLUMNS // 2, 2]))
+        gradient = load_state(g, wide, chunk, head, chunks, H, BLOCK_P, BLOCK_N, False, COLUMNS)
+        dfirst, dsecond = tl.split(tl.reshape(gradient, [BLOCK_P, COLUMNS // 2, 2]))
+        turn = second.to(tl.float32) * dfirst.to(tl.float32) - first.to(tl.float32) * dsecond.to(tl.float32)
+        torque += tl.sum(turn, 0)
+    tl.store(torques + ((wide * chunks + chunk) * H + head) * A + pairs, torque, pairs < A)
+
+
+@triton.jit
 def _turn_back(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    k, q, dk, dq, size, push, rates, turns, db, dc, db_bias, dc_bias, dsize, drates, dturns,
+    k, q, dk, dq, size, push, rates, turns, torques, db, dc, db_bias, dc_bias, dsize, drates,
     S, H, groups, batches, chunks, splits,
     N: tl.constexpr, A: tl.constexpr, CHUNK: tl.constexpr, TURNED: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     """The gradients of one chunk's B and C, summed over some heads of one group, to (splits, B, S, G, N), and of
     the heads' biases (B, chunks, H, N), fp32; of the first TURNED columns or, by programs of their own, the rest.
 
-    Those of the first also write, with what is said of angles within the chunk and in radians, `dsize` (B, H, S in
-    whole chunks) and `drates` (splits, G, B, S in whole chunks, A), and to `dturns` (B, chunks, H, A) all of it.
+    Those of the first also write what is said of angles, in radians: `dsize` (B, H, S in whole chunks) and
+    `drates` (splits, G, B, S in whole chunks, A).
     """
     program = tl.program_id(0)
     split = program % splits
@@ -150,8 +180,8 @@ def _turn_back(  # type: ignore[no-untyped-def]  # Triton's types are its own
             bias = ((wide * chunks + chunk) * H + head) * N + columns
             tl.store(db_bias + bias, tl.sum(dkey, 0), columns < N)
             tl.store(dc_bias + bias, tl.sum(dquery, 0), columns < N)
-            tl.store(dturns + ((wide * chunks + chunk) * H + head) * A + pairs, tl.sum(turn, 0), pairs < A)
-            turn = tl.cumsum(turn, 0, reverse=True)
+            behind = tl.load(torques + ((wide * chunks + chunk) * H + head) * A + pairs, pairs < A, 0.0)
+            turn = tl.cumsum(turn, 0, reverse=True) + behind[None, :]
             tl.store(dsize + at, tl.sum(turn * rate, 1))
             drate += turn * step[:, None]
         tl.store(db + result[:, None] * N + columns[None, :], total_k, inside)
@@ -182,12 +212,11 @@ def _turn_back(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _last(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    trap, size, direct, dafter, dsize, later, ddt, dtrap, stride_b, stride_s, stride_h, S, H, chunks,
+    trap, size, direct, dafter, dsize, ddt, dtrap, stride_b, stride_s, stride_h, S, H, chunks,
     CHUNK: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of dt and trap (B, S, H): from `direct`, of the weight at a position, with `dafter`, of its part
-    that belongs to the position after; and from angles within the chunk, `dsize`, and beyond, `later` (B, S in
-    whole chunks, H).
+    that belongs to the position after; and from angles, `dsize`.
     """
     batch = (tl.program_id(0) // chunks).to(tl.int64)
     rows = tl.program_id(0) % chunks * CHUNK + tl.arange(0, CHUNK)
@@ -200,10 +229,8 @@ def _last(  # type: ignore[no-untyped-def]  # Triton's types are its own
     own = tl.load(direct + at, inside, 0.0)
     behind = inside & (rows > 0)[:, None]
     before = tl.load(direct + at - 1, behind, 0.0) + tl.load(dafter + at - 1, behind, 0.0)
-    angle = tl.load(dsize + at, inside, 0.0)
-    angle += tl.load(later + (batch * chunks * CHUNK + rows)[:, None] * H + heads[None, :], inside, 0.0)
     to = (batch * S + rows)[:, None] * H + heads[None, :]
-    value = share * own + (1.0 - share) * before + 6.283185307179586 * angle
+    value = share * own + (1.0 - share) * before + 6.283185307179586 * tl.load(dsize + at, inside, 0.0)
     tl.store(ddt + to, value.to(ddt.dtype.element_ty), inside)
     value = share * (1.0 - share) * step * (own - before)
     tl.store(dtrap + to, value.to(dtrap.dtype.element_ty), inside)
@@ -246,20 +273,32 @@ def settle(
     return push, dafter
 
 
+def torques(h: torch.Tensor, g: torch.Tensor, angles: int, *, warps: int | None = None) -> torch.Tensor:
+    """(B, chunks, H, angles): see `_torques`."""
+    B, chunks, H, height, width = h.shape
+    result = torch.empty(B, chunks, H, angles, dtype=torch.float32, device=h.device)
+    if angles:
+        columns = block(2 * angles)
+        _torques[(B * chunks * H,)](
+            h, g, result, H, chunks, angles, columns, height, width,
+            num_warps=warps or min(8, max(1, height * columns // 1024)),
+        )  # fmt: skip
+    return result
+
+
 def turn_back(
     k: torch.Tensor, q: torch.Tensor, dk: torch.Tensor, dq: torch.Tensor, size: torch.Tensor,
-    push: torch.Tensor, rates: torch.Tensor, turns: torch.Tensor, groups: int, *, chunk: int, warps: int = 8,
-    splits: int | None = None,
+    push: torch.Tensor, rates: torch.Tensor, turns: torch.Tensor, torques: torch.Tensor, groups: int, *,
+    chunk: int, warps: int = 8, splits: int | None = None,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Gradients of B, C and their biases; of the steps (B, H, S in whole chunks) by angles within the chunk; of
-    angles, the inputs; and of the steps by angles beyond the chunk (B, S in whole chunks, H). Those of steps want
-    a factor of 2π. All in fp32.
+    """Gradients of B, C and their biases; of the steps by angles (B, H, S in whole chunks), which want a factor of
+    2π; and of angles, the inputs. All in fp32.
     """
     B, S, H, N = k.shape
     A = rates.shape[2]
     chunks = cdiv(S, chunk)
     first = turning(N, A)
-    rest = block(N) - first
+    rest = block(N) - first  # as many or none; without, the kernel's other branch only has to have the same types
     if splits is None:
         splits = max(1, 4 * multiprocessors(k) // (B * chunks * groups))
     splits = cdiv(H // groups, cdiv(H // groups, min(splits, H // groups)))
@@ -269,31 +308,27 @@ def turn_back(
 
     db, dc = (made(splits, B, S, groups, N) for _ in range(2))
     biases = made(2, B * chunks, H, N)
-    dsize, dturns = torch.empty_like(size), made(B, chunks, H, A)
+    dsize = torch.empty_like(size)
     drates = made(splits * groups, B, chunks, chunk, A)
     _turn_back[(B * chunks * groups * splits, 2 if rest else 1)](
-        k, q, dk, dq, size, push, rates, turns, db, dc, *biases, dsize, drates, dturns,
-        S, H, H // groups, B, chunks, splits, N, A, chunk, first, max(rest, 1), num_warps=warps,
+        k, q, dk, dq, size, push, rates, turns, torques, db, dc, *biases, dsize, drates,
+        S, H, H // groups, B, chunks, splits, N, A, chunk, first, rest or first, num_warps=warps,
     )  # fmt: skip
-    later = dturns.flip(1).cumsum(1).flip(1) - dturns
-    rate = rates.view(B, chunks, chunk, A)
-    beyond = (rate @ later.mT).view(B, chunks * chunk, H)
-    drate = drates.sum(0) + size.view(B, H, chunks, chunk).permute(0, 2, 3, 1) @ later
     # The rate, in revolutions, is tanh(angle) / 2: π for what a revolution has, the rest for tanh.
-    dangles = (math.pi * (1.0 - 4.0 * rate.square()) * drate).view(B, chunks * chunk, A)[:, :S]
-    return db.sum(0), dc.sum(0), *biases.sum(1), dsize, dangles, beyond
+    dangles = math.pi * (1.0 - 4.0 * rates.square()) * drates.sum(0).view(B, chunks * chunk, A)
+    return db.sum(0), dc.sum(0), *biases.sum(1), dsize, dangles[:, :S]
 
 
 def last(
     dt: torch.Tensor, trap: torch.Tensor, size: torch.Tensor, direct: torch.Tensor, dafter: torch.Tensor,
-    dsize: torch.Tensor, beyond: torch.Tensor, *, chunk: int,
+    dsize: torch.Tensor, *, chunk: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Gradients of dt and trap, contiguous: see `_last`."""
     B, S, H = dt.shape
     chunks = cdiv(S, chunk)
     ddt, dtrap = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (dt, trap))
     _last[(B * chunks, cdiv(H, HEADS))](
-        trap, size, direct, dafter, dsize, beyond, ddt, dtrap, *trap.stride(), S, H, chunks,
+        trap, size, direct, dafter, dsize, ddt, dtrap, *trap.stride(), S, H, chunks,
         CHUNK=chunk, HEADS=HEADS, num_warps=4,
     )  # fmt: skip
     return ddt, dtrap

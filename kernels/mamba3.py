@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ._common import cdiv, check, multiprocessors, on, operator
-from ._mamba3_backward import last, lay, settle, turn_back
+from ._mamba3_backward import last, lay, settle, torques, turn_back
 from ._mamba3_forward import turns, walk, weights
 from ._ssd_backward import finish, inner, outer
 from ._ssd_forward import block, pass_on, read
@@ -192,9 +192,10 @@ def _launch_backward(
         dq = outer(grad, k, weight, decay, None, h, dscores, read=True, **tiles)
         dadt, _, _ = finish(direct, *of_decays, weight, None, adt, False, CHUNK)
         push, dafter = settle(x, grad, dx, made, product, chunk=CHUNK)
-        back = turn_back(k, q, dk, dq, size, push, *turned, G, chunk=CHUNK)
-        dB, dC, dB_bias, dC_bias, dsize, dangles, beyond = back
-        ddt, dtrap = last(dt, trap, size, direct, dafter, dsize, beyond, chunk=CHUNK)
+        behind = torques(h, g, angles.shape[2])
+        back = turn_back(k, q, dk, dq, size, push, *turned, behind, G, chunk=CHUNK)
+        dB, dC, dB_bias, dC_bias, dsize, dangles = back
+        ddt, dtrap = last(dt, trap, size, direct, dafter, dsize, chunk=CHUNK)
     return (
         dx, dB.to(x.dtype), dC.to(x.dtype), ddt, dadt, dtrap, dangles.to(angles.dtype).contiguous(),
         dB_bias.to(B_bias.dtype), dC_bias.to(C_bias.dtype),

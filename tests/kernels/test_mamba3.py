@@ -3,6 +3,7 @@
 import pytest
 import torch
 from kernelmark.kernels import mamba3 as launches
+from kernelmark.kernels import ssd
 from kernelmark.kernels.mamba3 import mamba3
 from kernelmark.suite.operators.mamba3 import OPERATOR, inputs, reference
 
@@ -65,6 +66,24 @@ def test_segments(monkeypatch, A):
     """Several programs a sequence, each of which begins with the state and the angles where it does."""
     monkeypatch.setattr(launches, "segments", lambda programs, chunks, slots: -(-chunks // 2))
     compare(drawn(SMALL | {"B": 1, "S": 90, "H": 2, "G": 1, "A": A}))
+
+
+def test_long_sequences(monkeypatch):
+    """The gradient of an angle is a sum over all that follows, the error of which does not grow with it."""
+    for module in (launches, ssd):
+        monkeypatch.setattr(module, "CHUNK", 64)  # as on a GPU: few programs
+
+    def error(S):
+        axes = {"B": 1, "S": S, "H": 1, "P": 32, "N": 64, "G": 1, "A": 16}
+        given = {name: x.requires_grad_() for name, x in drawn(axes, "fp16").items()}
+        wide = {name: x.detach().double().requires_grad_() for name, x in given.items()}
+        y, expected = mamba3(**given), reference(**wide)
+        weight = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).half()
+        (gradient,) = torch.autograd.grad(y, [given["angles"]], weight)
+        (right,) = torch.autograd.grad(expected, [wide["angles"]], weight.double())
+        return float((gradient - right).norm() / right.norm())
+
+    assert error(2048) < 1.5 * error(128)
 
 
 def test_wide_heads():
