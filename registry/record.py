@@ -68,6 +68,12 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"pas
     tokens: int | None = None
 
 
+SLOWED = 0.02
+"""By how much a clock must be lower for a throttle reason to matter: an H200 has its power cap's flag up in every
+third process, mostly at a clock that is 1 % lower.
+"""
+
+
 class Telemetry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The device's state around and during sampling, read through NVML; None where it did not answer."""
 

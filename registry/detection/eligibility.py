@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ..record import SLOWED
 from .comparison import Comparison, Options, Side
 from .verdict import Kind, Mode
 
 MINIMUM_PAIRS = 3
 """Fewer pairs have no spread worth the name."""
 THROTTLED_APART = 0.5
-CLOCKS_APART = 0.02
-"""Shares of processes and of the clock by which two sides lie apart if one was throttled and the other not. An H200
-raises its power cap's flag in every third process of unchanged code, mostly at a clock that is 1 % lower.
-"""
+"""Share of processes by which two sides lie apart if one was throttled and the other not."""
 
 
 def usable(value: float) -> bool:
@@ -51,13 +49,16 @@ def exclusion(comparison: Comparison, mode: Mode, options: Options) -> tuple[Kin
 
 
 def _throttled(base: Side, current: Side) -> str | None:
-    """Which of two stored sides was throttled alone. In an A/B, whose processes alternate, only code can do that."""
+    """Which of two stored sides was throttled alone.
+
+    In an A/B, whose processes alternate, only code does that, or chance.
+    """
     # A stored baseline may be known by its runs' means alone, which say nothing of clocks.
     apart = current.throttled - base.throttled if base.medians else 0.0
     if abs(apart) < THROTTLED_APART:
         return None
     cold, hot = (base.clock, current.clock) if apart > 0 else (current.clock, base.clock)
-    if cold and hot and hot > (1 - CLOCKS_APART) * cold:
+    if cold and hot and hot > (1 - SLOWED) * cold:
         return None
     return "current" if apart > 0 else "baseline"
 

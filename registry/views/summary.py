@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..journal import Journal
-from ..record import Header
+from ..record import SLOWED, Header
 from ..rows import Row, category
 from .grouping import CaseRows, cases
 
@@ -149,9 +149,10 @@ def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
     incorrect = sum(x.status == "incorrect" for x in rows)
     if incorrect:
         out.append(f"{_rows(incorrect)} with a wrong answer, and so without a time.")
-    throttled = sum(bool(x.throttled) for x in rows)
+    throttled = [x for x in rows if x.throttled]
     if throttled:
-        out.append(f"{_rows(throttled)} measured while the device was throttled for most samples.")
+        slowed = _slowed(throttled, journal.header)
+        out.append(f"{_rows(len(throttled))} measured while the device was throttled for most samples{slowed}.")
     loose = sum(x.converged is False for x in rows)
     if loose:
         out.append(f"{_rows(loose)} that did not reach the stopping rule's precision within its limits.")
@@ -160,3 +161,13 @@ def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
 
 def _rows(count: int) -> str:
     return f"{count} row{'' if count == 1 else 's'}"
+
+
+def _slowed(throttled: Sequence[Row], header: Header) -> str:
+    """How many of these rows had a clock that shows it; nothing where the device does not say its highest."""
+    highest = header.environment.get("gpu/max_sm_mhz")
+    clocks = [sum(x.sm_mhz) / 2 for x in throttled if x.sm_mhz]
+    if not isinstance(highest, int | float) or not clocks:
+        return ""
+    slow = sum(x <= (1 - SLOWED) * highest for x in clocks)
+    return f", {slow or 'none'} of them at a clock {100 * SLOWED:.0f} % or more below its highest"

@@ -2,9 +2,9 @@
 
     python tests/calibration/recorded.py [FOLDER]
 
-Each folder of `registry/reference/detector/` holds one comparison, as STAGE-SIDE.jsonl.gz. Those named `planted-…` come
-from `planted.py`, those named `unchanged-…` from two commits with the same kernels. Printed are the Markdown tables
-that `docs/calibration.md` shows.
+Each folder of `registry/reference/detector/` holds one comparison, as STAGE-SIDE.jsonl.gz. Those named `planted-…`
+come from `planted.py`, those named `unchanged-…` from two commits with the same kernels. Printed are the Markdown
+tables that `docs/calibration.md` shows.
 """
 
 from __future__ import annotations
@@ -76,10 +76,8 @@ def unchanged(found: Sequence[tuple[str, Progress, int]]) -> str:
         kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(x.kind for x in progress.verdicts).most_common())
         apart = sorted(abs(x.change) for x in progress.verdicts if x.change is not None)
         rank = apart[round(0.9 * (len(apart) - 1))]
-        out.append(
-            f"| {name} | {len(progress.verdicts)} | {pairs} | {kinds} | {statistics.median(apart):.2%} | {rank:.2%} "
-            f"| {apart[-1]:.2%} |"
-        )
+        far = f"{statistics.median(apart):.2%} | {rank:.2%} | {apart[-1]:.2%}"
+        out.append(f"| {name} | {len(progress.verdicts)} | {pairs} | {kinds} | {far} |")
     return "\n".join(out)
 
 

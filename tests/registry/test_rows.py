@@ -555,3 +555,29 @@ def test_warnings_name_everything_a_reader_must_know(literal: Any) -> None:
     for word in ("CPU", "Incomplete", "uncommitted", "wrong answer", "throttled", "precision"):
         assert word in told
     assert summary.warnings(literal.journal(literal.footer()), ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("clocks", "told"),
+    [
+        (
+            [(1980, 1980), (1950, 1970)],
+            "throttled for most samples, none of them at a clock 2 % or more below its highest.",
+        ),
+        (
+            [(1700, 1800), (1965, 1980)],
+            "throttled for most samples, 1 of them at a clock 2 % or more below its highest.",
+        ),
+        ([None, None], "throttled for most samples."),
+    ],
+)
+def test_throttled_rows_are_told_apart_by_their_clock(
+    literal: Any, clocks: list[tuple[int, int] | None], told: str
+) -> None:
+    lines = [
+        literal.record(name, throttled=(0, 1, 2), telemetry=x and Telemetry(sm_mhz=x))
+        for name, x in zip("ab", clocks, strict=True)
+    ]
+    journal = literal.journal(*lines, literal.footer(), environment={"gpu/max_sm_mhz": 1980})
+    (warning,) = summary.warnings(journal, rows(journal))
+    assert warning == f"2 rows measured while the device was {told}"
