@@ -17,7 +17,8 @@ accelerator, which also leaves out what lies beyond it when it stores. At 256 co
 and the output goes through the buffer of Q: registers and shared memory hold no more.
 
 Taken for bf16 and fp16, D a multiple of 8 from 40 on, S a multiple of 256 and at least 1024, contiguous tensors:
-`fits`.
+`fits`. Tiles of 64 columns without window or list are left to `_attention_hopper_three.py`, unless a schedule is
+asked for.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ SCHEDULES = {
 under the other's products, but at D = 128 the diagonal's uneven work makes the waiting cost more. One
 exponential of eight on the FMA units pays at D = 64 causal only, weights in words everywhere but at D = 64 full.
 To hold the softmax before the wait for the product that it is to run under, behind which ptxas moves it, does
-not. Schedules of 256 columns follow from what fits, not from a measurement."""
+not. Those of 64 columns are for windows and packed sequences. Those of 256 follow from what fits, not from a
+measurement."""
 
 SPARSE_SCHEDULES = {
     (64, True): Schedule(3, True),

@@ -1,23 +1,32 @@
-"""The forward pass of attention for Hopper with two to four computing warp groups of 64 query rows, tiles dealt
-out dynamically. A variant of `kernels/_attention_hopper.py` for measurement: no window, no lists of blocks.
+"""The forward pass of attention for Hopper in tiles of 64 columns, by three computing warp groups, in Gluon.
 
-A tile is 64 · groups query rows of one head. Where S is no multiple of that, the tiles are aligned to the sequence's
-end, and the first one begins before its start: under a causal mask it is the shortest. A group's rows are then wholly
-inside or wholly before the sequence (S is a multiple of 64); a group before it computes one block of keys, whose
-result it does not store.
+At 64 columns a block's exponentials take the exponential unit about as long as its products take the matrix
+units. Two groups, as `_attention_hopper.py` has, leave both idle while they look for maxima, add up and round; a
+third has work for them then, as in FlashAttention-3's tiles of 192 rows (Shah et al., arXiv 2407.08608). At 128
+columns registers hold only two. Otherwise the schedule is that module's: one warp group feeds tiles through the
+tensor memory accelerator, the others compute 64 rows each and take turns at the matrix units, and in each the
+scores of the next block of keys are multiplied while the values of this one are. Weights go round the loop two in
+a word.
 
-Groups start at their own diagonal: blocks of keys that the tile has and that all of a group's rows lie before are
-released unread, so that each group masks one block, its first.
+A tile is 192 query rows of one head. Where S is no multiple of that, tiles are aligned to the sequence's end and
+the first one begins before its start: under a causal mask it is the shortest. A group's rows are wholly inside or
+wholly before the sequence, S being a multiple of 64; a group before it computes one block of keys and stores
+nothing.
 
-Tiles come in sections of heads whose K and V fit into L2 together, the longest first, and programs take the next as
-they come to it, by a counter that the last one to take sets back to 0.
+Groups start at their own diagonal: blocks of keys that all of a group's rows lie before are released unread, so
+that each group masks one block, its first.
+
+Programs are persistent, one a multiprocessor, and take the next tile as they come to it, by a counter that the
+last one to take leaves at 0 (`_meeting.counter`). Tiles come in sections of heads whose K and V fit into L2
+together, the longest first, so that what is short evens out the end. Who computes a row does not change its
+numbers.
+
+Taken without a window, for what `_attention_hopper.fits` approves of with D up to 64.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from triton.experimental import gluon
@@ -30,48 +39,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import LOG2E, LOWEST, _exp2, _pack, _unpack, launch, tiles
-from ._common import multiprocessors, on, power_of_2
+from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, _pack, _unpack, launch, tiles
+from ._common import multiprocessors, on
+from ._meeting import counter
 
-ROWS = 64
-"""Query rows of one computing warp group."""
-L2 = 24 << 20
-"""Bytes of K and V that a section of heads may have."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """As the shipped kernel's, and: computing groups; whether tiles are dealt out by the counter; whether sums of
-    weights stay apart by lane until the end; heads of a section (0: as many as L2 holds).
-    """
-
-    stages: int = 3
-    turns: bool = True
-    share: int = 0
-    registers: int = 160
-    keys: int = 128
-    words: bool = True
-    groups: int = 3
-    dynamic: bool = True
-    partial: bool = False
-    section: int = 0
-
-
-SCHEDULES = {True: Schedule(), False: Schedule()}
-
-
-def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether `forward` takes the inputs; the device is not looked at."""
-    _, _, S, D = q.shape
-    return (
-        q.dtype in (torch.bfloat16, torch.float16)
-        and D % 8 == 0
-        and power_of_2(D) in (64, 128)
-        and S >= 256
-        and S % 128 == 0
-        and q.numel() // D < 1 << 31
-        and all(x.is_contiguous() and x.data_ptr() % 16 == 0 for x in (q, k, v))
-    )
+WIDTH = 64
+"""Columns of tiles; what a smaller D leaves of them is zeros."""
+GROUPS = 3
+"""Computing warp groups."""
+STAGES = 3
+"""Blocks of K and of V in flight."""
+REGISTERS = 160
+"""Of a thread of a computing group: what a multiprocessor has for three groups, the feeding one left 32."""
 
 
 @gluon.jit
@@ -96,7 +75,6 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, following, told, heard, counter,
     total, n, length, heads, groups, section,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-    DYNAMIC: gl.constexpr,
 ):  # fmt: skip
     """Loads each tile's parts of Q and its blocks of K and V, the last keys first, and takes the next tile."""
     k_stage = 0
@@ -137,42 +115,20 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 tma.async_copy_global_to_shared(
                     k, [key - (j + 1) * KEYS, 0], k_full.index(k_stage), ks.index(k_stage)
                 )
-        t += gl.num_programs(0)
-        if DYNAMIC:
-            taken = gl.atomic_add(counter, 1, sem="relaxed")
-            if taken == total - 1:  # as many are taken as there are tiles: this is the last
-                gl.atomic_add(counter, -total, sem="relaxed")
-            t = gl.num_programs(0) + taken
-            mbarrier.wait(heard, told_phase)
-            told_phase ^= 1
-            following.store(gl.full([1], t, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
-            mbarrier.arrive(told, count=1)
-
-
-@gluon.jit
-def _summed(p, PARTIAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """Sums of rows; with PARTIAL one for each of the four lanes that share a row."""
-    if PARTIAL:
-        total = gl.sum(gl.sum(p.reshape([ROWS, KEYS // 8, 4, 2]), 3), 1)
-    else:
-        total = gl.sum(p, 1)
-    return total
-
-
-@gluon.jit
-def _shrunk(weight, shrink, PARTIAL: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    if PARTIAL:
-        lanes: gl.constexpr = weight.type.layout
-        weight = weight * gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, lanes)), 1)
-    else:
-        weight = weight * shrink
-    return weight
+        taken = gl.atomic_add(counter, 1, sem="relaxed")
+        if taken == total - 1:  # as many are taken as there are tiles: this is the last
+            gl.atomic_add(counter, -total, sem="relaxed")
+        t = gl.num_programs(0) + taken
+        mbarrier.wait(heard, told_phase)
+        told_phase ^= 1
+        following.store(gl.full([1], t, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
+        mbarrier.arrive(told, count=1)
 
 
 @gluon.jit
 def _hide(s, limit, ROWS: gl.constexpr, KEYS: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """-inf beyond column `limit` of each row. Column 8i + 2j + k is lane j's register (i, k): compared with what is
-    left of the limit after the lane's own columns, i and k are constants, which take no registers.
+    """-inf beyond column `limit` of each row. Column 8i + 2j + k is lane j's register (i, k): compared with what
+    is left of the limit after the lane's own columns, i and k are constants, which take no registers.
     """
     apart = s.reshape([ROWS, KEYS // 8, 4, 2])
     layout: gl.constexpr = apart.type.layout
@@ -196,8 +152,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following, told, heard,
     total, n, length, heads, section, scale,
     GROUP: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, KEYS: gl.constexpr,
-    D: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, DYNAMIC: gl.constexpr,
-    WORDS: gl.constexpr, PARTIAL: gl.constexpr,
+    D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """One group's rows of every tile: online softmax in base 2 over blocks of keys, the last keys first. In the
     loop K runs one block ahead of V.
@@ -226,12 +181,8 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     while t < total:
         head, start, last = _tile(t, n, length, heads, section, CAUSAL, ROWS * GROUPS, KEYS)
         own = start + GROUP * ROWS
-        first = last  # block of keys of this group
-        if CAUSAL:
-            first = gl.maximum(own + ROWS - 1, 0) // KEYS
-        elif GROUP < GROUPS - 1:
-            if own < 0:
-                first = last * 0
+        # Block of keys that this group begins with.
+        first = gl.maximum(own + ROWS - 1, 0) // KEYS if CAUSAL else gl.where(own < 0, 0, last)
         for _ in range(first, last):
             # Only when a block is there may it be released.
             mbarrier.wait(k_full.index(k_stage), k_phase)
@@ -246,10 +197,9 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             if v_stage == STAGES:
                 v_stage = 0
                 v_phase ^= 1
-            if TURNS:
-                mbarrier.wait(turn.index(GROUP), turn_phase)
-                turn_phase ^= 1
-                mbarrier.arrive(turn.index(NEXT), count=1)
+            mbarrier.wait(turn.index(GROUP), turn_phase)
+            turn_phase ^= 1
+            mbarrier.arrive(turn.index(NEXT), count=1)
         mbarrier.wait(q_full.index(GROUP), q_phase)
         q_phase ^= 1
         mbarrier.wait(k_full.index(k_stage), k_phase)
@@ -263,32 +213,30 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         if CAUSAL:
             s = _hide(s, rows + (own - first * KEYS), ROWS, KEYS)
         highest = gl.maximum(gl.max(s, 1) * scale, LOWEST)
-        p = _exp2(s * scale - gl.expand_dims(highest, 1), SHARE)
-        weight = _summed(p, PARTIAL, ROWS, KEYS)
-        packed = _pack(p, dtype, ROWS, KEYS, operand, WORDS)
+        p = gl.exp2(s * scale - gl.expand_dims(highest, 1))
+        weight = gl.sum(p, 1)
+        packed = _pack(p, dtype, ROWS, KEYS, operand, True)
         acc = gl.zeros([ROWS, D], gl.float32, sums)
         for _ in range(0, first):
             mbarrier.wait(k_full.index(k_stage), k_phase)
-            if TURNS:
-                mbarrier.wait(turn.index(GROUP), turn_phase)
-                turn_phase ^= 1
+            mbarrier.wait(turn.index(GROUP), turn_phase)
+            turn_phase ^= 1
             s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
             mbarrier.wait(v_full.index(v_stage), v_phase)
-            weights = _unpack(packed, dtype, ROWS, KEYS, operand, WORDS)
+            weights = _unpack(packed, dtype, ROWS, KEYS, operand, True)
             acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
-            if TURNS:
-                mbarrier.arrive(turn.index(NEXT), count=1)
+            mbarrier.arrive(turn.index(NEXT), count=1)
             s = warpgroup_mma_wait(1, deps=[s])
             mbarrier.arrive(k_empty.index(k_stage), count=1)
             raised = gl.maximum(highest, gl.max(s, 1) * scale)
-            p = _exp2(s * scale - gl.expand_dims(raised, 1), SHARE)
+            p = gl.exp2(s * scale - gl.expand_dims(raised, 1))
             shrink = gl.exp2(highest - raised)
-            weight = _shrunk(weight, shrink, PARTIAL) + _summed(p, PARTIAL, ROWS, KEYS)
+            weight = weight * shrink + gl.sum(p, 1)
             highest = raised
             acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
             mbarrier.arrive(v_empty.index(v_stage), count=1)
             acc = acc * gl.expand_dims(gl.convert_layout(shrink, sums_rows), 1)
-            packed = _pack(p, dtype, ROWS, KEYS, operand, WORDS)
+            packed = _pack(p, dtype, ROWS, KEYS, operand, True)
             k_stage += 1
             if k_stage == STAGES:
                 k_stage = 0
@@ -300,7 +248,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         # The last product with Q is done: the next tile's can be loaded.
         mbarrier.arrive(q_empty.index(GROUP), count=1)
         mbarrier.wait(v_full.index(v_stage), v_phase)
-        weights = _unpack(packed, dtype, ROWS, KEYS, operand, WORDS)
+        weights = _unpack(packed, dtype, ROWS, KEYS, operand, True)
         acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_empty.index(v_stage), count=1)
@@ -308,36 +256,28 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         if v_stage == STAGES:
             v_stage = 0
             v_phase ^= 1
-        if PARTIAL:
-            norm = gl.convert_layout(gl.sum(weight, 1), score_rows)
-        else:
-            norm = weight
         if own >= 0:
             row = head * length + own
-            # Not by its weight, which is that of what the FMA units computed: 2^-126 for -inf.
             empty = highest == LOWEST
-            gl.store(lse + row + rows, gl.where(empty, float("inf"), highest + gl.log2(norm)))
-            share = gl.where(empty, 0.0, 1.0 / norm)
+            gl.store(lse + row + rows, gl.where(empty, float("inf"), highest + gl.log2(weight)))
+            share = gl.where(empty, 0.0, 1.0 / weight)
             acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
             tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
             o.store(acc.to(dtype))
             fence_async_shared()
             tma.async_copy_shared_to_global(out, [row, 0], o)
-        t += gl.num_programs(0)
-        if DYNAMIC:
-            mbarrier.wait(told, told_phase)
-            told_phase ^= 1
-            t = gl.max(following.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-            mbarrier.arrive(heard, count=1)
+        mbarrier.wait(told, told_phase)
+        told_phase ^= 1
+        t = gl.max(following.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+        mbarrier.arrive(heard, count=1)
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["total", "n", "length", "heads", "groups", "section"])
+@gluon.jit(do_not_specialize=["counter", "total", "n", "length", "heads", "groups", "section"])
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, out, lse, counter, total, n, length, heads, groups, section, scale,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, REGISTERS: gl.constexpr,
-    DYNAMIC: gl.constexpr, WORDS: gl.constexpr, PARTIAL: gl.constexpr,
+    STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Buffers and barriers, then the warp groups. `n` tiles a head, `total` = heads · n, heads B·H."""
     qs = gl.allocate_shared_memory(q.dtype, [GROUPS, ROWS, D], q.layout)
@@ -365,132 +305,40 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
         mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(k_empty.index(i), count=GROUPS)
         mbarrier.init(v_empty.index(i), count=GROUPS)
-    if GROUPS == 2:
-        gl.warp_specialize(
-            [
+    gl.warp_specialize(
+        [
+            (
+                _feed,
                 (
-                    _feed,
-                    (
-                        q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, following, told, heard,
-                        counter, total, n, length, heads, groups, section, CAUSAL, ROWS, GROUPS, KEYS, STAGES, DYNAMIC,
-                    ),
+                    q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, following, told, heard,
+                    counter, total, n, length, heads, groups, section, CAUSAL, ROWS, GROUPS, KEYS, STAGES,
                 ),
+            ),
+            (
+                _compute,
                 (
-                    _compute,
-                    (
-                        out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following,
-                        told, heard, total, n, length, heads, section, scale,
-                        0, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES, TURNS, SHARE, DYNAMIC, WORDS, PARTIAL,
-                    ),
+                    out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following,
+                    told, heard, total, n, length, heads, section, scale, 0, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES,
                 ),
+            ),
+            (
+                _compute,
                 (
-                    _compute,
-                    (
-                        out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following,
-                        told, heard, total, n, length, heads, section, scale,
-                        1, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES, TURNS, SHARE, DYNAMIC, WORDS, PARTIAL,
-                    ),
+                    out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following,
+                    told, heard, total, n, length, heads, section, scale, 1, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES,
                 ),
-            ],
-            [4, 4],
-            [REGISTERS, REGISTERS],
-        )  # fmt: skip
-    elif GROUPS == 3:
-        gl.warp_specialize(
-            [
+            ),
+            (
+                _compute,
                 (
-                    _feed,
-                    (
-                        q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, following, told, heard,
-                        counter, total, n, length, heads, groups, section, CAUSAL, ROWS, GROUPS, KEYS, STAGES, DYNAMIC,
-                    ),
+                    out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following,
+                    told, heard, total, n, length, heads, section, scale, 2, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES,
                 ),
-                (
-                    _compute,
-                    (
-                        out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following,
-                        told, heard, total, n, length, heads, section, scale,
-                        0, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES, TURNS, SHARE, DYNAMIC, WORDS, PARTIAL,
-                    ),
-                ),
-                (
-                    _compute,
-                    (
-                        out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following,
-                        told, heard, total, n, length, heads, section, scale,
-                        1, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES, TURNS, SHARE, DYNAMIC, WORDS, PARTIAL,
-                    ),
-                ),
-                (
-                    _compute,
-                    (
-                        out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following,
-                        told, heard, total, n, length, heads, section, scale,
-                        2, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES, TURNS, SHARE, DYNAMIC, WORDS, PARTIAL,
-                    ),
-                ),
-            ],
-            [4, 4, 4],
-            [REGISTERS, REGISTERS, REGISTERS],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (
-                    _feed,
-                    (
-                        q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, following, told, heard,
-                        counter, total, n, length, heads, groups, section, CAUSAL, ROWS, GROUPS, KEYS, STAGES, DYNAMIC,
-                    ),
-                ),
-                (
-                    _compute,
-                    (
-                        out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following,
-                        told, heard, total, n, length, heads, section, scale,
-                        0, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES, TURNS, SHARE, DYNAMIC, WORDS, PARTIAL,
-                    ),
-                ),
-                (
-                    _compute,
-                    (
-                        out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following,
-                        told, heard, total, n, length, heads, section, scale,
-                        1, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES, TURNS, SHARE, DYNAMIC, WORDS, PARTIAL,
-                    ),
-                ),
-                (
-                    _compute,
-                    (
-                        out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following,
-                        told, heard, total, n, length, heads, section, scale,
-                        2, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES, TURNS, SHARE, DYNAMIC, WORDS, PARTIAL,
-                    ),
-                ),
-                (
-                    _compute,
-                    (
-                        out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following,
-                        told, heard, total, n, length, heads, section, scale,
-                        3, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES, TURNS, SHARE, DYNAMIC, WORDS, PARTIAL,
-                    ),
-                ),
-            ],
-            [4, 4, 4, 4],
-            [REGISTERS, REGISTERS, REGISTERS, REGISTERS],
-        )  # fmt: skip
-
-
-_counters: dict[Any, torch.Tensor] = {}
-
-
-def _counter(q: torch.Tensor) -> torch.Tensor:
-    """A 0 that each launch leaves a 0; one a stream, for launches that run at the same time."""
-    key = (q.device, torch.cuda.current_stream(q.device).cuda_stream) if q.is_cuda else None
-    found = _counters.get(key)
-    if found is None:
-        found = _counters[key] = torch.zeros(1, dtype=torch.int32, device=q.device)
-    return found
+            ),
+        ],
+        [4, 4, 4],
+        [REGISTERS, REGISTERS, REGISTERS],
+    )  # fmt: skip
 
 
 def forward(
@@ -500,25 +348,18 @@ def forward(
     out: torch.Tensor,
     lse: torch.Tensor,
     causal: bool,
-    window: int = 0,
-    schedule: Schedule | None = None,
+    section: int,
 ) -> None:
-    """Writes the output and its base-2 log-sum-exp (B, H, S). For inputs that `fits` approves of; no window."""
-    if window:
-        raise NotImplementedError("window")
+    """Writes the output and its base-2 log-sum-exp (B, H, S), +inf for a row that sees nothing. `section`: query
+    heads whose tiles are taken before others' are. For inputs that `_attention_hopper.fits` approves of for WIDTH.
+    """
     B, H, S, D = q.shape
-    s = schedule or SCHEDULES[causal]
-    width = power_of_2(D)
-    n = -(-S // (ROWS * s.groups))
+    n = -(-S // (ROWS * GROUPS))
     total = B * H * n
-    group = H // k.shape[1]
-    section = s.section or max(1, L2 // (S * width * 4)) * group
-    constants = (
-        causal, ROWS, s.groups, s.keys, width, s.stages, s.turns, s.share, s.registers, s.dynamic, s.words, s.partial,
-    )  # fmt: skip
+    constants = (causal, ROWS, GROUPS, KEYS, WIDTH, STAGES, REGISTERS)
     with on(q):
         launch(
-            _kernel, (_kernel, q.device, q.dtype, *constants), min(total, multiprocessors(q)),
-            tiles(q, ROWS), tiles(k, s.keys), tiles(v, s.keys), tiles(out, ROWS), lse, _counter(q),
-            total, n, S, B * H, group, section, LOG2E / math.sqrt(D), *constants,
+            _kernel, (_kernel, q.device, q.dtype, causal), min(total, multiprocessors(q)),
+            tiles(q, ROWS), tiles(k, KEYS), tiles(v, KEYS), tiles(out, ROWS), lse, counter(q),
+            total, n, S, B * H, H // k.shape[1], section, LOG2E / math.sqrt(D), *constants,
         )  # fmt: skip

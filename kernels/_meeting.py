@@ -3,7 +3,8 @@
 A row too long for one program is held in the registers of several: each adds up its part, they meet, and each
 goes on with the sums of all, so that nothing is read twice. The barrier is that of Hensgen, Finkel and Manber
 (1988) with a number in place of a sense: who comes last clears the count and moves the number on, for which the
-others wait. A place so serves any number of launches after one another, with any number of members.
+others wait. A place so serves any number of launches after one another, with any number of members. A launch whose
+programs only count, by a number that they leave at 0, has a place's count for that (`counter`).
 
 That the members of a place are all running at some time is what hardware gives that starts programs in the order
 of their numbers, where members have neighbouring ones: those before them never wait for those after. Decoupled
@@ -80,6 +81,16 @@ def places(tensor: torch.Tensor, count: int, held: int = 0) -> torch.Tensor | No
                 return None
             pool.streams[stream] = known
         return known
+
+
+def counter(tensor: torch.Tensor) -> torch.Tensor:
+    """An int32 at the front that is 0 and that no other launch uses at the same time, for one that leaves it at 0.
+
+    A place's count; where `places` has none, one that is zeroed now, for which the device runs one more kernel. A
+    launch that fails has not counted, unless the device aborts it: then the process cannot use the device again.
+    """
+    place = places(tensor, 1)
+    return torch.zeros(1, dtype=torch.int32, device=tensor.device) if place is None else place
 
 
 def phases(place: torch.Tensor | None) -> tuple[tuple[bool, bool], ...]:

@@ -12,8 +12,8 @@ those inside only the ones that its edges cut are masked.
 Inputs may have any strides with a contiguous last dimension. From compute capability 9.0 on, long sequences
 whose strides are multiples of 16 bytes are loaded by the tensor memory accelerator; everything else through
 pointers, by the same kernels. On compute capability 9.0 itself, `_attention_hopper.py`,
-`_attention_hopper_backward.py` and `_attention_hopper_fused.py` have kernels of their own for the shapes that the
-first names; which ones run follows from device, shapes and that switch alone.
+`_attention_hopper_three.py`, `_attention_hopper_backward.py` and `_attention_hopper_fused.py` have kernels of
+their own for the shapes that the first names; which ones run follows from device, shapes and that switch alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
 import triton
@@ -101,10 +101,9 @@ def attention(
     each row's visible scores, by which outputs over several sets of keys can be merged into that over all.
 
     Differentiable once in q, k and v, through the output and through lse. The same inputs give the same bits on
-    the same device, but for the gradient in q on Hopper (compute capability 9.0) without a window: it is summed in
-    no fixed order, as that of PyTorch's own attention is. Where `torch.use_deterministic_algorithms(True)` holds
-    when gradients are computed, it is deterministic too, by kernels that take 1.2 to 1.6 times as long
-    (docs/attention.md).
+    the same device, but for the gradient in q on Hopper (compute capability 9.0): it is summed in no fixed order,
+    as that of PyTorch's own attention is. Where `torch.use_deterministic_algorithms(True)` holds when gradients
+    are computed, it is deterministic too, by kernels that take 1.2 to 1.6 times as long (docs/attention.md).
 
     A row whose scores are all -inf, as keys with -inf in them can make them, gives zeros, an lse of -inf and zero
     gradients in k and v; the gradient in q of such keys is 0·inf = NaN, as PyTorch's is. A score of NaN or +inf,
@@ -498,11 +497,20 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
-@cache
-def _hopper(device: torch.device) -> tuple[ModuleType, ...] | None:
-    """The modules for Hopper (forward, backward, fused backward, forward of three groups) where the device is one:
-    compute capability 9.0, no other.
+class Hopper(NamedTuple):
+    """The modules for Hopper: the forward pass in two computing warp groups, and in three; the backward pass in
+    two kernels, and in one.
     """
+
+    forward: ModuleType
+    three: ModuleType
+    backward: ModuleType
+    fused: ModuleType
+
+
+@cache
+def _hopper(device: torch.device) -> Hopper | None:
+    """Where the device is one: compute capability 9.0, no other."""
     if _capability(device) != (9, 0):
         return None
     from . import (
@@ -512,7 +520,7 @@ def _hopper(device: torch.device) -> tuple[ModuleType, ...] | None:
         _attention_hopper_three,
     )
 
-    return _attention_hopper, _attention_hopper_backward, _attention_hopper_fused, _attention_hopper_three
+    return Hopper(_attention_hopper, _attention_hopper_three, _attention_hopper_backward, _attention_hopper_fused)
 
 
 def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor, window: int = 0) -> Tiles:
@@ -617,8 +625,8 @@ def _launch_forward(
 ) -> tuple[Any, Any]:
     """The output and its log-sum-exp in base 2, +inf where nothing is seen. A window of 0 is none.
 
-    The best path that inputs and device allow, unless one is asked for; that one, with a schedule for Hopper of
-    choice, or `NotImplementedError`.
+    The best path that inputs and device allow, unless one is asked for; that one, or `NotImplementedError`. With a
+    schedule, the kernel for Hopper is that of two computing groups.
     """
     B, H, S, D = q.shape
     out = q.new_empty(q.shape)
@@ -626,11 +634,11 @@ def _launch_forward(
     if out.numel() == 0:
         return out, lse
     hopper = _hopper(q.device) if path in (None, "hopper") and "forward" in HOPPER else None
-    if hopper is not None and hopper[0].fits(q, k, v, hopper[0].FORWARD_WIDTHS):
-        if power_of_2(D) == 64 and not window and schedule is None:
-            hopper[3].forward(q, k, v, out, lse, causal)
+    if hopper is not None and hopper.forward.fits(q, k, v, hopper.forward.FORWARD_WIDTHS):
+        if power_of_2(D) == hopper.three.WIDTH and not window and schedule is None:
+            hopper.three.forward(q, k, v, out, lse, causal, _shared(k, H // k.shape[1]))
         else:
-            hopper[0].forward(q, k, v, out, lse, causal, window, schedule)
+            hopper.forward.forward(q, k, v, out, lse, causal, window, schedule)
         return out, lse
     q, k, v = _plain(q), _plain(k), _plain(v)
     groups = H // k.shape[1]
@@ -682,10 +690,10 @@ def _launch_backward(
             # A row's log-sum-exp has the probabilities for its derivative: dS = P ∘ (dP + dlse - delta).
             delta.sub_(grad_lse, alpha=LOG2E)
         hopper = _hopper(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
-        if hopper is not None and hopper[0].fits(q, k, v):
-            tensors = (hopper[0].dense(grad), q, k, v, lse, delta, dq, dk, dv)
+        if hopper is not None and hopper.forward.fits(q, k, v):
+            tensors = (hopper.forward.dense(grad), q, k, v, lse, delta, dq, dk, dv)
             fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled()
-            kernels = hopper[1] if fixed or not hopper[2].AVAILABLE else hopper[2]
+            kernels = hopper.backward if fixed or not hopper.fused.AVAILABLE else hopper.fused
             kernels.backward(*tensors, causal, window)
             return dq, dk, dv
         tma = _descriptors(path, q, k, v, grad)

@@ -390,8 +390,8 @@ def walk(
     B, H, S, D = q.shape
     out = q.new_empty(q.shape)
     hopper = None if portable else _hopper(q.device)
-    if hopper is not None and hopper[0].fits(q, k, v):
-        hopper[0].sparse_forward(q, k, v, out, lists, counts, causal)
+    if hopper is not None and hopper.forward.fits(q, k, v):
+        hopper.forward.sparse_forward(q, k, v, out, lists, counts, causal)
         return out
     q, k, v = _plain(q), _plain(k), _plain(v)
     groups = H // k.shape[1]

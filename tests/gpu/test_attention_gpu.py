@@ -15,9 +15,12 @@ import sys
 import pytest
 import torch
 
-# D, S, Hkv of 4 heads, window: widths of tiles, what is filled up to them, tails, grouped heads.
+# D, S, Hkv of 4 heads, window: widths of tiles, what is filled up to them, tails, grouped heads; up to D = 64 also
+# lengths that tiles of 192 rows divide, and not, so that one group of the first or two lie before the sequence.
 CASES = [
     (64, 2048, 4, None),
+    (64, 2304, 2, None),
+    (48, 1024, 1, None),
     (128, 1024, 2, None),
     (96, 1024, 4, None),
     (40, 1280, 1, None),
@@ -72,8 +75,8 @@ def errors(D, S, Hkv, window, mask):
 
 
 def changes(D, S, Hkv, window, mask):
-    """How many of 30 backward passes gave other bits than the first in dQ, dK and dV, of each path, beside work
-    that shifts their schedule.
+    """How many of 30 times gave other bits than the first in output, log-sum-exp, dQ, dK and dV, of each path,
+    beside work that shifts their schedule.
     """
     from kernelmark.kernels import attention as module
 
@@ -86,24 +89,57 @@ def changes(D, S, Hkv, window, mask):
     ballast = torch.randn(1024, 1024, device="cuda")
     found = []
 
-    def gradients(fixed):
+    def results(fixed):
         torch.use_deterministic_algorithms(fixed)
         try:
-            return torch.autograd.grad(module.attention(*leaves, mask, window), leaves, grad)
+            out, lse = module.attention(*leaves, mask, window, return_lse=True)
+            return out, lse, *torch.autograd.grad(out, leaves, grad)
         finally:
             torch.use_deterministic_algorithms(False)
 
     for module.HOPPER, fixed in PATHS:
-        first = gradients(fixed)
-        counts = [0, 0, 0]
+        first = results(fixed)
+        counts = [0] * 5
         for i in range(30):
             with torch.cuda.stream(other):
                 for _ in range(i % 5):
                     ballast @ ballast
-            again = gradients(fixed)
+            again = results(fixed)
             counts = [n + (not torch.equal(a, b)) for n, a, b in zip(counts, first, again, strict=True)]
         found.append(counts)
     return found
+
+
+def beside(D, S, Hkv, window, mask):
+    """How many outputs and log-sum-exps were others than those of a launch alone: of 20 on each of two streams at
+    once, and of a graph replayed as often on a third.
+    """
+    from kernelmark.kernels import attention as module
+
+    q, k, v = (torch.randn(2, heads, S, D, device="cuda", dtype=torch.bfloat16) for heads in (4, Hkv, Hkv))
+
+    def call():
+        return module.attention(q, k, v, mask, window, return_lse=True)
+
+    alone = call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(20):
+        for each in captured:
+            each.fill_(7)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(streams[2]):
+            graph.replay()
+        for stream in streams[:2]:
+            with torch.cuda.stream(stream):
+                found += call()
+        torch.cuda.synchronize()
+        found += [x.clone() for x in captured]
+    return sum(not torch.equal(x, alone[i % 2]) for i, x in enumerate(found))
 
 
 def asked(what):
@@ -131,6 +167,11 @@ def repeats():
     return asked("changes")
 
 
+@pytest.fixture(scope="module")
+def company():
+    return asked("beside")
+
+
 @pytest.mark.parametrize("mask", ["causal", "full"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_right(accuracy, case, mask):
@@ -143,15 +184,22 @@ def test_right(accuracy, case, mask):
 
 @pytest.mark.parametrize("mask", ["causal", "full"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradients_are_the_same_bits_every_time(repeats, case, mask):
+def test_the_same_bits_every_time(repeats, case, mask):
     """But for dQ on Hopper, where the switch is off."""
     shipped, fixed, portable = repeats[json.dumps([*case, mask])]
-    assert fixed == portable == [0, 0, 0]
-    assert not any(shipped[1:])
+    assert fixed == portable == [0] * 5
+    assert shipped[:2] == shipped[3:] == [0, 0]
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_beside_others(company, case, mask):
+    """Launches at the same time do not disturb each other, by what they count in memory least of all."""
+    assert company[json.dumps([*case, mask])] == 0
 
 
 if __name__ == "__main__":
-    of = {"errors": errors, "changes": changes}[sys.argv[1]]
+    of = {"errors": errors, "changes": changes, "beside": beside}[sys.argv[1]]
     print(
         json.dumps(
             {json.dumps([*x, mask]): of(*x, mask) for x, mask in itertools.product(CASES, ["causal", "full"])}

@@ -229,7 +229,7 @@ class Device:
             zeros=lambda shape, dtype, layout: number(torch.zeros(shape)),
             zeros_like=torch.zeros_like,
             expand_dims=lambda x, axis: x.unsqueeze(axis),
-            convert_layout=lambda x, layout: x,
+            convert_layout=lambda x, layout, assert_trivial=False: x,
             static_range=range,
             warp_specialize=specialize,
             allocate_shared_memory=allocate,

@@ -239,7 +239,7 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
         assert module._hopper(torch.device("cpu")) is None
     module._hopper.cache_clear()
     monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
-    hopper, *_ = module._hopper(torch.device("cpu"))
+    hopper = module._hopper(torch.device("cpu")).forward
     module._hopper.cache_clear()
 
     def fits(H=2, S=1024, D=64, dtype=torch.bfloat16, widths=hopper.WIDTHS):
@@ -262,14 +262,41 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
     assert not hopper.fits(x.transpose(1, 2), x.transpose(1, 2), x.transpose(1, 2))
 
 
-def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monkeypatch):
-    """Which kernels are taken; `test_attention_hopper.py` plays them."""
+@pytest.fixture
+def hopper(monkeypatch):
+    """The modules for Hopper, as if the device were one; `test_attention_hopper*.py` play them."""
     monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
     module._hopper.cache_clear()
     modules = module._hopper(torch.device("cpu"))
     module._hopper.cache_clear()
     monkeypatch.setattr(module, "_hopper", lambda device: modules)
-    _, two, fused = modules
+    return modules
+
+
+def test_forward_on_hopper_has_three_groups_in_tiles_of_64_columns(monkeypatch, hopper):
+    taken = []
+    for each in (hopper.forward, hopper.three):
+        monkeypatch.setattr(each, "forward", lambda *given, each=each: taken.append((each, given)))
+
+    def kernel(D, window=0, path=None, schedule=None, S=1024):
+        q, k, v = (torch.zeros(1, heads, S, D, dtype=torch.bfloat16) for heads in (4, 2, 2))
+        out, lse = module._launch_forward(q, k, v, True, window, path, schedule)
+        each, given = taken.pop()
+        assert all(a is b for a, b in zip(given, (q, k, v, out, lse), strict=False))
+        return each, given[5:]
+
+    # The last is how many query heads have 24 MiB of K and V, two of them the same.
+    assert kernel(64) == (hopper.three, (True, 192))
+    assert kernel(64, path="hopper") == (hopper.three, (True, 192))
+    assert kernel(48, S=1280) == (hopper.three, (True, 204))
+    schedule = hopper.forward.SCHEDULES[64, True]
+    assert kernel(64, window=100) == (hopper.forward, (True, 100, None))
+    assert kernel(64, path="hopper", schedule=schedule) == (hopper.forward, (True, 0, schedule))
+    assert kernel(72) == kernel(128) == kernel(256) == (hopper.forward, (True, 0, None))
+
+
+def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monkeypatch, hopper):
+    two, fused = hopper.backward, hopper.fused
     taken = []
     for each in (two, fused):
         monkeypatch.setattr(each, "backward", lambda grad, *_, each=each: taken.append((each, grad)))
@@ -285,7 +312,8 @@ def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monk
         return each
 
     assert kernels() is fused
-    assert kernels(window=100) is two
+    assert kernels(window=100) is fused
+    assert kernels(window=100, path="hopper") is two
     assert kernels(path="hopper") is two
     torch.use_deterministic_algorithms(True)
     try:

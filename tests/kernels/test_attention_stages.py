@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,23 @@ def test_descriptors_are_the_same_kernels(catalog, monkeypatch):
         tma(**inputs)
     monkeypatch.setattr(module, "_tma", lambda *tensors: True)
     assert torch.equal(tma(**inputs), tiled(**inputs))
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("D", [64, 128])
+def test_specialised_has_two_groups_and_no_words(catalog, monkeypatch, D, mask):
+    monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
+    module._hopper.cache_clear()
+    hopper = module._hopper(torch.device("cpu"))
+    module._hopper.cache_clear()
+    monkeypatch.setattr(module, "_hopper", lambda device: hopper)
+    taken = []
+    monkeypatch.setattr(hopper.forward, "forward", lambda *given: taken.append(given[5:]))
+    _, inputs, call = stage(catalog, "specialised", "bf16", "forward", mask, S=1024, D=D)
+    call(**inputs)
+    ((causal, window, schedule),) = taken
+    assert (causal, window) == (mask == "causal", 0)
+    assert schedule == replace(hopper.forward.SCHEDULES[D, causal], words=False)
 
 
 def test_a_path_that_is_not_there_is_named(catalog):

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 from kernelmark.kernels import _meeting
-from kernelmark.kernels._meeting import meet, phases, places, seen
+from kernelmark.kernels._meeting import counter, meet, phases, places, seen
 
 
 @triton.jit
@@ -26,6 +26,15 @@ def test_who_comes_last_moves_the_number_on_and_clears_the_count():
 
 def test_nobody_meets_under_the_interpreter():
     assert places(torch.zeros(3), 3) is None
+
+
+def test_a_counter_is_a_place_where_there_is_one(monkeypatch):
+    made = counter(torch.ones(3))
+    assert made.dtype == torch.int32
+    assert made.tolist() == [0]
+    place = torch.zeros(1, 2, dtype=torch.int32)
+    monkeypatch.setattr(_meeting, "places", lambda tensor, count: place if count == 1 else None)
+    assert counter(torch.ones(3)) is place
 
 
 def test_phases():

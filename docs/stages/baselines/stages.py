@@ -35,8 +35,8 @@ def _plain(case: Any) -> Callable[..., Any]:
 
 
 def _kernel(path: str) -> Callable[[Any], Callable[..., Any]]:
-    """Our kernels by one path, as `kernels/attention.py` names it. The kernels for Hopper hold their weights as
-    single numbers here, and make gradients in two kernels.
+    """Our kernels by one path, as `kernels/attention.py` names it. The kernels for Hopper have two computing warp
+    groups and hold their weights as single numbers here, and make gradients in two kernels.
     """
 
     def factory(case: Any) -> Callable[..., Any]:

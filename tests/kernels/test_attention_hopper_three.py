@@ -1,0 +1,134 @@
+"""The forward pass for Hopper in three computing warp groups: who computes which rows, and what comes of it.
+
+Gluon has no interpreter: the kernel is played as a whole (`player.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernelmark.kernels import _attention_hopper_three as three
+
+from .player import Tiles, play
+
+TILE = three.ROWS * three.GROUPS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _plain_numbers():
+    patch = pytest.MonkeyPatch()
+    patch.setattr(three, "gl", SimpleNamespace(minimum=min))
+    yield
+    patch.undo()
+
+
+@given(st.integers(1, 13), st.integers(1, 9), st.integers(1, 12), st.booleans())
+def test_tiles(blocks, heads, section, causal):
+    """They cover every row of every head once; sections come one after the other, of each the longest first."""
+    length = 2 * three.ROWS * blocks
+    n = -(-length // TILE)
+    found = [three._tile.fn(t, n, length, heads, section, causal, TILE, three.KEYS) for t in range(heads * n)]
+    rows = [(head, row) for head, start, _ in found for row in range(max(start, 0), start + TILE)]
+    assert sorted(rows) == [(head, row) for head in range(heads) for row in range(length)]
+    for head, start, last in found:
+        assert head < heads
+        # A whole number of groups lies before the sequence, and not all of them.
+        assert start > -TILE
+        assert start % three.ROWS == 0
+        assert last == (start + TILE - 1 if causal else length - 1) // three.KEYS
+    order = [(head // section, -last) for head, _, last in found]
+    assert order == sorted(order)
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """The counter, which launches share."""
+    counter = torch.zeros(1, dtype=torch.int32)
+    play(
+        monkeypatch,
+        (three,),
+        _pack=lambda p, *_: p,
+        _unpack=lambda packed, *_: packed,
+        LOWEST=torch.finfo(torch.float32).min,
+        counter=lambda q: counter,
+        tiles=lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, three.WIDTH),
+    )
+    return counter
+
+
+def draw(B, H, Hkv, S, D):
+    generator = torch.Generator().manual_seed(S + D)
+    return [torch.randn(B, heads, S, D, generator=generator) for heads in (H, Hkv, Hkv)]
+
+
+def forward(q, k, v, causal, section):
+    out, lse = torch.full_like(q, math.nan), torch.full(q.shape[:3], math.nan)
+    three.forward(q, k, v, out, lse, causal, section)
+    return out, lse
+
+
+def wanted(q, k, v, causal):
+    """The output and the log-sum-exp in base 2, in fp64."""
+    q, k, v = (x.double() for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+    return scores.softmax(-1) @ v, scores.logsumexp(-1) / math.log(2)
+
+
+def same(got, want):
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("programs", [1, 5])
+@pytest.mark.parametrize(
+    ("B", "H", "Hkv", "S", "D", "section"),
+    [
+        (1, 4, 2, 256, 64, 4),  # two groups before the sequence
+        (1, 3, 3, 512, 40, 2),  # one
+        (2, 2, 1, 768, 64, 2),  # none
+        (1, 1, 1, 1024, 64, 8),
+    ],
+)
+def test_right(played, monkeypatch, causal, programs, B, H, Hkv, S, D, section):
+    monkeypatch.setattr(three, "multiprocessors", lambda q: programs)
+    inputs = draw(B, H, Hkv, S, D)
+    same(forward(*inputs, causal, section), wanted(*inputs, causal))
+    assert played.item() == 0
+
+
+def test_launches_share_a_counter(played):
+    for H, S in ((3, 256), (1, 128), (2, 384)):
+        inputs = draw(1, H, 1, S, 48)
+        same(forward(*inputs, True, 1), wanted(*inputs, True))
+        assert played.item() == 0
+
+
+@pytest.mark.usefixtures("played")
+def test_a_later_key_that_is_no_number():
+    """Rows before it do not see it, those of its own block included."""
+    q, k, v = draw(1, 2, 1, 384, 64)
+    k[:, :, 200] = math.nan
+    out, lse = forward(q, k, v, True, 2)
+    seen = slice(0, 200)
+    same((out[:, :, seen], lse[..., seen]), wanted(*(x[:, :, seen] for x in (q, k, v)), True))
+    assert lse[..., 200:].isnan().all()
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.parametrize("causal", [True, False])
+def test_rows_that_see_nothing(causal):
+    """Scores of -inf throughout: zeros, and a level below which any other row's share would be 0."""
+    q, k, v = draw(1, 1, 1, 256, 64)
+    q[..., 0], k[..., 0] = 1, -math.inf
+    out, lse = forward(q, k, v, causal, 1)
+    assert out.eq(0).all()
+    assert lse.eq(math.inf).all()
