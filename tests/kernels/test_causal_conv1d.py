@@ -5,7 +5,7 @@ import torch
 from kernelmark.kernels.causal_conv1d import causal_conv1d
 from kernelmark.suite.operators.causal_conv1d import reference
 
-LONG = {"B": 2, "D": 5, "S": 150, "W": 4}
+LONG = {"B": 2, "D": 5, "S": 70, "W": 4}
 WIDE = {"B": 3, "D": 24, "S": 16, "W": 3}
 
 

@@ -70,7 +70,7 @@ def test_agrees(agrees, axes, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-@pytest.mark.parametrize("axes", [SMALL, SMALL | {"H": 4, "G": 2, "S": 80}])
+@pytest.mark.parametrize("axes", [SMALL, SMALL | {"B": 1, "H": 4, "G": 2, "S": 80}])
 def test_segments(many_segments, axes, dtype):
     """States are passed between segments, forward and backward, from the initial one to the final one."""
     compare(drawn(axes, dtype, states=True), dtype)
