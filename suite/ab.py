@@ -173,7 +173,10 @@ class Interleaved:
             self.index.remember(self.header.key, self.progress)
 
     def _measure(self, wanted: Mapping[Key, int]) -> list[Comparison]:
-        """So many fresh pairs of each row. In later stages rows that the time did not suffice for are left out."""
+        """So many fresh pairs of each row, or as many as there was time for.
+
+        In later stages rows that got fewer than a first stage has are left out: too little to decide them by.
+        """
         self._stage += 1
         names = new_run(), new_run()
         runs = [
@@ -191,7 +194,7 @@ class Interleaved:
         allowed = self._allowed(base.header, current.header)
         out: list[Comparison] = []
         for count in sorted(set(wanted.values())):
-            if made >= count or self._stage == 1:
+            if made >= min(count, self.options.pairs) or self._stage == 1:
                 keys = {key for key, number in wanted.items() if number == count}
                 before, after = (_cut(journal, keys, min(count, made)) for journal in (base, current))
                 out += pair(before, after, histories, allowed=allowed, controls=self._controls)

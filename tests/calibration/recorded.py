@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 from kernelmark.registry.detection.comparison import Comparison, Key
-from kernelmark.registry.detection.decision import Progress, decide
+from kernelmark.registry.detection.decision import DEFAULTS, Progress, decide
 from kernelmark.registry.detection.pairing import key_of, pair
 from kernelmark.registry.detection.verdict import Verdict
 from kernelmark.registry.journal import Journal, read
@@ -38,10 +38,12 @@ def decided(folder: Path) -> tuple[Progress, int]:
         if not all(x.exists() for x in paths):
             return []
         sides = [read(x) for x in paths]
+        there = {key_of(x) for x in sides[0].records}  # what is asked for today may not have been then
+        wanted = {key: number for key, number in wanted.items() if key in there}
         whole = min(_whole(side, wanted) for side in sides)
         out: list[Comparison] = []
         for count in sorted(set(wanted.values())):
-            if whole >= count or at == 1:
+            if whole >= min(count, DEFAULTS.pairs) or at == 1:
                 keys = {key for key, number in wanted.items() if number == count}
                 before, after = (_cut(side, keys, min(count, whole)) for side in sides)
                 out += pair(before, after)

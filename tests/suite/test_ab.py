@@ -234,7 +234,8 @@ def test_only_the_rows_named(make):
         (1, {16: "inconclusive", 64: "inconclusive"}, "the budget ended after 0 of 5 pairs"),
         (6, {16: "no change", 64: "inconclusive"}, "the budget ended after 3 of 5 pairs"),
         (10, {16: "no change", 64: "inconclusive"}, None),
-        (21, {16: "no change", 64: "inconclusive"}, "the budget ended after 5 of 10 pairs"),
+        (19, {16: "no change", 64: "inconclusive"}, "the budget ended after 4 of 10 pairs"),
+        (21, {16: "no change", 64: "regression"}, "the budget ended after 5 of 10 pairs"),
         (30, {16: "no change", 64: "regression"}, None),
     ],
 )
