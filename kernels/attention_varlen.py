@@ -62,7 +62,7 @@ def attention_varlen(
     Differentiable once in q, k and v. The same inputs give the same bits on the same device, but for the gradient
     in q on Hopper (compute capability 9.0), which is summed in no fixed order. Where
     `torch.use_deterministic_algorithms(True)` holds when gradients are computed, it is deterministic too, by
-    kernels that take 1.2 to 1.4 times as long.
+    kernels that take 1.2 to 1.5 times as long.
 
     Raises `TypeError` for a wrong dtype and `ValueError` for a wrong shape, device, mask or length.
     """
