@@ -14,14 +14,16 @@ wholly before the sequence, S being a multiple of 64; a group before it computes
 nothing.
 
 Groups start at their own diagonal: blocks of keys that all of a group's rows lie before are released unread, so
-that each group masks one block, its first.
+that each group masks one block, its first. Under a sliding window a tile's walk over the keys starts and ends at
+it, and so does each group's within the tile's; the blocks that an end of the window cuts, one or two at each, are
+steps of their own before and after the others, which know no mask.
 
 Programs are persistent, one a multiprocessor, and take the next tile as they come to it, by a counter that the
 last one to take leaves at 0 (`_meeting.counter`). Tiles come in sections of heads whose K and V fit into L2
 together, the longest first, so that what is short evens out the end. Who computes a row does not change its
 numbers.
 
-Taken without a window, for what `_attention_hopper.fits` approves of with D up to 64.
+Taken for what `_attention_hopper.fits` approves of with D up to 64.
 """
 
 from __future__ import annotations
@@ -55,19 +57,25 @@ REGISTERS = 160
 
 @gluon.jit
 def _tile(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    t, n, length, heads, section, CAUSAL: gl.constexpr, TILE: gl.constexpr, KEYS: gl.constexpr
-):
-    """(batch·head, first row, which may be negative, last block of keys) of tile t."""
+    t, n, length, heads, section,
+    CAUSAL: gl.constexpr, TILE: gl.constexpr, KEYS: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
+    """(batch·head, first row, which may be negative, first and last block of keys) of tile t."""
     part = t // (section * n)
     first = part * section
     t -= first * n
     width = gl.minimum(section, heads - first)
     nth = t // width
     start = length - (nth + 1) * TILE
-    last = length // KEYS - 1
+    low = nth * 0  # a number of the device's, as it is under a window
+    last = low + length // KEYS - 1
     if CAUSAL:
         last = (start + TILE - 1) // KEYS
-    return first + t - nth * width, start, last
+    elif WINDOW:
+        last = gl.minimum((start + TILE + WINDOW - 2) // KEYS, last)
+    if WINDOW:
+        low = gl.maximum(start - WINDOW + 1, 0) // KEYS
+    return first + t - nth * width, start, low, last
 
 
 @gluon.jit
@@ -75,6 +83,7 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, following, told, heard, counter,
     total, n, length, heads, groups, section,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Loads each tile's parts of Q and its blocks of K and V, the last keys first, and takes the next tile."""
     k_stage = 0
@@ -85,7 +94,7 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     told_phase = 1
     t = gl.program_id(0)
     while t < total:
-        head, start, last = _tile(t, n, length, heads, section, CAUSAL, ROWS * GROUPS, KEYS)
+        head, start, low, last = _tile(t, n, length, heads, section, CAUSAL, ROWS * GROUPS, KEYS, WINDOW)
         row = head * length + start
         key = head // groups * length + last * KEYS
         # Keys do not wait for those who still use the queries before.
@@ -97,7 +106,7 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
             mbarrier.expect(q_full.index(i), q.block_type.nbytes)
             tma.async_copy_global_to_shared(q, [row + i * ROWS, 0], q_full.index(i), qs.index(i))
         q_phase ^= 1
-        for j in range(0, last + 1):
+        for j in range(0, last + 1 - low):
             k_stage += 1
             if k_stage == STAGES:
                 k_stage = 0
@@ -109,7 +118,7 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
             if v_stage == STAGES:
                 v_stage = 0
                 v_phase ^= 1
-            if j < last:
+            if j < last - low:
                 mbarrier.wait(k_empty.index(k_stage), k_phase)
                 mbarrier.expect(k_full.index(k_stage), k.block_type.nbytes)
                 tma.async_copy_global_to_shared(
@@ -126,9 +135,12 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @gluon.jit
-def _hide(s, limit, ROWS: gl.constexpr, KEYS: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """-inf beyond column `limit` of each row. Column 8i + 2j + k is lane j's register (i, k): compared with what
-    is left of the limit after the lane's own columns, i and k are constants, which take no registers.
+def _hide(
+    s, limit, WIDE: gl.constexpr, HIGH: gl.constexpr, LOW: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr
+):  # type: ignore[no-untyped-def]  # as above
+    """-inf, with HIGH, beyond column `limit` of each row and, with LOW, before the last WIDE columns up to there.
+    Column 8i + 2j + k is lane j's register (i, k): compared with what is left of the limit after the lane's own
+    columns, i and k are constants, which take no registers.
     """
     apart = s.reshape([ROWS, KEYS // 8, 4, 2])
     layout: gl.constexpr = apart.type.layout
@@ -143,8 +155,12 @@ def _hide(s, limit, ROWS: gl.constexpr, KEYS: gl.constexpr):  # type: ignore[no-
     eights = gl.expand_dims(gl.expand_dims(eights, 2), 3)
     pair = gl.expand_dims(gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(1, no_lane))), 0)
     pair = gl.expand_dims(gl.expand_dims(pair, 1), 2)
-    hidden = gl.where(limits - 2 * lanes >= 8 * eights + pair, apart, float("-inf"))
-    return gl.convert_layout(hidden.reshape([ROWS, KEYS]), s.type.layout, assert_trivial=True)
+    left = limits - 2 * lanes
+    if HIGH:
+        apart = gl.where(left >= 8 * eights + pair, apart, float("-inf"))
+    if LOW:
+        apart = gl.where(left - WIDE < 8 * eights + pair, apart, float("-inf"))
+    return gl.convert_layout(apart.reshape([ROWS, KEYS]), s.type.layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -152,11 +168,19 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following, told, heard,
     total, n, length, heads, section, scale,
     GROUP: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, KEYS: gl.constexpr,
-    D: gl.constexpr, STAGES: gl.constexpr,
+    D: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """One group's rows of every tile: online softmax in base 2 over blocks of keys, the last keys first. In the
     loop K runs one block ahead of V.
+
+    Run 0 of steps is cut by the window's end, 1 is seen by every row, 2 is cut by the window's start. Where a
+    window is so narrow that both ends cut a block, each is looked for in it.
     """
+    AHEAD: gl.constexpr = 0 if CAUSAL or not WINDOW else WINDOW - 1  # keys after itself that a query sees
+    WIDE: gl.constexpr = WINDOW + AHEAD  # keys that it sees
+    NARROW: gl.constexpr = WINDOW > 0 and WINDOW < KEYS
+    FROM: gl.constexpr = 0 if AHEAD else 1
+    UNTIL: gl.constexpr = 3 if WINDOW else 2
     NEXT: gl.constexpr = (GROUP + 1) % GROUPS
     dtype: gl.constexpr = out.dtype
     score: gl.constexpr = gl.NVMMADistributedLayout(
@@ -179,10 +203,19 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     told_phase = 0
     t = gl.program_id(0)
     while t < total:
-        head, start, last = _tile(t, n, length, heads, section, CAUSAL, ROWS * GROUPS, KEYS)
+        head, start, low, last = _tile(t, n, length, heads, section, CAUSAL, ROWS * GROUPS, KEYS, WINDOW)
         own = start + GROUP * ROWS
-        # Block of keys that this group begins with.
-        first = gl.maximum(own + ROWS - 1, 0) // KEYS if CAUSAL else gl.where(own < 0, 0, last)
+        # Blocks of keys that this group begins and ends with.
+        end = low
+        if CAUSAL:
+            first = gl.maximum(own + ROWS - 1, 0) // KEYS
+        elif WINDOW:
+            first = gl.minimum(gl.maximum(own + ROWS - 1 + AHEAD, 0) // KEYS, last)
+        else:
+            first = gl.where(own < 0, 0, last)
+        if WINDOW:
+            end = gl.maximum(own - WINDOW + 1, 0) // KEYS
+            first = gl.where(own < 0, 0, first)
         for _ in range(first, last):
             # Only when a block is there may it be released.
             mbarrier.wait(k_full.index(k_stage), k_phase)
@@ -210,41 +243,54 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         if k_stage == STAGES:
             k_stage = 0
             k_phase ^= 1
-        if CAUSAL:
-            s = _hide(s, rows + (own - first * KEYS), ROWS, KEYS)
+        if CAUSAL or WINDOW:
+            s = _hide(s, rows + (own + AHEAD - first * KEYS), WIDE, True, NARROW, ROWS, KEYS)
         highest = gl.maximum(gl.max(s, 1) * scale, LOWEST)
         p = gl.exp2(s * scale - gl.expand_dims(highest, 1))
         weight = gl.sum(p, 1)
         packed = _pack(p, dtype, ROWS, KEYS, operand, True)
         acc = gl.zeros([ROWS, D], gl.float32, sums)
-        for _ in range(0, first):
-            mbarrier.wait(k_full.index(k_stage), k_phase)
-            mbarrier.wait(turn.index(GROUP), turn_phase)
-            turn_phase ^= 1
-            s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-            mbarrier.wait(v_full.index(v_stage), v_phase)
-            weights = _unpack(packed, dtype, ROWS, KEYS, operand, True)
-            acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
-            mbarrier.arrive(turn.index(NEXT), count=1)
-            s = warpgroup_mma_wait(1, deps=[s])
-            mbarrier.arrive(k_empty.index(k_stage), count=1)
-            raised = gl.maximum(highest, gl.max(s, 1) * scale)
-            p = gl.exp2(s * scale - gl.expand_dims(raised, 1))
-            shrink = gl.exp2(highest - raised)
-            weight = weight * shrink + gl.sum(p, 1)
-            highest = raised
-            acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
-            mbarrier.arrive(v_empty.index(v_stage), count=1)
-            acc = acc * gl.expand_dims(gl.convert_layout(shrink, sums_rows), 1)
-            packed = _pack(p, dtype, ROWS, KEYS, operand, True)
-            k_stage += 1
-            if k_stage == STAGES:
-                k_stage = 0
-                k_phase ^= 1
-            v_stage += 1
-            if v_stage == STAGES:
-                v_stage = 0
-                v_phase ^= 1
+        count = first + 1 - end
+        begin = 1
+        for run in gl.static_range(FROM, UNTIL):
+            until = count
+            if WINDOW and run == 0:  # the blocks after the last that all rows see as a whole
+                until = gl.minimum(gl.maximum(first + 1 - gl.maximum(own + WINDOW, 0) // KEYS, 1), count)
+            elif WINDOW and run == 1:  # from there to the first such
+                until = gl.minimum(first + 1 - gl.maximum(own + ROWS - WINDOW + KEYS - 1, 0) // KEYS, count)
+                until = gl.maximum(until, begin)
+            for j in range(begin, until):
+                mbarrier.wait(k_full.index(k_stage), k_phase)
+                mbarrier.wait(turn.index(GROUP), turn_phase)
+                turn_phase ^= 1
+                s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+                mbarrier.wait(v_full.index(v_stage), v_phase)
+                weights = _unpack(packed, dtype, ROWS, KEYS, operand, True)
+                acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
+                mbarrier.arrive(turn.index(NEXT), count=1)
+                s = warpgroup_mma_wait(1, deps=[s])
+                mbarrier.arrive(k_empty.index(k_stage), count=1)
+                if run != 1:
+                    limit = rows + (own + AHEAD - (first - j) * KEYS)
+                    s = _hide(s, limit, WIDE, run == 0 or NARROW, run == 2 or NARROW, ROWS, KEYS)
+                raised = gl.maximum(highest, gl.max(s, 1) * scale)
+                p = gl.exp2(s * scale - gl.expand_dims(raised, 1))
+                shrink = gl.exp2(highest - raised)
+                weight = weight * shrink + gl.sum(p, 1)
+                highest = raised
+                acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
+                mbarrier.arrive(v_empty.index(v_stage), count=1)
+                acc = acc * gl.expand_dims(gl.convert_layout(shrink, sums_rows), 1)
+                packed = _pack(p, dtype, ROWS, KEYS, operand, True)
+                k_stage += 1
+                if k_stage == STAGES:
+                    k_stage = 0
+                    k_phase ^= 1
+                v_stage += 1
+                if v_stage == STAGES:
+                    v_stage = 0
+                    v_phase ^= 1
+            begin = until
         # The last product with Q is done: the next tile's can be loaded.
         mbarrier.arrive(q_empty.index(GROUP), count=1)
         mbarrier.wait(v_full.index(v_stage), v_phase)
@@ -256,6 +302,24 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         if v_stage == STAGES:
             v_stage = 0
             v_phase ^= 1
+        if WINDOW:
+            for _ in range(low, end):
+                # Only when a block is there may it be released.
+                mbarrier.wait(k_full.index(k_stage), k_phase)
+                mbarrier.arrive(k_empty.index(k_stage), count=1)
+                mbarrier.wait(v_full.index(v_stage), v_phase)
+                mbarrier.arrive(v_empty.index(v_stage), count=1)
+                k_stage += 1
+                if k_stage == STAGES:
+                    k_stage = 0
+                    k_phase ^= 1
+                v_stage += 1
+                if v_stage == STAGES:
+                    v_stage = 0
+                    v_phase ^= 1
+                mbarrier.wait(turn.index(GROUP), turn_phase)
+                turn_phase ^= 1
+                mbarrier.arrive(turn.index(NEXT), count=1)
         if own >= 0:
             row = head * length + own
             empty = highest == LOWEST
@@ -277,7 +341,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, out, lse, counter, total, n, length, heads, groups, section, scale,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    STAGES: gl.constexpr, REGISTERS: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Buffers and barriers, then the warp groups. `n` tiles a head, `total` = heads · n, heads B·H."""
     qs = gl.allocate_shared_memory(q.dtype, [GROUPS, ROWS, D], q.layout)
@@ -286,6 +350,8 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     vs = gl.allocate_shared_memory(q.dtype, [STAGES, KEYS, D], v.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+    # Barriers that are never waited for must not be here: Triton lays scratch memory over them, and programs then
+    # took wrong tiles on an H200.
     turn = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     following = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     told = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -311,7 +377,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 _feed,
                 (
                     q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, following, told, heard,
-                    counter, total, n, length, heads, groups, section, CAUSAL, ROWS, GROUPS, KEYS, STAGES,
+                    counter, total, n, length, heads, groups, section, CAUSAL, ROWS, GROUPS, KEYS, STAGES, WINDOW,
                 ),
             ),
             (
@@ -319,6 +385,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 (
                     out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following,
                     told, heard, total, n, length, heads, section, scale, 0, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES,
+                    WINDOW,
                 ),
             ),
             (
@@ -326,6 +393,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 (
                     out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following,
                     told, heard, total, n, length, heads, section, scale, 1, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES,
+                    WINDOW,
                 ),
             ),
             (
@@ -333,6 +401,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 (
                     out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following,
                     told, heard, total, n, length, heads, section, scale, 2, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES,
+                    WINDOW,
                 ),
             ),
         ],
@@ -348,18 +417,20 @@ def forward(
     out: torch.Tensor,
     lse: torch.Tensor,
     causal: bool,
+    window: int,
     section: int,
 ) -> None:
-    """Writes the output and its base-2 log-sum-exp (B, H, S), +inf for a row that sees nothing. `section`: query
-    heads whose tiles are taken before others' are. For inputs that `_attention_hopper.fits` approves of for WIDTH.
+    """Writes the output and its base-2 log-sum-exp (B, H, S), +inf for a row that sees nothing. A window of 0 is
+    none. `section`: query heads whose tiles are taken before others' are. For inputs that `_attention_hopper.fits`
+    approves of for WIDTH.
     """
     B, H, S, D = q.shape
     n = -(-S // (ROWS * GROUPS))
     total = B * H * n
-    constants = (causal, ROWS, GROUPS, KEYS, WIDTH, STAGES, REGISTERS)
+    constants = (causal, ROWS, GROUPS, KEYS, WIDTH, STAGES, REGISTERS, window)
     with on(q):
         launch(
-            _kernel, (_kernel, q.device, q.dtype, causal), min(total, multiprocessors(q)),
+            _kernel, (_kernel, q.device, q.dtype, causal, window), min(total, multiprocessors(q)),
             tiles(q, ROWS), tiles(k, KEYS), tiles(v, KEYS), tiles(out, ROWS), lse, counter(q),
-            total, n, S, B * H, H // k.shape[1], section, LOG2E / math.sqrt(D), *constants,
+            total, n, S, B * H, H // k.shape[1], min(section, B * H), LOG2E / math.sqrt(D), *constants,
         )  # fmt: skip

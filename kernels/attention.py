@@ -635,8 +635,10 @@ def _launch_forward(
         return out, lse
     hopper = _hopper(q.device) if path in (None, "hopper") and "forward" in HOPPER else None
     if hopper is not None and hopper.forward.fits(q, k, v, hopper.forward.FORWARD_WIDTHS):
-        if power_of_2(D) == hopper.three.WIDTH and not window and schedule is None:
-            hopper.three.forward(q, k, v, out, lse, causal, _shared(k, H // k.shape[1]))
+        if power_of_2(D) == hopper.three.WIDTH and schedule is None:
+            # Under a short window tiles share little: neighbours of one head read the same keys at the same time.
+            together = B * H if 0 < 4 * window <= S else _shared(k, H // k.shape[1])
+            hopper.three.forward(q, k, v, out, lse, causal, window, together)
         else:
             hopper.forward.forward(q, k, v, out, lse, causal, window, schedule)
         return out, lse

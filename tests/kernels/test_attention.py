@@ -286,11 +286,12 @@ def test_forward_on_hopper_has_three_groups_in_tiles_of_64_columns(monkeypatch, 
         return each, given[5:]
 
     # The last is how many query heads have 24 MiB of K and V, two of them the same.
-    assert kernel(64) == (hopper.three, (True, 192))
-    assert kernel(64, path="hopper") == (hopper.three, (True, 192))
-    assert kernel(48, S=1280) == (hopper.three, (True, 204))
+    assert kernel(64) == (hopper.three, (True, 0, 192))
+    assert kernel(64, path="hopper") == (hopper.three, (True, 0, 192))
+    assert kernel(48, S=1280) == (hopper.three, (True, 0, 204))
+    assert kernel(64, window=300) == (hopper.three, (True, 300, 192))
+    assert kernel(64, window=100) == (hopper.three, (True, 100, 4))
     schedule = hopper.forward.SCHEDULES[64, True]
-    assert kernel(64, window=100) == (hopper.forward, (True, 100, None))
     assert kernel(64, path="hopper", schedule=schedule) == (hopper.forward, (True, 0, schedule))
     assert kernel(72) == kernel(128) == kernel(256) == (hopper.forward, (True, 0, None))
 

@@ -22,26 +22,31 @@ TILE = three.ROWS * three.GROUPS
 @pytest.fixture(scope="module", autouse=True)
 def _plain_numbers():
     patch = pytest.MonkeyPatch()
-    patch.setattr(three, "gl", SimpleNamespace(minimum=min))
+    patch.setattr(three, "gl", SimpleNamespace(minimum=min, maximum=max))
     yield
     patch.undo()
 
 
-@given(st.integers(1, 13), st.integers(1, 9), st.integers(1, 12), st.booleans())
-def test_tiles(blocks, heads, section, causal):
-    """They cover every row of every head once; sections come one after the other, of each the longest first."""
+@given(st.integers(1, 13), st.integers(1, 9), st.integers(1, 12), st.booleans(), st.integers(0, 700))
+def test_tiles(blocks, heads, section, causal, window):
+    """They cover every row of every head once; sections come one after the other, of each the last rows first."""
     length = 2 * three.ROWS * blocks
     n = -(-length // TILE)
-    found = [three._tile.fn(t, n, length, heads, section, causal, TILE, three.KEYS) for t in range(heads * n)]
-    rows = [(head, row) for head, start, _ in found for row in range(max(start, 0), start + TILE)]
+    found = [
+        three._tile.fn(t, n, length, heads, section, causal, TILE, three.KEYS, window) for t in range(heads * n)
+    ]
+    rows = [(head, row) for head, start, *_ in found for row in range(max(start, 0), start + TILE)]
     assert sorted(rows) == [(head, row) for head in range(heads) for row in range(length)]
-    for head, start, last in found:
+    for head, start, low, last in found:
         assert head < heads
         # A whole number of groups lies before the sequence, and not all of them.
         assert start > -TILE
         assert start % three.ROWS == 0
-        assert last == (start + TILE - 1 if causal else length - 1) // three.KEYS
-    order = [(head // section, -last) for head, _, last in found]
+        end = start + TILE - 1
+        ahead = 0 if causal else window - 1 if window else length
+        assert last == min(end + ahead, length - 1) // three.KEYS
+        assert low == (max(start - window + 1, 0) // three.KEYS if window else 0)
+    order = [(head // section, -start) for head, start, *_ in found]
     assert order == sorted(order)
 
 
@@ -66,19 +71,22 @@ def draw(B, H, Hkv, S, D):
     return [torch.randn(B, heads, S, D, generator=generator) for heads in (H, Hkv, Hkv)]
 
 
-def forward(q, k, v, causal, section):
+def forward(q, k, v, causal, section, window=0):
     out, lse = torch.full_like(q, math.nan), torch.full(q.shape[:3], math.nan)
-    three.forward(q, k, v, out, lse, causal, section)
+    three.forward(q, k, v, out, lse, causal, window, section)
     return out, lse
 
 
-def wanted(q, k, v, causal):
+def wanted(q, k, v, causal, window=0):
     """The output and the log-sum-exp in base 2, in fp64."""
     q, k, v = (x.double() for x in (q, k, v))
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     scores = q @ k.mT * q.shape[-1] ** -0.5
     if causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+    if window:
+        apart = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
+        scores = scores.masked_fill(apart.abs() >= window, -math.inf)
     return scores.softmax(-1) @ v, scores.logsumexp(-1) / math.log(2)
 
 
@@ -103,6 +111,23 @@ def test_right(played, monkeypatch, causal, programs, B, H, Hkv, S, D, section):
     inputs = draw(B, H, Hkv, S, D)
     same(forward(*inputs, causal, section), wanted(*inputs, causal))
     assert played.item() == 0
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("S", "window"),
+    [
+        *((512, window) for window in (1, 64, 65, 100, 127, 128, 129, 192, 320)),  # one group before the sequence
+        *((640, window) for window in (100, 200, 511, 700)),  # two
+        (768, 300),  # none
+    ],
+)
+def test_windows(monkeypatch, causal, S, window):
+    """One end of a window in a block of keys, both, none; wider than a sequence."""
+    monkeypatch.setattr(three, "multiprocessors", lambda q: 3)
+    inputs = draw(1, 2, 1, S, 64)
+    same(forward(*inputs, causal, 2, window), wanted(*inputs, causal, window))
 
 
 def test_launches_share_a_counter(played):
