@@ -17,8 +17,8 @@ accelerator, which also leaves out what lies beyond it when it stores. At 256 co
 and the output goes through the buffer of Q: registers and shared memory hold no more.
 
 Taken for bf16 and fp16, D a multiple of 8 from 40 on, S a multiple of 256 and at least 1024, contiguous tensors:
-`fits`. Tiles of 64 columns without window or list are left to `_attention_hopper_three.py`, unless a schedule is
-asked for.
+`fits`. Tiles of 64 columns are left to `_attention_hopper_three.py`, unless a schedule is asked for, and with lists
+to `_attention_sparse_hopper.py`.
 """
 
 from __future__ import annotations
@@ -85,16 +85,14 @@ SCHEDULES = {
 under the other's products, but at D = 128 the diagonal's uneven work makes the waiting cost more. One
 exponential of eight on the FMA units pays at D = 64 causal only, weights in words everywhere but at D = 64 full.
 To hold the softmax before the wait for the product that it is to run under, behind which ptxas moves it, does
-not. Those of 64 columns are for windows and packed sequences. Those of 256 follow from what fits, not from a
-measurement."""
+not. Those of 64 columns are taken where one is asked for, as docs/stages does; `_attention_hopper_three.py` is
+faster. Those of 256 follow from what fits, not from a measurement."""
 
 SPARSE_SCHEDULES = {
-    (64, True): Schedule(3, True),
-    (64, False): Schedule(3, True),
     (128, True): Schedule(2, False),
     (128, False): Schedule(2, True),
 }
-"""The same for lists of blocks."""
+"""The same for lists of blocks, which at 64 columns are left to `_attention_sparse_hopper.py`."""
 
 SPARSE_PROGRAMS = 4
 """Programs a multiprocessor over lists, whose lengths differ: one that is done early takes the next."""

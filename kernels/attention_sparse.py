@@ -6,12 +6,15 @@ or from pooled scores in two, in rows of the same length: nothing waits for the 
 
 Choosing k of n scores is exact and needs no sort: the k-th largest is found bit by bit.
 
-On compute capability 9.0 the kernel of `_attention_hopper.py` walks the lists for the shapes that it names.
+On compute capability 9.0 the kernel of `_attention_hopper.py` walks the lists for the shapes that it names, or,
+for head dimensions up to 64, that of `_attention_sparse_hopper.py`.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -377,6 +380,14 @@ def tiles(q: torch.Tensor) -> Tiles:
     return Tiles(128, 64, 8, 2) if D > 64 else Tiles(128, 128, 8, 2)
 
 
+@cache
+def _narrow() -> ModuleType:
+    """The kernel for Hopper in tiles of 64 columns."""
+    from . import _attention_sparse_hopper
+
+    return _attention_sparse_hopper
+
+
 def walk(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -386,15 +397,18 @@ def walk(
     causal: bool,
     portable: bool = False,
 ) -> torch.Tensor:
-    """Attention over lists (heads, n, n), heads being 1, H or B·H; `portable` leaves the kernel for Hopper out."""
+    """Attention over lists (heads, n, n), heads being 1, H or B·H; `portable` leaves kernels for Hopper out."""
     B, H, S, D = q.shape
+    groups = H // k.shape[1]
     out = q.new_empty(q.shape)
     hopper = None if portable else _hopper(q.device)
     if hopper is not None and hopper.forward.fits(q, k, v):
-        hopper.forward.sparse_forward(q, k, v, out, lists, counts, causal)
+        if power_of_2(D) == _narrow().WIDTH:
+            _narrow().forward(q, k, v, out, lists, counts, causal, _shared(k, groups))
+        else:
+            hopper.forward.sparse_forward(q, k, v, out, lists, counts, causal)
         return out
     q, k, v = _plain(q), _plain(k), _plain(v)
-    groups = H // k.shape[1]
     t = tiles(q)
     tma = _tma(q, k, v)
     with on(q):
