@@ -15,6 +15,7 @@ read beyond the sequence: keys there are hidden, values there are overwritten wi
 (a NaN of a neighbour would outlive a probability of 0), and rows of the output there are not written.
 
 Taken for bf16 and fp16, D of 64 or 128, sequences of more than 512 tokens among them, heads side by side: `fits`.
+The forward pass for D = 64 is `_attention_varlen_hopper_three.py`.
 """
 
 from __future__ import annotations
@@ -38,9 +39,7 @@ from ._attention_hopper import (
     LOWEST,
     ROWS,
     SCHEDULES,
-    Schedule,
     Tiles,
-    _exp2,
     _layout,
     _pack,
     _unpack,
@@ -57,8 +56,9 @@ FIELDS: gl.constexpr = gl.constexpr(8)
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, longest: int) -> bool:
-    """Whether `forward` takes these inputs, with sequences of `longest` queries at most; the device is not looked
-    at. Tokens may be apart, as those of a packed projection are, but a token's heads not.
+    """Whether the kernels for Hopper, of both passes, take these inputs, with sequences of `longest` queries at
+    most; the device is not looked at. Tokens may be apart, as those of a packed projection are, but a token's
+    heads not.
     """
     D = q.shape[2]
     return (
@@ -183,7 +183,7 @@ def _hide(s, edge, keys, start, ROWS: gl.constexpr, KEYS: gl.constexpr, CAUSAL: 
 
 @gluon.jit
 def _clean(v, beyond, KEYS: gl.constexpr, D: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """Zeros over rows from `beyond` on. Both computing warp groups do it, with the same result."""
+    """Zeros over rows from `beyond` on. Each warp group that multiplies them does it, with the same result."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     rows = gl.arange(0, 32, gl.SliceLayout(1, layout))
     for i in gl.static_range(KEYS // 32):
@@ -200,7 +200,7 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
     k_stage, k_phase, v_stage, v_phase, turn_phase, edge, keys, start, scale,
     MASKED: gl.constexpr, HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, WORDS: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     """One block of keys, with the values of the block before, whose weights are `packed`."""
     dtype: gl.constexpr = vs.dtype
@@ -211,7 +211,7 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
         turn_phase ^= 1
     s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
     mbarrier.wait(v_full.index(v_stage), v_phase)
-    weights = _unpack(packed, dtype, ROWS, KEYS, operand, WORDS)
+    weights = _unpack(packed, dtype, ROWS, KEYS, operand, True)
     acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
     if TURNS:
         mbarrier.arrive(turn.index(1 - HALF), count=1)
@@ -220,13 +220,13 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     if MASKED:
         s = _hide(s, edge, keys, start, ROWS, KEYS, CAUSAL)
     raised = gl.maximum(highest, gl.max(s, 1) * scale)
-    p = _exp2(s * scale - gl.expand_dims(raised, 1), SHARE)
+    p = gl.exp2(s * scale - gl.expand_dims(raised, 1))
     shrink = gl.exp2(highest - raised)
     weight = weight * shrink + gl.sum(p, 1)
     acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
     mbarrier.arrive(v_empty.index(v_stage), count=1)
     acc = acc * gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout)), 1)
-    packed = _pack(p, dtype, ROWS, KEYS, operand, WORDS)
+    packed = _pack(p, dtype, ROWS, KEYS, operand, True)
     k_stage += 1
     if k_stage == STAGES:
         k_stage = 0
@@ -243,8 +243,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     out, plain, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
     following, told, heard, table, rows, heads, tokens, scale,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, DYNAMIC: gl.constexpr,
-    WORDS: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, DYNAMIC: gl.constexpr,
 ):  # fmt: skip
     """One half of every tile: online softmax in base 2 over blocks of keys, the last keys first.
 
@@ -292,27 +291,27 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 _clean(vs.index(v_stage), keys - start, KEYS, D)
             s = _hide(s, edge, keys, start, ROWS, KEYS, CAUSAL)
             highest = gl.maximum(gl.max(s, 1) * scale, LOWEST)
-            p = _exp2(s * scale - gl.expand_dims(highest, 1), SHARE)
+            p = gl.exp2(s * scale - gl.expand_dims(highest, 1))
             weight = gl.sum(p, 1)
-            packed = _pack(p, dtype, ROWS, KEYS, operand, WORDS)
+            packed = _pack(p, dtype, ROWS, KEYS, operand, True)
             acc = gl.zeros([ROWS, D], gl.float32, total)
             if CAUSAL:
                 for j in range(1, masked):
                     acc, packed, weight, highest, k_stage, k_phase, v_stage, v_phase, turn_phase = _step(
                         q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
                         k_stage, k_phase, v_stage, v_phase, turn_phase, edge, keys, start - j * KEYS, scale,
-                        True, HALF, CAUSAL, ROWS, KEYS, STAGES, TURNS, SHARE, WORDS,
+                        True, HALF, CAUSAL, ROWS, KEYS, STAGES, TURNS,
                     )  # fmt: skip
             for _ in range(gl.maximum(masked, 1), count):
                 acc, packed, weight, highest, k_stage, k_phase, v_stage, v_phase, turn_phase = _step(
                     q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
                     k_stage, k_phase, v_stage, v_phase, turn_phase, edge, keys, start, scale,
-                    False, HALF, CAUSAL, ROWS, KEYS, STAGES, TURNS, SHARE, WORDS,
+                    False, HALF, CAUSAL, ROWS, KEYS, STAGES, TURNS,
                 )  # fmt: skip
             # The last product with Q is done: the next tile's can be loaded.
             mbarrier.arrive(q_empty.index(HALF), count=1)
             mbarrier.wait(v_full.index(v_stage), v_phase)
-            weights = _unpack(packed, dtype, ROWS, KEYS, operand, WORDS)
+            weights = _unpack(packed, dtype, ROWS, KEYS, operand, True)
             acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(v_empty.index(v_stage), count=1)
@@ -321,7 +320,6 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 v_stage = 0
                 v_phase ^= 1
             at = row + gl.arange(0, ROWS, score_rows)
-            # The exponential unit's stand-in makes 2^-126 of -inf: the maximum, not the weight, says what is seen.
             blind = highest == LOWEST
             level = gl.where(blind, float("inf"), highest + gl.log2(weight))
             gl.store(lse + head.to(gl.int64) * tokens + begin + at, level, mask=at < length)
@@ -351,8 +349,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, out, plain, lse, table, rows, heads, groups, tokens, scale,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, DYNAMIC: gl.constexpr,
-    REGISTERS: gl.constexpr, WORDS: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, DYNAMIC: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Buffers and barriers, then the three warp groups. `plain` is `out` as a pointer, `tokens` its rows."""
     qs = gl.allocate_shared_memory(q.dtype, [2, ROWS, D], q.layout)
@@ -365,8 +362,11 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     following = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     told = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     heard = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(told, count=1)
-    mbarrier.init(heard, count=2)
+    # Only what is used: over barriers that are initialised and never used Triton puts scratch memory of the warp
+    # groups, through which the next unit goes. See `_attention_varlen_hopper_three.py`.
+    if DYNAMIC:
+        mbarrier.init(told, count=1)
+        mbarrier.init(heard, count=2)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -374,7 +374,8 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     for i in gl.static_range(2):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=1)
-        mbarrier.init(turn.index(i), count=1)
+        if TURNS:
+            mbarrier.init(turn.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
@@ -394,7 +395,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 (
                     out, plain, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
                     following, told, heard, table, rows, heads, tokens, scale,
-                    0, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE, DYNAMIC, WORDS,
+                    0, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, DYNAMIC,
                 ),
             ),
             (
@@ -402,7 +403,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 (
                     out, plain, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
                     following, told, heard, table, rows, heads, tokens, scale,
-                    1, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE, DYNAMIC, WORDS,
+                    1, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, DYNAMIC,
                 ),
             ),
         ],
@@ -426,21 +427,20 @@ def forward(
     table: torch.Tensor,
     rows: int,
     causal: bool,
-    schedule: Schedule | None = None,
     dynamic: bool = True,
 ) -> None:
     """Writes the output and its base-2 log-sum-exp (H, T), from a list of units of `UNIT` rows of queries. Unless
     `dynamic`, programs take one unit in so many: on an H200 faster for equal lengths, above all short ones, and
     slower for unequal ones.
 
-    For inputs that `fits` approves of. A list is good for one call: what is taken is counted in it.
+    For inputs that `fits` approves of, with D = 128. A list is good for one call: what is taken is counted in it.
     """
     T, H, D = q.shape
-    s = schedule or SCHEDULES[D, causal]
+    s = SCHEDULES[D, causal]
     with on(q):
         launch(
-            _kernel, (_kernel, q.device, q.dtype, D, causal, s, dynamic), min(rows * H, multiprocessors(q)),
+            _kernel, (_kernel, q.device, q.dtype, causal, dynamic), min(rows * H, multiprocessors(q)),
             packed(q, ROWS), packed(k, KEYS), packed(v, KEYS), packed(out, ROWS), out, lse, table,
             rows, H, H // k.shape[1], T, LOG2E / math.sqrt(D),
-            causal, ROWS, KEYS, D, s.stages, s.turns, s.share, dynamic, s.registers, s.words,
+            causal, ROWS, KEYS, D, s.stages, s.turns, dynamic, s.registers,
         )  # fmt: skip

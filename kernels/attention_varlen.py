@@ -8,8 +8,9 @@ kernel over blocks of keys (dK, dV) and one over blocks of queries (dQ), without
 same in every run. On Hopper one kernel makes all three (`_attention_varlen_hopper_fused.py`), and parts of dQ are
 added up in no fixed order, unless PyTorch is asked for deterministic algorithms.
 
-On compute capability 9.0 `_attention_varlen_hopper.py`, `_attention_varlen_hopper_backward.py` and
-`_attention_varlen_hopper_fused.py` have kernels of their own for what the first names.
+On compute capability 9.0 `_attention_varlen_hopper.py`, `_attention_varlen_hopper_three.py`,
+`_attention_varlen_hopper_backward.py` and `_attention_varlen_hopper_fused.py` have kernels of their own for what
+the first names.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import math
 from functools import cache
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
@@ -464,20 +465,35 @@ def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its
 # Launch.
 
 
-@cache
-def _hopper(device: torch.device) -> tuple[ModuleType, ModuleType, ModuleType] | None:
-    """The modules for Hopper (forward, backward, fused backward) where the device is one: compute capability 9.0,
-    no other.
+class Hopper(NamedTuple):
+    """The modules for Hopper: the forward pass in two computing warp groups, and in three; the backward pass in
+    two kernels, and in one.
     """
+
+    forward: ModuleType
+    three: ModuleType
+    backward: ModuleType
+    fused: ModuleType
+
+
+@cache
+def _hopper(device: torch.device) -> Hopper | None:
+    """Where the device is one: compute capability 9.0, no other."""
     if _capability(device) != (9, 0):
         return None
     from . import (
         _attention_varlen_hopper,
         _attention_varlen_hopper_backward,
         _attention_varlen_hopper_fused,
+        _attention_varlen_hopper_three,
     )
 
-    return _attention_varlen_hopper, _attention_varlen_hopper_backward, _attention_varlen_hopper_fused
+    return Hopper(
+        _attention_varlen_hopper,
+        _attention_varlen_hopper_three,
+        _attention_varlen_hopper_backward,
+        _attention_varlen_hopper_fused,
+    )
 
 
 def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor, longest: int) -> Tiles:
@@ -545,11 +561,15 @@ def _launch_forward(
         return out, lse
     starts, key_starts = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
     hopper = _hopper(q.device)
-    if hopper is not None and "forward" in HOPPER and hopper[0].fits(q, k, v, max_seqlen_q):
-        table, rows = listed(starts, key_starts, T, hopper[0].UNIT)
-        # As many tokens as sequences of the longest: they are all equally long.
-        equal = (starts.shape[0] - 1) * max_seqlen_q == T
-        hopper[0].forward(q, k, v, out, lse, table, rows, causal, dynamic=not equal)
+    if hopper is not None and "forward" in HOPPER and hopper.forward.fits(q, k, v, max_seqlen_q):
+        if D == hopper.three.WIDTH:
+            table, rows = listed(starts, key_starts, T, hopper.three.UNIT)
+            hopper.three.forward(q, k, v, out, lse, table, rows, causal)
+        else:
+            # As many tokens as sequences of the longest: they are all equally long.
+            equal = (starts.shape[0] - 1) * max_seqlen_q == T
+            table, rows = listed(starts, key_starts, T, hopper.forward.UNIT)
+            hopper.forward.forward(q, k, v, out, lse, table, rows, causal, dynamic=not equal)
         return out, lse
     q, k, v = _plain(q), _plain(k), _plain(v)
     t = tiles("forward", q, max_seqlen_q)
@@ -586,15 +606,16 @@ def _launch_backward(
     q, k, v, grad = _plain(q), _plain(k), _plain(v), _plain(grad)
     groups = H // heads
     hopper = _hopper(q.device)
-    if hopper is not None and "backward" in HOPPER and hopper[0].fits(q, k, v, max_seqlen_q):
-        block = hopper[1].BLOCK
+    if hopper is not None and "backward" in HOPPER and hopper.forward.fits(q, k, v, max_seqlen_q):
+        block = hopper.backward.BLOCK
         lists = listed(starts, key_starts, T, block), listed(key_starts, starts, Tk, block)
         level, delta = statistics(grad, out, lse, *lists[0], block)
         grad = grad.contiguous()
         if grad.data_ptr() % 16:
             grad = grad.clone()
         fixed = torch.are_deterministic_algorithms_enabled()
-        kernels = hopper[1] if fixed or not hopper[2].AVAILABLE or not hopper[2].fits(level) else hopper[2]
+        fused = hopper.fused.AVAILABLE and hopper.fused.fits(level) and not fixed
+        kernels = hopper.fused if fused else hopper.backward
         kernels.backward(grad, q, k, v, level, delta, dq, dk, dv, *lists, causal)
         return dq, dk, dv
     delta = torch.empty_like(lse)

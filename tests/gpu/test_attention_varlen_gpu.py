@@ -16,9 +16,11 @@ import pytest
 import torch
 
 ODD = [700, 1, 0, 1030, 130, 64, 513, 999]
+MANY = [17 * i % 700 for i in range(60)]
 
 # D, lengths of queries, of keys, Hkv of 4 heads: tails and an empty sequence, more and fewer keys than queries, a
-# sequence without keys, equal lengths, a width that the kernels for Hopper do not take.
+# sequence without keys, equal lengths, more tiles than a device has multiprocessors, a width that the kernels for
+# Hopper do not take.
 CASES = [
     (64, ODD, ODD, 2),
     (128, ODD, ODD, 2),
@@ -26,6 +28,8 @@ CASES = [
     (128, ODD, [900, 5, 70, 700, 0, 1000, 513, 1100], 1),
     (64, [1024] * 3, [1024] * 3, 4),
     (128, [1024] * 3, [1024] * 3, 1),
+    (64, MANY, MANY, 2),
+    (128, MANY, MANY, 2),
     (96, ODD, ODD, 2),
 ]
 

@@ -280,7 +280,7 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
         assert module._hopper(torch.device("cpu")) is None
     module._hopper.cache_clear()
     monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
-    hopper, *_ = module._hopper(torch.device("cpu"))
+    hopper = module._hopper(torch.device("cpu")).forward
     module._hopper.cache_clear()
 
     def fits(T=2048, D=64, dtype=torch.bfloat16, longest=1024):
@@ -296,6 +296,27 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
     assert not hopper.fits(x, x, x, 1024)
 
 
+def test_three_groups_are_taken_at_64_columns(monkeypatch):
+    monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
+    module._hopper.cache_clear()
+    modules = module._hopper(torch.device("cpu"))
+    module._hopper.cache_clear()
+    monkeypatch.setattr(module, "_hopper", lambda device: modules)
+    taken = []
+    for name in ("forward", "three"):
+        monkeypatch.setattr(
+            getattr(modules, name),
+            "forward",
+            lambda *given, name=name, **more: taken.append((name, given[6], more)),
+        )
+    for D, lengths in ((64, [600, 100]), (128, [600, 100]), (128, [700])):
+        x = torch.zeros(700, 1, D, dtype=torch.bfloat16)
+        cu = starts(lengths)
+        module._launch_forward(x, x, x, cu, cu, max(lengths), max(lengths), True)
+    # Rows that the list has room for: 192 tokens each, or 256; units are taken as they come unless all are equal.
+    assert taken == [("three", 5, {}), ("forward", 4, {"dynamic": True}), ("forward", 3, {"dynamic": False})]
+
+
 def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monkeypatch):
     """Which kernels are taken; `test_attention_varlen_hopper.py` plays them."""
     monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
@@ -303,8 +324,8 @@ def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monk
     modules = module._hopper(torch.device("cpu"))
     module._hopper.cache_clear()
     monkeypatch.setattr(module, "_hopper", lambda device: modules)
-    two = modules[1]
-    assert modules[2] is fused
+    two = modules.backward
+    assert modules.fused is fused
     taken = []
     for each in (two, fused):
         monkeypatch.setattr(each, "backward", lambda grad, *_, each=each: taken.append((each, grad)))

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
 from kernelmark.kernels import _attention_hopper_fused as dense
-from kernelmark.kernels import _attention_varlen_hopper as forward
+from kernelmark.kernels import _attention_hopper_three as dense_three
+from kernelmark.kernels import _attention_varlen_hopper as two
 from kernelmark.kernels import _attention_varlen_hopper_backward as backward
 from kernelmark.kernels import _attention_varlen_hopper_fused as fused
+from kernelmark.kernels import _attention_varlen_hopper_three as three
 from kernelmark.kernels import attention_varlen as module
 from kernelmark.suite.operators.attention_varlen import reference
 
-from .player import Tiles, nothing, number, play, reduce
+from .player import Tiles, nothing, play, reduce
 
 
 @pytest.fixture
 def _played(monkeypatch):
     play(
         monkeypatch,
-        (forward, backward, dense, fused),
+        (two, three, backward, dense, dense_three, fused),
         keep=("_settle",),
         opaque=lambda x: 0,
         _reduce=reduce,
         _layout=nothing,
         _flat=nothing,
         _barrier=nothing,
-        _exp2=lambda x, share: number(torch.exp2(x)),
         _pack=lambda p, *_: p,
         _unpack=lambda packed, *_: packed,
         LOWEST=torch.finfo(torch.float32).min,
@@ -59,12 +61,27 @@ def wanted(q, k, v, grad, cu, cu_keys, mask):
     return [expected.detach(), *torch.autograd.grad(expected, wide, grad.double())]
 
 
-def outputs(q, k, v, cu, cu_keys, causal, dynamic=True):
-    """(output, log-sum-exp)."""
+def levels(q, k, cu, cu_keys, mask):
+    """The log-sum-exp in base 2 (H, T) in fp64, +inf for a row that sees nothing."""
+    found = []
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    for a, b in zip(*(x.double().split(n.diff().tolist()) for x, n in ((q, cu), (k, cu_keys))), strict=True):
+        scores = a.transpose(0, 1) @ b.permute(1, 2, 0) * q.shape[2] ** -0.5
+        if mask == "causal":
+            hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1 + len(b) - len(a))
+            scores = scores.masked_fill(hidden, -math.inf)
+        level = scores.logsumexp(-1) / math.log(2)
+        found.append(torch.where(level == -math.inf, math.inf, level))
+    return torch.cat(found, 1)
+
+
+def outputs(q, k, v, cu, cu_keys, causal, **shared_out):
+    """(output, log-sum-exp), in as many groups as `attention_varlen` takes."""
+    kernels = three if q.shape[2] == three.WIDTH else two
     out = torch.full_like(q, torch.nan)
     lse = torch.full((q.shape[1], len(q)), torch.nan)
-    table, rows = module.listed(cu, cu_keys, len(q), forward.UNIT)
-    forward.forward(q, k, v, out, lse, table, rows, causal, forward.SCHEDULES[q.shape[2], causal], dynamic)
+    table, rows = module.listed(cu, cu_keys, len(q), kernels.UNIT)
+    kernels.forward(q, k, v, out, lse, table, rows, causal, **shared_out)
     return out, lse
 
 
@@ -113,18 +130,47 @@ SPOILT = pytest.mark.parametrize("spoilt", [False, True])
 """Whether a neighbour is all NaN."""
 
 
-@pytest.mark.usefixtures("_played")
-@CASES
-@MASKS
-@pytest.mark.parametrize(("spoilt", "dynamic"), [(False, True), (True, True), (False, False)])
-def test_output(lengths, keys, heads, D, mask, spoilt, dynamic):
+def check(lengths, keys, heads, D, mask, spoilt, **shared_out):
     keys = lengths if keys is None else keys
     cu, cu_keys = starts(lengths), starts(keys)
     tensors = leaves(lengths, keys, heads, D)
-    expected = wanted(*tensors, cu, cu_keys, mask)[0]
+    expected = [
+        reference(*(x.double() for x in tensors[:3]), cu, cu_keys, max(lengths), max(keys), mask),
+        levels(*tensors[:2], cu, cu_keys, mask).mT,
+    ]
     rows = spoil(tensors, cu, cu_keys) if spoilt else None
-    out, _ = outputs(*tensors[:3], cu, cu_keys, mask == "causal", dynamic)
-    compare(["output"], [out], [expected], rows and rows[:1])
+    out, lse = outputs(*tensors[:3], cu, cu_keys, mask == "causal", **shared_out)
+    compare(["output", "log-sum-exp"], [out, lse.mT], expected, rows and [rows[0]] * 2)
+
+
+@pytest.mark.usefixtures("_played")
+@CASES
+@MASKS
+@SPOILT
+def test_output(lengths, keys, heads, D, mask, spoilt):
+    check(lengths, keys, heads, D, mask, spoilt)
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+def test_units_shared_out_in_advance(mask):
+    check([256, 128, 1, 0, 330, 20], None, (2, 1), 128, mask, False, dynamic=False)
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+@pytest.mark.parametrize(
+    ("lengths", "keys", "heads"),
+    [
+        # None, one and two groups before the sequence, and a row of a group; fewer keys than a row's group has
+        # queries, and more; key heads of two sections, and sections of one key head.
+        ([192, 128, 64, 193], None, (4, 2)),
+        ([191, 63, 384], [64, 383, 900], (6, 3)),
+    ],
+)
+def test_tiles_of_three_groups(monkeypatch, lengths, keys, heads, mask):
+    monkeypatch.setattr(three, "SECTION", 2 * 128 * 8 * three.WIDTH)  # 256 keys, K and V of 4 bytes
+    check(lengths, keys, heads, three.WIDTH, mask, False)
 
 
 @pytest.mark.usefixtures("_played")
