@@ -40,6 +40,8 @@ Records: TypeAlias = tuple[Sequence[Record], Sequence[Record]]
 
 RUN = "run:"
 """Before a run's name in the place of a revision."""
+EXPLAINING = 0.4
+"""Share of the budget that is kept for --attribute and --bisect: to decide noisy rows could use up all of it."""
 LOG_WIDTH = 180
 FEW = 10
 """Up to so many rows there is nothing to fold."""
@@ -82,7 +84,11 @@ class NothingStored(KernelmarkError):
 )
 @click.option("--device", help="cuda or cpu; default: the best one here, or that of the stored runs.")
 @click.option(
-    "--budget", type=Duration(), default="30m", show_default=True, help="Time for measuring; then it is decided."
+    "--budget",
+    type=Duration(),
+    default="30m",
+    show_default=True,
+    help="Time for measuring; then it is decided. With --attribute or --bisect two fifths are kept for them.",
 )
 @click.option(
     "--fail-above", type=Share(), default="5%", show_default=True, help="A regression is more than this."
@@ -190,6 +196,7 @@ def command(
             _write_back(report, *runs, Home(output))
         return report.exit_code
     checkout = Checkout.here()
+    until = time.monotonic() + budget
     question = Question(
         checkout=checkout,
         base=checkout.resolve(baseline),
@@ -199,7 +206,8 @@ def command(
         device=device,
         plan=plan,
         options=options,
-        until=time.monotonic() + budget,
+        decided_by=until - EXPLAINING * budget * (attribute or bisect),
+        until=until,
         environments=environments(base_environment, current_environment),
         seed=secrets.randbits(31) if seed is None else seed,
     )
@@ -256,8 +264,10 @@ class Question:
     device: str | None
     plan: str | None
     options: Options
+    decided_by: float
+    """When measuring for the verdicts ends, by `time.monotonic`."""
     until: float
-    """When measuring ends, by `time.monotonic`."""
+    """When all measuring ends."""
     seed: int
     environments: tuple[Path | None, Path | None] = (None, None)
 
@@ -385,7 +395,7 @@ class Question:
                 index=index,
                 options=self.options,
                 seed=self.seed,
-                until=self.until,
+                until=self.decided_by,
                 tell=_tell,
                 # Another library in another environment is no witness of the machine.
                 shared_baselines=self._shared_baselines and base.python == current.python,
@@ -451,7 +461,9 @@ class Question:
         ) -> Mapping[Key, Verdict]:
             # One environment for all: what is asked is which commit did it.
             mine = (self.environments[1], self.environments[1])
-            step = replace(self, base=base, current=current, options=options, environments=mine)
+            step = replace(
+                self, base=base, current=current, options=options, environments=mine, decided_by=self.until
+            )
             ab = step._interleaved(home, index, answer.plan, rows)
             return {x.key: x for x in ab.progress.verdicts}
 

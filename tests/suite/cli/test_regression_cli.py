@@ -147,6 +147,16 @@ def call(sleeper, tmp_path, monkeypatch, capsys):
     return call
 
 
+@pytest.mark.parametrize(("asked", "kept"), [((), 0), (("--attribute",), 40), (("--attribute", "--bisect"), 40)])
+def test_a_part_of_the_budget_is_kept_for_explaining(call, monkeypatch, asked, kept):
+    seen = []
+    monkeypatch.setattr(
+        regression.Question, "answer", lambda self, *_: seen.append(self) or regression.Answer(Progress(()))
+    )
+    call("--baseline", "HEAD~1", "--budget", "100s", *asked)
+    assert seen[0].until - seen[0].decided_by == pytest.approx(kept)
+
+
 @pytest.fixture
 def store(sleeper, tmp_path):
     """Stores a run of a revision that takes so many ms."""
