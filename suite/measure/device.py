@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import time
 from collections.abc import Iterator
@@ -146,12 +147,18 @@ class Cuda:
         import torch
 
         torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        result = call()
-        torch.cuda.synchronize()
-        peak = torch.cuda.max_memory_allocated() - before
-        del result
+        collecting = gc.isenabled()
+        gc.disable()  # tensors of earlier calls, freed during this one, would be taken off its own
+        try:
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            result = call()
+            torch.cuda.synchronize()
+            peak = torch.cuda.max_memory_allocated() - before
+            del result
+        finally:
+            if collecting:
+                gc.enable()
         return peak
 
     def release(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from kernelmark.registry.record import Case
@@ -42,6 +44,18 @@ def test_events_time_what_is_long_and_whatever_else_is_asked():
     long = Case("x", "x", {}, {}, "fp32", "forward", "", 1 << 30, 0)
     assert device.timer(long, "hot", lambda: None, "auto").name == "events"
     assert device.fallback("cold").name == "events"
+
+
+def test_garbage_waits_while_memory_is_measured(monkeypatch: pytest.MonkeyPatch):
+    """What a call allocates, whatever earlier ones left behind."""
+    for name, value in {"synchronize": None, "reset_peak_memory_stats": None, "memory_allocated": 100}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 350)
+    seen = []
+    assert Cuda().peak_memory(lambda: seen.append(gc.isenabled())) == 250
+    with pytest.raises(ZeroDivisionError):
+        Cuda().peak_memory(lambda: 1 // 0)
+    assert (seen, gc.isenabled()) == ([False], True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
