@@ -19,7 +19,7 @@ import msgspec
 from kernelmark.registry.detection.comparison import Comparison, Key
 from kernelmark.registry.detection.decision import DEFAULTS, Progress, decide
 from kernelmark.registry.detection.pairing import key_of, pair
-from kernelmark.registry.detection.verdict import Verdict
+from kernelmark.registry.detection.verdict import Verdict, exit_code
 from kernelmark.registry.journal import Journal, read
 from kernelmark.registry.record import Header, Record
 
@@ -71,15 +71,16 @@ def _cut(journal: Journal, keys: Collection[Key], pairs: int) -> tuple[Header, l
 def unchanged(found: Sequence[tuple[str, Progress, int]]) -> str:
     """A comparison of unchanged code a line."""
     out = [
-        "| comparison | rows | pairs | verdicts | apart, median | 90 % | most |",
-        "|---|---|---|---|---|---|---|",
+        "| comparison | rows | pairs | verdicts | exit code | apart, median | 90 % | most |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, progress, pairs in found:
         kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(x.kind for x in progress.verdicts).most_common())
         apart = sorted(abs(x.change) for x in progress.verdicts if x.change is not None)
         rank = apart[round(0.9 * (len(apart) - 1))]
         far = f"{statistics.median(apart):.2%} | {rank:.2%} | {apart[-1]:.2%}"
-        out.append(f"| {name} | {len(progress.verdicts)} | {pairs} | {kinds} | {far} |")
+        code = exit_code(progress.verdicts)
+        out.append(f"| {name} | {len(progress.verdicts)} | {pairs} | {kinds} | {code} | {far} |")
     return "\n".join(out)
 
 
