@@ -1,0 +1,55 @@
+"""The kernels of attention for Hopper: nothing lies over their barriers, as compiled where they run.
+
+In a process of its own: this one may have chosen Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ..kernels.barriers import laid_over
+
+CODE = """
+import json
+import torch
+from kernelmark.kernels import _attention_hopper
+from kernelmark.kernels.attention import attention
+from kernelmark.kernels.attention_sparse import attention_sparse
+from kernelmark.kernels.attention_varlen import attention_varlen
+
+def draw(*shape):
+    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+
+for D in (64, 128):
+    for mask in ("causal", "full"):
+        for fixed in (False, True):
+            torch.use_deterministic_algorithms(fixed)
+            for window in (None, 300):
+                attention(*draw(1, 2, 1024, D), mask, window).sum().backward()
+            for lengths in ([1024, 1024], [700, 1348]):
+                starts = torch.tensor([0, lengths[0], sum(lengths)], dtype=torch.int32, device="cuda")
+                attention_varlen(*draw(2048, 2, D), starts, starts, *[max(lengths)] * 2, mask).sum().backward()
+        torch.use_deterministic_algorithms(False)
+        with torch.no_grad():
+            blocks = torch.ones(1, 8, 8, dtype=torch.bool, device="cuda").tril()
+            attention_sparse(*draw(1, 2, 1024, D), mask, blocks=blocks)
+torch.cuda.synchronize()
+print(json.dumps([[str(key), x.asm["ptx"]] for key, x in _attention_hopper._compiled.items()]))
+"""
+
+
+def test_nothing_lies_over_a_barrier() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the kernels for Hopper are not taken here")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    compiled = json.loads(done.stdout.splitlines()[-1])
+    assert len(compiled) >= 16
+    assert {key: found for key, ptx in compiled if (found := laid_over(ptx))} == {}
