@@ -222,8 +222,8 @@ def attention_fp8(case: Any) -> Call:
     """`single_prefill_with_kv_cache` in E4M3 by its FlashAttention 3, which takes scales of heads but not of
     sequences: one call a sequence. V's features are to be contiguous.
 
-    In 0.6.14 rows that see few keys come out too small, the first almost as 0: keys that the causal mask hides, and
-    those that fill up the last block, count in the softmax's denominator. The gate refuses such an answer.
+    In 0.6.14 rows that see few keys come out too small, the first almost as 0: keys that the causal mask hides,
+    and those that fill up the last block, count in the softmax's denominator. The gate refuses such an answer.
     """
     import torch
     from flashinfer import single_prefill_with_kv_cache

@@ -17,8 +17,8 @@ accelerator, which also leaves out what lies beyond it when it stores. At 256 co
 and the output goes through the buffer of Q: registers and shared memory hold no more.
 
 Taken for bf16 and fp16, D a multiple of 8 from 40 on, S a multiple of 256 and at least 1024, contiguous tensors:
-`fits`. Tiles of 64 columns are left to `_attention_hopper_three.py`, unless a schedule is asked for, and with lists
-to `_attention_sparse_hopper.py`.
+`fits`. Tiles of 64 columns are left to `_attention_hopper_three.py`, unless a schedule is asked for, and those
+with lists to `_attention_sparse_hopper.py`.
 """
 
 from __future__ import annotations
