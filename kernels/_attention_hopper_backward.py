@@ -35,6 +35,8 @@ STAGES = {64: 4, 128: 3}
 """Streamed tiles in flight, by width."""
 REGISTERS = 240
 """Registers a thread of the computing warp groups."""
+L2 = 32 << 20
+"""Bytes of Q, dO and dQ that heads whose blocks are taken together may have."""
 
 
 @gluon.jit
@@ -81,13 +83,24 @@ def _cut(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @gluon.jit
+def _place(n, heads, section):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(batch·head, which of its n blocks in their order) of this program: sections of heads one after the other,
+    of each the first block of every head, then the second.
+    """
+    nth = gl.program_id(0)
+    first = nth // (section * n) * section
+    nth -= first * n
+    width = gl.minimum(section, heads - first)
+    return first + nth % width, nth // width
+
+
+@gluon.jit
 def _keys_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, ks, vs, qs, gs, kv_full, full, empty, n, groups,
+    q, g, k, v, ks, vs, qs, gs, kv_full, full, empty, n, heads, section, groups,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Loads a block of K and V in halves, then the queries that see it and their dO, head by head."""
-    block = gl.program_id(0) % n
-    place = gl.program_id(0) // n
+    place, block = _place(n, heads, section)
     row = (place * n + block) * 2 * ROWS
     for i in gl.static_range(2):
         mbarrier.expect(kv_full.index(i), 2 * k.block_type.nbytes)
@@ -111,7 +124,7 @@ def _keys_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit
 def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dk_out, dv_out, lse, delta, ks, vs, qs, gs, kv_full, full, empty, n, groups, scale, root,
+    dk_out, dv_out, lse, delta, ks, vs, qs, gs, kv_full, full, empty, n, heads, section, groups, scale, root,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
     WINDOW: gl.constexpr,
 ):  # fmt: skip
@@ -122,8 +135,7 @@ def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     )
     total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
-    block = gl.program_id(0) % n
-    place = gl.program_id(0) // n
+    place, block = _place(n, heads, section)
     k = ks.index(HALF)
     v = vs.index(HALF)
     zero = gl.zeros([ROWS, ROWS], gl.float32, score)
@@ -176,9 +188,9 @@ def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["n", "groups"])
+@gluon.jit(do_not_specialize=["n", "heads", "section", "groups"])
 def _keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, dk, dv, lse, delta, n, groups, scale, root,
+    q, g, k, v, dk, dv, lse, delta, n, heads, section, groups, scale, root,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
     WINDOW: gl.constexpr,
 ):  # fmt: skip
@@ -200,22 +212,22 @@ def _keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
             (
                 _keys_feed,
                 (
-                    q, g, k, v, ks, vs, qs, gs, kv_full, full, empty, n, groups,
+                    q, g, k, v, ks, vs, qs, gs, kv_full, full, empty, n, heads, section, groups,
                     CAUSAL, ROWS, D, STAGES, WINDOW,
                 ),
             ),
             (
                 _keys_compute,
                 (
-                    dk, dv, lse, delta, ks, vs, qs, gs, kv_full, full, empty, n, groups, scale, root,
-                    0, CAUSAL, ROWS, D, STAGES, WINDOW,
+                    dk, dv, lse, delta, ks, vs, qs, gs, kv_full, full, empty,
+                    n, heads, section, groups, scale, root, 0, CAUSAL, ROWS, D, STAGES, WINDOW,
                 ),
             ),
             (
                 _keys_compute,
                 (
-                    dk, dv, lse, delta, ks, vs, qs, gs, kv_full, full, empty, n, groups, scale, root,
-                    1, CAUSAL, ROWS, D, STAGES, WINDOW,
+                    dk, dv, lse, delta, ks, vs, qs, gs, kv_full, full, empty,
+                    n, heads, section, groups, scale, root, 1, CAUSAL, ROWS, D, STAGES, WINDOW,
                 ),
             ),
         ],
@@ -226,12 +238,11 @@ def _keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit
 def _queries_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, qs, gs, ks, vs, q_full, full, empty, n, groups,
+    q, g, k, v, qs, gs, ks, vs, q_full, full, empty, n, heads, section, groups,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Loads a block of Q and dO in halves, then the keys that it sees and their V."""
-    place = gl.program_id(0) // n
-    block = gl.program_id(0) % n
+    place, block = _place(n, heads, section)
     if CAUSAL:
         block = n - 1 - block
     first, end = _walk(block, n, True, not CAUSAL, ROWS, WINDOW)
@@ -256,7 +267,7 @@ def _queries_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit
 def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dq_out, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, scale, root,
+    dq_out, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, heads, section, scale, root,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
     WINDOW: gl.constexpr,
 ):  # fmt: skip
@@ -267,8 +278,7 @@ def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its 
     )
     total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
-    place = gl.program_id(0) // n
-    block = gl.program_id(0) % n
+    place, block = _place(n, heads, section)
     if CAUSAL:
         block = n - 1 - block
     first, end = _walk(block, n, True, not CAUSAL, ROWS, WINDOW)
@@ -313,9 +323,9 @@ def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its 
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["n", "groups"])
+@gluon.jit(do_not_specialize=["n", "heads", "section", "groups"])
 def _queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, dq, lse, delta, n, groups, scale, root,
+    q, g, k, v, dq, lse, delta, n, heads, section, groups, scale, root,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
     WINDOW: gl.constexpr,
 ):  # fmt: skip
@@ -337,21 +347,21 @@ def _queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
             (
                 _queries_feed,
                 (
-                    q, g, k, v, qs, gs, ks, vs, q_full, full, empty, n, groups,
+                    q, g, k, v, qs, gs, ks, vs, q_full, full, empty, n, heads, section, groups,
                     CAUSAL, ROWS, D, STAGES, WINDOW,
                 ),
             ),
             (
                 _queries_compute,
                 (
-                    dq, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, scale, root,
+                    dq, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, heads, section, scale, root,
                     0, CAUSAL, ROWS, D, STAGES, WINDOW,
                 ),
             ),
             (
                 _queries_compute,
                 (
-                    dq, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, scale, root,
+                    dq, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, heads, section, scale, root,
                     1, CAUSAL, ROWS, D, STAGES, WINDOW,
                 ),
             ),
@@ -359,6 +369,17 @@ def _queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
         [4, 4],
         [REGISTERS, REGISTERS],
     )  # fmt: skip
+
+
+def together(S: int, width: int, groups: int, heads: int) -> int:
+    """Key heads whose blocks of keys come before others' under a causal mask.
+
+    A head's first block is seen by all of its queries, its last by few: with one head after the other the long
+    blocks of the last one begin when the others are nearly done, and most multiprocessors wait for them. Of few
+    heads at a time Q, dO and dQ in fp32 stay in L2; with less than four the wait at the end is the longer one.
+    """
+    most = min(heads, max(4, L2 // (groups * S * width * 8)))
+    return -(-heads // -(-heads // most))
 
 
 def backward(
@@ -388,7 +409,13 @@ def backward(
     width = power_of_2(D)
     constants = (causal, ROWS, width, STAGES[width], REGISTERS, window)
     key = (q.device, q.dtype, *constants)
-    shared = (lse, delta, n, H // heads, scale, root, *constants)
+    section = together(S, width, H // heads, B * heads) if causal and not window else 1
+    rest = (H // heads, scale, root, *constants)
     with on(q):
-        launch(_keys, (_keys, key), B * heads * n, tq, tg, tk, tv, tdk, tdv, *shared)
-        launch(_queries, (_queries, key), B * H * n, tq, tg, tk, tv, tdq, *shared)
+        launch(
+            _keys, (_keys, key), B * heads * n, tq, tg, tk, tv, tdk, tdv, lse, delta, n, B * heads, section, *rest
+        )
+        launch(
+            _queries, (_queries, key), B * H * n,
+            tq, tg, tk, tv, tdq, lse, delta, n, B * H, section * (H // heads), *rest,
+        )  # fmt: skip

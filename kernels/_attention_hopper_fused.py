@@ -42,7 +42,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ._attention_hopper import Tiles, _layout, launch, tiles, visible
-from ._attention_hopper_backward import REGISTERS, ROWS, opaque
+from ._attention_hopper_backward import REGISTERS, ROWS, _place, opaque, together
 from ._common import on, power_of_2
 
 LOG2E = 1.4426950408889634
@@ -120,14 +120,13 @@ def _cut(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit
 def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, lse, delta, ks, vs, qs, gs, levels, means, kv_full, full, empty, n, groups,
+    q, g, k, v, lse, delta, ks, vs, qs, gs, levels, means, kv_full, full, empty, n, heads, section, groups,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, STAGES: gl.constexpr,
     AHEAD: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Loads a block of K and V in halves, then the queries that see it, their dO and their statistics."""
     PER: gl.constexpr = 2 * ROWS // QUERIES
-    block = gl.program_id(0) % n
-    place = gl.program_id(0) // n
+    place, block = _place(n, heads, section)
     row = (place * n + block) * 2 * ROWS
     for half in gl.static_range(2):
         mbarrier.expect(kv_full.index(half), 2 * k.block_type.nbytes)
@@ -185,7 +184,8 @@ def _add(sums, dq, staging, at, PART: gl.constexpr, LINE: gl.constexpr):  # type
 @gluon.jit
 def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     dk_out, dv_out, sums, ks, vs, qs, gs, ds, staged, levels, means,
-    kv_full, full, empty, ready, other_ready, free, other_free, done, other_done, n, groups, scale, root,
+    kv_full, full, empty, ready, other_ready, free, other_free, done, other_done,
+    n, heads, section, groups, scale, root,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr,
     D: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, TURNS: gl.constexpr, LINE: gl.constexpr,
     WINDOW: gl.constexpr,
@@ -208,8 +208,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     )
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
     across: gl.constexpr = gl.SliceLayout(0, score)
-    block = gl.program_id(0) % n
-    place = gl.program_id(0) // n
+    place, block = _place(n, heads, section)
     staging = staged.index(HALF)
     zero = gl.zeros([ROWS, QUERIES], gl.float32, score)
     none = gl.zeros([64, PART], gl.float32, part)
@@ -318,9 +317,9 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["n", "groups"])
+@gluon.jit(do_not_specialize=["n", "heads", "section", "groups"])
 def _all(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, lse, delta, dk, dv, sums, n, groups, scale, root,
+    q, g, k, v, lse, delta, dk, dv, sums, n, heads, section, groups, scale, root,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr, LINE: gl.constexpr,
     SWAP: gl.constexpr, WINDOW: gl.constexpr,
@@ -362,15 +361,16 @@ def _all(  # type: ignore[no-untyped-def]  # Triton's types are its own
             (
                 _feed,
                 (
-                    q, g, k, v, lse, delta, ks, vs, qs, gs, levels, means, kv_full, full, empty, n, groups,
-                    CAUSAL, ROWS, QUERIES, STAGES, AHEAD, WINDOW,
+                    q, g, k, v, lse, delta, ks, vs, qs, gs, levels, means, kv_full, full, empty,
+                    n, heads, section, groups, CAUSAL, ROWS, QUERIES, STAGES, AHEAD, WINDOW,
                 ),
             ),
             (
                 _compute,
                 (
                     dk, dv, sums, ks, vs, qs, gs, ds, staged, levels, means,
-                    kv_full, full, empty, ready0, ready1, free0, free1, done0, done1, n, groups, scale, root,
+                    kv_full, full, empty, ready0, ready1, free0, free1, done0, done1,
+                    n, heads, section, groups, scale, root,
                     0, CAUSAL, ROWS, QUERIES, D, STAGES, AHEAD, TURNS, LINE, WINDOW,
                 ),
             ),
@@ -378,7 +378,8 @@ def _all(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 _compute,
                 (
                     dk, dv, sums, ks, vs, qs, gs, ds, staged, levels, means,
-                    kv_full, full, empty, ready1, ready0, free1, free0, done1, done0, n, groups, scale, root,
+                    kv_full, full, empty, ready1, ready0, free1, free0, done1, done0,
+                    n, heads, section, groups, scale, root,
                     1, CAUSAL, ROWS, QUERIES, D, STAGES, AHEAD, TURNS, LINE, WINDOW,
                 ),
             ),
@@ -445,9 +446,11 @@ def backward(
         causal, ROWS, queries, width, schedule.stages, schedule.ahead, TURNS, REGISTERS, LINE,
         _layout(ROWS, queries, q.dtype), window,
     )  # fmt: skip
+    section = together(S, width, H // heads, B * heads) if causal and not window else 1
     with on(q):
         launch(
             _all, (_all, q.device, q.dtype, *constants), B * heads * n,
-            tq, tg, tk, tv, tlse, tdelta, tdk, tdv, tsums, n, H // heads, LOG2E * root, root, *constants,
+            tq, tg, tk, tv, tlse, tdelta, tdk, tdv, tsums,
+            n, B * heads, section, H // heads, LOG2E * root, root, *constants,
         )  # fmt: skip
         _settle[(B * H * S // 64,)](sums, dq, root, D, width, num_warps=width // 16)

@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ._attention_hopper import LOG2E, launch
-from ._attention_hopper_backward import REGISTERS, ROWS, STAGES
+from ._attention_hopper_backward import REGISTERS, ROWS, STAGES, together
 from ._attention_varlen_hopper import FIELDS, _clean, packed
 from ._common import on
 
@@ -34,8 +34,9 @@ BLOCK = 2 * ROWS
 
 
 @gluon.jit
-def _block(table, rows, heads):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """(head, block, blocks, start, length, other start, other length, sequence) of this program.
+def _block(table, rows, heads, section):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(head, block, blocks, start, length, other start, other length, sequence) of this program: of a sequence
+    sections of heads one after the other, of each the first block of every head, then the second.
 
     Beyond the list it is the first block of a sequence of no tokens.
     """
@@ -55,8 +56,11 @@ def _block(table, rows, heads):  # type: ignore[no-untyped-def]  # Triton's type
         within = gl.program_id(0) - gl.load(row + 4) * heads
         blocks = gl.load(row + 5)
         sequence = gl.load(row + 6)
-    head = within // blocks
-    return head, within - head * blocks, blocks, start, length, other_start, other, sequence
+    first = within // (section * blocks) * section
+    within -= first * blocks
+    width = gl.minimum(section, heads - first)
+    block = within // width
+    return first + within - block * width, block, blocks, start, length, other_start, other, sequence
 
 
 @gluon.jit
@@ -90,11 +94,11 @@ def _first(key, offset, length, CAUSAL: gl.constexpr, ROWS: gl.constexpr):  # ty
 
 @gluon.jit
 def _keys_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, ks, vs, qs, gs, kv_full, full, empty, table, rows, heads, groups,
+    q, g, k, v, ks, vs, qs, gs, kv_full, full, empty, table, rows, heads, section, groups,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Loads a block of K and V in halves, then the queries that see it and their dO, head by head."""
-    head, block, _, key_start, keys, start, length, _ = _block(table, rows, heads)
+    head, block, _, key_start, keys, start, length, _ = _block(table, rows, heads, section)
     row = key_start + block * 2 * ROWS
     for i in gl.static_range(2):
         mbarrier.expect(kv_full.index(i), 2 * k.block_type.nbytes)
@@ -119,7 +123,7 @@ def _keys_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
 @gluon.jit
 def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     dk_out, dv_out, dk_plain, dv_plain, lse, delta, ks, vs, qs, gs, kv_full, full, empty,
-    table, rows, heads, groups, slots, scale, root,
+    table, rows, heads, section, groups, slots, scale, root,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of one half of a block of keys. Scores are transposed here: keys by queries."""
@@ -129,7 +133,7 @@ def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     )
     total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
-    head, block, _, key_start, keys, start, length, sequence = _block(table, rows, heads)
+    head, block, _, key_start, keys, start, length, sequence = _block(table, rows, heads, section)
     key = block * 2 * ROWS
     offset = keys - length
     k = ks.index(HALF)
@@ -178,9 +182,9 @@ def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     _write(dv_out, dv_plain, dv.to(dtype), v, key_start, row, keys, head, heads, ROWS, D)
 
 
-@gluon.jit(do_not_specialize=["rows", "heads", "groups", "slots"])
+@gluon.jit(do_not_specialize=["rows", "heads", "section", "groups", "slots"])
 def _keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, dk, dv, dk_plain, dv_plain, lse, delta, table, rows, heads, groups, slots, scale, root,
+    q, g, k, v, dk, dv, dk_plain, dv_plain, lse, delta, table, rows, heads, section, groups, slots, scale, root,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """One block of keys of one of `heads` key heads, over all its query heads. `root` is 1/√D."""
@@ -201,7 +205,7 @@ def _keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
             (
                 _keys_feed,
                 (
-                    q, g, k, v, ks, vs, qs, gs, kv_full, full, empty, table, rows, heads, groups,
+                    q, g, k, v, ks, vs, qs, gs, kv_full, full, empty, table, rows, heads, section, groups,
                     CAUSAL, ROWS, D, STAGES,
                 ),
             ),
@@ -209,14 +213,14 @@ def _keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 _keys_compute,
                 (
                     dk, dv, dk_plain, dv_plain, lse, delta, ks, vs, qs, gs, kv_full, full, empty,
-                    table, rows, heads, groups, slots, scale, root, 0, CAUSAL, ROWS, D, STAGES,
+                    table, rows, heads, section, groups, slots, scale, root, 0, CAUSAL, ROWS, D, STAGES,
                 ),
             ),
             (
                 _keys_compute,
                 (
                     dk, dv, dk_plain, dv_plain, lse, delta, ks, vs, qs, gs, kv_full, full, empty,
-                    table, rows, heads, groups, slots, scale, root, 1, CAUSAL, ROWS, D, STAGES,
+                    table, rows, heads, section, groups, slots, scale, root, 1, CAUSAL, ROWS, D, STAGES,
                 ),
             ),
         ],
@@ -237,11 +241,11 @@ def _seen(block, blocks, length, keys, CAUSAL: gl.constexpr, ROWS: gl.constexpr)
 
 @gluon.jit
 def _queries_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, qs, gs, ks, vs, q_full, full, empty, table, rows, heads, groups,
+    q, g, k, v, qs, gs, ks, vs, q_full, full, empty, table, rows, heads, section, groups,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Loads a block of Q and dO in halves, then the keys that it sees and their V."""
-    head, block, blocks, start, length, key_start, keys, _ = _block(table, rows, heads)
+    head, block, blocks, start, length, key_start, keys, _ = _block(table, rows, heads, section)
     block, count = _seen(block, blocks, length, keys, CAUSAL, ROWS)
     row = start + block * 2 * ROWS
     for i in gl.static_range(2):
@@ -264,7 +268,8 @@ def _queries_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit
 def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dq_out, dq_plain, lse, delta, qs, gs, ks, vs, q_full, full, empty, table, rows, heads, slots, scale, root,
+    dq_out, dq_plain, lse, delta, qs, gs, ks, vs, q_full, full, empty,
+    table, rows, heads, section, slots, scale, root,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """dQ of one half of a block of queries."""
@@ -274,7 +279,7 @@ def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its 
     )
     total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
-    head, block, blocks, start, length, _, keys, sequence = _block(table, rows, heads)
+    head, block, blocks, start, length, _, keys, sequence = _block(table, rows, heads, section)
     block, count = _seen(block, blocks, length, keys, CAUSAL, ROWS)
     q = qs.index(HALF)
     g = gs.index(HALF)
@@ -322,9 +327,9 @@ def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its 
     _write(dq_out, dq_plain, (dq * root).to(dtype), q, start, row, length, head, heads, ROWS, D)
 
 
-@gluon.jit(do_not_specialize=["rows", "heads", "groups", "slots"])
+@gluon.jit(do_not_specialize=["rows", "heads", "section", "groups", "slots"])
 def _queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, dq, dq_plain, lse, delta, table, rows, heads, groups, slots, scale, root,
+    q, g, k, v, dq, dq_plain, lse, delta, table, rows, heads, section, groups, slots, scale, root,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """One block of queries of one of `heads` heads."""
@@ -345,7 +350,7 @@ def _queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
             (
                 _queries_feed,
                 (
-                    q, g, k, v, qs, gs, ks, vs, q_full, full, empty, table, rows, heads, groups,
+                    q, g, k, v, qs, gs, ks, vs, q_full, full, empty, table, rows, heads, section, groups,
                     CAUSAL, ROWS, D, STAGES,
                 ),
             ),
@@ -353,14 +358,14 @@ def _queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 _queries_compute,
                 (
                     dq, dq_plain, lse, delta, qs, gs, ks, vs, q_full, full, empty,
-                    table, rows, heads, slots, scale, root, 0, CAUSAL, ROWS, D, STAGES,
+                    table, rows, heads, section, slots, scale, root, 0, CAUSAL, ROWS, D, STAGES,
                 ),
             ),
             (
                 _queries_compute,
                 (
                     dq, dq_plain, lse, delta, qs, gs, ks, vs, q_full, full, empty,
-                    table, rows, heads, slots, scale, root, 1, CAUSAL, ROWS, D, STAGES,
+                    table, rows, heads, section, slots, scale, root, 1, CAUSAL, ROWS, D, STAGES,
                 ),
             ),
         ],
@@ -382,8 +387,9 @@ def backward(
     listed: tuple[torch.Tensor, int],
     listed_keys: tuple[torch.Tensor, int],
     causal: bool,
+    longest: int,
 ) -> None:
-    """Writes dq, dk and dv, contiguous as `grad` is.
+    """Writes dq, dk and dv, contiguous as `grad` is. `longest` is how many queries a sequence has at most.
 
     The lists are of blocks of `BLOCK` queries and keys; `lse`, in base 2, and `delta`, the sums of O ∘ dO over
     rows, are laid out by `attention_varlen.statistics`.
@@ -396,12 +402,13 @@ def backward(
     scale = LOG2E * root
     constants = (causal, ROWS, D, STAGES[D], REGISTERS)
     key = (q.device, q.dtype, *constants)
+    section = together(longest, D, H // heads, heads) if causal else 1
     with on(q):
         launch(
             _keys, (_keys, key), listed_keys[1] * heads, tq, tg, tk, tv, tdk, tdv, dk, dv, lse, delta,
-            *listed_keys, heads, H // heads, slots, scale, root, *constants,
+            *listed_keys, heads, section, H // heads, slots, scale, root, *constants,
         )  # fmt: skip
         launch(
             _queries, (_queries, key), listed[1] * H, tq, tg, tk, tv, tdq, dq, lse, delta,
-            *listed, H, H // heads, slots, scale, root, *constants,
+            *listed, H, section * (H // heads), H // heads, slots, scale, root, *constants,
         )  # fmt: skip

@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from . import _attention_hopper_fused as dense
 from ._attention_hopper import LOG2E, Tiles, _layout, launch
-from ._attention_hopper_backward import REGISTERS, ROWS, opaque
+from ._attention_hopper_backward import REGISTERS, ROWS, opaque, together
 from ._attention_hopper_fused import LINE, TURNS, Schedule, _add, _flat, _product
 from ._attention_varlen_hopper import FIELDS, _barrier, packed
 from ._attention_varlen_hopper_backward import _block, _first, _write
@@ -84,13 +84,13 @@ def _tell(full):  # type: ignore[no-untyped-def]  # Triton's types are its own
 @gluon.jit
 def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, g, k, v, lse, delta, ks, vs, qs, gs, levels, means, kv_full, full, empty, landed,
-    table, rows, heads, groups, slots,
+    table, rows, heads, section, groups, slots,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
     AHEAD: gl.constexpr,
 ):  # fmt: skip
     """Loads a block of K and V in halves, then the queries that see it, their dO and their statistics."""
     PER: gl.constexpr = 2 * ROWS // QUERIES
-    head, block, _, key_start, keys, start, length, sequence = _block(table, rows, heads)
+    head, block, _, key_start, keys, start, length, sequence = _block(table, rows, heads, section)
     key = block * 2 * ROWS
     landed_phase = 0
     for half in gl.static_range(2):
@@ -154,7 +154,7 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
 def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     dk_out, dv_out, dk_plain, dv_plain, sums, ks, vs, qs, gs, ds, staged, levels, means,
     kv_full, full, empty, ready, other_ready, free, other_free, done, other_done,
-    table, rows, heads, groups, slots, scale, root,
+    table, rows, heads, section, groups, slots, scale, root,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr,
     D: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, TURNS: gl.constexpr, LINE: gl.constexpr,
 ):  # fmt: skip
@@ -176,7 +176,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     )
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
     across: gl.constexpr = gl.SliceLayout(0, score)
-    head, block, _, key_start, keys, start, length, sequence = _block(table, rows, heads)
+    head, block, _, key_start, keys, start, length, sequence = _block(table, rows, heads, section)
     key = block * 2 * ROWS
     staging = staged.index(HALF)
     zero = gl.zeros([ROWS, QUERIES], gl.float32, score)
@@ -286,10 +286,10 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["rows", "heads", "groups", "slots"])
+@gluon.jit(do_not_specialize=["rows", "heads", "section", "groups", "slots"])
 def _all(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, g, k, v, lse, delta, dk, dv, dk_plain, dv_plain, sums,
-    table, rows, heads, groups, slots, scale, root,
+    table, rows, heads, section, groups, slots, scale, root,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr, LINE: gl.constexpr,
     SWAP: gl.constexpr,
@@ -334,7 +334,7 @@ def _all(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 _feed,
                 (
                     q, g, k, v, lse, delta, ks, vs, qs, gs, levels, means, kv_full, full, empty, landed,
-                    table, rows, heads, groups, slots, CAUSAL, ROWS, QUERIES, D, STAGES, AHEAD,
+                    table, rows, heads, section, groups, slots, CAUSAL, ROWS, QUERIES, D, STAGES, AHEAD,
                 ),
             ),
             (
@@ -342,7 +342,7 @@ def _all(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 (
                     dk, dv, dk_plain, dv_plain, sums, ks, vs, qs, gs, ds, staged, levels, means,
                     kv_full, full, empty, ready0, ready1, free0, free1, done0, done1,
-                    table, rows, heads, groups, slots, scale, root,
+                    table, rows, heads, section, groups, slots, scale, root,
                     0, CAUSAL, ROWS, QUERIES, D, STAGES, AHEAD, TURNS, LINE,
                 ),
             ),
@@ -351,7 +351,7 @@ def _all(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 (
                     dk, dv, dk_plain, dv_plain, sums, ks, vs, qs, gs, ds, staged, levels, means,
                     kv_full, full, empty, ready1, ready0, free1, free0, done1, done0,
-                    table, rows, heads, groups, slots, scale, root,
+                    table, rows, heads, section, groups, slots, scale, root,
                     1, CAUSAL, ROWS, QUERIES, D, STAGES, AHEAD, TURNS, LINE,
                 ),
             ),
@@ -404,6 +404,7 @@ def backward(
     listed: tuple[torch.Tensor, int],
     listed_keys: tuple[torch.Tensor, int],
     causal: bool,
+    longest: int,
     schedule: Schedule | None = None,
 ) -> None:
     """Writes dq, dk and dv, contiguous as `grad` is; arguments as for the two kernels' `backward`. Takes room for
@@ -422,10 +423,11 @@ def backward(
     constants = (
         causal, ROWS, s.rows, D, s.stages, s.ahead, TURNS, REGISTERS, LINE, _layout(ROWS, s.rows, q.dtype),
     )  # fmt: skip
+    section = together(longest, D, H // heads, heads) if causal else 1
     with on(q):
         launch(
             _all, (_all, q.device, q.dtype, *constants), listed_keys[1] * heads,
-            tq, tg, tk, tv, tlse, tdelta, tdk, tdv, dk, dv, tsums, *listed_keys, heads, H // heads, slots,
-            LOG2E * root, root, *constants,
+            tq, tg, tk, tv, tlse, tdelta, tdk, tdv, dk, dv, tsums, *listed_keys,
+            heads, section, H // heads, slots, LOG2E * root, root, *constants,
         )  # fmt: skip
         _settle[(2 * listed[1] * H,)](sums, dq, *listed, H, slots, root, D, ROWS, num_warps=D // 16)

@@ -616,7 +616,7 @@ def _launch_backward(
         fixed = torch.are_deterministic_algorithms_enabled()
         fused = hopper.fused.AVAILABLE and hopper.fused.fits(level) and not fixed
         kernels = hopper.fused if fused else hopper.backward
-        kernels.backward(grad, q, k, v, level, delta, dq, dk, dv, *lists, causal)
+        kernels.backward(grad, q, k, v, level, delta, dq, dk, dv, *lists, causal, max_seqlen_q)
         return dq, dk, dv
     delta = torch.empty_like(lse)
     strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *grad.stride()[:2])

@@ -150,6 +150,34 @@ def wanted(q, k, v, grad, causal, window=0):
     return gradients, scores.logsumexp(-1).detach() / math.log(2), (out.detach() * grad).sum(-1)
 
 
+@given(st.integers(1, 9), st.integers(1, 12), st.integers(1, 14))
+def test_the_order_of_programs(n, heads, section):
+    """Each block of each head once; sections one after the other, of each the first blocks of all heads first."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        for i in range(heads * n):
+            patch.setattr(backward, "gl", SimpleNamespace(program_id=lambda axis, i=i: i, minimum=min))
+            found.append(backward._place.fn(n, heads, section))
+    assert sorted(found) == [(head, block) for head in range(heads) for block in range(n)]
+    order = [(head // section, block, head) for head, block in found]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize(
+    ("S", "width", "groups", "heads", "section"),
+    [
+        (8192, 128, 1, 32, 4),  # 8 MB of each head
+        (8192, 128, 4, 8, 4),
+        (2048, 128, 1, 128, 16),
+        (2048, 64, 1, 40, 20),  # two sections of 20, not one of 32 and one of 8
+        (4096, 64, 1, 3, 3),
+        (1 << 20, 128, 8, 1, 1),
+    ],
+)
+def test_how_many_heads_take_turns(S, width, groups, heads, section):
+    assert backward.together(S, width, groups, heads) == section
+
+
 @pytest.mark.usefixtures("_played")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def gradients(kernels, q, k, v, grad, cu, cu_keys, out, lse, causal, *schedule):
     found = [torch.full_like(x, torch.nan) for x in (q, k, v)]
     lists = module.listed(cu, cu_keys, len(q), backward.BLOCK), module.listed(cu_keys, cu, len(k), backward.BLOCK)
     level, delta = module.statistics(grad, out, lse, *lists[0], backward.BLOCK)
-    kernels.backward(grad, q, k, v, level, delta, *found, *lists, causal, *schedule)
+    kernels.backward(grad, q, k, v, level, delta, *found, *lists, causal, 1024, *schedule)
     return found
 
 
