@@ -470,7 +470,8 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     for i in gl.static_range(2):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=1)
-        mbarrier.init(turn.index(i), count=1)
+        if TURNS:  # over a barrier that nothing waits for Triton may lay something else
+            mbarrier.init(turn.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
@@ -567,14 +568,12 @@ def sparse_forward(
     lists: torch.Tensor,
     counts: torch.Tensor,
     causal: bool,
-    schedule: Schedule | None = None,
-    programs: int = SPARSE_PROGRAMS,
 ) -> None:
     """Writes the output over lists (heads, n, n) of blocks of keys in descending order, of which counts (heads, n)
-    are read; heads is 1, H or B·H. For inputs that `fits` approves of.
+    are read; heads is 1, H or B·H. For inputs that `fits` approves of, in tiles of 128 columns.
     """
-    schedule = schedule or SPARSE_SCHEDULES[power_of_2(q.shape[3]), causal]
-    programs *= multiprocessors(q)
+    schedule = SPARSE_SCHEDULES[power_of_2(q.shape[3]), causal]
+    programs = SPARSE_PROGRAMS * multiprocessors(q)
     _run(q, k, v, out, counts, lists, counts, causal, schedule, programs, lists.shape[0], True, 0)
 
 

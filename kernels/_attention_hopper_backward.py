@@ -376,7 +376,8 @@ def together(S: int, width: int, groups: int, heads: int) -> int:
 
     A head's first block is seen by all of its queries, its last by few: with one head after the other the long
     blocks of the last one begin when the others are nearly done, and most multiprocessors wait for them. Of few
-    heads at a time Q, dO and dQ in fp32 stay in L2; with less than four the wait at the end is the longer one.
+    heads at a time Q, dO and dQ in fp32 stay in L2; four are as many as even the end out, by arithmetic: steps
+    of blocks dealt out to 132 multiprocessors.
     """
     most = min(heads, max(4, L2 // (groups * S * width * 8)))
     return -(-heads // -(-heads // most))
@@ -410,6 +411,7 @@ def backward(
     constants = (causal, ROWS, width, STAGES[width], REGISTERS, window)
     key = (q.device, q.dtype, *constants)
     section = together(S, width, H // heads, B * heads) if causal and not window else 1
+    of_queries = section * (H // heads) if causal and not window else 1
     rest = (H // heads, scale, root, *constants)
     with on(q):
         launch(
@@ -417,5 +419,5 @@ def backward(
         )
         launch(
             _queries, (_queries, key), B * H * n,
-            tq, tg, tk, tv, tdq, lse, delta, n, B * H, section * (H // heads), *rest,
+            tq, tg, tk, tv, tdq, lse, delta, n, B * H, of_queries, *rest,
         )  # fmt: skip

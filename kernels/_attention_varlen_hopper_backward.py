@@ -403,6 +403,7 @@ def backward(
     constants = (causal, ROWS, D, STAGES[D], REGISTERS)
     key = (q.device, q.dtype, *constants)
     section = together(longest, D, H // heads, heads) if causal else 1
+    of_queries = section * (H // heads) if causal else 1
     with on(q):
         launch(
             _keys, (_keys, key), listed_keys[1] * heads, tq, tg, tk, tv, tdk, tdv, dk, dv, lse, delta,
@@ -410,5 +411,5 @@ def backward(
         )  # fmt: skip
         launch(
             _queries, (_queries, key), listed[1] * H, tq, tg, tk, tv, tdq, dq, lse, delta,
-            *listed, H, section * (H // heads), H // heads, slots, scale, root, *constants,
+            *listed, H, of_queries, H // heads, slots, scale, root, *constants,
         )  # fmt: skip

@@ -88,7 +88,8 @@ class NothingStored(KernelmarkError):
     type=Duration(),
     default="30m",
     show_default=True,
-    help="Time for measuring; then it is decided. With --attribute or --bisect two fifths are kept for them.",
+    help="Time for measuring; then it is decided. With --attribute or --bisect two fifths are kept for them, and "
+    "left over where nothing became slower.",
 )
 @click.option(
     "--fail-above", type=Share(), default="5%", show_default=True, help="A regression is more than this."

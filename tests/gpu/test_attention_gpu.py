@@ -16,7 +16,8 @@ import pytest
 import torch
 
 # D, S, Hkv of 4 heads, window: widths of tiles, what is filled up to them, tails, grouped heads; up to D = 64 also
-# lengths that tiles of 192 rows divide, and not, so that one group of the first or two lie before the sequence.
+# lengths that tiles of 192 rows divide, and not, so that one group of the first or two lie before the sequence,
+# and more such tiles than a device has multiprocessors.
 CASES = [
     (64, 2048, 4, None),
     (64, 2304, 2, None),
@@ -27,6 +28,10 @@ CASES = [
     (256, 1024, 2, None),
     (160, 1024, 4, None),
     (64, 2048, 2, 300),
+    (64, 1280, 1, 100),
+    (48, 2304, 2, 1),
+    (64, 1024, 4, 700),
+    (64, 4096, 4, 700),
     (128, 2048, 4, 1024),
     (128, 1280, 4, 100),
     (256, 2048, 4, 500),

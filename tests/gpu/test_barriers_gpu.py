@@ -30,7 +30,7 @@ for D in (64, 128):
     for mask in ("causal", "full"):
         for fixed in (False, True):
             torch.use_deterministic_algorithms(fixed)
-            for window in (None, 300):
+            for window in (None, 300, 100):
                 attention(*draw(1, 2, 1024, D), mask, window).sum().backward()
             for lengths in ([1024, 1024], [700, 1348]):
                 starts = torch.tensor([0, lengths[0], sum(lengths)], dtype=torch.int32, device="cuda")
@@ -39,6 +39,7 @@ for D in (64, 128):
         with torch.no_grad():
             blocks = torch.ones(1, 8, 8, dtype=torch.bool, device="cuda").tril()
             attention_sparse(*draw(1, 2, 1024, D), mask, blocks=blocks)
+            attention(*draw(1, 2, 1024, 256), mask)
 torch.cuda.synchronize()
 print(json.dumps([[str(key), x.asm["ptx"]] for key, x in _attention_hopper._compiled.items()]))
 """

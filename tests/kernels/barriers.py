@@ -22,9 +22,14 @@ _scratch = re.compile(
 
 
 def laid_over(ptx: str) -> set[int]:
-    """Offsets of barriers that are loaded from or stored to as plain memory, at addresses known when compiling."""
+    """Offsets of barriers that are loaded from or stored to as plain memory, at addresses known when compiling.
+
+    Raises `ValueError` where not every barrier's place is found: another Triton may write it otherwise.
+    """
     places = {register: int(offset) for register, offset in _places.findall(ptx)}
     barriers = {places[register] for register in _barriers.findall(ptx) if register in places}
+    if len(barriers) != ptx.count("mbarrier.init"):
+        raise ValueError(f"{len(barriers)} of {ptx.count('mbarrier.init')} barriers found")
     found = set()
     for match in _scratch.finditer(ptx):
         if match["place"]:

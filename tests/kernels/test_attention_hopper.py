@@ -209,6 +209,19 @@ def test_gradients(kernels, B, H, Hkv, S, D, window, causal):
 
 
 @pytest.mark.usefixtures("_played")
+@pytest.mark.parametrize("kernels", [fused, backward], ids=["fused", "two"])
+def test_gradients_in_sections_of_heads(monkeypatch, kernels):
+    """Of three key heads two, then one."""
+    monkeypatch.setattr(kernels, "together", lambda *_: 2)
+    q, k, v, grad = inputs = draw(1, 6, 3, 256, 64)
+    expected, lse, delta = wanted(*inputs, True)
+    found = [torch.full_like(x, torch.nan) for x in (q, k, v)]
+    kernels.backward(grad, q, k, v, lse.float(), delta.float(), *found, True)
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.usefixtures("_played")
 @pytest.mark.parametrize("D", [64, 128])
 @pytest.mark.parametrize("kernels", [fused, backward], ids=["fused", "two"])
 def test_a_later_key_that_is_no_number(kernels, D):

@@ -191,6 +191,18 @@ def test_gradients(kernels, lengths, keys, heads, D, mask, spoilt):
 
 
 @pytest.mark.usefixtures("_played")
+@KERNELS
+def test_gradients_in_sections_of_heads(monkeypatch, kernels):
+    """Of three key heads two, then one."""
+    monkeypatch.setattr(kernels, "together", lambda *_: 2)
+    cu, cu_keys = starts([200, 0, 150]), starts([130, 40, 260])
+    tensors = leaves([200, 0, 150], [130, 40, 260], (6, 3), 64)
+    out, lse = outputs(*tensors[:3], cu, cu_keys, True)
+    found = gradients(kernels, *tensors, cu, cu_keys, out, lse, True)
+    compare(["dq", "dk", "dv"], found, wanted(*tensors, cu, cu_keys, "causal")[1:], None)
+
+
+@pytest.mark.usefixtures("_played")
 @MASKS
 @KERNELS
 def test_scores_so_low_that_weights_of_hidden_keys_overflow(kernels, mask):

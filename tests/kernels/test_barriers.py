@@ -31,3 +31,8 @@ BARRIERS = """
 )
 def test_laid_over(line, found):
     assert laid_over(BARRIERS + line) == found
+
+
+def test_a_barrier_that_is_not_found():
+    with pytest.raises(ValueError, match="2 of 3 barriers found"):
+        laid_over(BARRIERS + "mbarrier.init.shared::cta.b64 [%rd7], 1;")
