@@ -136,6 +136,18 @@ def _constraints_of(count):  # type: ignore[no-untyped-def]  # Triton's types ar
 
 
 @gluon.jit
+def sectioned(nth, n, heads, section):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(head, which of its n blocks) is the nth piece of work where sections of heads come one after the other, of
+    each the first block of every head, then the second.
+    """
+    first = nth // (section * n) * section
+    nth -= first * n
+    width = gl.minimum(section, heads - first)
+    block = nth // width
+    return first + nth - block * width, block
+
+
+@gluon.jit
 def _exp2(x, SHARE: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """2^x of x ≤ 0. One of SHARE numbers is computed by the FMA units instead of the exponential unit, which
     at D = 64 is as busy as the matrix units; 0: none.

@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import launch, tiles, visible
+from ._attention_hopper import launch, sectioned, tiles, visible
 from ._common import on, power_of_2
 
 LOG2E = 1.4426950408889634
@@ -83,24 +83,12 @@ def _cut(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @gluon.jit
-def _place(n, heads, section):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """(batch·head, which of its n blocks in their order) of this program: sections of heads one after the other,
-    of each the first block of every head, then the second.
-    """
-    nth = gl.program_id(0)
-    first = nth // (section * n) * section
-    nth -= first * n
-    width = gl.minimum(section, heads - first)
-    return first + nth % width, nth // width
-
-
-@gluon.jit
 def _keys_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, g, k, v, ks, vs, qs, gs, kv_full, full, empty, n, heads, section, groups,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Loads a block of K and V in halves, then the queries that see it and their dO, head by head."""
-    place, block = _place(n, heads, section)
+    place, block = sectioned(gl.program_id(0), n, heads, section)
     row = (place * n + block) * 2 * ROWS
     for i in gl.static_range(2):
         mbarrier.expect(kv_full.index(i), 2 * k.block_type.nbytes)
@@ -135,7 +123,7 @@ def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     )
     total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
-    place, block = _place(n, heads, section)
+    place, block = sectioned(gl.program_id(0), n, heads, section)
     k = ks.index(HALF)
     v = vs.index(HALF)
     zero = gl.zeros([ROWS, ROWS], gl.float32, score)
@@ -242,7 +230,7 @@ def _queries_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Loads a block of Q and dO in halves, then the keys that it sees and their V."""
-    place, block = _place(n, heads, section)
+    place, block = sectioned(gl.program_id(0), n, heads, section)
     if CAUSAL:
         block = n - 1 - block
     first, end = _walk(block, n, True, not CAUSAL, ROWS, WINDOW)
@@ -278,7 +266,7 @@ def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its 
     )
     total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
-    place, block = _place(n, heads, section)
+    place, block = sectioned(gl.program_id(0), n, heads, section)
     if CAUSAL:
         block = n - 1 - block
     first, end = _walk(block, n, True, not CAUSAL, ROWS, WINDOW)

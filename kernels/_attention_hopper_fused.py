@@ -41,8 +41,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import Tiles, _layout, launch, tiles, visible
-from ._attention_hopper_backward import REGISTERS, ROWS, _place, opaque, together
+from ._attention_hopper import Tiles, _layout, launch, sectioned, tiles, visible
+from ._attention_hopper_backward import REGISTERS, ROWS, opaque, together
 from ._common import on, power_of_2
 
 LOG2E = 1.4426950408889634
@@ -126,7 +126,7 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
 ):  # fmt: skip
     """Loads a block of K and V in halves, then the queries that see it, their dO and their statistics."""
     PER: gl.constexpr = 2 * ROWS // QUERIES
-    place, block = _place(n, heads, section)
+    place, block = sectioned(gl.program_id(0), n, heads, section)
     row = (place * n + block) * 2 * ROWS
     for half in gl.static_range(2):
         mbarrier.expect(kv_full.index(half), 2 * k.block_type.nbytes)
@@ -208,7 +208,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     )
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
     across: gl.constexpr = gl.SliceLayout(0, score)
-    place, block = _place(n, heads, section)
+    place, block = sectioned(gl.program_id(0), n, heads, section)
     staging = staged.index(HALF)
     zero = gl.zeros([ROWS, QUERIES], gl.float32, score)
     none = gl.zeros([64, PART], gl.float32, part)

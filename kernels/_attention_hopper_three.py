@@ -41,7 +41,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, _pack, _unpack, launch, tiles
+from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, _pack, _unpack, launch, sectioned, tiles
 from ._common import multiprocessors, on
 from ._meeting import counter
 
@@ -61,11 +61,7 @@ def _tile(  # type: ignore[no-untyped-def]  # Triton's types are its own
     CAUSAL: gl.constexpr, TILE: gl.constexpr, KEYS: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """(batch·head, first row, which may be negative, first and last block of keys) of tile t."""
-    part = t // (section * n)
-    first = part * section
-    t -= first * n
-    width = gl.minimum(section, heads - first)
-    nth = t // width
+    head, nth = sectioned(t, n, heads, section)
     start = length - (nth + 1) * TILE
     low = nth * 0  # a number of the device's, as it is under a window
     last = low + length // KEYS - 1
@@ -75,7 +71,7 @@ def _tile(  # type: ignore[no-untyped-def]  # Triton's types are its own
         last = gl.minimum((start + TILE + WINDOW - 2) // KEYS, last)
     if WINDOW:
         low = gl.maximum(start - WINDOW + 1, 0) // KEYS
-    return first + t - nth * width, start, low, last
+    return head, start, low, last
 
 
 @gluon.jit
@@ -164,6 +160,73 @@ def _hide(
 
 
 @gluon.jit
+def _pass_over(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    k_full, k_empty, v_full, v_empty, turn, k_stage, k_phase, v_stage, v_phase, turn_phase,
+    GROUP: gl.constexpr, NEXT: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Releases a block of K and of V unread, as only what is there may be, and passes the turn on."""
+    mbarrier.wait(k_full.index(k_stage), k_phase)
+    mbarrier.arrive(k_empty.index(k_stage), count=1)
+    mbarrier.wait(v_full.index(v_stage), v_phase)
+    mbarrier.arrive(v_empty.index(v_stage), count=1)
+    k_stage += 1
+    if k_stage == STAGES:
+        k_stage = 0
+        k_phase ^= 1
+    v_stage += 1
+    if v_stage == STAGES:
+        v_stage = 0
+        v_phase ^= 1
+    mbarrier.wait(turn.index(GROUP), turn_phase)
+    turn_phase ^= 1
+    mbarrier.arrive(turn.index(NEXT), count=1)
+    return k_stage, k_phase, v_stage, v_phase, turn_phase
+
+
+@gluon.jit
+def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
+    k_stage, k_phase, v_stage, v_phase, turn_phase, limit, scale,
+    WIDE: gl.constexpr, HIGH: gl.constexpr, LOW: gl.constexpr, GROUP: gl.constexpr, NEXT: gl.constexpr,
+    ROWS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """One block of keys, with the values of the block before, whose weights are `packed`. HIGH and LOW: which ends
+    of what rows see may cut it, as in `_hide`.
+    """
+    dtype: gl.constexpr = vs.dtype
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
+    mbarrier.wait(k_full.index(k_stage), k_phase)
+    mbarrier.wait(turn.index(GROUP), turn_phase)
+    turn_phase ^= 1
+    s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+    mbarrier.wait(v_full.index(v_stage), v_phase)
+    weights = _unpack(packed, dtype, ROWS, KEYS, operand, True)
+    acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
+    mbarrier.arrive(turn.index(NEXT), count=1)
+    s = warpgroup_mma_wait(1, deps=[s])
+    mbarrier.arrive(k_empty.index(k_stage), count=1)
+    if HIGH or LOW:
+        s = _hide(s, limit, WIDE, HIGH, LOW, ROWS, KEYS)
+    raised = gl.maximum(highest, gl.max(s, 1) * scale)
+    p = gl.exp2(s * scale - gl.expand_dims(raised, 1))
+    shrink = gl.exp2(highest - raised)
+    weight = weight * shrink + gl.sum(p, 1)
+    acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
+    mbarrier.arrive(v_empty.index(v_stage), count=1)
+    acc = acc * gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout)), 1)
+    packed = _pack(p, dtype, ROWS, KEYS, operand, True)
+    k_stage += 1
+    if k_stage == STAGES:
+        k_stage = 0
+        k_phase ^= 1
+    v_stage += 1
+    if v_stage == STAGES:
+        v_stage = 0
+        v_phase ^= 1
+    return acc, packed, weight, raised, k_stage, k_phase, v_stage, v_phase, turn_phase
+
+
+@gluon.jit
 def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following, told, heard,
     total, n, length, heads, section, scale,
@@ -217,22 +280,10 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             end = gl.maximum(own - WINDOW + 1, 0) // KEYS
             first = gl.where(own < 0, 0, first)
         for _ in range(first, last):
-            # Only when a block is there may it be released.
-            mbarrier.wait(k_full.index(k_stage), k_phase)
-            mbarrier.arrive(k_empty.index(k_stage), count=1)
-            mbarrier.wait(v_full.index(v_stage), v_phase)
-            mbarrier.arrive(v_empty.index(v_stage), count=1)
-            k_stage += 1
-            if k_stage == STAGES:
-                k_stage = 0
-                k_phase ^= 1
-            v_stage += 1
-            if v_stage == STAGES:
-                v_stage = 0
-                v_phase ^= 1
-            mbarrier.wait(turn.index(GROUP), turn_phase)
-            turn_phase ^= 1
-            mbarrier.arrive(turn.index(NEXT), count=1)
+            k_stage, k_phase, v_stage, v_phase, turn_phase = _pass_over(
+                k_full, k_empty, v_full, v_empty, turn, k_stage, k_phase, v_stage, v_phase, turn_phase,
+                GROUP, NEXT, STAGES,
+            )  # fmt: skip
         mbarrier.wait(q_full.index(GROUP), q_phase)
         q_phase ^= 1
         mbarrier.wait(k_full.index(k_stage), k_phase)
@@ -260,36 +311,13 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 until = gl.minimum(first + 1 - gl.maximum(own + ROWS - WINDOW + KEYS - 1, 0) // KEYS, count)
                 until = gl.maximum(until, begin)
             for j in range(begin, until):
-                mbarrier.wait(k_full.index(k_stage), k_phase)
-                mbarrier.wait(turn.index(GROUP), turn_phase)
-                turn_phase ^= 1
-                s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-                mbarrier.wait(v_full.index(v_stage), v_phase)
-                weights = _unpack(packed, dtype, ROWS, KEYS, operand, True)
-                acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
-                mbarrier.arrive(turn.index(NEXT), count=1)
-                s = warpgroup_mma_wait(1, deps=[s])
-                mbarrier.arrive(k_empty.index(k_stage), count=1)
-                if run != 1:
-                    limit = rows + (own + AHEAD - (first - j) * KEYS)
-                    s = _hide(s, limit, WIDE, run == 0 or NARROW, run == 2 or NARROW, ROWS, KEYS)
-                raised = gl.maximum(highest, gl.max(s, 1) * scale)
-                p = gl.exp2(s * scale - gl.expand_dims(raised, 1))
-                shrink = gl.exp2(highest - raised)
-                weight = weight * shrink + gl.sum(p, 1)
-                highest = raised
-                acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
-                mbarrier.arrive(v_empty.index(v_stage), count=1)
-                acc = acc * gl.expand_dims(gl.convert_layout(shrink, sums_rows), 1)
-                packed = _pack(p, dtype, ROWS, KEYS, operand, True)
-                k_stage += 1
-                if k_stage == STAGES:
-                    k_stage = 0
-                    k_phase ^= 1
-                v_stage += 1
-                if v_stage == STAGES:
-                    v_stage = 0
-                    v_phase ^= 1
+                limit = rows + (own + AHEAD - (first - j) * KEYS)
+                acc, packed, weight, highest, k_stage, k_phase, v_stage, v_phase, turn_phase = _step(
+                    q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
+                    k_stage, k_phase, v_stage, v_phase, turn_phase, limit, scale,
+                    WIDE, run != 1 and (run == 0 or NARROW), run != 1 and (run == 2 or NARROW),
+                    GROUP, NEXT, ROWS, KEYS, STAGES,
+                )  # fmt: skip
             begin = until
         # The last product with Q is done: the next tile's can be loaded.
         mbarrier.arrive(q_empty.index(GROUP), count=1)
@@ -304,22 +332,10 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             v_phase ^= 1
         if WINDOW:
             for _ in range(low, end):
-                # Only when a block is there may it be released.
-                mbarrier.wait(k_full.index(k_stage), k_phase)
-                mbarrier.arrive(k_empty.index(k_stage), count=1)
-                mbarrier.wait(v_full.index(v_stage), v_phase)
-                mbarrier.arrive(v_empty.index(v_stage), count=1)
-                k_stage += 1
-                if k_stage == STAGES:
-                    k_stage = 0
-                    k_phase ^= 1
-                v_stage += 1
-                if v_stage == STAGES:
-                    v_stage = 0
-                    v_phase ^= 1
-                mbarrier.wait(turn.index(GROUP), turn_phase)
-                turn_phase ^= 1
-                mbarrier.arrive(turn.index(NEXT), count=1)
+                k_stage, k_phase, v_stage, v_phase, turn_phase = _pass_over(
+                    k_full, k_empty, v_full, v_empty, turn, k_stage, k_phase, v_stage, v_phase, turn_phase,
+                    GROUP, NEXT, STAGES,
+                )  # fmt: skip
         if own >= 0:
             row = head * length + own
             empty = highest == LOWEST

@@ -34,8 +34,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, _pack, _unpack, launch, tiles
-from ._attention_hopper_three import _hide
+from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, _pack, _unpack, launch, sectioned, tiles
+from ._attention_hopper_three import _hide, _step
 from ._common import multiprocessors, on
 from ._meeting import counter
 
@@ -50,12 +50,8 @@ REGISTERS = 240
 @gluon.jit
 def _tile(t, n, heads, section):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """(batch·head, block of queries) of tile t."""
-    part = t // (section * n)
-    first = part * section
-    t -= first * n
-    width = gl.minimum(section, heads - first)
-    nth = t // width
-    return first + t - nth * width, n - 1 - nth
+    head, nth = sectioned(t, n, heads, section)
+    return head, n - 1 - nth
 
 
 @gluon.jit
@@ -174,33 +170,11 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         packed = _pack(p, dtype, ROWS, KEYS, operand, True)
         acc = gl.zeros([ROWS, D], gl.float32, sums)
         for _ in range(1, count):
-            mbarrier.wait(k_full.index(k_stage), k_phase)
-            mbarrier.wait(turn.index(HALF), turn_phase)
-            turn_phase ^= 1
-            s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-            mbarrier.wait(v_full.index(v_stage), v_phase)
-            weights = _unpack(packed, dtype, ROWS, KEYS, operand, True)
-            acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
-            mbarrier.arrive(turn.index(1 - HALF), count=1)
-            s = warpgroup_mma_wait(1, deps=[s])
-            mbarrier.arrive(k_empty.index(k_stage), count=1)
-            raised = gl.maximum(highest, gl.max(s, 1) * scale)
-            p = gl.exp2(s * scale - gl.expand_dims(raised, 1))
-            shrink = gl.exp2(highest - raised)
-            weight = weight * shrink + gl.sum(p, 1)
-            highest = raised
-            acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
-            mbarrier.arrive(v_empty.index(v_stage), count=1)
-            acc = acc * gl.expand_dims(gl.convert_layout(shrink, sums_rows), 1)
-            packed = _pack(p, dtype, ROWS, KEYS, operand, True)
-            k_stage += 1
-            if k_stage == STAGES:
-                k_stage = 0
-                k_phase ^= 1
-            v_stage += 1
-            if v_stage == STAGES:
-                v_stage = 0
-                v_phase ^= 1
+            acc, packed, weight, highest, k_stage, k_phase, v_stage, v_phase, turn_phase = _step(
+                q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
+                k_stage, k_phase, v_stage, v_phase, turn_phase, rows, scale,
+                0, False, False, HALF, 1 - HALF, ROWS, KEYS, STAGES,
+            )  # fmt: skip
         # The last product with Q is done: the next tile's can be loaded.
         mbarrier.arrive(q_empty.index(HALF), count=1)
         mbarrier.wait(v_full.index(v_stage), v_phase)
@@ -241,8 +215,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     vs = gl.allocate_shared_memory(q.dtype, [STAGES, KEYS, D], v.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    # Not to be left without its waits: scratch memory of Triton's then comes to lie over barriers that are
-    # initialised and never used, and on an H200 a program once in a while took a wrong next tile.
+    # Always waited for, as those of `_attention_hopper_three.py`: see there.
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     following = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     told = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())

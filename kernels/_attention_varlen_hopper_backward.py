@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import LOG2E, launch
+from ._attention_hopper import LOG2E, launch, sectioned
 from ._attention_hopper_backward import REGISTERS, ROWS, STAGES, together
 from ._attention_varlen_hopper import FIELDS, _clean, packed
 from ._common import on
@@ -35,8 +35,8 @@ BLOCK = 2 * ROWS
 
 @gluon.jit
 def _block(table, rows, heads, section):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """(head, block, blocks, start, length, other start, other length, sequence) of this program: of a sequence
-    sections of heads one after the other, of each the first block of every head, then the second.
+    """(head, block, blocks, start, length, other start, other length, sequence) of this program: a sequence's
+    blocks are `sectioned`.
 
     Beyond the list it is the first block of a sequence of no tokens.
     """
@@ -56,11 +56,8 @@ def _block(table, rows, heads, section):  # type: ignore[no-untyped-def]  # Trit
         within = gl.program_id(0) - gl.load(row + 4) * heads
         blocks = gl.load(row + 5)
         sequence = gl.load(row + 6)
-    first = within // (section * blocks) * section
-    within -= first * blocks
-    width = gl.minimum(section, heads - first)
-    block = within // width
-    return first + within - block * width, block, blocks, start, length, other_start, other, sequence
+    head, block = sectioned(within, blocks, heads, section)
+    return head, block, blocks, start, length, other_start, other, sequence
 
 
 @gluon.jit

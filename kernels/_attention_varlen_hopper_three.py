@@ -40,8 +40,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, _pack, _unpack, launch
-from ._attention_hopper_three import GROUPS, REGISTERS, STAGES, WIDTH, _hide
+from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, _pack, _unpack, launch, sectioned
+from ._attention_hopper_three import GROUPS, REGISTERS, STAGES, WIDTH, _hide, _pass_over, _step
 from ._attention_varlen_hopper import FIELDS, _clean, packed
 from ._common import multiprocessors, on
 
@@ -66,15 +66,12 @@ def _unit(  # type: ignore[no-untyped-def]  # Triton's types are its own
     within = unit - gl.load(row + 4) * heads
     n = gl.load(row + 5)
     section = gl.minimum(gl.maximum(hold // gl.maximum(keys, 1), 1) * groups, heads)
-    before = within // (section * n) * section  # heads of other sections
-    width = gl.minimum(section, heads - before)
-    within = within - before * n
-    nth = within // width
+    head, nth = sectioned(within, n, heads, section)
     seen = keys
     if CAUSAL:
         seen = keys - nth * TILE
     last = gl.maximum(seen - 1, 0) // KEYS
-    return before + within - nth * width, start, length, key_start, keys, length - (nth + 1) * TILE, last
+    return head, start, length, key_start, keys, length - (nth + 1) * TILE, last
 
 
 @gluon.jit
@@ -135,48 +132,6 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @gluon.jit
-def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
-    k_stage, k_phase, v_stage, v_phase, turn_phase, limit, scale,
-    MASKED: gl.constexpr, GROUP: gl.constexpr, NEXT: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
-    """One block of keys, with the values of the block before, whose weights are `packed`."""
-    dtype: gl.constexpr = vs.dtype
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
-    mbarrier.wait(k_full.index(k_stage), k_phase)
-    mbarrier.wait(turn.index(GROUP), turn_phase)
-    turn_phase ^= 1
-    s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-    mbarrier.wait(v_full.index(v_stage), v_phase)
-    weights = _unpack(packed, dtype, ROWS, KEYS, operand, True)
-    acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
-    mbarrier.arrive(turn.index(NEXT), count=1)
-    s = warpgroup_mma_wait(1, deps=[s])
-    mbarrier.arrive(k_empty.index(k_stage), count=1)
-    if MASKED:
-        limits = gl.arange(0, ROWS, gl.SliceLayout(1, s.type.layout)) + limit
-        s = _hide(s, limits, 0, True, False, ROWS, KEYS)
-    raised = gl.maximum(highest, gl.max(s, 1) * scale)
-    p = gl.exp2(s * scale - gl.expand_dims(raised, 1))
-    shrink = gl.exp2(highest - raised)
-    weight = weight * shrink + gl.sum(p, 1)
-    acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
-    mbarrier.arrive(v_empty.index(v_stage), count=1)
-    acc = acc * gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout)), 1)
-    packed = _pack(p, dtype, ROWS, KEYS, operand, True)
-    k_stage += 1
-    if k_stage == STAGES:
-        k_stage = 0
-        k_phase ^= 1
-    v_stage += 1
-    if v_stage == STAGES:
-        v_stage = 0
-        v_phase ^= 1
-    return acc, packed, weight, raised, k_stage, k_phase, v_stage, v_phase, turn_phase
-
-
-@gluon.jit
 def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     out, plain, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
     following, told, heard, table, rows, heads, groups, hold, tokens, scale,
@@ -223,22 +178,10 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             cut = 0
         start = first * KEYS
         for _ in range(first, last):
-            # Only when a block is there may it be released.
-            mbarrier.wait(k_full.index(k_stage), k_phase)
-            mbarrier.arrive(k_empty.index(k_stage), count=1)
-            mbarrier.wait(v_full.index(v_stage), v_phase)
-            mbarrier.arrive(v_empty.index(v_stage), count=1)
-            k_stage += 1
-            if k_stage == STAGES:
-                k_stage = 0
-                k_phase ^= 1
-            v_stage += 1
-            if v_stage == STAGES:
-                v_stage = 0
-                v_phase ^= 1
-            mbarrier.wait(turn.index(GROUP), turn_phase)
-            turn_phase ^= 1
-            mbarrier.arrive(turn.index(NEXT), count=1)
+            k_stage, k_phase, v_stage, v_phase, turn_phase = _pass_over(
+                k_full, k_empty, v_full, v_empty, turn, k_stage, k_phase, v_stage, v_phase, turn_phase,
+                GROUP, NEXT, STAGES,
+            )  # fmt: skip
         mbarrier.wait(q_full.index(GROUP), q_phase)
         q_phase ^= 1
         mbarrier.wait(k_full.index(k_stage), k_phase)
@@ -262,16 +205,17 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         if CAUSAL:
             # By j, though it is 0: what did not change in the loop would be compared before it, needed or not.
             for j in range(0, cut):
+                limit = within + (edge - start + (j + 1) * KEYS)
                 acc, packed, weight, highest, k_stage, k_phase, v_stage, v_phase, turn_phase = _step(
                     q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
-                    k_stage, k_phase, v_stage, v_phase, turn_phase, edge - start + (j + 1) * KEYS, scale,
-                    True, GROUP, NEXT, ROWS, KEYS, STAGES,
+                    k_stage, k_phase, v_stage, v_phase, turn_phase, limit, scale,
+                    0, True, False, GROUP, NEXT, ROWS, KEYS, STAGES,
                 )  # fmt: skip
         for _ in range(cut, first):
             acc, packed, weight, highest, k_stage, k_phase, v_stage, v_phase, turn_phase = _step(
                 q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
-                k_stage, k_phase, v_stage, v_phase, turn_phase, 0, scale,
-                False, GROUP, NEXT, ROWS, KEYS, STAGES,
+                k_stage, k_phase, v_stage, v_phase, turn_phase, within, scale,
+                0, False, False, GROUP, NEXT, ROWS, KEYS, STAGES,
             )  # fmt: skip
         # The last product with Q is done: the next tile's can be loaded.
         mbarrier.arrive(q_empty.index(GROUP), count=1)
@@ -324,8 +268,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     vs = gl.allocate_shared_memory(q.dtype, [STAGES, KEYS, D], v.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
-    # Not to be had without being used: over barriers that are initialised and never used Triton puts scratch
-    # memory of the warp groups, and on an H200 a program then took a wrong tile once in a while.
+    # Always waited for, as the dense kernel's: see there.
     turn = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     following = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     told = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())

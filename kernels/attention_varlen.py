@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import triton
 import triton.language as tl
 
 from ._common import cdiv, check, choice, on, operator, power_of_2
-from .attention import LOG2E, LOWEST, Tiles, _capability, _plain, _precision, _width
+from .attention import LOG2E, LOWEST, Hopper, Tiles, _capability, _plain, _precision, _width
 
 HOPPER = ("forward", "backward")
 """Passes that the kernels for Hopper do, where they can."""
@@ -463,17 +462,6 @@ def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its
 
 # ---------------------------------------------------------------------------------------------------------
 # Launch.
-
-
-class Hopper(NamedTuple):
-    """The modules for Hopper: the forward pass in two computing warp groups, and in three; the backward pass in
-    two kernels, and in one.
-    """
-
-    forward: ModuleType
-    three: ModuleType
-    backward: ModuleType
-    fused: ModuleType
 
 
 @cache

@@ -17,7 +17,7 @@ from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
-from ..registry.detection.comparison import Comparison, Key, Options, Side
+from ..registry.detection.comparison import Comparison, History, Key, Options, Side
 from ..registry.detection.decision import Progress, decide
 from ..registry.detection.pairing import differing, key_of, pair
 from ..registry.errors import InputError, KernelmarkError
@@ -192,12 +192,8 @@ class Interleaved:
             self.header, self.records = base.header, (base.records, current.records)
         histories = self.index.histories(base.header.key)
         allowed = self._allowed(base.header, current.header)
-        out: list[Comparison] = []
-        for count in sorted(set(wanted.values())):
-            if made >= min(count, self.options.pairs) or self._stage == 1:
-                keys = {key for key, number in wanted.items() if number == count}
-                before, after = (_cut(journal, keys, min(count, made)) for journal in (base, current))
-                out += pair(before, after, histories, allowed=allowed, controls=self._controls)
+        enough = 0 if self._stage == 1 else self.options.pairs
+        out = paired(base, current, wanted, made, enough, histories, allowed=allowed, controls=self._controls)
         noted = tuple(f"in two environments: {x}" for x in differing(base.header, current.header) if allowed)
         return [msgspec.structs.replace(x, notes=(*x.notes, *noted)) for x in out]
 
@@ -280,6 +276,30 @@ def in_turns(setting: Setting, runs: Sequence[Run], wanted: Mapping[Key, int], s
     if made < count:
         setting.tell(f"the budget ended after {made} of {count} {what.rpartition(' ')[2]}s")
     return made
+
+
+def paired(
+    base: Journal,
+    current: Journal,
+    wanted: Mapping[Key, int],
+    made: int,
+    enough: int,
+    histories: Mapping[Key, History] | None = None,
+    *,
+    allowed: Collection[str] = (),
+    controls: Collection[str] | None = None,
+) -> list[Comparison]:
+    """The rows wanted of two journals, each with as many whole pairs as it asks for, or as were made.
+
+    Rows that ask for more than were made are left out, unless those are `enough`. The rest is as for `pair`.
+    """
+    out: list[Comparison] = []
+    for count in sorted(set(wanted.values())):
+        if made >= min(count, enough):
+            keys = {key for key, number in wanted.items() if number == count}
+            before, after = (_cut(journal, keys, min(count, made)) for journal in (base, current))
+            out += pair(before, after, histories, allowed=allowed, controls=controls)
+    return out
 
 
 def _cut(journal: Journal, keys: Collection[Key], pairs: int) -> tuple[Header, list[Record]]:

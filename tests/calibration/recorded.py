@@ -12,16 +12,16 @@ from __future__ import annotations
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from kernelmark.registry.detection.comparison import Comparison, Key
 from kernelmark.registry.detection.decision import DEFAULTS, Progress, decide
-from kernelmark.registry.detection.pairing import key_of, pair
+from kernelmark.registry.detection.pairing import key_of
 from kernelmark.registry.detection.verdict import Verdict, exit_code
 from kernelmark.registry.journal import Journal, read
-from kernelmark.registry.record import Header, Record
+from kernelmark.suite.ab import paired
 
 HERE = Path(__file__).parent
 RECORDED = HERE.parents[1] / "registry" / "reference" / "detector"
@@ -37,17 +37,11 @@ def decided(folder: Path) -> tuple[Progress, int]:
         paths = [folder / f"{at}-{side}.jsonl.gz" for side in ("base", "current")]
         if not all(x.exists() for x in paths):
             return []
-        sides = [read(x) for x in paths]
+        sides = read(paths[0]), read(paths[1])
         there = {key_of(x) for x in sides[0].records}  # what is asked for today may not have been then
         wanted = {key: number for key, number in wanted.items() if key in there}
         whole = min(_whole(side, wanted) for side in sides)
-        out: list[Comparison] = []
-        for count in sorted(set(wanted.values())):
-            if whole >= min(count, DEFAULTS.pairs) or at == 1:
-                keys = {key for key, number in wanted.items() if number == count}
-                before, after = (_cut(side, keys, min(count, whole)) for side in sides)
-                out += pair(before, after)
-        return out
+        return paired(*sides, wanted, whole, 0 if at == 1 else DEFAULTS.pairs)
 
     first = read(folder / "1-base.jsonl.gz")
     wanted = dict.fromkeys(map(key_of, first.records), first.header.replicates)
@@ -61,11 +55,6 @@ def _whole(journal: Journal, wanted: Mapping[Key, int]) -> int:
     while seen[made] and seen[made] >= sum(number > made for number in wanted.values()):
         made += 1
     return made
-
-
-def _cut(journal: Journal, keys: Collection[Key], pairs: int) -> tuple[Header, list[Record]]:
-    header = msgspec.structs.replace(journal.header, replicates=pairs)
-    return header, [x for x in journal.records if x.replicate < pairs and key_of(x) in keys]
 
 
 def unchanged(found: Sequence[tuple[str, Progress, int]]) -> str:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernelmark.kernels import _attention_hopper as hopper
 from kernelmark.kernels import _attention_hopper_three as three
 
 from .player import Tiles, play
@@ -22,7 +23,9 @@ TILE = three.ROWS * three.GROUPS
 @pytest.fixture(scope="module", autouse=True)
 def _plain_numbers():
     patch = pytest.MonkeyPatch()
-    patch.setattr(three, "gl", SimpleNamespace(minimum=min, maximum=max))
+    for each in (hopper, three):
+        patch.setattr(each, "gl", SimpleNamespace(minimum=min, maximum=max))
+    patch.setattr(three, "sectioned", hopper.sectioned.fn)
     yield
     patch.undo()
 
@@ -56,7 +59,7 @@ def played(monkeypatch):
     counter = torch.zeros(1, dtype=torch.int32)
     play(
         monkeypatch,
-        (three,),
+        (hopper, three),
         _pack=lambda p, *_: p,
         _unpack=lambda packed, *_: packed,
         LOWEST=torch.finfo(torch.float32).min,

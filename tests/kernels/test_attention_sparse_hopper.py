@@ -25,7 +25,8 @@ BLOCK = sparse.KEYS
 @pytest.fixture(scope="module", autouse=True)
 def _plain_numbers():
     patch = pytest.MonkeyPatch()
-    patch.setattr(sparse, "gl", SimpleNamespace(minimum=min))
+    patch.setattr(hopper, "gl", SimpleNamespace(minimum=min))
+    patch.setattr(sparse, "sectioned", hopper.sectioned.fn)
     yield
     patch.undo()
 
@@ -45,7 +46,7 @@ def played(monkeypatch):
     counter = torch.zeros(1, dtype=torch.int32)
     play(
         monkeypatch,
-        (sparse, three),
+        (hopper, sparse, three),
         _pack=lambda p, *_: p,
         _unpack=lambda packed, *_: packed,
         LOWEST=torch.finfo(torch.float32).min,

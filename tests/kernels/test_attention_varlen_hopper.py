@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from kernelmark.kernels import _attention_hopper as hopper
 from kernelmark.kernels import _attention_hopper_fused as dense
 from kernelmark.kernels import _attention_hopper_three as dense_three
 from kernelmark.kernels import _attention_varlen_hopper as two
@@ -23,7 +24,7 @@ from .player import Tiles, nothing, play, reduce
 def _played(monkeypatch):
     play(
         monkeypatch,
-        (two, three, backward, dense, dense_three, fused),
+        (hopper, two, three, backward, dense, dense_three, fused),
         keep=("_settle",),
         opaque=lambda x: 0,
         _reduce=reduce,
