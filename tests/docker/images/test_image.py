@@ -26,6 +26,8 @@ pytestmark = [
 
 HOUSE = Path(__file__).resolve().parents[3]
 NO_ENTROPY = ("Base64HighEntropyString", "HexHighEntropyString")
+INTERPRETED = ("kernelmark", "torch", "sdpa", "transformers", "xformers")
+"""All that runs on a CPU but torch.compile, which takes longer to compile the plan than all of these to run."""
 
 
 def test_the_dockerfile_is_clean():
@@ -37,7 +39,8 @@ def test_the_dockerfile_is_clean():
 
 def test_the_quick_plan_and_its_rows_in_the_hosts_registry(machine, image, tmp_path):
     there = machine.with_home(tmp_path)
-    done = there.kernelmark("bench", "cpu", "--plan", "quick", "--replicates", "1", "--seed", "5")
+    providers = [x for name in INTERPRETED for x in ("--implementation", name)]
+    done = there.kernelmark("bench", "cpu", "--plan", "quick", "--replicates", "1", "--seed", "5", *providers)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     home = Home(tmp_path)
     (run,) = home.runs()
@@ -52,8 +55,7 @@ def test_the_quick_plan_and_its_rows_in_the_hosts_registry(machine, image, tmp_p
     assert statuses <= {"ok", "unsupported", "unavailable"}, [
         (x.case.operator, x.implementation, x.reason) for x in journal.records if x.status not in statuses
     ]
-    # torch.compile's C++ needs the compiler in the image and a place to write what it makes.
-    assert {"torch", "torch_compile", "kernelmark_cpu"} <= {
+    assert {"torch", "transformers", "kernelmark_cpu"} <= {
         x.implementation for x in journal.records if x.status == "ok"
     }
     rows = _rows(home, run)
@@ -64,6 +66,15 @@ def test_the_quick_plan_and_its_rows_in_the_hosts_registry(machine, image, tmp_p
     command = json.loads(again.stdout)["command"]
     assert command[:3] == ["kernelmark", "bench", image.id]
     assert command[command.index("--seed") + 1] == "5"
+
+
+def test_torch_compile_finds_a_compiler_and_a_place_to_write(machine, image, tmp_path):
+    there = machine.with_home(tmp_path)
+    chosen = "--operator", "gelu", "--implementation", "torch_compile", "--replicates", "1"
+    done = there.kernelmark("bench", image.id, "--plan", "quick", *chosen)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    (run,) = Home(tmp_path).runs()
+    assert {x.status for x in Home(tmp_path).load(run).records if x.implementation == "torch_compile"} == {"ok"}
 
 
 def _rows(home: Home, run: str) -> list[dict[str, str]]:
