@@ -3,12 +3,14 @@
     python tests/calibration/recorded.py [FOLDER]
 
 Each folder of `registry/reference/detector/` holds one comparison, as STAGE-SIDE.jsonl.gz. Those named `planted-…`
-come from `planted.py`, those named `unchanged-…` from two commits with the same kernels. Printed are the Markdown
-tables that `docs/calibration.md` shows.
+come from `planted.py`, those named `unchanged-…` from two commits with the same kernels, those named
+`environment-…` from two environments, with the arms of the attribution (`arm-…`) beside them. Printed are the
+Markdown tables that `docs/calibration.md` shows.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
 import sys
 from collections import Counter
@@ -16,15 +18,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from kernelmark.registry.detection.attribution import Arm, Attribution, attribute
 from kernelmark.registry.detection.comparison import Comparison, Key
 from kernelmark.registry.detection.decision import DEFAULTS, Progress, decide
-from kernelmark.registry.detection.pairing import key_of
+from kernelmark.registry.detection.pairing import key_of, side
 from kernelmark.registry.detection.verdict import Verdict, exit_code
 from kernelmark.registry.journal import Journal, read
 from kernelmark.suite.ab import paired
 
 HERE = Path(__file__).parent
 RECORDED = HERE.parents[1] / "registry" / "reference" / "detector"
+ARM = re.compile(r"\b(?:old|new)\b")
+"""The words of a header's request that say which arm of an attribution its run is, in the order of `Arm`."""
 
 
 def decided(folder: Path) -> tuple[Progress, int]:
@@ -41,11 +46,33 @@ def decided(folder: Path) -> tuple[Progress, int]:
         there = {key_of(x) for x in sides[0].records}  # what is asked for today may not have been then
         wanted = {key: number for key, number in wanted.items() if key in there}
         whole = min(_whole(side, wanted) for side in sides)
-        return paired(*sides, wanted, whole, 0 if at == 1 else DEFAULTS.pairs)
+        allowed = frozenset(sides[0].header.conditions) if _apart(folder) else frozenset()
+        return paired(*sides, wanted, whole, 0 if at == 1 else DEFAULTS.pairs, allowed=allowed)
 
     first = read(folder / "1-base.jsonl.gz")
     wanted = dict.fromkeys(map(key_of, first.records), first.header.replicates)
     return decide(measured(wanted), measured), _whole(first, wanted)
+
+
+def _apart(folder: Path) -> bool:
+    """Whether the two sides ran in environments of their own."""
+    return folder.name.startswith("environment")
+
+
+def attributed(folder: Path) -> list[Attribution]:
+    """What the rows of the comparison in a folder that got slower come from, by the arms beside it."""
+    slower = [x for x in decided(folder)[0].verdicts if x.kind in ("regression", "warning")]
+    measured = {
+        Arm(*(word == "new" for word in ARM.findall(journal.header.request["arm"]))): journal
+        for journal in map(read, sorted(folder.glob("arm-*.jsonl.gz")))
+    }
+    out = []
+    for verdict in slower:
+        rows = {arm: [x for x in y.records if key_of(x) == verdict.key] for arm, y in measured.items()}
+        whole = min(_whole(journal, {verdict.key: journal.header.replicates}) for journal in measured.values())
+        medians = {arm: side(records, whole).medians for arm, records in rows.items()}
+        out.append(attribute(verdict.key, medians, DEFAULTS, verdict.noise))
+    return out
 
 
 def _whole(journal: Journal, wanted: Mapping[Key, int]) -> int:
@@ -73,17 +100,32 @@ def unchanged(found: Sequence[tuple[str, Progress, int]]) -> str:
     return "\n".join(out)
 
 
+def causes(found: Sequence[tuple[str, Attribution]]) -> str:
+    """A part of a slowdown a line."""
+    out = ["| comparison | row | part | slower by | share of the whole | called |", "|---|---|---|---|---|---|"]
+    for name, row in found:
+        for part in row.parts:
+            low, high = part.share_low, part.share_high
+            share = "–" if None in (part.share, low, high) else f"{part.share:.0%} [{low:.0%}, {high:.0%}]"
+            slower = f"{part.change:+.2%} [{part.low:+.2%}, {part.high:+.2%}]"
+            called = "the cause" if part.cause in row.causes else ""
+            out.append(f"| {name} | {row.key.operator} | {part.cause} | {slower} | {share} | {called} |")
+    return "\n".join(out)
+
+
 def tables(root: Path = RECORDED) -> dict[str, str]:
-    """By what was compared, "planted" and "unchanged", the table."""
+    """By what was compared, "planted", "unchanged" and "environment", the table."""
     sys.path.insert(0, str(HERE))
     from planted import table
 
-    named = [(folder.name, *decided(folder)) for folder in sorted(root.iterdir()) if folder.is_dir()]
+    folders = sorted((x for x in root.iterdir() if x.is_dir()), key=lambda x: (len(x.name), x.name))
+    named = [(folder.name, *decided(folder)) for folder in folders]
     planted: list[Verdict] = [x for name, y, _ in named if name.startswith("planted") for x in y.verdicts]
     rows = [{**msgspec.to_builtins(x), **msgspec.to_builtins(x.key)} for x in planted]
     return {
         "planted": table({"verdicts": rows}),
         "unchanged": unchanged([x for x in named if x[0].startswith("unchanged")]),
+        "environment": causes([(x.name, y) for x in folders if _apart(x) for y in attributed(x)]),
     }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from kernelmark.registry.detection.eligibility import MINIMUM_PAIRS
 from kernelmark.registry.detection.verdict import exit_code
 
 HERE = Path(__file__).parent
@@ -41,8 +42,20 @@ def test_unchanged_code_on_a_device_is_never_called_changed(recorded: ModuleType
     assert folders
     for folder in folders:
         progress, pairs = recorded.decided(folder)
-        assert pairs >= 4
+        assert pairs >= MINIMUM_PAIRS
         kinds = Counter(x.kind for x in progress.verdicts)
         assert kinds.keys() <= {"no change", "inconclusive", "skipped"}
         assert kinds["no change"] > 0.9 * kinds.total()
         assert exit_code(progress.verdicts) in (0, 3)  # nothing else got worse either: memory, error
+
+
+def test_another_environment_is_told_from_the_code(recorded: ModuleType) -> None:
+    """Two commits that differ in code which the row does not run, and an older Triton below one of them."""
+    folders = sorted(recorded.RECORDED.glob("environment-*"))
+    assert folders
+    for folder in folders:
+        progress, _ = recorded.decided(folder)
+        assert exit_code(progress.verdicts) == 1
+        for found in recorded.attributed(folder):
+            assert found.causes == ("environment",)
+            assert {x.cause for x in found.parts} == {"code", "environment", "interaction"}
