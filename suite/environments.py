@@ -11,16 +11,34 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import TypeAlias
 
 from ..registry.errors import InputError
 from . import __version__
 
 CHECK_S = 120.0
 """How long an interpreter may take to say what it has: the first import of torch reads gigabytes."""
-_ASK = f"import torch, {__package__} as suite, {__package__}.worker; print('version', suite.__version__)"
+ASK = f"import torch, {__package__} as suite, {__package__}.worker; print('version', suite.__version__)"
+"""What a Python that can measure runs without an error."""
+Environment: TypeAlias = Callable[[Collection[Path]], AbstractContextManager[Path | None]]
+"""Where one side of a comparison runs: from the folders that its workers read to the Python that starts them, None
+for ours, for as long as it is held."""
+
+
+def ours(folders: Collection[Path]) -> AbstractContextManager[Path | None]:
+    """The environment that this program runs in."""
+    return nullcontext()
+
+
+def installed(python: Path) -> Environment:
+    """A virtual environment, by its Python or its folder. Raises `InputError` as `checked` does."""
+    path = checked(python)
+    return lambda folders: nullcontext(path)
 
 
 def folder(name: str) -> Path:
@@ -63,7 +81,7 @@ def checked(python: Path) -> Path:
         path = path / "bin" / "python"
     try:
         done = subprocess.run(
-            [str(path), "-c", _ASK],
+            [str(path), "-c", ASK],
             capture_output=True,
             text=True,
             timeout=CHECK_S,

@@ -150,13 +150,16 @@ def _gpu_noted() -> dict[str, Scalar]:
 
 
 def torch_facts(device: str) -> dict[str, Scalar]:
-    """What only torch knows; called in a worker, where torch is loaded anyway."""
+    """What only torch knows, and where it runs; called in a worker, where torch is loaded anyway."""
     import torch
 
+    # A worker may be in an image though its supervisor is not.
+    own = {"image_digest": image} if (image := os.environ.get(IMAGE_DIGEST)) else {}
     if device == "cpu":
-        return {"torch": _version("torch"), "threads": torch.get_num_threads()}
+        return {**own, "torch": _version("torch"), "threads": torch.get_num_threads()}
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
+        **own,
         "torch": _version("torch"),
         "triton": _version("triton"),
         "gpu": properties.name,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import secrets
 import signal
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from ...registry.detection.verdict import Verdict
     from ...registry.index import Index
     from ..ab import Interleaved, Tree
+    from ..environments import Environment
     from ..plan import Plan
     from ..revisions import Checkout, Revision
     from ..stored import Stored
@@ -40,6 +43,8 @@ Records: TypeAlias = tuple[Sequence[Record], Sequence[Record]]
 
 RUN = "run:"
 """Before a run's name in the place of a revision."""
+IMAGE = "image:"
+"""Before an image's name in the place of an environment's Python."""
 EXPLAINING = 0.4
 """Share of the budget that is kept for --attribute and --bisect: to decide noisy rows could use up all of it."""
 LOG_WIDTH = 180
@@ -117,14 +122,13 @@ class NothingStored(KernelmarkError):
 )
 @click.option(
     "--base-environment",
-    type=click.Path(path_type=Path),
-    metavar="PYTHON",
-    help="The interpreter of the environment to measure the baseline in. Default: this one.",
+    metavar="PYTHON|image:NAME",
+    help="What to measure the baseline in: a virtual environment's interpreter, or an image by name or digest. "
+    "Default: this environment.",
 )
 @click.option(
     "--current-environment",
-    type=click.Path(path_type=Path),
-    metavar="PYTHON",
+    metavar="PYTHON|image:NAME",
     help="The same of the current side. With two environments the sides are measured, whatever is stored.",
 )
 @click.option("--bisect", is_flag=True, help="Of what became slower, find the commit that did it.")
@@ -154,8 +158,8 @@ def command(
     fail_on: tuple[str, ...],
     statistics: str,
     attribute: bool,
-    base_environment: Path | None,
-    current_environment: Path | None,
+    base_environment: str | None,
+    current_environment: str | None,
     bisect: bool,
     everything: bool,
     as_json: bool,
@@ -209,7 +213,7 @@ def command(
         options=options,
         decided_by=until - EXPLAINING * budget * (attribute or bisect),
         until=until,
-        environments=environments(base_environment, current_environment),
+        environments=environments(base_environment, current_environment, device, Home(output)),
         seed=secrets.randbits(31) if seed is None else seed,
     )
     if not question.current.dirty and current == "HEAD" and checkout.dirty:
@@ -242,15 +246,33 @@ class Answer:
     runs: tuple[str, ...] = ()
 
 
-def environments(base: Path | None, current: Path | None) -> tuple[Path | None, Path | None]:
-    """Both sides' interpreters, each fit to measure; None is ours."""
-    from ..environments import checked
+def environments(
+    base: str | None, current: str | None, device: str | None, home: Home
+) -> tuple[Environment, Environment]:
+    """Both sides' environments, each fit to measure. Raises `KernelmarkError`."""
+    found = {x: _environment(x, device, home) for x in dict.fromkeys((base, current))}
+    return found[base], found[current]
 
-    if base == current:
-        both = None if base is None else checked(base)
-        return both, both
-    mine, theirs = (None if x is None else checked(x) for x in (base, current))
-    return mine, theirs
+
+def _environment(named: str | None, device: str | None, home: Home) -> Environment:
+    from ..environments import installed, ours
+
+    if named is None:
+        return ours
+    if not named.startswith(IMAGE):
+        return installed(Path(named))
+    from ..container.build import Options as BuildOptions
+    from ..container.interpreter import opened
+    from ..container.session import prepare
+
+    cuda = device_named(device) == "cuda"
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES") if cuda else None
+    session = prepare(named.removeprefix(IMAGE), gpus, home, BuildOptions(), _tell)
+    if cuda and session.image.accelerator != "nvidia":
+        raise InputError(
+            f"image {session.image.name} measures on the CPU alone: --device cpu, or an image for GPUs."
+        )
+    return partial(opened, session)
 
 
 @dataclass(frozen=True)
@@ -270,7 +292,7 @@ class Question:
     until: float
     """When all measuring ends."""
     seed: int
-    environments: tuple[Path | None, Path | None] = (None, None)
+    environments: tuple[Environment, Environment]
 
     def answer(self, mode: str, home: Home, index: Index) -> Answer:
         """The verdicts, from stored runs or an A/B."""
@@ -418,7 +440,11 @@ class Question:
         with self.checkout.copies({"base": first, "current": second}) as folders:
             sides = [(first, folders["base"]), (second, folders["current"])]
             base, current = trees(sides, places, catalog, plan, device, self.implementations)
-            yield plan, replace(base, python=self.environments[0]), replace(current, python=self.environments[1])
+            read = {x.folder for x in catalog.roots[1:]} | {x.parent for x in folders.values()}
+            with contextlib.ExitStack() as held:
+                pythons = {x: held.enter_context(x(sorted(read))) for x in dict.fromkeys(self.environments)}
+                mine, theirs = (pythons[x] for x in self.environments)
+                yield plan, replace(base, python=mine), replace(current, python=theirs)
 
     def explained(
         self, report: ComparisonReport, answer: Answer, home: Home, index: Index, attribute: bool, bisect: bool

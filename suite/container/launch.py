@@ -137,40 +137,48 @@ def _alive(pid: str) -> bool:
 
 
 def _create(engine: Engine, image: Built, job: Job, name: str, owner: str) -> Container:
-    from docker.types import Mount, Ulimit
+    from docker.types import Mount
 
     marks = {f"{LABEL}owner": owner, f"{LABEL}launcher": str(os.getpid())}
     engine.client.volumes.create(name, labels=marks, **volume_options())
-    nvidia = image.accelerator == "nvidia"
-    limits = job.limits
     return engine.client.containers.create(
         image.id,
         list(job.arguments),
         name=name,
         labels=marks,
         user=USER,
-        read_only=True,
-        network_mode="none",
-        cap_drop=["ALL"],
-        security_opt=["no-new-privileges"],
-        init=True,  # ends with the processes that a crashed worker leaves behind
-        pids_limit=4096,
         mounts=[Mount(RESULTS, name, type="volume")],
-        tmpfs={"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # exec: compiled kernels are loaded from there
-        shm_size=limits.shared_memory,
-        mem_limit=limits.memory,
-        memswap_limit=limits.memory,
-        # Pinned host memory needs memlock; a core dump of a process with a GPU's memory would fill the disk.
-        ulimits=[Ulimit(name="core", soft=0, hard=0)]
-        + ([Ulimit(name="memlock", soft=-1, hard=-1)] if nvidia else []),
-        device_requests=[request(engine, job.gpus)] if nvidia else None,
+        mem_limit=job.limits.memory,
+        memswap_limit=job.limits.memory,
         tty=sys.stdout.isatty(),
-        environment={
+        **confined(engine, image, job.gpus, job.limits.shared_memory),
+    )
+
+
+def confined(engine: Engine, image: Built, gpus: Sequence[int], shared_memory: str) -> dict[str, Any]:
+    """What every container that measures is made with: next to no rights, and what says which image it is."""
+    from docker.types import Ulimit
+
+    nvidia = image.accelerator == "nvidia"
+    return {
+        "read_only": True,
+        "network_mode": "none",
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "init": True,  # ends with the processes that a crashed worker leaves behind
+        "pids_limit": 4096,
+        "tmpfs": {"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # exec: compiled kernels are loaded from there
+        "shm_size": shared_memory,
+        # Pinned host memory needs memlock; a core dump of a process with a GPU's memory would fill the disk.
+        "ulimits": [Ulimit(name="core", soft=0, hard=0)]
+        + ([Ulimit(name="memlock", soft=-1, hard=-1)] if nvidia else []),
+        "device_requests": [request(engine, gpus)] if nvidia else None,
+        "environment": {
             **{x: os.environ[x] for x in PASSED if x in os.environ},
             "KERNELMARK_IMAGE_DIGEST": image.id,
             "KERNELMARK_IMAGE": image.name,
         },
-    )
+    }
 
 
 def volume_options() -> dict[str, Any]:

@@ -100,6 +100,10 @@ def test_conditions_of_a_cpu(monkeypatch):
     assert found == fingerprint.conditions("cpu", FACTS)
     monkeypatch.setenv(fingerprint.IMAGE_DIGEST, "sha256:1234")
     assert fingerprint.conditions("cpu", FACTS)["image_digest"] == "sha256:1234"
+    facts = fingerprint.torch_facts("cpu")
+    assert facts.keys() == {"torch", "threads", "image_digest"}
+    monkeypatch.delenv(fingerprint.IMAGE_DIGEST)  # a worker may be in an image whose supervisor is in none
+    assert fingerprint.conditions("cpu", facts)["image_digest"] == "sha256:1234"
     assert fingerprint.torch_facts("cpu").keys() == {"torch", "threads"}
 
 

@@ -436,7 +436,7 @@ def test_enough_runs_of_another_tool_are_decided_like_ours(call, tmp_path):
     assert "run:NAME is for both sides" in err
 
 
-def test_environments_that_cannot_measure(call, tmp_path):
+def test_environments_that_cannot_measure(call, tmp_path, monkeypatch):
     code, _, err = call("--baseline", "HEAD", "--base-environment", str(tmp_path / "nowhere"))
     assert code == 2
     assert "is no Python that runs" in err
@@ -446,6 +446,10 @@ def test_environments_that_cannot_measure(call, tmp_path):
     code, _, err = call("--baseline", "HEAD", "--current-environment", str(bare))
     assert code == 2
     assert "cannot measure: ModuleNotFoundError" in err
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine")
+    code, _, err = call("--baseline", "HEAD", "--base-environment", "image:sha256:0")
+    assert code == 5
+    assert "does not answer: there is no such socket" in err
     for option in ("--attribute", "--bisect"):
         code, _, err = call("--baseline", "HEAD", "--mode", "stored", option)
         assert code == 2
