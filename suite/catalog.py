@@ -167,7 +167,12 @@ class Catalog:
         return cls(tuple(Root(folder) for folder in folders))
 
     def with_code(self, code: Mapping[str, str]) -> Catalog:
-        """The same catalog with the kernels and baselines of other commits' folders, by root's folder."""
+        """The same catalog with the kernels and baselines of other commits' folders, by root's folder.
+
+        Raises `InputError` for a folder that is no root: its code would be taken for measured.
+        """
+        if apart := code.keys() - {str(x.folder) for x in self.roots}:
+            raise InputError(f"no root is in {', '.join(sorted(apart))}.")
         return Catalog(
             tuple(replace(x, code=Path(code[str(x.folder)])) if str(x.folder) in code else x for x in self.roots)
         )

@@ -18,6 +18,9 @@ import msgspec
 from ..registry.record import Status
 from .worker import Message, Task
 
+END_S = 10.0
+"""How long a worker that is asked to end may take for it; one of Python alone takes no time."""
+
 
 class OutOfTime(Exception):
     """The time given to measuring is over; what was finished is in the journal."""
@@ -108,6 +111,10 @@ class Worker:
 
     def kill(self) -> None:
         """Ends the worker and all it started."""
+        # Asked first: a worker in a container is ended by whoever stands for it here, who waits for that.
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

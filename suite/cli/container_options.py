@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,6 +50,14 @@ def options(
 ) -> Options:
     """The build's options from the command's."""
     return Options(stand_in or None, pip_conf, ca_bundle, build_network or None, fresh)
+
+
+def from_environment() -> Options:
+    """The build's options for a command that has none of its own."""
+    stand_in, pip_conf, ca_bundle, network = (
+        os.environ.get(f"KERNELMARK_{x}") for x in ("STAND_IN", "PIP_CONF", "CA_BUNDLE", "BUILD_NETWORK")
+    )
+    return options(stand_in, Path(pip_conf) if pip_conf else None, Path(ca_bundle) if ca_bundle else None, network)
 
 
 def tell(line: str) -> None:

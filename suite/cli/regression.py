@@ -185,11 +185,13 @@ def command(
     options = Options(fail_above=fail_above, warn_above=warn_above, tolerated=min(Options().tolerated, warn_above))
     if mode == "stored" and (attribute or bisect):
         raise InputError("--attribute and --bisect measure, and --mode stored never does: use auto or ab.")
-    if base_environment != current_environment:
+    if base_environment or current_environment:
         if mode == "stored":
-            raise InputError("stored runs are not known by their interpreters: two environments need --mode ab.")
+            raise InputError("stored runs are not known by their environment: one that is named needs --mode ab.")
+        mode = "ab"
+    if base_environment != current_environment:
         # Another environment may well move every row: that is what is asked, and no sign of another machine.
-        mode, options = "ab", msgspec.structs.replace(options, shift_above=math.inf)
+        options = msgspec.structs.replace(options, shift_above=math.inf)
     fails = verdict.fail_on(fail_on)
     named = [x.removeprefix(RUN) for x in (baseline, current) if x.startswith(RUN)]
     if named:
@@ -201,7 +203,8 @@ def command(
             _write_back(report, *runs, Home(output))
         return report.exit_code
     checkout = Checkout.here()
-    until = time.monotonic() + budget
+    sides = environments(base_environment, current_environment, device, Home(output))
+    until = time.monotonic() + budget  # which an image that had to be built takes nothing of
     question = Question(
         checkout=checkout,
         base=checkout.resolve(baseline),
@@ -213,7 +216,7 @@ def command(
         options=options,
         decided_by=until - EXPLAINING * budget * (attribute or bisect),
         until=until,
-        environments=environments(base_environment, current_environment, device, Home(output)),
+        environments=sides,
         seed=secrets.randbits(31) if seed is None else seed,
     )
     if not question.current.dirty and current == "HEAD" and checkout.dirty:
@@ -261,18 +264,18 @@ def _environment(named: str | None, device: str | None, home: Home) -> Environme
         return ours
     if not named.startswith(IMAGE):
         return installed(Path(named))
-    from ..container.build import Options as BuildOptions
     from ..container.interpreter import opened
     from ..container.session import prepare
+    from .container_options import from_environment
 
-    cuda = device_named(device) == "cuda"
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES") if cuda else None
-    session = prepare(named.removeprefix(IMAGE), gpus, home, BuildOptions(), _tell)
-    if cuda and session.image.accelerator != "nvidia":
-        raise InputError(
-            f"image {session.image.name} measures on the CPU alone: --device cpu, or an image for GPUs."
-        )
-    return partial(opened, session)
+    wanted = None
+    if device_named(device) == "cuda":
+        # Here and there are then counted alike, and one GPU is measured on.
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        wanted = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+        if not wanted.isdigit():
+            raise InputError(f"CUDA_VISIBLE_DEVICES={wanted}: with an image, name the GPU by its number.")
+    return partial(opened, prepare(named.removeprefix(IMAGE), wanted, home, from_environment(), _tell))
 
 
 @dataclass(frozen=True)
@@ -440,11 +443,23 @@ class Question:
         with self.checkout.copies({"base": first, "current": second}) as folders:
             sides = [(first, folders["base"]), (second, folders["current"])]
             base, current = trees(sides, places, catalog, plan, device, self.implementations)
+            self._refuse_apart(base, current)
             read = {x.folder for x in catalog.roots[1:]} | {x.parent for x in folders.values()}
             with contextlib.ExitStack() as held:
                 pythons = {x: held.enter_context(x(sorted(read))) for x in dict.fromkeys(self.environments)}
                 mine, theirs = (pythons[x] for x in self.environments)
                 yield plan, replace(base, python=mine), replace(current, python=theirs)
+
+    def _refuse_apart(self, *sides: Tree) -> None:
+        """Raises `InputError` for what does not run in the environments asked for."""
+        from ..environments import ours
+
+        apart = {x.implementation.name for y in sides for x in y.cells if x.implementation.environment != "core"}
+        if apart and self.environments != (ours, ours):
+            raise InputError(
+                f"{', '.join(sorted(apart))}: run in environments of their own, which --base-environment and "
+                f"--current-environment do not exchange."
+            )
 
     def explained(
         self, report: ComparisonReport, answer: Answer, home: Home, index: Index, attribute: bool, bisect: bool

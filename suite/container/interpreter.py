@@ -15,6 +15,7 @@ import contextlib
 import os
 import secrets
 import shlex
+import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterator
@@ -23,29 +24,26 @@ from typing import TYPE_CHECKING, Any
 
 from ... import suite
 from ...registry.errors import InputError
-from ..environments import ASK
-from .build import ROOMS
+from ..environments import ASK, CHECK_S
+from .build import LABEL, ROOMS
 from .engine import Engine
 from .launch import Limits, confined
+from .relay import HARNESS
 from .session import Session
 
 if TYPE_CHECKING:
     from docker.types import Mount
 
 HOUSE = Path(suite.__file__).resolve().parents[1]
-HARNESS = "/harness"
-"""Where the harness lies in a container a second time, for Python to find it before the image's own."""
 
 
 @contextlib.contextmanager
 def opened(session: Session, folders: Collection[Path]) -> Iterator[Path]:
     """A file that starts workers as a Python would, in a container that sees these folders.
 
-    Raises `InputError` for an image that cannot measure with this harness, or an engine on another machine.
+    Raises `LaunchError` where the engine refuses, and `InputError` for an image that cannot measure with this
+    harness or an engine on another machine.
     """
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
     engine, image = session.engine, session.image
     if not engine.local:
         raise InputError(
@@ -54,33 +52,49 @@ def opened(session: Session, folders: Collection[Path]) -> Iterator[Path]:
         )
     name = f"kernelmark-{image.name}-{secrets.token_hex(4)}"
     with contextlib.ExitStack() as held:
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="kernelmark-"))).resolve()
+        held.callback(_removed, engine, name)
         try:
             container = engine.client.containers.create(
                 image.id,
                 [],
                 name=name,
+                labels={f"{LABEL}launcher": str(os.getpid())},
                 entrypoint=["cat"],  # it ends with its input, which ends with us
                 stdin_open=True,
                 auto_remove=True,
                 user=_user(engine),
-                mounts=_mounts(folders),
+                mounts=_mounts(_harness(folder), folders),
                 **confined(engine, image, session.gpus, Limits().shared_memory),
             )
-            held.callback(_removed, engine, name)
             connection = container.attach_socket(params={"stdin": 1, "stream": 1})
             held.callback(_closed, connection)
             container.start()
-            asked = container.exec_run(["python", "-c", ASK], environment=ENVIRONMENT)
-        except (DockerException, RequestException) as error:
+        except _errors() as error:
             raise engine.explain(error, "starting a container for workers") from None
-        if asked.exit_code != 0:
-            said = (asked.output.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-            raise InputError(f"image {image.name} cannot measure with this harness: {said}")
-        folder = held.enter_context(tempfile.TemporaryDirectory(prefix="kernelmark-"))
-        yield _started_by(Path(folder) / "python", engine, str(container.id))
+        words = [sys.executable, "-m", f"{__package__}.relay", engine.address, str(container.id)]
+        _checked(words, image.name)
+        file = folder / "python"
+        file.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        file.chmod(0o755)
+        yield file
 
 
-ENVIRONMENT = {"PYTHONPATH": HARNESS, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+def _harness(folder: Path) -> Path:
+    """A package of links to our rooms, which a container sees at their own places: our root is the one of the code
+    that commits have."""
+    package = folder / "harness" / "kernelmark"
+    package.mkdir(parents=True)
+    for room in ROOMS:
+        (package / room).symlink_to(HOUSE / room)
+    return package.parent
+
+
+def _mounts(harness: Path, folders: Collection[Path]) -> list[Mount]:
+    from docker.types import Mount
+
+    places = {HARNESS: harness} | {str(x): x for x in (*(HOUSE / room for room in ROOMS), *folders)}
+    return [Mount(place, str(source), type="bind", read_only=True) for place, source in places.items()]
 
 
 def _user(engine: Engine) -> str:
@@ -89,22 +103,24 @@ def _user(engine: Engine) -> str:
     return "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
 
 
-def _mounts(folders: Collection[Path]) -> list[Mount]:
-    from docker.types import Mount
+def _checked(words: list[str], name: str) -> None:
+    """Raises `InputError` unless the image's Python can measure."""
+    try:
+        done = subprocess.run(
+            [*words, "-c", ASK, "1"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CHECK_S
+        )
+    except subprocess.TimeoutExpired:
+        raise InputError(f"image {name} cannot measure: importing torch takes more than {CHECK_S:g} s.") from None
+    if done.returncode != 0:
+        said = ((done.stdout + done.stderr).strip().splitlines() or ["it said nothing"])[-1]
+        raise InputError(f"image {name} cannot measure with this harness: {said}")
 
-    rooms = [(HOUSE / room, f"{HARNESS}/kernelmark/{room}") for room in ROOMS]
-    places = [*((source, str(source)) for source, _ in rooms), *((x, str(x)) for x in folders)]
-    return [
-        Mount(target, str(source), type="bind", read_only=True)
-        for source, target in dict.fromkeys((*rooms, *places))
-    ]
 
+def _errors() -> tuple[type[Exception], ...]:
+    """What the SDK lets through: its own, and those of a connection that breaks."""
+    from docker.errors import DockerException
 
-def _started_by(file: Path, engine: Engine, container: str) -> Path:
-    words = [sys.executable, "-m", f"{__package__}.relay", engine.address, container]
-    file.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-    file.chmod(0o755)
-    return file
+    return DockerException, OSError
 
 
 def _closed(connection: Any) -> None:
@@ -115,7 +131,6 @@ def _closed(connection: Any) -> None:
 
 
 def _removed(engine: Engine, name: str) -> None:
-    from docker.errors import DockerException
-
-    with contextlib.suppress(DockerException):
+    """The container goes; it need not exist, nor the engine any more."""
+    with contextlib.suppress(*_errors()):
         engine.client.containers.get(name).remove(force=True)

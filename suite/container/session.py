@@ -99,7 +99,7 @@ def _allowed(name: str, accelerator: str, wanted: str | None) -> None:
             f"so nothing is run in this image. docs/images.md says what is missing."
         )
     if accelerator == "none" and wanted is not None:
-        raise InputError(f"image {name} uses no GPU; leave GPUS out.")
+        raise InputError(f"image {name} uses no GPU: leave GPUS out, or measure with --device cpu.")
 
 
 def _promised(image: Image) -> Built:

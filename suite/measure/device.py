@@ -140,7 +140,7 @@ class Cuda:
             torch.cuda.synchronize()
             # PyTorch leaves its random generator in a capture that failed, and the next random number raises
             # ("Offset increment outside graph capture"). A capture that ends well takes it out of there.
-            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
+            with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
                 torch.empty(1, device=self.torch_device).zero_()
             raise TimerUnavailable(f"cannot be captured in a CUDA graph: {str(error).splitlines()[0]}") from None
 

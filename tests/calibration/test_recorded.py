@@ -56,6 +56,8 @@ def test_another_environment_is_told_from_the_code(recorded: ModuleType) -> None
     for folder in folders:
         progress, _ = recorded.decided(folder)
         assert exit_code(progress.verdicts) == 1
-        for found in recorded.attributed(folder):
+        attributed = recorded.attributed(folder)
+        assert attributed
+        for found in attributed:
             assert found.causes == ("environment",)
             assert {x.cause for x in found.parts} == {"code", "environment", "interaction"}

@@ -113,6 +113,14 @@ def test_own():
         OWN.operator("rmsnorm")
 
 
+def test_code_is_of_a_root(tmp_path):
+    """Or the harness's own would be measured for a commit's."""
+    own = OWN.roots[0].folder
+    assert OWN.with_code({str(own): str(tmp_path)}).roots[0].code == tmp_path
+    with pytest.raises(InputError, match=f"no root is in {tmp_path}"):
+        OWN.with_code({str(tmp_path): str(tmp_path)})
+
+
 def test_loading_gives_what_is_called(root):
     import torch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -14,65 +15,147 @@ import pytest
 from kernelmark.registry.home import Home
 from kernelmark.suite.container.build import Built
 from kernelmark.suite.container.engine import Engine
-from kernelmark.suite.container.interpreter import opened
+from kernelmark.suite.container.interpreter import HOUSE, opened
 from kernelmark.suite.container.session import Session
 
 pytestmark = pytest.mark.image
 
-HOUSE = Path(__file__).resolve().parents[3]
+OPERATOR = """
+from kernelmark.suite.operator import Operator
+
+OPERATOR = Operator(
+    name="double",
+    summary="Twice the input",
+    axes={"N": "elements"},
+    inputs=lambda case, device, generator: {"x": __import__("torch").ones(case.axes["N"], device=device)},
+    reference=lambda x: x * 2,
+    bytes=lambda case: 8 * case.axes["N"],
+    flops=lambda case: 0,
+    dtypes=("fp32",),
+    plans={},
+)
+"""
+KERNEL = """
+import time
 
 
-def test_one_side_in_an_image(machine, image, small_plan, tmp_path):
-    """Killed as soon as both sides have rows: what they say is there, and nothing is left in the engine."""
-    there = machine.with_home(tmp_path)
-    process = subprocess.Popen(
+def double(x):
+    time.sleep({seconds})
+    return x * 2
+"""
+PLAN = """
+[sampling]
+max_seconds = 0.2
+min_seconds = 0.01
+min_samples = 3
+max_samples = 5
+warmup_s = 0.05
+[[cases]]
+operator = "double"
+axes = { N = 16 }
+dtype = "fp32"
+"""
+SECONDS = 0.02, 0.05
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A root of kernels whose last commit is slower."""
+    folder = tmp_path / "a root"
+    for room in ("operators", "kernels/cpu"):
+        (folder / room).mkdir(parents=True)
+    (folder / "operators/double.py").write_text(OPERATOR)
+    (tmp_path / "plan.toml").write_text(PLAN)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run([*git, "init", "-q"], cwd=folder, check=True)
+    for seconds in SECONDS:
+        (folder / "kernels/cpu/double.py").write_text(KERNEL.format(seconds=seconds))
+        subprocess.run([*git, "add", "-A"], cwd=folder, check=True)
+        subprocess.run([*git, "commit", "-qm", f"{seconds} s"], cwd=folder, check=True)
+    return folder
+
+
+def test_one_side_in_an_image(machine, image, repository, tmp_path):
+    """Killed as soon as both sides have rows: each has its commit's time, and nothing is left in the engine."""
+    there = machine.with_home(tmp_path / "home")
+    before = _running(machine, image)
+    with subprocess.Popen(
         [
-            *(str(Path(sys.executable).with_name("regression_detector")), "--baseline", "HEAD", "--mode", "ab"),
-            *("--base-environment", f"image:{image.id}", "--plan", small_plan, "--device", "cpu"),
-            *("--implementation", "torch"),
+            *(str(Path(sys.executable).with_name("regression_detector")), "--baseline", "HEAD~1"),
+            *("--base-environment", f"image:{image.id}", "--plan", str(tmp_path / "plan.toml")),
+            *("--device", "cpu", "--budget", "10m"),
         ],
-        env={**there.environment, "TMPDIR": str(tmp_path)},
-        cwd=HOUSE,
+        env={**there.environment, "TMPDIR": str(tmp_path), "KERNELMARK_PATH": str(repository)},
+        cwd=repository,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    before = {x.id for x in _running(machine, image)}
-    try:
-        _until(lambda: len(_measured(tmp_path)) == 2 or process.poll() is not None)
-        assert process.poll() is None, process.stderr.read()
-        (container,) = (x for x in _running(machine, image) if x.id not in before)
-        host = container.attrs["HostConfig"]
-        assert (host["NetworkMode"], host["ReadonlyRootfs"], host["CapDrop"]) == ("none", True, ["ALL"])
-        assert not any(x["RW"] for x in container.attrs["Mounts"] if x["Type"] == "bind")
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    digests = {x.header.conditions["image_digest"] for x in _measured(tmp_path)}
-    assert digests == {image.id, None}
-    assert len({x.header.seed for x in _measured(tmp_path)}) == 1
-    _until(lambda: not any(x.id == container.id for x in _running(machine, image)))
+    ) as process:
+        try:
+            _until(lambda: len(_measured(tmp_path / "home")) == 2 or process.poll() is not None)
+            assert process.poll() is None, process.stderr.read()
+            (container,) = (x for x in _running(machine, image) if x not in before)
+            host = container.attrs["HostConfig"]
+            assert (host["NetworkMode"], host["ReadonlyRootfs"], host["CapDrop"]) == ("none", True, ["ALL"])
+            assert not any(x["RW"] for x in container.attrs["Mounts"] if x["Type"] == "bind")
+        finally:
+            process.send_signal(signal.SIGKILL)
+    times = {x.header.conditions["image_digest"]: _ms(x) / 1e3 for x in _measured(tmp_path / "home")}
+    assert times.keys() == {image.id, None}
+    assert SECONDS[0] <= times[image.id] < SECONDS[1] <= times[None]
+    _until(lambda: container not in _running(machine, image))
 
 
 def test_a_worker_in_it_ends_with_the_one_here(machine, image, tmp_path):
+    """Whoever stands for it is asked to end, and has ended it then; or is killed."""
     engine = Engine(machine.client, machine.environment["DOCKER_HOST"])
     session = Session(engine, Built.of(image), (), Home(tmp_path))
-    before = {x.id for x in _running(machine, image)}
+    before = _running(machine, image)
+    code = "import os, sys, time; os.write(int(sys.argv[1]), b'here'); time.sleep(600)"
     with opened(session, [tmp_path]) as python:
-        (container,) = (x for x in _running(machine, image) if x.id not in before)
-        reader, writer = os.pipe()
-        code = "import os, sys, time; os.write(int(sys.argv[1]), b'here'); time.sleep(600)"
-        worker = subprocess.Popen(
+        (container,) = (x for x in _running(machine, image) if x not in before)
+        for number, at_once in ((signal.SIGTERM, True), (signal.SIGKILL, False)):
+            with _started(python, code) as (worker, said):
+                assert os.read(said, 10) == b"here"
+                assert _processes(container) > 0
+                os.kill(worker.pid, number)
+                worker.wait(60)
+                assert not at_once or _processes(container) == 0
+                _until(lambda: _processes(container) == 0)
+    _until(lambda: container not in _running(machine, image))
+
+
+def test_the_harness_there_is_ours(machine, image, tmp_path):
+    """By its root too: the commits' code is known by it. And a worker's end is seen as it was."""
+    engine = Engine(machine.client, machine.environment["DOCKER_HOST"])
+    session = Session(engine, Built.of(image), (), Home(tmp_path))
+    code = (
+        "import os, sys, kernelmark.suite.catalog as c; "
+        "os.write(int(sys.argv[1]), str(c.Catalog.default().roots[0].folder).encode()); "
+        "os.kill(os.getpid(), 11)"
+    )
+    with opened(session, [tmp_path]) as python, _started(python, code) as (worker, said):
+        assert os.read(said, 1000).decode() == str(HOUSE)
+        assert worker.wait(60) == -signal.SIGSEGV
+
+
+class _started:
+    """A worker and what it says, as `Worker` starts it."""
+
+    def __init__(self, python: Path, code: str) -> None:
+        self.said, writer = os.pipe()
+        self.process = subprocess.Popen(
             [python, "-c", code, str(writer)], stdin=subprocess.PIPE, pass_fds=(writer,), start_new_session=True
         )
-        worker.stdin.close()
-        assert os.read(reader, 10) == b"here"
-        assert _processes(container) > 0
-        os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
-        _until(lambda: _processes(container) == 0)
-        os.close(reader)
         os.close(writer)
-    assert not any(x.id == container.id for x in _running(machine, image))
+        self.process.stdin.close()
+
+    def __enter__(self) -> tuple[subprocess.Popen[bytes], int]:
+        return self.process, self.said
+
+    def __exit__(self, *exception: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.said)
 
 
 def _processes(container) -> int:
@@ -85,9 +168,13 @@ def _running(machine, image) -> list:
 
 
 def _measured(home: Path) -> list:
-    """The runs that have rows."""
-    found = (Home(home).load(x) for x in Home(home).runs())
-    return [x for x in found if x.records]
+    """The runs that have a row, whole."""
+    written = [x for x in Home(home).runs() if '"kind":"record"' in Home(home).journal(x).read_text()]
+    return [x for x in map(Home(home).load, written) if x.records]
+
+
+def _ms(journal) -> float:
+    return statistics.median(journal.records[0].measurement.samples_ms)
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -18,6 +18,7 @@ import pytest
 from kernelmark.registry.detection.comparison import Key
 from kernelmark.registry.detection.decision import Progress
 from kernelmark.registry.detection.verdict import Verdict
+from kernelmark.registry.errors import InputError
 from kernelmark.registry.foreign.formats import take_in
 from kernelmark.registry.home import Home
 from kernelmark.registry.journal import encode, read
@@ -454,6 +455,16 @@ def test_environments_that_cannot_measure(call, tmp_path, monkeypatch):
         code, _, err = call("--baseline", "HEAD", "--mode", "stored", option)
         assert code == 2
         assert "--mode stored never does" in err
+
+
+def test_what_has_an_environment_of_its_own_is_not_exchanged():
+    from kernelmark.suite.environments import ours
+
+    cell = SimpleNamespace(implementation=SimpleNamespace(name="vllm_fa3", environment="vllm"))
+    tree = SimpleNamespace(cells=[cell])
+    regression.Question._refuse_apart(SimpleNamespace(environments=(ours, ours)), tree)
+    with pytest.raises(InputError, match="vllm_fa3: run in environments of their own"):
+        regression.Question._refuse_apart(SimpleNamespace(environments=(ours, lambda folders: None)), tree)
 
 
 def test_the_environments_part_is_told_from_the_codes(detector, sleeper, tmp_path):
