@@ -160,7 +160,8 @@ class _started:
 
 def _processes(container) -> int:
     """That sleep there."""
-    return sum("time.sleep(600)" in " ".join(x) for x in container.top()["Processes"])
+    found = container.top(ps_args="-efww")["Processes"]  # whole lines, however wide its screen
+    return sum("time.sleep(600)" in " ".join(x) for x in found)
 
 
 def _running(machine, image) -> list:
