@@ -59,21 +59,25 @@ def conditions(device: str, torch_facts: Mapping[str, Scalar]) -> dict[str, Scal
     return shared | (_gpu() if device == "cuda" else _cpu())
 
 
-def environment(device: str) -> dict[str, Scalar]:
-    """What is noted beside the key."""
+def environment(device: str, own: Mapping[str, Scalar] | None = None) -> dict[str, Scalar]:
+    """What is noted beside the key. `own` is what a worker said of its Python, where that is another than ours."""
     noted: dict[str, Scalar] = {
-        "python": platform.python_version(),
+        **(python_facts() if own is None else own),
         "kernel": platform.release(),
         "machine": platform.machine(),
         "cpu": cpu_model(),
         "cpu_count": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
-    if image := os.environ.get(IMAGE_NAME):
-        noted["image"] = image
-    noted |= {f"lib/{name}": version for name in LIBRARIES if (version := _version(name))}
     noted |= {f"env/{name}": value for name, value in sorted(os.environ.items()) if allowed(name)}
     return noted | (_gpu_noted() if device == "cuda" else {"cpu_governor": cpu_governor()})
+
+
+def python_facts() -> dict[str, Scalar]:
+    """Of the Python that this runs in: its version, the image it is in, and the libraries that it has."""
+    image = {"image": name} if (name := os.environ.get(IMAGE_NAME)) else {}
+    libraries = {f"lib/{name}": version for name in LIBRARIES if (version := _version(name))}
+    return {"python": platform.python_version(), **image, **libraries}
 
 
 def allowed(name: str) -> bool:

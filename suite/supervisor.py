@@ -278,8 +278,9 @@ class Run:
             stage = "start"
             for message in worker.messages():
                 match message:
-                    case Facts(conditions=facts):
-                        self._header(facts)
+                    case Facts(conditions=facts, python=own):
+                        exchanged = self.python("core") != interpreter("core")
+                        self._header(facts, own if exchanged else None)
                         self._spend({"start": time.monotonic() - begin})
                     case CeilingDone(ceiling=ceiling):
                         assert self._writer is not None
@@ -329,8 +330,11 @@ class Run:
         for name, seconds in spent.items():
             self._spent[name] = self._spent.get(name, 0.0) + seconds
 
-    def _header(self, facts: dict[str, Scalar]) -> None:
-        """Writes the header of a new run; for a resumed one checks that the surroundings are the same."""
+    def _header(self, facts: dict[str, Scalar], own: dict[str, Scalar] | None) -> None:
+        """Writes the header of a new run; for a resumed one checks that the surroundings are the same.
+
+        `own` is what the worker said of its Python, where that is not the one that we run in.
+        """
         conditions = fingerprint.conditions(self.device, facts)
         commit, dirty = self.commit or fingerprint.commit(self.source)
         if self.past is not None:
@@ -362,7 +366,7 @@ class Run:
             device=self.device,
             key=fingerprint.key(conditions),
             conditions=conditions,
-            environment=fingerprint.environment(self.device),
+            environment=fingerprint.environment(self.device, own),
             request=request_of(self.plan, self.cells) | dict(self.request),
         )
         self._writer.write(header)

@@ -57,9 +57,10 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, tag_field="message", tag="facts"):
-    """What only a process with torch loaded knows of the surroundings."""
+    """What only a process with torch loaded knows of the surroundings, and what it has itself."""
 
     conditions: dict[str, Scalar]
+    python: dict[str, Scalar] = {}
 
 
 class Stage(msgspec.Struct, frozen=True, tag_field="message", tag="stage"):
@@ -114,9 +115,11 @@ def work(
 
     `catalog` takes the place of the one that the task's roots name.
     """
+    from .fingerprint import python_facts
+
     catalog = catalog or catalog_of(task.roots, task.code)
     stages = Stages(listen=lambda name: send(Stage(name)))
-    send(Facts(facts))
+    send(Facts(facts, python_facts()))
     with device.using():
         if task.ceilings:
             from .measure import limits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import platform
 import random
 import socket
 import subprocess
@@ -87,6 +88,18 @@ def test_nobody_and_no_place_is_named(monkeypatch):
     words = set(text.replace('"', " ").replace("/", " ").split())
     assert not {x for x in private if "/" in x and x != "/" and x in text}
     assert not private & words
+
+
+def test_a_worker_of_another_python_says_what_it_has():
+    ours, theirs = (
+        fingerprint.environment("cpu"),
+        fingerprint.environment("cpu", {"python": "3.99", "lib/torch": "9"}),
+    )
+    assert ours["python"] == platform.python_version()
+    assert ours["lib/numpy"]
+    assert (theirs["python"], theirs["lib/torch"]) == ("3.99", "9")
+    assert "lib/numpy" not in theirs  # it may not have it
+    assert theirs["cpu_count"] == ours["cpu_count"]
 
 
 def test_conditions_of_a_cpu(monkeypatch):

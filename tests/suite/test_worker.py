@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 from kernelmark.registry.record import Ceiling
-from kernelmark.suite import worker
+from kernelmark.suite import fingerprint, worker
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure import limits
 from kernelmark.suite.measure.device import Cpu
@@ -64,7 +64,7 @@ def results(sent: list[Message]) -> dict[int, Result]:
 
 def test_messages_come_in_order(task):
     sent = run(task("plain", "copy"))
-    assert sent[0] == Facts({"threads": 2})
+    assert sent[0] == Facts({"threads": 2}, fingerprint.python_facts())
     assert isinstance(sent[-1], Done)
     assert sent[-1].spent_s.keys() == {"build"}
     stages = [(x.name, x.index) for x in sent if isinstance(x, Stage)]

@@ -101,6 +101,8 @@ def test_one_side_in_an_image(machine, image, repository, tmp_path):
             process.send_signal(signal.SIGKILL)
     times = {x.header.conditions["image_digest"]: _ms(x) / 1e3 for x in _measured(tmp_path / "home")}
     assert times.keys() == {image.id, None}
+    images = {x.header.environment.get("image") for x in _measured(tmp_path / "home")}
+    assert images == {"cpu", None}
     assert SECONDS[0] <= times[image.id] < SECONDS[1] <= times[None]
     _until(lambda: container not in _running(machine, image))
 
