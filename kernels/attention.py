@@ -338,12 +338,13 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
     dk, dv, keys, values, q, grad, lse, delta, batch, head, place, first, low, high,
     stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    MASKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, RAGGED: tl.constexpr,
     CAUSAL: tl.constexpr = True, WINDOW: tl.constexpr = 0,
 ):  # fmt: skip
     """Adds queries `low` to `high` of one head to dK and dV of a block of keys. Scores are transposed here.
 
-    Rows beyond S need no mask: their log-sum-exp reads as +inf, and so their probabilities as 0.
+    Rows beyond S, which there are where S is RAGGED, are zeros with a log-sum-exp of +inf, and so have
+    probabilities of 0 but for keys of -inf: 0 · -inf is NaN.
     """
     columns = first + tl.arange(0, BLOCK_N)
     for start in tl.range(low, high, BLOCK_M):
@@ -356,6 +357,8 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
             seen = _seen(rows[None, :], columns[:, None], S, CAUSAL, WINDOW)
             exponents = tl.where(seen, exponents, float("-inf"))
         weights = tl.exp2(exponents)
+        if RAGGED:
+            weights = tl.where((rows < S)[None, :], weights, 0.0)
         g = _load(grad, batch, head, start, stride_gb, stride_gh, stride_gs, S, D, BLOCK_M, WIDTH, TMA, True)
         dv = tl.dot(weights.to(g.dtype), g, dv, input_precision=PRECISION)
         mean = tl.load(delta + place.to(tl.int64) * S + rows, mask=rows < S, other=0.0)
@@ -371,7 +374,7 @@ def _backward_keys(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
     stride_gb, stride_gh, stride_gs, B, H, S, groups, shared, scale, root,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, WINDOW: tl.constexpr,
+    CAUSAL: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, WINDOW: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of one block of keys of one key head, over all its query heads. `root` is 1/√D."""
     # Under a causal mask the first block of keys is the heaviest: the natural order is the right one.
@@ -398,18 +401,18 @@ def _backward_keys(  # type: ignore[no-untyped-def]  # Triton's types are its ow
             dk, dv = _gather_keys(
                 dk, dv, keys, values, q, grad, lse, delta, batch, query_head, row, first, low,
                 tl.minimum(middle, S), stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D,
-                scale, BLOCK_M, BLOCK_N, WIDTH, True, TMA, PRECISION, CAUSAL, WINDOW,
+                scale, BLOCK_M, BLOCK_N, WIDTH, True, TMA, PRECISION, RAGGED, CAUSAL, WINDOW,
             )  # fmt: skip
         dk, dv = _gather_keys(
             dk, dv, keys, values, q, grad, lse, delta, batch, query_head, row, first, middle,
             edge, stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D,
-            scale, BLOCK_M, BLOCK_N, WIDTH, False, TMA, PRECISION,
+            scale, BLOCK_M, BLOCK_N, WIDTH, False, TMA, PRECISION, RAGGED,
         )  # fmt: skip
         if WINDOW:
             dk, dv = _gather_keys(
                 dk, dv, keys, values, q, grad, lse, delta, batch, query_head, row, first, edge,
                 high, stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D,
-                scale, BLOCK_M, BLOCK_N, WIDTH, True, TMA, PRECISION, CAUSAL, WINDOW,
+                scale, BLOCK_M, BLOCK_N, WIDTH, True, TMA, PRECISION, RAGGED, CAUSAL, WINDOW,
             )  # fmt: skip
     _store(dk_out, dk * root, batch, head, first, H // groups, S, D, BLOCK_N, WIDTH)
     _store(dv_out, dv, batch, head, first, H // groups, S, D, BLOCK_N, WIDTH)
@@ -704,7 +707,7 @@ def _launch_backward(
             _tile(q, t.streamed, tma), _tile(k, t.resident, tma), _tile(v, t.resident, tma),
             _tile(grad, t.streamed, tma), lse, delta, dk, dv, *strides,
             B, H, S, groups, max(1, _shared(k, groups) // groups // groups), scale, root,
-            D, t.streamed, t.resident, _width(D), causal, tma, _precision(q.dtype), window,
+            D, t.streamed, t.resident, _width(D), causal, tma, _precision(q.dtype), window, S % t.streamed != 0,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         t = tiles("queries", q)

@@ -79,6 +79,57 @@ def errors(D, S, Hkv, window, mask):
     return found
 
 
+def extremes(D, S, Hkv, window, mask):
+    """What each path makes wrong of denormal and very large inputs, and of keys of -inf."""
+    from kernelmark.kernels import attention as module
+
+    generator = torch.Generator("cuda").manual_seed(D + S)
+    drawn = [torch.randn(1, heads, S, D, device="cuda", generator=generator) for heads in (4, Hkv, Hkv)]
+    found = []
+    for module.HOPPER, fixed in PATHS:
+        torch.use_deterministic_algorithms(fixed)
+        wrong = [f"inputs of {x:g}: {y}" for x in (1e-40, 1e3) for y in _scaled(module, drawn, x, window, mask)]
+        found.append(wrong + [f"keys of -inf: {x}" for x in _infinite(module, drawn, window, mask)])
+        torch.use_deterministic_algorithms(False)
+    return found
+
+
+def _scaled(module, drawn, scale, window, mask):
+    leaves = [(x * scale).bfloat16().requires_grad_() for x in drawn]
+    out, lse = module.attention(*leaves, mask, window, return_lse=True)
+    named = {"output": out, "log-sum-exp": lse}
+    named |= dict(zip(("dq", "dk", "dv"), torch.autograd.grad(out, leaves, torch.ones_like(out)), strict=True))
+    wrong = [f"{name} is not finite" for name, x in named.items() if not x.isfinite().all()]
+    want, _ = expected(*(x.detach().double() for x in leaves), mask, window)
+    # Scores of a million have no digits below 1/16; a denormal number's last digit is the least number's.
+    least = torch.finfo(torch.bfloat16).smallest_normal * torch.finfo(torch.bfloat16).eps
+    allowed = (0.05 if scale > 1 else 5e-3) * want.norm() + least * out.numel() ** 0.5
+    return wrong + (["output"] if (out.double() - want).norm() > allowed else [])
+
+
+def _infinite(module, drawn, window, mask):
+    """Rows that see no other key give zeros and an lse of -inf; such keys have no gradient. dQ is NaN by them."""
+    q, k, v = (x.bfloat16() for x in drawn)
+    q = q.abs().clamp_min(0.01)
+    k[:, :, :200, 3] = k[:, :, 500, 3] = float("-inf")
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out, lse = module.attention(*leaves, mask, window, return_lse=True)
+    _, dk, dv = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    want, level = expected(*(x.detach().double() for x in leaves), mask, window)
+    empty = level == float("-inf")
+    wrong = [] if torch.equal(lse == float("-inf"), empty) else ["which rows are empty"]
+    if not (lse - level)[~empty].abs().max() < 1e-2:
+        wrong.append("log-sum-exp")
+    if out[empty].any():
+        wrong.append("empty rows are not 0")
+    if not (out.double() - want.nan_to_num(0)).norm() < 5e-3 * want.nan_to_num(0).norm():
+        wrong.append("output")
+    for name, x in (("dk", dk), ("dv", dv)):
+        if not x.isfinite().all() or x[:, :, 500].any() or not x[:, :, 501].any():
+            wrong.append(name)
+    return wrong
+
+
 def changes(D, S, Hkv, window, mask):
     """How many of 30 times gave other bits than the first in output, log-sum-exp, dQ, dK and dV, of each path,
     beside work that shifts their schedule.
@@ -168,6 +219,11 @@ def accuracy():
 
 
 @pytest.fixture(scope="module")
+def hardship():
+    return asked("extremes")
+
+
+@pytest.fixture(scope="module")
 def repeats():
     return asked("changes")
 
@@ -189,6 +245,12 @@ def test_right(accuracy, case, mask):
 
 @pytest.mark.parametrize("mask", ["causal", "full"])
 @pytest.mark.parametrize("case", CASES, ids=str)
+def test_extreme_inputs(hardship, case, mask):
+    assert hardship[json.dumps([*case, mask])] == [[], [], []]
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_same_bits_every_time(repeats, case, mask):
     """But for dQ on Hopper, where the switch is off."""
     shipped, fixed, portable = repeats[json.dumps([*case, mask])]
@@ -204,7 +266,7 @@ def test_beside_others(company, case, mask):
 
 
 if __name__ == "__main__":
-    of = {"errors": errors, "changes": changes, "beside": beside}[sys.argv[1]]
+    of = {"errors": errors, "extremes": extremes, "changes": changes, "beside": beside}[sys.argv[1]]
     print(
         json.dumps(
             {json.dumps([*x, mask]): of(*x, mask) for x, mask in itertools.product(CASES, ["causal", "full"])}

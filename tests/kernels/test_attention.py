@@ -175,6 +175,24 @@ def test_keys_of_minus_infinity(monkeypatch, mask, window):
         assert x[:, :, 60].any()
 
 
+# As above.
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("S", [70, 64])
+def test_keys_of_minus_infinity_beside_a_tail(monkeypatch, S, mask):
+    """Rows that fill the last tile up are zeros, and 0 · -inf is NaN, which no gradient may get."""
+    small_tiles(monkeypatch, 32, 32)
+    q, k, v = (x.detach() for x in draw(1, 2, 1, S, 16))
+    q = q.abs()
+    k[:, :, 50, 3] = -math.inf
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    _, dk, dv = torch.autograd.grad(attention(*leaves, mask).sum(), leaves)
+    for x in (dk, dv):
+        assert x.isfinite().all()
+        assert not x[:, :, 50].any()
+        assert x[:, :, 49].any()
+
+
 @pytest.mark.parametrize("shape", [(0, 2, 2, 8, 16), (1, 0, 0, 8, 16), (1, 2, 2, 0, 16), (1, 0, 2, 8, 16)])
 def test_empty(shape):
     q, k, v = draw(*shape)
