@@ -148,6 +148,16 @@ def sectioned(nth, n, heads, section):  # type: ignore[no-untyped-def]  # Triton
 
 
 @gluon.jit
+def onward(stage, phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The next buffer of a ring, and the phase of its barriers: another each time round."""
+    stage += 1
+    if stage == STAGES:
+        stage = 0
+        phase ^= 1
+    return stage, phase
+
+
+@gluon.jit
 def _exp2(x, SHARE: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """2^x of x ≤ 0. One of SHARE numbers is computed by the FMA units instead of the exponential unit, which
     at D = 64 is as busy as the matrix units; 0: none.
@@ -273,10 +283,7 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
             mbarrier.wait(v_empty.index(stage), phase)
             mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
             tma.async_copy_global_to_shared(v, [key, 0], v_full.index(stage), vs.index(stage))
-            stage += 1
-            if stage == STAGES:
-                stage = 0
-                phase ^= 1
+            stage, phase = onward(stage, phase, STAGES)
 
 
 @gluon.constexpr_function
@@ -375,10 +382,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(k_empty.index(k_stage), count=1)
-        k_stage += 1
-        if k_stage == STAGES:
-            k_stage = 0
-            k_phase ^= 1
+        k_stage, k_phase = onward(k_stage, k_phase, STAGES)
         if CAUSAL or WINDOW:
             seen = visible(gl.expand_dims(rows + below, 1), gl.expand_dims(columns, 0), CAUSAL, WINDOW)
             s = gl.where(seen, s, float("-inf"))
@@ -416,14 +420,8 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 mbarrier.arrive(v_empty.index(v_stage), count=1)
                 acc = acc * gl.expand_dims(gl.convert_layout(shrink, total_rows), 1)
                 packed = _pack(p, dtype, ROWS, KEYS, operand, WORDS)
-                k_stage += 1
-                if k_stage == STAGES:
-                    k_stage = 0
-                    k_phase ^= 1
-                v_stage += 1
-                if v_stage == STAGES:
-                    v_stage = 0
-                    v_phase ^= 1
+                k_stage, k_phase = onward(k_stage, k_phase, STAGES)
+                v_stage, v_phase = onward(v_stage, v_phase, STAGES)
             begin = end
         if not REUSE:
             # The last product with Q is done: the next tile's can be loaded.
@@ -433,10 +431,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_empty.index(v_stage), count=1)
-        v_stage += 1
-        if v_stage == STAGES:
-            v_stage = 0
-            v_phase ^= 1
+        v_stage, v_phase = onward(v_stage, v_phase, STAGES)
         row = (place * n + block) * 2 * ROWS + HALF * ROWS
         # Not by its weight, which is that of what the FMA units computed: 2^-126 for -inf.
         empty = highest == LOWEST

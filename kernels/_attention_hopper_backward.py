@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import launch, sectioned, tiles, visible
+from ._attention_hopper import launch, onward, sectioned, tiles, visible
 from ._common import on, power_of_2
 
 LOG2E = 1.4426950408889634
@@ -104,10 +104,7 @@ def _keys_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
             mbarrier.expect(full.index(stage), 2 * q.block_type.nbytes)
             tma.async_copy_global_to_shared(q, [base + j * ROWS, 0], full.index(stage), qs.index(stage))
             tma.async_copy_global_to_shared(g, [base + j * ROWS, 0], full.index(stage), gs.index(stage))
-            stage += 1
-            if stage == STAGES:
-                stage = 0
-                phase ^= 1
+            stage, phase = onward(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -163,10 +160,7 @@ def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             dk = warpgroup_mma(change, q, dk, is_async=True)
             dv, dk, weights, change = warpgroup_mma_wait(0, deps=[dv, dk, weights, change])
             mbarrier.arrive(empty.index(stage), count=1)
-            stage += 1
-            if stage == STAGES:
-                stage = 0
-                phase ^= 1
+            stage, phase = onward(stage, phase, STAGES)
     k.store((dk * root).to(dtype))
     v.store(dv.to(dtype))
     fence_async_shared()
@@ -247,10 +241,7 @@ def _queries_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
         mbarrier.expect(full.index(stage), 2 * k.block_type.nbytes)
         tma.async_copy_global_to_shared(k, [base + j * ROWS, 0], full.index(stage), ks.index(stage))
         tma.async_copy_global_to_shared(v, [base + j * ROWS, 0], full.index(stage), vs.index(stage))
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
+        stage, phase = onward(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -301,10 +292,7 @@ def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its 
         dq = warpgroup_mma(change, k, dq, is_async=True)
         dq, change = warpgroup_mma_wait(0, deps=[dq, change])
         mbarrier.arrive(empty.index(stage), count=1)
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
+        stage, phase = onward(stage, phase, STAGES)
     q.store((dq * root).to(dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(dq_out, [row, 0], q)

@@ -41,7 +41,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, _pack, _unpack, launch, sectioned, tiles
+from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, _pack, _unpack, launch, onward, sectioned, tiles
 from ._common import multiprocessors, on
 from ._meeting import counter
 
@@ -103,17 +103,11 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
             tma.async_copy_global_to_shared(q, [row + i * ROWS, 0], q_full.index(i), qs.index(i))
         q_phase ^= 1
         for j in range(0, last + 1 - low):
-            k_stage += 1
-            if k_stage == STAGES:
-                k_stage = 0
-                k_phase ^= 1
+            k_stage, k_phase = onward(k_stage, k_phase, STAGES)
             mbarrier.wait(v_empty.index(v_stage), v_phase)
             mbarrier.expect(v_full.index(v_stage), v.block_type.nbytes)
             tma.async_copy_global_to_shared(v, [key - j * KEYS, 0], v_full.index(v_stage), vs.index(v_stage))
-            v_stage += 1
-            if v_stage == STAGES:
-                v_stage = 0
-                v_phase ^= 1
+            v_stage, v_phase = onward(v_stage, v_phase, STAGES)
             if j < last - low:
                 mbarrier.wait(k_empty.index(k_stage), k_phase)
                 mbarrier.expect(k_full.index(k_stage), k.block_type.nbytes)
@@ -169,14 +163,8 @@ def _pass_over(  # type: ignore[no-untyped-def]  # Triton's types are its own
     mbarrier.arrive(k_empty.index(k_stage), count=1)
     mbarrier.wait(v_full.index(v_stage), v_phase)
     mbarrier.arrive(v_empty.index(v_stage), count=1)
-    k_stage += 1
-    if k_stage == STAGES:
-        k_stage = 0
-        k_phase ^= 1
-    v_stage += 1
-    if v_stage == STAGES:
-        v_stage = 0
-        v_phase ^= 1
+    k_stage, k_phase = onward(k_stage, k_phase, STAGES)
+    v_stage, v_phase = onward(v_stage, v_phase, STAGES)
     mbarrier.wait(turn.index(GROUP), turn_phase)
     turn_phase ^= 1
     mbarrier.arrive(turn.index(NEXT), count=1)
@@ -215,14 +203,8 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     mbarrier.arrive(v_empty.index(v_stage), count=1)
     acc = acc * gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout)), 1)
     packed = _pack(p, dtype, ROWS, KEYS, operand, True)
-    k_stage += 1
-    if k_stage == STAGES:
-        k_stage = 0
-        k_phase ^= 1
-    v_stage += 1
-    if v_stage == STAGES:
-        v_stage = 0
-        v_phase ^= 1
+    k_stage, k_phase = onward(k_stage, k_phase, STAGES)
+    v_stage, v_phase = onward(v_stage, v_phase, STAGES)
     return acc, packed, weight, raised, k_stage, k_phase, v_stage, v_phase, turn_phase
 
 
@@ -290,10 +272,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(k_empty.index(k_stage), count=1)
-        k_stage += 1
-        if k_stage == STAGES:
-            k_stage = 0
-            k_phase ^= 1
+        k_stage, k_phase = onward(k_stage, k_phase, STAGES)
         if CAUSAL or WINDOW:
             s = _hide(s, rows + (own + AHEAD - first * KEYS), WIDE, True, NARROW, ROWS, KEYS)
         highest = gl.maximum(gl.max(s, 1) * scale, LOWEST)
@@ -326,10 +305,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_empty.index(v_stage), count=1)
-        v_stage += 1
-        if v_stage == STAGES:
-            v_stage = 0
-            v_phase ^= 1
+        v_stage, v_phase = onward(v_stage, v_phase, STAGES)
         if WINDOW:
             for _ in range(low, end):
                 k_stage, k_phase, v_stage, v_phase, turn_phase = _pass_over(

@@ -34,7 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, _pack, _unpack, launch, sectioned, tiles
+from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, _pack, _unpack, launch, onward, sectioned, tiles
 from ._attention_hopper_three import _hide, _step
 from ._common import multiprocessors, on
 from ._meeting import counter
@@ -88,17 +88,11 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
         for j in range(0, last + 1):
             # Before this block is waited for, so that the next one's place is known in time.
             ahead = (base + gl.load(chosen + gl.minimum(j + 1, last))) * KEYS
-            k_stage += 1
-            if k_stage == STAGES:
-                k_stage = 0
-                k_phase ^= 1
+            k_stage, k_phase = onward(k_stage, k_phase, STAGES)
             mbarrier.wait(v_empty.index(v_stage), v_phase)
             mbarrier.expect(v_full.index(v_stage), v.block_type.nbytes)
             tma.async_copy_global_to_shared(v, [key, 0], v_full.index(v_stage), vs.index(v_stage))
-            v_stage += 1
-            if v_stage == STAGES:
-                v_stage = 0
-                v_phase ^= 1
+            v_stage, v_phase = onward(v_stage, v_phase, STAGES)
             key = ahead
             if j < last:
                 mbarrier.wait(k_empty.index(k_stage), k_phase)
@@ -158,10 +152,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(k_empty.index(k_stage), count=1)
-        k_stage += 1
-        if k_stage == STAGES:
-            k_stage = 0
-            k_phase ^= 1
+        k_stage, k_phase = onward(k_stage, k_phase, STAGES)
         if CAUSAL:
             s = _hide(s, rows + below, 0, True, False, ROWS, KEYS)
         highest = gl.maximum(gl.max(s, 1) * scale, LOWEST)
@@ -182,10 +173,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_empty.index(v_stage), count=1)
-        v_stage += 1
-        if v_stage == STAGES:
-            v_stage = 0
-            v_phase ^= 1
+        v_stage, v_phase = onward(v_stage, v_phase, STAGES)
         share = gl.where(highest == LOWEST, 0.0, 1.0 / weight)
         acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
         acc = gl.where(count > 0, acc, 0.0)

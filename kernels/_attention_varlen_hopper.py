@@ -44,6 +44,7 @@ from ._attention_hopper import (
     _pack,
     _unpack,
     launch,
+    onward,
 )
 from ._common import multiprocessors, on
 
@@ -153,10 +154,7 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 mbarrier.wait(v_empty.index(stage), phase)
                 mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
                 tma.async_copy_global_to_shared(v, [key, key_column], v_full.index(stage), vs.index(stage))
-                stage += 1
-                if stage == STAGES:
-                    stage = 0
-                    phase ^= 1
+                stage, phase = onward(stage, phase, STAGES)
         unit += gl.num_programs(0)
         if DYNAMIC:
             unit = gl.num_programs(0) + gl.atomic_add(table + rows * FIELDS + 1, 1, sem="relaxed")
@@ -227,14 +225,8 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     mbarrier.arrive(v_empty.index(v_stage), count=1)
     acc = acc * gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout)), 1)
     packed = _pack(p, dtype, ROWS, KEYS, operand, True)
-    k_stage += 1
-    if k_stage == STAGES:
-        k_stage = 0
-        k_phase ^= 1
-    v_stage += 1
-    if v_stage == STAGES:
-        v_stage = 0
-        v_phase ^= 1
+    k_stage, k_phase = onward(k_stage, k_phase, STAGES)
+    v_stage, v_phase = onward(v_stage, v_phase, STAGES)
     return acc, packed, weight, raised, k_stage, k_phase, v_stage, v_phase, turn_phase
 
 
@@ -282,10 +274,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(0, deps=[s])
             mbarrier.arrive(k_empty.index(k_stage), count=1)
-            k_stage += 1
-            if k_stage == STAGES:
-                k_stage = 0
-                k_phase ^= 1
+            k_stage, k_phase = onward(k_stage, k_phase, STAGES)
             if start + KEYS > keys:
                 mbarrier.wait(v_full.index(v_stage), v_phase)
                 _clean(vs.index(v_stage), keys - start, KEYS, D)
@@ -315,10 +304,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(v_empty.index(v_stage), count=1)
-            v_stage += 1
-            if v_stage == STAGES:
-                v_stage = 0
-                v_phase ^= 1
+            v_stage, v_phase = onward(v_stage, v_phase, STAGES)
             at = row + gl.arange(0, ROWS, score_rows)
             blind = highest == LOWEST
             level = gl.where(blind, float("inf"), highest + gl.log2(weight))

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import LOG2E, launch, sectioned
+from ._attention_hopper import LOG2E, launch, onward, sectioned
 from ._attention_hopper_backward import REGISTERS, ROWS, STAGES, together
 from ._attention_varlen_hopper import FIELDS, _clean, packed
 from ._common import on
@@ -257,10 +257,7 @@ def _queries_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
         mbarrier.expect(full.index(stage), 2 * k.block_type.nbytes)
         tma.async_copy_global_to_shared(k, [key_start + j * ROWS, column], full.index(stage), ks.index(stage))
         tma.async_copy_global_to_shared(v, [key_start + j * ROWS, column], full.index(stage), vs.index(stage))
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
+        stage, phase = onward(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -317,10 +314,7 @@ def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its 
         dq = warpgroup_mma(change, k, dq, is_async=True)
         dq, change = warpgroup_mma_wait(0, deps=[dq, change])
         mbarrier.arrive(empty.index(stage), count=1)
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
+        stage, phase = onward(stage, phase, STAGES)
     _write(dq_out, dq_plain, (dq * root).to(dtype), q, start, row, length, head, heads, ROWS, D)
 
 

@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from . import _attention_hopper_fused as dense
-from ._attention_hopper import LOG2E, Tiles, _layout, launch
+from ._attention_hopper import LOG2E, Tiles, _layout, launch, onward
 from ._attention_hopper_backward import REGISTERS, ROWS, opaque, together
 from ._attention_hopper_fused import LINE, TURNS, Schedule, _add, _flat, _product
 from ._attention_varlen_hopper import FIELDS, _barrier, packed
@@ -144,10 +144,7 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 tma.async_copy_global_to_shared(lse, [at], full.index(stage), levels.index(stage))
                 tma.async_copy_global_to_shared(g, [row, column], full.index(stage), gs.index(stage))
                 tma.async_copy_global_to_shared(delta, [at], full.index(stage), means.index(stage))
-            stage += 1
-            if stage == STAGES:
-                stage = 0
-                phase ^= 1
+            stage, phase = onward(stage, phase, STAGES)
 
 
 @gluon.jit

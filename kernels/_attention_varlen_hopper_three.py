@@ -40,7 +40,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, _pack, _unpack, launch, sectioned
+from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, _pack, _unpack, launch, onward, sectioned
 from ._attention_hopper_three import GROUPS, REGISTERS, STAGES, WIDTH, _hide, _pass_over, _step
 from ._attention_varlen_hopper import FIELDS, _clean, packed
 from ._common import multiprocessors, on
@@ -108,17 +108,11 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
             tma.async_copy_global_to_shared(q, [row + i * ROWS, column], q_full.index(i), qs.index(i))
         q_phase ^= 1
         for j in range(0, last + 1):
-            k_stage += 1
-            if k_stage == STAGES:
-                k_stage = 0
-                k_phase ^= 1
+            k_stage, k_phase = onward(k_stage, k_phase, STAGES)
             mbarrier.wait(v_empty.index(v_stage), v_phase)
             mbarrier.expect(v_full.index(v_stage), v.block_type.nbytes)
             tma.async_copy_global_to_shared(v, [key, key_column], v_full.index(v_stage), vs.index(v_stage))
-            v_stage += 1
-            if v_stage == STAGES:
-                v_stage = 0
-                v_phase ^= 1
+            v_stage, v_phase = onward(v_stage, v_phase, STAGES)
             key = key - KEYS
             if j < last:
                 mbarrier.wait(k_empty.index(k_stage), k_phase)
@@ -188,10 +182,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(k_empty.index(k_stage), count=1)
-        k_stage += 1
-        if k_stage == STAGES:
-            k_stage = 0
-            k_phase ^= 1
+        k_stage, k_phase = onward(k_stage, k_phase, STAGES)
         if start + KEYS > keys:
             mbarrier.wait(v_full.index(v_stage), v_phase)
             _clean(vs.index(v_stage), keys - start, KEYS, D)
@@ -224,10 +215,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_empty.index(v_stage), count=1)
-        v_stage += 1
-        if v_stage == STAGES:
-            v_stage = 0
-            v_phase ^= 1
+        v_stage, v_phase = onward(v_stage, v_phase, STAGES)
         if row + ROWS > 0:
             at = within + row
             blind = highest == LOWEST

@@ -13,6 +13,9 @@ from ..container.build import Options
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
+STAND_IN, PIP_CONF, CA_BUNDLE, BUILD_NETWORK = (
+    f"KERNELMARK_{x}" for x in ("STAND_IN", "PIP_CONF", "CA_BUNDLE", "BUILD_NETWORK")
+)
 
 
 def build_options(command: Function) -> Function:
@@ -20,19 +23,15 @@ def build_options(command: Function) -> Function:
     for option in (
         click.option(
             "--build-network",
-            envvar="KERNELMARK_BUILD_NETWORK",
+            envvar=BUILD_NETWORK,
             metavar="NETWORK",
             help="Network of the build: host.",
         ),
-        click.option(
-            "--ca-bundle", envvar="KERNELMARK_CA_BUNDLE", type=FILE, help="Certificates to trust while building."
-        ),
-        click.option(
-            "--pip-conf", envvar="KERNELMARK_PIP_CONF", type=FILE, help="pip's configuration while building."
-        ),
+        click.option("--ca-bundle", envvar=CA_BUNDLE, type=FILE, help="Certificates to trust while building."),
+        click.option("--pip-conf", envvar=PIP_CONF, type=FILE, help="pip's configuration while building."),
         click.option(
             "--stand-in",
-            envvar="KERNELMARK_STAND_IN",
+            envvar=STAND_IN,
             metavar="IMAGE",
             help="A local image in place of the pinned base; labelled so.",
         ),
@@ -54,9 +53,7 @@ def options(
 
 def from_environment() -> Options:
     """The build's options for a command that has none of its own."""
-    stand_in, pip_conf, ca_bundle, network = (
-        os.environ.get(f"KERNELMARK_{x}") for x in ("STAND_IN", "PIP_CONF", "CA_BUNDLE", "BUILD_NETWORK")
-    )
+    stand_in, pip_conf, ca_bundle, network = map(os.environ.get, (STAND_IN, PIP_CONF, CA_BUNDLE, BUILD_NETWORK))
     return options(stand_in, Path(pip_conf) if pip_conf else None, Path(ca_bundle) if ca_bundle else None, network)
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -167,70 +165,37 @@ def changes(D, S, Hkv, window, mask):
 
 
 def beside(D, S, Hkv, window, mask):
-    """How many outputs and log-sum-exps were others than those of a launch alone: of 20 on each of two streams at
-    once, and of a graph replayed as often on a third.
-    """
+    """How many outputs and log-sum-exps of launches at the same time were others than those of one alone."""
     from kernelmark.kernels import attention as module
+
+    from .company import disturbed
 
     q, k, v = (torch.randn(2, heads, S, D, device="cuda", dtype=torch.bfloat16) for heads in (4, Hkv, Hkv))
 
     def call():
         return module.attention(q, k, v, mask, window, return_lse=True)
 
-    alone = call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = call()
-    streams = [torch.cuda.Stream() for _ in range(3)]
-    torch.cuda.synchronize()
-    found = []
-    for _ in range(20):
-        for each in captured:
-            each.fill_(7)
-        torch.cuda.synchronize()
-        with torch.cuda.stream(streams[2]):
-            graph.replay()
-        for stream in streams[:2]:
-            with torch.cuda.stream(stream):
-                found += call()
-        torch.cuda.synchronize()
-        found += [x.clone() for x in captured]
-    return sum(not torch.equal(x, alone[i % 2]) for i, x in enumerate(found))
-
-
-def asked(what):
-    """The answers of a process of its own, by case and mask."""
-    environment = {x: y for x, y in os.environ.items() if x != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, __file__, what],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return disturbed(call)
 
 
 @pytest.fixture(scope="module")
-def accuracy():
-    return asked("errors")
+def accuracy(apart):
+    return json.loads(apart("-m", "tests.gpu.test_attention_gpu", "errors"))
 
 
 @pytest.fixture(scope="module")
-def hardship():
-    return asked("extremes")
+def hardship(apart):
+    return json.loads(apart("-m", "tests.gpu.test_attention_gpu", "extremes"))
 
 
 @pytest.fixture(scope="module")
-def repeats():
-    return asked("changes")
+def repeats(apart):
+    return json.loads(apart("-m", "tests.gpu.test_attention_gpu", "changes"))
 
 
 @pytest.fixture(scope="module")
-def company():
-    return asked("beside")
+def company(apart):
+    return json.loads(apart("-m", "tests.gpu.test_attention_gpu", "beside"))
 
 
 @pytest.mark.parametrize("mask", ["causal", "full"])

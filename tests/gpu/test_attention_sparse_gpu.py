@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -63,39 +60,19 @@ def error(D, S, Hkv, heads, mask):
 
 
 def others(D, S, Hkv, heads, mask):
-    """How many outputs are others than the first: of 60 one after the other, then of 20 on each of two streams at
-    once and of a graph replayed as often on a third.
-    """
+    """How many outputs are others than the first: of 60 one after the other, then of launches at the same time."""
+    from .company import disturbed
+
     leaves, blocks = draw(D, S, Hkv, heads)
     alone = call(leaves, blocks, mask)
     repeated = sum(not torch.equal(call(leaves, blocks, mask), alone) for _ in range(60))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = call(leaves, blocks, mask)
-    streams = [torch.cuda.Stream() for _ in range(3)]
-    together = []
-    for _ in range(20):
-        captured.fill_(7)
-        torch.cuda.synchronize()
-        with torch.cuda.stream(streams[2]):
-            graph.replay()
-        for stream in streams[:2]:
-            with torch.cuda.stream(stream):
-                together.append(call(leaves, blocks, mask))
-        torch.cuda.synchronize()
-        together.append(captured.clone())
-    return repeated, sum(not torch.equal(x, alone) for x in together)
+    return repeated, disturbed(lambda: (call(leaves, blocks, mask),))
 
 
 @pytest.fixture(scope="module")
-def answers():
+def answers(apart):
     """By case and mask, of a process of its own."""
-    environment = {x: y for x, y in os.environ.items() if x != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=900, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(apart("-m", "tests.gpu.test_attention_sparse_gpu"))
 
 
 @pytest.mark.parametrize("mask", ["causal", "full"])

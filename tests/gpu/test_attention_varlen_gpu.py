@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -101,29 +99,14 @@ def changes(D, lengths, keys, Hkv, mask):
     return found
 
 
-def asked(what):
-    """The answers of a process of its own, by case and mask."""
-    environment = {x: y for x, y in os.environ.items() if x != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, __file__, what],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+@pytest.fixture(scope="module")
+def accuracy(apart):
+    return json.loads(apart("-m", "tests.gpu.test_attention_varlen_gpu", "errors"))
 
 
 @pytest.fixture(scope="module")
-def accuracy():
-    return asked("errors")
-
-
-@pytest.fixture(scope="module")
-def repeats():
-    return asked("changes")
+def repeats(apart):
+    return json.loads(apart("-m", "tests.gpu.test_attention_varlen_gpu", "changes"))
 
 
 @pytest.mark.parametrize("mask", ["causal", "full"])

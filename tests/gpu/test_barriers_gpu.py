@@ -6,9 +6,6 @@ In a process of its own: this one may have chosen Triton's interpreter.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -45,12 +42,9 @@ print(json.dumps([[str(key), x.asm["ptx"]] for key, x in _attention_hopper._comp
 """
 
 
-def test_nothing_lies_over_a_barrier() -> None:
+def test_nothing_lies_over_a_barrier(apart) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the kernels for Hopper are not taken here")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    compiled = json.loads(done.stdout.splitlines()[-1])
+    compiled = json.loads(apart("-c", CODE))
     assert len(compiled) >= 16
     assert {key: found for key, ptx in compiled if (found := laid_over(ptx))} == {}

@@ -5,10 +5,6 @@ In a process of its own: this one may have chosen Triton's interpreter, under wh
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 CODE = """
 import torch
 from kernelmark.kernels import _meeting
@@ -64,9 +60,5 @@ print("right")
 """
 
 
-def test_programs_meet():
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", CODE], env=env, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.stdout == "right\n", done.stderr[-3000:]
+def test_programs_meet(apart):
+    assert apart("-c", CODE) == "right"

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,33 +14,8 @@ import pytest
 from kernelmark.registry.record import Record
 from kernelmark.suite.measure.telemetry import Nvml
 
-OPERATOR = """
-from kernelmark.suite.operator import Operator, grid
-
-
-def inputs(case, device, generator):
-    import torch
-
-    return {"x": torch.randn(case.axes["N"], device=device, generator=generator)}
-
-
-def reference(x):
-    return x * 2
-
-
-OPERATOR = Operator(
-    name="double",
-    summary="Twice the input",
-    axes={"N": "elements"},
-    inputs=inputs,
-    reference=reference,
-    bytes=lambda case: 8 * case.axes["N"],
-    flops=lambda case: 0,
-    dtypes=("fp32",),
-    plans={"quick_cpu": (grid(N=[16, 64], dtypes="fp32"),)},
-    yardsticks={"copy": lambda x: x.clone()},
-)
-"""
+from ..processes import alive, children, wait_for
+from ..repositories import OPERATOR, Repository, sleeping
 
 BASELINE = '''
 import os
@@ -237,33 +211,6 @@ def program(root: Path, tmp_path: Path) -> Program:
     return Program(root, tmp_path / "home")
 
 
-def wait_for(condition, what, seconds=60.0):
-    """The first true value of a condition."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"waited {seconds} s for {what}")
-
-
-def children(pid: int) -> list[int]:
-    """Processes that a process started and that live."""
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except FileNotFoundError:
-        return []
-    return [int(x) for x in text.split()]
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that is only waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 @pytest.fixture(scope="session")
 def processes():
     """`wait_for`, `children` and `alive`."""
@@ -369,61 +316,13 @@ def nvml() -> Callable[..., Nvml]:
     return lambda **answers: Nvml(Library(**answers), SimpleNamespace())
 
 
-class Repository:
-    """A git repository to make commits in."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-        self.git("init", "--quiet", "--initial-branch=main")
-
-    def git(self, *arguments: str) -> str:
-        """What git says."""
-        who = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
-        done = subprocess.run(
-            ["git", *who, "-C", str(self.folder), *arguments], capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
-
-    def commit(self, **files: str) -> str:
-        """Makes a commit with these files besides those that are there."""
-        self.write(**files)
-        self.git("add", "--all")
-        self.git("commit", "--quiet", "--allow-empty", "--message", "more")
-        return self.git("rev-parse", "HEAD")
-
-    def write(self, **files: str) -> None:
-        """Python files by name, `__` standing for a slash."""
-        for name, text in files.items():
-            path = self.folder / (name.replace("___", "/_").replace("__", "/") + ".py")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-
-
 @pytest.fixture
 def make_repository(tmp_path: Path) -> Callable[[str], Repository]:
     """Makes an empty repository of a name."""
     return lambda name: Repository(tmp_path / name)
 
 
-KERNEL = """
-import time
-
-from ._work import SECONDS
-
-
-def double(x):
-    time.sleep(SECONDS)
-    return x * 2
-"""
-
-
 @pytest.fixture
 def sleeper(make_repository) -> Repository:
-    """A root whose kernel's time is known: 20 ms, 20 ms again, and 30 % more in the third and last commit."""
-    repository = make_repository("sleeper")
-    repository.write(operators__double=OPERATOR, kernels__cpu__double=KERNEL)
-    repository.commit(kernels__cpu___work="SECONDS = 0.02\n")
-    repository.commit(notes="1\n")
-    repository.commit(kernels__cpu___work="SECONDS = 0.026\n")
-    return repository
+    """See `sleeping`."""
+    return sleeping(make_repository("sleeper"))

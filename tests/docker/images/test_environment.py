@@ -7,8 +7,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,31 +16,11 @@ from kernelmark.suite.container.engine import Engine
 from kernelmark.suite.container.interpreter import HOUSE, opened
 from kernelmark.suite.container.session import Session
 
+from ...processes import wait_for
+from ...repositories import Repository, sleeping
+
 pytestmark = pytest.mark.image
 
-OPERATOR = """
-from kernelmark.suite.operator import Operator
-
-OPERATOR = Operator(
-    name="double",
-    summary="Twice the input",
-    axes={"N": "elements"},
-    inputs=lambda case, device, generator: {"x": __import__("torch").ones(case.axes["N"], device=device)},
-    reference=lambda x: x * 2,
-    bytes=lambda case: 8 * case.axes["N"],
-    flops=lambda case: 0,
-    dtypes=("fp32",),
-    plans={},
-)
-"""
-KERNEL = """
-import time
-
-
-def double(x):
-    time.sleep({seconds})
-    return x * 2
-"""
 PLAN = """
 [sampling]
 max_seconds = 0.2
@@ -55,28 +33,14 @@ operator = "double"
 axes = { N = 16 }
 dtype = "fp32"
 """
-SECONDS = 0.02, 0.05
+SECONDS = 0.02, 0.026
+"""Of a call, by commit."""
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """A root of kernels whose last commit is slower."""
-    folder = tmp_path / "a root"
-    for room in ("operators", "kernels/cpu"):
-        (folder / room).mkdir(parents=True)
-    (folder / "operators/double.py").write_text(OPERATOR)
-    (tmp_path / "plan.toml").write_text(PLAN)
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
-    subprocess.run([*git, "init", "-q"], cwd=folder, check=True)
-    for seconds in SECONDS:
-        (folder / "kernels/cpu/double.py").write_text(KERNEL.format(seconds=seconds))
-        subprocess.run([*git, "add", "-A"], cwd=folder, check=True)
-        subprocess.run([*git, "commit", "-qm", f"{seconds} s"], cwd=folder, check=True)
-    return folder
-
-
-def test_one_side_in_an_image(machine, image, repository, tmp_path):
+def test_one_side_in_an_image(machine, image, tmp_path):
     """Killed as soon as both sides have rows: each has its commit's time, and nothing is left in the engine."""
+    repository = sleeping(Repository(tmp_path / "a root")).folder
+    (tmp_path / "plan.toml").write_text(PLAN)
     there = machine.with_home(tmp_path / "home")
     before = _running(machine, image)
     with subprocess.Popen(
@@ -91,7 +55,9 @@ def test_one_side_in_an_image(machine, image, repository, tmp_path):
         text=True,
     ) as process:
         try:
-            _until(lambda: len(_measured(tmp_path / "home")) == 2 or process.poll() is not None)
+            wait_for(
+                lambda: len(_measured(tmp_path / "home")) == 2 or process.poll() is not None, "both sides", 90
+            )
             assert process.poll() is None, process.stderr.read()
             (container,) = (x for x in _running(machine, image) if x not in before)
             host = container.attrs["HostConfig"]
@@ -104,7 +70,7 @@ def test_one_side_in_an_image(machine, image, repository, tmp_path):
     images = {x.header.environment.get("image") for x in _measured(tmp_path / "home")}
     assert images == {"cpu", None}
     assert SECONDS[0] <= times[image.id] < SECONDS[1] <= times[None]
-    _until(lambda: container not in _running(machine, image))
+    wait_for(lambda: container not in _running(machine, image), "the container's end")
 
 
 def test_a_worker_in_it_ends_with_the_one_here(machine, image, tmp_path):
@@ -122,8 +88,8 @@ def test_a_worker_in_it_ends_with_the_one_here(machine, image, tmp_path):
                 os.kill(worker.pid, number)
                 worker.wait(60)
                 assert not at_once or _processes(container) == 0
-                _until(lambda: _processes(container) == 0)
-    _until(lambda: container not in _running(machine, image))
+                wait_for(lambda: _processes(container) == 0, "the worker's end")
+    wait_for(lambda: container not in _running(machine, image), "the container's end")
 
 
 def test_the_harness_there_is_ours(machine, image, tmp_path):
@@ -178,10 +144,3 @@ def _measured(home: Path) -> list:
 
 def _ms(journal) -> float:
     return statistics.median(journal.records[0].measurement.samples_ms)
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.2)

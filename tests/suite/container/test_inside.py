@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -55,7 +54,7 @@ def test_it_ends_as_the_worker_does(inside, end: str, code: int) -> None:
         assert process.stderr.read() == b"printed\n"
 
 
-def test_a_worker_ends_with_the_connection(inside, tmp_path: Path) -> None:
+def test_a_worker_ends_with_the_connection(inside, processes, tmp_path: Path) -> None:
     """And so do helpers of it."""
     ids = tmp_path / "ids"
     process = inside(
@@ -64,24 +63,9 @@ def test_a_worker_ends_with_the_connection(inside, tmp_path: Path) -> None:
         f"open({str(ids)!r}, 'w').write(f'{{os.getpid()}} {{helper.pid}}\\n')\n"
         "time.sleep(600)\n"
     )
-    _until(lambda: ids.exists() and ids.read_text().endswith("\n"))
+    processes.wait_for(lambda: ids.exists() and ids.read_text().endswith("\n"), "the worker")
     running = [int(x) for x in ids.read_text().split()]
-    assert all(map(_alive, running))
+    assert all(map(processes.alive, running))
     process.stdin.close()
     assert process.wait(60) == 128 + signal.SIGKILL
-    _until(lambda: not any(map(_alive, running)))
-
-
-def _until(condition) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def _alive(pid: int) -> bool:
-    """Not gone, nor only waiting for its parent to hear of it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    processes.wait_for(lambda: not any(map(processes.alive, running)), "its end")
