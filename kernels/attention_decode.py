@@ -11,7 +11,7 @@ kept between calls: a CUDA graph can hold it.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,7 +21,7 @@ from ._common import cdiv, check, multiprocessors, on, operator, power_of_2
 
 LOG2E = 1.4426950408889634
 RESIDENT = 4
-"""Programs that a multiprocessor holds at a time, with up to 16 rows of queries."""
+"""Programs that a multiprocessor holds at a time, with tiles of one wave."""
 LONGEST_PARTS = 128
 """Most parts of one sequence; joining them reads them all."""
 
@@ -164,15 +164,37 @@ def _join(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tl.store(out + at * D + width, value.to(out.dtype.element_ty), width < D)
 
 
-def split(B: int, heads: int, rows: int, tokens: int, keys: int, processors: int) -> int:
+class Tile(NamedTuple):
+    """Keys of a tile, warps and stages of a program, and whether RESIDENT programs of them fit."""
+
+    keys: int
+    warps: int
+    stages: int
+    fits: bool
+
+
+def tile_for(rows: int, D: int, element: int, paged: bool) -> Tile:
+    """As measured best on an H200, for `rows` rows of queries and numbers of `element` bytes."""
+    if element == 4 or D > 128:
+        return Tile(32, 4, 3, rows <= 16)
+    if rows <= 16 and not paged:
+        # In a contiguous cache sequences lie apart by powers of two, and longer tiles take less harm from it.
+        return Tile(128, 8, 3, True)
+    if rows == 32 and D > 64 and paged:
+        # A block table takes two stages for itself: its numbers are loaded before the keys that they lead to.
+        return Tile(32, 2, 5, True)
+    return Tile(64, 4, 3, rows <= 16)
+
+
+def split(B: int, heads: int, tokens: int, tile: Tile, processors: int) -> int:
     """Parts of one sequence's cache of `tokens`: as many programs as the device holds at a time, not one more,
     because a second wave would last as long as the first; none without a tile.
 
-    With more `rows` fewer are resident than RESIDENT; there, two waves of half the length lose less.
+    Where fewer are resident than RESIDENT, two waves of half the length lose less.
     """
     programs, resident = max(1, B * heads), RESIDENT * processors
-    wanted = resident // programs if rows <= 16 else cdiv(resident, programs)
-    return max(1, min(wanted, cdiv(tokens, keys), LONGEST_PARTS))
+    wanted = resident // programs if tile.fits else cdiv(resident, programs)
+    return max(1, min(wanted, cdiv(tokens, tile.keys), LONGEST_PARTS))
 
 
 def launch(
@@ -182,9 +204,7 @@ def launch(
     block_table: torch.Tensor | None,
     lengths: torch.Tensor,
     parts: int | None = None,
-    keys: int | None = None,
-    warps: int | None = None,
-    stages: int = 3,
+    tile: Tile | None = None,
 ) -> torch.Tensor:
     """`attention_decode` without its checks; `parts` and the tile as measured best unless they are given."""
     B, Sq, H, D = q.shape
@@ -198,14 +218,9 @@ def launch(
     groups = H // heads
     tokens = page if block_table is None else page * block_table.shape[1]
     rows = max(16, power_of_2(Sq * groups))
-    large = q.element_size() == 4 or D > 128
-    if keys is None or warps is None:
-        # In a contiguous cache sequences lie apart by powers of two, and longer tiles take less harm from it.
-        keys, warps = (128, 8) if block_table is None and rows <= 16 and not large else (64, 4)
-    if large:
-        keys = min(keys, 32)
+    tile = tile or tile_for(rows, D, q.element_size(), block_table is not None)
     if parts is None:
-        parts = split(B, heads, rows, tokens, keys, multiprocessors(q))
+        parts = split(B, heads, tokens, tile, multiprocessors(q))
     sums = levels = out
     if parts > 1:
         sums = torch.empty((B, Sq, H, parts, D), dtype=torch.float32, device=q.device)
@@ -217,10 +232,10 @@ def launch(
             *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3],
             0 if block_table is None else block_table.stride(0),
             heads, parts, LOG2E / math.sqrt(D),
-            Sq, groups, D, rows, keys, width,
-            0 if block_table is None else page, parts == 1, stages,
+            Sq, groups, D, rows, tile.keys, width,
+            0 if block_table is None else page, parts == 1, tile.stages,
             "ieee" if q.dtype == torch.float32 else "tf32",
-            num_warps=warps,
+            num_warps=tile.warps,
         )  # fmt: skip
         if parts > 1:
             _join[(B * Sq * H,)](out, sums, levels, parts, D, power_of_2(parts), width, num_warps=4)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from kernelmark.kernels import attention_decode as module
-from kernelmark.kernels.attention_decode import attention_decode, launch, split
+from kernelmark.kernels.attention_decode import Tile, attention_decode, launch, split, tile_for
 
+TILE = Tile(16, 4, 3, True)
 SMALL = {"B": 2, "Sq": 1, "H": 4, "Hkv": 2, "S": 70, "D": 32}
 
 
@@ -23,6 +24,7 @@ def test_pages_and_lengths(agrees, page, lengths):
         {"H": 6, "Hkv": 2, "Sq": 2},
         {"H": 2, "Hkv": 2},
         {"H": 20, "Hkv": 1},
+        {"Sq": 4, "H": 8, "Hkv": 1, "D": 72},
         {"D": 48},
         {"D": 8},
         {"D": 160},
@@ -60,15 +62,15 @@ def draw(B=2, Sq=1, H=2, S=64, D=16):
 def test_any_number_of_parts_gives_the_same(parts):
     q, k, v = draw(S=100)
     lengths = torch.tensor([100, 3], dtype=torch.int32)
-    one = launch(q, k, v, None, lengths, parts=1, keys=16)
-    torch.testing.assert_close(launch(q, k, v, None, lengths, parts=parts, keys=16), one, rtol=1e-5, atol=1e-6)
+    one = launch(q, k, v, None, lengths, parts=1, tile=TILE)
+    torch.testing.assert_close(launch(q, k, v, None, lengths, parts=parts, tile=TILE), one, rtol=1e-5, atol=1e-6)
 
 
 def test_a_token_that_sees_nothing_gives_zeros():
     q, k, v = draw(Sq=3)
     lengths = torch.tensor([0, 1], dtype=torch.int32)
     for parts in (1, 2):
-        output = launch(q, k, v, None, lengths, parts=parts, keys=16)
+        output = launch(q, k, v, None, lengths, parts=parts, tile=TILE)
         assert torch.equal(output[0], torch.zeros_like(output[0]))
         assert torch.equal(output[1, :2], torch.zeros_like(output[1, :2]))
         torch.testing.assert_close(output[1, 2], v[1, 0])
@@ -92,12 +94,21 @@ def test_large_scores_do_not_overflow():
 
 
 def test_split_fills_the_device_and_no_more():
-    assert split(64, 8, 16, 4096, 64, 132) == 1
-    assert split(64, 8, 32, 4096, 64, 132) == 2
-    assert split(1, 8, 16, 131072, 64, 132) == 66
-    assert split(1, 1, 16, 131072, 64, 132) == module.LONGEST_PARTS
-    assert split(1, 8, 16, 64, 64, 132) == 1
-    assert split(0, 8, 16, 0, 64, 132) == 1
+    assert split(64, 8, 4096, TILE, 132) == 1
+    assert split(64, 8, 4096, TILE._replace(fits=False), 132) == 2
+    assert split(1, 8, 131072, TILE, 132) == 66
+    assert split(1, 1, 131072, TILE, 132) == module.LONGEST_PARTS
+    assert split(1, 8, 16, TILE, 132) == 1
+    assert split(0, 8, 0, TILE, 132) == 1
+
+
+def test_tiles():
+    """Those of several new tokens have longer pipelines over a block table, and fit as often as the others."""
+    assert tile_for(16, 128, 2, paged=True) == tile_for(16, 64, 2, paged=True) == (64, 4, 3, True)
+    assert tile_for(16, 128, 2, paged=False) == (128, 8, 3, True)
+    assert tile_for(32, 128, 2, paged=True) == (32, 2, 5, True)
+    assert tile_for(32, 128, 2, paged=False) == tile_for(64, 128, 2, paged=True) == (64, 4, 3, False)
+    assert tile_for(16, 64, 4, paged=True) == tile_for(16, 256, 2, paged=False) == (32, 4, 3, True)
 
 
 @pytest.mark.parametrize(
