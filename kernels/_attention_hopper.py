@@ -9,16 +9,14 @@ query blocks of one head, the first with the last, the second with the last but 
 units are equally long. Consecutive units belong to one head, so that its K and V stay in L2.
 
 Under a window the walk over the keys starts and ends at it. The blocks that its edges or the causal mask cut are
-steps of their own before and after the others, which know no mask. With SPARSE the blocks of keys of a query block
-come from a list (`attention_sparse.py`).
+steps of their own before and after the others, which know no mask.
 
 Tiles are 64, 128 or 256 columns wide. A head dimension between these is filled up with zeros by the tensor memory
 accelerator, which also leaves out what lies beyond it when it stores. At 256 columns keys come in blocks of 64
 and the output goes through the buffer of Q: registers and shared memory hold no more.
 
 Taken for bf16 and fp16, D a multiple of 8 from 40 on, S a multiple of 256 and at least 1024, contiguous tensors:
-`fits`. Tiles of 64 columns are left to `_attention_hopper_three.py`, unless a schedule is asked for, and those
-with lists to `_attention_sparse_hopper.py`.
+`fits`. Tiles of 64 and 128 columns are left to `_attention_hopper_dealt.py`, unless a schedule is asked for.
 """
 
 from __future__ import annotations
@@ -49,11 +47,9 @@ LOWEST = gl.constexpr(-3.4028234663852886e38)
 ROWS = 64
 """Query rows of one computing warp group; a tile has two of them."""
 KEYS = 128
-"""Keys of one step; as many as a tile has rows, so that the causal mask cuts one block of keys only. Those of a
-block of a list.
-"""
+"""Keys of one step; as many as a tile has rows, so that the causal mask cuts one block of keys only."""
 WIDTHS = (64, 128)
-"""Columns of tiles that both passes have, and lists of blocks."""
+"""Columns of tiles that both passes have, and lists of blocks (`_attention_sparse_hopper.py`)."""
 FORWARD_WIDTHS = (64, 128, 256)
 """Columns of tiles that the forward pass has."""
 
@@ -61,8 +57,7 @@ FORWARD_WIDTHS = (64, 128, 256)
 @dataclass(frozen=True)
 class Schedule:
     """Blocks of K and V in flight, whether the two groups take turns at the matrix units, the share of
-    exponentials that the FMA units compute (one of so many, 0: none), registers, keys of a block, and whether
-    weights go round the loop two in a word (`_pack`), under no window.
+    exponentials that the FMA units compute (one of so many, 0: none), registers, and keys of a block.
     """
 
     stages: int
@@ -70,32 +65,21 @@ class Schedule:
     share: int = 0
     registers: int = 240
     keys: int = KEYS
-    words: bool = False
 
 
 SCHEDULES = {
-    (64, True): Schedule(3, True, share=8, words=True),
+    (64, True): Schedule(3, True, share=8),
     (64, False): Schedule(3, True),
-    (128, True): Schedule(2, False, words=True),
-    (128, False): Schedule(2, True, words=True),
+    (128, True): Schedule(2, False),
+    (128, False): Schedule(2, True),
     (256, True): Schedule(2, False, keys=64),
     (256, False): Schedule(2, False, keys=64),
 }
-"""By width and whether causal, as measured on an H200: taking turns keeps one group's exponentials
-under the other's products, but at D = 128 the diagonal's uneven work makes the waiting cost more. One
-exponential of eight on the FMA units pays at D = 64 causal only, weights in words everywhere but at D = 64 full.
-To hold the softmax before the wait for the product that it is to run under, behind which ptxas moves it, does
-not. Those of 64 columns are taken where one is asked for, as docs/stages does; `_attention_hopper_three.py` is
-faster. Those of 256 follow from what fits, not from a measurement."""
-
-SPARSE_SCHEDULES = {
-    (128, True): Schedule(2, False),
-    (128, False): Schedule(2, True),
-}
-"""The same for lists of blocks, which at 64 columns are left to `_attention_sparse_hopper.py`."""
-
-SPARSE_PROGRAMS = 4
-"""Programs a multiprocessor over lists, whose lengths differ: one that is done early takes the next."""
+"""By width and whether causal, as measured on an H200 before tiles were dealt out: taking turns keeps one group's
+exponentials under the other's products, but at D = 128 the diagonal's uneven work makes the waiting cost more. One
+exponential of eight on the FMA units pays at D = 64 causal only. Those of 64 and 128 columns are taken where one
+is asked for, as docs/stages does; `_attention_hopper_dealt.py` is faster. Those of 256 follow from what fits, not
+from a measurement."""
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, widths: tuple[int, ...] = WIDTHS) -> bool:
@@ -158,6 +142,17 @@ def onward(stage, phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-def] 
 
 
 @gluon.jit
+def scores(q, ks, zero, full, empty, stage, phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """(products of queries with a tile's first block of keys, the next stage and phase)."""
+    mbarrier.wait(full.index(stage), phase)
+    s = warpgroup_mma(q, ks.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(0, deps=[s])
+    mbarrier.arrive(empty.index(stage), count=1)
+    stage, phase = onward(stage, phase, STAGES)
+    return s, stage, phase
+
+
+@gluon.jit
 def _exp2(x, SHARE: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """2^x of x ≤ 0. One of SHARE numbers is computed by the FMA units instead of the exponential unit, which
     at D = 64 is as busy as the matrix units; 0: none.
@@ -188,12 +183,9 @@ def visible(queries, keys, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):  # type:
 
 @gluon.jit
 def _unit(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    step, units, n, lists, counts, heads,
-    CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, SPARSE: gl.constexpr, WINDOW: gl.constexpr,
-):  # fmt: skip
-    """(batch·head, query block, blocks of keys and the last of them, its list and how many of it count) of a
-    program's step: two steps make a unit. A list has a block at least, which may not count.
-    """
+    step, units, n, CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, WINDOW: gl.constexpr
+):
+    """(batch·head, query block, blocks of keys, the last of them) of a program's step: two steps make a unit."""
     PER: gl.constexpr = 2 * ROWS // KEYS  # blocks of keys in a tile's rows
     unit = gl.program_id(0) + step // 2 * gl.num_programs(0)
     pairs = n // 2
@@ -209,13 +201,7 @@ def _unit(  # type: ignore[no-untyped-def]  # Triton's types are its own
         if not CAUSAL:
             last = gl.minimum(block * PER + (WINDOW + 2 * ROWS - 2) // KEYS, last)
         count = last + 1 - gl.maximum(block * PER - (WINDOW + KEYS - 2) // KEYS, 0)
-    listed = count
-    if SPARSE:
-        at = place % heads * n + block
-        lists += at.to(gl.int64) * n
-        listed = gl.load(counts + at)
-        count = gl.maximum(listed, 1)
-    return place, block, count, last, lists, listed
+    return place, block, count, last
 
 
 @gluon.jit
@@ -246,37 +232,23 @@ def _steps(units):  # type: ignore[no-untyped-def]  # Triton's types are its own
 @gluon.jit
 def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, units, n, groups,
-    lists, counts, heads,
-    CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, SPARSE: gl.constexpr,
-    WINDOW: gl.constexpr,
+    CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Loads each tile's two halves of Q, then its blocks of K and V, the last keys first."""
     stage = 0
     phase = 1
     q_phase = 1
     for step in range(0, _steps(units)):
-        place, block, count, last, chosen, _ = _unit(
-            step, units, n, lists, counts, heads, CAUSAL, ROWS, KEYS, SPARSE, WINDOW
-        )
+        place, block, count, last = _unit(step, units, n, CAUSAL, ROWS, KEYS, WINDOW)
         row = (place * n + block) * 2 * ROWS
         for i in gl.static_range(2):
             mbarrier.wait(q_empty.index(i), q_phase)
             mbarrier.expect(q_full.index(i), q.block_type.nbytes)
             tma.async_copy_global_to_shared(q, [row + i * ROWS, 0], q_full.index(i), qs.index(i))
         q_phase ^= 1
-        if SPARSE:
-            last = place // groups * n
-            following = gl.load(chosen)
-        else:
-            last = place // groups * n * 2 * ROWS + last * KEYS
-            following = 0
+        last = place // groups * n * 2 * ROWS + last * KEYS
         for j in range(0, count):
-            if SPARSE:
-                key = (last + following) * KEYS
-                # Before this block is waited for, so that the next one's place is known in time.
-                following = gl.load(chosen + gl.minimum(j + 1, count - 1))
-            else:
-                key = last - j * KEYS
+            key = last - j * KEYS
             mbarrier.wait(k_empty.index(stage), phase)
             mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
             tma.async_copy_global_to_shared(k, [key, 0], k_full.index(stage), ks.index(stage))
@@ -286,59 +258,17 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
             stage, phase = onward(stage, phase, STAGES)
 
 
-@gluon.constexpr_function
-def _rounding(dtype):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    return "cvt.rn." + ("bf16x2" if dtype == gl.bfloat16 else "f16x2") + ".f32 $0, $2, $1;"
-
-
-@gluon.jit
-def _pack(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    p, dtype: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, OPERAND: gl.constexpr, WORDS: gl.constexpr
-):
-    """The weights p as they go round a loop: (ROWS, KEYS / 2) words of two with WORDS, because a loop carries each
-    16-bit number in a register of its own; else the operand.
-    """
-    if WORDS:
-        a, b = gl.split(p.reshape([ROWS, KEYS // 2, 2]))
-        packed = gl.inline_asm_elementwise(
-            _rounding(dtype), "=r,f,f", [a, b], dtype=gl.int32, is_pure=True, pack=1
-        )
-    else:
-        packed = gl.convert_layout(p.to(dtype), OPERAND)
-    return packed
-
-
-@gluon.jit
-def _unpack(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    packed, dtype: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, OPERAND: gl.constexpr, WORDS: gl.constexpr
-):
-    """What `_pack` packed as the operand of a product: the registers are the same."""
-    if WORDS:
-        twos = gl.zeros([ROWS, KEYS], gl.int16, OPERAND).reshape([ROWS, KEYS // 2, 2])
-        HALVES: gl.constexpr = twos.type.layout
-        one = gl.expand_dims(gl.convert_layout(packed, gl.SliceLayout(2, HALVES), assert_trivial=True), 2)
-        two = one + gl.zeros([ROWS, KEYS // 2, 2], gl.int32, HALVES)
-        half = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [two], dtype=gl.int16, is_pure=True, pack=2)
-        weights = gl.convert_layout(
-            half.to(dtype, bitcast=True).reshape([ROWS, KEYS]), OPERAND, assert_trivial=True
-        )
-    else:
-        weights = packed
-    return weights
-
-
 @gluon.jit
 def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, units, n, scale,
-    lists, counts, heads,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, SPARSE: gl.constexpr, WINDOW: gl.constexpr,
-    REUSE: gl.constexpr, WORDS: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, WINDOW: gl.constexpr,
+    REUSE: gl.constexpr,
 ):  # fmt: skip
     """One half of every tile: online softmax in base 2 over blocks of keys, the last keys first.
 
-    Without a window only the first blocks, on the diagonal unless a list leaves that out, need the causal mask. In
-    the loop K runs one block ahead of V. A row may see nothing in its first blocks.
+    Without a window only the first blocks, on the diagonal, need the causal mask. In the loop K runs one block
+    ahead of V. A row may see nothing in its first blocks.
     """
     PER: gl.constexpr = 2 * ROWS // KEYS
     # Runs of steps as `_end` numbers them.
@@ -364,32 +294,24 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q_phase = 0
     turn_phase = 1 - HALF
     for step in range(0, _steps(units)):
-        place, block, count, last, chosen, listed = _unit(
-            step, units, n, lists, counts, heads, CAUSAL, ROWS, KEYS, SPARSE, WINDOW
-        )
+        place, block, count, last = _unit(step, units, n, CAUSAL, ROWS, KEYS, WINDOW)
         distance = last - block * PER  # of the first block, in blocks of keys
         # How far this half's first row is from that block's first key.
         below = HALF * ROWS
-        if SPARSE and CAUSAL:
-            below += (block - gl.load(chosen)) * KEYS
-        elif CAUSAL:
+        if CAUSAL:
             below -= (PER - 1) * KEYS
         elif WINDOW:
             below -= distance * KEYS
         mbarrier.wait(q_full.index(HALF), q_phase)
         q_phase ^= 1
-        mbarrier.wait(k_full.index(k_stage), k_phase)
-        s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, deps=[s])
-        mbarrier.arrive(k_empty.index(k_stage), count=1)
-        k_stage, k_phase = onward(k_stage, k_phase, STAGES)
+        s, k_stage, k_phase = scores(q, ks, zero, k_full, k_empty, k_stage, k_phase, STAGES)
         if CAUSAL or WINDOW:
             seen = visible(gl.expand_dims(rows + below, 1), gl.expand_dims(columns, 0), CAUSAL, WINDOW)
             s = gl.where(seen, s, float("-inf"))
         highest = gl.maximum(gl.max(s, 1) * scale, LOWEST)
         p = _exp2(s * scale - gl.expand_dims(highest, 1), SHARE)
         weight = gl.sum(p, 1)
-        packed = _pack(p, dtype, ROWS, KEYS, operand, WORDS)
+        weights = gl.convert_layout(p.to(dtype), operand)
         acc = gl.zeros([ROWS, D], gl.float32, total)
         begin = 1
         for run in gl.static_range(FROM, UNTIL):
@@ -401,7 +323,6 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
                     turn_phase ^= 1
                 s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
                 mbarrier.wait(v_full.index(v_stage), v_phase)
-                weights = _unpack(packed, dtype, ROWS, KEYS, operand, WORDS)
                 acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
                 if TURNS:
                     mbarrier.arrive(turn.index(1 - HALF), count=1)
@@ -419,7 +340,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
                 mbarrier.arrive(v_empty.index(v_stage), count=1)
                 acc = acc * gl.expand_dims(gl.convert_layout(shrink, total_rows), 1)
-                packed = _pack(p, dtype, ROWS, KEYS, operand, WORDS)
+                weights = gl.convert_layout(p.to(dtype), operand)
                 k_stage, k_phase = onward(k_stage, k_phase, STAGES)
                 v_stage, v_phase = onward(v_stage, v_phase, STAGES)
             begin = end
@@ -427,7 +348,6 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             # The last product with Q is done: the next tile's can be loaded.
             mbarrier.arrive(q_empty.index(HALF), count=1)
         mbarrier.wait(v_full.index(v_stage), v_phase)
-        weights = _unpack(packed, dtype, ROWS, KEYS, operand, WORDS)
         acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_empty.index(v_stage), count=1)
@@ -435,12 +355,9 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         row = (place * n + block) * 2 * ROWS + HALF * ROWS
         # Not by its weight, which is that of what the FMA units computed: 2^-126 for -inf.
         empty = highest == LOWEST
-        if not SPARSE:
-            gl.store(lse + row + rows, gl.where(empty, float("inf"), highest + gl.log2(weight)))
+        gl.store(lse + row + rows, gl.where(empty, float("inf"), highest + gl.log2(weight)))
         share = gl.where(empty, 0.0, 1.0 / weight)
         acc = acc * gl.expand_dims(gl.convert_layout(share, total_rows), 1)
-        if SPARSE:
-            acc = gl.where(listed > 0, acc, 0.0)
         if not REUSE:
             tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
         o.store(acc.to(dtype))
@@ -452,17 +369,14 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["units", "n", "groups", "heads"])
+@gluon.jit(do_not_specialize=["units", "n", "groups"])
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, lse, lists, counts, units, n, groups, heads, scale,
+    q, k, v, out, lse, units, n, groups, scale,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, TURNS: gl.constexpr, SHARE: gl.constexpr, REGISTERS: gl.constexpr,
-    SPARSE: gl.constexpr, WINDOW: gl.constexpr, REUSE: gl.constexpr, WORDS: gl.constexpr,
+    WINDOW: gl.constexpr, REUSE: gl.constexpr,
 ):  # fmt: skip
-    """Buffers and barriers, then the three warp groups. `n` is S / (2 · ROWS), `units` B·H·n / 2.
-
-    With SPARSE: lists (heads, n, n) in descending order, counts (heads, n), heads 1, H or B·H; no `lse`.
-    """
+    """Buffers and barriers, then the three warp groups. `n` is S / (2 · ROWS), `units` B·H·n / 2."""
     qs = gl.allocate_shared_memory(q.dtype, [2, ROWS, D], q.layout)
     os = qs if REUSE else gl.allocate_shared_memory(q.dtype, [2, ROWS, D], out.layout)
     ks = gl.allocate_shared_memory(q.dtype, [STAGES, KEYS, D], k.layout)
@@ -490,23 +404,21 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 _feed,
                 (
                     q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                    units, n, groups, lists, counts, heads, CAUSAL, ROWS, KEYS, STAGES, SPARSE, WINDOW,
+                    units, n, groups, CAUSAL, ROWS, KEYS, STAGES, WINDOW,
                 ),
             ),
             (
                 _compute,
                 (
                     out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-                    units, n, scale, lists, counts, heads, 0, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE, SPARSE,
-                    WINDOW, REUSE, WORDS,
+                    units, n, scale, 0, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE, WINDOW, REUSE,
                 ),
             ),
             (
                 _compute,
                 (
                     out, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-                    units, n, scale, lists, counts, heads, 1, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE, SPARSE,
-                    WINDOW, REUSE, WORDS,
+                    units, n, scale, 1, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, SHARE, WINDOW, REUSE,
                 ),
             ),
         ],
@@ -561,55 +473,18 @@ def forward(
     """Writes the output and its base-2 log-sum-exp (B, H, S), +inf for a row that sees nothing. A window of 0 is
     none. For inputs that `fits` approves of for FORWARD_WIDTHS.
     """
-    schedule = schedule or SCHEDULES[power_of_2(q.shape[3]), causal]
-    programs = multiprocessors(q)
-    # What is passed for lists is not read.
-    _run(q, k, v, out, lse, lse, lse, causal, schedule, programs, 1, False, window)
-
-
-def sparse_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lists: torch.Tensor,
-    counts: torch.Tensor,
-    causal: bool,
-) -> None:
-    """Writes the output over lists (heads, n, n) of blocks of keys in descending order, of which counts (heads, n)
-    are read; heads is 1, H or B·H. For inputs that `fits` approves of, in tiles of 128 columns.
-    """
-    schedule = SPARSE_SCHEDULES[power_of_2(q.shape[3]), causal]
-    programs = SPARSE_PROGRAMS * multiprocessors(q)
-    _run(q, k, v, out, counts, lists, counts, causal, schedule, programs, lists.shape[0], True, 0)
-
-
-def _run(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    lists: torch.Tensor,
-    counts: torch.Tensor,
-    causal: bool,
-    schedule: Schedule,
-    programs: int,
-    heads: int,
-    sparse: bool,
-    window: int,
-) -> None:
     B, H, S, D = q.shape
     width = power_of_2(D)
+    schedule = schedule or SCHEDULES[width, causal]
     n = S // (2 * ROWS)
     units = B * H * n // 2
     constants = (
         causal, ROWS, schedule.keys, width, schedule.stages, schedule.turns, schedule.share, schedule.registers,
-        sparse, window, width > 128, schedule.words and not window,
+        window, width > 128,
     )  # fmt: skip
     with on(q):
         launch(
-            _kernel, (_kernel, q.device, q.dtype, *constants), min(units, programs),
-            tiles(q, ROWS), tiles(k, schedule.keys), tiles(v, schedule.keys), tiles(out, ROWS), lse, lists, counts,
-            units, n, H // k.shape[1], heads, LOG2E / math.sqrt(D), *constants,
+            _kernel, (_kernel, q.device, q.dtype, *constants), min(units, multiprocessors(q)),
+            tiles(q, ROWS), tiles(k, schedule.keys), tiles(v, schedule.keys), tiles(out, ROWS), lse,
+            units, n, H // k.shape[1], LOG2E / math.sqrt(D), *constants,
         )  # fmt: skip

@@ -1,11 +1,10 @@
-"""Block-sparse attention for Hopper in tiles of 64 columns, by two computing warp groups, in Gluon.
+"""Block-sparse attention for Hopper in tiles of 64 or 128 columns, by two computing warp groups, in Gluon.
 
-The schedule within a tile is that of `_attention_hopper.py`: one warp group feeds tiles through the tensor memory
-accelerator, two others compute 64 rows each and take turns at the matrix units, and in each the scores of the
-next block of keys are multiplied while the values of this one are (FlashAttention-3, Shah et al., arXiv
-2407.08608). Weights go round the loop two in a word. A third group, as `_attention_hopper_three.py` has, would
-have no rows with the same list: a tile of 192 rows would walk the union of two lists, and groups with lists of
-their own would read K and V once per 64 rows, a byte for 64 operations.
+The schedule within a tile is that of `_attention_hopper_dealt.py`: one warp group feeds tiles through the tensor
+memory accelerator, two others compute 64 rows each, at 64 columns in turns at the matrix units, and in each the
+scores of the next block of keys are multiplied while the values of this one are. A third group, which the dense
+kernel has at 64 columns, would have no rows with the same list: a tile of 192 rows would walk the union of two
+lists, and groups with lists of their own would read K and V once per 64 rows, a byte for 64 operations.
 
 Lists are short, and so are tiles: what lies between them counts. Programs are persistent, one a multiprocessor,
 and take the next tile as they come to it, by a counter that the last one to take leaves at 0
@@ -16,7 +15,7 @@ change its numbers.
 
 A list is in descending order, so that the causal mask can cut only its first block.
 
-Taken for what `_attention_hopper.fits` approves of with D up to 64.
+Taken for what `_attention_hopper.fits` approves of with D up to 128.
 """
 
 from __future__ import annotations
@@ -30,19 +29,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
-from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, _pack, _unpack, launch, onward, sectioned, tiles
-from ._attention_hopper_three import _hide, _step
-from ._common import multiprocessors, on
+from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, launch, onward, scores, sectioned, tiles
+from ._attention_hopper_dealt import _first, _hear, _hide, _last, _step, _take, _tell
+from ._common import multiprocessors, on, power_of_2
 from ._meeting import counter
 
-WIDTH = 64
-"""Columns of tiles; what a smaller D leaves of them is zeros."""
-STAGES = 3
-"""Blocks of K and of V in flight."""
+STAGES = {64: 3, 128: 2}
+"""Blocks of K and of V in flight, by columns of tiles; what a smaller D leaves of them is zeros."""
+TURNS = {64: True, 128: False}
+"""Whether the two groups take turns at the matrix units."""
 REGISTERS = 240
 """Of a thread of a computing group."""
 
@@ -98,14 +95,8 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 mbarrier.wait(k_empty.index(k_stage), k_phase)
                 mbarrier.expect(k_full.index(k_stage), k.block_type.nbytes)
                 tma.async_copy_global_to_shared(k, [key, 0], k_full.index(k_stage), ks.index(k_stage))
-        taken = gl.atomic_add(counter, 1, sem="relaxed")
-        if taken == total - 1:  # as many are taken as there are tiles: this is the last
-            gl.atomic_add(counter, -total, sem="relaxed")
-        t = gl.num_programs(0) + taken
-        mbarrier.wait(heard, told_phase)
-        told_phase ^= 1
-        following.store(gl.full([1], t, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
-        mbarrier.arrive(told, count=1)
+        t = _take(counter, total)
+        told_phase = _tell(t, following, told, heard, told_phase)
 
 
 @gluon.jit
@@ -113,7 +104,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     out, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following, told, heard,
     lists, counts, total, n, heads, listed, section, scale,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     """One half of every tile: online softmax in base 2 over the listed blocks of keys. In the loop K runs one
     block ahead of V. A list has a block at least, which may not count.
@@ -148,43 +139,31 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             below += (block - gl.load(lists + at.to(gl.int64) * n)) * KEYS
         mbarrier.wait(q_full.index(HALF), q_phase)
         q_phase ^= 1
-        mbarrier.wait(k_full.index(k_stage), k_phase)
-        s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, deps=[s])
-        mbarrier.arrive(k_empty.index(k_stage), count=1)
-        k_stage, k_phase = onward(k_stage, k_phase, STAGES)
+        s, k_stage, k_phase = scores(q, ks, zero, k_full, k_empty, k_stage, k_phase, STAGES)
         if CAUSAL:
             s = _hide(s, rows + below, 0, True, False, ROWS, KEYS)
-        highest = gl.maximum(gl.max(s, 1) * scale, LOWEST)
-        p = gl.exp2(s * scale - gl.expand_dims(highest, 1))
-        weight = gl.sum(p, 1)
-        packed = _pack(p, dtype, ROWS, KEYS, operand, True)
+        highest, weight, packed = _first(s, scale, dtype, ROWS, KEYS)
         acc = gl.zeros([ROWS, D], gl.float32, sums)
         for _ in range(1, count):
             acc, packed, weight, highest, k_stage, k_phase, v_stage, v_phase, turn_phase = _step(
                 q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
                 k_stage, k_phase, v_stage, v_phase, turn_phase, rows, scale,
-                0, False, False, HALF, 1 - HALF, ROWS, KEYS, STAGES,
+                0, False, False, HALF, 1 - HALF, ROWS, KEYS, STAGES, TURNS,
             )  # fmt: skip
         # The last product with Q is done: the next tile's can be loaded.
         mbarrier.arrive(q_empty.index(HALF), count=1)
-        mbarrier.wait(v_full.index(v_stage), v_phase)
-        weights = _unpack(packed, dtype, ROWS, KEYS, operand, True)
-        acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(v_empty.index(v_stage), count=1)
-        v_stage, v_phase = onward(v_stage, v_phase, STAGES)
-        share = gl.where(highest == LOWEST, 0.0, 1.0 / weight)
+        acc, v_stage, v_phase = _last(
+            packed, vs, acc, v_full, v_empty, v_stage, v_phase, operand, ROWS, KEYS, STAGES
+        )
+        whole = gl.convert_layout(gl.sum(weight, 1), score_rows)
+        share = gl.where(highest == LOWEST, 0.0, 1.0 / whole)
         acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
         acc = gl.where(count > 0, acc, 0.0)
         tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
         o.store(acc.to(dtype))
         fence_async_shared()
         tma.async_copy_shared_to_global(out, [(head * n + block) * KEYS + HALF * ROWS, 0], o)
-        mbarrier.wait(told, told_phase)
-        told_phase ^= 1
-        t = gl.max(following.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-        mbarrier.arrive(heard, count=1)
+        t, told_phase = _hear(following, told, heard, told_phase)
     tma.store_wait(pendings=0)
 
 
@@ -192,7 +171,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, out, lists, counts, counter, total, n, heads, listed, groups, section, scale,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    TURNS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Buffers and barriers, then the warp groups. `n` blocks a head, `total` = heads · n, heads B·H; lists
     (listed, n, n) in descending order, counts (listed, n), listed 1, H or B·H.
@@ -203,7 +182,6 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     vs = gl.allocate_shared_memory(q.dtype, [STAGES, KEYS, D], v.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    # Always waited for, as those of `_attention_hopper_three.py`: see there.
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     following = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     told = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -217,7 +195,8 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     for i in gl.static_range(2):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=1)
-        mbarrier.init(turn.index(i), count=1)
+        if TURNS:  # see `_attention_hopper_dealt.py`
+            mbarrier.init(turn.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
@@ -229,7 +208,8 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 _feed,
                 (
                     q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, following, told, heard,
-                    counter, lists, counts, total, n, heads, listed, groups, section, ROWS, KEYS, STAGES,
+                    counter, lists, counts, total, n, heads, listed, groups, section,
+                    ROWS, KEYS, STAGES,
                 ),
             ),
             (
@@ -237,7 +217,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 (
                     out, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following, told,
                     heard, lists, counts, total, n, heads, listed, section, scale,
-                    0, CAUSAL, ROWS, KEYS, D, STAGES,
+                    0, CAUSAL, ROWS, KEYS, D, STAGES, TURNS,
                 ),
             ),
             (
@@ -245,7 +225,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 (
                     out, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following, told,
                     heard, lists, counts, total, n, heads, listed, section, scale,
-                    1, CAUSAL, ROWS, KEYS, D, STAGES,
+                    1, CAUSAL, ROWS, KEYS, D, STAGES, TURNS,
                 ),
             ),
         ],
@@ -266,15 +246,16 @@ def forward(
 ) -> None:
     """Writes the output over lists (heads, n, n) of blocks of keys in descending order, of which counts (heads, n)
     are read; heads is 1, H or B·H. `section`: query heads whose tiles are taken before others' are. For inputs
-    that `_attention_hopper.fits` approves of for WIDTH.
+    that `_attention_hopper.fits` approves of for the columns of STAGES.
     """
     B, H, S, D = q.shape
     n = S // KEYS
     total = B * H * n
-    constants = (causal, ROWS, KEYS, WIDTH, STAGES, REGISTERS)
+    width = power_of_2(D)
+    constants = (causal, ROWS, KEYS, width, STAGES[width], TURNS[width], REGISTERS)
     with on(q):
         launch(
-            _kernel, (_kernel, q.device, q.dtype, causal), min(total, multiprocessors(q)),
+            _kernel, (_kernel, q.device, q.dtype, width, causal), min(total, multiprocessors(q)),
             tiles(q, ROWS), tiles(k, KEYS), tiles(v, KEYS), tiles(out, ROWS), lists, counts, counter(q),
             total, n, B * H, lists.shape[0], H // k.shape[1], section, LOG2E / math.sqrt(D), *constants,
         )  # fmt: skip

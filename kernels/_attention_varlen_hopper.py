@@ -1,21 +1,26 @@
 """The forward pass of attention over packed sequences for Hopper (compute capability 9.0), in Gluon.
 
-The schedule is that of `_attention_hopper.py`: one warp group feeds tiles through the tensor memory accelerator,
-two others compute 64 rows each, with the scores of the next block of keys under the values of this one. Programs
-are persistent; a unit of work is a pair of query blocks of one head of one sequence, the first with the last, the
-second with the last but one, so that the units of a sequence are equally long under a causal mask; an odd block in
-the middle is a unit by itself. Units come from the list of `attention_varlen.listed`, the longest sequences first,
-and programs take the next one as they come to it, by a counter in the list, as FlashAttention-3's do: one in so
-many, known in advance, would use 0.88 to 0.94 of an H200's multiprocessors in the standard cases of uneven
-lengths, this 0.97 and more (by arithmetic, with a block of keys as the unit of time). Who computes a row does not
-change its numbers.
+The schedule is that of `_attention_hopper_dealt.py`: one warp group feeds tiles through the tensor memory
+accelerator, three others at 64 columns and two at 128 compute 64 rows each, with the scores of the next block of
+keys under the values of this one.
 
-Blocks of queries and keys start where their sequence does, at any row of the packed tensors. The last of them are
-read beyond the sequence: keys there are hidden, values there are overwritten with zeros before they are multiplied
-(a NaN of a neighbour would outlive a probability of 0), and rows of the output there are not written.
+A unit of work is one tile: 192 or 128 query rows of one head of one sequence. Tiles are aligned to their
+sequence's end, as the causal mask is: the first of a sequence may begin before it, where what it reads is computed
+and not stored; a group whose rows all lie there computes one block of keys, under a causal mask as many as such
+rows would see. So no row sees a key beyond its sequence under a causal mask, and the rows that are missing are
+missing where keys are fewest. Blocks of keys start where the sequence does, at any row of the packed tensors; the
+last is read beyond it, where keys are hidden and values overwritten with zeros before they are multiplied (a NaN
+of a neighbour would outlive a probability of 0).
+
+Each group starts at its own diagonal: blocks of keys that all of its rows lie before are released unread. Its
+first block is masked, and the next one where the diagonal of its 64 rows lies across two.
+
+Programs are persistent, one a multiprocessor, and take the next unit as they come to it, by a counter in the list
+of `attention_varlen.listed`, as FlashAttention-3's do. That has sequences by their keys, the most first; a
+sequence's tiles come in sections of heads whose K and V fit into L2 together, of each the longest first. Who
+computes a row does not change its numbers.
 
 Taken for bf16 and fp16, D of 64 or 128, sequences of more than 512 tokens among them, heads side by side: `fits`.
-The forward pass for D = 64 is `_attention_varlen_hopper_three.py`.
 """
 
 from __future__ import annotations
@@ -29,31 +34,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
-from ._attention_hopper import (
-    KEYS,
-    LOG2E,
-    LOWEST,
-    ROWS,
-    SCHEDULES,
-    Tiles,
-    _layout,
-    _pack,
-    _unpack,
-    launch,
-    onward,
-)
+from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, Tiles, _layout, launch, onward, scores, sectioned
+from ._attention_hopper_dealt import DIVISIONS, _first, _hear, _hide, _last, _pass_over, _step, _tell
 from ._common import multiprocessors, on
 
 _barrier = getattr(gl, "thread_barrier", None) or gl.barrier
 """Of the threads of a warp group: its name until Triton 3.6, and since."""
-UNIT = 2 * KEYS
-"""Rows of a pair of query blocks."""
 FIELDS: gl.constexpr = gl.constexpr(8)
 """Numbers of a listed unit, as in `attention_varlen`."""
+SECTION = 24 << 20
+"""Bytes of K and V that a section of heads may have, to stay in L2."""
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, longest: int) -> bool:
@@ -79,107 +71,6 @@ def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, longest: int) -> boo
 
 
 @gluon.jit
-def _unit(table, unit, heads):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """(head, first of the pair, start, length, key start, keys) of a unit."""
-    row = table + unit // heads * FIELDS
-    start = gl.load(row)
-    length = gl.load(row + 1)
-    key_start = gl.load(row + 2)
-    keys = gl.load(row + 3)
-    within = unit - gl.load(row + 4) * heads
-    pairs = gl.load(row + 5)
-    head = within // pairs
-    return head, within - head * pairs, start, length, key_start, keys
-
-
-@gluon.jit
-def _tile(pair, t, length, keys, CAUSAL: gl.constexpr, KEYS: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """(query block, blocks of keys, how many of them a mask cuts) of a pair's tile t, the longer one first.
-
-    The mask is aligned to the end: a block's last query sees the keys up to `limit`, its first one those up to
-    `clear`. One or two blocks are cut. A block of keys there is always; it may be hidden as a whole.
-    """
-    blocks = (length + KEYS - 1) // KEYS
-    block = pair + (1 - t) * (blocks - 1 - 2 * pair)
-    limit = keys
-    clear = keys
-    if CAUSAL:
-        limit = gl.minimum((block + 1) * KEYS + keys - length, keys)
-        clear = gl.maximum(gl.minimum(block * KEYS + keys - length + 1, keys), 0)
-    count = gl.maximum((limit + KEYS - 1) // KEYS, 1)
-    return block, count, count - clear // KEYS
-
-
-@gluon.jit
-def _tiles(pair, length, KEYS: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """Tiles of a pair: two, or the one in the middle."""
-    return gl.minimum((length + KEYS - 1) // KEYS - 2 * pair, 2)
-
-
-@gluon.jit
-def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, following, told, heard,
-    table, rows, heads, groups,
-    CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-    DYNAMIC: gl.constexpr,
-):  # fmt: skip
-    """Loads each tile's two halves of Q, then its blocks of K and V, the last keys first.
-
-    It is ahead of those who compute. So it is also who takes the next unit, and tells them.
-    """
-    stage = 0
-    phase = 1
-    q_phase = 1
-    told_phase = 1
-    total = gl.load(table + rows * FIELDS) * heads
-    unit = gl.program_id(0)
-    while unit < total:
-        head, pair, start, length, key_start, keys = _unit(table, unit, heads)
-        column = head * D
-        key_column = head // groups * D
-        for t in range(0, _tiles(pair, length, KEYS)):
-            block, count, _ = _tile(pair, t, length, keys, CAUSAL, KEYS)
-            row = start + block * KEYS
-            for i in gl.static_range(2):
-                mbarrier.wait(q_empty.index(i), q_phase)
-                mbarrier.expect(q_full.index(i), q.block_type.nbytes)
-                tma.async_copy_global_to_shared(q, [row + i * ROWS, column], q_full.index(i), qs.index(i))
-            q_phase ^= 1
-            last = key_start + (count - 1) * KEYS
-            for j in range(0, count):
-                key = last - j * KEYS
-                mbarrier.wait(k_empty.index(stage), phase)
-                mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
-                tma.async_copy_global_to_shared(k, [key, key_column], k_full.index(stage), ks.index(stage))
-                mbarrier.wait(v_empty.index(stage), phase)
-                mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
-                tma.async_copy_global_to_shared(v, [key, key_column], v_full.index(stage), vs.index(stage))
-                stage, phase = onward(stage, phase, STAGES)
-        unit += gl.num_programs(0)
-        if DYNAMIC:
-            unit = gl.num_programs(0) + gl.atomic_add(table + rows * FIELDS + 1, 1, sem="relaxed")
-            mbarrier.wait(heard, told_phase)
-            told_phase ^= 1
-            following.store(gl.full([1], unit, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
-            mbarrier.arrive(told, count=1)
-
-
-@gluon.jit
-def _hide(s, edge, keys, start, ROWS: gl.constexpr, KEYS: gl.constexpr, CAUSAL: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """Scores of the block of keys from `start` on; the last key that row 0 sees is `edge`."""
-    layout: gl.constexpr = s.type.layout
-    columns = start + gl.arange(0, KEYS, gl.SliceLayout(0, layout))
-    if CAUSAL:
-        # Keys beyond the sequence are hidden too: they come after every row that is stored.
-        seen = gl.expand_dims(edge + gl.arange(0, ROWS, gl.SliceLayout(1, layout)), 1) >= gl.expand_dims(
-            columns, 0
-        )
-    else:
-        seen = gl.expand_dims(columns, 0) < keys
-    return gl.where(seen, s, float("-inf"))
-
-
-@gluon.jit
 def _clean(v, beyond, KEYS: gl.constexpr, D: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Zeros over rows from `beyond` on. Each warp group that multiplies them does it, with the same result."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
@@ -194,207 +85,252 @@ def _clean(v, beyond, KEYS: gl.constexpr, D: gl.constexpr):  # type: ignore[no-u
 
 
 @gluon.jit
-def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
-    k_stage, k_phase, v_stage, v_phase, turn_phase, edge, keys, start, scale,
-    MASKED: gl.constexpr, HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr,
+def _unit(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    table, unit, heads, groups, hold, CAUSAL: gl.constexpr, TILE: gl.constexpr, KEYS: gl.constexpr
+):
+    """(head, start, length, key start, keys, first row, which may be negative, last block of keys) of a unit. A
+    block of keys there is always; it may be hidden as a whole. A section of heads may have `hold` keys.
+    """
+    row = table + unit // heads * FIELDS
+    start = gl.load(row)
+    length = gl.load(row + 1)
+    key_start = gl.load(row + 2)
+    keys = gl.load(row + 3)
+    within = unit - gl.load(row + 4) * heads
+    n = gl.load(row + 5)
+    section = gl.minimum(gl.maximum(hold // gl.maximum(keys, 1), 1) * groups, heads)
+    head, nth = sectioned(within, n, heads, section)
+    seen = keys
+    if CAUSAL:
+        seen = keys - nth * TILE
+    last = gl.maximum(seen - 1, 0) // KEYS
+    return head, start, length, key_start, keys, length - (nth + 1) * TILE, last
+
+
+@gluon.jit
+def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, following, told, heard,
+    table, rows, heads, groups, hold,
+    CAUSAL: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
-    """One block of keys, with the values of the block before, whose weights are `packed`."""
-    dtype: gl.constexpr = vs.dtype
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
-    mbarrier.wait(k_full.index(k_stage), k_phase)
-    if TURNS:
-        mbarrier.wait(turn.index(HALF), turn_phase)
-        turn_phase ^= 1
-    s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-    mbarrier.wait(v_full.index(v_stage), v_phase)
-    weights = _unpack(packed, dtype, ROWS, KEYS, operand, True)
-    acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
-    if TURNS:
-        mbarrier.arrive(turn.index(1 - HALF), count=1)
-    s = warpgroup_mma_wait(1, deps=[s])
-    mbarrier.arrive(k_empty.index(k_stage), count=1)
-    if MASKED:
-        s = _hide(s, edge, keys, start, ROWS, KEYS, CAUSAL)
-    raised = gl.maximum(highest, gl.max(s, 1) * scale)
-    p = gl.exp2(s * scale - gl.expand_dims(raised, 1))
-    shrink = gl.exp2(highest - raised)
-    weight = weight * shrink + gl.sum(p, 1)
-    acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
-    mbarrier.arrive(v_empty.index(v_stage), count=1)
-    acc = acc * gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout)), 1)
-    packed = _pack(p, dtype, ROWS, KEYS, operand, True)
-    k_stage, k_phase = onward(k_stage, k_phase, STAGES)
-    v_stage, v_phase = onward(v_stage, v_phase, STAGES)
-    return acc, packed, weight, raised, k_stage, k_phase, v_stage, v_phase, turn_phase
+    """Loads each tile's parts of Q and its blocks of K and V, the last keys first, and takes the next tile."""
+    k_stage = 0
+    k_phase = 1
+    v_stage = 0
+    v_phase = 1
+    q_phase = 1
+    told_phase = 1
+    total = gl.load(table + rows * FIELDS) * heads
+    unit = gl.program_id(0)
+    while unit < total:
+        head, start, _, key_start, _, first, last = _unit(
+            table, unit, heads, groups, hold, CAUSAL, ROWS * GROUPS, KEYS
+        )
+        row = start + first
+        key = key_start + last * KEYS
+        column = head * D
+        key_column = head // groups * D
+        # Keys do not wait for those who still use the queries before.
+        mbarrier.wait(k_empty.index(k_stage), k_phase)
+        mbarrier.expect(k_full.index(k_stage), k.block_type.nbytes)
+        tma.async_copy_global_to_shared(k, [key, key_column], k_full.index(k_stage), ks.index(k_stage))
+        for i in gl.static_range(GROUPS):
+            mbarrier.wait(q_empty.index(i), q_phase)
+            mbarrier.expect(q_full.index(i), q.block_type.nbytes)
+            tma.async_copy_global_to_shared(q, [row + i * ROWS, column], q_full.index(i), qs.index(i))
+        q_phase ^= 1
+        for j in range(0, last + 1):
+            k_stage, k_phase = onward(k_stage, k_phase, STAGES)
+            mbarrier.wait(v_empty.index(v_stage), v_phase)
+            mbarrier.expect(v_full.index(v_stage), v.block_type.nbytes)
+            tma.async_copy_global_to_shared(v, [key, key_column], v_full.index(v_stage), vs.index(v_stage))
+            v_stage, v_phase = onward(v_stage, v_phase, STAGES)
+            key = key - KEYS
+            if j < last:
+                mbarrier.wait(k_empty.index(k_stage), k_phase)
+                mbarrier.expect(k_full.index(k_stage), k.block_type.nbytes)
+                tma.async_copy_global_to_shared(k, [key, key_column], k_full.index(k_stage), ks.index(k_stage))
+        unit = gl.num_programs(0) + gl.atomic_add(table + rows * FIELDS + 1, 1, sem="relaxed")
+        told_phase = _tell(unit, following, told, heard, told_phase)
 
 
 @gluon.jit
 def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     out, plain, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-    following, told, heard, table, rows, heads, tokens, scale,
-    HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, DYNAMIC: gl.constexpr,
+    following, told, heard, table, rows, heads, groups, hold, tokens, scale,
+    GROUP: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, KEYS: gl.constexpr,
+    D: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
-    """One half of every tile: online softmax in base 2 over blocks of keys, the last keys first.
-
-    In the loop K runs one block ahead of V.
+    """One group's rows of every tile: online softmax in base 2 over blocks of keys, the last keys first. In the
+    loop K runs one block ahead of V.
     """
+    NEXT: gl.constexpr = (GROUP + 1) % GROUPS
     dtype: gl.constexpr = out.dtype
     score: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, KEYS, 16]
     )
-    total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
+    sums: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums, k_width=2)
     score_rows: gl.constexpr = gl.SliceLayout(1, score)
-    total_rows: gl.constexpr = gl.SliceLayout(1, total)
-    q = qs.index(HALF)
-    o = os.index(HALF)
+    sums_rows: gl.constexpr = gl.SliceLayout(1, sums)
+    q = qs.index(GROUP)
+    o = os.index(GROUP)
     zero = gl.zeros([ROWS, KEYS], gl.float32, score)
+    within = gl.arange(0, ROWS, score_rows)
     k_stage = 0
     k_phase = 0
     v_stage = 0
     v_phase = 0
     q_phase = 0
-    turn_phase = 1 - HALF
+    turn_phase = 1 if GROUP == 0 else 0
     told_phase = 0
-    units = gl.load(table + rows * FIELDS) * heads
+    total = gl.load(table + rows * FIELDS) * heads
     unit = gl.program_id(0)
-    while unit < units:
-        head, pair, begin, length, _, keys = _unit(table, unit, heads)
-        for t in range(0, _tiles(pair, length, KEYS)):
-            block, count, masked = _tile(pair, t, length, keys, CAUSAL, KEYS)
-            row = block * KEYS + HALF * ROWS
-            edge = row + keys - length
-            start = (count - 1) * KEYS
-            mbarrier.wait(q_full.index(HALF), q_phase)
-            q_phase ^= 1
-            mbarrier.wait(k_full.index(k_stage), k_phase)
-            s = warpgroup_mma(q, ks.index(k_stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-            s = warpgroup_mma_wait(0, deps=[s])
-            mbarrier.arrive(k_empty.index(k_stage), count=1)
-            k_stage, k_phase = onward(k_stage, k_phase, STAGES)
-            if start + KEYS > keys:
-                mbarrier.wait(v_full.index(v_stage), v_phase)
-                _clean(vs.index(v_stage), keys - start, KEYS, D)
-            s = _hide(s, edge, keys, start, ROWS, KEYS, CAUSAL)
-            highest = gl.maximum(gl.max(s, 1) * scale, LOWEST)
-            p = gl.exp2(s * scale - gl.expand_dims(highest, 1))
-            weight = gl.sum(p, 1)
-            packed = _pack(p, dtype, ROWS, KEYS, operand, True)
-            acc = gl.zeros([ROWS, D], gl.float32, total)
-            if CAUSAL:
-                for j in range(1, masked):
-                    acc, packed, weight, highest, k_stage, k_phase, v_stage, v_phase, turn_phase = _step(
-                        q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
-                        k_stage, k_phase, v_stage, v_phase, turn_phase, edge, keys, start - j * KEYS, scale,
-                        True, HALF, CAUSAL, ROWS, KEYS, STAGES, TURNS,
-                    )  # fmt: skip
-            for _ in range(gl.maximum(masked, 1), count):
+    while unit < total:
+        head, begin, length, _, keys, row, last = _unit(
+            table, unit, heads, groups, hold, CAUSAL, ROWS * GROUPS, KEYS
+        )
+        row += GROUP * ROWS
+        # The last key that this group's first row sees, before the sequence where it sees none.
+        edge = row + keys - length
+        if CAUSAL:
+            first = gl.maximum(edge + ROWS - 1, 0) // KEYS
+            cut = first - gl.maximum(edge, 0) // KEYS  # blocks after the first that the mask cuts: one or none
+        else:
+            first = gl.where(row + ROWS <= 0, 0, last)
+            cut = 0
+        start = first * KEYS
+        for _ in range(first, last):
+            k_stage, k_phase, v_stage, v_phase, turn_phase = _pass_over(
+                k_full, k_empty, v_full, v_empty, turn, k_stage, k_phase, v_stage, v_phase, turn_phase,
+                GROUP, NEXT, STAGES, TURNS,
+            )  # fmt: skip
+        mbarrier.wait(q_full.index(GROUP), q_phase)
+        q_phase ^= 1
+        s, k_stage, k_phase = scores(q, ks, zero, k_full, k_empty, k_stage, k_phase, STAGES)
+        if start + KEYS > keys:
+            mbarrier.wait(v_full.index(v_stage), v_phase)
+            _clean(vs.index(v_stage), keys - start, KEYS, D)
+        limits = within + (edge - start) if CAUSAL else within * 0 + (keys - 1 - start)
+        s = _hide(s, limits, 0, True, False, ROWS, KEYS)
+        highest, weight, packed = _first(s, scale, dtype, ROWS, KEYS)
+        acc = gl.zeros([ROWS, D], gl.float32, sums)
+        if CAUSAL:
+            # By j, though it is 0: what did not change in the loop would be compared before it, needed or not.
+            for j in range(0, cut):
+                limit = within + (edge - start + (j + 1) * KEYS)
                 acc, packed, weight, highest, k_stage, k_phase, v_stage, v_phase, turn_phase = _step(
                     q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
-                    k_stage, k_phase, v_stage, v_phase, turn_phase, edge, keys, start, scale,
-                    False, HALF, CAUSAL, ROWS, KEYS, STAGES, TURNS,
+                    k_stage, k_phase, v_stage, v_phase, turn_phase, limit, scale,
+                    0, True, False, GROUP, NEXT, ROWS, KEYS, STAGES, TURNS,
                 )  # fmt: skip
-            # The last product with Q is done: the next tile's can be loaded.
-            mbarrier.arrive(q_empty.index(HALF), count=1)
-            mbarrier.wait(v_full.index(v_stage), v_phase)
-            weights = _unpack(packed, dtype, ROWS, KEYS, operand, True)
-            acc = warpgroup_mma(weights, vs.index(v_stage), acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[acc])
-            mbarrier.arrive(v_empty.index(v_stage), count=1)
-            v_stage, v_phase = onward(v_stage, v_phase, STAGES)
-            at = row + gl.arange(0, ROWS, score_rows)
+        for _ in range(cut, first):
+            acc, packed, weight, highest, k_stage, k_phase, v_stage, v_phase, turn_phase = _step(
+                q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
+                k_stage, k_phase, v_stage, v_phase, turn_phase, within, scale,
+                0, False, False, GROUP, NEXT, ROWS, KEYS, STAGES, TURNS,
+            )  # fmt: skip
+        # The last product with Q is done: the next tile's can be loaded.
+        mbarrier.arrive(q_empty.index(GROUP), count=1)
+        acc, v_stage, v_phase = _last(
+            packed, vs, acc, v_full, v_empty, v_stage, v_phase, operand, ROWS, KEYS, STAGES
+        )
+        if row + ROWS > 0:
+            at = within + row
             blind = highest == LOWEST
-            level = gl.where(blind, float("inf"), highest + gl.log2(weight))
-            gl.store(lse + head.to(gl.int64) * tokens + begin + at, level, mask=at < length)
-            inverse = gl.where(blind, 0.0, 1.0 / weight)
-            acc = acc * gl.expand_dims(gl.convert_layout(inverse, total_rows), 1)
-            if row + ROWS <= length:
+            whole = gl.convert_layout(gl.sum(weight, 1), score_rows)
+            level = gl.where(blind, float("inf"), highest + gl.log2(whole))
+            gl.store(lse + head.to(gl.int64) * tokens + begin + at, level, mask=at >= 0)
+            share = gl.where(blind, 0.0, 1.0 / whole)
+            acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
+            if row >= 0:
                 tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
                 o.store(acc.to(dtype))
                 fence_async_shared()
                 tma.async_copy_shared_to_global(out, [begin + row, head * D], o)
             else:
-                # A tile's store would go on into the next sequence.
-                own = row + gl.arange(0, ROWS, total_rows)
-                columns = head * D + gl.arange(0, D, gl.SliceLayout(0, total))
+                # A tile's store would begin in the sequence before.
+                own = row + gl.arange(0, ROWS, sums_rows)
+                columns = head * D + gl.arange(0, D, gl.SliceLayout(0, sums))
                 places = gl.expand_dims((begin + own).to(gl.int64) * (heads * D), 1) + gl.expand_dims(columns, 0)
-                gl.store(plain + places, acc.to(dtype), mask=gl.expand_dims(own < length, 1))
-        unit += gl.num_programs(0)
-        if DYNAMIC:
-            mbarrier.wait(told, told_phase)
-            told_phase ^= 1
-            unit = gl.max(following.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-            mbarrier.arrive(heard, count=1)
+                gl.store(plain + places, acc.to(dtype), mask=gl.expand_dims(own >= 0, 1))
+        unit, told_phase = _hear(following, told, heard, told_phase)
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["rows", "heads", "groups", "tokens"])
+@gluon.jit(do_not_specialize=["rows", "heads", "groups", "hold", "tokens"])
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, plain, lse, table, rows, heads, groups, tokens, scale,
-    CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, DYNAMIC: gl.constexpr, REGISTERS: gl.constexpr,
+    q, k, v, out, plain, lse, table, rows, heads, groups, hold, tokens, scale,
+    CAUSAL: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Buffers and barriers, then the three warp groups. `plain` is `out` as a pointer, `tokens` its rows."""
-    qs = gl.allocate_shared_memory(q.dtype, [2, ROWS, D], q.layout)
-    os = gl.allocate_shared_memory(q.dtype, [2, ROWS, D], out.layout)
+    """Buffers and barriers, then the warp groups. `plain` is `out` as a pointer, `tokens` its rows; a section of
+    heads may have `hold` keys.
+    """
+    qs = gl.allocate_shared_memory(q.dtype, [GROUPS, ROWS, D], q.layout)
+    os = gl.allocate_shared_memory(q.dtype, [GROUPS, ROWS, D], out.layout)
     ks = gl.allocate_shared_memory(q.dtype, [STAGES, KEYS, D], k.layout)
     vs = gl.allocate_shared_memory(q.dtype, [STAGES, KEYS, D], v.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     following = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     told = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     heard = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    # Only what is used: over barriers that are initialised and never used Triton puts scratch memory of the warp
-    # groups, through which the next unit goes. See `_attention_varlen_hopper_three.py`.
-    if DYNAMIC:
-        mbarrier.init(told, count=1)
-        mbarrier.init(heard, count=2)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(2):
+    mbarrier.init(told, count=1)
+    mbarrier.init(heard, count=GROUPS)
+    for i in gl.static_range(GROUPS):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=1)
-        if TURNS:
+        if TURNS:  # see the dense kernel
             mbarrier.init(turn.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=2)
-        mbarrier.init(v_empty.index(i), count=2)
+        mbarrier.init(k_empty.index(i), count=GROUPS)
+        mbarrier.init(v_empty.index(i), count=GROUPS)
     gl.warp_specialize(
         [
             (
                 _feed,
                 (
-                    q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, following, told, heard,
-                    table, rows, heads, groups, CAUSAL, ROWS, KEYS, D, STAGES, DYNAMIC,
+                    q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, following, told,
+                    heard, table, rows, heads, groups, hold,
+                    CAUSAL, ROWS, GROUPS, KEYS, D, STAGES,
                 ),
             ),
             (
                 _compute,
                 (
                     out, plain, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-                    following, told, heard, table, rows, heads, tokens, scale,
-                    0, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, DYNAMIC,
+                    following, told, heard, table, rows, heads, groups, hold, tokens, scale,
+                    0, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES, TURNS,
                 ),
             ),
             (
                 _compute,
                 (
                     out, plain, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-                    following, told, heard, table, rows, heads, tokens, scale,
-                    1, CAUSAL, ROWS, KEYS, D, STAGES, TURNS, DYNAMIC,
+                    following, told, heard, table, rows, heads, groups, hold, tokens, scale,
+                    1, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES, TURNS,
                 ),
             ),
-        ],
-        [4, 4],
-        [REGISTERS, REGISTERS],
+            (
+                _compute,
+                (
+                    out, plain, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
+                    following, told, heard, table, rows, heads, groups, hold, tokens, scale,
+                    2, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES, TURNS,
+                ),
+            ),
+        ][: GROUPS + 1],
+        [4, 4, 4][:GROUPS],
+        [REGISTERS, REGISTERS, REGISTERS][:GROUPS],
     )  # fmt: skip
 
 
@@ -402,6 +338,11 @@ def packed(x: torch.Tensor, rows: int) -> Tiles:
     """Blocks of `rows` tokens of one head of what `fits` has approved of: head h at column h · D."""
     T, heads, D = x.shape
     return Tiles(x, [T, heads * D], [x.stride(0), 1], [rows, D], _layout(rows, D, x.dtype))
+
+
+def unit(D: int) -> int:
+    """Query rows of a tile, which is a unit of the list."""
+    return ROWS * DIVISIONS[D].groups
 
 
 def forward(
@@ -413,20 +354,20 @@ def forward(
     table: torch.Tensor,
     rows: int,
     causal: bool,
-    dynamic: bool = True,
 ) -> None:
-    """Writes the output and its base-2 log-sum-exp (H, T), from a list of units of `UNIT` rows of queries. Unless
-    `dynamic`, programs take one unit in so many: on an H200 faster for equal lengths, above all short ones, and
-    slower for unequal ones.
-
-    For inputs that `fits` approves of, with D = 128. A list is good for one call: what is taken is counted in it.
+    """Writes the output and its base-2 log-sum-exp (H, T), +inf for a row that sees nothing, from a list of units
+    of `unit(D)` rows of queries. For inputs that `fits` approves of. A list is good for one call: what is taken is
+    counted in it.
     """
     T, H, D = q.shape
-    s = SCHEDULES[D, causal]
+    hold = SECTION // (2 * D * k.element_size())
+    division = DIVISIONS[D]
+    constants = (
+        causal, ROWS, division.groups, KEYS, D, division.stages, division.turns, division.registers
+    )  # fmt: skip
     with on(q):
         launch(
-            _kernel, (_kernel, q.device, q.dtype, causal, dynamic), min(rows * H, multiprocessors(q)),
+            _kernel, (_kernel, q.device, q.dtype, D, causal), min(rows * H, multiprocessors(q)),
             packed(q, ROWS), packed(k, KEYS), packed(v, KEYS), packed(out, ROWS), out, lse, table,
-            rows, H, H // k.shape[1], T, LOG2E / math.sqrt(D),
-            causal, ROWS, KEYS, D, s.stages, s.turns, dynamic, s.registers,
+            rows, H, H // k.shape[1], hold, T, LOG2E / math.sqrt(D), *constants,
         )  # fmt: skip

@@ -4,9 +4,11 @@ The schedule is that of `_attention_hopper_backward.py`: one kernel for dK and d
 of a block of queries, one warp group that feeds and two that own 64 rows each. Blocks come from the list of
 `attention_varlen.listed`; a program beyond its end loads something, computes nothing and writes nothing.
 
-What is streamed beyond the end of a sequence is overwritten with zeros before it is multiplied, as in
-`_attention_varlen_hopper.py`. What is resident beyond it has rows of its own, which are not written. Taken for
-what `_attention_varlen_hopper.fits` approves of.
+What is streamed beyond the end of a sequence is overwritten before it is multiplied: with zeros, as in
+`_attention_varlen_hopper.py`, but queries with the sequence's last, whose scores are numbers where its own are.
+So their log-sum-exp of +inf makes their probabilities 0 without a mask; scores of zeros would be NaN beside a key
+of -inf. What is resident beyond the end has rows of its own, which are not written. Taken for what
+`_attention_varlen_hopper.fits` approves of.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import math
 
 import torch
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -90,6 +93,26 @@ def _first(key, offset, length, CAUSAL: gl.constexpr, ROWS: gl.constexpr):  # ty
 
 
 @gluon.jit
+def _token(plain, eights, token, column, D: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The D numbers (1, D) from `column` of a token, which are 8 · `eights` numbers apart."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    columns = column + gl.arange(0, D, gl.SliceLayout(0, layout))
+    return gl.expand_dims(gl.load(plain + gl.cast(token, gl.int64) * (eights * 8) + columns), 0)
+
+
+@gluon.jit
+def _repeat(buffer, beyond, row, SIZE: gl.constexpr, D: gl.constexpr, PIECE: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """A row over those from `beyond` on, PIECE at a time. Nobody is told yet."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    rows = gl.arange(0, PIECE, gl.SliceLayout(1, layout))
+    for i in gl.static_range(SIZE // PIECE):
+        if (i + 1) * PIECE > beyond:
+            part = buffer.slice(i * PIECE, PIECE)
+            x = part.load(layout)
+            part.store(gl.where(gl.expand_dims(rows + i * PIECE < beyond, 1), x, row))
+
+
+@gluon.jit
 def _keys_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, g, k, v, ks, vs, qs, gs, kv_full, full, empty, table, rows, heads, section, groups,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
@@ -119,7 +142,7 @@ def _keys_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit
 def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dk_out, dv_out, dk_plain, dv_plain, lse, delta, ks, vs, qs, gs, kv_full, full, empty,
+    plain, eights, dk_out, dv_out, dk_plain, dv_plain, lse, delta, ks, vs, qs, gs, kv_full, full, empty,
     table, rows, heads, section, groups, slots, scale, root,
     HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -153,7 +176,10 @@ def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             q = qs.index(stage)
             g = gs.index(stage)
             if (j + 1) * ROWS > length:
-                _clean(q, length - j * ROWS, ROWS, D)
+                column = (head * groups + member) * D
+                row = _token(plain, eights, start + length - 1, column, D)
+                _repeat(q, length - j * ROWS, row, ROWS, D, 32)
+                # With a fence and a barrier, for both.
                 _clean(g, length - j * ROWS, ROWS, D)
             s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
             dp = warpgroup_mma(v, g.permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -179,12 +205,15 @@ def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     _write(dv_out, dv_plain, dv.to(dtype), v, key_start, row, keys, head, heads, ROWS, D)
 
 
-@gluon.jit(do_not_specialize=["rows", "heads", "section", "groups", "slots"])
+@gluon.jit(do_not_specialize=["eights", "rows", "heads", "section", "groups", "slots"])
 def _keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, dk, dv, dk_plain, dv_plain, lse, delta, table, rows, heads, section, groups, slots, scale, root,
+    q, g, k, v, plain, eights: tl.int64, dk, dv, dk_plain, dv_plain, lse, delta,
+    table, rows, heads, section, groups, slots, scale, root,
     CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """One block of keys of one of `heads` key heads, over all its query heads. `root` is 1/√D."""
+    """One block of keys of one of `heads` key heads, over all its query heads. `plain` is `q` as a pointer, of
+    tokens that are 8 · `eights` numbers apart; `root` is 1/√D.
+    """
     ks = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], k.layout)
     vs = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], v.layout)
     qs = gl.allocate_shared_memory(k.dtype, [STAGES, ROWS, D], q.layout)
@@ -209,14 +238,14 @@ def _keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
             (
                 _keys_compute,
                 (
-                    dk, dv, dk_plain, dv_plain, lse, delta, ks, vs, qs, gs, kv_full, full, empty,
+                    plain, eights, dk, dv, dk_plain, dv_plain, lse, delta, ks, vs, qs, gs, kv_full, full, empty,
                     table, rows, heads, section, groups, slots, scale, root, 0, CAUSAL, ROWS, D, STAGES,
                 ),
             ),
             (
                 _keys_compute,
                 (
-                    dk, dv, dk_plain, dv_plain, lse, delta, ks, vs, qs, gs, kv_full, full, empty,
+                    plain, eights, dk, dv, dk_plain, dv_plain, lse, delta, ks, vs, qs, gs, kv_full, full, empty,
                     table, rows, heads, section, groups, slots, scale, root, 1, CAUSAL, ROWS, D, STAGES,
                 ),
             ),
@@ -397,7 +426,8 @@ def backward(
     of_queries = section * (H // heads) if causal else 1
     with on(q):
         launch(
-            _keys, (_keys, key), listed_keys[1] * heads, tq, tg, tk, tv, tdk, tdv, dk, dv, lse, delta,
+            _keys, (_keys, key), listed_keys[1] * heads,
+            tq, tg, tk, tv, q, q.stride(0) // 8, tdk, tdv, dk, dv, lse, delta,
             *listed_keys, heads, section, H // heads, slots, scale, root, *constants,
         )  # fmt: skip
         launch(

@@ -12,7 +12,7 @@ those inside only the ones that its edges cut are masked.
 Inputs may have any strides with a contiguous last dimension. From compute capability 9.0 on, long sequences
 whose strides are multiples of 16 bytes are loaded by the tensor memory accelerator; everything else through
 pointers, by the same kernels. On compute capability 9.0 itself, `_attention_hopper.py`,
-`_attention_hopper_three.py`, `_attention_hopper_backward.py` and `_attention_hopper_fused.py` have kernels of
+`_attention_hopper_dealt.py`, `_attention_hopper_backward.py` and `_attention_hopper_fused.py` have kernels of
 their own for the shapes that the first names; which ones run follows from device, shapes and that switch alone.
 """
 
@@ -501,12 +501,12 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 class Hopper(NamedTuple):
-    """The modules for Hopper: the forward pass in two computing warp groups, and in three; the backward pass in
-    two kernels, and in one.
+    """The modules for Hopper: the forward pass by pairs of tiles, and by tiles that are dealt out; the backward
+    pass in two kernels, and in one.
     """
 
     forward: ModuleType
-    three: ModuleType
+    dealt: ModuleType
     backward: ModuleType
     fused: ModuleType
 
@@ -519,11 +519,11 @@ def _hopper(device: torch.device) -> Hopper | None:
     from . import (
         _attention_hopper,
         _attention_hopper_backward,
+        _attention_hopper_dealt,
         _attention_hopper_fused,
-        _attention_hopper_three,
     )
 
-    return Hopper(_attention_hopper, _attention_hopper_three, _attention_hopper_backward, _attention_hopper_fused)
+    return Hopper(_attention_hopper, _attention_hopper_dealt, _attention_hopper_backward, _attention_hopper_fused)
 
 
 def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor, window: int = 0) -> Tiles:
@@ -629,7 +629,7 @@ def _launch_forward(
     """The output and its log-sum-exp in base 2, +inf where nothing is seen. A window of 0 is none.
 
     The best path that inputs and device allow, unless one is asked for; that one, or `NotImplementedError`. With a
-    schedule, the kernel for Hopper is that of two computing groups.
+    schedule, the kernel for Hopper is that of pairs of tiles.
     """
     B, H, S, D = q.shape
     out = q.new_empty(q.shape)
@@ -638,10 +638,14 @@ def _launch_forward(
         return out, lse
     hopper = _hopper(q.device) if path in (None, "hopper") and "forward" in HOPPER else None
     if hopper is not None and hopper.forward.fits(q, k, v, hopper.forward.FORWARD_WIDTHS):
-        if power_of_2(D) == hopper.three.WIDTH and schedule is None:
-            # Under a short window tiles share little: neighbours of one head read the same keys at the same time.
-            together = B * H if 0 < 4 * window <= S else _shared(k, H // k.shape[1])
-            hopper.three.forward(q, k, v, out, lse, causal, window, together)
+        if power_of_2(D) in hopper.dealt.DIVISIONS and schedule is None:
+            groups = H // k.shape[1]
+            # With a full mask all tiles are as long: those of one key head at a time, which read the same keys.
+            # Under a short window neighbours of a head do, and others share nothing.
+            together = _shared(k, groups) if causal else groups
+            if 0 < 4 * window <= S:
+                together = B * H
+            hopper.dealt.forward(q, k, v, out, lse, causal, window, together)
         else:
             hopper.forward.forward(q, k, v, out, lse, causal, window, schedule)
         return out, lse

@@ -6,8 +6,8 @@ or from pooled scores in two, in rows of the same length: nothing waits for the 
 
 Choosing k of n scores is exact and needs no sort: the k-th largest is found bit by bit.
 
-On compute capability 9.0 the kernel of `_attention_hopper.py` walks the lists for the shapes that it names, or,
-for head dimensions up to 64, that of `_attention_sparse_hopper.py`.
+On compute capability 9.0 the kernel of `_attention_sparse_hopper.py` walks the lists for the shapes that
+`_attention_hopper.py` names.
 """
 
 from __future__ import annotations
@@ -381,8 +381,8 @@ def tiles(q: torch.Tensor) -> Tiles:
 
 
 @cache
-def _narrow() -> ModuleType:
-    """The kernel for Hopper in tiles of 64 columns."""
+def _lists() -> ModuleType:
+    """The kernel for Hopper."""
     from . import _attention_sparse_hopper
 
     return _attention_sparse_hopper
@@ -403,10 +403,7 @@ def walk(
     out = q.new_empty(q.shape)
     hopper = None if portable else _hopper(q.device)
     if hopper is not None and hopper.forward.fits(q, k, v):
-        if power_of_2(D) == _narrow().WIDTH:
-            _narrow().forward(q, k, v, out, lists, counts, causal, _shared(k, groups))
-        else:
-            hopper.forward.sparse_forward(q, k, v, out, lists, counts, causal)
+        _lists().forward(q, k, v, out, lists, counts, causal, _shared(k, groups))
         return out
     q, k, v = _plain(q), _plain(k), _plain(v)
     t = tiles(q)

@@ -8,9 +8,8 @@ kernel over blocks of keys (dK, dV) and one over blocks of queries (dQ), without
 same in every run. On Hopper one kernel makes all three (`_attention_varlen_hopper_fused.py`), and parts of dQ are
 added up in no fixed order, unless PyTorch is asked for deterministic algorithms.
 
-On compute capability 9.0 `_attention_varlen_hopper.py`, `_attention_varlen_hopper_three.py`,
-`_attention_varlen_hopper_backward.py` and `_attention_varlen_hopper_fused.py` have kernels of their own for what
-the first names.
+On compute capability 9.0 `_attention_varlen_hopper.py`, `_attention_varlen_hopper_backward.py` and
+`_attention_varlen_hopper_fused.py` have kernels of their own for what the first names.
 """
 
 from __future__ import annotations
@@ -303,7 +302,7 @@ def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """The log-sum-exp and delta as (H, slots, BLOCK_M), in which each sequence begins a slot.
 
     Block i of sequence b, which starts at row s, has slot s // BLOCK_M + b + i: that leaves enough to each. Rows
-    beyond a sequence are +inf and 0, and so their probabilities 0 without a mask.
+    beyond a sequence are +inf and 0, and so their probabilities 0 but for keys of -inf: 0 · -inf is NaN.
     """
     if tl.program_id(0) // H >= tl.load(table + rows * FIELDS):
         return
@@ -328,7 +327,8 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
 ):  # fmt: skip
     """Adds queries `low` to `high` of one head to dK and dV of a block of keys. Scores are transposed here.
 
-    Rows beyond the sequence need no mask: their log-sum-exp reads as +inf, and so their probabilities as 0.
+    Rows beyond the sequence are zeros with a log-sum-exp of +inf, and so have probabilities of 0 but for keys of
+    -inf: 0 · -inf is NaN.
     """
     columns = first + tl.arange(0, BLOCK_N)
     for start in tl.range(low, high, BLOCK_M):
@@ -338,7 +338,10 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
         scores = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
         exponents = scores * scale - level[None, :]
         if MASKED:
-            exponents = tl.where((rows + offset)[None, :] >= columns[:, None], exponents, float("-inf"))
+            last = tl.where(rows < length, rows + offset, -1)
+            exponents = tl.where(last[None, :] >= columns[:, None], exponents, float("-inf"))
+        else:
+            exponents = tl.where((rows < length)[None, :], exponents, float("-inf"))
         weights = tl.exp2(exponents)
         g = _load(grad, start, stride_gt, length, D, BLOCK_M, WIDTH, True)
         dv = tl.dot(weights.to(g.dtype), g, dv, input_precision=PRECISION)
@@ -473,15 +476,11 @@ def _hopper(device: torch.device) -> Hopper | None:
         _attention_varlen_hopper,
         _attention_varlen_hopper_backward,
         _attention_varlen_hopper_fused,
-        _attention_varlen_hopper_three,
     )
 
-    return Hopper(
-        _attention_varlen_hopper,
-        _attention_varlen_hopper_three,
-        _attention_varlen_hopper_backward,
-        _attention_varlen_hopper_fused,
-    )
+    # Of forward passes there is one, whose tiles are dealt out.
+    forward = _attention_varlen_hopper
+    return Hopper(forward, forward, _attention_varlen_hopper_backward, _attention_varlen_hopper_fused)
 
 
 def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor, longest: int) -> Tiles:
@@ -550,14 +549,8 @@ def _launch_forward(
     starts, key_starts = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
     hopper = _hopper(q.device)
     if hopper is not None and "forward" in HOPPER and hopper.forward.fits(q, k, v, max_seqlen_q):
-        if D == hopper.three.WIDTH:
-            table, rows = listed(starts, key_starts, T, hopper.three.UNIT)
-            hopper.three.forward(q, k, v, out, lse, table, rows, causal)
-        else:
-            # As many tokens as sequences of the longest: they are all equally long.
-            equal = (starts.shape[0] - 1) * max_seqlen_q == T
-            table, rows = listed(starts, key_starts, T, hopper.forward.UNIT)
-            hopper.forward.forward(q, k, v, out, lse, table, rows, causal, dynamic=not equal)
+        table, rows = listed(starts, key_starts, T, hopper.forward.unit(D))
+        hopper.forward.forward(q, k, v, out, lse, table, rows, causal)
         return out, lse
     q, k, v = _plain(q), _plain(k), _plain(v)
     t = tiles("forward", q, max_seqlen_q)

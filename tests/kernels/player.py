@@ -45,6 +45,14 @@ class Pointer:
         return Pointer(self.memory, self.offset + offset)
 
 
+def pointer(x):
+    """To a tensor's first number; of one with gaps, to all that lies behind it."""
+    if x.is_contiguous():
+        return Pointer(x.view(-1))
+    behind = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+    return Pointer(x.as_strided((behind,), (1,)))
+
+
 def load(pointer, mask=None, other=None):
     at = number(pointer.offset)
     if mask is None:
@@ -241,7 +249,7 @@ class Device:
 
     def launch(self, kernel, key, grid, *arguments):
         self.programs = grid
-        given = [Pointer(x.view(-1)) if isinstance(x, torch.Tensor) else x for x in arguments]
+        given = [pointer(x) if isinstance(x, torch.Tensor) else x for x in arguments]
         for self.program in range(grid):
             kernel(*given)
 

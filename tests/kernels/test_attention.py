@@ -291,27 +291,31 @@ def hopper(monkeypatch):
     return modules
 
 
-def test_forward_on_hopper_has_three_groups_in_tiles_of_64_columns(monkeypatch, hopper):
+def test_forward_on_hopper_deals_out_tiles_of_64_and_128_columns(monkeypatch, hopper):
     taken = []
-    for each in (hopper.forward, hopper.three):
+    for each in (hopper.forward, hopper.dealt):
         monkeypatch.setattr(each, "forward", lambda *given, each=each: taken.append((each, given)))
 
-    def kernel(D, window=0, path=None, schedule=None, S=1024):
+    def kernel(D, window=0, path=None, schedule=None, S=1024, causal=True):
         q, k, v = (torch.zeros(1, heads, S, D, dtype=torch.bfloat16) for heads in (4, 2, 2))
-        out, lse = module._launch_forward(q, k, v, True, window, path, schedule)
+        out, lse = module._launch_forward(q, k, v, causal, window, path, schedule)
         each, given = taken.pop()
         assert all(a is b for a, b in zip(given, (q, k, v, out, lse), strict=False))
         return each, given[5:]
 
     # The last is how many query heads have 24 MiB of K and V, two of them the same.
-    assert kernel(64) == (hopper.three, (True, 0, 192))
-    assert kernel(64, path="hopper") == (hopper.three, (True, 0, 192))
-    assert kernel(48, S=1280) == (hopper.three, (True, 0, 204))
-    assert kernel(64, window=300) == (hopper.three, (True, 300, 192))
-    assert kernel(64, window=100) == (hopper.three, (True, 100, 4))
+    assert kernel(64) == (hopper.dealt, (True, 0, 192))
+    assert kernel(64, path="hopper") == (hopper.dealt, (True, 0, 192))
+    assert kernel(48, S=1280) == (hopper.dealt, (True, 0, 204))
+    assert kernel(64, window=300) == (hopper.dealt, (True, 300, 192))
+    assert kernel(64, window=100) == (hopper.dealt, (True, 100, 4))
+    assert kernel(72) == (hopper.dealt, (True, 0, 170))
+    assert kernel(128) == (hopper.dealt, (True, 0, 96))
+    # With a full mask those of one key head.
+    assert kernel(64, causal=False) == (hopper.dealt, (False, 0, 2))
     schedule = hopper.forward.SCHEDULES[64, True]
     assert kernel(64, path="hopper", schedule=schedule) == (hopper.forward, (True, 0, schedule))
-    assert kernel(72) == kernel(128) == kernel(256) == (hopper.forward, (True, 0, None))
+    assert kernel(256) == (hopper.forward, (True, 0, None))
 
 
 def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monkeypatch, hopper):

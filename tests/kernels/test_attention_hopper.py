@@ -63,7 +63,7 @@ def test_forward(half, causal, window, keys):
     first, until = 0 if (causal and per > 1) or (window and not causal) else 1, 3 if window else 2
     blocks = set()
     for step in range(n):
-        _, block, count, last, *_ = forward._unit.fn(step, half, n, None, None, 1, *shape, False, window)
+        _, block, count, last = forward._unit.fn(step, half, n, *shape, window)
         blocks.add(block)
         distance = last - block * per
         masked, clean, begin = ([last] if causal or window else []), ([] if causal or window else [last]), 1

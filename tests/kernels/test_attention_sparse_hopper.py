@@ -1,4 +1,4 @@
-"""The walk over lists for Hopper in tiles of 64 columns: who computes which rows, and what comes of it.
+"""The walk over lists for Hopper: who computes which rows, and what comes of it.
 
 Gluon has no interpreter: the kernel is played as a whole (`player.py`).
 """
@@ -13,9 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kernelmark.kernels import _attention_hopper as hopper
-from kernelmark.kernels import _attention_hopper_three as three
+from kernelmark.kernels import _attention_hopper_dealt as dealt
 from kernelmark.kernels import _attention_sparse_hopper as sparse
 from kernelmark.kernels import attention_sparse as module
+from kernelmark.kernels._common import power_of_2
 
 from .player import Tiles, play
 
@@ -46,13 +47,16 @@ def played(monkeypatch):
     counter = torch.zeros(1, dtype=torch.int32)
     play(
         monkeypatch,
-        (hopper, sparse, three),
+        (hopper, sparse, dealt),
         _pack=lambda p, *_: p,
         _unpack=lambda packed, *_: packed,
+        _held=lambda highest: highest,
+        _scaled=lambda acc, shrink: acc * shrink[:, None],
         LOWEST=torch.finfo(torch.float32).min,
+        SLACK=dealt.SLACK.value,
         counter=lambda q: counter,
         multiprocessors=lambda q: 5,
-        tiles=lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, sparse.WIDTH),
+        tiles=lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, power_of_2(x.shape[-1])),
     )
     return counter
 
@@ -104,6 +108,7 @@ def same(got, want):
         (1, 2, 1, 768, 64, 2, 0.2, 2),  # a list a head
         (2, 2, 2, 512, 40, 1, 0.6, 1),  # one for all
         (2, 2, 1, 1280, 64, 4, 0.5, 3),  # of each sequence its own
+        (1, 4, 2, 768, 128, 4, 0.4, 2),
         (1, 1, 1, 512, 64, 1, 0.0, 8),  # fewer tiles than programs, most without a key
     ],
 )
@@ -143,16 +148,14 @@ def test_rows_that_see_nothing(causal):
     assert forward(q, k, v, masks(1, 4, 0.5), causal, 1).eq(0).all()
 
 
-@pytest.mark.usefixtures("played")
 @pytest.mark.parametrize("D", [64, 40, 96, 128])
-def test_taken_up_to_64_dimensions(monkeypatch, D):
-    """By the walk on a device for it, which leaves wider heads to the other kernel."""
-    left = []
-    other = SimpleNamespace(fits=hopper.fits, sparse_forward=lambda *_: left.append(D))
-    monkeypatch.setattr(module, "_hopper", lambda device: SimpleNamespace(forward=other))
+def test_taken_on_a_device_for_it(monkeypatch, played, D):
+    monkeypatch.setattr(module, "_hopper", lambda device: SimpleNamespace(forward=hopper))
+    launches = []
+    launch = sparse.launch
+    monkeypatch.setattr(sparse, "launch", lambda *given: (launches.append(D), launch(*given)))
     q, k, v = (x.bfloat16() for x in draw(1, 2, 1, 1024, D))
     blocks = masks(1, 8, 0.3)
     out = module.walk(q, k, v, *module.listed(blocks, True), True)
-    assert left == ([D] if D > 64 else [])
-    if D <= 64:
-        torch.testing.assert_close(out.double(), wanted(q, k, v, blocks, True), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(out.double(), wanted(q, k, v, blocks, True), rtol=2e-2, atol=2e-2)
+    assert launches == [D]

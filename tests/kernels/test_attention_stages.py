@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,7 +55,7 @@ def test_descriptors_are_the_same_kernels(catalog, monkeypatch):
 
 @pytest.mark.parametrize("mask", ["causal", "full"])
 @pytest.mark.parametrize("D", [64, 128])
-def test_specialised_has_two_groups_and_no_words(catalog, monkeypatch, D, mask):
+def test_specialised_has_pairs_of_tiles(catalog, monkeypatch, D, mask):
     monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
     module._hopper.cache_clear()
     hopper = module._hopper(torch.device("cpu"))
@@ -68,7 +67,7 @@ def test_specialised_has_two_groups_and_no_words(catalog, monkeypatch, D, mask):
     call(**inputs)
     ((causal, window, schedule),) = taken
     assert (causal, window) == (mask == "causal", 0)
-    assert schedule == replace(hopper.forward.SCHEDULES[D, causal], words=False)
+    assert schedule == hopper.forward.SCHEDULES[D, causal]
 
 
 def test_a_path_that_is_not_there_is_named(catalog):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -212,6 +213,48 @@ def test_a_neighbour_has_no_effect(mask):
         assert bool(b[50:120].isnan().all())
 
 
+# Numpy's, of dQ, in which these keys are multiplied by 0.
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@MASKS
+@pytest.mark.parametrize("lengths", [[70, 50, 33], [64, 96]])
+def test_keys_of_minus_infinity(lengths, mask):
+    """They weigh nothing, beside a sequence's end too: rows that fill its last tile up are zeros, and 0 · -inf is
+    NaN, which no gradient may get but dQ.
+    """
+    q, k, v, *rest = draw(lengths, 2, 1, 16)
+    q, k = (x.detach() for x in (q.abs(), k))
+    weightless = [20, lengths[0] - 1, lengths[0] + 40]
+    k[weightless, :, 3] = -math.inf
+    leaves = [q.requires_grad_(), k.requires_grad_(), v]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    found, want = attention_varlen(*leaves, *rest, mask), reference(*wide, *rest, mask)
+    grad = torch.randn(q.shape, generator=torch.Generator().manual_seed(7))
+    _, *gradients = torch.autograd.grad(found, leaves, grad)
+    _, *expected = torch.autograd.grad(want, wide, grad.double())
+    for a, b in zip((found, *gradients), (want, *expected), strict=True):
+        torch.testing.assert_close(a.double(), b, atol=1e-5, rtol=1e-5)
+    for x in gradients:
+        assert not x[weightless].any()
+
+
+# As above.
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_rows_that_see_only_keys_of_minus_infinity():
+    """They give zeros and have no part in the gradients of keys and values."""
+    q, k, v, *rest = draw([30, 50, 33], 2, 1, 16)
+    q, k = (x.detach() for x in (q.abs(), k))
+    k[30:50, :, 3] = -math.inf
+    leaves = [q.requires_grad_(), k.requires_grad_(), v]
+    output = attention_varlen(*leaves, *rest, "causal")
+    assert output.isfinite().all()
+    assert not output[30:50].any()
+    _, *gradients = torch.autograd.grad(output.sum(), leaves)
+    for x in gradients:
+        assert x.isfinite().all()
+        assert not x[30:50].any()
+        assert x[50:].any(-1).all()
+
+
 @pytest.mark.parametrize(
     ("lengths", "keys", "H", "D"),
     [([], [], 2, 8), ([0, 0], [0, 0], 2, 8), ([0], [5], 2, 8), ([5], [0], 2, 8), ([4, 3], [4, 3], 0, 8)],
@@ -296,25 +339,20 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
     assert not hopper.fits(x, x, x, 1024)
 
 
-def test_three_groups_are_taken_at_64_columns(monkeypatch):
+def test_blocks_are_listed_in_the_tiles_of_hopper(monkeypatch):
     monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
     module._hopper.cache_clear()
     modules = module._hopper(torch.device("cpu"))
     module._hopper.cache_clear()
     monkeypatch.setattr(module, "_hopper", lambda device: modules)
     taken = []
-    for name in ("forward", "three"):
-        monkeypatch.setattr(
-            getattr(modules, name),
-            "forward",
-            lambda *given, name=name, **more: taken.append((name, given[6], more)),
-        )
-    for D, lengths in ((64, [600, 100]), (128, [600, 100]), (128, [700])):
+    monkeypatch.setattr(modules.forward, "forward", lambda *given: taken.append(given[6:]))
+    cu = starts([600, 100])
+    for D in (64, 128):
         x = torch.zeros(700, 1, D, dtype=torch.bfloat16)
-        cu = starts(lengths)
-        module._launch_forward(x, x, x, cu, cu, max(lengths), max(lengths), True)
-    # Rows that the list has room for: 192 tokens each, or 256; units are taken as they come unless all are equal.
-    assert taken == [("three", 5, {}), ("forward", 4, {"dynamic": True}), ("forward", 3, {"dynamic": False})]
+        module._launch_forward(x, x, x, cu, cu, 600, 600, True)
+    # Rows that the list has room for: 192 tokens each, and 128.
+    assert taken == [(5, True), (7, True)]
 
 
 def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monkeypatch):

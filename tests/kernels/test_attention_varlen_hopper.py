@@ -8,12 +8,11 @@ import math
 import pytest
 import torch
 from kernelmark.kernels import _attention_hopper as hopper
+from kernelmark.kernels import _attention_hopper_dealt as dealt
 from kernelmark.kernels import _attention_hopper_fused as dense
-from kernelmark.kernels import _attention_hopper_three as dense_three
-from kernelmark.kernels import _attention_varlen_hopper as two
+from kernelmark.kernels import _attention_varlen_hopper as forward
 from kernelmark.kernels import _attention_varlen_hopper_backward as backward
 from kernelmark.kernels import _attention_varlen_hopper_fused as fused
-from kernelmark.kernels import _attention_varlen_hopper_three as three
 from kernelmark.kernels import attention_varlen as module
 from kernelmark.suite.operators.attention_varlen import reference
 
@@ -24,7 +23,7 @@ from .player import Tiles, nothing, play, reduce
 def _played(monkeypatch):
     play(
         monkeypatch,
-        (hopper, two, three, backward, dense, dense_three, fused),
+        (hopper, dealt, forward, backward, dense, fused),
         keep=("_settle",),
         opaque=lambda x: 0,
         _reduce=reduce,
@@ -33,6 +32,9 @@ def _played(monkeypatch):
         _barrier=nothing,
         _pack=lambda p, *_: p,
         _unpack=lambda packed, *_: packed,
+        _held=lambda highest: highest,
+        _scaled=lambda acc, shrink: acc * shrink[:, None],
+        SLACK=dealt.SLACK.value,
         LOWEST=torch.finfo(torch.float32).min,
         FIELDS=module.FIELDS.value,
         Tiles=lambda x, shape, strides, block, layout: Tiles(x.view(shape), *block),
@@ -76,21 +78,20 @@ def levels(q, k, cu, cu_keys, mask):
     return torch.cat(found, 1)
 
 
-def outputs(q, k, v, cu, cu_keys, causal, **shared_out):
-    """(output, log-sum-exp), in as many groups as `attention_varlen` takes."""
-    kernels = three if q.shape[2] == three.WIDTH else two
+def outputs(q, k, v, cu, cu_keys, causal):
+    """(output, log-sum-exp)."""
     out = torch.full_like(q, torch.nan)
     lse = torch.full((q.shape[1], len(q)), torch.nan)
-    table, rows = module.listed(cu, cu_keys, len(q), kernels.UNIT)
-    kernels.forward(q, k, v, out, lse, table, rows, causal, **shared_out)
+    table, rows = module.listed(cu, cu_keys, len(q), forward.unit(q.shape[2]))
+    forward.forward(q, k, v, out, lse, table, rows, causal)
     return out, lse
 
 
-def gradients(kernels, q, k, v, grad, cu, cu_keys, out, lse, causal, *schedule):
+def gradients(kernels, q, k, v, grad, cu, cu_keys, out, lse, causal, *schedule, longest=1024):
     found = [torch.full_like(x, torch.nan) for x in (q, k, v)]
     lists = module.listed(cu, cu_keys, len(q), backward.BLOCK), module.listed(cu_keys, cu, len(k), backward.BLOCK)
     level, delta = module.statistics(grad, out, lse, *lists[0], backward.BLOCK)
-    kernels.backward(grad, q, k, v, level, delta, *found, *lists, causal, 1024, *schedule)
+    kernels.backward(grad, q, k, v, level, delta, *found, *lists, causal, longest, *schedule)
     return found
 
 
@@ -131,7 +132,7 @@ SPOILT = pytest.mark.parametrize("spoilt", [False, True])
 """Whether a neighbour is all NaN."""
 
 
-def check(lengths, keys, heads, D, mask, spoilt, **shared_out):
+def check(lengths, keys, heads, D, mask, spoilt):
     keys = lengths if keys is None else keys
     cu, cu_keys = starts(lengths), starts(keys)
     tensors = leaves(lengths, keys, heads, D)
@@ -140,7 +141,7 @@ def check(lengths, keys, heads, D, mask, spoilt, **shared_out):
         levels(*tensors[:2], cu, cu_keys, mask).mT,
     ]
     rows = spoil(tensors, cu, cu_keys) if spoilt else None
-    out, lse = outputs(*tensors[:3], cu, cu_keys, mask == "causal", **shared_out)
+    out, lse = outputs(*tensors[:3], cu, cu_keys, mask == "causal")
     compare(["output", "log-sum-exp"], [out, lse.mT], expected, rows and [rows[0]] * 2)
 
 
@@ -154,24 +155,20 @@ def test_output(lengths, keys, heads, D, mask, spoilt):
 
 @pytest.mark.usefixtures("_played")
 @MASKS
-def test_units_shared_out_in_advance(mask):
-    check([256, 128, 1, 0, 330, 20], None, (2, 1), 128, mask, False, dynamic=False)
-
-
-@pytest.mark.usefixtures("_played")
-@MASKS
 @pytest.mark.parametrize(
     ("lengths", "keys", "heads"),
     [
-        # None, one and two groups before the sequence, and a row of a group; fewer keys than a row's group has
+        # None, one and, of three, two groups before the sequence, and all rows of a group but one; fewer keys than
         # queries, and more; key heads of two sections, and sections of one key head.
         ([192, 128, 64, 193], None, (4, 2)),
         ([191, 63, 384], [64, 383, 900], (6, 3)),
     ],
 )
-def test_tiles_of_three_groups(monkeypatch, lengths, keys, heads, mask):
-    monkeypatch.setattr(three, "SECTION", 2 * 128 * 8 * three.WIDTH)  # 256 keys, K and V of 4 bytes
-    check(lengths, keys, heads, three.WIDTH, mask, False)
+@pytest.mark.parametrize("D", sorted(dealt.DIVISIONS))
+def test_tiles(monkeypatch, D, lengths, keys, heads, mask):
+    """Of three groups and of two."""
+    monkeypatch.setattr(forward, "SECTION", 2 * 128 * 8 * D)  # 256 keys, K and V of 4 bytes
+    check(lengths, keys, heads, D, mask, False)
 
 
 @pytest.mark.usefixtures("_played")
@@ -222,6 +219,74 @@ def test_scores_so_low_that_weights_of_hidden_keys_overflow(kernels, mask):
 
 @pytest.mark.usefixtures("_played")
 @MASKS
+@KERNELS
+@pytest.mark.parametrize("D", [64, 128])
+def test_keys_of_minus_infinity(kernels, D, mask):
+    """They weigh nothing, in whole tiles of queries and in the last of a sequence, where the next one begins and
+    rows that fill it up may not be zeros: 0 · -inf is NaN. Their sequences' dQ is NaN by them, no other's.
+
+    Queries are part of a packed projection, in which everything else is NaN.
+    """
+    lengths, keys = [70, 130, 192, 100], [129, 130, 200, 63]
+    cu, cu_keys = starts(lengths), starts(keys)
+    q, k, v, grad = leaves(lengths, keys, (2, 1), D)
+    weightless = [100, 128, 259 + 64, 259 + 199, 459 + 30]
+    k[weightless, :, 3] = -math.inf
+    packed = torch.full((len(q), 5, D), torch.nan)
+    packed[:, 1:3] = q.abs()
+    tensors = [packed[:, 1:3], k, v, grad]
+    causal = mask == "causal"
+    out, lse = outputs(*tensors[:3], cu, cu_keys, causal)
+    dq, dk, dv = gradients(kernels, *tensors, cu, cu_keys, out, lse, causal)
+    want, wanted_dq, *others = wanted(*tensors, cu, cu_keys, mask)
+    compare(["output", "dk", "dv"], [out, dk, dv], [want, *others])
+    compare(["dq"], [dq], [wanted_dq], [slice(cu[1], cu[2])])
+    assert not dk[weightless].any()
+    assert not dv[weightless].any()
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+@KERNELS
+def test_a_head_that_is_no_number_has_no_effect_on_another(kernels, mask):
+    lengths, keys = [70, 130], [129, 63]
+    cu, cu_keys = starts(lengths), starts(keys)
+    tensors = leaves(lengths, keys, (2, 2), 64)
+    expected = wanted(*tensors, cu, cu_keys, mask)
+    tensors[0][:, 0] = math.nan
+    causal = mask == "causal"
+    out, lse = outputs(*tensors[:3], cu, cu_keys, causal)
+    found = [out, *gradients(kernels, *tensors, cu, cu_keys, out, lse, causal)]
+    compare(["output", "dq", "dk", "dv"], found, expected, [(slice(None), 1)] * 4)
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+@KERNELS
+def test_rows_that_see_only_keys_of_minus_infinity(kernels, mask):
+    """They give zeros and have no part in the gradients of keys and values."""
+    lengths = [100, 70, 130]
+    cu = starts(lengths)
+    q, k, v, grad = leaves(lengths, lengths, (1, 1), 64)
+    q = q.abs()
+    hidden = range(100, 150) if mask == "causal" else range(100, 170)
+    k[hidden, :, 3] = -math.inf
+    causal = mask == "causal"
+    out, lse = outputs(q, k, v, cu, cu, causal)
+    assert not out[hidden].any()
+    assert bool((lse[:, hidden] == math.inf).all())
+    _, dk, dv = gradients(kernels, q, k, v, grad, cu, cu, out, lse, causal)
+    assert not dk[hidden].any()
+    assert not dv[hidden].any()
+    # As if there were neither such rows nor such keys.
+    lengths = [100, 70 - len(hidden), 130]
+    rest = [torch.cat((x[:100], x[100 + len(hidden) :])) for x in (q, k, v, grad)]
+    expected = wanted(*rest, starts(lengths), starts(lengths), mask)[2:]
+    compare(["dk", "dv"], [torch.cat((x[:100], x[100 + len(hidden) :])) for x in (dk, dv)], expected)
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
 @pytest.mark.parametrize(
     ("D", "schedule"), [(64, (128, 2, False)), (64, (128, 2, True)), (64, (64, 4, True)), (128, (64, 3, False))]
 )
@@ -233,3 +298,27 @@ def test_other_schedules_of_the_fused_kernel(D, schedule, mask):
     out, lse = outputs(*tensors[:3], cu, cu_keys, causal)
     found = gradients(fused, *tensors, cu, cu_keys, out, lse, causal, dense.Schedule(*schedule))
     compare(["dq", "dk", "dv"], found, expected)
+
+
+@pytest.mark.usefixtures("_played")
+@MASKS
+@pytest.mark.parametrize("length", [200, 256])
+def test_equal_lengths_take_the_schedule_of_the_dense_kernel(monkeypatch, length, mask):
+    given = []
+    choose = fused.scheduled
+    monkeypatch.setattr(fused, "scheduled", lambda *x: given.append(x) or choose(*x))
+    cu = starts([length] * 3)
+    tensors = leaves([length] * 3, [length] * 3, (2, 1), 64)
+    causal = mask == "causal"
+    out, lse = outputs(*tensors[:3], cu, cu, causal)
+    found = gradients(fused, *tensors, cu, cu, out, lse, causal, longest=length)
+    compare(["dq", "dk", "dv"], found, wanted(*tensors, cu, cu, mask)[1:])
+    assert given == [(64, causal, 3 * length, 3, length)]
+    assert choose(*given[0]) == dense.SCHEDULES[64, causal]
+
+
+def test_a_schedule_is_the_dense_kernels_over_lengths_of_nine_tenths_of_the_longest():
+    assert fused.scheduled(64, True, 9000, 10, 1000) == dense.SCHEDULES[64, True]
+    assert fused.scheduled(64, True, 8999, 10, 1000) == dense.Schedule(64, 4) != dense.SCHEDULES[64, True]
+    for other in ((64, False), (128, True), (128, False)):
+        assert fused.scheduled(*other, 8999, 10, 1000) == dense.SCHEDULES[other]

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 REQUIRES = ("torch", "triton")
@@ -52,7 +51,7 @@ def _kernel(path: str) -> Callable[[Any], Callable[..., Any]]:
             width = power_of_2(case.axes["D"])
             if (width, causal) not in hopper.SCHEDULES:
                 raise NotImplementedError(f"no kernel for Hopper is {width} columns wide")
-            schedule = replace(hopper.SCHEDULES[width, causal], words=False)
+            schedule = hopper.SCHEDULES[width, causal]
 
         class Stage(torch.autograd.Function):
             @staticmethod

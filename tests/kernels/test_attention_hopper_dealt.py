@@ -1,4 +1,4 @@
-"""The forward pass for Hopper in three computing warp groups: who computes which rows, and what comes of it.
+"""The forward pass for Hopper by tiles that are dealt out: who computes which rows, and what comes of it.
 
 Gluon has no interpreter: the kernel is played as a whole (`player.py`).
 """
@@ -13,42 +13,49 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kernelmark.kernels import _attention_hopper as hopper
-from kernelmark.kernels import _attention_hopper_three as three
+from kernelmark.kernels import _attention_hopper_dealt as dealt
+from kernelmark.kernels._common import power_of_2
 
 from .player import Tiles, play
-
-TILE = three.ROWS * three.GROUPS
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _plain_numbers():
     patch = pytest.MonkeyPatch()
-    for each in (hopper, three):
+    for each in (hopper, dealt):
         patch.setattr(each, "gl", SimpleNamespace(minimum=min, maximum=max))
-    patch.setattr(three, "sectioned", hopper.sectioned.fn)
+    patch.setattr(dealt, "sectioned", hopper.sectioned.fn)
     yield
     patch.undo()
 
 
-@given(st.integers(1, 13), st.integers(1, 9), st.integers(1, 12), st.booleans(), st.integers(0, 700))
-def test_tiles(blocks, heads, section, causal, window):
+@given(
+    st.sampled_from(sorted(dealt.DIVISIONS)),
+    st.integers(1, 13),
+    st.integers(1, 9),
+    st.integers(1, 12),
+    st.booleans(),
+    st.integers(0, 700),
+)
+def test_tiles(columns, blocks, heads, section, causal, window):
     """They cover every row of every head once; sections come one after the other, of each the last rows first."""
-    length = 2 * three.ROWS * blocks
-    n = -(-length // TILE)
+    tile = dealt.ROWS * dealt.DIVISIONS[columns].groups
+    length = 2 * dealt.ROWS * blocks
+    n = -(-length // tile)
     found = [
-        three._tile.fn(t, n, length, heads, section, causal, TILE, three.KEYS, window) for t in range(heads * n)
+        dealt._tile.fn(t, n, length, heads, section, causal, tile, dealt.KEYS, window) for t in range(heads * n)
     ]
-    rows = [(head, row) for head, start, *_ in found for row in range(max(start, 0), start + TILE)]
+    rows = [(head, row) for head, start, *_ in found for row in range(max(start, 0), start + tile)]
     assert sorted(rows) == [(head, row) for head in range(heads) for row in range(length)]
     for head, start, low, last in found:
         assert head < heads
         # A whole number of groups lies before the sequence, and not all of them.
-        assert start > -TILE
-        assert start % three.ROWS == 0
-        end = start + TILE - 1
+        assert start > -tile
+        assert start % dealt.ROWS == 0
+        end = start + tile - 1
         ahead = 0 if causal else window - 1 if window else length
-        assert last == min(end + ahead, length - 1) // three.KEYS
-        assert low == (max(start - window + 1, 0) // three.KEYS if window else 0)
+        assert last == min(end + ahead, length - 1) // dealt.KEYS
+        assert low == (max(start - window + 1, 0) // dealt.KEYS if window else 0)
     order = [(head // section, -start) for head, start, *_ in found]
     assert order == sorted(order)
 
@@ -59,12 +66,15 @@ def played(monkeypatch):
     counter = torch.zeros(1, dtype=torch.int32)
     play(
         monkeypatch,
-        (hopper, three),
+        (hopper, dealt),
         _pack=lambda p, *_: p,
         _unpack=lambda packed, *_: packed,
+        _held=lambda highest: highest,
+        _scaled=lambda acc, shrink: acc * shrink[:, None],
         LOWEST=torch.finfo(torch.float32).min,
+        SLACK=dealt.SLACK.value,
         counter=lambda q: counter,
-        tiles=lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, three.WIDTH),
+        tiles=lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, power_of_2(x.shape[-1])),
     )
     return counter
 
@@ -76,7 +86,7 @@ def draw(B, H, Hkv, S, D):
 
 def forward(q, k, v, causal, section, window=0):
     out, lse = torch.full_like(q, math.nan), torch.full(q.shape[:3], math.nan)
-    three.forward(q, k, v, out, lse, causal, window, section)
+    dealt.forward(q, k, v, out, lse, causal, window, section)
     return out, lse
 
 
@@ -93,9 +103,9 @@ def wanted(q, k, v, causal, window=0):
     return scores.softmax(-1) @ v, scores.logsumexp(-1) / math.log(2)
 
 
-def same(got, want):
+def same(got, want, atol=2e-5):
     for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=atol)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -107,16 +117,19 @@ def same(got, want):
         (1, 3, 3, 512, 40, 2),  # one
         (2, 2, 1, 768, 64, 2),  # none
         (1, 1, 1, 1024, 64, 8),
+        (1, 4, 2, 512, 128, 2),
+        (2, 3, 3, 256, 96, 4),
     ],
 )
 def test_right(played, monkeypatch, causal, programs, B, H, Hkv, S, D, section):
-    monkeypatch.setattr(three, "multiprocessors", lambda q: programs)
+    monkeypatch.setattr(dealt, "multiprocessors", lambda q: programs)
     inputs = draw(B, H, Hkv, S, D)
     same(forward(*inputs, causal, section), wanted(*inputs, causal))
     assert played.item() == 0
 
 
 @pytest.mark.usefixtures("played")
+@pytest.mark.parametrize("D", [64, 128])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
     ("S", "window"),
@@ -126,10 +139,10 @@ def test_right(played, monkeypatch, causal, programs, B, H, Hkv, S, D, section):
         (768, 300),  # none
     ],
 )
-def test_windows(monkeypatch, causal, S, window):
+def test_windows(monkeypatch, causal, S, window, D):
     """One end of a window in a block of keys, both, none; wider than a sequence."""
-    monkeypatch.setattr(three, "multiprocessors", lambda q: 3)
-    inputs = draw(1, 2, 1, S, 64)
+    monkeypatch.setattr(dealt, "multiprocessors", lambda q: 3)
+    inputs = draw(1, 2, 1, S, D)
     same(forward(*inputs, causal, 2, window), wanted(*inputs, causal, window))
 
 
@@ -138,6 +151,17 @@ def test_launches_share_a_counter(played):
         inputs = draw(1, H, 1, S, 48)
         same(forward(*inputs, True, 1), wanted(*inputs, True))
         assert played.item() == 0
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("rise", [0.5, 2.0, 7.0])
+def test_maxima_that_rise(rise, D):
+    """From block to block, by less than what is let pass, by more, and in single rows."""
+    q, k, v = draw(1, 2, 1, 768, D)
+    q[..., 0], k[..., 0] = D**0.5, torch.arange(768, 0, -1) / dealt.KEYS * rise
+    q[:, :, 5::7, 0] = 0
+    same(forward(q, k, v, False, 2), wanted(q, k, v, False), atol=1e-4)  # scores of 42 have fewer digits
 
 
 @pytest.mark.usefixtures("played")
