@@ -13,6 +13,7 @@ import threading
 from types import SimpleNamespace
 
 import torch
+from triton.experimental.gluon.language import constexpr
 
 SECONDS = 20
 """After which a wait is in vain; a whole test takes a few."""
@@ -254,6 +255,15 @@ class Device:
             kernel(*given)
 
 
+SOFTMAX = {
+    "_pack": lambda p, *_: p,
+    "_unpack": lambda packed, *_: packed,
+    "_held": lambda highest: highest,
+    "_scaled": lambda acc, shrink: acc * shrink[:, None],
+}
+"""The parts of a step that are instructions of the device, over numbers as they are."""
+
+
 def play(monkeypatch, modules, keep=(), **others):
     """Has the modules' Gluon functions, but those to keep, run as Python over what is played and `others`."""
     device = Device()
@@ -275,11 +285,14 @@ def play(monkeypatch, modules, keep=(), **others):
         "warpgroup_mma_wait": awaited,
         "fence_async_shared": nothing,
         "launch": device.launch,
+        **SOFTMAX,
         **others,
     }
     for each in modules:
         for name, value in vars(each).items():
             if name in played:
                 monkeypatch.setattr(each, name, played[name])
+            elif isinstance(value, constexpr):
+                monkeypatch.setattr(each, name, value.value)
             elif hasattr(value, "fn") and name not in keep:
                 monkeypatch.setattr(each, name, value.fn)

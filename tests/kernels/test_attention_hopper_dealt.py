@@ -67,12 +67,6 @@ def played(monkeypatch):
     play(
         monkeypatch,
         (hopper, dealt),
-        _pack=lambda p, *_: p,
-        _unpack=lambda packed, *_: packed,
-        _held=lambda highest: highest,
-        _scaled=lambda acc, shrink: acc * shrink[:, None],
-        LOWEST=torch.finfo(torch.float32).min,
-        SLACK=dealt.SLACK.value,
         counter=lambda q: counter,
         tiles=lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, power_of_2(x.shape[-1])),
     )

@@ -30,13 +30,6 @@ def _played(monkeypatch):
         _layout=nothing,
         _flat=nothing,
         _barrier=nothing,
-        _pack=lambda p, *_: p,
-        _unpack=lambda packed, *_: packed,
-        _held=lambda highest: highest,
-        _scaled=lambda acc, shrink: acc * shrink[:, None],
-        SLACK=dealt.SLACK.value,
-        LOWEST=torch.finfo(torch.float32).min,
-        FIELDS=module.FIELDS.value,
         Tiles=lambda x, shape, strides, block, layout: Tiles(x.view(shape), *block),
         packed=lambda x, rows: Tiles(x.view(x.shape[0], -1), rows, x.shape[2]),
     )
