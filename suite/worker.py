@@ -8,6 +8,7 @@ Messages, one JSON object a line: `facts`, `stage`, `ceiling`, `result`, `done`.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
@@ -272,5 +273,14 @@ def main(pipe: int) -> None:
     work(task, send, device, facts)
 
 
+def _end() -> None:
+    """Ends the process without taking apart what is loaded: with torch that is a third of a second."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
     main(int(sys.argv[1]))
+    _end()
