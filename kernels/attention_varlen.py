@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any, Literal
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from ._common import cdiv, check, choice, on, operator, power_of_2
-from .attention import LOG2E, LOWEST, Hopper, Tiles, _capability, _plain, _precision, _width
+from .attention import LOG2E, LOWEST, Tiles, _capability, _plain, _precision, _width
 
 HOPPER = ("forward", "backward")
 """Passes that the kernels for Hopper do, where they can."""
@@ -467,20 +468,22 @@ def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its
 # Launch.
 
 
+class Hopper(NamedTuple):
+    """The modules for Hopper: the forward pass, the backward pass in two kernels, and in one."""
+
+    forward: ModuleType
+    backward: ModuleType
+    fused: ModuleType
+
+
 @cache
 def _hopper(device: torch.device) -> Hopper | None:
     """Where the device is one: compute capability 9.0, no other."""
     if _capability(device) != (9, 0):
         return None
-    from . import (
-        _attention_varlen_hopper,
-        _attention_varlen_hopper_backward,
-        _attention_varlen_hopper_fused,
-    )
+    from . import _attention_varlen_hopper, _attention_varlen_hopper_backward, _attention_varlen_hopper_fused
 
-    # Of forward passes there is one, whose tiles are dealt out.
-    forward = _attention_varlen_hopper
-    return Hopper(forward, forward, _attention_varlen_hopper_backward, _attention_varlen_hopper_fused)
+    return Hopper(_attention_varlen_hopper, _attention_varlen_hopper_backward, _attention_varlen_hopper_fused)
 
 
 def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor, longest: int) -> Tiles:
