@@ -163,9 +163,9 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @gluon.jit
-def _hide(
+def _hide(  # type: ignore[no-untyped-def]  # Triton's types are its own
     s, limit, WIDE: gl.constexpr, HIGH: gl.constexpr, LOW: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr
-):  # type: ignore[no-untyped-def]  # as above
+):
     """-inf, with HIGH, beyond column `limit` of each row and, with LOW, before the last WIDE columns up to there.
     Column 8i + 2j + k is lane j's register (i, k): compared with what is left of the limit after the lane's own
     columns, i and k are constants, which take no registers.
