@@ -6,7 +6,7 @@ from kernelmark.kernels.causal_conv1d import causal_conv1d
 from kernelmark.suite.operators.causal_conv1d import reference
 
 LONG = {"B": 2, "D": 5, "S": 70, "W": 4}
-WIDE = {"B": 3, "D": 24, "S": 16, "W": 3}
+WIDE = {"B": 1, "D": 24, "S": 16, "W": 3}
 
 
 @pytest.mark.parametrize("layout", ["bds", "bsd"])
@@ -101,8 +101,8 @@ def test_wrong_arguments(error, message, arguments):
 
 @pytest.mark.parametrize("last", [False, True])
 def test_registration(last):
-    x, weight, bias = (torch.randn(s, requires_grad=True) for s in ((2, 8, 8), (8, 4), (8,)))
-    state = torch.randn((2, 3, 8) if last else (2, 8, 3), requires_grad=True)
+    x, weight, bias = (torch.randn(s, requires_grad=True) for s in ((2, 4, 4), (4, 4), (4,)))
+    state = torch.randn((2, 3, 4) if last else (2, 4, 3), requires_grad=True)
     operators = torch.ops.kernelmark
     torch.library.opcheck(operators.causal_conv1d.default, (x, weight, bias, state, True, last))
     torch.library.opcheck(operators.causal_conv1d.default, (x, weight, None, None, False, last))
