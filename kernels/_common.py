@@ -141,6 +141,25 @@ def multiprocessors(tensor: torch.Tensor) -> int:
     return _multiprocessors(tensor.device) if tensor.is_cuda else 3
 
 
+@functools.cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """A GPU's compute capability; (0, 0) without one, which means the interpreter."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+def roomy(capability: tuple[int, int]) -> bool:
+    """Whether a program may have 227 KiB of shared memory, as on Hopper and the Blackwell of data centres. Of the
+    others that tensor cores for bf16 have, some have 163 KiB, Blackwell's other half (12.0) with Ada 99 KiB.
+    """
+    return capability[0] in (9, 10, 11)
+
+
+def needs_e4m3(name: str, tensor: torch.Tensor) -> None:
+    """Raises NotImplementedError on GPUs that do not convert to E4M3: those before compute capability 8.9."""
+    if tensor.is_cuda and capability(tensor.device) < (8, 9):
+        raise NotImplementedError(f"{name} needs a GPU of compute capability 8.9 or later")
+
+
 def dense_like(tensor: torch.Tensor) -> torch.Tensor:
     """Uninitialized memory of a tensor's shape and dtype, contiguous; the fastest way to it from Python."""
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)

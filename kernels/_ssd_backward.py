@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ._common import cdiv, multiprocessors
+from ._common import capability, cdiv, multiprocessors, roomy
 from ._ssd_forward import PIECE, Launch, block, launch, load_tile, precision, sequences, source, store_tile
 
 
@@ -52,7 +52,7 @@ def _inner(  # type: ignore[no-untyped-def]  # Triton's types are its own
     stride_gb, stride_gs, stride_gh, S, H, batches, groups, chunks, splits,
     P: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
     PIECE: tl.constexpr, SKIP: tl.constexpr, PACKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, ONE_SUM: tl.constexpr,
 ):  # fmt: skip
     """dx (B, S, H, P) of one chunk for some heads of one group, with all else that takes x and its gradient.
 
@@ -150,7 +150,10 @@ def _inner(  # type: ignore[no-untyped-def]  # Triton's types are its own
             # The sum of their products is the trace of one: cheaper than to hold both in registers.
             both = tl.dot(start, tl.trans(end), input_precision=PRECISION)
             across = tl.arange(0, BLOCK_P)
-            both = tl.sum(tl.sum(tl.where(across[:, None] == across[None, :], both, 0.0), 1), 0)
+            both = tl.where(across[:, None] == across[None, :], both, 0.0)
+            # Triton 3.6 and 3.7 cannot sum in two steps what Blackwell's tensor memory holds; on Hopper it takes
+            # fewer registers.
+            both = tl.sum(both) if ONE_SUM else tl.sum(tl.sum(both, 1), 0)
         tl.store(border + place * chunks + chunk, both * tl.exp2(whole))
     to = ((tl.cast(split, tl.int64) * batches + batch) * chunks + chunk) * (H // groups) + group
     square = rows[:, None] * CHUNK + rows[None, :]
@@ -274,7 +277,11 @@ def inner(
     border = torch.empty(B, H, chunks, dtype=torch.float32, device=x.device)
     dskip = torch.empty(B, chunks, H, dtype=torch.float32, device=x.device)
     how = how or launch("inner", x.dtype, N)
-    piece = piece or (PIECE if x.dtype == torch.float32 else block(N))
+    device = capability(x.device)
+    if piece is None:
+        piece = PIECE if x.dtype == torch.float32 else block(N)
+        if piece > 128 and not roomy(device):
+            piece, described = 128, False
     _inner[(splits * G * B * chunks,)](
         source(x, chunk, described), source(b, chunk, described), source(c, chunk, described),
         source(grad, chunk, described), step, decay, step if skip is None else skip, step if ids is None else ids,
@@ -282,7 +289,7 @@ def inner(
         *parts, border, dskip,
         *x.stride()[:3], *b.stride()[:3], *c.stride()[:3], *grad.stride()[:3], S, H, B, H // G, chunks, splits,
         P, N, chunk, block(P), block(N), piece, skip is not None, ids is not None, described, precision(x.dtype),
-        how.stages, num_warps=how.warps,
+        how.stages, device[0] >= 10, num_warps=how.warps,
     )  # fmt: skip
     return dx, dscores, dskip, *parts, border
 

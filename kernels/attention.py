@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ._common import check, choice, on, operator, power_of_2
+from ._common import capability, check, choice, on, operator, power_of_2, roomy
 
 if TYPE_CHECKING:
     from ._attention_hopper import Schedule
@@ -494,12 +494,6 @@ def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its
 # Launch.
 
 
-@cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    """(0, 0) without a GPU, which means the interpreter."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-
-
 class Hopper(NamedTuple):
     """The modules for Hopper: the forward pass by pairs of tiles, and by tiles that are dealt out; the backward
     pass in two kernels, and in one.
@@ -514,7 +508,7 @@ class Hopper(NamedTuple):
 @cache
 def _hopper(device: torch.device) -> Hopper | None:
     """Where the device is one: compute capability 9.0, no other."""
-    if _capability(device) != (9, 0):
+    if capability(device) != (9, 0):
         return None
     from . import (
         _attention_hopper,
@@ -529,15 +523,14 @@ def _hopper(device: torch.device) -> Hopper | None:
 def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor, window: int = 0) -> Tiles:
     """The tiles of a kernel: as large as shared memory and registers hold.
 
-    Compute capability 9.0 and later has 227 KiB of shared memory and matrix instructions that read it; what
-    came before has at least 99 KiB.
+    Hopper and the Blackwell of data centres have 227 KiB of shared memory and matrix instructions that read it;
+    others have at least 99 KiB.
     """
     D = q.shape[-1]
-    major = _capability(q.device)[0]
     if q.dtype == torch.float32:
         return Tiles(32, 32, 4, 1) if D > 64 else Tiles(64, 32, 4, 2)
-    if major < 9:
-        return Tiles(64, 32, 4, 1) if D > 128 else Tiles(64, 32, 4, 2) if D > 64 else Tiles(64, 64, 4, 2)
+    if not roomy(capability(q.device)):
+        return modest(kernel, D)
     if kernel == "forward":
         if q.shape[2] <= 512:
             # Few blocks: smaller ones use more of the device.
@@ -551,6 +544,13 @@ def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor, window
     if kernel == "queries":
         return Tiles(128, 64, 8, 3)
     return Tiles(64, 64, 4, 2) if D > 64 else Tiles(64, 64, 4, 3)
+
+
+def modest(kernel: Literal["forward", "keys", "queries"], D: int) -> Tiles:
+    """For 16-bit numbers in 99 KiB of shared memory."""
+    if D > 128:
+        return Tiles(32 if kernel == "keys" else 64, 32, 4, 1)
+    return Tiles(64, 32, 4, 2) if D > 64 else Tiles(64, 64, 4, 2)
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -573,7 +573,7 @@ def _tma(*tensors: torch.Tensor) -> bool:
     descriptors cost host time, and where addresses and strides are in units of 16 bytes.
     """
     first = tensors[0]
-    if _capability(first.device)[0] < 9 or first.shape[2] < 1024 or first.element_size() != 2:
+    if capability(first.device)[0] < 9 or first.shape[2] < 1024 or first.element_size() != 2:
         return False
     return all(
         x.data_ptr() % 16 == 0

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._common import cdiv, check, multiprocessors, on, operator, power_of_2
+from ._common import capability, cdiv, check, multiprocessors, on, operator, power_of_2, roomy
 
 LOG2E = 1.4426950408889634
 RESIDENT = 4
@@ -173,11 +173,13 @@ class Tile(NamedTuple):
     fits: bool
 
 
-def tile_for(rows: int, D: int, element: int, paged: bool) -> Tile:
-    """As measured best on an H200, for `rows` rows of queries and numbers of `element` bytes."""
+def tile_for(rows: int, D: int, element: int, paged: bool, wide: bool = True) -> Tile:
+    """As measured best on an H200, for `rows` rows of queries and numbers of `element` bytes. Unless `wide`, what
+    99 KiB of shared memory hold.
+    """
     if element == 4 or D > 128:
         return Tile(32, 4, 3, rows <= 16)
-    if rows <= 16 and not paged:
+    if rows <= 16 and not paged and wide:
         # In a contiguous cache sequences lie apart by powers of two, and longer tiles take less harm from it.
         return Tile(128, 8, 3, True)
     if rows == 32 and D > 64 and paged:
@@ -218,7 +220,7 @@ def launch(
     groups = H // heads
     tokens = page if block_table is None else page * block_table.shape[1]
     rows = max(16, power_of_2(Sq * groups))
-    tile = tile or tile_for(rows, D, q.element_size(), block_table is not None)
+    tile = tile or tile_for(rows, D, q.element_size(), block_table is not None, roomy(capability(q.device)))
     if parts is None:
         parts = split(B, heads, tokens, tile, multiprocessors(q))
     sums = levels = out

@@ -24,8 +24,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ._common import FLOATING, cdiv, check, choice, on, operator, power_of_2
-from .attention import LOG2E, Tiles, _capability, _load, _place, _plain, _shared, _store
+from ._common import FLOATING, capability, cdiv, check, choice, needs_e4m3, on, operator, power_of_2
+from .attention import LOG2E, Tiles, _load, _place, _plain, _shared, _store
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -311,7 +311,7 @@ def _width(D: int) -> int:
 
 def _tma(*tensors: torch.Tensor) -> bool:
     """Whether descriptors can load all of these."""
-    if _capability(tensors[0].device)[0] < 9:
+    if capability(tensors[0].device)[0] < 9:
         return False
     return all(
         x.data_ptr() % 16 == 0
@@ -349,8 +349,7 @@ def _launch(
     out = torch.empty(q.shape, dtype=dtype, device=q.device)
     if out.numel() == 0:
         return out
-    if q.is_cuda and _capability(q.device) < (8, 9):
-        raise NotImplementedError("attention_fp8 needs a GPU of compute capability 8.9 or later")
+    needs_e4m3("attention_fp8", q)
     q, k, v = _plain(q), _plain(k), transposed(v)
     scales = q_scale.contiguous(), k_scale.contiguous(), v_scale.contiguous()
     groups = H // k.shape[1]

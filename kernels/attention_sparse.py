@@ -21,11 +21,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ._common import cdiv, check, choice, on, operator, power_of_2
+from ._common import capability, cdiv, check, choice, on, operator, power_of_2, roomy
 from .attention import (
     LOG2E,
     Tiles,
-    _capability,
     _hopper,
     _load,
     _place,
@@ -36,6 +35,7 @@ from .attention import (
     _tile,
     _tma,
     _width,
+    modest,
 )
 
 BLOCK = 128
@@ -375,8 +375,8 @@ def tiles(q: torch.Tensor) -> Tiles:
     D = q.shape[-1]
     if q.dtype == torch.float32:
         return Tiles(32, 32, 4, 1) if D > 64 else Tiles(64, 32, 4, 2)
-    if _capability(q.device)[0] < 9:
-        return Tiles(64, 32, 4, 1) if D > 128 else Tiles(64, 32, 4, 2) if D > 64 else Tiles(64, 64, 4, 2)
+    if not roomy(capability(q.device)):
+        return modest("forward", D)
     return Tiles(128, 64, 8, 2) if D > 64 else Tiles(128, 128, 8, 2)
 
 

@@ -23,8 +23,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ._common import cdiv, check, choice, on, operator, power_of_2
-from .attention import LOG2E, LOWEST, Tiles, _capability, _plain, _precision, _width
+from ._common import capability, cdiv, check, choice, on, operator, power_of_2, roomy
+from .attention import LOG2E, LOWEST, Tiles, _plain, _precision, _width, modest
 
 HOPPER = ("forward", "backward")
 """Passes that the kernels for Hopper do, where they can."""
@@ -479,7 +479,7 @@ class Hopper(NamedTuple):
 @cache
 def _hopper(device: torch.device) -> Hopper | None:
     """Where the device is one: compute capability 9.0, no other."""
-    if _capability(device) != (9, 0):
+    if capability(device) != (9, 0):
         return None
     from . import _attention_varlen_hopper, _attention_varlen_hopper_backward, _attention_varlen_hopper_fused
 
@@ -489,11 +489,10 @@ def _hopper(device: torch.device) -> Hopper | None:
 def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor, longest: int) -> Tiles:
     """The tiles of a kernel, for loads through pointers, with sequences of `longest` tokens at most."""
     D = q.shape[-1]
-    major = _capability(q.device)[0]
     if q.dtype == torch.float32:
         return Tiles(16, 16, 8, 1) if D > 128 else Tiles(32, 16, 8, 1) if D > 64 else Tiles(64, 32, 4, 2)
-    if major < 9:
-        return Tiles(64, 32, 4, 1) if D > 128 else Tiles(64, 32, 4, 2) if D > 64 else Tiles(64, 64, 4, 2)
+    if not roomy(capability(q.device)):
+        return modest(kernel, D)
     if kernel == "forward":
         if longest <= 512:
             # Few blocks: smaller ones use more of the device.

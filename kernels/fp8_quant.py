@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._common import INTERPRETED, cdiv, check, choice, on, operator, power_of_2, rows
+from ._common import INTERPRETED, cdiv, check, choice, needs_e4m3, on, operator, power_of_2, rows
 
 GROUP = 128
 """Columns that share a scale with granularity "block", and rows as well with "tile"."""
@@ -189,6 +189,8 @@ def _launch(
     q, scale = _empty(x, granularity, format, layout)
     if x.numel() == 0:
         return q, scale.fill_(1e-30 / LARGEST[format])
+    if format == "e4m3":
+        needs_e4m3("fp8_quant to E4M3", x)
     flat = rows(x)
     M, N = flat.shape
     largest = LARGEST[format]

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._common import INTERPRETED, cdiv, check, choice, dense_like, on, on_e4m3, operator, power_of_2
+from ._common import INTERPRETED, cdiv, check, choice, dense_like, needs_e4m3, on, on_e4m3, operator, power_of_2
 
 GROUP = 128
 """Elements that share a scale."""
@@ -321,6 +321,8 @@ def run(
     registers: int = REGISTERS,
 ) -> None:
     """The launch for contiguous tensors; `groups` a program of `warps` warps, 0 for the usual number."""
+    if scheme == "fp8":
+        needs_e4m3("gradient_compression to E4M3", gradient)
     N = gradient.numel()
     values, second = sections(payload, N, scheme, keep, gradient.dtype)
     with on(gradient):

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._common import FLOATING, INTERPRETED, cdiv, check, on, operator
+from ._common import FLOATING, INTERPRETED, cdiv, check, needs_e4m3, on, operator
 from .gradient_compression import CHUNK, GROUP, check_scheme, load, payload_bytes, sections, store
 
 GROUPS = 4 if INTERPRETED else 32
@@ -106,6 +106,8 @@ def run(
     warps: int = 4,
 ) -> None:
     """The launch; `groups` or `chunks` a program."""
+    if scheme == "fp8":
+        needs_e4m3("gradient_decompression of E4M3", dense)
     N = dense.numel()
     values, second = sections(payload, N, scheme, keep, dense.dtype)
     with on(payload):

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._common import INTERPRETED, cdiv, check, choice, on, on_e4m3, operator, rows
+from ._common import INTERPRETED, cdiv, check, choice, needs_e4m3, on, on_e4m3, operator, rows
 
 GROUPS = {"mxfp8": 32, "mxfp4": 32, "nvfp4": 16}
 """Columns that share a scale."""
@@ -252,6 +252,7 @@ def _launch(
     q, scales = _empty(x, format, scale, rounding)
     if x.numel() == 0:
         return q, scales
+    needs_e4m3("mx_quant", x)
     group = GROUPS[format]
     flat = rows(x)
     if flat.shape[1] % group == 0 and flat.is_contiguous():

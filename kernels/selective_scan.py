@@ -35,7 +35,17 @@ import torch
 import triton
 import triton.language as tl
 
-from ._common import INTERPRETED, cdiv, check, dense_like, multiprocessors, on, operator, power_of_2
+from ._common import (
+    INTERPRETED,
+    capability,
+    cdiv,
+    check,
+    dense_like,
+    multiprocessors,
+    on,
+    operator,
+    power_of_2,
+)
 from ._scan import silu, softplus
 from .causal_conv1d import _apart, _together
 
@@ -787,15 +797,10 @@ def _cut(u: torch.Tensor, block: int, warps: int, vec: int, segments: int) -> tu
     return cdiv(S, length), length
 
 
-def _capability(device: torch.device) -> tuple[int, int]:
-    """(0, 0) without a GPU, which means the interpreter."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-
-
 @cache
 def _hopper(device: torch.device) -> ModuleType | None:
     """The module for Hopper where the device is one: compute capability 9.0, no other."""
-    if _capability(device) != (9, 0):
+    if capability(device) != (9, 0):
         return None
     from . import _selective_scan_hopper
 

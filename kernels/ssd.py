@@ -15,12 +15,11 @@ for each chunk and group, over all heads: no atomics, gradients are the same in 
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 
-from ._common import INTERPRETED, cdiv, check, multiprocessors, on, operator
+from ._common import INTERPRETED, capability, cdiv, check, multiprocessors, on, operator
 from ._ssd_backward import finish, inner, outer
 from ._ssd_forward import block, pass_on, read, scan, states, steps, tma
 
@@ -234,13 +233,7 @@ def _unchanged(x: torch.Tensor, B: torch.Tensor, initial: torch.Tensor | None) -
 
 def _described(*tensors: torch.Tensor) -> bool:
     """Whether the kernels load chunks of these by the tensor memory accelerator."""
-    return tma(CHUNK, *tensors) and _capability(tensors[0].device)[0] >= 9
-
-
-@cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    """(0, 0) without a GPU, which means the interpreter."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    return tma(CHUNK, *tensors) and capability(tensors[0].device)[0] >= 9
 
 
 def _launch_backward(

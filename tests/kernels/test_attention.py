@@ -234,7 +234,7 @@ def test_descriptors(monkeypatch, mask):
 
 
 def test_descriptors_are_for_long_sequences_with_even_strides(monkeypatch):
-    monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
 
     def empty(*shape, dtype=torch.bfloat16):
         return torch.empty(*shape, dtype=dtype)
@@ -246,17 +246,17 @@ def test_descriptors_are_for_long_sequences_with_even_strides(monkeypatch):
     assert not module._tma(empty(1, 2, 1024, 9))
     assert not module._tma(empty(1, 2, 1024, 17)[..., 1:])
     assert not module._tma(empty(1, 1, 1024, 16).expand(1, 4, 1024, 16))
-    monkeypatch.setattr(module, "_capability", lambda device: (8, 0))
+    monkeypatch.setattr(module, "capability", lambda device: (8, 0))
     assert not module._tma(empty(1, 2, 1024, 8))
 
 
 def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
     for capability in ((0, 0), (8, 0), (10, 0)):
         module._hopper.cache_clear()
-        monkeypatch.setattr(module, "_capability", lambda device, c=capability: c)
+        monkeypatch.setattr(module, "capability", lambda device, c=capability: c)
         assert module._hopper(torch.device("cpu")) is None
     module._hopper.cache_clear()
-    monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
     hopper = module._hopper(torch.device("cpu")).forward
     module._hopper.cache_clear()
 
@@ -283,7 +283,7 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
 @pytest.fixture
 def hopper(monkeypatch):
     """The modules for Hopper, as if the device were one; `test_attention_hopper*.py` play them."""
-    monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
     module._hopper.cache_clear()
     modules = module._hopper(torch.device("cpu"))
     module._hopper.cache_clear()

@@ -119,7 +119,7 @@ def test_descriptors(monkeypatch, mask):
 
 
 def test_descriptors_are_for_even_strides(monkeypatch):
-    monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
 
     def empty(*shape):
         return torch.empty(*shape, dtype=torch.uint8).view(E4M3)
@@ -130,7 +130,7 @@ def test_descriptors_are_for_even_strides(monkeypatch):
     assert not module._tma(empty(1, 2, 1024, 8))
     assert not module._tma(empty(1, 2, 1024, 1000))
     assert not module._tma(empty(1, 1, 1024, 16).expand(1, 4, 1024, 16))
-    monkeypatch.setattr(module, "_capability", lambda device: (8, 9))
+    monkeypatch.setattr(module, "capability", lambda device: (8, 9))
     assert not module._tma(empty(1, 2, 1024, 16))
 
 

@@ -56,7 +56,7 @@ def test_descriptors_are_the_same_kernels(catalog, monkeypatch):
 @pytest.mark.parametrize("mask", ["causal", "full"])
 @pytest.mark.parametrize("D", [64, 128])
 def test_specialised_has_pairs_of_tiles(catalog, monkeypatch, D, mask):
-    monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
     module._hopper.cache_clear()
     hopper = module._hopper(torch.device("cpu"))
     module._hopper.cache_clear()

@@ -319,10 +319,10 @@ def test_starts_that_do_not_ascend_write_nothing_beyond_the_list():
 def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
     for capability in ((0, 0), (8, 0), (10, 0)):
         module._hopper.cache_clear()
-        monkeypatch.setattr(module, "_capability", lambda device, c=capability: c)
+        monkeypatch.setattr(module, "capability", lambda device, c=capability: c)
         assert module._hopper(torch.device("cpu")) is None
     module._hopper.cache_clear()
-    monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
     hopper = module._hopper(torch.device("cpu")).forward
     module._hopper.cache_clear()
 
@@ -340,7 +340,7 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
 
 
 def test_blocks_are_listed_in_the_tiles_of_hopper(monkeypatch):
-    monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
     module._hopper.cache_clear()
     modules = module._hopper(torch.device("cpu"))
     module._hopper.cache_clear()
@@ -357,7 +357,7 @@ def test_blocks_are_listed_in_the_tiles_of_hopper(monkeypatch):
 
 def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monkeypatch):
     """Which kernels are taken; `test_attention_varlen_hopper.py` plays them."""
-    monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
     module._hopper.cache_clear()
     modules = module._hopper(torch.device("cpu"))
     module._hopper.cache_clear()

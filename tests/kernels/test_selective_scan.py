@@ -101,10 +101,10 @@ def test_hopper_is_chosen_by_capability_and_state(monkeypatch):
     """The kernel itself needs a GPU, where `tests/gpu` runs it."""
     for capability in ((0, 0), (8, 0), (10, 0)):
         module._hopper.cache_clear()
-        monkeypatch.setattr(module, "_capability", lambda device, c=capability: c)
+        monkeypatch.setattr(module, "capability", lambda device, c=capability: c)
         assert module._hopper(torch.device("cpu")) is None
     module._hopper.cache_clear()
-    monkeypatch.setattr(module, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
     assert module._hopper(torch.device("cpu")) is hopper
     module._hopper.cache_clear()
     u = torch.empty(2, 3, 5)

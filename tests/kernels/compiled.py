@@ -1,0 +1,147 @@
+"""Compiles kernels for a GPU that is not here: `python compiled.py 9.0 attention rms_norm` prints one JSON list.
+
+Triton asks a driver what to compile for; the one here says that and nothing else. Tensors are the CPU's, and a
+launch ends where the compiled kernel would be loaded, so that all comes from the very calls that a user makes.
+Results are whatever was in memory: nothing may depend on them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from kernelmark.kernels import _common
+from kernelmark.registry.record import Case
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.operator import Operator
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+MULTIPROCESSORS = 132
+SMALL = {"B": 1, "M": 64, "T": 2, "S": 2048}
+"""Sizes that decide nothing of a kernel but how often it runs; the other ones stay as the plan has them."""
+MORE: dict[str, tuple[dict[str, Any], ...]] = {
+    "attention": tuple(
+        {"B": 1, "H": 2, "Hkv": 1, "S": S, "D": D, "mask": mask}
+        for S, D, mask in ((1024, 64, "full"), (1024, 256, "causal"), (1000, 128, "causal"), (2048, 128, "full"))
+    ),
+    "attention_varlen": tuple({"B": 2, "H": 2, "Hkv": Hkv, "S": 2048, "D": D} for Hkv, D in ((1, 64), (2, 256))),
+    "attention_sparse": tuple({"B": 1, "H": 2, "Hkv": 1, "S": 2048, "D": D} for D in (64, 256)),
+    "attention_window": ({"B": 1, "H": 2, "Hkv": 1, "S": 2048, "D": 64, "W": 300},),
+    "attention_decode": tuple(
+        {"B": 1, "Sq": Sq, "H": 8, "Hkv": Hkv, "S": 2048, "D": D, "page": page}
+        for Sq, Hkv, D, page in ((1, 2, 128, 0), (4, 1, 128, 64), (1, 8, 64, 0), (1, 2, 256, 16))
+    ),
+    "linear_attention": ({"B": 1, "S": 2048, "H": 2, "K": 256, "D": 256},),
+}  # fmt: skip
+"""Shapes beside the quick plan's, for which tiles are chosen otherwise; 16-bit numbers, both passes."""
+
+
+class Driver:
+    """Of a device of that compute capability, as far as compiling needs it."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self.target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class Forgetful(dict):
+    """Takes nothing in: what is kept would be launched past the just-in-time compiler."""
+
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+
+
+def cases(operator: Operator) -> Iterator[Case]:
+    """The quick plan's and MORE, each forward and, with gradients, backward."""
+    wanted = [
+        ({axis: min(size, SMALL.get(axis, size)) for axis, size in x.axes.items()}, x.options, x.dtype)
+        for grid in operator.plans["quick"]
+        for x in operator.expand(grid)
+    ]
+    for given in MORE.get(operator.name, ()):
+        axes = {name: given[name] for name in operator.axes}
+        options = {name: value for name, value in given.items() if name in operator.options}
+        wanted.append((axes, options, wanted[0][2]))
+    once = {}
+    for axes, options, dtype in wanted:
+        for pass_ in ("forward", "backward")[: 1 + bool(operator.gradients)]:
+            case = operator.case(axes, dtype, pass_, **options)
+            once[case.name] = case
+    yield from once.values()
+
+
+def call(operator: Operator, case: Case) -> None:
+    """The kernel on the case's inputs, and its gradients in a backward pass."""
+    kernel = getattr(importlib.import_module(f"kernelmark.kernels.{operator.name}"), operator.name)
+    given = operator.inputs(case, torch.device("cpu"), torch.Generator().manual_seed(0))
+    if case.pass_ == "forward":
+        kernel(**given)
+        return
+    leaves = [given[name].requires_grad_() for name in operator.gradients if given[name] is not None]
+    result = kernel(**given)
+    results = [x for x in ((result,) if isinstance(result, torch.Tensor) else result) if x.requires_grad]
+    torch.autograd.grad(results, leaves, [torch.zeros_like(x) for x in results], allow_unused=True)
+
+
+def main(capability: tuple[int, int], names: list[str]) -> None:
+    driver.set_active(Driver(capability))
+    # Before the modules that take these from it.
+    _common.capability = lambda device: capability
+    _common.multiprocessors = lambda tensor: MULTIPROCESSORS
+    catalog = Catalog.default()
+    for name in names:
+        importlib.import_module(f"kernelmark.kernels.{name}")
+    from kernelmark.kernels import _attention_hopper
+
+    _attention_hopper._compiled = Forgetful()
+    _common.INTERPRETED = True  # for tensors of a CPU to be taken; sizes of the interpreter were chosen above
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    run = JITFunction.run
+    where = ("", "")
+
+    def compiled(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        row: dict[str, Any] = {"module": self.__module__.rpartition(".")[2], "kernel": self.__name__}
+        row |= {"case": " ".join(where), "shared": 0, "error": None}
+        try:
+            kernel = run(self, *arguments, grid=grid, warmup=True, **options)
+        except Exception as error:
+            found[(*where, self.__name__)] = row | {"error": f"{type(error).__name__}: {error}"[-300:]}
+            raise
+        found.setdefault((*where, kernel.hash), row | {"shared": kernel.metadata.shared})
+        return kernel
+
+    JITFunction.run = compiled
+    for name in names:
+        operator = catalog.operators[name]
+        for case in cases(operator):
+            for fixed in (False, True)[: 1 + (case.pass_ == "backward" and name.startswith("attention"))]:
+                where = (name, case.name)
+                torch.use_deterministic_algorithms(fixed)
+                before = len(found)
+                try:
+                    call(operator, case)
+                except Exception as error:
+                    if not any(x["error"] for x in list(found.values())[before:]):
+                        found[(*where, "call")] = {
+                            "module": name, "kernel": "", "case": " ".join(where), "shared": 0,
+                            "error": f"{type(error).__name__}: {error}"[-300:],
+                        }  # fmt: skip
+    print(json.dumps(list(found.values())))
+
+
+if __name__ == "__main__":
+    major, minor = sys.argv[1].split(".")
+    main((int(major), int(minor)), sys.argv[2:])

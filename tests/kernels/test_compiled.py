@@ -1,0 +1,59 @@
+"""Kernels compiled for GPUs that are not here, by the calls that users make: that they compile, and that they fit.
+
+On most of these devices nobody has measured. What is too large for a device's shared memory fails at its launch
+there, and Triton's passes differ by architecture.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+KERNELS = FOLDER.parents[1] / "kernels"
+KIB = {"8.0": 163, "8.9": 99, "9.0": 227, "10.0": 227, "12.0": 99}
+"""Shared memory of a program, by compute capability: A100, Ada, Hopper, B200, and Blackwell with displays. (CUDA's
+programming guide, "Technical specifications per compute capability".)"""
+
+HOPPER = {x.stem for x in KERNELS.glob("_*_hopper*.py")}
+E4M3 = "fp8_quant", "mx_quant"
+"""Not for compute capability 8.0."""
+APART = "attention", "linear_attention", "selective_scan", *E4M3
+PLAIN = tuple(sorted(x.stem for x in KERNELS.glob("[a-z]*.py") if not x.stem.startswith(APART)))
+"""Operators whose kernels are the same everywhere."""
+
+
+@pytest.mark.parametrize(
+    ("capability", "operators"),
+    [
+        ("9.0", ("attention", "attention_window", "attention_decode")),
+        ("9.0", ("attention_varlen", "attention_sparse", "attention_fp8", "selective_scan", "linear_attention")),
+        ("10.0", ("attention", "linear_attention")),
+        ("12.0", ("attention_varlen", "attention_sparse", "attention_fp8", "linear_attention")),
+        ("8.9", ("attention", "attention_decode", "linear_attention", *E4M3)),
+        ("8.0", PLAIN),
+    ],
+)
+def test_compiles_and_fits(tmp_path, capability, operators):
+    environment = {name: x for name, x in os.environ.items() if name not in ("TRITON_INTERPRET", "PYTHONPATH")}
+    done = subprocess.run(
+        [sys.executable, FOLDER / "compiled.py", capability, *operators],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {x["case"].split()[0] for x in found} == set(operators)
+    assert [x for x in found if x["error"]] == []
+    assert [x for x in found if x["shared"] > KIB[capability] << 10] == []
+    if capability == "9.0":
+        dense = "attention" in operators
+        own = {x["module"] for x in found} & HOPPER
+        assert own == {x for x in HOPPER if x.startswith("_attention_hopper") == dense}
