@@ -148,8 +148,8 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 
 def roomy(capability: tuple[int, int]) -> bool:
-    """Whether a program may have 227 KiB of shared memory, as on Hopper and the Blackwell of data centres. Of the
-    others that tensor cores for bf16 have, some have 163 KiB, Blackwell's other half (12.0) with Ada 99 KiB.
+    """Whether a program may have 227 KiB of shared memory: on Hopper and the Blackwell of data centres. On A100 it
+    is 163 KiB, on Ada and the other Ampere and Blackwell 99.
     """
     return capability[0] in (9, 10, 11)
 
