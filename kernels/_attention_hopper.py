@@ -41,6 +41,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ._common import multiprocessors, on, power_of_2
 
+# Triton 3.9 has other names for them.
+copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
 LOG2E = 1.4426950408889634
 LOWEST = gl.constexpr(-3.4028234663852886e38)
 """The lowest finite fp32 number, below which no maximum goes: unlike -inf it can be subtracted from -inf."""
@@ -244,17 +248,17 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
         for i in gl.static_range(2):
             mbarrier.wait(q_empty.index(i), q_phase)
             mbarrier.expect(q_full.index(i), q.block_type.nbytes)
-            tma.async_copy_global_to_shared(q, [row + i * ROWS, 0], q_full.index(i), qs.index(i))
+            copy_in(q, [row + i * ROWS, 0], q_full.index(i), qs.index(i))
         q_phase ^= 1
         last = place // groups * n * 2 * ROWS + last * KEYS
         for j in range(0, count):
             key = last - j * KEYS
             mbarrier.wait(k_empty.index(stage), phase)
             mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
-            tma.async_copy_global_to_shared(k, [key, 0], k_full.index(stage), ks.index(stage))
+            copy_in(k, [key, 0], k_full.index(stage), ks.index(stage))
             mbarrier.wait(v_empty.index(stage), phase)
             mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
-            tma.async_copy_global_to_shared(v, [key, 0], v_full.index(stage), vs.index(stage))
+            copy_in(v, [key, 0], v_full.index(stage), vs.index(stage))
             stage, phase = onward(stage, phase, STAGES)
 
 
@@ -362,7 +366,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
         o.store(acc.to(dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(out, [row, 0], o)
+        copy_out(out, [row, 0], o)
         if REUSE:
             tma.store_wait(pendings=0)
             mbarrier.arrive(q_empty.index(HALF), count=1)

@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import launch, onward, sectioned, tiles, visible
+from ._attention_hopper import copy_in, copy_out, launch, onward, sectioned, tiles, visible
 from ._common import on, power_of_2
 
 LOG2E = 1.4426950408889634
@@ -92,8 +92,8 @@ def _keys_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     row = (place * n + block) * 2 * ROWS
     for i in gl.static_range(2):
         mbarrier.expect(kv_full.index(i), 2 * k.block_type.nbytes)
-        tma.async_copy_global_to_shared(k, [row + i * ROWS, 0], kv_full.index(i), ks.index(i))
-        tma.async_copy_global_to_shared(v, [row + i * ROWS, 0], kv_full.index(i), vs.index(i))
+        copy_in(k, [row + i * ROWS, 0], kv_full.index(i), ks.index(i))
+        copy_in(v, [row + i * ROWS, 0], kv_full.index(i), vs.index(i))
     stage = 0
     phase = 1
     first, end = _walk(block, n, not CAUSAL, True, ROWS, WINDOW)
@@ -102,8 +102,8 @@ def _keys_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
         for j in range(first, end):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), 2 * q.block_type.nbytes)
-            tma.async_copy_global_to_shared(q, [base + j * ROWS, 0], full.index(stage), qs.index(stage))
-            tma.async_copy_global_to_shared(g, [base + j * ROWS, 0], full.index(stage), gs.index(stage))
+            copy_in(q, [base + j * ROWS, 0], full.index(stage), qs.index(stage))
+            copy_in(g, [base + j * ROWS, 0], full.index(stage), gs.index(stage))
             stage, phase = onward(stage, phase, STAGES)
 
 
@@ -165,8 +165,8 @@ def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     v.store(dv.to(dtype))
     fence_async_shared()
     row = (place * n + block) * 2 * ROWS + HALF * ROWS
-    tma.async_copy_shared_to_global(dk_out, [row, 0], k)
-    tma.async_copy_shared_to_global(dv_out, [row, 0], v)
+    copy_out(dk_out, [row, 0], k)
+    copy_out(dv_out, [row, 0], v)
     tma.store_wait(pendings=0)
 
 
@@ -231,16 +231,16 @@ def _queries_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     row = (place * n + block) * 2 * ROWS
     for i in gl.static_range(2):
         mbarrier.expect(q_full.index(i), 2 * q.block_type.nbytes)
-        tma.async_copy_global_to_shared(q, [row + i * ROWS, 0], q_full.index(i), qs.index(i))
-        tma.async_copy_global_to_shared(g, [row + i * ROWS, 0], q_full.index(i), gs.index(i))
+        copy_in(q, [row + i * ROWS, 0], q_full.index(i), qs.index(i))
+        copy_in(g, [row + i * ROWS, 0], q_full.index(i), gs.index(i))
     stage = 0
     phase = 1
     base = place // groups * n * 2 * ROWS
     for j in range(first, end):
         mbarrier.wait(empty.index(stage), phase)
         mbarrier.expect(full.index(stage), 2 * k.block_type.nbytes)
-        tma.async_copy_global_to_shared(k, [base + j * ROWS, 0], full.index(stage), ks.index(stage))
-        tma.async_copy_global_to_shared(v, [base + j * ROWS, 0], full.index(stage), vs.index(stage))
+        copy_in(k, [base + j * ROWS, 0], full.index(stage), ks.index(stage))
+        copy_in(v, [base + j * ROWS, 0], full.index(stage), vs.index(stage))
         stage, phase = onward(stage, phase, STAGES)
 
 
@@ -295,7 +295,7 @@ def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its 
         stage, phase = onward(stage, phase, STAGES)
     q.store((dq * root).to(dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(dq_out, [row, 0], q)
+    copy_out(dq_out, [row, 0], q)
     tma.store_wait(pendings=0)
 
 

@@ -48,7 +48,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, launch, onward, scores, sectioned, tiles
+from ._attention_hopper import (
+    KEYS,
+    LOG2E,
+    LOWEST,
+    ROWS,
+    copy_in,
+    copy_out,
+    launch,
+    onward,
+    scores,
+    sectioned,
+    tiles,
+)
 from ._common import multiprocessors, on, power_of_2
 from ._meeting import counter
 
@@ -140,24 +152,22 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
         # Keys do not wait for those who still use the queries before.
         mbarrier.wait(k_empty.index(k_stage), k_phase)
         mbarrier.expect(k_full.index(k_stage), k.block_type.nbytes)
-        tma.async_copy_global_to_shared(k, [key, 0], k_full.index(k_stage), ks.index(k_stage))
+        copy_in(k, [key, 0], k_full.index(k_stage), ks.index(k_stage))
         for i in gl.static_range(GROUPS):
             mbarrier.wait(q_empty.index(i), q_phase)
             mbarrier.expect(q_full.index(i), q.block_type.nbytes)
-            tma.async_copy_global_to_shared(q, [row + i * ROWS, 0], q_full.index(i), qs.index(i))
+            copy_in(q, [row + i * ROWS, 0], q_full.index(i), qs.index(i))
         q_phase ^= 1
         for j in range(0, last + 1 - low):
             k_stage, k_phase = onward(k_stage, k_phase, STAGES)
             mbarrier.wait(v_empty.index(v_stage), v_phase)
             mbarrier.expect(v_full.index(v_stage), v.block_type.nbytes)
-            tma.async_copy_global_to_shared(v, [key - j * KEYS, 0], v_full.index(v_stage), vs.index(v_stage))
+            copy_in(v, [key - j * KEYS, 0], v_full.index(v_stage), vs.index(v_stage))
             v_stage, v_phase = onward(v_stage, v_phase, STAGES)
             if j < last - low:
                 mbarrier.wait(k_empty.index(k_stage), k_phase)
                 mbarrier.expect(k_full.index(k_stage), k.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    k, [key - (j + 1) * KEYS, 0], k_full.index(k_stage), ks.index(k_stage)
-                )
+                copy_in(k, [key - (j + 1) * KEYS, 0], k_full.index(k_stage), ks.index(k_stage))
         t = _take(counter, total)
         told_phase = _tell(t, following, told, heard, told_phase)
 
@@ -455,7 +465,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
             o.store(acc.to(dtype))
             fence_async_shared()
-            tma.async_copy_shared_to_global(out, [row, 0], o)
+            copy_out(out, [row, 0], o)
         t, told_phase = _hear(following, told, heard, told_phase)
     tma.store_wait(pendings=0)
 

@@ -41,7 +41,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import Tiles, _layout, launch, sectioned, tiles, visible
+from ._attention_hopper import Tiles, _layout, copy_in, copy_out, launch, sectioned, tiles, visible
 from ._attention_hopper_backward import REGISTERS, ROWS, opaque, together
 from ._common import on, power_of_2
 
@@ -130,8 +130,8 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     row = (place * n + block) * 2 * ROWS
     for half in gl.static_range(2):
         mbarrier.expect(kv_full.index(half), 2 * k.block_type.nbytes)
-        tma.async_copy_global_to_shared(k, [row + half * ROWS, 0], kv_full.index(half), ks.index(half))
-        tma.async_copy_global_to_shared(v, [row + half * ROWS, 0], kv_full.index(half), vs.index(half))
+        copy_in(k, [row + half * ROWS, 0], kv_full.index(half), ks.index(half))
+        copy_in(v, [row + half * ROWS, 0], kv_full.index(half), vs.index(half))
     stage = 0
     phase = 1
     first, count = _span(block, n, CAUSAL, ROWS, QUERIES, WINDOW)
@@ -148,10 +148,10 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
             at = (base + j) * QUERIES
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), 2 * q.block_type.nbytes + 2 * lse.block_type.nbytes)
-            tma.async_copy_global_to_shared(q, [at, 0], full.index(stage), qs.index(stage))
-            tma.async_copy_global_to_shared(lse, [at], full.index(stage), levels.index(stage))
-            tma.async_copy_global_to_shared(g, [at, 0], full.index(stage), gs.index(stage))
-            tma.async_copy_global_to_shared(delta, [at], full.index(stage), means.index(stage))
+            copy_in(q, [at, 0], full.index(stage), qs.index(stage))
+            copy_in(lse, [at], full.index(stage), levels.index(stage))
+            copy_in(g, [at, 0], full.index(stage), gs.index(stage))
+            copy_in(delta, [at], full.index(stage), means.index(stage))
             stage += 1
             if stage == STAGES:
                 stage = 0
@@ -312,8 +312,8 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     v.store(dv.to(dtype))
     fence_async_shared()
     row = (place * n + block) * 2 * ROWS + HALF * ROWS
-    tma.async_copy_shared_to_global(dk_out, [row, 0], k)
-    tma.async_copy_shared_to_global(dv_out, [row, 0], v)
+    copy_out(dk_out, [row, 0], k)
+    copy_out(dv_out, [row, 0], v)
     tma.store_wait(pendings=0)
 
 

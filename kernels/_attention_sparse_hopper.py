@@ -31,7 +31,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
 )
 
-from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, launch, onward, scores, sectioned, tiles
+from ._attention_hopper import (
+    KEYS,
+    LOG2E,
+    LOWEST,
+    ROWS,
+    copy_in,
+    copy_out,
+    launch,
+    onward,
+    scores,
+    sectioned,
+    tiles,
+)
 from ._attention_hopper_dealt import _first, _hear, _hide, _last, _step, _take, _tell
 from ._common import multiprocessors, on, power_of_2
 from ._meeting import counter
@@ -76,11 +88,11 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
         # Keys do not wait for those who still use the queries before.
         mbarrier.wait(k_empty.index(k_stage), k_phase)
         mbarrier.expect(k_full.index(k_stage), k.block_type.nbytes)
-        tma.async_copy_global_to_shared(k, [key, 0], k_full.index(k_stage), ks.index(k_stage))
+        copy_in(k, [key, 0], k_full.index(k_stage), ks.index(k_stage))
         for i in gl.static_range(2):
             mbarrier.wait(q_empty.index(i), q_phase)
             mbarrier.expect(q_full.index(i), q.block_type.nbytes)
-            tma.async_copy_global_to_shared(q, [row + i * ROWS, 0], q_full.index(i), qs.index(i))
+            copy_in(q, [row + i * ROWS, 0], q_full.index(i), qs.index(i))
         q_phase ^= 1
         for j in range(0, last + 1):
             # Before this block is waited for, so that the next one's place is known in time.
@@ -88,13 +100,13 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
             k_stage, k_phase = onward(k_stage, k_phase, STAGES)
             mbarrier.wait(v_empty.index(v_stage), v_phase)
             mbarrier.expect(v_full.index(v_stage), v.block_type.nbytes)
-            tma.async_copy_global_to_shared(v, [key, 0], v_full.index(v_stage), vs.index(v_stage))
+            copy_in(v, [key, 0], v_full.index(v_stage), vs.index(v_stage))
             v_stage, v_phase = onward(v_stage, v_phase, STAGES)
             key = ahead
             if j < last:
                 mbarrier.wait(k_empty.index(k_stage), k_phase)
                 mbarrier.expect(k_full.index(k_stage), k.block_type.nbytes)
-                tma.async_copy_global_to_shared(k, [key, 0], k_full.index(k_stage), ks.index(k_stage))
+                copy_in(k, [key, 0], k_full.index(k_stage), ks.index(k_stage))
         t = _take(counter, total)
         told_phase = _tell(t, following, told, heard, told_phase)
 
@@ -162,7 +174,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
         tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
         o.store(acc.to(dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(out, [(head * n + block) * KEYS + HALF * ROWS, 0], o)
+        copy_out(out, [(head * n + block) * KEYS + HALF * ROWS, 0], o)
         t, told_phase = _hear(following, told, heard, told_phase)
     tma.store_wait(pendings=0)
 

@@ -36,7 +36,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
 )
 
-from ._attention_hopper import KEYS, LOG2E, LOWEST, ROWS, Tiles, _layout, launch, onward, scores, sectioned
+from ._attention_hopper import (
+    KEYS,
+    LOG2E,
+    LOWEST,
+    ROWS,
+    Tiles,
+    _layout,
+    copy_in,
+    copy_out,
+    launch,
+    onward,
+    scores,
+    sectioned,
+)
 from ._attention_hopper_dealt import DIVISIONS, _first, _hear, _hide, _last, _pass_over, _step, _tell
 from ._common import multiprocessors, on
 
@@ -134,23 +147,23 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
         # Keys do not wait for those who still use the queries before.
         mbarrier.wait(k_empty.index(k_stage), k_phase)
         mbarrier.expect(k_full.index(k_stage), k.block_type.nbytes)
-        tma.async_copy_global_to_shared(k, [key, key_column], k_full.index(k_stage), ks.index(k_stage))
+        copy_in(k, [key, key_column], k_full.index(k_stage), ks.index(k_stage))
         for i in gl.static_range(GROUPS):
             mbarrier.wait(q_empty.index(i), q_phase)
             mbarrier.expect(q_full.index(i), q.block_type.nbytes)
-            tma.async_copy_global_to_shared(q, [row + i * ROWS, column], q_full.index(i), qs.index(i))
+            copy_in(q, [row + i * ROWS, column], q_full.index(i), qs.index(i))
         q_phase ^= 1
         for j in range(0, last + 1):
             k_stage, k_phase = onward(k_stage, k_phase, STAGES)
             mbarrier.wait(v_empty.index(v_stage), v_phase)
             mbarrier.expect(v_full.index(v_stage), v.block_type.nbytes)
-            tma.async_copy_global_to_shared(v, [key, key_column], v_full.index(v_stage), vs.index(v_stage))
+            copy_in(v, [key, key_column], v_full.index(v_stage), vs.index(v_stage))
             v_stage, v_phase = onward(v_stage, v_phase, STAGES)
             key = key - KEYS
             if j < last:
                 mbarrier.wait(k_empty.index(k_stage), k_phase)
                 mbarrier.expect(k_full.index(k_stage), k.block_type.nbytes)
-                tma.async_copy_global_to_shared(k, [key, key_column], k_full.index(k_stage), ks.index(k_stage))
+                copy_in(k, [key, key_column], k_full.index(k_stage), ks.index(k_stage))
         unit = gl.num_programs(0) + gl.atomic_add(table + rows * FIELDS + 1, 1, sem="relaxed")
         told_phase = _tell(unit, following, told, heard, told_phase)
 
@@ -248,7 +261,7 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
                 o.store(acc.to(dtype))
                 fence_async_shared()
-                tma.async_copy_shared_to_global(out, [begin + row, head * D], o)
+                copy_out(out, [begin + row, head * D], o)
             else:
                 # A tile's store would begin in the sequence before.
                 own = row + gl.arange(0, ROWS, sums_rows)

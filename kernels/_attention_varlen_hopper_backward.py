@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import LOG2E, launch, onward, sectioned
+from ._attention_hopper import LOG2E, copy_in, copy_out, launch, onward, sectioned
 from ._attention_hopper_backward import REGISTERS, ROWS, STAGES, together
 from ._attention_varlen_hopper import FIELDS, _clean, packed
 from ._common import on
@@ -73,7 +73,7 @@ def _write(  # type: ignore[no-untyped-def]  # Triton's types are its own
     if row + ROWS <= length:
         buffer.store(x)
         fence_async_shared()
-        tma.async_copy_shared_to_global(tiles, [start + row, head * D], buffer)
+        copy_out(tiles, [start + row, head * D], buffer)
         tma.store_wait(pendings=0)
     else:
         layout: gl.constexpr = x.type.layout
@@ -122,8 +122,8 @@ def _keys_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     row = key_start + block * 2 * ROWS
     for i in gl.static_range(2):
         mbarrier.expect(kv_full.index(i), 2 * k.block_type.nbytes)
-        tma.async_copy_global_to_shared(k, [row + i * ROWS, head * D], kv_full.index(i), ks.index(i))
-        tma.async_copy_global_to_shared(v, [row + i * ROWS, head * D], kv_full.index(i), vs.index(i))
+        copy_in(k, [row + i * ROWS, head * D], kv_full.index(i), ks.index(i))
+        copy_in(v, [row + i * ROWS, head * D], kv_full.index(i), vs.index(i))
     stage = 0
     phase = 1
     first = _first(block * 2 * ROWS, keys - length, length, CAUSAL, ROWS)
@@ -132,8 +132,8 @@ def _keys_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
         for j in range(first, (length + ROWS - 1) // ROWS):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), 2 * q.block_type.nbytes)
-            tma.async_copy_global_to_shared(q, [start + j * ROWS, column], full.index(stage), qs.index(stage))
-            tma.async_copy_global_to_shared(g, [start + j * ROWS, column], full.index(stage), gs.index(stage))
+            copy_in(q, [start + j * ROWS, column], full.index(stage), qs.index(stage))
+            copy_in(g, [start + j * ROWS, column], full.index(stage), gs.index(stage))
             stage += 1
             if stage == STAGES:
                 stage = 0
@@ -276,16 +276,16 @@ def _queries_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     row = start + block * 2 * ROWS
     for i in gl.static_range(2):
         mbarrier.expect(q_full.index(i), 2 * q.block_type.nbytes)
-        tma.async_copy_global_to_shared(q, [row + i * ROWS, head * D], q_full.index(i), qs.index(i))
-        tma.async_copy_global_to_shared(g, [row + i * ROWS, head * D], q_full.index(i), gs.index(i))
+        copy_in(q, [row + i * ROWS, head * D], q_full.index(i), qs.index(i))
+        copy_in(g, [row + i * ROWS, head * D], q_full.index(i), gs.index(i))
     stage = 0
     phase = 1
     column = head // groups * D
     for j in range(0, count):
         mbarrier.wait(empty.index(stage), phase)
         mbarrier.expect(full.index(stage), 2 * k.block_type.nbytes)
-        tma.async_copy_global_to_shared(k, [key_start + j * ROWS, column], full.index(stage), ks.index(stage))
-        tma.async_copy_global_to_shared(v, [key_start + j * ROWS, column], full.index(stage), vs.index(stage))
+        copy_in(k, [key_start + j * ROWS, column], full.index(stage), ks.index(stage))
+        copy_in(v, [key_start + j * ROWS, column], full.index(stage), vs.index(stage))
         stage, phase = onward(stage, phase, STAGES)
 
 

@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from . import _attention_hopper_fused as dense
-from ._attention_hopper import LOG2E, Tiles, _layout, launch, onward
+from ._attention_hopper import LOG2E, Tiles, _layout, copy_in, launch, onward
 from ._attention_hopper_backward import REGISTERS, ROWS, opaque, together
 from ._attention_hopper_fused import LINE, TURNS, Schedule, _add, _flat, _product
 from ._attention_varlen_hopper import FIELDS, _barrier, packed
@@ -92,8 +92,8 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
         at = key_start + key + half * ROWS
         if beyond < ROWS:
             mbarrier.expect(landed, 2 * k.block_type.nbytes)
-            tma.async_copy_global_to_shared(k, [at, head * D], landed, ks.index(half))
-            tma.async_copy_global_to_shared(v, [at, head * D], landed, vs.index(half))
+            copy_in(k, [at, head * D], landed, ks.index(half))
+            copy_in(v, [at, head * D], landed, vs.index(half))
             mbarrier.wait(landed, landed_phase)
             landed_phase ^= 1
             _zero(ks.index(half), beyond, ROWS, D)
@@ -101,8 +101,8 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
             _tell(kv_full.index(half))
         else:
             mbarrier.expect(kv_full.index(half), 2 * k.block_type.nbytes)
-            tma.async_copy_global_to_shared(k, [at, head * D], kv_full.index(half), ks.index(half))
-            tma.async_copy_global_to_shared(v, [at, head * D], kv_full.index(half), vs.index(half))
+            copy_in(k, [at, head * D], kv_full.index(half), ks.index(half))
+            copy_in(v, [at, head * D], kv_full.index(half), vs.index(half))
     stage = 0
     phase = 1
     first, count, tiles = _span(block, length, keys, CAUSAL, ROWS, QUERIES)
@@ -123,10 +123,10 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
             mbarrier.wait(empty.index(stage), phase)
             if beyond < QUERIES:
                 mbarrier.expect(landed, 2 * q.block_type.nbytes + 2 * lse.block_type.nbytes)
-                tma.async_copy_global_to_shared(q, [row, column], landed, qs.index(stage))
-                tma.async_copy_global_to_shared(lse, [at], landed, levels.index(stage))
-                tma.async_copy_global_to_shared(g, [row, column], landed, gs.index(stage))
-                tma.async_copy_global_to_shared(delta, [at], landed, means.index(stage))
+                copy_in(q, [row, column], landed, qs.index(stage))
+                copy_in(lse, [at], landed, levels.index(stage))
+                copy_in(g, [row, column], landed, gs.index(stage))
+                copy_in(delta, [at], landed, means.index(stage))
                 # Where there are no queries this is for a look ahead, and nobody's.
                 last = _token(plain, eights, gl.maximum(start + length - 1, 0), column, D)
                 mbarrier.wait(landed, landed_phase)
@@ -136,10 +136,10 @@ def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 _tell(full.index(stage))
             else:
                 mbarrier.expect(full.index(stage), 2 * q.block_type.nbytes + 2 * lse.block_type.nbytes)
-                tma.async_copy_global_to_shared(q, [row, column], full.index(stage), qs.index(stage))
-                tma.async_copy_global_to_shared(lse, [at], full.index(stage), levels.index(stage))
-                tma.async_copy_global_to_shared(g, [row, column], full.index(stage), gs.index(stage))
-                tma.async_copy_global_to_shared(delta, [at], full.index(stage), means.index(stage))
+                copy_in(q, [row, column], full.index(stage), qs.index(stage))
+                copy_in(lse, [at], full.index(stage), levels.index(stage))
+                copy_in(g, [row, column], full.index(stage), gs.index(stage))
+                copy_in(delta, [at], full.index(stage), means.index(stage))
             stage, phase = onward(stage, phase, STAGES)
 
 

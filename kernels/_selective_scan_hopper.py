@@ -101,6 +101,22 @@ def cut(block: int, N: int, warps: int, channels: int = 1) -> Plan:
     return Plan(block, warps, channels, tokens, min(3, SHARED // (tokens * size)), registers)
 
 
+RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+"""Whether Triton's word has no underscore, as from 3.9 on."""
+
+
+@gluon.jit
+def viewed(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    buffer, shape: gl.constexpr, layout: gl.constexpr
+):
+    """Shared memory as fp32 numbers in another shape."""
+    if RENAMED:
+        view = buffer.reinterpret(gl.float32, shape, layout)
+    else:
+        view = buffer._reinterpret(gl.float32, shape, layout)
+    return view
+
+
 @gluon.jit
 def _exp2(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """2^x, 0 below -126."""
@@ -259,10 +275,10 @@ def _prepare(  # type: ignore[no-untyped-def]  # Triton's types are its own
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     deep: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
     PIECES: gl.constexpr = TOKENS // PIECE
-    step_tile = steps._reinterpret(gl.float32, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
-    given_tile = given._reinterpret(gl.float32, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
-    in_tile = ins._reinterpret(gl.float32, [STAGES * PIECES, PIECE, N], flat)
-    out_tile = outs._reinterpret(gl.float32, [STAGES * PIECES, PIECE, N], flat)
+    step_tile = viewed(steps, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
+    given_tile = viewed(given, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
+    in_tile = viewed(ins, [STAGES * PIECES, PIECE, N], flat)
+    out_tile = viewed(outs, [STAGES * PIECES, PIECE, N], flat)
     stage = 0
     phase = 1
     for begin in range(0, S, TOKENS):
@@ -316,8 +332,8 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
     to = kept + (b * chunks * N + number) * channels + d[:, None, None]
     h = gl.zeros([BLOCK, LANES, PART], gl.float32, state)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    in_rows = ins._reinterpret(gl.float32, [STAGES * TOKENS, LANES, PART], flat)
-    out_rows = outs._reinterpret(gl.float32, [STAGES * TOKENS, LANES, PART], flat)
+    in_rows = viewed(ins, [STAGES * TOKENS, LANES, PART], flat)
+    out_rows = viewed(outs, [STAGES * TOKENS, LANES, PART], flat)
     stage = 0
     phase = 0
     for s in range(0, S, TOKENS):
@@ -383,7 +399,7 @@ def _finish(  # type: ignore[no-untyped-def]  # Triton's types are its own
     to = y + (b * channels + wide)[:, None] * S + j[None, :]
     deep: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [4, 3, 2, 1, 0])
     PIECES: gl.constexpr = TOKENS // PIECE
-    sum_tile = sums._reinterpret(gl.float32, [STAGES * PIECES, PIECE // 8, LANES, 2, BLOCK, 4], deep)
+    sum_tile = viewed(sums, [STAGES * PIECES, PIECE // 8, LANES, 2, BLOCK, 4], deep)
     # Nothing is to be taken before the first round.
     for i in gl.static_range(STAGES):
         mbarrier.arrive(ready.index(i), count=1)

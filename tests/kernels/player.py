@@ -274,13 +274,12 @@ def play(monkeypatch, modules, keep=(), **others):
         wait=lambda barrier, parity: barrier.wait(int(parity)),
         arrive=lambda barrier, count: barrier.arrive(),
     )
-    copies = SimpleNamespace(
-        async_copy_global_to_shared=copy_in, async_copy_shared_to_global=copy_out, store_wait=nothing
-    )
     played = {
         "gl": device.gl,
         "mbarrier": barriers,
-        "tma": copies,
+        "tma": SimpleNamespace(store_wait=nothing),
+        "copy_in": copy_in,
+        "copy_out": copy_out,
         "warpgroup_mma": multiply,
         "warpgroup_mma_wait": awaited,
         "fence_async_shared": nothing,
