@@ -41,10 +41,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ._common import multiprocessors, on, power_of_2
 
-# Triton 3.9 has other names for them.
 copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-
+"""Of tiles, by the tensor memory accelerator: their names from Triton 3.9 on, and before."""
 LOG2E = 1.4426950408889634
 LOWEST = gl.constexpr(-3.4028234663852886e38)
 """The lowest finite fp32 number, below which no maximum goes: unlike -inf it can be subtracted from -inf."""
@@ -121,6 +120,12 @@ def _exp2_of(count):  # type: ignore[no-untyped-def]  # Triton's types are its o
 @gluon.constexpr_function
 def _constraints_of(count):  # type: ignore[no-untyped-def]  # Triton's types are its own
     return ",".join(["=f"] * count + ["f"] * count)
+
+
+@gluon.constexpr_function
+def product_layout(columns):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Of what a warp group multiplies: 64 rows and so many columns."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
 
 
 @gluon.jit
@@ -279,10 +284,8 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     FROM: gl.constexpr = 0 if (CAUSAL and PER > 1) or (WINDOW and not CAUSAL) else 1
     UNTIL: gl.constexpr = 3 if WINDOW else 2
     dtype: gl.constexpr = out.dtype
-    score: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, KEYS, 16]
-    )
-    total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    score: gl.constexpr = product_layout(KEYS)
+    total: gl.constexpr = product_layout(D)
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
     score_rows: gl.constexpr = gl.SliceLayout(1, score)
     total_rows: gl.constexpr = gl.SliceLayout(1, total)

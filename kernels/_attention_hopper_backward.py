@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import copy_in, copy_out, launch, onward, sectioned, tiles, visible
+from ._attention_hopper import copy_in, copy_out, launch, onward, product_layout, sectioned, tiles, visible
 from ._common import on, power_of_2
 
 LOG2E = 1.4426950408889634
@@ -115,10 +115,8 @@ def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
 ):  # fmt: skip
     """dK and dV of one half of a block of keys. Scores are transposed here: keys by queries."""
     dtype: gl.constexpr = dk_out.dtype
-    score: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
-    )
-    total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    score: gl.constexpr = product_layout(ROWS)
+    total: gl.constexpr = product_layout(D)
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
     place, block = sectioned(gl.program_id(0), n, heads, section)
     k = ks.index(HALF)
@@ -252,10 +250,8 @@ def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its 
 ):  # fmt: skip
     """dQ of one half of a block of queries."""
     dtype: gl.constexpr = dq_out.dtype
-    score: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
-    )
-    total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    score: gl.constexpr = product_layout(ROWS)
+    total: gl.constexpr = product_layout(D)
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
     place, block = sectioned(gl.program_id(0), n, heads, section)
     if CAUSAL:

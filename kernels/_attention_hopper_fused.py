@@ -41,7 +41,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import Tiles, _layout, copy_in, copy_out, launch, sectioned, tiles, visible
+from ._attention_hopper import Tiles, _layout, copy_in, copy_out, launch, product_layout, sectioned, tiles, visible
 from ._attention_hopper_backward import REGISTERS, ROWS, opaque, together
 from ._common import on, power_of_2
 
@@ -199,13 +199,9 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     PER: gl.constexpr = 2 * ROWS // QUERIES
     PART: gl.constexpr = D // PER  # columns of dQ of one group
     LINES: gl.constexpr = 64 * PART // LINE
-    score: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16]
-    )
-    total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
-    part: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, PART, 16]
-    )
+    score: gl.constexpr = product_layout(QUERIES)
+    total: gl.constexpr = product_layout(D)
+    part: gl.constexpr = product_layout(PART)
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
     across: gl.constexpr = gl.SliceLayout(0, score)
     place, block = sectioned(gl.program_id(0), n, heads, section)

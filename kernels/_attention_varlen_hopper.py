@@ -47,6 +47,7 @@ from ._attention_hopper import (
     copy_out,
     launch,
     onward,
+    product_layout,
     scores,
     sectioned,
 )
@@ -180,10 +181,8 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """
     NEXT: gl.constexpr = (GROUP + 1) % GROUPS
     dtype: gl.constexpr = out.dtype
-    score: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, KEYS, 16]
-    )
-    sums: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    score: gl.constexpr = product_layout(KEYS)
+    sums: gl.constexpr = product_layout(D)
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums, k_width=2)
     score_rows: gl.constexpr = gl.SliceLayout(1, score)
     sums_rows: gl.constexpr = gl.SliceLayout(1, sums)

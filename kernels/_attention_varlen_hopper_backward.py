@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ._attention_hopper import LOG2E, copy_in, copy_out, launch, onward, sectioned
+from ._attention_hopper import LOG2E, copy_in, copy_out, launch, onward, product_layout, sectioned
 from ._attention_hopper_backward import REGISTERS, ROWS, STAGES, together
 from ._attention_varlen_hopper import FIELDS, _clean, packed
 from ._common import on
@@ -148,10 +148,8 @@ def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
 ):  # fmt: skip
     """dK and dV of one half of a block of keys. Scores are transposed here: keys by queries."""
     dtype: gl.constexpr = dk_out.dtype
-    score: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
-    )
-    total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    score: gl.constexpr = product_layout(ROWS)
+    total: gl.constexpr = product_layout(D)
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
     head, block, _, key_start, keys, start, length, sequence = _block(table, rows, heads, section)
     key = block * 2 * ROWS
@@ -297,10 +295,8 @@ def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its 
 ):  # fmt: skip
     """dQ of one half of a block of queries."""
     dtype: gl.constexpr = dq_out.dtype
-    score: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
-    )
-    total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    score: gl.constexpr = product_layout(ROWS)
+    total: gl.constexpr = product_layout(D)
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
     head, block, blocks, start, length, _, keys, sequence = _block(table, rows, heads, section)
     block, count = _seen(block, blocks, length, keys, CAUSAL, ROWS)

@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from . import _attention_hopper_fused as dense
-from ._attention_hopper import LOG2E, Tiles, _layout, copy_in, launch, onward
+from ._attention_hopper import LOG2E, Tiles, _layout, copy_in, launch, onward, product_layout
 from ._attention_hopper_backward import REGISTERS, ROWS, opaque, together
 from ._attention_hopper_fused import LINE, TURNS, Schedule, _add, _flat, _product
 from ._attention_varlen_hopper import FIELDS, _barrier, packed
@@ -160,13 +160,9 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
     PER: gl.constexpr = 2 * ROWS // QUERIES
     PART: gl.constexpr = D // PER  # columns of dQ of one group
     LINES: gl.constexpr = 64 * PART // LINE
-    score: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16]
-    )
-    total: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
-    part: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, PART, 16]
-    )
+    score: gl.constexpr = product_layout(QUERIES)
+    total: gl.constexpr = product_layout(D)
+    part: gl.constexpr = product_layout(PART)
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
     across: gl.constexpr = gl.SliceLayout(0, score)
     head, block, _, key_start, keys, start, length, sequence = _block(table, rows, heads, section)

@@ -106,7 +106,7 @@ RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
 
 @gluon.jit
-def viewed(  # type: ignore[no-untyped-def]  # Triton's types are its own
+def _viewed(  # type: ignore[no-untyped-def]  # Triton's types are its own
     buffer, shape: gl.constexpr, layout: gl.constexpr
 ):
     """Shared memory as fp32 numbers in another shape."""
@@ -275,10 +275,10 @@ def _prepare(  # type: ignore[no-untyped-def]  # Triton's types are its own
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     deep: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
     PIECES: gl.constexpr = TOKENS // PIECE
-    step_tile = viewed(steps, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
-    given_tile = viewed(given, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
-    in_tile = viewed(ins, [STAGES * PIECES, PIECE, N], flat)
-    out_tile = viewed(outs, [STAGES * PIECES, PIECE, N], flat)
+    step_tile = _viewed(steps, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
+    given_tile = _viewed(given, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
+    in_tile = _viewed(ins, [STAGES * PIECES, PIECE, N], flat)
+    out_tile = _viewed(outs, [STAGES * PIECES, PIECE, N], flat)
     stage = 0
     phase = 1
     for begin in range(0, S, TOKENS):
@@ -332,8 +332,8 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
     to = kept + (b * chunks * N + number) * channels + d[:, None, None]
     h = gl.zeros([BLOCK, LANES, PART], gl.float32, state)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    in_rows = viewed(ins, [STAGES * TOKENS, LANES, PART], flat)
-    out_rows = viewed(outs, [STAGES * TOKENS, LANES, PART], flat)
+    in_rows = _viewed(ins, [STAGES * TOKENS, LANES, PART], flat)
+    out_rows = _viewed(outs, [STAGES * TOKENS, LANES, PART], flat)
     stage = 0
     phase = 0
     for s in range(0, S, TOKENS):
@@ -399,7 +399,7 @@ def _finish(  # type: ignore[no-untyped-def]  # Triton's types are its own
     to = y + (b * channels + wide)[:, None] * S + j[None, :]
     deep: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [4, 3, 2, 1, 0])
     PIECES: gl.constexpr = TOKENS // PIECE
-    sum_tile = viewed(sums, [STAGES * PIECES, PIECE // 8, LANES, 2, BLOCK, 4], deep)
+    sum_tile = _viewed(sums, [STAGES * PIECES, PIECE // 8, LANES, 2, BLOCK, 4], deep)
     # Nothing is to be taken before the first round.
     for i in gl.static_range(STAGES):
         mbarrier.arrive(ready.index(i), count=1)

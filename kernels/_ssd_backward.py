@@ -151,8 +151,8 @@ def _inner(  # type: ignore[no-untyped-def]  # Triton's types are its own
             both = tl.dot(start, tl.trans(end), input_precision=PRECISION)
             across = tl.arange(0, BLOCK_P)
             both = tl.where(across[:, None] == across[None, :], both, 0.0)
-            # Triton 3.6 and 3.7 cannot sum in two steps what Blackwell's tensor memory holds; on Hopper it takes
-            # fewer registers.
+            # Triton 3.6 and 3.7 cannot sum in two steps what Blackwell's tensor memory holds; two steps take fewer
+            # registers on Hopper.
             both = tl.sum(both) if ONE_SUM else tl.sum(tl.sum(both, 1), 0)
         tl.store(border + place * chunks + chunk, both * tl.exp2(whole))
     to = ((tl.cast(split, tl.int64) * batches + batch) * chunks + chunk) * (H // groups) + group
@@ -280,7 +280,7 @@ def inner(
     device = capability(x.device)
     if piece is None:
         piece = PIECE if x.dtype == torch.float32 else block(N)
-        if piece > 128 and not roomy(device):
+        if piece > 128 and not roomy(device):  # all columns at a time take a little more than 99 KiB
             piece, described = 128, False
     _inner[(splits * G * B * chunks,)](
         source(x, chunk, described), source(b, chunk, described), source(c, chunk, described),

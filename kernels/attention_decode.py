@@ -173,13 +173,13 @@ class Tile(NamedTuple):
     fits: bool
 
 
-def tile_for(rows: int, D: int, element: int, paged: bool, wide: bool = True) -> Tile:
-    """As measured best on an H200, for `rows` rows of queries and numbers of `element` bytes. Unless `wide`, what
-    99 KiB of shared memory hold.
+def tile_for(rows: int, D: int, element: int, paged: bool, device: tuple[int, int]) -> Tile:
+    """As measured best on an H200, for `rows` rows of queries and numbers of `element` bytes, where a device of
+    that compute capability holds it.
     """
     if element == 4 or D > 128:
         return Tile(32, 4, 3, rows <= 16)
-    if rows <= 16 and not paged and wide:
+    if rows <= 16 and not paged and roomy(device):
         # In a contiguous cache sequences lie apart by powers of two, and longer tiles take less harm from it.
         return Tile(128, 8, 3, True)
     if rows == 32 and D > 64 and paged:
@@ -220,7 +220,7 @@ def launch(
     groups = H // heads
     tokens = page if block_table is None else page * block_table.shape[1]
     rows = max(16, power_of_2(Sq * groups))
-    tile = tile or tile_for(rows, D, q.element_size(), block_table is not None, roomy(capability(q.device)))
+    tile = tile or tile_for(rows, D, q.element_size(), block_table is not None, capability(q.device))
     if parts is None:
         parts = split(B, heads, tokens, tile, multiprocessors(q))
     sums = levels = out

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -64,7 +63,7 @@ class Forgetful(dict):
     def __setitem__(self, key: Any, value: Any) -> None: ...
 
 
-def cases(operator: Operator) -> Iterator[Case]:
+def cases(operator: Operator) -> list[Case]:
     """The quick plan's and MORE, each forward and, with gradients, backward."""
     wanted = [
         ({axis: min(size, SMALL.get(axis, size)) for axis, size in x.axes.items()}, x.options, x.dtype)
@@ -80,7 +79,7 @@ def cases(operator: Operator) -> Iterator[Case]:
         for pass_ in ("forward", "backward")[: 1 + bool(operator.gradients)]:
             case = operator.case(axes, dtype, pass_, **options)
             once[case.name] = case
-    yield from once.values()
+    return list(once.values())
 
 
 def call(operator: Operator, case: Case) -> None:
@@ -108,38 +107,29 @@ def main(capability: tuple[int, int], names: list[str]) -> None:
 
     _attention_hopper._compiled = Forgetful()
     _common.INTERPRETED = True  # for tensors of a CPU to be taken; sizes of the interpreter were chosen above
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
     run = JITFunction.run
-    where = ("", "")
+    where = ""
 
     def compiled(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        row: dict[str, Any] = {"module": self.__module__.rpartition(".")[2], "kernel": self.__name__}
-        row |= {"case": " ".join(where), "shared": 0, "error": None}
-        try:
-            kernel = run(self, *arguments, grid=grid, warmup=True, **options)
-        except Exception as error:
-            found[(*where, self.__name__)] = row | {"error": f"{type(error).__name__}: {error}"[-300:]}
-            raise
-        found.setdefault((*where, kernel.hash), row | {"shared": kernel.metadata.shared})
+        kernel = run(self, *arguments, grid=grid, warmup=True, **options)
+        module = self.__module__.rpartition(".")[2]
+        found[where, kernel.hash] = {"module": module, "kernel": self.__name__, "shared": kernel.metadata.shared}
         return kernel
 
     JITFunction.run = compiled
-    for name in names:
-        operator = catalog.operators[name]
+    for operator in map(catalog.operator, names):
         for case in cases(operator):
-            for fixed in (False, True)[: 1 + (case.pass_ == "backward" and name.startswith("attention"))]:
-                where = (name, case.name)
-                torch.use_deterministic_algorithms(fixed)
-                before = len(found)
-                try:
+            where = f"{operator.name} {case.name}"
+            try:
+                call(operator, case)
+                if case.pass_ == "backward" and operator.name.startswith("attention"):
+                    torch.use_deterministic_algorithms(True)  # other kernels, on Hopper
                     call(operator, case)
-                except Exception as error:
-                    if not any(x["error"] for x in list(found.values())[before:]):
-                        found[(*where, "call")] = {
-                            "module": name, "kernel": "", "case": " ".join(where), "shared": 0,
-                            "error": f"{type(error).__name__}: {error}"[-300:],
-                        }  # fmt: skip
-    print(json.dumps(list(found.values())))
+            except Exception as error:
+                found[where, "error"] = {"module": "", "kernel": "", "shared": 0, "error": repr(error)[-300:]}
+            torch.use_deterministic_algorithms(False)
+    print(json.dumps([{"case": case, "error": None, **row} for (case, _), row in found.items()]))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import threading
 from types import SimpleNamespace
 
 import torch
+from kernelmark.kernels._common import power_of_2
 from triton.experimental.gluon.language import constexpr
 
 SECONDS = 20
@@ -280,6 +281,8 @@ def play(monkeypatch, modules, keep=(), **others):
         "tma": SimpleNamespace(store_wait=nothing),
         "copy_in": copy_in,
         "copy_out": copy_out,
+        "Tiles": lambda x, shape, strides, block, layout: Tiles(x.view(shape), *block),
+        "tiles": lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, power_of_2(x.shape[-1])),
         "warpgroup_mma": multiply,
         "warpgroup_mma_wait": awaited,
         "fence_async_shared": nothing,

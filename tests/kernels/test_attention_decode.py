@@ -104,12 +104,24 @@ def test_split_fills_the_device_and_no_more():
 
 def test_tiles():
     """Those of several new tokens have longer pipelines over a block table, and fit as often as the others."""
-    assert tile_for(16, 128, 2, paged=True) == tile_for(16, 64, 2, paged=True) == (64, 4, 3, True)
-    assert tile_for(16, 128, 2, paged=False) == (128, 8, 3, True)
-    assert tile_for(16, 128, 2, paged=False, wide=False) == (64, 4, 3, True)
-    assert tile_for(32, 128, 2, paged=True) == (32, 2, 5, True)
-    assert tile_for(32, 128, 2, paged=False) == tile_for(64, 128, 2, paged=True) == (64, 4, 3, False)
-    assert tile_for(16, 64, 4, paged=True) == tile_for(16, 256, 2, paged=False) == (32, 4, 3, True)
+    assert (
+        tile_for(16, 128, 2, paged=True, device=(9, 0))
+        == tile_for(16, 64, 2, paged=True, device=(9, 0))
+        == (64, 4, 3, True)
+    )
+    assert tile_for(16, 128, 2, paged=False, device=(9, 0)) == (128, 8, 3, True)
+    assert tile_for(16, 128, 2, paged=False, device=(8, 9)) == (64, 4, 3, True)
+    assert tile_for(32, 128, 2, paged=True, device=(9, 0)) == (32, 2, 5, True)
+    assert (
+        tile_for(32, 128, 2, paged=False, device=(9, 0))
+        == tile_for(64, 128, 2, paged=True, device=(9, 0))
+        == (64, 4, 3, False)
+    )
+    assert (
+        tile_for(16, 64, 4, paged=True, device=(9, 0))
+        == tile_for(16, 256, 2, paged=False, device=(9, 0))
+        == (32, 4, 3, True)
+    )
 
 
 @pytest.mark.parametrize(

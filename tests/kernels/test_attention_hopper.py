@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from kernelmark.kernels import _attention_hopper as forward
 from kernelmark.kernels import _attention_hopper_backward as backward
 from kernelmark.kernels import _attention_hopper_fused as fused
-from kernelmark.kernels._common import power_of_2
 
-from .player import Tiles, nothing, number, play, reduce
+from .player import nothing, number, play, reduce
 
 ROWS = forward.ROWS
 LANGUAGE = SimpleNamespace(minimum=min, maximum=max, program_id=lambda axis: 0, num_programs=lambda axis: 1)
@@ -128,8 +127,6 @@ def _played(monkeypatch):
         _reduce=reduce,
         _layout=nothing,
         _flat=nothing,
-        Tiles=lambda x, shape, strides, block, layout: Tiles(x.view(shape), *block),
-        tiles=lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, power_of_2(x.shape[-1])),
     )
 
 

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernelmark.kernels import _attention_hopper as hopper
 from kernelmark.kernels import _attention_hopper_dealt as dealt
-from kernelmark.kernels._common import power_of_2
 
-from .player import Tiles, play
+from .player import play
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,7 +67,6 @@ def played(monkeypatch):
         monkeypatch,
         (hopper, dealt),
         counter=lambda q: counter,
-        tiles=lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, power_of_2(x.shape[-1])),
     )
     return counter
 

@@ -16,9 +16,8 @@ from kernelmark.kernels import _attention_hopper as hopper
 from kernelmark.kernels import _attention_hopper_dealt as dealt
 from kernelmark.kernels import _attention_sparse_hopper as sparse
 from kernelmark.kernels import attention_sparse as module
-from kernelmark.kernels._common import power_of_2
 
-from .player import Tiles, play
+from .player import play
 
 BLOCK = sparse.KEYS
 
@@ -50,7 +49,6 @@ def played(monkeypatch):
         (hopper, sparse, dealt),
         counter=lambda q: counter,
         multiprocessors=lambda q: 5,
-        tiles=lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, power_of_2(x.shape[-1])),
     )
     return counter
 

@@ -98,14 +98,14 @@ def processor_s(*command: str) -> float:
 def test_time_budgets(arguments, budget_s):
     """As a user meets them. Of several tries the best one, and of that the processor's time: what the other
     tests take from the clock meanwhile says nothing of the program, which has one thread and waits for none.
-    A slower machine has more, by as much as it takes longer for imports of Python's own."""
-    times = []
+    A slower machine has more, by as much as it takes longer for imports of Python's own, at its best too."""
+    times, yardsticks = [], []
     for _ in range(15):
-        slower = max(1.0, processor_s(sys.executable, "-c", YARDSTICK) / YARDSTICK_S)
-        times.append(processor_s(str(Path(sys.executable).with_name("kernelmark")), *arguments) / slower)
+        times.append(processor_s(str(Path(sys.executable).with_name("kernelmark")), *arguments))
+        yardsticks.append(processor_s(sys.executable, "-c", YARDSTICK))
         if times[-1] <= budget_s:
             break
-    assert min(times) <= budget_s, times
+    assert min(times) <= budget_s * max(1.0, min(yardsticks) / YARDSTICK_S), (times, yardsticks)
 
 
 def test_own():
