@@ -23,17 +23,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..registry.analysis.rows import Row, rows
 from ..registry.errors import InputError
-from ..registry.journal import Journal
-from ..registry.record import SCHEMA_VERSION, Cache, Case, Ceiling, Header, Pass, Record
-from ..registry.rows import Row, rows
-from . import __version__, fingerprint, worker
+from ..registry.store.journal import Journal
+from ..registry.store.record import SCHEMA_VERSION, Cache, Case, Ceiling, Header, Pass, Record
+from . import __version__
 from .catalog import Catalog, Factory, Implementation
 from .measure.device import Cpu, Cuda, Device
 from .measure.stopping import Sampling
 from .memory import MemoryProfiler
 from .operator import Option
-from .supervisor import new_run
+from .run import fingerprint, worker
+from .run.supervisor import new_run
 
 __all__ = ["MemoryProfiler", "Runner", "compare"]
 

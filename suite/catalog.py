@@ -21,13 +21,15 @@ from types import ModuleType
 from typing import Any
 
 from ..registry.errors import InputError, unknown
-from ..registry.record import PROVIDER, YARDSTICK, Case, Status
+from ..registry.store.record import PROVIDER, YARDSTICK, Case, Status
 from . import __version__
 from .environments import interpreter, version
 from .operator import Operator
 
 Factory = Callable[[Case], Callable[..., Any]]
 BOTH = ("cuda", "cpu")
+HARNESS_ROOMS = ("operators",)
+"""Rooms that are part of the harness: the same for every commit that is measured."""
 
 
 @dataclass(frozen=True)
@@ -70,42 +72,60 @@ class Implementation:
 
 @dataclass(frozen=True)
 class Root:
-    """A folder of operators, kernels and baselines. `packages` names it where it is importable.
+    """A folder of operators, kernels and baselines. `package` is its name where it is installed.
 
     `code` is another commit's copy of the folder: kernels and baselines then come from there, while the
     operators, which are part of the harness, stay.
     """
 
     folder: Path
-    packages: Mapping[str, str] | None = None
+    package: str | None = None
     code: Path | None = None
 
     def home(self, room: str) -> Path:
         """The folder that a room lies in."""
-        return self.folder if self.code is None or room == "operators" else self.code
+        return self.folder if self.code is None or room in HARNESS_ROOMS else self.code
 
-    def files(self, room: str) -> Iterator[str]:
-        """Names of the Python files of a room, private ones left out, in alphabetical order."""
-        folder = self.home(room) / room
-        if folder.is_dir():
-            for path in sorted(folder.glob("*.py")):
-                if not path.name.startswith("_"):
-                    yield path.stem
+    def place(self, room: str) -> str:
+        """A room's folder below its home."""
+        return room
+
+    def files(self, room: str) -> Mapping[str, Path]:
+        """The Python files anywhere below a room by name, in alphabetical order; those of `cpu/` are a room of
+        their own. A path with a leading underscore is private.
+
+        Raises `InputError` for two files of one name.
+        """
+        folder = self.home(room) / self.place(room)
+        found: dict[str, Path] = {}
+        for path in sorted(folder.rglob("*.py"), key=lambda x: (x.stem, x)):
+            inside = path.relative_to(folder)
+            if any(part.startswith("_") for part in inside.parts) or (
+                room == "kernels" and inside.parts[0] == "cpu"
+            ):
+                continue
+            if path.stem in found:
+                raise InputError(
+                    f"{path}: {found[path.stem]} has that name already; names are unique below {room}/."
+                )
+            found[path.stem] = path
+        return found
 
     def listed(self, room: str, name: str) -> ModuleType:
         """Imports one file of a room for listing. Raises `InputError` if it cannot be imported."""
         try:
             return self.module(room, name)
         except Exception as error:  # somebody's file may raise anything
-            path = self.home(room) / room / f"{name}.py"
-            raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+            raise InputError(
+                f"{self.files(room)[name]} cannot be imported: {type(error).__name__}: {error}"
+            ) from error
 
     def module(self, room: str, name: str) -> ModuleType:
         """Imports one file of a room."""
         home = self.home(room)
-        package = _package(home) if self.packages is None or home != self.folder else None
-        prefix = f"{package}.{room.replace('/', '.')}" if package else (self.packages or {})[room]
-        return importlib.import_module(f"{prefix}.{name}")
+        package = _package(home) if self.package is None or home != self.folder else self.package
+        path = self.files(room)[name].relative_to(home).with_suffix("")
+        return importlib.import_module(".".join([package, *path.parts]))
 
 
 def _package(folder: Path) -> str:
@@ -123,27 +143,17 @@ def _package(folder: Path) -> str:
     return name
 
 
-def _own() -> Root:
-    """The program's own root. Its rooms lie beside `suite/` in a checkout and in an installation alike."""
-    suite = Path(__file__).resolve().parent
-    package = __package__.rpartition(".")[0]
-    rooms = {
-        "operators": "suite.operators",
-        "kernels": "kernels",
-        "kernels/cpu": "kernels.cpu",
-        "baselines": "baselines",
-    }
-    return _OwnRoot(suite.parent, {room: f"{package}.{name}" for room, name in rooms.items()})
-
-
 class _OwnRoot(Root):
-    """The program keeps its operators under `suite/`."""
+    """The program's own root. Its rooms lie beside `suite/` in a checkout and in an installation alike, and those
+    of the harness under `suite/`.
+    """
 
-    def files(self, room: str) -> Iterator[str]:
-        return super().files("suite/operators" if room == "operators" else room)
+    def place(self, room: str) -> str:
+        return f"suite/{room}" if room in HARNESS_ROOMS else room
 
-    def home(self, room: str) -> Path:
-        return self.folder if room == "suite/operators" else super().home(room)
+
+def _own() -> Root:
+    return _OwnRoot(Path(__file__).resolve().parents[1], __package__.rpartition(".")[0])
 
 
 @dataclass(frozen=True)
@@ -184,7 +194,7 @@ class Catalog:
         for root in self.roots:
             for name in root.files("operators"):
                 operator = getattr(root.listed("operators", name), "OPERATOR", None)
-                path = root.folder / "operators" / f"{name}.py"
+                path = root.files("operators")[name]
                 if not isinstance(operator, Operator) or operator.name != name:
                     raise InputError(f"{path} must define OPERATOR, an Operator named {name!r}.")
                 if name in found:
@@ -238,7 +248,7 @@ class Catalog:
 
     def _theirs(self, root: Root, name: str) -> Iterator[Implementation]:
         module = root.listed("baselines", name)
-        path = root.home("baselines") / "baselines" / f"{name}.py"
+        path = root.files("baselines")[name]
         if not isinstance(getattr(module, "IMPLEMENTATIONS", None), dict):
             raise InputError(f"{path} must define IMPLEMENTATIONS, a dict.")
         for operator, factories in module.IMPLEMENTATIONS.items():

@@ -23,7 +23,7 @@ from . import __version__
 
 CHECK_S = 120.0
 """How long an interpreter may take to say what it has: the first import of torch reads gigabytes."""
-ASK = f"import torch, {__package__} as suite, {__package__}.worker; print('version', suite.__version__)"
+ASK = f"import torch, {__package__} as suite, {__package__}.run.worker; print('version', suite.__version__)"
 """What a Python that can measure runs without an error."""
 Environment: TypeAlias = Callable[[Collection[Path]], AbstractContextManager[Path | None]]
 """Where one side of a comparison runs: from the folders that its workers read to the Python that starts them, None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from ..registry.errors import InputError, unknown
-from ..registry.record import Case, Pass
+from ..registry.store.record import Case, Pass
 
 if TYPE_CHECKING:
     import torch

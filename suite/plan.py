@@ -17,12 +17,13 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from ..registry.errors import InputError, unknown
-from ..registry.record import Cache, Case, Pass
+from ..registry.store.record import Cache, Case, Pass
 from .catalog import Catalog, Implementation
 from .measure.stopping import Sampling, TimerName
 from .operator import Grid, Option
 
-BUILTIN = ("quick", "standard", "full", "crossing", "memory", "attention", "models")
+FILES = Path(__file__).with_name("plans")
+BUILTIN = ("quick", "standard", "full", *sorted(x.stem for x in FILES.glob("*.toml")))
 """The first three from the operators' own grids, the others from the files of those names in `plans/`."""
 
 
@@ -162,7 +163,7 @@ def load(name: str, catalog: Catalog, device: Literal["cuda", "cpu"], operators:
 
 def _builtin(name: str, catalog: Catalog, device: str) -> Plan:
     if name not in BUDGETS:
-        return _file(Path(__file__).parent / "plans" / f"{name}.toml", catalog)
+        return _file(FILES / f"{name}.toml", catalog)
     replicates, deadline_s, sampling = BUDGETS[name]
     levels = {"quick": ["quick"], "standard": ["standard"], "full": ["standard", "full"]}[name]
     if device == "cpu":

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernelmark.registry.journal import Journal, read
-from kernelmark.registry.rows import Row, rows
+from kernelmark.registry.analysis.rows import Row, rows
+from kernelmark.registry.store.journal import Journal, read
 from kernelmark.registry.views import summary, units
 
 STAGES = ("plain", "tiled", "tma", "specialised", "kernelmark")

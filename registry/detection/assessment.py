@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from ..statistics import median_interval
+from ..analysis.statistics import median_interval
 from .comparison import Comparison, Options
 from .noise import Floats
 

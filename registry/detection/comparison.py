@@ -12,7 +12,7 @@ import math
 import msgspec
 
 from ..errors import InputError
-from ..record import Cache, Status
+from ..store.record import Cache, Status
 
 
 class Key(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from ..record import Record
+from ..store.record import Record
 from .comparison import Key
 from .noise import Floats
 from .pairing import key_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..record import SLOWED
+from ..store.record import SLOWED
 from .comparison import Comparison, Options, Side
 from .verdict import Kind, Mode
 

@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from ..statistics import t_quantile
+from ..analysis.statistics import t_quantile
 from .comparison import Comparison, Options
 from .noise import Prior, log_times, shrink, trimmed
 from .verdict import Flag

@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from ..record import PROVIDER, Header, Measurement, Record
+from ..store.record import PROVIDER, Header, Measurement, Record
 from .comparison import Comparison, History, Key, Side
 from .noise import log_times, trimmed
 

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from filelock import FileLock, Timeout
 
 from ..errors import InputError, KernelmarkError
-from ..home import Home
+from ..store.home import Home
 
 EXPERIMENT = "kernelmark"
 

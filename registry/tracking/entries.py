@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
+from ..analysis.rows import Row, rows, summarize
 from ..errors import InputError
-from ..journal import Journal, encode
-from ..record import Line
-from ..rows import Row, rows, summarize
-from ..transfer import checked_run, whole_lines
+from ..store.journal import Journal, encode
+from ..store.record import Line
+from ..store.transfer import checked_run, whole_lines
 
 LAYOUT = 1
 """Raised when an entry's content changes for the same journal, so that old entries are replaced."""

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import InputError
-from ..home import Home
-from ..journal import Journal, read
-from ..transfer import checked_run
+from ..store.home import Home
+from ..store.journal import Journal, read
+from ..store.transfer import checked_run
 from .connection import Connection, StoreError, connect, locked, resolve
 from .entries import SUMMARY, Entry, artifacts, content_hash, entries, length, summary
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ..errors import HarnessError, InputError
-from ..home import Home
+from ..store.home import Home
 from .store import Store, resolve
 
 _HOST = "127.0.0.1"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ..record import EAGER, PROVIDER, YARDSTICK
-from ..rows import Row, category
+from ..analysis.rows import Row, category
+from ..store.record import EAGER, PROVIDER, YARDSTICK
 from . import units
 from .canvas import CHARACTER, FONT, Axis, Canvas, linear_axis, log_axis, speedup_axis
 from .crossing import Contest, Curve, Measure

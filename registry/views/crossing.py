@@ -22,10 +22,10 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ..journal import Journal
-from ..record import EAGER, PROVIDER, YARDSTICK, Measurement, rival
-from ..rows import Row, rows
-from ..statistics import CONFIDENCE
+from ..analysis.rows import Row, rows
+from ..analysis.statistics import CONFIDENCE
+from ..store.journal import Journal
+from ..store.record import EAGER, PROVIDER, YARDSTICK, Measurement, rival
 from . import units
 
 WIDTH: Mapping[str, tuple[str, ...]] = {

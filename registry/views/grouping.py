@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..record import PROVIDER
-from ..rows import Row
+from ..analysis.rows import Row
+from ..store.record import PROVIDER
 
 CASES_IN_A_GROUP = 12
 """More are split: a chart with more lines than this is not read, only looked at."""

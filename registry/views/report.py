@@ -11,14 +11,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..ceilings import Ceilings
+from ..analysis.ceilings import Ceilings
+from ..analysis.rows import Row, category, rows, spent
 from ..errors import InputError
-from ..journal import Journal
-from ..record import YARDSTICK
-from ..rows import Row, category, rows, spent
+from ..store.journal import Journal
+from ..store.record import YARDSTICK
 from . import charts, summary, units
 from .charts import Series
-from .compare import RunComparison, compare
+from .comparison_table import RunComparison, compare
 from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, cases, groups
 

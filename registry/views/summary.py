@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..journal import Journal
-from ..record import SLOWED, Header
-from ..rows import Row, category
+from ..analysis.rows import Row, category
+from ..store.journal import Journal
+from ..store.record import SLOWED, Header
 from .grouping import CaseRows, cases
 
 CATEGORIES = ("excellent", "good", "measured", "no difference shown", "investigate")

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ..journal import Journal
-from ..record import PROVIDER, YARDSTICK
-from ..rows import Row, category, rows
+from ..analysis.rows import Row, category, rows
+from ..store.journal import Journal
+from ..store.record import PROVIDER, YARDSTICK
 from . import summary, units
-from .compare import RowComparison, RunComparison
+from .comparison_table import RowComparison, RunComparison
 from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, groups
 

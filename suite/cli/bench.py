@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from ...registry.errors import InputError
-from ...registry.home import Home
-from ...registry.journal import read
-from ...registry.transfer import whole_lines
+from ...registry.store.home import Home
+from ...registry.store.journal import read
+from ...registry.store.transfer import whole_lines
 from .container_options import build_options, options, tell
 from .run import present, writable
 

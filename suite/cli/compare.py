@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import msgspec
 
-from ...registry.home import Home
+from ...registry.store.home import Home
 
 NOTHING_COMPARABLE = 4
 
@@ -24,7 +24,7 @@ def command_compare(ctx: click.Context, first: str, second: str, as_json: bool) 
     """
     home = Home()
     journals = home.load(first), home.load(second)
-    from ...registry.views.compare import compare
+    from ...registry.views.comparison_table import compare
 
     comparison = compare(*journals)
     if as_json:

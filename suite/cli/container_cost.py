@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from ...registry.errors import InputError
-from ...registry.home import Home
+from ...registry.store.home import Home
 from .container_options import build_options, options, tell
 from .run import device_named, writable
 from .values import Duration

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ...registry.home import Home
+from ...registry.store.home import Home
 from .run import device_named
 
 MARKS = {"ok": "green", "caught": "green", "warning": "yellow", "failed": "red", "missed": "red"}
@@ -21,8 +21,8 @@ MARKS = {"ok": "green", "caught": "green", "warning": "yellow", "failed": "red",
 @click.option("--quick", is_flag=True, help="Only the machine's state; plant nothing.")
 def command_doctor(device: str | None, as_json: bool, quick: bool) -> None:
     """Is this machine fit to measure, and does the harness catch planted faults? Exit code 5 if it misses one."""
-    from .. import doctor
-    from ..supervisor import Silent
+    from ..doctor import examination as doctor
+    from ..run.supervisor import Silent
 
     chosen = device_named(device)
     checks = []

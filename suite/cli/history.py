@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from ...registry.errors import InputError, KernelmarkError
-from ...registry.home import Home
+from ...registry.store.home import Home
 
 
 class NoHistory(KernelmarkError):
@@ -29,10 +29,10 @@ def command_history(operator: str, case: str | None, device: str | None, as_json
     From stored runs of clean commits that compare with the newest one. Change points are for reading; whether
     a commit regressed is `regression_detector`'s to say. Exit code 4 if nothing is stored.
     """
-    from ...registry.history import over_commits, runs_of
-    from ...registry.index import Index
+    from ...registry.analysis.history import over_commits, runs_of
+    from ...registry.store.index import Index
     from ..catalog import Catalog
-    from ..revisions import Checkout
+    from ..compare.revisions import Checkout
 
     home = Home()
     runs, others = runs_of(Index(home), operator, case, device)
@@ -47,7 +47,7 @@ def command_history(operator: str, case: str | None, device: str | None, as_json
         times = {}
     history = over_commits(runs, operator, others, times)
     if html is not None:
-        from ...registry.views.history import render_history
+        from ...registry.views.history_page import render_history
 
         try:
             html.write_text(render_history(history), encoding="utf-8")
@@ -58,7 +58,7 @@ def command_history(operator: str, case: str | None, device: str | None, as_json
         return
     from rich.console import Console
 
-    from ...registry.views.history import history_table
+    from ...registry.views.history_page import history_table
 
     Console().print(history_table(history))
     if others:

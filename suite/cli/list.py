@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from ..catalog import Catalog, Implementation
-from ..fingerprint import has_gpu
 from ..operator import Operator
+from ..run.fingerprint import has_gpu
 
 
 @click.command("list")

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ...registry.record import Record
+from ...registry.store.record import Record
 from ..plan import Cell
-from ..supervisor import Listener
+from ..run.supervisor import Listener
 
 QUIET_S = 10.0
 """Without a terminal, at most one line in so many seconds, beside what went wrong."""

@@ -20,8 +20,8 @@ import click
 import msgspec
 
 from ...registry.errors import InputError, KernelmarkError
-from ...registry.home import Home
-from ...registry.record import Header, Record
+from ...registry.store.home import Home
+from ...registry.store.record import Header, Record
 from . import run_command
 from .run import device_named, writable
 from .values import Duration, Share
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from ...registry.detection.comparison_report import ComparisonReport
     from ...registry.detection.decision import Progress
     from ...registry.detection.verdict import Verdict
-    from ...registry.index import Index
-    from ..ab import Interleaved, Tree
+    from ...registry.store.index import Index
+    from ..compare.interleaved import Interleaved, Tree
+    from ..compare.revisions import Checkout, Revision
+    from ..compare.stored import Stored
     from ..environments import Environment
     from ..plan import Plan
-    from ..revisions import Checkout, Revision
-    from ..stored import Stored
 
 Records: TypeAlias = tuple[Sequence[Record], Sequence[Record]]
 
@@ -179,8 +179,8 @@ def command(
     from ...registry.detection import verdict
     from ...registry.detection.comparison import Options
     from ...registry.detection.comparison_report import ComparisonReport
-    from ...registry.index import Index
-    from ..revisions import Checkout
+    from ...registry.store.index import Index
+    from ..compare.revisions import Checkout
 
     options = Options(fail_above=fail_above, warn_above=warn_above, tolerated=min(Options().tolerated, warn_above))
     if mode == "stored" and (attribute or bisect):
@@ -333,14 +333,14 @@ class Question:
         return self._of_stored(progress, records, found.current.header)
 
     def _of_stored(self, progress: Progress, records: Records, header: Header) -> Answer:
-        from ..supervisor import plan_of
+        from ..run.supervisor import plan_of
 
         return Answer(progress, records, plan_of(header), (header.run,))
 
     def _settled(self, progress: Progress, records: Records, header: Header, home: Home, index: Index) -> Answer:
         """What the stored runs left open, decided by an A/B, provided that it is made under their conditions."""
         from ...registry.detection import decision
-        from ..ab import NotMeasurable
+        from ..compare.interleaved import NotMeasurable
 
         _tell(f"the stored runs leave {len(progress.requests)} rows to an A/B")
         stored = self._of_stored(progress, records, header)
@@ -356,14 +356,14 @@ class Question:
         return Answer(merged, ab.records, stored.plan, (*stored.runs, *ab.runs))
 
     def _stored(self, index: Index) -> Stored | str:
-        from ..stored import find
+        from ..compare.stored import find
 
         plan = None if self.plan is None else Path(self.plan).stem  # runs of a file's plan bear its name
         return find(index, self.checkout, self.base, self.current, self._rooms, self.options, self.device, plan)
 
     def _decided(self, found: Stored, index: Index) -> Progress:
-        from ..ab import kernel_providers
-        from ..stored import decided
+        from ..compare.interleaved import kernel_providers
+        from ..compare.stored import decided
 
         ours = kernel_providers(self._rooted)
         shown = self.implementations or sorted(ours)
@@ -371,14 +371,14 @@ class Question:
 
     @property
     def _rooms(self) -> list[str]:
-        from ..ab import rooms
+        from ..compare.interleaved import rooms
 
         return rooms(self._rooted.values())
 
     @property
     def _rooted(self) -> Mapping[str, str]:
-        from ..ab import rooted
         from ..catalog import Catalog
+        from ..compare.interleaved import rooted
 
         return rooted(Catalog.default(), self.checkout)
 
@@ -409,7 +409,7 @@ class Question:
         self, home: Home, index: Index, plan: Plan | None, only: Collection[Key] | None
     ) -> Interleaved:
         """A finished A/B: of the plan asked for, or of these rows of a given plan."""
-        from ..ab import Interleaved
+        from ..compare.interleaved import Interleaved
 
         with self._trees(plan, self.base, self.current) as (plan, base, current):
             ab = Interleaved(
@@ -433,8 +433,8 @@ class Question:
     def _trees(self, plan: Plan | None, first: Revision, second: Revision) -> Iterator[tuple[Plan, Tree, Tree]]:
         """Copies of two revisions, ready to be measured in the environments of the two sides."""
         from .. import plan as plans
-        from ..ab import trees
         from ..catalog import Catalog
+        from ..compare.interleaved import trees
 
         device = device_named(self.device)
         catalog = Catalog.default()
@@ -474,7 +474,7 @@ class Question:
         return report
 
     def _attributed(self, report: ComparisonReport, answer: Answer, home: Home) -> ComparisonReport:
-        from ..attribution import Factorial
+        from ..compare.attribute import Factorial
 
         with self._trees(answer.plan, self.base, self.current) as (plan, base, current):
             factorial = Factorial(
@@ -496,7 +496,7 @@ class Question:
         return msgspec.structs.replace(report, attributions=found, remarks=remarks)
 
     def _bisected(self, report: ComparisonReport, answer: Answer, home: Home, index: Index) -> ComparisonReport:
-        from ..bisection import Bisection
+        from ..compare.bisect import Bisection
 
         def compare(
             base: Revision, current: Revision, rows: Sequence[Key], options: Options
@@ -536,7 +536,7 @@ def _present(
     html: Path | None,
 ) -> None:
     from ...registry.detection import verdict_output, verdict_text
-    from ...registry.views.verdict import render_verdict
+    from ...registry.views.verdict_page import render_verdict
 
     files = ((markdown, verdict_text.to_markdown), (junit, verdict_output.to_junit), (html, render_verdict))
     for path, render in files:
@@ -564,8 +564,8 @@ def _of_runs(
 ) -> tuple[ComparisonReport, tuple[str, tuple[str, ...]]]:
     """Two runs that were named, and for the registry the base's commit and the current run."""
     from ...registry.detection.comparison_report import ComparisonReport
-    from ...registry.index import Index
-    from ..stored import of_runs
+    from ...registry.store.index import Index
+    from ..compare.stored import of_runs
 
     base, current = (home.load(x) for x in names)
     progress = of_runs(base, current, Index(home), options, operators)
@@ -576,7 +576,7 @@ def _of_runs(
 
 def _write_back(report: ComparisonReport, base: str, runs: tuple[str, ...], home: Home) -> None:
     """The verdicts as tags in the registry, where there is one. It failing is no verdict."""
-    from ...registry.tracking import verdicts
+    from ...registry.tracking import verdict_tags as verdicts
 
     if runs and verdicts.has_registry(home):
         try:

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from ...registry.errors import InputError
-from ...registry.home import Home
-from ...registry.journal import Journal
+from ...registry.store.home import Home
+from ...registry.store.journal import Journal
 
 
 @click.command("report")

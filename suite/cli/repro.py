@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from ...registry.errors import InputError
-from ...registry.home import Home
-from .. import fingerprint
+from ...registry.store.home import Home
 from ..catalog import Catalog
+from ..run import fingerprint
 
 
 @click.command("repro")
@@ -24,7 +24,7 @@ def command_repro(run: str, execute: bool, as_json: bool) -> None:
     the image of that digest; another one on this machine, at its commit. Whether the result is comparable
     `kernelmark compare` says. Exit code 4 where --execute lacks the commit or the image.
     """
-    from ..repro import NotRepeatable, repeat
+    from ..run.repro import NotRepeatable, repeat
 
     home = Home()
     header = home.load(run).header

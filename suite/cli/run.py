@@ -10,13 +10,13 @@ from typing import Literal
 import click
 
 from ...registry.errors import InputError
-from ...registry.home import Home
-from ...registry.journal import Journal, read
+from ...registry.store.home import Home
+from ...registry.store.journal import Journal, read
 from .. import plan as plans
-from .. import supervisor
 from ..catalog import Catalog
-from ..fingerprint import has_gpu
 from ..measure.stopping import TimerName
+from ..run import supervisor
+from ..run.fingerprint import has_gpu
 
 
 @click.command("run")

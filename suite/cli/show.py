@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import msgspec
 
-from ...registry.home import Home
+from ...registry.store.home import Home
 
 
 @click.command("show")
@@ -20,7 +20,7 @@ def command_show(run: str, as_json: bool) -> None:
     """
     journal = Home().load(run)
     if as_json:
-        from ...registry.rows import summarize
+        from ...registry.analysis.rows import summarize
         from ...registry.views import crossing
 
         found = {**summarize(journal), "crossings": crossing.summarize(journal)}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from ...registry import transfer
 from ...registry.errors import InputError
-from ...registry.home import Home
+from ...registry.store import transfer
+from ...registry.store.home import Home
 
 
 @click.command("export")
@@ -85,8 +85,8 @@ def command_import(
 
 
 def _foreign(form: str, files: tuple[Path, ...], home: Home, one_run: bool, commit: str | None) -> list[str]:
-    from ...registry.foreign.formats import take_in
-    from ...registry.foreign.results import hexadecimal
+    from ...registry.importers.formats import take_in
+    from ...registry.importers.results import hexadecimal
 
     if commit is not None and hexadecimal(commit) is None:
         raise InputError(f"--commit {commit!r} is no whole git hash: 40 or 64 digits, as `git rev-parse` prints.")

@@ -7,7 +7,7 @@ from types import FrameType
 
 import click
 
-from ...registry.home import Home
+from ...registry.store.home import Home
 from ..catalog import Catalog
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from ... import suite
 from ...registry.errors import InputError
-from .. import fingerprint
+from ..run import fingerprint
 from .engine import FULL, Engine
 from .errors import BuildFailed, DiskFull, ImageMissing, LaunchError, NoBuilder
 from .table import Image

@@ -22,12 +22,12 @@ from ...registry.detection.comparison import Comparison, Key, Options, Side
 from ...registry.detection.decision import Progress, decide
 from ...registry.detection.pairing import pair
 from ...registry.errors import HarnessError
-from ...registry.home import Home
-from ...registry.journal import Journal, read
-from ...registry.record import Header, Record
+from ...registry.store.home import Home
+from ...registry.store.journal import Journal, read
+from ...registry.store.record import Header, Record
 from ..catalog import Catalog
 from ..plan import Plan
-from ..repro import to_toml
+from ..run.repro import to_toml
 from .launch import RESULTS, Job, Limits
 from .session import Session
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...registry import transfer
 from ...registry.errors import InputError
-from ...registry.home import Home
+from ...registry.store import transfer
+from ...registry.store.home import Home
 from . import gpus
 from .build import Built, Options, checkout, obtain, present
 from .engine import Engine, find

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from ...registry.record import Cache, Case
+from ...registry.store.record import Cache, Case
 from . import cache
 from .stopping import TimerName
 from .telemetry import Nvml

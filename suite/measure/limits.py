@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
 
-from ...registry.record import Case, Ceiling
+from ...registry.store.record import Case, Ceiling
 from ..operator import torch_dtype
 from .device import Device
 from .stopping import Sampling, finished

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, cast
 
-from ...registry.record import Cache, Measurement
+from ...registry.store.record import Cache, Measurement
 from ..operator import Tolerance
 from .device import Device, TimerUnavailable, wall_ms
 from .stopping import Sampling, TimerName, converged, finished, steady

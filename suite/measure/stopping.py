@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from ...registry.statistics import median_interval
+from ...registry.analysis.statistics import median_interval
 
 TimerName: TypeAlias = Literal["auto", "events", "graph", "cupti"]
 

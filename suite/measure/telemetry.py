@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...registry.record import Telemetry
+from ...registry.store.record import Telemetry
 
 THROTTLE = {
     0x0000000000000004: "software power cap",

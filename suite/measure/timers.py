@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from ...registry.record import Case
+from ...registry.store.record import Case
 from .stopping import TimerName
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...registry.record import Case
+from ...registry.store.record import Case
 from ..operator import Inputs, Operator
 from .verify import flat
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from ...registry.record import Case
+from ...registry.store.record import Case
 from ..operator import BYTES, Inputs, Operator, Option, Tolerance, grid, torch_dtype
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...registry.record import Case
+from ...registry.store.record import Case
 from ..operator import BYTES, Inputs, Operator, grid, torch_dtype
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...registry.record import Case
+from ...registry.store.record import Case
 from ..operator import BYTES, Inputs, Operator, Result, Tolerance, grid, torch_dtype
 from .ssd import chained, chunks, joined, pieces
 

@@ -24,8 +24,8 @@ from kernelmark.registry.detection.comparison import Comparison, Key
 from kernelmark.registry.detection.decision import DEFAULTS, Progress, decide
 from kernelmark.registry.detection.pairing import key_of, side
 from kernelmark.registry.detection.verdict import Verdict, exit_code
-from kernelmark.registry.journal import Journal, read
-from kernelmark.suite.ab import paired
+from kernelmark.registry.store.journal import Journal, read
+from kernelmark.suite.compare.interleaved import paired
 
 HERE = Path(__file__).parent
 RECORDED = HERE.parents[1] / "registry" / "reference" / "detector"

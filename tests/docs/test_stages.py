@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 from kernelmark.registry.errors import InputError
-from kernelmark.registry.journal import Journal, read
-from kernelmark.registry.record import SCHEMA_VERSION, Header, Measurement, Record
+from kernelmark.registry.store.journal import Journal, read
+from kernelmark.registry.store.record import SCHEMA_VERSION, Header, Measurement, Record
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 

@@ -57,7 +57,7 @@ def expected(q, k, v, mask, window):
 
 def errors(D, S, Hkv, window, mask):
     """Relative norms of the deviations of output, log-sum-exp and the three gradients, of each path."""
-    from kernelmark.kernels import attention as module
+    from kernelmark.kernels.attention import attention as module
 
     generator = torch.Generator("cuda").manual_seed(D + S)
     q, k, v, grad = (
@@ -81,7 +81,7 @@ def errors(D, S, Hkv, window, mask):
 
 def extremes(D, S, Hkv, window, mask):
     """What each path makes wrong of denormal and very large inputs, and of keys of -inf."""
-    from kernelmark.kernels import attention as module
+    from kernelmark.kernels.attention import attention as module
 
     generator = torch.Generator("cuda").manual_seed(D + S)
     drawn = [torch.randn(1, heads, S, D, device="cuda", generator=generator) for heads in (4, Hkv, Hkv)]
@@ -152,7 +152,7 @@ def changes(D, S, Hkv, window, mask):
     """How many of 30 times gave other bits than the first in output, log-sum-exp, dQ, dK and dV, of each path,
     beside work that shifts their schedule.
     """
-    from kernelmark.kernels import attention as module
+    from kernelmark.kernels.attention import attention as module
 
     leaves = [
         torch.randn(2, heads, S, D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -186,7 +186,7 @@ def changes(D, S, Hkv, window, mask):
 
 def beside(D, S, Hkv, window, mask):
     """How many outputs and log-sum-exps of launches at the same time were others than those of one alone."""
-    from kernelmark.kernels import attention as module
+    from kernelmark.kernels.attention import attention as module
 
     from .company import disturbed
 

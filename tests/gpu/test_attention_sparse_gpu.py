@@ -39,7 +39,7 @@ def draw(D, S, Hkv, heads):
 
 
 def call(leaves, blocks, mask):
-    from kernelmark.kernels.attention_sparse import attention_sparse
+    from kernelmark.kernels.attention.attention_sparse import attention_sparse
 
     return attention_sparse(*leaves, mask, blocks=blocks)
 

@@ -51,7 +51,7 @@ def draw(D, lengths, keys, Hkv):
 
 def run(leaves, grad, rest, mask, fixed):
     """Output and the three gradients."""
-    from kernelmark.kernels.attention_varlen import attention_varlen
+    from kernelmark.kernels.attention.attention_varlen import attention_varlen
 
     torch.use_deterministic_algorithms(fixed)
     try:
@@ -65,7 +65,7 @@ def errors(D, lengths, keys, Hkv, mask, infinite=False):
     """Relative norms of the deviations of output and gradients, of each path; with `infinite` one key of seven is
     -inf, of which a sequence's first is none.
     """
-    from kernelmark.kernels import attention_varlen as module
+    from kernelmark.kernels.attention import attention_varlen as module
     from kernelmark.suite.operators.attention_varlen import reference
 
     leaves, grad, rest = draw(D, lengths, keys, Hkv)
@@ -87,7 +87,7 @@ def changes(D, lengths, keys, Hkv, mask):
     """How many of 30 runs gave other bits than the first in the output, dQ, dK and dV, of each path, beside work
     that shifts their schedule.
     """
-    from kernelmark.kernels import attention_varlen as module
+    from kernelmark.kernels.attention import attention_varlen as module
 
     leaves, grad, rest = draw(D, lengths, keys, Hkv)
     other = torch.cuda.Stream()

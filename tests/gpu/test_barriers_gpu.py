@@ -17,8 +17,8 @@ import json
 import torch
 from kernelmark.kernels import _attention_hopper
 from kernelmark.kernels.attention import attention
-from kernelmark.kernels.attention_sparse import attention_sparse
-from kernelmark.kernels.attention_varlen import attention_varlen
+from kernelmark.kernels.attention.attention_sparse import attention_sparse
+from kernelmark.kernels.attention.attention_varlen import attention_varlen
 
 def draw(*shape):
     return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 import torch
-from kernelmark.registry.record import Case
+from kernelmark.registry.store.record import Case
 from kernelmark.suite.measure import limits
 from kernelmark.suite.measure.device import Cuda, TimerUnavailable
 from kernelmark.suite.measure.stages import Stages, Trial

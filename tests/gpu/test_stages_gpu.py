@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernelmark.registry.home import Home
-from kernelmark.registry.journal import read
+from kernelmark.registry.store.home import Home
+from kernelmark.registry.store.journal import read
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure.stopping import Sampling
-from kernelmark.suite.supervisor import Run
+from kernelmark.suite.run.supervisor import Run
 
 STAGES = Path(__file__).parents[2] / "docs" / "stages"
 SAMPLING = Sampling(min_samples=6, max_samples=6, min_seconds=0, max_seconds=2, warmup_s=0.05)

@@ -7,20 +7,20 @@ Results are whatever was in memory: nothing may depend on them.
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from typing import Any
 
 import torch
 from kernelmark.kernels import _common
-from kernelmark.registry.record import Case
+from kernelmark.registry.store.record import Case
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.operator import Operator
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+OWN = Catalog.default().roots[0]
 MULTIPROCESSORS = 132
 SMALL = {"B": 1, "M": 64, "T": 2, "S": 2048}
 """Sizes that decide nothing of a kernel but how often it runs; the other ones stay as the plan has them."""
@@ -84,7 +84,7 @@ def cases(operator: Operator) -> list[Case]:
 
 def call(operator: Operator, case: Case) -> None:
     """The kernel on the case's inputs, and its gradients in a backward pass."""
-    kernel = getattr(importlib.import_module(f"kernelmark.kernels.{operator.name}"), operator.name)
+    kernel = getattr(OWN.module("kernels", operator.name), operator.name)
     given = operator.inputs(case, torch.device("cpu"), torch.Generator().manual_seed(0))
     if case.pass_ == "forward":
         kernel(**given)
@@ -102,8 +102,8 @@ def main(capability: tuple[int, int], names: list[str]) -> None:
     _common.multiprocessors = lambda tensor: MULTIPROCESSORS
     catalog = Catalog.default()
     for name in names:
-        importlib.import_module(f"kernelmark.kernels.{name}")
-    from kernelmark.kernels import _attention_hopper
+        OWN.module("kernels", name)
+    from kernelmark.kernels.attention import _attention_hopper
 
     _attention_hopper._compiled = Forgetful()
     _common.INTERPRETED = True  # for tensors of a CPU to be taken; sizes of the interpreter were chosen above

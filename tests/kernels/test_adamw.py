@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernelmark.kernels import adamw as module
-from kernelmark.kernels.adamw import adamw
+from kernelmark.kernels.optimizer import adamw as module
+from kernelmark.kernels.optimizer.adamw import adamw
 from kernelmark.suite.measure.verify import deviation
 from kernelmark.suite.operators.adamw import OPERATOR, reference
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernelmark.kernels.add_rms_norm import add_rms_norm
+from kernelmark.kernels.norm.add_rms_norm import add_rms_norm
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 import triton.language as tl
-from kernelmark.kernels import attention as module
-from kernelmark.kernels.attention import attention
+from kernelmark.kernels.attention import attention as module
+from kernelmark.kernels.attention.attention import attention
 from kernelmark.suite.operators.attention import reference
 from kernelmark.suite.operators.attention_window import reference as window_reference
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernelmark.kernels import attention_decode as module
-from kernelmark.kernels.attention_decode import Tile, attention_decode, launch, split, tile_for
+from kernelmark.kernels.attention import attention_decode as module
+from kernelmark.kernels.attention.attention_decode import Tile, attention_decode, launch, split, tile_for
 
 TILE = Tile(16, 4, 3, True)
 SMALL = {"B": 2, "Sq": 1, "H": 4, "Hkv": 2, "S": 70, "D": 32}

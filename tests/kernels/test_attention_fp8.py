@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernelmark.kernels import attention_fp8 as module
-from kernelmark.kernels.attention_fp8 import E4M3, attention_fp8, quantize_heads
+from kernelmark.kernels.attention import attention_fp8 as module
+from kernelmark.kernels.attention.attention_fp8 import E4M3, attention_fp8, quantize_heads
 from kernelmark.suite.operators.attention_fp8 import attended, quantized
 
 SMALL = {"B": 1, "H": 2, "Hkv": 1, "S": 100, "D": 32}

@@ -13,9 +13,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernelmark.kernels import _attention_hopper as forward
-from kernelmark.kernels import _attention_hopper_backward as backward
-from kernelmark.kernels import _attention_hopper_fused as fused
+from kernelmark.kernels.attention import _attention_hopper as forward
+from kernelmark.kernels.attention import _attention_hopper_backward as backward
+from kernelmark.kernels.attention import _attention_hopper_fused as fused
 
 from .player import nothing, number, play, reduce
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernelmark.kernels import _attention_hopper as hopper
-from kernelmark.kernels import _attention_hopper_dealt as dealt
+from kernelmark.kernels.attention import _attention_hopper as hopper
+from kernelmark.kernels.attention import _attention_hopper_dealt as dealt
 
 from .player import play
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernelmark.kernels.attention_sparse import LONGEST, attention_sparse, chosen, listed
+from kernelmark.kernels.attention.attention_sparse import LONGEST, attention_sparse, chosen, listed
 from kernelmark.suite.operators.attention_sparse import attended, choose, scores
 
 SMALL = {"B": 1, "H": 2, "Hkv": 1, "S": 520, "D": 16}

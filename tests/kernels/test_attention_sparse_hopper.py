@@ -12,10 +12,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernelmark.kernels import _attention_hopper as hopper
-from kernelmark.kernels import _attention_hopper_dealt as dealt
-from kernelmark.kernels import _attention_sparse_hopper as sparse
-from kernelmark.kernels import attention_sparse as module
+from kernelmark.kernels.attention import _attention_hopper as hopper
+from kernelmark.kernels.attention import _attention_hopper_dealt as dealt
+from kernelmark.kernels.attention import _attention_sparse_hopper as sparse
+from kernelmark.kernels.attention import attention_sparse as module
 
 from .player import play
 

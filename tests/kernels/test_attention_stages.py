@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernelmark.kernels import attention as module
+from kernelmark.kernels.attention import attention as module
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure.verify import deviation
 

@@ -11,10 +11,10 @@ import torch
 import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernelmark.kernels import _attention_varlen_hopper_fused as fused
-from kernelmark.kernels import attention_varlen as module
-from kernelmark.kernels.attention import attention
-from kernelmark.kernels.attention_varlen import attention_varlen
+from kernelmark.kernels.attention import _attention_varlen_hopper_fused as fused
+from kernelmark.kernels.attention import attention_varlen as module
+from kernelmark.kernels.attention.attention import attention
+from kernelmark.kernels.attention.attention_varlen import attention_varlen
 from kernelmark.kernels.cpu.attention_varlen import attention_varlen as on_cpu
 from kernelmark.suite.operators.attention_varlen import reference
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle

@@ -7,13 +7,13 @@ import math
 
 import pytest
 import torch
-from kernelmark.kernels import _attention_hopper as hopper
-from kernelmark.kernels import _attention_hopper_dealt as dealt
-from kernelmark.kernels import _attention_hopper_fused as dense
-from kernelmark.kernels import _attention_varlen_hopper as forward
-from kernelmark.kernels import _attention_varlen_hopper_backward as backward
-from kernelmark.kernels import _attention_varlen_hopper_fused as fused
-from kernelmark.kernels import attention_varlen as module
+from kernelmark.kernels.attention import _attention_hopper as hopper
+from kernelmark.kernels.attention import _attention_hopper_dealt as dealt
+from kernelmark.kernels.attention import _attention_hopper_fused as dense
+from kernelmark.kernels.attention import _attention_varlen_hopper as forward
+from kernelmark.kernels.attention import _attention_varlen_hopper_backward as backward
+from kernelmark.kernels.attention import _attention_varlen_hopper_fused as fused
+from kernelmark.kernels.attention import attention_varlen as module
 from kernelmark.suite.operators.attention_varlen import reference
 
 from .player import Tiles, nothing, play, reduce

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernelmark.kernels.attention import attention
-from kernelmark.kernels.attention_window import attention_window
+from kernelmark.kernels.attention.attention import attention
+from kernelmark.kernels.attention.attention_window import attention_window
 
 
 @pytest.mark.parametrize("mask", ["causal", "full"])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernelmark.kernels.causal_conv1d import causal_conv1d
+from kernelmark.kernels.convolution.causal_conv1d import causal_conv1d
 from kernelmark.suite.operators.causal_conv1d import reference
 
 LONG = {"B": 2, "D": 5, "S": 70, "W": 4}

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from kernelmark.kernels import causal_conv1d_update as module
-from kernelmark.kernels.causal_conv1d import causal_conv1d
-from kernelmark.kernels.causal_conv1d_update import causal_conv1d_update
+from kernelmark.kernels.convolution import causal_conv1d_update as module
+from kernelmark.kernels.convolution.causal_conv1d import causal_conv1d
+from kernelmark.kernels.convolution.causal_conv1d_update import causal_conv1d_update
 from kernelmark.suite.measure.verify import deviation
 from kernelmark.suite.operators.causal_conv1d_update import OPERATOR, reference
 

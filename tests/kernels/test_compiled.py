@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from kernelmark.suite.catalog import Catalog
 
 FOLDER = Path(__file__).parent
 KERNELS = FOLDER.parents[1] / "kernels"
@@ -20,11 +21,11 @@ KIB = {"8.0": 163, "8.9": 99, "9.0": 227, "10.0": 227, "12.0": 99}
 """Shared memory of a program, by compute capability: A100, Ada, Hopper, B200, and Blackwell with displays. (CUDA's
 programming guide, "Technical specifications per compute capability".)"""
 
-HOPPER = {x.stem for x in KERNELS.glob("_*_hopper*.py")}
+HOPPER = {x.stem for x in KERNELS.rglob("_*_hopper*.py")}
 E4M3 = "fp8_quant", "mx_quant"
 """Not for compute capability 8.0."""
 APART = "attention", "linear_attention", "selective_scan", *E4M3
-PLAIN = tuple(sorted(x.stem for x in KERNELS.glob("[a-z]*.py") if not x.stem.startswith(APART)))
+PLAIN = tuple(x for x in Catalog.default().roots[0].files("kernels") if not x.startswith(APART))
 """Operators whose kernels are the same everywhere."""
 
 

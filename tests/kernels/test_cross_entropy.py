@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernelmark.kernels.cross_entropy import cross_entropy
+from kernelmark.kernels.loss.cross_entropy import cross_entropy
 
 BOTH = pytest.mark.parametrize("gradient", ["backward", "forward"])
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernelmark.kernels.fp8_quant import FORMATS, LARGEST, fp8_quant
+from kernelmark.kernels.quantization.fp8_quant import FORMATS, LARGEST, fp8_quant
 
 ALL = pytest.mark.parametrize(
     ("granularity", "format"), [(g, f) for g in ("row", "block", "tile") for f in ("e4m3", "e5m2")]

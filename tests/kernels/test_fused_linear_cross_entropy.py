@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from kernelmark.kernels import fused_linear_cross_entropy as module
-from kernelmark.kernels.fused_linear_cross_entropy import fused_linear_cross_entropy, rows_of_chunk
+from kernelmark.kernels.loss import fused_linear_cross_entropy as module
+from kernelmark.kernels.loss.fused_linear_cross_entropy import fused_linear_cross_entropy, rows_of_chunk
 
 AXES = [
     {"M": 5, "D": 8, "V": 37},

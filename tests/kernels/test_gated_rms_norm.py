@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernelmark.kernels.gated_rms_norm import gated_rms_norm
+from kernelmark.kernels.norm.gated_rms_norm import gated_rms_norm
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])

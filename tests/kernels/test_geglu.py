@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernelmark.kernels.geglu import geglu
+from kernelmark.kernels.activation.geglu import geglu
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])

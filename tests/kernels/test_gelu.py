@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernelmark.kernels.gelu import gelu
+from kernelmark.kernels.activation.gelu import gelu
 
 
 @pytest.mark.parametrize("approximate", ["tanh", "none"])

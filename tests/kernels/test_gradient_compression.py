@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernelmark.kernels.gradient_compression import (
+from kernelmark.kernels.quantization.gradient_compression import (
     CHUNK,
     SCHEMES,
     gradient_compression,
     payload_bytes,
     sections,
 )
-from kernelmark.kernels.gradient_decompression import gradient_decompression
+from kernelmark.kernels.quantization.gradient_decompression import gradient_decompression
 from kernelmark.suite.operators import gradient_compression as operator
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

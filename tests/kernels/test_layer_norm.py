@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernelmark.kernels.layer_norm import layer_norm
+from kernelmark.kernels.norm.layer_norm import layer_norm
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from kernelmark.kernels import ssd as shared
-from kernelmark.kernels.linear_attention import linear_attention
-from kernelmark.kernels.ssd import ssd
+from kernelmark.kernels.state_space import ssd as shared
+from kernelmark.kernels.state_space.linear_attention import linear_attention
+from kernelmark.kernels.state_space.ssd import ssd
 from kernelmark.suite.operators.linear_attention import OPERATOR, inputs, reference
 
 CPU = torch.device("cpu")

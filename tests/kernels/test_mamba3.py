@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from kernelmark.kernels import mamba3 as launches
-from kernelmark.kernels import ssd
-from kernelmark.kernels.mamba3 import mamba3
+from kernelmark.kernels.state_space import mamba3 as launches
+from kernelmark.kernels.state_space import ssd
+from kernelmark.kernels.state_space.mamba3 import mamba3
 from kernelmark.suite.operators.mamba3 import OPERATOR, inputs, reference
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernelmark.kernels.mx_quant import GROUPS, mx_quant
+from kernelmark.kernels.quantization.mx_quant import GROUPS, mx_quant
 from kernelmark.suite.operators.mx_quant import MAGNITUDES
 
 FORMATS = pytest.mark.parametrize("format", list(GROUPS))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernelmark.kernels.rms_norm import rms_norm
+from kernelmark.kernels.norm.rms_norm import rms_norm
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernelmark.kernels.rope import rope
+from kernelmark.kernels.position.rope import rope
 
 SMALL = {"B": 2, "H": 3, "Hkv": 1, "S": 5, "D": 12}
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from kernelmark.kernels import _selective_scan_hopper as hopper
-from kernelmark.kernels import selective_scan as module
-from kernelmark.kernels.selective_scan import selective_scan
+from kernelmark.kernels.state_space import _selective_scan_hopper as hopper
+from kernelmark.kernels.state_space import selective_scan as module
+from kernelmark.kernels.state_space.selective_scan import selective_scan
 from kernelmark.suite.measure.verify import deviation
 from kernelmark.suite.operators.selective_scan import OPERATOR, reference
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernelmark.kernels.selective_state_update import selective_state_update
+from kernelmark.kernels.state_space.selective_state_update import selective_state_update
 from kernelmark.suite.measure.verify import deviation
 from kernelmark.suite.operators.selective_state_update import OPERATOR, reference
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernelmark.kernels import softmax as module
-from kernelmark.kernels.softmax import softmax
+from kernelmark.kernels.activation import softmax as module
+from kernelmark.kernels.activation.softmax import softmax
 
 # Held in registers forward and backward, forward alone, and neither: split.
 AXES = [(5, 17), (3, 32), (9, 1), (3, 64), (2, 37), (1, 65), (2, 200), (7, 301), (12, 70)]

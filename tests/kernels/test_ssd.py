@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from kernelmark.kernels import ssd as module
-from kernelmark.kernels._ssd_forward import Launch, launch
-from kernelmark.kernels.ssd import ssd
+from kernelmark.kernels.state_space import ssd as module
+from kernelmark.kernels.state_space._ssd_forward import Launch, launch
+from kernelmark.kernels.state_space.ssd import ssd
 from kernelmark.suite.measure.verify import deviation
 from kernelmark.suite.operators.ssd import OPERATOR, inputs, reference
 

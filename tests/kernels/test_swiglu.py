@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernelmark.kernels.swiglu import swiglu
+from kernelmark.kernels.activation.swiglu import swiglu
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])

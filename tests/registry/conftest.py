@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernelmark.registry.home import Home
-from kernelmark.registry.journal import Journal, encode, parse
-from kernelmark.registry.record import Case, Ceiling, Footer, Header, Line, Measurement, Record
+from kernelmark.registry.store.home import Home
+from kernelmark.registry.store.journal import Journal, encode, parse
+from kernelmark.registry.store.record import Case, Ceiling, Footer, Header, Line, Measurement, Record
 
 MakeJournal = Callable[..., Journal]
 Write = Callable[[Journal, Path], Path]
@@ -147,7 +147,7 @@ def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mlflow", reason="MLflow is not installed")
     home = Home(tmp_path_factory.mktemp("fresh"))
     code = "from pathlib import Path; from kernelmark.registry.tracking.store import Store; "
-    code += f"from kernelmark.registry.home import Home; Store.open(None, Home(Path({str(home.folder)!r})))"
+    code += f"from kernelmark.registry.store.home import Home; Store.open(None, Home(Path({str(home.folder)!r})))"
     subprocess.run([sys.executable, "-c", code], check=True, env=_environment())
     return home.database
 

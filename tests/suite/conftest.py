@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from kernelmark.registry.record import Record
+from kernelmark.registry.store.record import Record
 from kernelmark.suite.measure.telemetry import Nvml
 
 from ..processes import alive, children, wait_for
@@ -117,7 +117,8 @@ dtype = "fp32"
 # table, the report and the registry.
 PROGRAM = """
 import functools
-from kernelmark.suite import cli, supervisor
+from kernelmark.suite import cli
+from kernelmark.suite.run import supervisor
 from kernelmark.suite.cli import run
 supervisor.Run = functools.partial(supervisor.Run, ceilings=False)
 run.present = lambda *arguments, **named: None

@@ -34,19 +34,19 @@ def _plain(case: Any) -> Callable[..., Any]:
 
 
 def _kernel(path: str) -> Callable[[Any], Callable[..., Any]]:
-    """Our kernels by one path, as `kernels/attention.py` names it. The kernels for Hopper have two computing warp
+    """Our kernels by one path, as `kernels/attention/attention.py` names it. The kernels for Hopper have two computing warp
     groups and hold their weights as single numbers here, and make gradients in two kernels.
     """
 
     def factory(case: Any) -> Callable[..., Any]:
         import torch
-        from kernelmark.kernels import attention as kernels
+        from kernelmark.kernels.attention import attention as kernels
 
         causal = case.options["mask"] == "causal"
         schedule = None
         if path == "hopper":
-            from kernelmark.kernels import _attention_hopper as hopper
             from kernelmark.kernels._common import power_of_2
+            from kernelmark.kernels.attention import _attention_hopper as hopper
 
             width = power_of_2(case.axes["D"])
             if (width, causal) not in hopper.SCHEDULES:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kernelmark.registry.home import Home
+from kernelmark.registry.store.home import Home
 from kernelmark.suite.container.build import Built
 from kernelmark.suite.container.engine import Engine
 from kernelmark.suite.container.interpreter import HOUSE, opened

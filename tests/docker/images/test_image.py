@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernelmark.registry.home import Home
+from kernelmark.registry.store.home import Home
 from kernelmark.suite.container import build
 
 pytestmark = [

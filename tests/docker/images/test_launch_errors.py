@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from kernelmark.registry.home import Home
+from kernelmark.registry.store.home import Home
 
 pytestmark = pytest.mark.image
 
@@ -183,7 +183,7 @@ import docker, requests  # before rights to read them are gone
 from kernelmark.suite import cli
 from kernelmark.suite.cli import bench, run, container_options
 from kernelmark.suite.container import session
-import kernelmark.registry.transfer
+import kernelmark.registry.store.transfer
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)

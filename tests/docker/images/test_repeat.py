@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from kernelmark.registry.home import Home
+from kernelmark.registry.store.home import Home
 
 pytestmark = pytest.mark.image
 

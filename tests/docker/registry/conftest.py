@@ -21,8 +21,8 @@ from types import ModuleType
 from typing import NoReturn
 
 import pytest
-from kernelmark.registry.journal import encode
-from kernelmark.registry.record import Case, Footer, Header, Measurement, Record
+from kernelmark.registry.store.journal import encode
+from kernelmark.registry.store.record import Case, Footer, Header, Measurement, Record
 
 HOUSE = Path(__file__).resolve().parents[3]
 PARTS = HOUSE / "docker" / "registry"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernelmark.registry.journal import read
+from kernelmark.registry.store.journal import read
 
 pytestmark = pytest.mark.docker
 

@@ -32,7 +32,7 @@ from kernelmark.registry.detection.decision import (
 from kernelmark.registry.detection.pairing import differing, pair, process_median, run_means
 from kernelmark.registry.detection.verdict import KINDS, Verdict
 from kernelmark.registry.errors import InputError
-from kernelmark.registry.record import Case, Header, Measurement, Record, Telemetry
+from kernelmark.registry.store.record import Case, Header, Measurement, Record, Telemetry
 from scipy import special
 
 ROOT = Path(__file__).parents[3]
@@ -638,7 +638,7 @@ import json, time
 import numpy as np
 from kernelmark.registry.detection.decision import stage_one
 from kernelmark.registry.detection.pairing import pair
-from kernelmark.registry.record import Case, Header, Measurement, Record
+from kernelmark.registry.store.record import Case, Header, Measurement, Record
 
 generator = np.random.default_rng(3)
 def run():

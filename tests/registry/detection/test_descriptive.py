@@ -16,7 +16,7 @@ from kernelmark.registry.detection.descriptive import (
     describe_records,
     tukey_outliers,
 )
-from kernelmark.registry.record import Case, Measurement, Record
+from kernelmark.registry.store.record import Case, Measurement, Record
 from scipy import stats
 
 # Student's sleep data (Biometrika 6 (1908) 20); Welch's t and p as R's t.test(extra ~ group) prints them.

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 from kernelmark.registry.errors import InputError
-from kernelmark.registry.home import Home
-from kernelmark.registry.journal import Journal, parse
+from kernelmark.registry.store.home import Home
+from kernelmark.registry.store.journal import Journal, parse
 from kernelmark.registry.tracking.store import Store, StoreError, sync
 
 mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
@@ -31,7 +31,7 @@ RUN = "20261120-120000-abcd"
 SYNC = """
 import sys
 from pathlib import Path
-from kernelmark.registry.home import Home
+from kernelmark.registry.store.home import Home
 from kernelmark.registry.tracking.store import sync
 print(sync(Home(Path(sys.argv[1])), ["latest"], sys.argv[2] if len(sys.argv) > 2 else None))
 """

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 from kernelmark.registry.errors import HarnessError, InputError
-from kernelmark.registry.home import Home
-from kernelmark.registry.journal import Journal
+from kernelmark.registry.store.home import Home
+from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.tracking import ui
 from kernelmark.registry.tracking.store import Store
 

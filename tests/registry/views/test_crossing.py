@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernelmark.registry.rows import rows
+from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.views.crossing import (
     _percentiles,
     bounds,

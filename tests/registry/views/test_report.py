@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.errors import InputError
-from kernelmark.registry.record import Ceiling
-from kernelmark.registry.rows import rows
+from kernelmark.registry.store.record import Ceiling
 from kernelmark.registry.views import charts, grouping, units
 from kernelmark.registry.views.crossing import contests
 from kernelmark.registry.views.report import render

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from kernelmark.registry.record import Ceiling
-from kernelmark.registry.views.compare import compare
+from kernelmark.registry.store.record import Ceiling
+from kernelmark.registry.views.comparison_table import compare
 from kernelmark.registry.views.tables import compare_table, run_table
 from rich.console import Console
 

@@ -12,7 +12,7 @@ from kernelmark.registry.detection.comparison import Key
 from kernelmark.registry.detection.comparison_report import ComparisonReport
 from kernelmark.registry.detection.decision import Progress
 from kernelmark.registry.detection.verdict import KINDS, Flag, Verdict
-from kernelmark.registry.views.verdict import render_verdict
+from kernelmark.registry.views.verdict_page import render_verdict
 
 
 def verdict(kind: str, name: str = "B4-S2048", change: float | None = 0.08, **more: object) -> Verdict:

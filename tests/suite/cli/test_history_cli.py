@@ -8,10 +8,10 @@ import random
 import sys
 
 import pytest
-from kernelmark.registry.home import Home
-from kernelmark.registry.journal import encode
-from kernelmark.registry.record import Case, Header, Measurement, Record
-from kernelmark.registry.views.history import sparkline
+from kernelmark.registry.store.home import Home
+from kernelmark.registry.store.journal import encode
+from kernelmark.registry.store.record import Case, Header, Measurement, Record
+from kernelmark.registry.views.history_page import sparkline
 from kernelmark.suite import cli
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import rich.console
-from kernelmark.registry.record import Case, Measurement, Record
+from kernelmark.registry.store.record import Case, Measurement, Record
 from kernelmark.suite.catalog import Implementation
 from kernelmark.suite.cli import progress as module
 from kernelmark.suite.cli.progress import Lines, Live, progress

@@ -19,10 +19,10 @@ from kernelmark.registry.detection.comparison import Key
 from kernelmark.registry.detection.decision import Progress
 from kernelmark.registry.detection.verdict import Verdict
 from kernelmark.registry.errors import InputError
-from kernelmark.registry.foreign.formats import take_in
-from kernelmark.registry.home import Home
-from kernelmark.registry.journal import encode, read
-from kernelmark.registry.record import Case, Footer, Header, Measurement, Record
+from kernelmark.registry.importers.formats import take_in
+from kernelmark.registry.store.home import Home
+from kernelmark.registry.store.journal import encode, read
+from kernelmark.registry.store.record import Case, Footer, Header, Measurement, Record
 from kernelmark.suite.cli import regression, run_command
 from kernelmark.suite.cli.values import Duration, Share
 
@@ -404,7 +404,7 @@ def test_where_the_stored_runs_lack_what_is_asked_for(call, store, fresh):
 def foreign(tmp_path, name, factor, processes, commit=None):
     """A run of so many processes that pytest-benchmark might have measured."""
     document = json.loads(
-        (Path(__file__).parents[2] / "registry/foreign/examples/pytest_benchmark.json").read_text()
+        (Path(__file__).parents[2] / "registry/importers/examples/pytest_benchmark.json").read_text()
     )
     generator = random.Random(name)
     paths = []

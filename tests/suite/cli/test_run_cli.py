@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from kernelmark.registry.home import Home
-from kernelmark.registry.journal import encode, read
-from kernelmark.registry.record import Header
+from kernelmark.registry.store.home import Home
+from kernelmark.registry.store.journal import encode, read
+from kernelmark.registry.store.record import Header
 from kernelmark.suite import cli
 from kernelmark.suite.measure.telemetry import Nvml
 
@@ -122,7 +122,7 @@ def test_help_names_every_command(call):
 
 
 def test_a_harness_that_fails_is_code_5(call, root, plan_file, monkeypatch):
-    from kernelmark.suite import supervisor
+    from kernelmark.suite.run import supervisor
 
     monkeypatch.setenv("KERNELMARK_PATH", str(root))
     monkeypatch.setattr(

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kernelmark.registry.journal import encode
-from kernelmark.registry.record import Case, Footer, Header, Measurement, Record
+from kernelmark.registry.store.journal import encode
+from kernelmark.registry.store.record import Case, Footer, Header, Measurement, Record
 from kernelmark.suite import cli
 
 Call = Callable[..., tuple[int, str, str]]

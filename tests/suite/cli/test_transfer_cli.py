@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from kernelmark.registry.errors import InputError
-from kernelmark.registry.foreign.formats import FORMATS
-from kernelmark.registry.journal import encode
-from kernelmark.registry.record import Case, Header, Measurement, Record
+from kernelmark.registry.importers.formats import FORMATS
+from kernelmark.registry.store.journal import encode
+from kernelmark.registry.store.record import Case, Header, Measurement, Record
 from kernelmark.registry.tracking.store import StoreError
 from kernelmark.suite.cli.transfer import command_export, command_import, command_sync
 
@@ -107,7 +107,7 @@ def test_sync_names_what_it_could_not_read(journal: Path) -> None:
     assert "bad.jsonl: line 2" in str(done.exception)
 
 
-EXAMPLES = Path(__file__).parents[2] / "registry" / "foreign" / "examples"
+EXAMPLES = Path(__file__).parents[2] / "registry" / "importers" / "examples"
 
 
 def test_other_tools_files_become_runs(journal: Path) -> None:

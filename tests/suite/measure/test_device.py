@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-from kernelmark.registry.record import Case
+from kernelmark.registry.store.record import Case
 from kernelmark.suite.measure import cache
 from kernelmark.suite.measure.device import Cpu, Cuda, TimerUnavailable
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernelmark.registry.record import Case
+from kernelmark.registry.store.record import Case
 from kernelmark.suite.measure.device import Cpu
 from kernelmark.suite.measure.stages import Stages, Trial
 from kernelmark.suite.measure.stopping import Sampling

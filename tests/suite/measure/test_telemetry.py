@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pynvml
 import pytest
-from kernelmark.registry.record import Telemetry
+from kernelmark.registry.store.record import Telemetry
 from kernelmark.suite.measure.telemetry import Nvml, Watch, close
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kernelmark.registry.record import Case
+from kernelmark.registry.store.record import Case
 from kernelmark.suite.measure.cupti import NoRecords, spans
 from kernelmark.suite.measure.timers import SHORT_BYTES, SHORT_FLOPS, Monotonic, choose
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernelmark.registry.record import Case
+from kernelmark.registry.store.record import Case
 from kernelmark.suite.operator import Inputs, Operator, Tolerance, grid, torch_dtype
 
 if TYPE_CHECKING:

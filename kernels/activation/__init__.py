@@ -1,0 +1,1 @@
+"""Activations, gated ones, and softmax."""

@@ -1,0 +1,20 @@
+"""SwiGLU's gate (Shazeer, arXiv 2002.05202), forward and backward."""
+
+from __future__ import annotations
+
+import torch
+
+from ._gated_activation import check_gate, gated
+
+_swiglu = gated("swiglu", silu=True)
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) · up, elementwise.
+
+    gate and up of one shape and dtype (bf16, fp16 or fp32) to y of the same; computed in fp32.
+    Differentiable in both. Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or
+    device; the message names the argument.
+    """
+    check_gate(gate, up)
+    return _swiglu(gate, up)

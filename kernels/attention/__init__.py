@@ -1,0 +1,1 @@
+"""Attention: prefill, training, decoding, sparse, packed."""

@@ -1,0 +1,463 @@
+"""Block-sparse attention: every block of 128 queries attends to a list of blocks of 128 keys.
+
+A list is in descending order. So the block that a causal mask cuts, and the one that the sequence's end cuts, can
+only be the first of it: nothing else is masked. Lists are made on the device, from a mask of blocks in one launch
+or from pooled scores in two, in rows of the same length: nothing waits for the host, and a CUDA graph can hold it.
+
+Choosing k of n scores is exact and needs no sort: the k-th largest is found bit by bit.
+
+On compute capability 9.0 the kernel of `_attention_sparse_hopper.py` walks the lists for the shapes that
+`_attention_hopper.py` names.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+import triton
+import triton.language as tl
+
+from .._common import capability, cdiv, check, choice, on, operator, power_of_2, roomy
+from .attention import (
+    LOG2E,
+    Tiles,
+    _hopper,
+    _load,
+    _place,
+    _plain,
+    _precision,
+    _shared,
+    _store,
+    _tile,
+    _tma,
+    _width,
+    modest,
+)
+
+BLOCK = 128
+"""Queries, and keys, of a block."""
+LONGEST = 1 << 18
+"""Most tokens among whose blocks a row chooses: its scores stay in registers."""
+
+
+def attention_sparse(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Literal["causal", "full"] = "causal",
+    sparsity: int = 90,
+    blocks: torch.Tensor | None = None,
+    gate_q: torch.Tensor | None = None,
+    gate_k: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(q·kᵀ / √D)·v of q (B, H, S, D), k and v (B, Hkv, S, D) over blocks of 128 keys: like q, contiguous.
+
+    With `blocks`, (1, n, n) or (H, n, n) bool and n = ⌈S / 128⌉, block i of queries attends to the blocks j of
+    keys with blocks[h, i, j]; a query that sees nothing gives zeros. `sparsity` and the gates are not looked at.
+
+    Without, (output, blocks (B, H, n, n) bool) is returned: of the w blocks that the mask lets it see, a block of
+    queries chooses max(1, ⌊w · (100 − sparsity) / 100 + ½⌋), its own and then those with the largest product of
+    mean query and mean key, of equal ones the first; NaN counts as −inf. With gate_q (H, D, G) and gate_k
+    (Hkv, D, G), G up to 256, means are multiplied by these first. All of it is computed in fp32. S up to 2¹⁸.
+
+    q, k, v and the gates in one of bf16, fp16, fp32, on one device; D from 1 to 256; Hkv divides H, and query head
+    h reads key head h // (H / Hkv). `mask` "causal" hides the keys after a query.
+
+    Raises `TypeError` for a wrong dtype and `ValueError` for a wrong shape, device, mask or sparsity.
+    """
+    choice("mask", mask, ("causal", "full"))
+    check("q", q, dim=4)
+    B, H, S, D = q.shape
+    if not 1 <= D <= 256:
+        raise ValueError(f"q has head dimension {D}, expected 1 to 256")
+    check("k", k, dim=4, dtypes=(q.dtype,), like=q)
+    heads = k.shape[1]
+    if H and (heads == 0 or H % heads):
+        raise ValueError(f"k has {heads} heads, which do not divide the {H} of q")
+    check("k", k, shape=(B, heads, S, D))
+    check("v", v, shape=(B, heads, S, D), dtypes=(q.dtype,), like=q)
+    if blocks is not None:
+        across = cdiv(S, BLOCK)
+        check("blocks", blocks, dim=3, dtypes=(torch.bool,), like=q)
+        check("blocks", blocks, shape=(1 if blocks.shape[0] == 1 else H, across, across), dtypes=(torch.bool,))
+        output: torch.Tensor = _given(q, k, v, blocks, mask == "causal")
+        return output
+    if not 0 <= sparsity < 100:
+        raise ValueError(f"sparsity is {sparsity}, expected 0 to 99")
+    if S > LONGEST:
+        raise ValueError(f"q has {S} tokens, expected at most {LONGEST} to choose among")
+    if gate_q is not None or gate_k is not None:
+        check("gate_q", gate_q, dim=3, dtypes=(q.dtype,), like=q)
+        assert gate_q is not None
+        if not 1 <= gate_q.shape[2] <= 256:
+            raise ValueError(f"gate_q has {gate_q.shape[2]} features, expected 1 to 256")
+        check("gate_q", gate_q, shape=(H, D, gate_q.shape[2]))
+        check("gate_k", gate_k, shape=(heads, D, gate_q.shape[2]), dtypes=(q.dtype,), like=q)
+    both: tuple[torch.Tensor, torch.Tensor] = _chosen(q, k, v, gate_q, gate_k, mask == "causal", sparsity)
+    return both
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Lists of blocks.
+
+
+@triton.jit
+def _write(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    lists, counts, kept, head, row, column, n
+):  # fmt: skip
+    """The list of each row, its largest column first; of an empty row, its own block, which is not counted."""
+    at = head.to(tl.int64) * n + row
+    count = tl.sum(kept.to(tl.int32), 1)
+    place = count[:, None] - tl.cumsum(kept.to(tl.int32), 1)
+    inside = (row < n)[:, None]
+    wide = row[:, None] + 0 * column[None, :]
+    tl.store(lists + at[:, None] * n + place, 0 * wide + column[None, :], kept & inside)
+    tl.store(lists + at * n, row, (row < n) & (count == 0))
+    tl.store(counts + at, count, row < n)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _list(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    blocks, lists, counts, n, stride_h, stride_r, stride_c,
+    CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Lists (heads, n, n) and counts (heads, n) of ROWS rows of a mask of blocks."""
+    tiles = tl.cdiv(n, ROWS)
+    head = tl.program_id(0) // tiles
+    row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    inside = (row < n)[:, None] & (column < n)[None, :]
+    if CAUSAL:
+        inside = inside & (column[None, :] <= row[:, None])
+    at = head.to(tl.int64) * stride_h + row.to(tl.int64)[:, None] * stride_r + column[None, :] * stride_c
+    kept = inside & (tl.load(blocks + at, inside, 0) != 0)
+    _write(lists, counts, kept, head, row, column, n)
+
+
+@triton.jit
+def _pool_of(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, gate, features, program, stride_b, stride_h, stride_s, heads, S, n, D, G,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """The features of one block of one head: the mean of its tokens, through the gate if there is one."""
+    place, block = program // n, program % n
+    batch, head = place // heads, place % heads
+    row = block * BLOCK
+    tile = _load(x, batch, head, row, stride_b, stride_h, stride_s, S, D, BLOCK, WIDTH, False, True)
+    mean = tl.sum(tile.to(tl.float32), 0) / tl.minimum(BLOCK, S - row)
+    lane = tl.arange(0, FEATURES)
+    if GATED:
+        width = tl.arange(0, WIDTH)
+        weights = tl.load(
+            gate + head.to(tl.int64) * D * G + width[:, None] * G + lane[None, :],
+            (width < D)[:, None] & (lane < G)[None, :],
+            0.0,
+        )
+        mean = tl.sum(mean[:, None] * weights.to(tl.float32), 0)
+    tl.store(features + program.to(tl.int64) * G + lane, mean, lane < G)
+
+
+@triton.jit(do_not_specialize=["H", "heads", "S", "n", "queries"])
+def _pool(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, k, gate_q, gate_k, features_q, features_k,
+    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, H, heads, S, n, queries, D: tl.constexpr,
+    G: tl.constexpr,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Features (B·H, n, G) of the queries, by the first `queries` programs, and (B·Hkv, n, G) of the keys."""
+    program = tl.program_id(0)
+    if program < queries:
+        _pool_of(
+            q, gate_q, features_q, program, stride_qb, stride_qh, stride_qs, H, S, n, D, G,
+            BLOCK, WIDTH, FEATURES, GATED,
+        )  # fmt: skip
+    else:
+        _pool_of(
+            k, gate_k, features_k, program - queries, stride_kb, stride_kh, stride_ks, heads, S, n, D, G,
+            BLOCK, WIDTH, FEATURES, GATED,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n", "groups", "share"])
+def _choose(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    features_q, features_k, blocks, lists, counts, n, groups, share,
+    G: tl.constexpr, CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Chooses the blocks of ROWS rows of one head: `share` hundredths of those that they see.
+
+    Scores become unsigned numbers of the same order, of which the k-th largest is built from its highest bit
+    down: a bit belongs to it if at least k scores have it, after the same higher ones.
+    """
+    tiles = tl.cdiv(n, ROWS)
+    head = tl.program_id(0) // tiles
+    row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    lane = tl.arange(0, STEP)
+    queries = features_q + head.to(tl.int64) * n * G
+    keys = features_k + (head // groups).to(tl.int64) * n * G
+    scores = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for low in tl.range(0, G, STEP, num_stages=1):
+        feature = low + lane
+        a = tl.load(
+            queries + row[:, None] * G + feature[None, :], (row < n)[:, None] & (feature < G)[None, :], 0.0
+        )
+        b = tl.load(
+            keys + column[None, :] * G + feature[:, None], (column < n)[None, :] & (feature < G)[:, None], 0.0
+        )
+        scores = tl.dot(a, b, scores, input_precision="ieee")
+    seen = (row < n)[:, None] & (column < n)[None, :]
+    visible = tl.zeros([ROWS], tl.int32) + n
+    if CAUSAL:
+        seen = seen & (column[None, :] <= row[:, None])
+        visible = row + 1
+    wanted = tl.maximum(1, (visible * share + 50) // 100)
+    scores = tl.where(scores == scores, scores + 0.0, float("-inf"))  # -0 and 0 are equal
+    scores = tl.where(column[None, :] == row[:, None], float("inf"), scores)
+    bits = scores.to(tl.int32, bitcast=True)
+    signed = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    # Below every score, and so 0 in the unsigned order.
+    signed = tl.where(seen, signed, -0x80000000)
+    order = signed.to(tl.uint32, bitcast=True) ^ 0x80000000
+    least = tl.zeros([ROWS], tl.uint32)
+    bit = tl.full([ROWS], 0x80000000, tl.uint32)
+    for _ in tl.range(0, 32):
+        tried = least | bit
+        least = tl.where(tl.sum((order >= tried[:, None]).to(tl.int32), 1) >= wanted, tried, least)
+        bit = bit >> 1
+    above = order > least[:, None]
+    equal = seen & (order == least[:, None])
+    spare = wanted - tl.sum(above.to(tl.int32), 1)
+    kept = above | (equal & (tl.cumsum(equal.to(tl.int32), 1) <= spare[:, None]))
+    at = head.to(tl.int64) * n + row
+    tl.store(
+        blocks + at[:, None] * n + column[None, :], kept.to(tl.int8), (row < n)[:, None] & (column < n)[None, :]
+    )
+    _write(lists, counts, kept, head, row, column, n)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Attention over lists.
+
+
+@triton.jit
+def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    total, highest, weight, q, k, v, batch, head, first, chosen, low, high,
+    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
+    BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Adds tiles `low` to `high` of the listed blocks to an online softmax's state. `scale` includes log₂e."""
+    rows = first + tl.arange(0, BLOCK_M)
+    for i in tl.range(low, high):
+        within: tl.constexpr = BLOCK // BLOCK_N
+        start = tl.load(chosen + i // within) * BLOCK + i % within * BLOCK_N
+        keys = _load(k, batch, head, start, stride_kb, stride_kh, stride_ks, S, D, BLOCK_N, WIDTH, TMA, MASKED)
+        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+        if MASKED:
+            columns = start + tl.arange(0, BLOCK_N)
+            if CAUSAL:
+                # Keys beyond S are hidden too: they come after every row that is stored.
+                scores = tl.where(rows[:, None] >= columns[None, :], scores, float("-inf"))
+            else:
+                scores = tl.where((columns < S)[None, :], scores, float("-inf"))
+        # Every row sees the first key of a listed block: the maximum is never -inf.
+        raised = tl.maximum(highest, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - raised[:, None])
+        shrink = tl.exp2(highest - raised)
+        weight = weight * shrink + tl.sum(weights, 1)
+        total = total * shrink[:, None]
+        values = _load(v, batch, head, start, stride_vb, stride_vh, stride_vs, S, D, BLOCK_N, WIDTH, TMA, MASKED)
+        total = tl.dot(weights.to(values.dtype), values, total, input_precision=PRECISION)
+        highest = raised
+    return total, highest, weight
+
+
+@triton.jit(do_not_specialize=["B", "H", "shared", "n", "heads"])
+def _walk(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, k, v, out, lists, counts,
+    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
+    B, H, S, groups, shared, n, heads, scale,
+    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
+    CAUSAL: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_M queries of one head over their block's list. `heads` lists there are: 1, H or B·H."""
+    tile, place = _place(tl.cdiv(S, BLOCK_M), B * H, shared, CAUSAL)
+    batch, head = place // H, place % H
+    first = tile * BLOCK_M
+    queries = _load(q, batch, head, first, stride_qb, stride_qh, stride_qs, S, D, BLOCK_M, WIDTH, TMA, True)
+    at = (place % heads).to(tl.int64) * n + first // BLOCK
+    chosen = lists + at * n
+    count = tl.load(counts + at)
+    tiles: tl.constexpr = BLOCK // BLOCK_N
+    total = tl.zeros([BLOCK_M, WIDTH], tl.float32)
+    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    weight = tl.zeros([BLOCK_M], tl.float32)
+    total, highest, weight = _attend(
+        total, highest, weight, queries, k, v, batch, head // groups, first, chosen, 0,
+        tl.minimum(count, 1) * tiles,
+        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
+        BLOCK, BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, TMA, PRECISION,
+    )  # fmt: skip
+    total, highest, weight = _attend(
+        total, highest, weight, queries, k, v, batch, head // groups, first, chosen, tiles, count * tiles,
+        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
+        BLOCK, BLOCK_M, BLOCK_N, WIDTH, CAUSAL, False, TMA, PRECISION,
+    )  # fmt: skip
+    weight = tl.where(count == 0, 1.0, weight)
+    _store(out, total / weight[:, None], batch, head, first, H, S, D, BLOCK_M, WIDTH)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Launch.
+
+
+def _rows(n: int) -> tuple[int, int, int]:
+    """(rows, columns, warps) of a program that holds whole rows of n blocks."""
+    columns = max(16, power_of_2(n))
+    return 16, columns, 4 if columns <= 256 else 8 if columns <= 1024 else 16
+
+
+def listed(blocks: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lists (heads, n, n) int32 and counts (heads, n) int32 of a mask of blocks (heads, n, n)."""
+    heads, n, _ = blocks.shape
+    lists = torch.empty((heads, n, n), dtype=torch.int32, device=blocks.device)
+    counts = torch.empty((heads, n), dtype=torch.int32, device=blocks.device)
+    # Fewer rows a program than where there is more to do with them: the grid is small.
+    rows, columns, warps = 4, max(16, power_of_2(n)), 4
+    with on(blocks):
+        _list[(cdiv(n, rows) * heads,)](
+            blocks.view(torch.int8), lists, counts, n, *blocks.stride(), causal, rows, columns, num_warps=warps
+        )
+    return lists, counts
+
+
+def chosen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    gate_q: torch.Tensor | None,
+    gate_k: torch.Tensor | None,
+    causal: bool,
+    sparsity: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Blocks (B, H, n, n) bool, lists (B·H, n, n) and counts (B·H, n) of what is chosen by scores."""
+    B, H, S, D = q.shape
+    heads, n = k.shape[1], cdiv(S, BLOCK)
+    q, k = _plain(q), _plain(k)
+    gated = gate_q is not None and gate_k is not None
+    G = gate_q.shape[2] if gate_q is not None and gated else D
+    gates = (q, k) if gate_q is None or gate_k is None else (gate_q.contiguous(), gate_k.contiguous())
+    features_q = torch.empty((B * H, n, G), dtype=torch.float32, device=q.device)
+    features_k = torch.empty((B * heads, n, G), dtype=torch.float32, device=q.device)
+    blocks = torch.empty((B, H, n, n), dtype=torch.bool, device=q.device)
+    lists = torch.empty((B * H, n, n), dtype=torch.int32, device=q.device)
+    counts = torch.empty((B * H, n), dtype=torch.int32, device=q.device)
+    width = _width(D)
+    rows, columns, warps = _rows(n)
+    with on(q):
+        _pool[(B * (H + heads) * n,)](
+            q, k, *gates, features_q, features_k, *q.stride()[:3], *k.stride()[:3],
+            H, heads, S, n, B * H * n, D, G,
+            BLOCK, width, max(16, power_of_2(G)) if gated else width, gated, num_warps=4,
+        )  # fmt: skip
+        _choose[(cdiv(n, rows) * B * H,)](
+            features_q, features_k, blocks.view(torch.int8), lists, counts, n, H // heads, 100 - sparsity,
+            G, causal, rows, columns, 32 if columns <= 512 else 16, num_warps=warps,
+        )  # fmt: skip
+    return blocks, lists, counts
+
+
+def tiles(q: torch.Tensor) -> Tiles:
+    """As the dense kernel's, in parts of a block."""
+    D = q.shape[-1]
+    if q.dtype == torch.float32:
+        return Tiles(32, 32, 4, 1) if D > 64 else Tiles(64, 32, 4, 2)
+    if not roomy(capability(q.device)):
+        return modest("forward", D)
+    return Tiles(128, 64, 8, 2) if D > 64 else Tiles(128, 128, 8, 2)
+
+
+@cache
+def _lists() -> ModuleType:
+    """The kernel for Hopper."""
+    from . import _attention_sparse_hopper
+
+    return _attention_sparse_hopper
+
+
+def walk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lists: torch.Tensor,
+    counts: torch.Tensor,
+    causal: bool,
+    portable: bool = False,
+) -> torch.Tensor:
+    """Attention over lists (heads, n, n), heads being 1, H or B·H; `portable` leaves kernels for Hopper out."""
+    B, H, S, D = q.shape
+    groups = H // k.shape[1]
+    out = q.new_empty(q.shape)
+    hopper = None if portable else _hopper(q.device)
+    if hopper is not None and hopper.forward.fits(q, k, v):
+        _lists().forward(q, k, v, out, lists, counts, causal, _shared(k, groups))
+        return out
+    q, k, v = _plain(q), _plain(k), _plain(v)
+    t = tiles(q)
+    tma = _tma(q, k, v)
+    with on(q):
+        _walk[(cdiv(S, t.resident) * B * H,)](
+            _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma), out, lists, counts,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+            B, H, S, groups, _shared(k, groups), lists.shape[1], lists.shape[0], LOG2E / math.sqrt(D),
+            D, BLOCK, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype),
+            num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
+    return out
+
+
+def _launch_given(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: torch.Tensor, causal: bool
+) -> torch.Tensor:
+    if q.numel() == 0:
+        return q.new_empty(q.shape)
+    return walk(q, k, v, *listed(blocks, causal), causal)
+
+
+def _launch_chosen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gate_q: torch.Tensor | None,
+    gate_k: torch.Tensor | None,
+    causal: bool,
+    sparsity: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if q.numel() == 0:
+        return _empty(q)
+    blocks, lists, counts = chosen(q, k, gate_q, gate_k, causal, sparsity)
+    return walk(q, k, v, lists, counts, causal), blocks
+
+
+def _empty(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for the output and the choice."""
+    B, H, S = q.shape[:3]
+    n = cdiv(S, BLOCK)
+    return q.new_empty(q.shape), q.new_empty((B, H, n, n), dtype=torch.bool)
+
+
+_given = operator(
+    "attention_sparse(Tensor q, Tensor k, Tensor v, Tensor blocks, bool causal) -> Tensor",
+    _launch_given,
+    lambda q, *_: q.new_empty(q.shape),
+)
+
+_chosen = operator(
+    "attention_sparse_chosen(Tensor q, Tensor k, Tensor v, Tensor? gate_q, Tensor? gate_k, bool causal,"
+    " int sparsity) -> (Tensor, Tensor)",
+    _launch_chosen,
+    _empty,
+)

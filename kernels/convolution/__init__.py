@@ -1,0 +1,1 @@
+"""Causal convolutions of state-space models."""

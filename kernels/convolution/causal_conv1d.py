@@ -1,0 +1,815 @@
+"""Causal depthwise convolution of 2 to 4 taps with bias and SiLU (Mamba, arXiv 2312.00752), and its gradients.
+
+Each number is read once and written once. With the sequence contiguous ("bds"), a thread takes a vector of
+consecutive tokens and the vectors beside it, and shifts in registers: loads at an odd offset would be split.
+With the channels contiguous ("bsd"), a program slides over the tokens with the last three in registers.
+
+Gradients of the weight are sums over all tokens: each program writes its part, and a second kernel adds the
+parts in a fixed order, so that results repeat bit by bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import triton
+import triton.language as tl
+
+from .._common import INTERPRETED, cdiv, check, choice, dense_like, multiprocessors, on, operator, power_of_2
+from .._pointwise import silu, silu_slope
+
+LANES = 8 if INTERPRETED else 256
+"""Vectors of a program with the sequence contiguous, forward, two a thread: of one channel or, where that is
+shorter, of several. The interpreter turns its loops on little data."""
+
+BACKWARD_LANES = 8 if INTERPRETED else 128
+"""The same backward, of one channel."""
+
+BLOCK = 16 if INTERPRETED else 256
+"""Channels of a program of two warps with the channels contiguous, at most; 4 a thread."""
+
+CHUNK = 8 if INTERPRETED else 64
+"""Tokens of a program with the channels contiguous, forward; the three before them are read twice."""
+
+
+def causal_conv1d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    initial_state: torch.Tensor | None = None,
+    activation: Literal["silu", "none"] = "silu",
+    layout: Literal["bds", "bsd"] = "bds",
+) -> torch.Tensor:
+    """y[b, d, s] = act(bias[d] + Σ_w weight[d, w] · x[b, d, s - W + 1 + w]), of x's shape and dtype.
+
+    x (B, D, S) with layout "bds" or (B, S, D) with "bsd", weight (D, W) with W from 2 to 4, bias (D,). Tokens
+    before the first are those of `initial_state`, (B, D, W - 1) or (B, W - 1, D) by layout, or zero.
+    bf16, fp16 or fp32 each, initial_state in x's; computed in fp32. Differentiable in all four tensors.
+    Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device, activation or layout;
+    the message names the argument.
+    """
+    choice("activation", activation, ("silu", "none"))
+    choice("layout", layout, ("bds", "bsd"))
+    check("x", x, dim=3)
+    B, D = x.shape[0], x.shape[1 if layout == "bds" else 2]
+    check("weight", weight, dim=2, like=x)
+    W = weight.shape[1]
+    if not 2 <= W <= 4:
+        raise ValueError(f"weight has {W} taps, expected 2 to 4")
+    check("weight", weight, shape=(D, W))
+    if bias is not None:
+        check("bias", bias, shape=(D,), like=x)
+    if initial_state is not None:
+        shape = (B, D, W - 1) if layout == "bds" else (B, W - 1, D)
+        check("initial_state", initial_state, shape=shape, dtypes=(x.dtype,), like=x)
+    y: torch.Tensor = _convolve(x, weight, bias, initial_state, activation == "silu", layout == "bsd")
+    return y
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Taps are a0 to a3, oldest first; with fewer than four, the oldest are not there and are never multiplied.
+
+
+@triton.jit
+def _taps(weight, d, inside, W: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(a0, a1, a2, a3) of the channels d, in fp32."""
+    a3 = tl.load(weight + d * W + W - 1, inside, 0.0).to(tl.float32)
+    a2 = tl.load(weight + d * W + W - 2, inside, 0.0).to(tl.float32)
+    a1 = a2
+    a0 = a2
+    if W >= 3:
+        a1 = tl.load(weight + d * W + W - 3, inside, 0.0).to(tl.float32)
+    if W >= 4:
+        a0 = tl.load(weight + d * W + W - 4, inside, 0.0).to(tl.float32)
+    return a0, a1, a2, a3
+
+
+@triton.jit
+def _sum(start, x0, x1, x2, x3, a0, a1, a2, a3, W: tl.constexpr):  # type: ignore[no-untyped-def]
+    """start + Σ a · x over the taps that are there, each of them one fused multiplication and addition."""
+    total = start + a3 * x3
+    total += a2 * x2
+    if W >= 3:
+        total += a1 * x1
+    if W >= 4:
+        total += a0 * x0
+    return total
+
+
+@triton.jit
+def _act(value, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
+    if SILU:
+        value = silu(value)
+    return value
+
+
+@triton.jit
+def _slope(given, value, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The gradient before the activation, for the one behind it."""
+    if SILU:
+        _, slope = silu_slope(value)
+        given = given * slope
+    return given
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The sequence contiguous. [n, VEC] is one vector a thread; split and joined, it stays in that thread.
+
+
+@triton.jit
+def _apart4(t):  # type: ignore[no-untyped-def]
+    even, odd = tl.split(tl.reshape(t, [t.shape[0], 2, 2]))
+    c0, c2 = tl.split(even)
+    c1, c3 = tl.split(odd)
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def _together4(c0, c1, c2, c3):  # type: ignore[no-untyped-def]
+    return tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), [c0.shape[0], 4])
+
+
+@triton.jit
+def _apart(t):  # type: ignore[no-untyped-def]
+    """The VEC columns of [n, VEC], VEC 4 or 8, as a tuple of [n], in fp32."""
+    t = t.to(tl.float32)
+    if t.shape[1] == 4:
+        return _apart4(t)
+    else:
+        even, odd = tl.split(tl.reshape(t, [t.shape[0], 4, 2]))
+        c0, c2, c4, c6 = _apart4(even)
+        c1, c3, c5, c7 = _apart4(odd)
+        return c0, c1, c2, c3, c4, c5, c6, c7
+
+
+@triton.jit
+def _together(c):  # type: ignore[no-untyped-def]
+    """The inverse of `_apart`."""
+    if len(c) == 4:
+        return _together4(c[0], c[1], c[2], c[3])
+    else:
+        even = _together4(c[0], c[2], c[4], c[6])
+        odd = _together4(c[1], c[3], c[5], c[7])
+        return tl.reshape(tl.join(even, odd), [c[0].shape[0], 8])
+
+
+@triton.jit
+def _vector(at, s, S, inside, VEC: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """VEC tokens from token s on of each row; zero at and beyond S."""
+    j = tl.arange(0, VEC)
+    if EVEN:
+        mask = (inside & (s < S))[:, None] & (j < VEC)[None, :]
+    else:
+        mask = inside[:, None] & (s[:, None] + j[None, :] < S)
+    return tl.load(at[:, None] + j[None, :], mask, 0.0)
+
+
+@triton.jit
+def _before(x, initial, row, s, S, inside, W: tl.constexpr, STATE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The three tokens before token s; `row` counts rows of the initial state."""
+    _, p1, p2, p3 = _apart4(_vector(x - 4, s - 4, S, inside & (s > 0), 4, True).to(tl.float32))
+    if STATE:
+        first = inside & (s == 0)
+        old = initial + row * (W - 1) + W - 1 + s  # s is 0 wherever this is read
+        p3 += tl.load(old - 1, first, 0.0).to(tl.float32)
+        if W >= 3:
+            p2 += tl.load(old - 2, first, 0.0).to(tl.float32)
+        if W >= 4:
+            p1 += tl.load(old - 3, first, 0.0).to(tl.float32)
+    return p1, p2, p3
+
+
+@triton.jit
+def _forward_bds(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    weight,
+    bias,
+    initial,
+    y,
+    D,
+    S,
+    x_b,
+    x_d,
+    W: tl.constexpr,
+    BIAS: tl.constexpr,
+    STATE: tl.constexpr,
+    SILU: tl.constexpr,
+    EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+    VEC: tl.constexpr,
+    HINT: tl.constexpr,
+):
+    """ROWS channels of one sequence, LANES vectors of each."""
+    pieces = tl.cdiv(S, LANES * VEC)
+    blocks = tl.cdiv(D, ROWS)
+    program = tl.program_id(0)
+    n = tl.arange(0, ROWS * LANES)
+    s = (program % pieces) * (LANES * VEC) + (n % LANES) * VEC
+    d = ((program // pieces) % blocks) * ROWS
+    if ROWS > 1:
+        d += n // LANES
+    b = (program // pieces // blocks).to(tl.int64)
+    inside = (s >= 0) & (d < D)
+    row = b * D + d
+    at = x + b * x_b + d.to(tl.int64) * x_d + s
+    c = _before(at, initial, row, s, S, inside & (s < S), W, STATE) + _apart(_vector(at, s, S, inside, VEC, EVEN))
+    a0, a1, a2, a3 = _taps(weight, d, d < D, W)
+    start = 0.0
+    if BIAS:
+        start = tl.load(bias + d, d < D, 0.0).to(tl.float32)
+    r0 = _act(_sum(start, c[0], c[1], c[2], c[3], a0, a1, a2, a3, W), SILU)
+    r1 = _act(_sum(start, c[1], c[2], c[3], c[4], a0, a1, a2, a3, W), SILU)
+    r2 = _act(_sum(start, c[2], c[3], c[4], c[5], a0, a1, a2, a3, W), SILU)
+    r3 = _act(_sum(start, c[3], c[4], c[5], c[6], a0, a1, a2, a3, W), SILU)
+    if VEC == 8:
+        r4 = _act(_sum(start, c[4], c[5], c[6], c[7], a0, a1, a2, a3, W), SILU)
+        r5 = _act(_sum(start, c[5], c[6], c[7], c[8], a0, a1, a2, a3, W), SILU)
+        r6 = _act(_sum(start, c[6], c[7], c[8], c[9], a0, a1, a2, a3, W), SILU)
+        r7 = _act(_sum(start, c[7], c[8], c[9], c[10], a0, a1, a2, a3, W), SILU)
+        result = _together((r0, r1, r2, r3, r4, r5, r6, r7))
+    else:
+        result = _together((r0, r1, r2, r3))
+    j = tl.arange(0, VEC)
+    if EVEN:
+        mask = (inside & (s < S))[:, None] & (j < VEC)[None, :]
+    else:
+        mask = inside[:, None] & (s[:, None] + j[None, :] < S)
+    tl.store(y + (row * S + s)[:, None] + j[None, :], result.to(y.dtype.element_ty), mask, eviction_policy=HINT)
+
+
+@triton.jit
+def _one(c, g, i: tl.constexpr, a0, a1, a2, a3, t0, t1, t2, t3, tb, W: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The input's gradient at the i-th token of a vector, and the sums with what it adds to the taps'."""
+    here = c[i + 3]
+    result = _sum(0.0, g[i + 3], g[i + 2], g[i + 1], g[i], a0, a1, a2, a3, W)
+    t3 += here * g[i]
+    t2 += here * g[i + 1]
+    if W >= 3:
+        t1 += here * g[i + 2]
+    if W >= 4:
+        t0 += here * g[i + 3]
+    return result, t0, t1, t2, t3, tb + g[i]
+
+
+@triton.jit
+def _gradient_at(c, dy, i: tl.constexpr, start, a0, a1, a2, a3, W: tl.constexpr, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
+    return _slope(dy[i], _sum(start, c[i], c[i + 1], c[i + 2], c[i + 3], a0, a1, a2, a3, W), SILU)
+
+
+@triton.jit
+def _backward_bds(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dy,
+    x,
+    weight,
+    bias,
+    initial,
+    dx,
+    dinitial,
+    parts,
+    B,
+    D,
+    S,
+    dy_b,
+    dy_d,
+    x_b,
+    x_d,
+    W: tl.constexpr,
+    BIAS: tl.constexpr,
+    STATE: tl.constexpr,
+    SILU: tl.constexpr,
+    EVEN: tl.constexpr,
+    LANES: tl.constexpr,
+    VEC: tl.constexpr,
+    HINT: tl.constexpr,
+):
+    """One channel of every n-th piece of LANES vectors. parts (programs, W + 1, D): taps newest first, bias."""
+    d = tl.program_id(0)
+    pieces = tl.cdiv(S, LANES * VEC)
+    lane = tl.arange(0, LANES) * VEC
+    j = tl.arange(0, VEC)
+    everywhere = lane >= 0
+    a0, a1, a2, a3 = _taps(weight, d, d < D, W)
+    start = 0.0
+    if BIAS:
+        start = tl.load(bias + d).to(tl.float32)
+    zero = tl.zeros([LANES], tl.float32)
+    t0, t1, t2, t3, tb = zero, zero, zero, zero, zero
+    for piece in range(tl.program_id(1), B * pieces, tl.num_programs(1)):
+        b = (piece // pieces).to(tl.int64)
+        s = (piece % pieces) * (LANES * VEC) + lane
+        row = b * D + d
+        at = x + b * x_b + d.to(tl.int64) * x_d + s
+        given = dy + b * dy_b + d.to(tl.int64) * dy_d + s
+        now = _vector(at, s, S, everywhere, VEC, EVEN)
+        later = _vector(at + VEC, s + VEC, S, everywhere, 4, EVEN)
+        dy_now = _vector(given, s, S, everywhere, VEC, EVEN)
+        dy_later = _vector(given + VEC, s + VEC, S, everywhere, 4, EVEN)
+        old = _before(at, initial, row, s, S, s < S, W, STATE)
+        c = old + _apart(now) + _apart(later)
+        u = _apart(dy_now) + _apart(dy_later)
+        g0 = _gradient_at(c, u, 0, start, a0, a1, a2, a3, W, SILU)
+        g1 = _gradient_at(c, u, 1, start, a0, a1, a2, a3, W, SILU)
+        g2 = _gradient_at(c, u, 2, start, a0, a1, a2, a3, W, SILU)
+        g3 = _gradient_at(c, u, 3, start, a0, a1, a2, a3, W, SILU)
+        g4 = _gradient_at(c, u, 4, start, a0, a1, a2, a3, W, SILU)
+        g5 = _gradient_at(c, u, 5, start, a0, a1, a2, a3, W, SILU)
+        g6 = _gradient_at(c, u, 6, start, a0, a1, a2, a3, W, SILU)
+        if VEC == 8:
+            g7 = _gradient_at(c, u, 7, start, a0, a1, a2, a3, W, SILU)
+            g8 = _gradient_at(c, u, 8, start, a0, a1, a2, a3, W, SILU)
+            g9 = _gradient_at(c, u, 9, start, a0, a1, a2, a3, W, SILU)
+            g10 = _gradient_at(c, u, 10, start, a0, a1, a2, a3, W, SILU)
+            g = (g0, g1, g2, g3, g4, g5, g6, g7, g8, g9, g10)
+        else:
+            g = (g0, g1, g2, g3, g4, g5, g6)
+        r0, t0, t1, t2, t3, tb = _one(c, g, 0, a0, a1, a2, a3, t0, t1, t2, t3, tb, W)
+        r1, t0, t1, t2, t3, tb = _one(c, g, 1, a0, a1, a2, a3, t0, t1, t2, t3, tb, W)
+        r2, t0, t1, t2, t3, tb = _one(c, g, 2, a0, a1, a2, a3, t0, t1, t2, t3, tb, W)
+        r3, t0, t1, t2, t3, tb = _one(c, g, 3, a0, a1, a2, a3, t0, t1, t2, t3, tb, W)
+        if VEC == 8:
+            r4, t0, t1, t2, t3, tb = _one(c, g, 4, a0, a1, a2, a3, t0, t1, t2, t3, tb, W)
+            r5, t0, t1, t2, t3, tb = _one(c, g, 5, a0, a1, a2, a3, t0, t1, t2, t3, tb, W)
+            r6, t0, t1, t2, t3, tb = _one(c, g, 6, a0, a1, a2, a3, t0, t1, t2, t3, tb, W)
+            r7, t0, t1, t2, t3, tb = _one(c, g, 7, a0, a1, a2, a3, t0, t1, t2, t3, tb, W)
+            result = _together((r0, r1, r2, r3, r4, r5, r6, r7))
+        else:
+            result = _together((r0, r1, r2, r3))
+        mask = (s < S)[:, None] & (j < VEC)[None, :] if EVEN else s[:, None] + j[None, :] < S
+        tl.store(
+            dx + (row * S + s)[:, None] + j[None, :], result.to(dx.dtype.element_ty), mask, eviction_policy=HINT
+        )
+        if STATE:
+            # The tokens before the first: their gradients come from the first three tokens alone.
+            first = s == 0
+            t2 += tl.where(first, c[2] * g0, 0.0)
+            end = dinitial + row * (W - 1) + W - 1 + s
+            kind = dinitial.dtype.element_ty
+            if W == 2:
+                tl.store(end - 1, (a2 * g0).to(kind), first)
+            elif W == 3:
+                tl.store(end - 1, (a2 * g0 + a1 * g1).to(kind), first)
+                tl.store(end - 2, (a1 * g0).to(kind), first)
+                t1 += tl.where(first, c[2] * g1 + c[1] * g0, 0.0)
+            else:
+                tl.store(end - 1, (a2 * g0 + a1 * g1 + a0 * g2).to(kind), first)
+                tl.store(end - 2, (a1 * g0 + a0 * g1).to(kind), first)
+                tl.store(end - 3, (a0 * g0).to(kind), first)
+                t1 += tl.where(first, c[2] * g1 + c[1] * g0, 0.0)
+                t0 += tl.where(first, c[2] * g2 + c[1] * g1 + c[0] * g0, 0.0)
+    part = parts + tl.program_id(1).to(tl.int64) * (W + 1) * D + d
+    tl.store(part, tl.sum(t3, 0))
+    tl.store(part + D, tl.sum(t2, 0))
+    if W >= 3:
+        tl.store(part + 2 * D, tl.sum(t1, 0))
+    if W >= 4:
+        tl.store(part + 3 * D, tl.sum(t0, 0))
+    tl.store(part + W * D, tl.sum(tb, 0))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The channels contiguous: a program slides over the tokens.
+
+
+@triton.jit
+def _token(x, s, S, stride, inside):  # type: ignore[no-untyped-def]
+    """Token s of each channel in fp32, zero outside of the sequence."""
+    at = x + tl.cast(s, tl.int64) * stride
+    return tl.load(at, inside & (s >= 0) & (s < S), 0.0).to(tl.float32)
+
+
+@triton.jit
+def _token_before(x, initial, s, D, stride, inside, W: tl.constexpr, STATE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """As `_token`, for one that may lie before the first, in the initial state."""
+    value = tl.load(x + tl.cast(s, tl.int64) * stride, inside & (s >= 0), 0.0).to(tl.float32)
+    if STATE:
+        old = inside & (s < 0) & (s >= 1 - W)
+        value += tl.load(initial + (s + W - 1) * D, old, 0.0).to(tl.float32)
+    return value
+
+
+@triton.jit
+def _four(x, s, end, stride, inside, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Four tokens from token s on, zero from token `end` on. EVEN: that is not among them, or is the first."""
+    at = x + tl.cast(s, tl.int64) * stride
+    there = inside & (s < end)
+    if EVEN:
+        n1 = tl.load(at + stride, there, 0.0)
+        n2 = tl.load(at + 2 * stride, there, 0.0)
+        n3 = tl.load(at + 3 * stride, there, 0.0)
+    else:
+        n1 = tl.load(at + stride, inside & (s + 1 < end), 0.0)
+        n2 = tl.load(at + 2 * stride, inside & (s + 2 < end), 0.0)
+        n3 = tl.load(at + 3 * stride, inside & (s + 3 < end), 0.0)
+    return tl.load(at, there, 0.0), n1, n2, n3
+
+
+@triton.jit
+def _forward_bsd(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    weight,
+    bias,
+    initial,
+    y,
+    D,
+    S,
+    x_b,
+    x_s,
+    W: tl.constexpr,
+    BIAS: tl.constexpr,
+    STATE: tl.constexpr,
+    SILU: tl.constexpr,
+    EVEN: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HINT: tl.constexpr,
+):
+    """BLOCK channels of CHUNK tokens, four at a time; the next four are read before these are worked on."""
+    blocks = tl.cdiv(D, BLOCK)
+    chunks = tl.cdiv(S, CHUNK)
+    program = tl.program_id(0)
+    d = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
+    first = ((program // blocks) % chunks) * CHUNK
+    b = (program // blocks // chunks).to(tl.int64)
+    inside = d < D
+    at = x + b * x_b + d
+    old = initial + b * (W - 1) * D + d
+    to = y + b * S * D + d
+    a0, a1, a2, a3 = _taps(weight, d, inside, W)
+    start = tl.zeros([BLOCK], tl.float32)
+    if BIAS:
+        start = tl.load(bias + d, inside, 0.0).to(tl.float32)
+    x0 = _token_before(at, old, first - 3, D, x_s, inside, W, STATE)
+    x1 = _token_before(at, old, first - 2, D, x_s, inside, W, STATE)
+    x2 = _token_before(at, old, first - 1, D, x_s, inside, W, STATE)
+    kind = y.dtype.element_ty
+    end = tl.minimum(first + CHUNK, S)
+    n0, n1, n2, n3 = _four(at, first, end, x_s, inside, EVEN)
+    for s in range(first, end, 4):
+        x3, x4, x5, x6 = n0.to(tl.float32), n1.to(tl.float32), n2.to(tl.float32), n3.to(tl.float32)
+        n0, n1, n2, n3 = _four(at, s + 4, end, x_s, inside, EVEN)
+        y0 = _act(_sum(start, x0, x1, x2, x3, a0, a1, a2, a3, W), SILU)
+        y1 = _act(_sum(start, x1, x2, x3, x4, a0, a1, a2, a3, W), SILU)
+        y2 = _act(_sum(start, x2, x3, x4, x5, a0, a1, a2, a3, W), SILU)
+        y3 = _act(_sum(start, x3, x4, x5, x6, a0, a1, a2, a3, W), SILU)
+        line = to + tl.cast(s, tl.int64) * D
+        tl.store(line, y0.to(kind), inside, eviction_policy=HINT)
+        tl.store(line + D, y1.to(kind), inside & (EVEN | (s + 1 < S)), eviction_policy=HINT)
+        tl.store(line + 2 * D, y2.to(kind), inside & (EVEN | (s + 2 < S)), eviction_policy=HINT)
+        tl.store(line + 3 * D, y3.to(kind), inside & (EVEN | (s + 3 < S)), eviction_policy=HINT)
+        x0, x1, x2 = x4, x5, x6
+
+
+@triton.jit
+def _slide(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x0, x1, x2, x3, u, g0, g1, g2, start, a0, a1, a2, a3, t0, t1, t2, t3, tb, W: tl.constexpr, SILU: tl.constexpr
+):
+    """(gradient before the activation at the newest token, input's gradient at the oldest, sums)."""
+    g3 = _slope(u, _sum(start, x0, x1, x2, x3, a0, a1, a2, a3, W), SILU)
+    result = _sum(0.0, g3, g2, g1, g0, a0, a1, a2, a3, W)
+    t3 += x0 * g0
+    t2 += x0 * g1
+    if W >= 3:
+        t1 += x0 * g2
+    if W >= 4:
+        t0 += x0 * g3
+    return g3, result, t0, t1, t2, t3, tb + g0
+
+
+@triton.jit
+def _backward_bsd(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dy,
+    x,
+    weight,
+    bias,
+    initial,
+    dx,
+    dinitial,
+    parts,
+    D,
+    S,
+    dy_b,
+    dy_s,
+    x_b,
+    x_s,
+    CHUNK,
+    W: tl.constexpr,
+    BIAS: tl.constexpr,
+    STATE: tl.constexpr,
+    SILU: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HINT: tl.constexpr,
+):
+    """BLOCK channels of CHUNK tokens. The input's gradient at a token needs the three tokens behind it, so
+    the newest token in hand is always three ahead. parts (programs, W + 1, D): taps newest first, bias."""
+    blocks = tl.cdiv(D, BLOCK)
+    chunks = tl.cdiv(S, CHUNK)
+    program = tl.program_id(0)
+    d = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
+    piece = program // blocks
+    first = (piece % chunks) * CHUNK
+    b = (piece // chunks).to(tl.int64)
+    inside = d < D
+    at = x + b * x_b + d
+    given = dy + b * dy_b + d
+    old = initial + b * (W - 1) * D + d
+    to = dx + b * S * D + d
+    kind = dx.dtype.element_ty
+    a0, a1, a2, a3 = _taps(weight, d, inside, W)
+    start = tl.zeros([BLOCK], tl.float32)
+    if BIAS:
+        start = tl.load(bias + d, inside, 0.0).to(tl.float32)
+    p0 = _token_before(at, old, first - 3, D, x_s, inside, W, STATE)
+    p1 = _token_before(at, old, first - 2, D, x_s, inside, W, STATE)
+    p2 = _token_before(at, old, first - 1, D, x_s, inside, W, STATE)
+    x0 = _token(at, first, S, x_s, inside)
+    x1 = _token(at, first + 1, S, x_s, inside)
+    x2 = _token(at, first + 2, S, x_s, inside)
+    u0 = _token(given, first, S, dy_s, inside)
+    u1 = _token(given, first + 1, S, dy_s, inside)
+    u2 = _token(given, first + 2, S, dy_s, inside)
+    g0 = _slope(u0, _sum(start, p0, p1, p2, x0, a0, a1, a2, a3, W), SILU)
+    g1 = _slope(u1, _sum(start, p1, p2, x0, x1, a0, a1, a2, a3, W), SILU)
+    g2 = _slope(u2, _sum(start, p2, x0, x1, x2, a0, a1, a2, a3, W), SILU)
+    zero = tl.zeros([BLOCK], tl.float32)
+    t0, t1, t2, t3, tb = zero, zero, zero, zero, zero
+    if STATE:  # noqa: SIM102  # one is known when compiling, the other is not
+        if first == 0:
+            # The tokens before the first: their gradients come from the first three tokens alone.
+            last = dinitial + (b * (W - 1) + W - 2) * D + d
+            state = dinitial.dtype.element_ty
+            t2 += p2 * g0
+            if W == 2:
+                tl.store(last, (a2 * g0).to(state), inside)
+            elif W == 3:
+                tl.store(last, (a2 * g0 + a1 * g1).to(state), inside)
+                tl.store(last - D, (a1 * g0).to(state), inside)
+                t1 += p2 * g1 + p1 * g0
+            else:
+                tl.store(last, (a2 * g0 + a1 * g1 + a0 * g2).to(state), inside)
+                tl.store(last - D, (a1 * g0 + a0 * g1).to(state), inside)
+                tl.store(last - 2 * D, (a0 * g0).to(state), inside)
+                t1 += p2 * g1 + p1 * g0
+                t0 += p2 * g2 + p1 * g1 + p0 * g0
+    # Three tokens beyond the last of the chunk, unless the sequence ends; the last four read ahead are not used.
+    end = tl.minimum(first + CHUNK + 3, S)
+    n0, n1, n2, n3 = _four(at, first + 3, end, x_s, inside, False)
+    m0, m1, m2, m3 = _four(given, first + 3, end, dy_s, inside, False)
+    for s in range(first, tl.minimum(first + CHUNK, S), 4):
+        x3, x4, x5, x6 = n0.to(tl.float32), n1.to(tl.float32), n2.to(tl.float32), n3.to(tl.float32)
+        u3, u4, u5, u6 = m0.to(tl.float32), m1.to(tl.float32), m2.to(tl.float32), m3.to(tl.float32)
+        n0, n1, n2, n3 = _four(at, s + 7, end, x_s, inside, False)
+        m0, m1, m2, m3 = _four(given, s + 7, end, dy_s, inside, False)
+        line = to + tl.cast(s, tl.int64) * D
+        g3, result, t0, t1, t2, t3, tb = _slide(
+            x0, x1, x2, x3, u3, g0, g1, g2, start, a0, a1, a2, a3, t0, t1, t2, t3, tb, W, SILU
+        )
+        tl.store(line, result.to(kind), inside, eviction_policy=HINT)
+        g4, result, t0, t1, t2, t3, tb = _slide(
+            x1, x2, x3, x4, u4, g1, g2, g3, start, a0, a1, a2, a3, t0, t1, t2, t3, tb, W, SILU
+        )
+        tl.store(line + D, result.to(kind), inside & (s + 1 < S), eviction_policy=HINT)
+        g5, result, t0, t1, t2, t3, tb = _slide(
+            x2, x3, x4, x5, u5, g2, g3, g4, start, a0, a1, a2, a3, t0, t1, t2, t3, tb, W, SILU
+        )
+        tl.store(line + 2 * D, result.to(kind), inside & (s + 2 < S), eviction_policy=HINT)
+        g6, result, t0, t1, t2, t3, tb = _slide(
+            x3, x4, x5, x6, u6, g3, g4, g5, start, a0, a1, a2, a3, t0, t1, t2, t3, tb, W, SILU
+        )
+        tl.store(line + 3 * D, result.to(kind), inside & (s + 3 < S), eviction_policy=HINT)
+        x0, x1, x2 = x4, x5, x6
+        g0, g1, g2 = g4, g5, g6
+    part = parts + piece.to(tl.int64) * (W + 1) * D + d
+    tl.store(part, t3, inside)
+    tl.store(part + D, t2, inside)
+    if W >= 3:
+        tl.store(part + 2 * D, t1, inside)
+    if W >= 4:
+        tl.store(part + 3 * D, t0, inside)
+    tl.store(part + W * D, tb, inside)
+
+
+@triton.jit
+def _add_parts(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    parts, dweight, dbias, P, D, W: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Sum over programs of (P, W + 1, D) to dweight (D, W) and dbias (D,), one tap or the bias a program."""
+    d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tap = tl.program_id(1)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for start in range(0, P, ROWS):
+        row = start + tl.arange(0, ROWS)
+        at = (row.to(tl.int64) * (W + 1) + tap)[:, None] * D + d[None, :]
+        total += tl.load(parts + at, (row < P)[:, None] & (d < D)[None, :], 0.0)
+    value = tl.sum(total, 0)
+    if tap < W:
+        tl.store(dweight + d * W + W - 1 - tap, value.to(dweight.dtype.element_ty), d < D)
+    elif BIAS:
+        tl.store(dbias + d, value.to(dbias.dtype.element_ty), d < D)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Host.
+
+
+def _lined(x: torch.Tensor) -> torch.Tensor:
+    """x itself where its last dimension has stride 1, else a copy."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    initial: torch.Tensor | None,
+    silu: bool,
+    last: bool,
+    lanes: int = LANES,
+    rows: int = 0,
+    block: int = BLOCK,
+    chunk: int = CHUNK,
+    warps: int = 0,
+    hint: str = "",
+) -> torch.Tensor:
+    """`rows` channels a program, 0 for as many as make up the lanes; `warps` 0 for the usual number; `hint` is the
+    cache's eviction policy for what is written."""
+    y = dense_like(x)
+    if x.numel() == 0:
+        return y
+    x, weight = _lined(x), weight.contiguous()
+    W = weight.shape[1]
+    old = x if initial is None else initial.contiguous()
+    flags = {"W": W, "BIAS": bias is not None, "STATE": initial is not None, "SILU": silu}
+    given = weight if bias is None else bias.contiguous()
+    B, D, S = x.shape if not last else (x.shape[0], x.shape[2], x.shape[1])
+    with on(x):
+        if last:
+            block = min(block, power_of_2(D))
+            _forward_bsd[(B * cdiv(S, chunk) * cdiv(D, block),)](
+                x,
+                weight,
+                given,
+                old,
+                y,
+                D,
+                S,
+                x.stride(0),
+                x.stride(1),
+                **flags,
+                EVEN=S % 4 == 0,
+                CHUNK=chunk,
+                BLOCK=block,
+                HINT=hint,
+                num_warps=warps or 2,
+            )
+        else:
+            vec = _vec(x)
+            wanted, lanes = lanes, min(lanes, power_of_2(cdiv(S, vec)))
+            rows = rows or wanted // lanes
+            _forward_bds[(B * cdiv(D, rows) * cdiv(S, lanes * vec),)](
+                x,
+                weight,
+                given,
+                old,
+                y,
+                D,
+                S,
+                x.stride(0),
+                x.stride(1),
+                **flags,
+                EVEN=S % vec == 0,
+                ROWS=rows,
+                LANES=lanes,
+                VEC=vec,
+                HINT=hint,
+                num_warps=warps or 4,
+            )
+    return y
+
+
+def _vec(x: torch.Tensor) -> int:
+    """Tokens of 16 bytes."""
+    return 16 // x.element_size()
+
+
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _launch_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    initial: torch.Tensor | None,
+    silu: bool,
+    last: bool,
+    lanes: int = BACKWARD_LANES,
+    block: int = BLOCK,
+    chunk: int = 0,
+    warps: int = 0,
+    share: int = 0,
+    hint: str = "",
+    registers: int | None = None,
+) -> Gradients:
+    """`chunk` tokens or a `share` of the pieces a program; 0 leaves the choice to the size. `hint` is the cache's
+    eviction policy for what is written, `registers` the most of a thread."""
+    dx, dweight, dbias, dinitial = _empty_gradients(dy, x, weight, bias, initial, silu, last)
+    if x.numel() == 0:
+        return dx, dweight.zero_(), dbias.zero_(), dinitial.zero_()
+    x, dy, weight = _lined(x), _lined(dy), weight.contiguous()
+    W = weight.shape[1]
+    old = x if initial is None else initial.contiguous()
+    flags = {"W": W, "BIAS": bias is not None, "STATE": initial is not None, "SILU": silu}
+    given = weight if bias is None else bias.contiguous()
+    B, D, S = x.shape if not last else (x.shape[0], x.shape[2], x.shape[1])
+    strides = (dy.stride(0), dy.stride(1), x.stride(0), x.stride(1))
+    with on(x):
+        if last:
+            block = min(block, power_of_2(D))
+            # 16 programs of a multiprocessor, of 32 to 128 tokens: 6 are read twice.
+            chunk = chunk or max(32, min(128, cdiv(B * S * cdiv(D, block), multiprocessors(x) * 16)))
+            chunk = 8 if INTERPRETED else cdiv(chunk, 4) * 4
+            programs = B * cdiv(S, chunk)
+            parts = torch.empty(programs, W + 1, D, dtype=torch.float32, device=x.device)
+            _backward_bsd[(programs * cdiv(D, block),)](
+                dy, x, weight, given, old, dx, dinitial, parts, D, S, *strides, chunk, **flags, BLOCK=block,
+                HINT=hint, num_warps=warps or 2, maxnreg=registers,
+            )  # fmt: skip
+        else:
+            vec = _vec(x)
+            lanes = min(lanes, power_of_2(cdiv(S, vec)))
+            pieces = B * cdiv(S, lanes * vec)
+            share = share or multiprocessors(x) * 64 // D
+            programs = min(pieces, max(1, share))
+            parts = torch.empty(programs, W + 1, D, dtype=torch.float32, device=x.device)
+            _backward_bds[(D, programs)](
+                dy, x, weight, given, old, dx, dinitial, parts, B, D, S, *strides, **flags, EVEN=S % vec == 0,
+                LANES=lanes, VEC=vec, HINT=hint, num_warps=min(warps or 4, max(1, lanes // 32)),
+                maxnreg=registers,
+            )  # fmt: skip
+        _add_parts[(cdiv(D, 32), W + 1)](
+            parts,
+            dweight,
+            dbias,
+            programs,
+            D,
+            W=W,
+            BIAS=bias is not None,
+            ROWS=min(power_of_2(programs), 128),
+            BLOCK=32,
+            num_warps=4,
+        )
+    return dx, dweight, dbias, dinitial
+
+
+def _empty_gradients(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    initial: torch.Tensor | None,
+    silu: bool,
+    last: bool,
+) -> Gradients:
+    """Memory for the gradients; none for what is not there."""
+    return (
+        dense_like(x),
+        dense_like(weight),
+        weight.new_empty(0) if bias is None else dense_like(bias),
+        x.new_empty(0) if initial is None else dense_like(initial),
+    )
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:4])
+    ctx.silu, ctx.last = inputs[4:]
+
+
+def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    x, weight, bias, initial = ctx.saved_tensors
+    dx, dweight, dbias, dinitial = _gradients(dy, x, weight, bias, initial, ctx.silu, ctx.last)
+    return (
+        dx,
+        dweight,
+        None if bias is None else dbias,
+        None if initial is None else dinitial,
+        None,
+        None,
+    )
+
+
+_gradients = operator(
+    "causal_conv1d_backward(Tensor dy, Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, bool silu, "
+    "bool channels_last) -> (Tensor, Tensor, Tensor, Tensor)",
+    _launch_backward,
+    _empty_gradients,
+)
+_convolve = operator(
+    "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, bool silu, bool channels_last) "
+    "-> Tensor",
+    _launch,
+    lambda x, *_: dense_like(x),
+    _save,
+    _backward,
+)

@@ -1,0 +1,386 @@
+"""Kernels behind cross-entropy: losses of rows of logits, and their gradient, alone or in the same pass.
+
+Forward keeps running maxima and sums of exponentials (online softmax, Milakov and Gimelshein, arXiv
+1805.02867). Every thread has its own for each of its 16-byte vectors, so that nothing waits for other
+threads before the end of the row and there is one exponential more a vector, not an element.
+
+With p = softmax(x), L = logsumexp(x), target t, smoothing ε over V tokens (Szegedy et al., arXiv 1512.00567) and
+weight z of L² (the z-loss of PaLM, arXiv 2204.02311), a row's loss is L - (1-ε) x_t - ε mean(x) + z L², and its
+gradient p (1 + 2 z L) - (1-ε) [j = t] - ε / V.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from .._common import INTERPRETED, cdiv, on, operator, power_of_2
+
+LANES = 4 if INTERPRETED else 512
+"""Running maxima of a program of eight warps: two a thread. The interpreter has few, to turn the loops."""
+
+PIECE = 32 if INTERPRETED else 4096
+"""Elements of a program of the backward pass, four warps."""
+
+LONG = 1 << 17
+"""Row in bytes above which a program that makes loss and gradient in one pass has 32 warps, not 16."""
+
+
+@triton.jit
+def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    logits, V, LANES: tl.constexpr, VECTOR: tl.constexpr, SMOOTH: tl.constexpr, KEEP: tl.constexpr
+):
+    """(maximum, log of the sum of exponentials above it, mean) of a row; the mean only where smoothing needs it.
+
+    KEEP asks the cache to hold the row, which is read again.
+    """
+    LOG2E: tl.constexpr = 1.4426950408889634
+    at = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    # Finite, so that the difference of two is never NaN.
+    highest = tl.full([LANES], -1.0e38, tl.float32)
+    total = tl.zeros([LANES], tl.float32)
+    plain = tl.zeros([LANES], tl.float32)
+    for start in range(0, V, LANES * VECTOR):
+        col = start + at
+        if KEEP:
+            x = tl.load(logits + col, col < V, float("-inf"), eviction_policy="evict_last").to(tl.float32)
+        else:
+            x = tl.load(logits + col, col < V, float("-inf")).to(tl.float32)
+        if SMOOTH:
+            plain += tl.sum(tl.where(col < V, x, 0.0), 1)
+        higher = tl.maximum(highest, tl.max(x, 1))
+        terms = tl.exp2((x - higher[:, None]) * LOG2E)
+        total = total * tl.exp2((highest - higher) * LOG2E) + tl.sum(terms, 1)
+        highest = higher
+    top = tl.max(highest, 0)
+    rest = tl.log(tl.sum(total * tl.exp2((highest - top) * LOG2E), 0))
+    return top, rest, tl.sum(plain, 0) / V
+
+
+@triton.jit
+def _loss(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    hit, top, rest, mean, smoothing, z, SMOOTH: tl.constexpr, SQUARE: tl.constexpr
+):
+    """A row's loss; in this order large logits cancel exactly."""
+    loss = (top - hit) + rest
+    if SMOOTH:
+        loss += smoothing * (((top - mean) + rest) - loss)
+    if SQUARE:
+        loss += z * (top + rest) * (top + rest)
+    return loss
+
+
+@triton.jit
+def _slope(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, lse, hit, V, smoothing, z, SMOOTH: tl.constexpr, SQUARE: tl.constexpr
+):
+    """Derivative of a row's loss by its logits x; `hit` is true at the target."""
+    value = tl.exp2((x - lse) * 1.4426950408889634)
+    if SQUARE:
+        value *= 1.0 + 2.0 * z * lse
+    if SMOOTH:
+        value -= smoothing / V
+        return tl.where(hit, value - (1.0 - smoothing), value)
+    return tl.where(hit, value - 1.0, value)
+
+
+@triton.jit
+def _rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    logits,
+    target,
+    losses,
+    lses,
+    V,
+    stride,
+    ignore_index,
+    smoothing,
+    z,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    SQUARE: tl.constexpr,
+):
+    """Loss and log-sum-exp of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    top, rest, mean = _statistics(logits, V, LANES, VECTOR, SMOOTH, False)
+    t = tl.load(target + row)
+    hit = tl.load(logits + t, (t >= 0) & (t < V), float("nan")).to(tl.float32)
+    loss = _loss(hit, top, rest, mean, smoothing, z, SMOOTH, SQUARE)
+    tl.store(losses + row, tl.where(t == ignore_index, 0.0, loss))
+    tl.store(lses + row, top + rest)
+
+
+@triton.jit
+def _rows_and_gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    logits,
+    target,
+    share,
+    losses,
+    dlogits,
+    V,
+    stride,
+    out_stride,
+    ignore_index,
+    smoothing,
+    z,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    SQUARE: tl.constexpr,
+    HINT: tl.constexpr,
+):
+    """Loss of one row, and its gradient times share. dlogits may be logits: threads write what they have read."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    dlogits += row * out_stride
+    t = tl.load(target + row)
+    # Before anything is written over it.
+    hit = tl.load(logits + t, (t >= 0) & (t < V), float("nan")).to(tl.float32)
+    top, rest, mean = _statistics(logits, V, LANES, VECTOR, SMOOTH, True)
+    loss = _loss(hit, top, rest, mean, smoothing, z, SMOOTH, SQUARE)
+    tl.store(losses + row, tl.where(t == ignore_index, 0.0, loss))
+    factor = tl.where(t == ignore_index, 0.0, tl.load(share))
+    at = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    for start in range(0, V, LANES * VECTOR):
+        col = start + at
+        x = tl.load(logits + col, col < V, float("-inf"), eviction_policy="evict_first").to(tl.float32)
+        value = _slope(x, top + rest, col == t, V, smoothing, z, SMOOTH, SQUARE) * factor
+        tl.store(dlogits + col, value.to(dlogits.dtype.element_ty), col < V, eviction_policy=HINT)
+
+
+@triton.jit
+def _gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dloss,
+    share,
+    logits,
+    target,
+    lses,
+    dlogits,
+    V,
+    stride,
+    ignore_index,
+    smoothing,
+    z,
+    BLOCK: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    SQUARE: tl.constexpr,
+):
+    """Gradient of a piece of one row times dloss / rows that count."""
+    pieces = tl.cdiv(V, BLOCK)
+    row = tl.program_id(0) // pieces
+    col = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)
+    row = row.to(tl.int64)
+    t = tl.load(target + row)
+    factor = tl.where(t == ignore_index, 0.0, tl.load(dloss).to(tl.float32) * tl.load(share))
+    x = tl.load(logits + row * stride + col, col < V, float("-inf")).to(tl.float32)
+    value = _slope(x, tl.load(lses + row), col == t, V, smoothing, z, SMOOTH, SQUARE) * factor
+    tl.store(dlogits + row * V + col, value.to(dlogits.dtype.element_ty), col < V)
+
+
+@triton.jit
+def _mean(losses, target, loss, share, M, ignore_index, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Mean loss of the rows that count, and 1 / their number; one program, so that the order is fixed."""
+    total = tl.zeros([BLOCK], tl.float32)
+    count = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, M, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        total += tl.load(losses + row, row < M, 0.0)
+        counts = tl.load(target + row, row < M, ignore_index) != ignore_index
+        count += counts.to(tl.float32)
+    part = 1.0 / tl.sum(count, 0)
+    tl.store(share, part)
+    tl.store(loss, (tl.sum(total, 0) * part).to(loss.dtype.element_ty))
+
+
+@triton.jit
+def _share(target, share, M, ignore_index, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """1 / the number of rows that count; one program."""
+    count = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, M, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        counts = tl.load(target + row, row < M, ignore_index) != ignore_index
+        count += counts.to(tl.float32)
+    tl.store(share, 1.0 / tl.sum(count, 0))
+
+
+@triton.jit
+def _scale(gradient, dloss, out, size, BLOCK: tl.constexpr, IN_PLACE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """gradient · dloss; nothing to do in place where dloss is 1, as it is of a loss that ends the graph."""
+    factor = tl.load(dloss).to(tl.float32)
+    if not IN_PLACE or factor != 1.0:
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(gradient + at, at < size, 0.0).to(tl.float32) * factor
+        tl.store(out + at, value.to(out.dtype.element_ty), at < size)
+
+
+def lanes(logits: torch.Tensor, warps: int, each: int = 2) -> dict[str, int]:
+    """Lanes, vector and warps of a program for a row of logits; `each` lanes a thread."""
+    vector = 16 // logits.element_size()
+    most = LANES * warps // 8 * each // 2
+    return {
+        "LANES": min(most, max(power_of_2(logits.shape[1]) // vector, 1)),
+        "VECTOR": vector,
+        "num_warps": warps,
+    }
+
+
+def flags(smoothing: float, z_loss: float) -> dict[str, bool]:
+    """What the kernels leave out where it is zero."""
+    return {"SMOOTH": smoothing != 0, "SQUARE": z_loss != 0}
+
+
+def warps_for_both(logits: torch.Tensor) -> int:
+    """Warps of a program that makes loss and gradient in one pass.
+
+    The rows at work at a time should stay in the L2 cache until they are read again: with 16 warps there are four
+    a multiprocessor at most.
+    """
+    return 16 if logits.shape[1] * logits.element_size() <= LONG else 32
+
+
+def losses_of_rows(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    losses: torch.Tensor,
+    lse: torch.Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    warps: int | None = None,
+) -> None:
+    """Fills losses and log-sum-exp (M,) of logits (M, V), whose rows are dense."""
+    warps = warps or 8
+    _rows[(logits.shape[0],)](
+        logits,
+        target,
+        losses,
+        lse,
+        logits.shape[1],
+        logits.stride(0),
+        ignore_index,
+        smoothing,
+        z_loss,
+        **lanes(logits, warps),
+        **flags(smoothing, z_loss),
+    )
+
+
+def losses_and_gradients(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    share: torch.Tensor,
+    losses: torch.Tensor,
+    dlogits: torch.Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    warps: int | None = None,
+    each: int = 2,
+    hint: str = "",
+) -> None:
+    """Fills losses (M,) of logits (M, V) and their gradients times share, which may go over the logits."""
+    warps = warps or warps_for_both(logits)
+    _rows_and_gradients[(logits.shape[0],)](
+        logits,
+        target,
+        share,
+        losses,
+        dlogits,
+        logits.shape[1],
+        logits.stride(0),
+        dlogits.stride(0),
+        ignore_index,
+        smoothing,
+        z_loss,
+        HINT=hint,
+        **lanes(logits, warps, each),
+        **flags(smoothing, z_loss),
+    )
+
+
+def gradients_of_rows(
+    dloss: torch.Tensor,
+    share: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    lse: torch.Tensor,
+    dlogits: torch.Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+) -> None:
+    """Fills dlogits (M, V), dense, from logits whose rows are dense."""
+    M, V = logits.shape
+    _gradients[(M * cdiv(V, PIECE),)](
+        dloss,
+        share,
+        logits,
+        target,
+        lse,
+        dlogits,
+        V,
+        logits.stride(0),
+        ignore_index,
+        smoothing,
+        z_loss,
+        BLOCK=PIECE,
+        **flags(smoothing, z_loss),
+        num_warps=4,
+    )
+
+
+def mean_of_rows(
+    losses: torch.Tensor, target: torch.Tensor, loss: torch.Tensor, share: torch.Tensor, ignore_index: int
+) -> None:
+    """Fills loss () and share ()."""
+    M = losses.shape[0]
+    _mean[(1,)](losses, target, loss, share, M, ignore_index, BLOCK=min(power_of_2(M), 8192), num_warps=16)
+
+
+def share_of_rows(target: torch.Tensor, share: torch.Tensor, ignore_index: int) -> None:
+    """Fills share () = 1 / rows that count."""
+    M = target.shape[0]
+    _share[(1,)](target, share, M, ignore_index, BLOCK=min(power_of_2(M), 8192), num_warps=16)
+
+
+def _launch_scale(gradient: torch.Tensor, dloss: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return _scale_into(gradient, dloss, torch.empty(gradient.shape, dtype=dtype, device=gradient.device))
+
+
+def _scale_into(gradient: torch.Tensor, dloss: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    size = gradient.numel()
+    if size:
+        with on(gradient):
+            _scale[(cdiv(size, PIECE),)](
+                gradient, dloss, out, size, BLOCK=PIECE, IN_PLACE=out is gradient, num_warps=4
+            )
+    return out
+
+
+_scaled = operator(
+    "cross_entropy_scale(Tensor gradient, Tensor dloss, ScalarType dtype) -> Tensor",
+    _launch_scale,
+    lambda gradient, dloss, dtype: torch.empty(gradient.shape, dtype=dtype, device=gradient.device),
+)
+
+
+def scaled(gradient: torch.Tensor, dloss: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """gradient · dloss in `dtype`, inside a backward pass, for a dense gradient that forward has made and saved.
+
+    In the same memory where it has that dtype and the graph is not kept, so that nobody can ask for the saved one
+    again.
+    """
+    out: torch.Tensor
+    plain = (
+        type(gradient) is torch.Tensor and not torch.compiler.is_compiling() and not is_in_torch_dispatch_mode()
+    )
+    # No public function tells whether the graph is kept; AOTAutograd asks the same one.
+    if plain and gradient.dtype == dtype and not torch._C._autograd._get_current_graph_task_keep_graph():
+        # Detached: a saved output knows the graph that it came from.
+        gradient = gradient.detach()
+        return _scale_into(gradient, dloss, gradient)
+    out = _scaled(gradient, dloss, dtype)
+    return out

@@ -1,0 +1,188 @@
+"""A linear layer and the cross-entropy of its outputs; of the logits no more than a gigabyte is there at once.
+
+Rows are taken in chunks, as Liger-Kernel does (Hsu et al., arXiv 2410.10989): the logits of a chunk are a matrix
+product into one buffer, a kernel writes their gradient over them as it finds the loss, and two more products turn
+that into the gradients of input and weight. All products are cuBLAS's. Chunks are as large as a bound on the
+buffer allows, since small products are slow and every chunk after the first reads the weight's gradient again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._common import INTERPRETED, cdiv, check, on, operator
+from . import _cross_entropy as kernels
+from .cross_entropy import check_smoothing
+
+BUFFER = 2048 if INTERPRETED else 1 << 30
+"""Largest size of the buffer for logits in bytes, where the caller does not say how many rows it should hold."""
+
+STEP = 4 if INTERPRETED else 256
+"""Rows of a chunk are a multiple of it, so that the products fill their tiles."""
+
+ALIGNMENT = 128
+"""Bytes that a row of the buffer is a multiple of, so that every row can be read in vectors."""
+
+
+def fused_linear_cross_entropy(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    chunk: int | None = None,
+    precise: bool = False,
+) -> torch.Tensor:
+    """The `cross_entropy` of x @ weight.T and target, with the same options, in bounded memory.
+
+    x (M, D) and weight (V, D) in one of bf16, fp16 and fp32, target (M,) int64 to a scalar in the dtype of x.
+    Logits are rounded to that dtype, the loss is computed in fp32. Differentiable in x and weight; the gradients
+    that are needed are made in the forward pass and only scaled by the backward pass. fp16 cannot hold the
+    gradient of many rows.
+
+    `chunk` is how many rows have their logits in memory at a time; without it as many as 1 GiB holds. x's
+    gradient is rounded once, when it is scaled. The weight's is rounded after each chunk, and when it is scaled by
+    anything but a power of two; `precise` keeps it in fp32 until then, for twice its memory and some more time.
+
+    Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device or option; the message names
+    the argument.
+    """
+    check("x", x, dim=2)
+    check("weight", weight, dim=2, like=x, dtypes=(x.dtype,))
+    if weight.shape[1] != x.shape[1]:
+        raise ValueError(f"weight has shape {tuple(weight.shape)}, expected (V, {x.shape[1]})")
+    check("target", target, shape=x.shape[:1], like=x, dtypes=(torch.int64,))
+    check_smoothing(label_smoothing)
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk is {chunk}, expected a number of rows")
+    grad = torch.is_grad_enabled()
+    loss: torch.Tensor = _fused(
+        x,
+        weight,
+        target,
+        ignore_index,
+        label_smoothing,
+        z_loss,
+        chunk or 0,
+        precise,
+        grad and x.requires_grad,
+        grad and weight.requires_grad,
+    )[0]
+    return loss
+
+
+def rows_of_chunk(M: int, V: int, itemsize: int) -> int:
+    """Rows whose logits the buffer holds: chunks of equal size, as few as fit."""
+    most = max(BUFFER // (max(V, 1) * itemsize) // STEP * STEP, STEP)
+    return min(cdiv(cdiv(M, cdiv(M, most)), STEP) * STEP, M)
+
+
+def _empty(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    chunk: int,
+    precise: bool,
+    for_x: bool,
+    for_weight: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Memory for loss (), dx (M, D) in fp32 and dweight (V, D), the last two empty where nobody needs them."""
+    wide = torch.float32
+    return (
+        x.new_empty(()),
+        torch.empty(x.shape if for_x else 0, dtype=wide, device=x.device),
+        torch.empty(weight.shape if for_weight else 0, dtype=wide if precise else x.dtype, device=x.device),
+    )
+
+
+def _launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    chunk: int,
+    precise: bool,
+    for_x: bool,
+    for_weight: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    options = (ignore_index, smoothing, z_loss)
+    loss, dx, dweight = _empty(x, weight, target, *options, chunk, precise, for_x, for_weight)
+    M, V = x.shape[0], weight.shape[0]
+    if M == 0 or V == 0:
+        return loss.fill_(torch.nan), dx.zero_(), dweight.zero_()
+    target = target.contiguous()
+    losses = torch.empty(M, dtype=torch.float32, device=x.device)
+    lse = torch.empty_like(losses)
+    share = torch.empty((), dtype=torch.float32, device=x.device)
+    height = min(chunk, M) if chunk else rows_of_chunk(M, V, x.element_size())
+    vectors = ALIGNMENT // x.element_size()
+    buffer = x.new_empty(height, cdiv(V, vectors) * vectors)
+    with on(x), torch.no_grad():
+        kernels.share_of_rows(target, share, ignore_index)
+        for start in range(0, M, height):
+            piece = slice(start, start + height)
+            some = x[piece]
+            logits = torch.mm(some, weight.t(), out=buffer[: some.shape[0], :V])
+            if not (for_x or for_weight):
+                # As many lanes as below: the loss is the same bit by bit.
+                warps = kernels.warps_for_both(logits)
+                kernels.losses_of_rows(logits, target[piece], losses[piece], lse[piece], *options, warps=warps)
+                continue
+            kernels.losses_and_gradients(logits, target[piece], share, losses[piece], logits, *options)
+            if for_x:
+                _product(logits, weight, dx[piece])
+            if for_weight:
+                _product(logits.t(), some, dweight, add=start > 0)
+        kernels.mean_of_rows(losses, target, loss, share, ignore_index)
+    return loss, dx, dweight
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, add: bool = False) -> None:
+    """out = a @ b, or out += a @ b; out in the dtype of a and b or in fp32."""
+    if out.dtype == a.dtype:
+        if add:
+            torch.addmm(out, a, b, out=out)
+        else:
+            torch.mm(a, b, out=out)
+    elif not a.is_cuda:
+        # The interpreter's device has no product with another dtype of the result.
+        out.copy_(torch.addmm(out, a.float(), b.float(), beta=float(add)))
+    elif add:
+        torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
+    else:
+        torch.mm(a, b, out_dtype=out.dtype, out=out)
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*output[1:])
+    ctx.needed = inputs[8:]
+    ctx.dtype = inputs[0].dtype
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dloss: torch.Tensor | None, *_: None) -> tuple[Any, ...]:
+    if dloss is None:
+        return (None,) * 10
+    gradients = [
+        kernels.scaled(saved, dloss, ctx.dtype) if needed else None
+        for saved, needed in zip(ctx.saved_tensors, ctx.needed, strict=True)
+    ]
+    return *gradients, *(None,) * 8
+
+
+_fused = operator(
+    "fused_linear_cross_entropy(Tensor x, Tensor weight, Tensor target, int ignore_index, float smoothing,"
+    " float z_loss, int chunk, bool precise, bool for_x, bool for_weight) -> (Tensor, Tensor, Tensor)",
+    _launch,
+    _empty,
+    _save,
+    _backward,
+)

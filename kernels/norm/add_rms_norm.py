@@ -1,0 +1,103 @@
+"""Residual addition and RMS normalization in one kernel, forward and backward: h is written once, read never."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._common import check, operator
+from ._norm import empty, empty_gradients, gradients, normalize
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y, h): h = x + residual, y = h / √(mean(h²) + eps) · weight over the last dimension.
+
+    x and residual (…, D) of one dtype and weight (D,), in bf16, fp16 or fp32, to y and h (…, D) in x's
+    dtype; statistics in fp32. Differentiable in x, residual and weight. Raises TypeError for a wrong type or
+    dtype, ValueError for a wrong shape or device; the message names the argument.
+    """
+    check("x", x)
+    if x.dim() == 0:
+        raise ValueError("x has shape (), expected at least one dimension")
+    check("residual", residual, shape=x.shape, like=x, dtypes=(x.dtype,))
+    check("weight", weight, shape=x.shape[-1:], like=x)
+    if torch.is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad):
+        y, h, _ = _saving(x, residual, weight, eps)
+    else:
+        y, h = _plain(x, residual, weight, eps)
+    return y, h
+
+
+def _launch(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    y, h, _, _ = normalize(x, residual, weight, None, eps, save=False)
+    assert h is not None
+    return y, h
+
+
+def _empty(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    y, h, _, _ = empty(x, residual=True, centred=False, save=False)
+    assert h is not None
+    return y, h
+
+
+def _launch_saving(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    y, h, _, rstd = normalize(x, residual, weight, None, eps, save=True)
+    assert h is not None
+    assert rstd is not None
+    return y, h, rstd
+
+
+def _empty_saving(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    y, h, _, rstd = empty(x, residual=True, centred=False, save=True)
+    assert h is not None
+    assert rstd is not None
+    return y, h, rstd
+
+
+def _launch_backward(
+    dy: torch.Tensor, dh: torch.Tensor | None, h: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return gradients(dy, dh, h, weight, None, rstd)[:2]
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(output[1], inputs[2], output[2])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dy: torch.Tensor | None, dh: torch.Tensor | None, _: None) -> tuple[Any, ...]:
+    """The gradients of x and residual are one tensor."""
+    if dy is None:
+        return dh, dh, None, None
+    dx, dweight = _gradients(dy, dh, *ctx.saved_tensors)
+    return dx, dx, dweight, None
+
+
+_plain = operator(
+    "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
+    _launch,
+    _empty,
+)
+_saving = operator(
+    "add_rms_norm_saving(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
+    _launch_saving,
+    _empty_saving,
+    _save,
+    _backward,
+)
+_gradients = operator(
+    "add_rms_norm_backward(Tensor dy, Tensor? dh, Tensor h, Tensor weight, Tensor rstd) -> (Tensor, Tensor)",
+    _launch_backward,
+    lambda dy, dh, h, weight, rstd: empty_gradients(h, weight)[:2],
+)

@@ -1,0 +1,89 @@
+"""Layer normalization (Ba, Kiros and Hinton, arXiv 1607.06450), forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._common import check, operator
+from ._norm import empty, empty_gradients, gradients, normalize
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    """(x - mean) / √(variance + eps) · weight + bias over the last dimension, with the biased variance.
+
+    x (…, D), weight and bias (D,), in bf16, fp16 or fp32, to y (…, D) in x's dtype; statistics in fp32.
+    Differentiable in x, weight and bias. Raises TypeError for a wrong type or dtype, ValueError for a wrong
+    shape or device; the message names the argument.
+    """
+    check("x", x)
+    if x.dim() == 0:
+        raise ValueError("x has shape (), expected at least one dimension")
+    check("weight", weight, shape=x.shape[-1:], like=x)
+    check("bias", bias, shape=x.shape[-1:], like=x, dtypes=(weight.dtype,))
+    y: torch.Tensor
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad):
+        y = _saving(x, weight, bias, eps)[0]
+    else:
+        y = _plain(x, weight, bias, eps)
+    return y
+
+
+def _launch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    return normalize(x, None, weight, bias, eps, save=False)[0]
+
+
+def _launch_saving(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    y, _, mean, rstd = normalize(x, None, weight, bias, eps, save=True)
+    assert mean is not None
+    assert rstd is not None
+    return y, mean, rstd
+
+
+def _empty_saving(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    y, _, mean, rstd = empty(x, residual=False, centred=True, save=True)
+    assert mean is not None
+    assert rstd is not None
+    return y, mean, rstd
+
+
+def _launch_backward(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return gradients(dy, None, x, weight, mean, rstd)
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:2], *output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dy: torch.Tensor | None, *_: None) -> tuple[Any, ...]:
+    if dy is None:
+        return None, None, None, None
+    return *_gradients(dy, *ctx.saved_tensors), None
+
+
+_plain = operator(
+    "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> Tensor",
+    _launch,
+    lambda x, weight, bias, eps: empty(x, residual=False, centred=True, save=False)[0],
+)
+_saving = operator(
+    "layer_norm_saving(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
+    _launch_saving,
+    _empty_saving,
+    _save,
+    _backward,
+)
+_gradients = operator(
+    "layer_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor rstd)"
+    " -> (Tensor, Tensor, Tensor)",
+    _launch_backward,
+    lambda dy, x, weight, mean, rstd: empty_gradients(x, weight),
+)

@@ -1,0 +1,451 @@
+"""AdamW (Loshchilov and Hutter, arXiv 1711.05101): all tensors of a step in one launch.
+
+A program updates one piece of one tensor. Which piece it finds by two reads: its tensor's number, and that
+tensor's row of addresses. Both lie on the device from the first step on and are made anew only when an
+address or a size has changed, so that a step copies nothing and waits for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import operator as py
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from .._common import FLOATING, INTERPRETED, cdiv, check, on, operator
+
+BLOCK = 64 if INTERPRETED else 1024
+"""Elements of one round of a program: 8 a thread, one 16-byte access of each 16-bit tensor."""
+
+LARGE = 1 << 22
+"""Elements of a tensor, on average, from which on a program has one round and 4 warps; below, 4 rounds and 8.
+
+Tuned on an H200: on 32 tensors of 4096 x 4096 in bf16, fp32 and with masters, and the 288 of a Llama of width
+1024.
+"""
+
+TABLES = 64
+"""Tables that are kept. Steps whose gradients move about in memory need one for each place."""
+
+_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+_ROW = 8
+
+Tensors = Sequence[torch.Tensor]
+
+
+def adamw(
+    params: Tensors,
+    grads: Tensors,
+    exp_avgs: Tensors,
+    exp_avg_sqs: Tensors,
+    masters: Tensors | None = None,
+    *,
+    step: int | torch.Tensor,
+    lr: float | torch.Tensor = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+) -> None:
+    """One step of AdamW, in place: m ← m + (1 - β₁)(g - m), v ← β₂v + (1 - β₂)g²,
+    p ← (1 - lr · weight_decay) p - lr · m̂ / (√v̂ + eps), with m̂ = m / (1 - β₁ⁿ), v̂ = v / (1 - β₂ⁿ), n = step.
+
+    Lists of equally many tensors on one device, of equal shapes at each place; any of bf16, fp16 and fp32, one
+    dtype a list; computed in fp32. With `masters` (fp32 copies of the parameters) these are updated and the
+    params are written from them without being read. Memory traffic in bytes a parameter, contiguous tensors:
+
+    * params, grads and moments in bf16: 14; in fp32: 28
+    * params and grads in bf16, moments and masters in fp32: 28
+    * params, grads and moments in bf16, masters in fp32: 20
+
+    `step` counts from 1 and includes this step. As a tensor of one number on the device (fp32 or an integer) it
+    is read there, and so is `lr` (fp32): a captured CUDA graph can add to the one and set the other. Addresses
+    go to the device when they are new, which a graph cannot capture: take one step before capturing.
+
+    Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, length or device, and RuntimeError
+    where a graph is captured before the first step; the message names the argument.
+    """
+    lists = (params, grads, exp_avgs, exp_avg_sqs, masters or ())
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        _check(*lists)
+    count = rate = None
+    if isinstance(step, torch.Tensor):
+        check("step", step, dtypes=(torch.float32, torch.int32, torch.int64), shape=(), like=_first(params))
+        count, step = step, 1
+    elif step < 1:
+        raise ValueError(f"step is {step}, expected at least 1")
+    if isinstance(lr, torch.Tensor):
+        check("lr", lr, dtypes=(torch.float32,), shape=(), like=_first(params))
+        rate, lr = lr, 0.0
+    _adamw(*map(list, lists), count, rate, step, lr, beta1, beta2, eps, weight_decay)
+
+
+def _first(tensors: Tensors) -> torch.Tensor | None:
+    return tensors[0] if len(tensors) else None
+
+
+@triton.jit
+def _unbias(step, log_beta):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """1 - β^step, without the cancellation where that is near to 0: -expm1(step · ln β)."""
+    x = step * log_beta
+    series = 1.0 + x / 7.0 * (1.0 + x / 8.0)
+    series = 1.0 + x / 4.0 * (1.0 + x / 5.0 * (1.0 + x / 6.0 * series))
+    series = -x * (1.0 + x / 2.0 * (1.0 + x / 3.0 * series))
+    return tl.where(x > -0.5, series, 1.0 - tl.exp(x))
+
+
+@triton.jit
+def _toward(old, new, rest):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(1 - rest) · old + rest · new, from the nearer of the two: it cancels neither, and no two factors miss 1."""
+    near = rest < 0.5
+    return tl.where(near, old, new) + tl.where(near, rest, rest - 1.0) * (new - old)
+
+
+@triton.jit
+def _piece(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    p, g, m, v, w, inside, rate, decay, rest1, rest2, root, eps, MASTER: tl.constexpr, EXACT: tl.constexpr
+):
+    grad = tl.load(g, inside).to(tl.float32)
+    first = tl.load(m, inside).to(tl.float32)
+    second = tl.load(v, inside).to(tl.float32)
+    value = tl.load(w if MASTER else p, inside).to(tl.float32)
+    first = _toward(first, grad, rest1)
+    second = _toward(second, grad * grad, rest2)
+    if EXACT:
+        # Rounded right, where it could be seen: fp32 has no digits to hide an approximate root behind.
+        value = decay * value - rate * tl.div_rn(first, tl.sqrt_rn(second) * root + eps)
+    else:
+        value = decay * value - rate * (first / (tl.sqrt(second) * root + eps))
+    tl.store(m, first.to(m.dtype.element_ty), inside)
+    tl.store(v, second.to(v.dtype.element_ty), inside)
+    if MASTER:
+        tl.store(w, value, inside)
+    tl.store(p, value.to(p.dtype.element_ty), inside)
+
+
+@triton.jit
+def _address(word, TYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A word of a row as a pointer; the compiler cannot know what it may assume of one from memory."""
+    pointer = tl.load(word).to(tl.pointer_type(TYPE))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
+def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    table,
+    owners,
+    count,
+    lr,
+    rate,
+    decay,
+    rest1,
+    rest2,
+    root,
+    eps,
+    weight_decay,
+    log_beta1,
+    log_beta2,
+    P: tl.constexpr,
+    G: tl.constexpr,
+    M: tl.constexpr,
+    V: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    MASTER: tl.constexpr,
+    EXACT: tl.constexpr,
+    COUNT: tl.constexpr,
+    RATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROUNDS: tl.constexpr,
+):
+    """One piece of ROUNDS · BLOCK elements of one tensor."""
+    program = tl.program_id(0)
+    row = table + tl.load(owners + program) * 8
+    start = (program - tl.load(row)) * (ROUNDS * BLOCK)
+    left = tl.load(row + 1) - start
+    p = _address(row + 2, P, ALIGNED) + start
+    g = _address(row + 3, G, ALIGNED) + start
+    m = _address(row + 4, M, ALIGNED) + start
+    v = _address(row + 5, V, ALIGNED) + start
+    w = _address(row + 6, tl.float32, ALIGNED) + start
+    if RATE:
+        rate = tl.load(lr)
+        decay = 1.0 - rate * weight_decay
+    if COUNT:
+        step = tl.load(count).to(tl.float32)
+        rate = rate / _unbias(step, log_beta1)
+        root = 1.0 / tl.sqrt(_unbias(step, log_beta2))
+    elif RATE:
+        rate = rate / log_beta1
+    at = tl.arange(0, BLOCK)
+    # Only the last piece of a tensor masks: a mask at an odd size would split every 16-byte access.
+    if left >= ROUNDS * BLOCK:
+        for _ in range(ROUNDS):
+            _piece(
+                p + at,
+                g + at,
+                m + at,
+                v + at,
+                w + at,
+                None,
+                rate,
+                decay,
+                rest1,
+                rest2,
+                root,
+                eps,
+                MASTER,
+                EXACT,
+            )
+            at += BLOCK
+    else:
+        for _ in range(ROUNDS):
+            _piece(
+                p + at,
+                g + at,
+                m + at,
+                v + at,
+                w + at,
+                at < left,
+                rate,
+                decay,
+                rest1,
+                rest2,
+                root,
+                eps,
+                MASTER,
+                EXACT,
+            )
+            at += BLOCK
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Addresses on the device: `words` are a row of eight for each tensor, then each program's tensor.
+
+    A row: the first program of the tensor, its elements, and the addresses of its param, gradient, moments
+    and master. `staged` is the page-locked copy that the transfer reads, kept until that is surely done.
+    `shapes` and `dtypes` are those of each list's tensors; `seen` are the tensors that are known to have them.
+    """
+
+    words: torch.Tensor
+    owners: torch.Tensor
+    programs: int
+    aligned: bool
+    staged: torch.Tensor
+    rounds: int
+    warps: int
+    dtypes: tuple[torch.dtype, ...]
+    shapes: tuple[torch.Size, ...]
+    seen: list[list[weakref.ref[torch.Tensor]]] = field(default_factory=list)
+
+
+_tables: OrderedDict[Any, _Table] = OrderedDict()
+_captured: dict[Any, _Table] = {}
+"""Tables that a CUDA graph reads whenever it is replayed; these are never given up."""
+
+
+def _check(params: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors, masters: Tensors) -> None:
+    """Raises TypeError or ValueError that names the list and the place in it."""
+    lists = {"params": params, "grads": grads, "exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
+    if len(masters):
+        lists["masters"] = masters
+    for name, tensors in lists.items():
+        if len(tensors) != len(params):
+            raise ValueError(f"{name} has {len(tensors)} tensors, params has {len(params)}")
+        dtypes: Sequence[torch.dtype] = (torch.float32,) if name == "masters" else FLOATING
+        for place, tensor in enumerate(tensors):
+            shape = None if name == "params" else params[place].shape
+            check(f"{name}[{place}]", tensor, dtypes=dtypes, shape=shape, like=params[0] if place else None)
+            dtypes = (tensor.dtype,)
+        if tensors and tensors[0].device != params[0].device:
+            raise ValueError(f"{name}[0] is on {tensors[0].device}, expected {params[0].device}")
+
+
+def _fits(lists: tuple[Tensors, ...], table: _Table) -> bool:
+    """Whether tensors at a table's addresses are what it was made for: memory may have gone to others since.
+
+    A tensor that is still the same object is, which is a quarter of the time of looking at all of each tensor:
+    gradients alone are new at each step.
+    """
+    for place, tensors in enumerate(lists):
+        if all(map(py.is_, map(py.call, table.seen[place]), tensors)):
+            continue
+        for shape, tensor in zip(table.shapes, tensors, strict=True):
+            if tensor.shape != shape or tensor.dtype != table.dtypes[place] or not tensor.is_contiguous():
+                return False
+        table.seen[place] = list(map(weakref.ref, tensors))
+    return True
+
+
+def _table(lists: tuple[Tensors, ...], block: int, rounds: int, warps: int) -> _Table | None:
+    """The table of these tensors, from the last time if nothing has moved; None if some are not contiguous."""
+    flat = list(chain.from_iterable(lists))
+    device = flat[0].device
+    stream = torch.cuda.current_stream(device).cuda_stream if flat[0].is_cuda else 0
+    key = (stream, block, rounds, warps, tuple(map(len, lists)), *map(torch.Tensor.data_ptr, flat))
+    capturing = flat[0].is_cuda and torch.cuda.is_current_stream_capturing()
+    found: _Table | None
+    recent, found = next(reversed(_tables.items()), (None, None))
+    if recent != key:  # a fifth of the time of looking it up
+        found = _tables.get(key)
+        if found is None:
+            found = _captured.get(key)
+        else:
+            _tables.move_to_end(key)
+    if found is not None and not _fits(lists, found):
+        found = None
+    if found is None:
+        if not all(map(torch.Tensor.is_contiguous, flat)):
+            return None
+        if capturing:
+            raise RuntimeError("params, grads or moments have new addresses: take one step before capturing")
+        _check(*lists)
+        found = _tables[key] = _build(lists, block, rounds, warps)
+        _tables.move_to_end(key)
+        while len(_tables) > TABLES:
+            _tables.popitem(last=False)
+    elif capturing:
+        _captured[key] = found
+    return found
+
+
+def _build(lists: tuple[Tensors, ...], block: int, rounds: int, warps: int) -> _Table:
+    params = lists[0]
+    sizes = torch.tensor([x.numel() for x in params])
+    large = int(sizes.sum()) >= LARGE * len(params)
+    rounds, warps = rounds or (1 if large else 4), warps or (4 if large else 8)
+    piece = block * rounds
+    programs = (sizes + piece - 1) // piece
+    total = int(programs.sum())
+    staged = torch.zeros(len(params) * _ROW + cdiv(total, 2), dtype=torch.int64, pin_memory=params[0].is_cuda)
+    rows = staged[: len(params) * _ROW].view(-1, _ROW)
+    rows[:, 0] = programs.cumsum(0) - programs
+    rows[:, 1] = sizes
+    for place, tensors in enumerate(lists):
+        if tensors:
+            rows[:, 2 + place] = torch.tensor([x.data_ptr() for x in tensors])
+    owners = torch.arange(len(params), dtype=torch.int32).repeat_interleave(programs)
+    staged[len(params) * _ROW :].view(torch.int32)[:total] = owners
+    words = staged.to(params[0].device, non_blocking=True)
+    aligned = not bool((rows[:, 2:7] % 16).any())
+    return _Table(
+        words,
+        words[len(params) * _ROW :].view(torch.int32),
+        total,
+        aligned,
+        staged,
+        rounds,
+        warps,
+        tuple(tensors[0].dtype for tensors in lists if tensors),
+        tuple(x.shape for x in params),
+        [list(map(weakref.ref, tensors)) for tensors in lists],
+    )
+
+
+def _launch(
+    params: Tensors,
+    grads: Tensors,
+    exp_avgs: Tensors,
+    exp_avg_sqs: Tensors,
+    masters: Tensors,
+    count: torch.Tensor | None,
+    rate: torch.Tensor | None,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> None:
+    lists = (params, grads, exp_avgs, exp_avg_sqs, masters)
+    if not params:
+        _check(*lists)
+        return
+    numbers = (count, rate, step, lr, beta1, beta2, eps, weight_decay)
+    if launch_pieces(lists, *numbers):
+        torch.autograd.graph.increment_version([*params, *exp_avgs, *exp_avg_sqs, *masters])
+        return
+    _check(*lists)
+    dense = tuple([x.contiguous() for x in tensors] for tensors in lists)
+    _launch(*dense, *numbers)
+    for place in (0, 2, 3, 4):
+        for old, new in zip(lists[place], dense[place], strict=True):
+            if new is not old:
+                old.detach().copy_(new)
+
+
+def launch_pieces(
+    lists: tuple[Tensors, ...],
+    count: torch.Tensor | None,
+    rate: torch.Tensor | None,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    block: int = BLOCK,
+    rounds: int = 0,
+    warps: int = 0,
+) -> bool:
+    """The launch in pieces of `rounds` · `block` elements, 0 for the usual; False, and nothing done, where a
+    tensor is not contiguous."""
+    table = _table(lists, block, rounds, warps)
+    if table is None:
+        return False
+    if not table.programs:
+        return True
+    unbias1, unbias2 = (-math.expm1(step * math.log(x)) if x else 1.0 for x in (beta1, beta2))
+    logs = [math.log(x) if x else -math.inf for x in (beta1, beta2)]
+    if count is None and rate is not None:
+        logs[0] = unbias1
+    P, G, M, V = (_TYPES[x] for x in table.dtypes[:4])
+    masters = bool(lists[4])
+    with on(lists[0][0]):
+        _step[(table.programs,)](
+            table.words,
+            table.owners,
+            table.words if count is None else count,
+            table.words if rate is None else rate,
+            lr if count is not None else lr / unbias1,
+            1.0 - lr * weight_decay,
+            1.0 - beta1,
+            1.0 - beta2,
+            unbias2**-0.5,
+            eps,
+            weight_decay,
+            *logs,
+            P=P,
+            G=G,
+            M=M,
+            V=V,
+            ALIGNED=table.aligned,
+            MASTER=masters,
+            EXACT=masters or tl.float32 == P,
+            COUNT=count is not None,
+            RATE=rate is not None,
+            BLOCK=block,
+            ROUNDS=table.rounds,
+            num_warps=table.warps,
+        )
+    return True
+
+
+_adamw = operator(
+    "adamw(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs,"
+    " Tensor(d!)[] masters, Tensor? count, Tensor? rate, int step, float lr, float beta1, float beta2, float eps,"
+    " float weight_decay) -> ()",
+    _launch,
+    lambda *_: None,
+)

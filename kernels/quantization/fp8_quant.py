@@ -1,0 +1,263 @@
+"""Dynamic quantization to 8-bit floats (Micikevicius et al., arXiv 2209.05433): one read, one write."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from .._common import INTERPRETED, cdiv, check, choice, needs_e4m3, on, operator, power_of_2, rows
+
+GROUP = 128
+"""Columns that share a scale with granularity "block", and rows as well with "tile"."""
+
+FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+
+LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
+
+LIMIT = 512 if INTERPRETED else 32768
+"""Longest row held in registers; longer ones are read twice, the second time from the L2 cache."""
+
+PIECE = 256 if INTERPRETED else 8192
+"""Piece of a longer row."""
+
+BLOCK_ROWS, BLOCK_GROUPS, BLOCK_WARPS = 8, 16, 4
+"""Rows, where scales lie column by column, groups and warps of a program of granularity "block"."""
+
+TILE_WARPS = 4
+
+CACHED = 64 << 20
+"""Size of x up to which it is quicker to say that nothing read or written is worth caching: 2 % at 32 MiB on an
+H200; at 128 MiB saying so costs as much.
+"""
+
+
+def fp8_quant(
+    x: torch.Tensor, granularity: str = "row", format: str = "e4m3", layout: str = "rows"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(q, scale) with q · scale ≈ x and the largest magnitude of each group at the largest fp8 number.
+
+    x (…, N) in bf16, fp16 or fp32. q has x's shape, in float8_e4m3fn ("e4m3") or float8_e5m2 ("e5m2"),
+    rounded to nearest even. scale is fp32: with granularity "row" (…, 1), with "block" (…, ceil(N/128)), with
+    "tile", which takes squares of 128 rows and columns of x as (M, N), (ceil(M/128), ceil(N/128)).
+
+    `layout` says how scale lies in memory: "rows" is row-major; "matmul" is what `torch.nn.functional.scaled_mm`
+    wants: column-major of "block" (activations, BlockWise1x128), and of "tile" (weights (N, K), BlockWise128x128)
+    rows padded to four numbers, for its transpose. A group whose magnitudes are below 1e-30 counts as 1e-30 large.
+
+    Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device, granularity, format or
+    layout; the message names the argument.
+    """
+    check("x", x)
+    if x.dim() == 0:
+        raise ValueError("x has shape (), expected at least one dimension")
+    choice("granularity", granularity, ("row", "block", "tile"))
+    choice("format", format, tuple(FORMATS))
+    choice("layout", layout, ("rows", "matmul"))
+    quantized: tuple[torch.Tensor, torch.Tensor] = _fp8_quant(x, granularity, format, layout)
+    return quantized
+
+
+@triton.jit
+def _row(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, q, scales, M, N, stride, LARGEST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """ROWS whole rows a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    col = tl.arange(0, BLOCK)
+    inside = (row < M)[:, None] & (col < N)[None, :]
+    value = tl.load(x + row[:, None] * stride + col[None, :], inside, 0.0).to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(value), 1), 1e-30)
+    tl.store(scales + row, largest / LARGEST, row < M)
+    value = value * (LARGEST / largest)[:, None]
+    tl.store(q + row[:, None] * N + col[None, :], value.to(q.dtype.element_ty), inside)
+
+
+@triton.jit
+def _long_row(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, q, scales, M, N, stride, LARGEST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One row a program, in pieces, twice."""
+    row = tl.program_id(0).to(tl.int64)
+    most = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, N, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        value = tl.load(x + row * stride + col, col < N, 0.0, eviction_policy="evict_last")
+        most = tl.maximum(most, tl.abs(value.to(tl.float32)))
+    largest = tl.maximum(tl.max(most, 0), 1e-30)
+    tl.store(scales + row, largest / LARGEST)
+    factor = LARGEST / largest
+    for start in range(0, N, BLOCK):
+        col = start + tl.arange(0, BLOCK)
+        value = tl.load(x + row * stride + col, col < N, 0.0, eviction_policy="evict_first").to(tl.float32)
+        tl.store(q + row * N + col, (value * factor).to(q.dtype.element_ty), col < N)
+
+
+@triton.jit
+def _block(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    q,
+    scales,
+    M,
+    N,
+    across,
+    blocks,
+    stride,
+    row_step,
+    group_step,
+    LARGEST: tl.constexpr,
+    ROWS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HINT: tl.constexpr,
+):
+    """GROUPS groups of each of ROWS rows a program, each in 16 threads of one warp: maxima need no shared memory.
+
+    One division a program: a row and column for every group cost a division of 64 bits each.
+    """
+    row = (tl.program_id(0) // blocks).to(tl.int64) * ROWS
+    first = (tl.program_id(0) % blocks).to(tl.int64) * GROUPS
+    x += row * stride + first * GROUP
+    q += row * N + first * GROUP
+    scales += row * row_step + first * group_step
+    height = tl.minimum(M - row, ROWS).to(tl.int32)
+    left = tl.minimum(N - first * GROUP, GROUPS * GROUP).to(tl.int32)
+    index = tl.arange(0, ROWS * GROUPS)
+    # Rows are what runs fastest, as scales lie in memory column by column.
+    down = index % ROWS
+    group = index // ROWS
+    col = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = (down < height)[:, None] & (col < left)
+    value = tl.load(x + down[:, None] * tl.cast(stride, tl.int64) + col, inside, 0.0, eviction_policy=HINT)
+    value = value.to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(value), 1), 1e-30)
+    at = down * tl.cast(row_step, tl.int64) + group * tl.cast(group_step, tl.int64)
+    tl.store(scales + at, largest / LARGEST, (down < height) & (group < across - first))
+    value = (value * (LARGEST / largest)[:, None]).to(q.dtype.element_ty)
+    tl.store(q + down[:, None] * tl.cast(N, tl.int64) + col, value, inside, eviction_policy=HINT)
+
+
+@triton.jit
+def _tile(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, q, scales, M, N, stride, row_step, LARGEST: tl.constexpr, GROUP: tl.constexpr, HINT: tl.constexpr
+):
+    """One square of GROUP rows and columns a program."""
+    across = tl.cdiv(N, GROUP)
+    down = (tl.program_id(0) // across).to(tl.int64)
+    first = tl.program_id(0) % across
+    row = down * GROUP + tl.arange(0, GROUP)
+    col = first * GROUP + tl.arange(0, GROUP)
+    inside = (row < M)[:, None] & (col < N)[None, :]
+    at = x + row[:, None] * stride + col[None, :]
+    value = tl.load(at, inside, 0.0, eviction_policy=HINT).to(tl.float32)
+    largest = tl.maximum(tl.max(tl.max(tl.abs(value), 1), 0), 1e-30)
+    tl.store(scales + down * row_step + first, largest / LARGEST)
+    value = (value * (LARGEST / largest)).to(q.dtype.element_ty)
+    tl.store(q + row[:, None] * N + col[None, :], value, inside, eviction_policy=HINT)
+
+
+def _empty(x: torch.Tensor, granularity: str, format: str, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for q and scale."""
+    q = torch.empty(x.shape, dtype=FORMATS[format], device=x.device)
+    *rest, N = x.shape
+    if granularity == "row":
+        return q, torch.empty(*rest, 1, dtype=torch.float32, device=x.device)
+    across = -(-N // GROUP)
+    if granularity == "tile":
+        shape = (-(-math.prod(rest) // GROUP), across)
+        if layout == "rows":
+            return q, torch.empty(shape, dtype=torch.float32, device=x.device)
+        padded = torch.empty(shape[0], -(-across // 4) * 4, dtype=torch.float32, device=x.device)
+        return q, padded[:, :across]
+    if layout == "rows":
+        return q, torch.empty(*rest, across, dtype=torch.float32, device=x.device)
+    return q, torch.empty(across, *rest, dtype=torch.float32, device=x.device).movedim(0, -1)
+
+
+def _launch(
+    x: torch.Tensor,
+    granularity: str,
+    format: str,
+    layout: str,
+    groups: int = BLOCK_GROUPS,
+    warps: int = BLOCK_WARPS,
+    hint: str | None = None,
+    height: int = BLOCK_ROWS,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    q, scale = _empty(x, granularity, format, layout)
+    if x.numel() == 0:
+        return q, scale.fill_(1e-30 / LARGEST[format])
+    if format == "e4m3":
+        needs_e4m3("fp8_quant to E4M3", x)
+    flat = rows(x)
+    M, N = flat.shape
+    largest = LARGEST[format]
+    if hint is None:
+        hint = "evict_first" if x.numel() * x.element_size() <= CACHED else ""
+    with on(x):
+        if granularity == "block":
+            across = cdiv(N, GROUP)
+            row_step, group_step = (across, 1) if layout == "rows" else (1, M)
+            if layout == "rows":
+                height = 1
+                if N % GROUP == 0 and flat.is_contiguous():
+                    # Groups do not know rows: one row, and no programs that end with it.
+                    flat, M, N, across = flat.view(1, -1), 1, M * N, M * across
+            wide = groups // height
+            blocks = cdiv(across, wide)
+            _block[(cdiv(M, height) * blocks,)](
+                flat,
+                q,
+                scale,
+                M,
+                N,
+                across,
+                blocks,
+                flat.stride(0),
+                row_step,
+                group_step,
+                LARGEST=largest,
+                ROWS=height,
+                GROUPS=wide,
+                GROUP=GROUP,
+                HINT=hint,
+                num_warps=warps,
+            )
+        elif granularity == "tile":
+            _tile[(scale.numel(),)](
+                flat,
+                q,
+                scale,
+                M,
+                N,
+                flat.stride(0),
+                scale.stride(0),
+                LARGEST=largest,
+                GROUP=GROUP,
+                HINT=hint,
+                num_warps=TILE_WARPS,
+            )
+        elif (block := power_of_2(N)) <= LIMIT:
+            tall = power_of_2(max(1, min(4096 // block, M)))
+            _row[(cdiv(M, tall),)](
+                flat,
+                q,
+                scale,
+                M,
+                N,
+                flat.stride(0),
+                largest,
+                ROWS=tall,
+                BLOCK=block,
+                num_warps=min(max(tall * block // 1024, 4), 32),
+            )
+        else:
+            _long_row[(M,)](flat, q, scale, M, N, flat.stride(0), largest, ROWS=1, BLOCK=PIECE, num_warps=16)
+    return q, scale
+
+
+_fp8_quant = operator(
+    "fp8_quant(Tensor x, str granularity, str format, str layout) -> (Tensor, Tensor)", _launch, _empty
+)

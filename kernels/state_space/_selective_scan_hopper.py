@@ -1,0 +1,550 @@
+"""The forward pass of `selective_scan.py` for Hopper (compute capability 9.0), in Gluon.
+
+What bounds the scan is the exponential unit, so the warps that keep it busy do nothing else that can be done
+elsewhere. A program has BLOCK channels of one sequence and three groups of warps, which pass chunks of TOKENS
+tokens through shared memory:
+
+* `_prepare` reads delta, u, B and C, and writes Δ, Δ · u, B and C in fp32, tokens in vectors of 8. So a number of
+  B and C is converted once, and not once for each channel that uses it.
+* `_scan` has the states in registers, LANES threads to a channel, each with some numbers of the state of CHANNELS
+  channels. A number of a state takes one exponential, two products and two multiply-adds. A thread writes its part
+  of the sum C · h; nothing is exchanged between threads on the way from one token to the next.
+* `_finish` adds up a channel's parts, adds D · u, multiplies by silu(z) and writes y.
+
+For the backward pass the same kernel writes states instead of y.
+
+The fewer channels there are in a batch, the more threads share one, so that every scheduler has a warp that scans,
+and sequences need not be cut into segments, which would take most exponentials twice.
+
+In programs of 256 channels and states of 16, with two scanning warps to a scheduler, the instructions of all warps
+take about 250 issue slots a token, and the exponential unit is busy for 296 cycles, of which 256 are the states'
+own. An H200 takes longer, because it waits for the reads of `_prepare`: those are of 32 bytes a row, whose rows
+lie apart by the length of the sequence. To bring their lines to L2 before made it no faster, nor did reading ahead
+into registers, 16 scanning warps, or one exponential of 16 or 32 by the FMA units.
+"""
+
+# ruff: noqa: RUF005  # Triton has no starred expressions: tuples grow by addition
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from .._common import cdiv, multiprocessors, on
+
+LOG2E = gl.constexpr(1.4426950408889634)
+
+STATES = (4, 8, 16, 32, 64)
+"""Sizes of a state that this takes."""
+
+BLOCKS = (256, 128, 64, 32, 16)
+"""Channels of a program."""
+
+NUMBERS = 16
+"""Numbers of states, over its channels, of which a thread keeps the states, rates and decays in registers."""
+
+PIECE = 4096
+"""Tokens times channels that a group of helping warps has in registers at a time: 32 numbers a thread."""
+
+SHARED = 220 << 10
+"""Bytes of shared memory for chunks, of the 227 KiB of a multiprocessor."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a launch is cut: channels of a program, warps that scan, channels of a thread, tokens of a chunk, chunks
+    in flight, and registers of a helping thread.
+    """
+
+    block: int
+    warps: int
+    channels: int
+    tokens: int
+    stages: int
+    registers: int = 104
+
+    @property
+    def lanes(self) -> int:
+        """Threads of a channel."""
+        return 32 * self.warps * self.channels // self.block
+
+
+def fits(u: torch.Tensor, A: torch.Tensor) -> bool:
+    """Whether `forward` takes these inputs; the device is not looked at."""
+    return A.shape[1] in STATES and u.shape[0] * cdiv(u.shape[1], BLOCKS[-1]) < 1 << 31 and u.shape[2] < 1 << 30
+
+
+def choose(batch: int, channels: int, N: int, processors: int) -> Plan:
+    """The plan of a launch: programs of the size that takes the least time in rounds over the device."""
+
+    def time(block: int) -> int:
+        # A token takes as long as its channels' exponentials, and about as long as 16 of them besides.
+        return (block + 16) * cdiv(batch * cdiv(channels, block), processors)
+
+    block = min((block for block in BLOCKS if 128 <= block * N <= 32 * 8 * NUMBERS), key=time)
+    # As measured on an H200, N = 16: two channels a thread halve the reading of B and C and are slower; eight
+    # warps are faster than four for 64 channels, and slower for 32.
+    return cut(block, N, 8 if block * N > 512 else 4)
+
+
+def cut(block: int, N: int, warps: int, channels: int = 1) -> Plan:
+    """The rest of a plan: as many tokens as there is shared memory for, 64 at most, in two chunks or three."""
+    lanes = 32 * warps * channels // block
+    size = 4 * (2 * block + block * lanes + 2 * N)
+    tokens = next(t for t in (64, 32, 16) if t == 16 or 2 * t * size <= SHARED)
+    # The rest of what a multiprocessor has is for the warps that scan: 152, or 248 where there are four.
+    registers = 104 if warps == 8 else 128
+    return Plan(block, warps, channels, tokens, min(3, SHARED // (tokens * size)), registers)
+
+
+RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+"""Whether Triton's word has no underscore, as from 3.9 on."""
+
+
+@gluon.jit
+def _viewed(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    buffer, shape: gl.constexpr, layout: gl.constexpr
+):
+    """Shared memory as fp32 numbers in another shape."""
+    if RENAMED:
+        view = buffer.reinterpret(gl.float32, shape, layout)
+    else:
+        view = buffer._reinterpret(gl.float32, shape, layout)
+    return view
+
+
+@gluon.jit
+def _exp2(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """2^x, 0 below -126."""
+    return gl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _softplus(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """`_pointwise.softplus`: log(1 + e^x) with full relative accuracy where it is small."""
+    e = _exp2(gl.abs(x) * -LOG2E)
+    p = -0.0031760570527694654 * e + 0.01954252743780671
+    p = p * e - 0.056373613209643736
+    p = p * e + 0.10543623839523661
+    p = p * e - 0.15269667104466478
+    p = p * e + 0.19663274269437397
+    p = p * e - 0.2495161626572586
+    p = p * e + 0.33329710499262943
+    p = p * e - 0.49999892648080163
+    p = p * e + 0.9999999946562934
+    return gl.maximum(x, 0.0) + e * p
+
+
+@gluon.jit
+def _silu(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """x / (1 + e^-x), where that is below -44 x · 2⁻⁶³.
+
+    Two numbers at a time share one reciprocal, of their product, which is why e^-x ends at 2⁶³.
+    """
+    return x * gl.inline_asm_elementwise(
+        "{ .reg .f32 a, b, r; min.ftz.f32 a, $2, 0f427C0000; min.ftz.f32 b, $3, 0f427C0000;"
+        " ex2.approx.ftz.f32 a, a; ex2.approx.ftz.f32 b, b; add.ftz.f32 a, a, 0f3F800000;"
+        " add.ftz.f32 b, b, 0f3F800000; mul.ftz.f32 r, a, b; rcp.approx.ftz.f32 r, r;"
+        " mul.ftz.f32 $0, r, b; mul.ftz.f32 $1, r, a; }",
+        "=&f,=&f,f,f",
+        [x * -LOG2E],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=2,
+    )
+
+
+@gluon.jit
+def _wide(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """x in fp32; two bf16 of a register by an instruction each, where the compiler takes three."""
+    if x.dtype == gl.bfloat16:
+        y = gl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+            "=&r,=r,r",
+            [x],
+            dtype=gl.float32,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        y = x.to(gl.float32)
+    return y
+
+
+@gluon.constexpr_function
+def _tile(rows, warps=4):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(rows, tokens): vectors of 8 tokens, two of them beside each other so that whole sectors are read.
+
+    Neighbouring threads have neighbouring rows, which lie side by side in shared memory.
+    """
+    high = min(warps, max(1, rows // 16))
+    return gl.BlockedLayout([1, 8], [16, 2], [high, warps // high], [0, 1])
+
+
+@gluon.constexpr_function
+def _summed(rows, LANES, warps=4):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(rows, vectors of tokens, 2, 4, LANES) in the threads of `_tile`."""
+    high = min(warps, max(1, rows // 16))
+    return gl.BlockedLayout([1, 1, 2, 4, LANES], [16, 2, 1, 1, 1], [high, warps // high, 1, 1, 1], [3, 2, 4, 0, 1])
+
+
+@gluon.constexpr_function
+def _matrix(N, warps=4):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(N, tokens) of B and C."""
+    high = min(N, 16)
+    return gl.BlockedLayout([1, 4], [high, 32 // high], [1, warps], [1, 0])
+
+
+@gluon.constexpr_function
+def _state(LANES, N, warps):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(channels, LANES, N / LANES): neighbouring threads have neighbouring channels and the same numbers."""
+    return gl.BlockedLayout([1, 1, N // LANES], [32 // LANES, LANES, 1], [warps, 1, 1], [0, 1, 2])
+
+
+@gluon.constexpr_function
+def _vectors(LANES, warps):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(channels, LANES, 2, 2, 2): tokens of the same threads."""
+    return gl.BlockedLayout([1, 1, 2, 2, 2], [32 // LANES, LANES, 1, 1, 1], [warps, 1, 1, 1, 1], [4, 3, 2, 0, 1])
+
+
+@gluon.jit
+def _apart(t, layout: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The 8 tokens of (channels, 2, 2, 2), each (channels,)."""
+    t0, t1 = gl.split(t)
+    t00, t10 = gl.split(t0)
+    t01, t11 = gl.split(t1)
+    c0, c4 = gl.split(t00)
+    c2, c6 = gl.split(t10)
+    c1, c5 = gl.split(t01)
+    c3, c7 = gl.split(t11)
+    tokens = ()
+    for c in gl.static_range(8):
+        tokens = tokens + (gl.convert_layout((c0, c1, c2, c3, c4, c5, c6, c7)[c], layout, assert_trivial=True),)
+    return tokens
+
+
+@gluon.jit
+def _together(c):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(channels, LANES, 2, 2, 2) of 8 tokens, each (channels, LANES)."""
+    even = gl.join(gl.join(c[0], c[4]), gl.join(c[2], c[6]))
+    odd = gl.join(gl.join(c[1], c[5]), gl.join(c[3], c[7]))
+    return gl.join(even, odd)
+
+
+@gluon.jit
+def _place(channels, BLOCK: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(b, first channel) of a program."""
+    blocks = gl.cdiv(channels, BLOCK)
+    program = gl.program_id(0)
+    return (program // blocks).to(gl.int64), program % blocks * BLOCK
+
+
+@gluon.jit
+def _prepare(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    u, delta, B, C, bias, steps, given, ins, outs, ready, done, channels, S,
+    u_b, u_d, delta_b, delta_d, B_b, B_n, B_s, C_b, C_n, C_s,
+    N: gl.constexpr, HAS_BIAS: gl.constexpr, SOFTPLUS: gl.constexpr, EVEN: gl.constexpr,
+    BLOCK: gl.constexpr, TOKENS: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Steps and Δ · u, B and C, zero beyond the sequence, where nothing may change."""
+    tile: gl.constexpr = _tile(BLOCK)
+    matrix: gl.constexpr = _matrix(N)
+    b, first = _place(channels, BLOCK)
+    d = first + gl.arange(0, BLOCK, gl.SliceLayout(1, tile))
+    there = d < channels
+    j = gl.arange(0, PIECE, gl.SliceLayout(0, tile))
+    offset = gl.zeros([BLOCK], gl.float32, gl.SliceLayout(1, tile))
+    if HAS_BIAS:
+        offset = gl.load(bias + d, there, 0.0).to(gl.float32)
+    delta += b * delta_b
+    u += b * u_b
+    B += b * B_b
+    C += b * C_b
+    from_delta = delta + d.to(gl.int64)[:, None] * delta_d + j[None, :]
+    from_u = u + d.to(gl.int64)[:, None] * u_d + j[None, :]
+    n = gl.arange(0, N, gl.SliceLayout(1, matrix))
+    i = gl.arange(0, PIECE, gl.SliceLayout(0, matrix))
+    from_B = B + n.to(gl.int64)[:, None] * B_n + i.to(gl.int64)[None, :] * B_s
+    from_C = C + n.to(gl.int64)[:, None] * C_n + i.to(gl.int64)[None, :] * C_s
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    deep: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
+    PIECES: gl.constexpr = TOKENS // PIECE
+    step_tile = _viewed(steps, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
+    given_tile = _viewed(given, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
+    in_tile = _viewed(ins, [STAGES * PIECES, PIECE, N], flat)
+    out_tile = _viewed(outs, [STAGES * PIECES, PIECE, N], flat)
+    stage = 0
+    phase = 1
+    for begin in range(0, S, TOKENS):
+        for piece in range(0, PIECES):
+            s = begin + piece * PIECE
+            inside = there[:, None] & (s + j < S)[None, :]
+            present = (n < N)[:, None] & (s + i < S)[None, :]
+            step = _wide(gl.load(from_delta + s, inside, 0.0)) + offset[:, None]
+            x = _wide(gl.load(from_u + s, inside, 0.0))
+            into = gl.load(from_B + gl.cast(s, gl.int64) * B_s, present, 0.0).to(gl.float32)
+            out = gl.load(from_C + gl.cast(s, gl.int64) * C_s, present, 0.0).to(gl.float32)
+            if SOFTPLUS:
+                step = _softplus(step)
+            if not EVEN:
+                step = gl.where(inside, step, 0.0)
+            if piece == 0:
+                mbarrier.wait(done.index(stage), phase)
+            at = stage * PIECES + piece
+            step_tile.index(at).permute((2, 0, 1, 3)).store(gl.reshape(step, [BLOCK, PIECE // 8, 2, 4]))
+            given_tile.index(at).permute((2, 0, 1, 3)).store(gl.reshape(step * x, [BLOCK, PIECE // 8, 2, 4]))
+            in_tile.index(at).permute((1, 0)).store(into)
+            out_tile.index(at).permute((1, 0)).store(out)
+        mbarrier.arrive(ready.index(stage), count=1)
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+
+@gluon.jit
+def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    A, kept, steps, given, ins, outs, sums, ready, done, channels, S, chunks,
+    N: gl.constexpr, KEEP: gl.constexpr, BLOCK: gl.constexpr, CHANNELS: gl.constexpr, LANES: gl.constexpr,
+    TOKENS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The states, and each thread's part of C · h, or with KEEP the states before every fourth token."""
+    state: gl.constexpr = _state(LANES, N, gl.num_warps())
+    numbers: gl.constexpr = gl.SliceLayout(0, state)
+    rows: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, state))
+    PART: gl.constexpr = N // LANES
+    VECTORS: gl.constexpr = TOKENS // 8
+    vector: gl.constexpr = gl.SliceLayout(1, _vectors(LANES, gl.num_warps()))
+    b, first = _place(channels, BLOCK)
+    d = first + gl.arange(0, BLOCK, rows)
+    group = gl.arange(0, LANES, gl.SliceLayout(0, gl.SliceLayout(2, state)))
+    k = gl.arange(0, PART, gl.SliceLayout(0, gl.SliceLayout(1, state)))
+    there = (d < channels)[:, None, None]
+    number = (group * PART)[None, :, None] + k[None, None, :]
+    # A power without a factor: A times log₂e.
+    rates = gl.load(A + d.to(gl.int64)[:, None, None] * N + number, there, 0.0).to(gl.float32) * LOG2E
+    to = kept + (b * chunks * N + number) * channels + d[:, None, None]
+    h = gl.zeros([BLOCK, LANES, PART], gl.float32, state)
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    in_rows = _viewed(ins, [STAGES * TOKENS, LANES, PART], flat)
+    out_rows = _viewed(outs, [STAGES * TOKENS, LANES, PART], flat)
+    stage = 0
+    phase = 0
+    for s in range(0, S, TOKENS):
+        mbarrier.wait(ready.index(stage), phase)
+        begin = stage * VECTORS
+        last = begin + VECTORS - 1
+        # What a token needs is read, and its decay computed, one token ahead: little waits at the loop's end.
+        dt = _apart(steps.index(begin).permute((1, 0, 2, 3)).load(vector), rows)
+        x = _apart(given.index(begin).permute((1, 0, 2, 3)).load(vector), rows)
+        decay = _exp2(dt[0][:, None, None] * rates)
+        into = in_rows.index(begin * 8).load(numbers)
+        for v in range(begin, last + 1):
+            ahead = gl.minimum(v + 1, last)
+            next_dt = _apart(steps.index(ahead).permute((1, 0, 2, 3)).load(vector), rows)
+            next_x = _apart(given.index(ahead).permute((1, 0, 2, 3)).load(vector), rows)
+            total = ()
+            for i in gl.static_range(8):
+                if KEEP and i % 4 == 0:
+                    token = s + (v - begin) * 8 + i
+                    gl.store(to + gl.cast(token // 4, gl.int64) * N * channels, h, there & (token < S))
+                if i < 7:
+                    next_into = in_rows.index(v * 8 + i + 1).load(numbers)
+                    next_decay = _exp2(dt[i + 1][:, None, None] * rates)
+                else:
+                    next_into = in_rows.index(ahead * 8).load(numbers)
+                    next_decay = _exp2(next_dt[0][:, None, None] * rates)
+                h = h * decay + x[i][:, None, None] * into[None, :, :]
+                if not KEEP:
+                    out = out_rows.index(v * 8 + i).load(numbers)
+                    total = total + (gl.sum(h * out[None, :, :], 2),)
+                decay = next_decay
+                into = next_into
+            dt = next_dt
+            x = next_x
+            if not KEEP:
+                sums.index(v).permute((2, 0, 1, 3, 4)).store(_together(total))
+        mbarrier.arrive(done.index(stage), count=1)
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+
+@gluon.jit
+def _finish(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    u, D, z, y, sums, ready, done, channels, S, u_b, u_d, z_b, z_d,
+    HAS_D: gl.constexpr, HAS_Z: gl.constexpr, KEEP: gl.constexpr,
+    BLOCK: gl.constexpr, LANES: gl.constexpr, TOKENS: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """y from the sums of a channel's threads; with KEEP nothing."""
+    tile: gl.constexpr = _tile(BLOCK)
+    whole: gl.constexpr = _summed(BLOCK, LANES)
+    b, first = _place(channels, BLOCK)
+    d = first + gl.arange(0, BLOCK, gl.SliceLayout(1, tile))
+    there = d < channels
+    wide = d.to(gl.int64)
+    j = gl.arange(0, PIECE, gl.SliceLayout(0, tile))
+    skip = gl.zeros([BLOCK], gl.float32, gl.SliceLayout(1, tile))
+    if HAS_D:
+        skip = gl.load(D + d, there, 0.0).to(gl.float32)
+    from_u = u + b * u_b + wide[:, None] * u_d + j[None, :]
+    from_z = z + b * z_b + wide[:, None] * z_d + j[None, :]
+    to = y + (b * channels + wide)[:, None] * S + j[None, :]
+    deep: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [4, 3, 2, 1, 0])
+    PIECES: gl.constexpr = TOKENS // PIECE
+    sum_tile = _viewed(sums, [STAGES * PIECES, PIECE // 8, LANES, 2, BLOCK, 4], deep)
+    # Nothing is to be taken before the first round.
+    for i in gl.static_range(STAGES):
+        mbarrier.arrive(ready.index(i), count=1)
+    stage = 0
+    phase = 0
+    for begin in range(0, S, TOKENS):
+        if KEEP:
+            mbarrier.wait(done.index(stage), phase)
+        else:
+            for piece in range(0, PIECES):
+                s = begin + piece * PIECE
+                inside = there[:, None] & (s + j < S)[None, :]
+                if HAS_D:
+                    x = gl.load(from_u + s, inside, 0.0)
+                if HAS_Z:
+                    gate = gl.load(from_z + s, inside, 0.0)
+                if piece == 0:
+                    mbarrier.wait(done.index(stage), phase)
+                value = gl.sum(sum_tile.index(stage * PIECES + piece).permute((3, 0, 2, 4, 1)).load(whole), 4)
+                value = gl.convert_layout(gl.reshape(value, [BLOCK, PIECE]), tile, assert_trivial=True)
+                if HAS_D:
+                    value += skip[:, None] * _wide(x)
+                if HAS_Z:
+                    value *= _silu(_wide(gate))
+                gl.store(to + s, value.to(y.dtype.element_ty), inside)
+        mbarrier.arrive(ready.index(stage), count=1)
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+
+@gluon.jit
+def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    u, delta, A, B, C, D, z, bias, y, kept, channels, S, chunks,
+    u_b, u_d, delta_b, delta_d, B_b, B_n, B_s, C_b, C_n, C_s, z_b, z_d,
+    N: gl.constexpr, KEEP: gl.constexpr, HAS_D: gl.constexpr, HAS_Z: gl.constexpr, HAS_BIAS: gl.constexpr,
+    SOFTPLUS: gl.constexpr, EVEN: gl.constexpr, BLOCK: gl.constexpr, CHANNELS: gl.constexpr,
+    LANES: gl.constexpr, TOKENS: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """BLOCK channels of one sequence."""
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    split: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
+    parted: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [4, 3, 2, 1, 0])
+    # Of a vector of 8 tokens two fours, apart, so that those of neighbouring channels lie side by side.
+    steps = gl.allocate_shared_memory(gl.float32, [STAGES * TOKENS // 8, 2, BLOCK, 2, 2], split)
+    given = gl.allocate_shared_memory(gl.float32, [STAGES * TOKENS // 8, 2, BLOCK, 2, 2], split)
+    ins = gl.allocate_shared_memory(gl.float32, [STAGES, TOKENS, N], flat)
+    outs = gl.allocate_shared_memory(gl.float32, [STAGES, TOKENS, N], flat)
+    sums = gl.allocate_shared_memory(gl.float32, [STAGES * TOKENS // 8, LANES, 2, BLOCK, 2, 2], parted)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    done = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(ready.index(i), count=2)
+        mbarrier.init(done.index(i), count=1)
+    gl.warp_specialize(
+        [
+            (
+                _scan,
+                (
+                    A, kept, steps, given, ins, outs, sums, ready, done, channels, S, chunks,
+                    N, KEEP, BLOCK, CHANNELS, LANES, TOKENS, STAGES,
+                ),
+            ),
+            (
+                _prepare,
+                (
+                    u, delta, B, C, bias, steps, given, ins, outs, ready, done, channels, S,
+                    u_b, u_d, delta_b, delta_d, B_b, B_n, B_s, C_b, C_n, C_s,
+                    N, HAS_BIAS, SOFTPLUS, EVEN, BLOCK, TOKENS, PIECE, STAGES,
+                ),
+            ),
+            (
+                _finish,
+                (
+                    u, D, z, y, sums, ready, done, channels, S, u_b, u_d, z_b, z_d,
+                    HAS_D, HAS_Z, KEEP, BLOCK, LANES, TOKENS, PIECE, STAGES,
+                ),
+            ),
+        ],
+        [4, 4],
+        [REGISTERS, REGISTERS],
+    )  # fmt: skip
+
+
+def forward(
+    y: torch.Tensor,
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    softplus: bool,
+    plan: Plan | None = None,
+) -> None:
+    """Writes y (B, D, S); u, delta and z with a last stride of 1, for inputs that `fits` approves of."""
+    _run(y, None, u, delta, A, B, C, D, z, bias, softplus, plan)
+
+
+def states(
+    kept: torch.Tensor,
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    bias: torch.Tensor | None,
+    softplus: bool,
+    plan: Plan | None = None,
+) -> None:
+    """Writes the states before every fourth token to kept (B, at least S / 4, N, D); as `forward` otherwise."""
+    _run(None, kept, u, delta, A, B, C, None, None, bias, softplus, plan)
+
+
+def _run(
+    y: torch.Tensor | None,
+    kept: torch.Tensor | None,
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    softplus: bool,
+    plan: Plan | None,
+) -> None:
+    batch, channels, S = u.shape
+    N = A.shape[1]
+    plan = plan or choose(batch, channels, N, multiprocessors(u))
+    piece = min(plan.tokens, max(16, PIECE // plan.block))
+    gate = u if z is None else z
+    # What is passed for what is not there is not read or written.
+    with on(u):
+        _forward[(batch * cdiv(channels, plan.block),)](
+            u, delta, A.contiguous(), B, C, A if D is None else D.contiguous(), gate,
+            A if bias is None else bias.contiguous(), u if y is None else y, A if kept is None else kept,
+            channels, S, 1 if kept is None else kept.shape[1],
+            *u.stride()[:2], *delta.stride()[:2], *B.stride(), *C.stride(), *gate.stride()[:2],
+            N, kept is not None, D is not None, z is not None, bias is not None, softplus, S % plan.tokens == 0,
+            plan.block, plan.channels, plan.lanes, plan.tokens, piece, plan.stages, plan.registers,
+            num_warps=plan.warps,
+        )  # fmt: skip

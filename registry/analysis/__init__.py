@@ -1,0 +1,1 @@
+"""What results say: rows, ceilings, statistics, history over commits."""

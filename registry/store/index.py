@@ -1,0 +1,269 @@
+"""What a home's journals hold, kept ready: which runs of which commit, their means, the noise seen.
+
+A search must not read 100,000 journals, so each is read once: its header when it is first seen, its means
+when they are first asked for. All of that can be made again from the journals at any time; the noise that
+comparisons saw cannot, and is only missed as a prior. One SQLite file, `index.db`, beside the journals.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sqlite3
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..detection.comparison import History, Key, Noise
+from ..detection.decision import Progress, remember
+from ..detection.noise import PRIOR_RUNS
+from ..detection.pairing import key_of, run_means
+from ..errors import InputError
+from .home import Home
+from .journal import Journal, read
+from .record import Header, Record
+
+LAYOUT = 1
+"""Raised when the tables change: an index of another layout is made anew."""
+
+_TABLES = """
+CREATE TABLE runs (
+    name TEXT PRIMARY KEY, file TEXT, made_of TEXT, dirty INT, key TEXT, device TEXT, created TEXT, plan TEXT,
+    replicates INT, stage INT, cases INT);
+CREATE INDEX runs_by_commit ON runs (made_of);
+CREATE INDEX runs_by_key ON runs (key, created);
+CREATE TABLE sizes (name TEXT PRIMARY KEY, size INT);
+CREATE TABLE means (
+    name TEXT, operator TEXT, shape TEXT, implementation TEXT, cache TEXT, provider TEXT, definition TEXT,
+    processes INT, ms REAL);
+CREATE INDEX means_by_name ON means (name);
+CREATE TABLE noise (
+    key TEXT, operator TEXT, shape TEXT, implementation TEXT, cache TEXT, age INT, variance REAL, df REAL);
+CREATE INDEX noise_by_key ON noise (key);
+"""
+STAGE = "stage"
+"""In a header's request: which stage of a comparison the run is. Above 1 it holds only rows under suspicion."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run's header in short. `stage` is 0 for a plain run, else that of the comparison it belongs to."""
+
+    name: str
+    path: Path
+    commit: str | None
+    dirty: bool
+    key: str
+    device: str
+    created: str
+    plan: str
+    replicates: int
+    stage: int
+    cases: int
+    """How many it was asked for; 0 where it does not say."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """What one run says of one row: the trimmed mean over its processes in ms.
+
+    `definition` is what was computed and by which timer: means of different ones do not belong together.
+    """
+
+    ms: float
+    processes: int
+    provider: str
+    definition: str
+
+
+class Index:
+    """An open index, brought up to date with the journals that are there."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self._connection = self._open()
+        weakref.finalize(self, self._connection.close)
+        self._refresh()
+
+    def _open(self) -> sqlite3.Connection:
+        """The file, or memory where it cannot be written: a home may be read-only."""
+        try:
+            connection = sqlite3.connect(self.home.folder / "index.db", timeout=30)
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                layout = connection.execute("PRAGMA user_version").fetchone()[0]
+                if layout != LAYOUT:
+                    _clear(connection)
+            return connection
+        except sqlite3.Error:
+            connection = sqlite3.connect(":memory:")
+            _clear(connection)
+            return connection
+
+    def _refresh(self) -> None:
+        """Takes in the headers of journals that are new, and forgets what is gone."""
+        try:
+            names = {x.name: x.name.split(".")[0] for x in os.scandir(self.home.journals) if ".jsonl" in x.name}
+        except FileNotFoundError:
+            names = {}
+        known = {file for (file,) in self._connection.execute("SELECT file FROM runs")}
+        new = []
+        for file in names.keys() - known:
+            header = _header(self.home.journals / file)
+            if header is not None:
+                stage = header.request.get(STAGE, "0")
+                facts = (header.commit, header.dirty, header.key, header.device, header.created, header.plan)
+                numbers = (header.replicates, int(stage) if stage.isdigit() else 0, _cases(header))
+                new.append((header.run, file, *facts, *numbers))
+        with self._connection:
+            for file in known - names.keys():
+                self._connection.execute("DELETE FROM runs WHERE file = ?", (file,))
+            self._connection.executemany("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?,?,?,?,?,?,?)", new)
+
+    def runs(
+        self,
+        *,
+        commit: str | None = None,
+        key: str | None = None,
+        device: str | None = None,
+        plan: str | None = None,
+        limit: int = 1000,
+    ) -> list[Entry]:
+        """Runs of clean trees that match, newest first."""
+        wanted = {"made_of": commit, "key": key, "device": device, "plan": plan}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        where = " AND ".join(["NOT dirty", "made_of IS NOT NULL", *(f"{name} = ?" for name in given)])
+        rows = self._connection.execute(
+            f"SELECT name, file, made_of, dirty, key, device, created, plan, replicates, stage, cases FROM runs "
+            f"WHERE {where} ORDER BY created DESC, name DESC LIMIT ?",
+            (*given.values(), limit),
+        )
+        return [Entry(name, self.home.journals / file, *rest) for name, file, *rest in rows]
+
+    def commits(self, limit: int = 1000) -> list[str]:
+        """Commits with runs of clean trees, the one measured last first."""
+        rows = self._connection.execute(
+            "SELECT made_of FROM runs WHERE NOT dirty AND made_of IS NOT NULL "
+            "GROUP BY made_of ORDER BY max(created) DESC LIMIT ?",
+            (limit,),
+        )
+        return [commit for (commit,) in rows]
+
+    def means(self, entry: Entry) -> dict[Key, Mean]:
+        """What a run says of its rows; its journal is read only if it grew since that was last asked."""
+        try:
+            size = entry.path.stat().st_size
+            known = self._connection.execute("SELECT size FROM sizes WHERE name = ?", (entry.name,)).fetchone()
+            if known != (size,):
+                self._take_in(entry, read(entry.path), size)
+        except (OSError, InputError):  # gone meanwhile, or no journal any more: it says nothing
+            return {}
+        rows = self._connection.execute(
+            "SELECT operator, shape, implementation, cache, ms, processes, provider, definition "
+            "FROM means WHERE name = ?",
+            (entry.name,),
+        )
+        return {Key(*x[:4]): Mean(*x[4:]) for x in rows}
+
+    def _take_in(self, entry: Entry, journal: Journal, size: int) -> None:
+        groups: dict[Key, list[Record]] = {}
+        for record in journal.records:
+            groups.setdefault(key_of(record), []).append(record)
+        values = run_means((journal.header, journal.records))
+        rows = []
+        for key, ms in values.items():
+            records = groups[key]
+            measured = [x.measurement for x in records if x.measurement is not None]
+            definition = "/".join([records[0].case.spec, *sorted({x.timer for x in measured})])
+            rows.append(
+                (entry.name, *msgspec.structs.astuple(key), records[0].provider, definition, len(measured), ms)
+            )
+        with self._connection:
+            self._connection.execute("DELETE FROM means WHERE name = ?", (entry.name,))
+            self._connection.executemany("INSERT INTO means VALUES (?,?,?,?,?,?,?,?,?)", rows)
+            self._connection.execute("INSERT OR REPLACE INTO sizes VALUES (?,?)", (entry.name, size))
+
+    def histories(self, key: str) -> dict[Key, History]:
+        """The noise that earlier comparisons saw under a comparability key, by row, oldest first."""
+        rows = self._connection.execute(
+            "SELECT operator, shape, implementation, cache, variance, df FROM noise WHERE key = ? "
+            "ORDER BY operator, shape, implementation, cache, age",
+            (key,),
+        )
+        return {Key(*row): History(tuple(Noise(*x[4:]) for x in found)) for row, found in groupby(rows, _row)}
+
+    def remember(self, key: str, progress: Progress) -> None:
+        """Keeps the noise that a comparison saw, for the next one to lean on."""
+        rows = [
+            (key, *msgspec.structs.astuple(row), age, noise.variance, noise.df)
+            for row, history in remember(self.histories(key), progress).items()
+            for age, noise in enumerate(history.noise[-PRIOR_RUNS:])
+        ]
+        with self._connection:
+            self._connection.execute("DELETE FROM noise WHERE key = ?", (key,))
+            self._connection.executemany("INSERT INTO noise VALUES (?,?,?,?,?,?,?,?)", rows)
+
+
+def unchanged(means: Sequence[Mapping[Key, Mean]], like: Mapping[Key, Mean], processes: int) -> dict[Key, History]:
+    """Run means by row, in the order given, of runs that measured the same as `like` often enough."""
+    out: dict[Key, History] = {}
+    for key, mine in like.items():
+        found = [x[key] for x in means if key in x]
+        fit = [x.ms for x in found if x.definition == mine.definition and x.processes >= processes]
+        out[key] = History(runs=tuple(fit))
+    return out
+
+
+def joined(noise: Mapping[Key, History], runs: Mapping[Key, History]) -> dict[Key, History]:
+    """Both halves of what history knows."""
+    nothing = History()
+    return {
+        key: History(noise.get(key, nothing).noise, runs.get(key, nothing).runs)
+        for key in noise.keys() | runs.keys()
+    }
+
+
+def _row(row: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(row[:4])
+
+
+def _clear(connection: sqlite3.Connection) -> None:
+    for table in ("runs", "sizes", "means", "noise"):
+        connection.execute(f"DROP TABLE IF EXISTS {table}")
+    for statement in _statements(_TABLES):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {LAYOUT}")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """One by one: `executescript` would end the transaction that keeps a second process out."""
+    yield from (x for x in script.split(";") if x.strip())
+
+
+def _cases(header: Header) -> int:
+    try:
+        return len(msgspec.json.decode(header.request.get("cases", "[]"), type=list[msgspec.Raw]))
+    except msgspec.MsgspecError:
+        return 0
+
+
+def _header(path: Path) -> Header | None:
+    """A journal's header, the rest of it unread; None if there is none."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            return _decoder.decode(file.readline())
+    except (OSError, EOFError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+_decoder: msgspec.json.Decoder[Header] = msgspec.json.Decoder(Header)
+
+
+def clean(entries: Iterable[Entry]) -> list[Entry]:
+    """Those that hold all that their plan asks for: reruns of what was under suspicion left out."""
+    return [x for x in entries if x.stage <= 1]

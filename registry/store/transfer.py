@@ -1,0 +1,137 @@
+"""Journals in and out of a home: validated whole, written atomically, and never merged by guess."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from filelock import FileLock
+
+from ..errors import HarnessError, InputError
+from .home import Home
+from .journal import parse, read
+
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
+
+
+def checked_run(run: str) -> str:
+    """A run's name, if it is one.
+
+    It becomes a file's name and part of a search, and an imported journal may say anything.
+    """
+    if not _RUN.fullmatch(run):
+        raise InputError(f"{run!r} is not a run's name: letters, digits, - and _ only, 200 at most")
+    return run
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a journal that are whole, as they stand; a torn last one is left out.
+
+    Raises `InputError` for what is no valid journal.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    if path.suffix == ".gz":
+        try:
+            raw = gzip.decompress(raw)
+        except (OSError, EOFError) as error:
+            raise InputError(f"{path} is not a whole gzip file: {error}") from None
+    journal = parse(raw, path)
+    checked_run(journal.header.run)
+    lines = [x.strip() for x in raw.split(b"\n") if x.strip()]
+    return lines[:-1] if journal.torn else lines
+
+
+def import_journal(path: Path, home: Home) -> str:
+    """Copies a journal, plain or compressed, into the home and returns its run.
+
+    If the run is there already, the longer of the two journals stays, provided that the shorter is its
+    beginning: a run that was resumed elsewhere. Two journals that differ otherwise raise `InputError`.
+    """
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give the journals in it, {path}/*.jsonl*")
+    lines = whole_lines(path)
+    run = parse(lines[0] + b"\n", path).header.run
+    try:
+        home.journals.mkdir(parents=True, exist_ok=True)
+        # Of two imports of one run at once, the second must see what the first wrote.
+        with FileLock(home.folder / "import.lock"):
+            there = _existing(home, run)
+            if there is None or _grew(whole_lines(there), lines, run, path):
+                target = home.journal(run)
+                _write(target, b"".join(x + b"\n" for x in lines))
+                if there is not None and there != target:
+                    there.unlink()  # the compressed beginning of what now stands beside it
+    except OSError as error:
+        raise HarnessError(f"{home.folder} cannot be written: {error.strerror or error}") from None
+    return run
+
+
+def _existing(home: Home, run: str) -> Path | None:
+    paths = (home.journal(run), home.journals / f"{run}.jsonl.gz")
+    return next((x for x in paths if x.exists()), None)
+
+
+def _grew(there: Sequence[bytes], given: Sequence[bytes], run: str, path: Path) -> bool:
+    """Whether `given` continues `there`; False where it adds nothing."""
+    shared = min(len(there), len(given))
+    if there[:shared] == given[:shared]:
+        return len(given) > len(there)
+    line = next(i for i in range(shared) if there[i] != given[i]) + 1
+    raise InputError(
+        f"{path}: run {run} is here already with other content from line {line} on. A journal only grows, "
+        "so one of the two was edited, or two machines resumed the same run; nothing was changed"
+    )
+
+
+def export(home: Home, runs: Sequence[str], output: Path, *, force: bool = False) -> list[Path]:
+    """Writes the journals of runs to a folder, compressed, or one run to a `.jsonl` or `.jsonl.gz` file.
+
+    A file that exists and differs is only replaced with `force`. Returns the files.
+    """
+    sources = [home.find(x) for x in runs]
+    one_file = output.name.endswith((".jsonl", ".jsonl.gz"))
+    if not sources:
+        raise InputError("no run to export: name at least one, or `latest`")
+    if one_file and len(sources) > 1:
+        raise InputError(f"{output} is one file and there are {len(sources)} runs; give a folder")
+    if not one_file and output.exists() and not output.is_dir():
+        raise InputError(f"{output} is neither a folder nor named .jsonl or .jsonl.gz")
+    out = []
+    for source in sources:
+        text = b"".join(x + b"\n" for x in whole_lines(source))
+        target = output if one_file else output / f"{read(source).header.run}.jsonl.gz"
+        # No time inside, so that the same journal always makes the same file.
+        data = gzip.compress(text, mtime=0) if target.suffix == ".gz" else text
+        try:
+            if not target.exists() or target.read_bytes() != data:
+                if target.exists() and not force:
+                    raise InputError(f"{target} exists and holds something else; --force replaces it")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _write(target, data)
+        except OSError as error:
+            raise HarnessError(f"{target} cannot be written: {error.strerror or error}") from None
+        out.append(target)
+    return out
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Writes a file whole or not at all: a reader never sees half of it, a full disk leaves the old one."""
+    handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)  # mkstemp's 0600 would hide the journal from the user's own group
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

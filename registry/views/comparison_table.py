@@ -1,0 +1,206 @@
+"""Two runs side by side, for reading: what changed, with its interval. It gives no verdict.
+
+Rows pair up by operator, case, implementation and cache state. Their ratio is shown only where their
+comparability keys are the same; else the conditions that differ are named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from ..analysis.rows import Row, rows
+from ..analysis.statistics import t_quantile
+from ..store.journal import Journal
+from ..store.record import Cache, Pass, Scalar
+
+Outcome: TypeAlias = Literal["compared", "not comparable", "not measured", "only in first", "only in second"]
+_Identity: TypeAlias = tuple[str, str, str, str]
+
+
+class Side(msgspec.Struct, frozen=True):
+    """One of the two runs."""
+
+    run: str
+    created: str
+    commit: str | None
+    dirty: bool
+    device: str
+    key: str
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A condition that the two headers do not agree on."""
+
+    condition: str
+    first: Scalar
+    second: Scalar
+
+
+class RowComparison(msgspec.Struct, frozen=True, rename={"pass_": "pass"}):
+    """One row of both runs.
+
+    `ratio` is the second latency over the first: below 1 the second run was faster. Its 95 % interval is
+    None where either side has a single replicate. `notes` says what else changed without making the rows
+    incomparable: the version of a library, the configuration that autotuning chose.
+    """
+
+    operator: str
+    case: str
+    pass_: Pass
+    implementation: str
+    cache: Cache
+    outcome: Outcome
+    reason: str | None = None
+    first_ms: float | None = None
+    second_ms: float | None = None
+    first_replicates: int = 0
+    second_replicates: int = 0
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+class RunComparison(msgspec.Struct, frozen=True):
+    """Two runs, the conditions in which they differ, and every row that either of them has."""
+
+    first: Side
+    second: Side
+    differences: tuple[Difference, ...]
+    rows: tuple[RowComparison, ...]
+
+    @property
+    def compared(self) -> tuple[RowComparison, ...]:
+        """The rows that have a ratio."""
+        return tuple(x for x in self.rows if x.outcome == "compared")
+
+    def to_builtins(self) -> dict[str, Any]:
+        """As `kernelmark compare --json` prints it."""
+        out: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))  # lists where tuples were
+        return out | {"compared": len(self.compared)}
+
+
+def compare(first: Journal, second: Journal) -> RunComparison:
+    """Pairs up the rows of two runs."""
+    sides = tuple(
+        Side(x.run, x.created, x.commit, x.dirty, x.device, x.key) for x in (first.header, second.header)
+    )
+    differences = condition_differences(first, second)
+    ours, theirs = _Run(first), _Run(second)
+    identities = list(dict.fromkeys([*ours.rows, *theirs.rows]))
+    compared = tuple(_compare(x, ours, theirs, differences) for x in identities)
+    return RunComparison(sides[0], sides[1], differences, compared)
+
+
+def condition_differences(first: Journal, second: Journal) -> tuple[Difference, ...]:
+    """The conditions of the two headers that differ; one that only one of them knows is None in the other."""
+    a, b = first.header.conditions, second.header.conditions
+    return tuple(
+        Difference(name, a.get(name), b.get(name))
+        for name in dict.fromkeys([*a, *b])
+        if name not in a or name not in b or a[name] != b[name]
+    )
+
+
+class _Run:
+    """What comparing needs of a journal, by identity."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.key = journal.header.key
+        self.rows: Mapping[_Identity, Row] = {x.identity: x for x in rows(journal)}
+        self.specs: dict[_Identity, str] = {}
+        self.medians: dict[_Identity, list[float]] = {}
+        for record in journal.records:
+            identity = record.identity[:4]
+            self.specs.setdefault(identity, record.case.spec)
+            if record.measurement is not None:
+                self.medians.setdefault(identity, []).append(median(record.measurement.samples_ms))
+
+
+def _compare(identity: _Identity, first: _Run, second: _Run, differences: Sequence[Difference]) -> RowComparison:
+    a, b = first.rows.get(identity), second.rows.get(identity)
+    some = a or b
+    assert some is not None
+    bare = RowComparison(
+        operator=some.operator,
+        case=some.case,
+        pass_=some.pass_,
+        implementation=some.implementation,
+        cache=some.cache,
+        outcome="compared",
+        first_ms=a.latency_ms if a else None,
+        second_ms=b.latency_ms if b else None,
+        first_replicates=a.replicates if a else 0,
+        second_replicates=b.replicates if b else 0,
+    )
+    if a is None or b is None:
+        return msgspec.structs.replace(bare, outcome="only in first" if a else "only in second")
+    if a.latency_ms is None or b.latency_ms is None:
+        return msgspec.structs.replace(bare, outcome="not measured", reason=_unmeasured(a, b))
+    notes = _notes(a, b)
+    if a.key != b.key:
+        reason = _incomparable(identity, first, second, differences)
+        return msgspec.structs.replace(bare, outcome="not comparable", reason=reason, notes=notes)
+    ratio, low, high = ratio_interval(first.medians[identity], second.medians[identity])
+    return msgspec.structs.replace(bare, ratio=ratio, ratio_low=low, ratio_high=high, notes=notes)
+
+
+def _unmeasured(first: Row, second: Row) -> str:
+    return "; ".join(
+        f"{place} run: {row.status}: {row.reason or 'no samples'}"
+        for place, row in (("first", first), ("second", second))
+        if row.latency_ms is None
+    )
+
+
+def _incomparable(identity: _Identity, first: _Run, second: _Run, differences: Sequence[Difference]) -> str:
+    reasons = []
+    if first.key != second.key:
+        names = ", ".join(x.condition for x in differences)
+        reasons.append(f"conditions differ: {names}" if names else "the runs' keys differ")
+    if first.specs[identity] != second.specs[identity]:
+        reasons.append("the case's definition changed")
+    timers = first.rows[identity].timer, second.rows[identity].timer
+    if timers[0] != timers[1]:
+        reasons.append(f"timer {timers[0]} and {timers[1]}")
+    return "; ".join(reasons) or "the rows' keys differ"
+
+
+def _notes(first: Row, second: Row) -> tuple[str, ...]:
+    notes = []
+    if first.version != second.version:
+        notes.append(f"version {first.version or 'unknown'} → {second.version or 'unknown'}")
+    if first.tuning != second.tuning:
+        notes.append("tuned to another configuration")
+    return tuple(notes)
+
+
+def ratio_interval(
+    first: Sequence[float], second: Sequence[float]
+) -> tuple[float | None, float | None, float | None]:
+    """Ratio of two latencies (second over first) with its 95 % interval, from each side's process medians.
+
+    The two runs share no process, so the interval is Welch's: t with Satterthwaite's degrees of freedom over
+    the logarithms, stretched to hold the ratio of the medians, which is what the latencies shown give. None
+    for the bounds where a side has fewer than two processes, for all where a time is not positive.
+    """
+    if min(*first, *second) <= 0:
+        return None, None, None
+    value = median(second) / median(first)
+    if len(first) < 2 or len(second) < 2:
+        return value, None, None
+    logs = [np.log(np.asarray(x, dtype=np.float64)) for x in (first, second)]
+    parts = [float(x.var(ddof=1)) / len(x) for x in logs]
+    centre, variance = float(logs[1].mean() - logs[0].mean()), sum(parts)
+    half = 0.0
+    if variance > 0:
+        # Each part over the sum first: the squares of tiny variances would vanish.
+        shares = [(x / variance) ** 2 / (len(y) - 1) for x, y in zip(parts, logs, strict=True)]
+        half = t_quantile(1 / sum(shares)) * math.sqrt(variance)
+    return value, min(value, math.exp(centre - half)), max(value, math.exp(centre + half))

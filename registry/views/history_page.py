@@ -1,0 +1,116 @@
+"""An operator over commits, for people: lines of blocks in the terminal, drawings on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..analysis.history import OperatorHistory, Series
+from ..errors import InputError
+from . import units
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+SHOWN = 40
+"""Commits in a terminal line: the newest."""
+WIDTH, HEIGHT, LEFT, RIGHT = 900.0, 190.0, 70.0, 20.0
+
+
+def sparkline(values: Sequence[float], marks: Sequence[int] = ()) -> str:
+    """A line of blocks, lowest to highest value, with a bar before each of the places in `marks`."""
+    low, high = min(values), max(values)
+    # A series that hardly moves must not look like a mountain range.
+    reach = max(high - low, 0.05 * high) or 1.0
+    out = []
+    for place, value in enumerate(values):
+        block = BLOCKS[min(len(BLOCKS) - 1, int((value - low) / reach * len(BLOCKS)))]
+        out.append(f"│{block}" if place in marks else block)
+    return "".join(out)
+
+
+def history_table(history: OperatorHistory) -> Table:
+    """A line per case and implementation."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(f"{history.operator} over commits"), title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("case", overflow="fold")
+    for name in ("commits", "latest ms"):
+        table.add_column(name, justify="right")
+    table.add_column("oldest to newest", overflow="fold")
+    table.add_column("changes", overflow="fold")
+    for x in history.series:
+        name = f"{x.key.case} {x.key.implementation} ({x.key.cache})"
+        skipped = max(0, len(x.points) - SHOWN)
+        marks = [y.index - skipped for y in x.changes]
+        line = sparkline([y.ms for y in x.points[skipped:]], marks)
+        cells = (name, str(len(x.points)), units.number(x.points[-1].ms), line, _changes(x))
+        table.add_row(*(Text(y) for y in cells))
+    return table
+
+
+def _changes(series: Series) -> str:
+    return ", ".join(
+        f"{units.change(1 + x.change)} at {series.points[x.index].commit[:10]}" for x in series.changes
+    )
+
+
+def render_history(history: OperatorHistory) -> str:
+    """A page that opens offline. Raises `InputError` where matplotlib is missing."""
+    try:
+        parts = [_section(x, number) for number, x in enumerate(history.series)]
+    except ImportError as error:
+        raise InputError(f"a page needs {error.name}: pip install 'kernelmark[registry]'") from None
+    style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
+    title = escape(f"{history.operator} over commits")
+    head = f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{title}</title>"
+    about = (
+        f"Comparability key <code>{escape(history.comparability_key)}</code>. Change points are drawn, no gate."
+    )
+    return (
+        f"{head}<meta name='viewport' content='width=device-width'><style>{style}</style></head>\n"
+        f"<body><header><h1>{title}</h1><p class='soft'>{about}</p></header>\n"
+        f"<main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _section(series: Series, number: int) -> str:
+    key = series.key
+    told = f"<p>{escape(_changes(series))}</p>" if series.changes else "<p class='soft'>No change point.</p>"
+    name = escape(f"{key.case} · {key.implementation} · {key.cache}")
+    return f"<h3>{name}</h3>{_drawing(series, number)}{told}\n"
+
+
+def _drawing(series: Series, number: int) -> str:
+    from .canvas import Canvas
+
+    canvas = Canvas(WIDTH, HEIGHT, f"history{number}")
+    times = [x.ms for x in series.points]
+    low, high = min(times), max(times)
+    margin = max((high - low) * 0.15, high * 0.02)
+    low, high = max(0.0, low - margin), high + margin
+    step = (WIDTH - LEFT - RIGHT) / max(1, len(times) - 1)
+    xs = [LEFT + i * step for i in range(len(times))]
+    ys = [15 + (high - ms) / (high - low) * (HEIGHT - 45) if high > low else HEIGHT / 2 for ms in times]
+    for share in (0.0, 0.5, 1.0):
+        y = 15 + share * (HEIGHT - 45)
+        canvas.line([LEFT, WIDTH - RIGHT], [y, y], "--grid")
+        canvas.text(LEFT - 8, y, units.number(high - share * (high - low), 3), "--soft", "right")
+    canvas.text(8, HEIGHT / 2, "ms", "--soft")
+    for change in series.changes:
+        x = xs[change.index] - step / 2
+        colour = "--bad" if change.change > 0 else "--good"
+        canvas.line([x, x], [15, HEIGHT - 30], colour, 1.5)
+        canvas.text(x, 8, units.change(1 + change.change), colour, "center")
+    canvas.line(xs, ys, "--s0", 1.5)
+    for x, y, point in zip(xs, ys, series.points, strict=True):
+        tip = f"{point.commit[:10]}: {units.number(point.ms)} ms, {point.runs} runs"
+        canvas.dot(x, y, "--s0", "o", 5, tip)
+    for place, align in ((0, "left"), (len(xs) - 1, "right"))[: len(xs)]:
+        canvas.text(xs[place], HEIGHT - 14, series.points[place].commit[:10], "--soft", align)
+    return canvas.svg(f"{series.key} over commits")

@@ -1,0 +1,1 @@
+"""Two commits: measured in turns, found, bisected, attributed."""

@@ -1,0 +1,317 @@
+"""The interleaved A/B: two commits measured in turns on one device, fresh processes in random order.
+
+Nothing but `kernels/` and `baselines/` comes from a commit; operators, inputs, timers and the correctness
+gate are those of the harness that runs, for both sides. Both sides of a pair get the same seed, hence the
+same inputs and the same order of cells. Every side of every stage is a run with a journal of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+import msgspec
+
+from ...registry.detection.comparison import Comparison, History, Key, Options, Side
+from ...registry.detection.decision import Progress, decide
+from ...registry.detection.pairing import differing, key_of, pair
+from ...registry.errors import InputError, KernelmarkError
+from ...registry.store.home import Home
+from ...registry.store.index import STAGE, Index
+from ...registry.store.journal import Journal, read
+from ...registry.store.record import PROVIDER, Header, Record
+from ..catalog import Catalog
+from ..environments import interpreter
+from ..plan import Cell, Plan
+from ..run.process import OutOfTime
+from ..run.supervisor import PARTNER, Run, new_run
+from .revisions import ROOMS, Checkout, Revision
+
+Tell: TypeAlias = Callable[[str], None]
+
+
+class NotMeasurable(KernelmarkError):
+    """A commit has nothing to measure, so there is nothing to compare."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True)
+class Tree:
+    """One side of the comparison: a commit and what of the plan it can measure.
+
+    `code` maps roots of the catalog to the folders of this commit. `python` is the interpreter of the
+    environment that its code runs in; None means ours.
+    """
+
+    revision: Revision
+    code: Mapping[str, str]
+    catalog: Catalog
+    cells: tuple[Cell, ...]
+    python: Path | None = None
+
+    def interpreter(self, name: str) -> Path | None:
+        """The interpreter of a named environment: only the core one is exchanged."""
+        return self.python if self.python is not None and name == "core" else interpreter(name)
+
+
+def trees(
+    sides: Sequence[tuple[Revision, Path]],
+    rooted: Mapping[str, str],
+    catalog: Catalog,
+    plan: Plan,
+    device: Literal["cuda", "cpu"],
+    implementations: Sequence[str],
+) -> list[Tree]:
+    """The tree of each revision in its folder; no `implementations` means the kernels that the commits hold.
+
+    Raises `InputError` if none has what is asked for, and `NotMeasurable` if one has not.
+    """
+    found: list[Tree] = []
+    lacking: list[KernelmarkError] = []
+    for revision, folder in sides:
+        code = {root: str(folder / relative) for root, relative in rooted.items()}
+        its = catalog.with_code(code)
+        try:
+            there = {x.provider for x in its.implementations}
+            ours = sorted({PROVIDER} | kernel_providers(rooted) & there)
+            asked = plan.cells(its, device, implementations or ours)
+        except InputError as error:
+            lacking.append(error)
+            continue
+        # What needs another device has no time on either side, and what no commit holds cannot have changed.
+        cells = tuple(
+            x
+            for x in asked
+            if device in x.implementation.devices
+            if str(x.implementation.root) in rooted
+            if catalog.operator(x.case.operator).spec == x.case.spec  # a stored plan's may be another
+        )
+        if cells:
+            found.append(Tree(revision, code, its, cells))
+        else:
+            lacking.append(NotMeasurable(f"{revision} has nothing that runs on {device} with these filters."))
+    if len(lacking) == len(sides):
+        raise lacking[0]
+    if lacking:
+        here = found[0].revision
+        raise NotMeasurable(f"only {here} has what is asked for, the other has not: {lacking[0]}")
+    return found
+
+
+def kernel_providers(roots: Collection[str]) -> frozenset[str]:
+    """The providers of the kernels that roots hold: ours, and a root's own name where ours is taken."""
+    return frozenset({PROVIDER, *(Path(x).name for x in roots)})
+
+
+def rooted(catalog: Catalog, checkout: Checkout) -> dict[str, str]:
+    """The catalog's roots whose code the checkout's commits hold, each with its place in the checkout."""
+    out = {}
+    for root in catalog.roots:
+        if root.folder.is_relative_to(checkout.folder):
+            relative = str(root.folder.relative_to(checkout.folder))
+            if any(checkout.tracks(room) for room in rooms([relative])):
+                out[str(root.folder)] = relative
+    if not out and (checkout.folder / "suite" / "operators").is_dir() and checkout.tracks("kernels"):
+        out[str(catalog.roots[0].folder)] = "."  # a checkout of this program beside an installed one
+    if not out:
+        raise InputError(
+            f"{checkout.folder} holds no kernels that this program would measure. Go to a checkout of kernelmark, "
+            f"or name a folder with kernels/ of this one in KERNELMARK_PATH."
+        )
+    return out
+
+
+def rooms(places: Collection[str]) -> list[str]:
+    """The folders of a checkout that a commit's code lies in."""
+    return [room if place == "." else f"{place}/{room}" for place in places for room in ROOMS]
+
+
+@dataclass
+class Interleaved:
+    """An A/B under way. `until` is when measuring ends, by `time.monotonic`.
+
+    With `shared_baselines` both commits have the same code of other libraries' rows, which are then witnesses
+    of the machine.
+    """
+
+    base: Tree
+    current: Tree
+    plan: Plan
+    device: Literal["cuda", "cpu"]
+    home: Home
+    index: Index
+    options: Options
+    seed: int
+    until: float
+    tell: Tell
+    shared_baselines: bool = False
+    header: Header | None = field(default=None, init=False)
+    """Of the first run, once there is one."""
+    records: tuple[Sequence[Record], Sequence[Record]] = field(default=((), ()), init=False)
+    """What stage one measured on either side."""
+    progress: Progress = field(default=Progress(()), init=False)
+    """How it ended."""
+    runs: list[str] = field(default_factory=list, init=False)
+    """Of the current side, as far as they were begun."""
+    _stage: int = field(default=0, init=False)
+
+    def compare(self, only: Collection[Key] | None = None) -> None:
+        """The whole procedure, on all rows or on those named."""
+        rows = {row_of(cell) for tree in (self.base, self.current) for cell in tree.cells}
+        chosen = sorted(rows if only is None else rows & set(only))
+        if not chosen:
+            raise NotMeasurable("none of the rows in question can be measured here.")
+        first = self._measure(dict.fromkeys(chosen, self.options.pairs))
+        self.progress = decide(first, self._measure, self.options)
+        if self.header is not None:
+            self.index.remember(self.header.key, self.progress)
+
+    def _measure(self, wanted: Mapping[Key, int]) -> list[Comparison]:
+        """So many fresh pairs of each row, or as many as there was time for.
+
+        In later stages rows that got fewer than a first stage has are left out: too little to decide them by.
+        """
+        self._stage += 1
+        names = new_run(), new_run()
+        runs = [
+            self._run(tree, wanted, name, {PARTNER: other, STAGE: str(self._stage)})
+            for tree, name, other in zip((self.base, self.current), names, reversed(names), strict=True)
+        ]
+        made = self._pairs(runs, wanted) if time.monotonic() < self.until else 0
+        self.runs += [runs[1].name] if made else []
+        if made == 0:
+            return [Comparison(key, Side(), Side()) for key in wanted] if self._stage == 1 else []
+        base, current = (read(run.path) for run in runs)
+        if self._stage == 1:
+            self.header, self.records = base.header, (base.records, current.records)
+        histories = self.index.histories(base.header.key)
+        allowed = self._allowed(base.header, current.header)
+        enough = 0 if self._stage == 1 else self.options.pairs
+        out = paired(base, current, wanted, made, enough, histories, allowed=allowed, controls=self._controls)
+        noted = tuple(f"in two environments: {x}" for x in differing(base.header, current.header) if allowed)
+        return [msgspec.structs.replace(x, notes=(*x.notes, *noted)) for x in out]
+
+    @property
+    def _controls(self) -> set[str]:
+        ours = kernel_providers(self.base.code)
+        others = {x.implementation.name for x in self.base.cells if x.implementation.provider not in ours}
+        return others if self.shared_baselines else set()
+
+    def _allowed(self, base: Header, current: Header) -> frozenset[str]:
+        """Conditions that may differ: none, unless the two sides were given environments of their own."""
+        if self.base.python == self.current.python:
+            return frozenset()
+        return frozenset(base.conditions.keys() | current.conditions.keys())
+
+    def _run(self, tree: Tree, wanted: Mapping[Key, int], name: str, request: Mapping[str, str]) -> Run:
+        return side_run(self, tree, wanted, self.seed + self._stage, name, request)
+
+    def _pairs(self, runs: Sequence[Run], wanted: Mapping[Key, int]) -> int:
+        """Measures pairs until all are made or the time is over; how many were made whole."""
+        return in_turns(self, runs, wanted, f"{self.seed}/{self._stage}", f"stage {self._stage}, pair")
+
+
+class Setting(Protocol):
+    """What all runs that are measured in turns share."""
+
+    plan: Plan
+    device: Literal["cuda", "cpu"]
+    home: Home
+    until: float
+
+    @property
+    def tell(self) -> Tell:
+        """Progress goes there."""
+
+
+def side_run(
+    setting: Setting, tree: Tree, wanted: Mapping[Key, int], seed: int, name: str, request: Mapping[str, str]
+) -> Run:
+    """The run of one tree over the rows wanted, so many processes of each."""
+    cells = tuple(cell for cell in tree.cells if row_of(cell) in wanted)
+    asked = {(cell.case.operator, cell.case.name): cell.case for cell in cells}
+    return Run(
+        plan=replace(setting.plan, cases=tuple(asked.values()), replicates=max(wanted.values())),
+        cells=cells,
+        catalog=tree.catalog,
+        device=setting.device,
+        home=setting.home,
+        seed=seed,
+        name=name,
+        code=tree.code,
+        ceilings=False,  # a ratio needs none, and every process would pay for them
+        commit=(tree.revision.commit, tree.revision.dirty),
+        request=request,
+        until=setting.until,
+        python=tree.interpreter,
+    )
+
+
+def in_turns(setting: Setting, runs: Sequence[Run], wanted: Mapping[Key, int], seed: str, what: str) -> int:
+    """Measures all runs in rounds, in random order within each, until all rounds are made or the time is over.
+
+    Returns how many rounds were made whole. `what` is the word for a round ("stage 1, pair").
+    """
+    generator = random.Random(seed)
+    count, made, took = max(wanted.values()), 0, 0.0
+    with contextlib.suppress(OutOfTime), contextlib.ExitStack() as sessions:
+        for run in runs:
+            sessions.enter_context(run.session())
+        while made < count:
+            begin = time.monotonic()
+            if begin + took > setting.until:  # it would be cut short, and half a round is of no use
+                raise OutOfTime
+            rows = [key for key, number in wanted.items() if number > made]
+            setting.tell(f"{what} {made + 1} of {count}: {_counted(len(rows))}")
+            for run in generator.sample(runs, len(runs)):
+                run.replicate(made, [cell for cell in run.cells if wanted[row_of(cell)] > made])
+            made += 1
+            took = time.monotonic() - begin
+    if made < count:
+        setting.tell(f"the budget ended after {made} of {count} {what.rpartition(' ')[2]}s")
+    return made
+
+
+def paired(
+    base: Journal,
+    current: Journal,
+    wanted: Mapping[Key, int],
+    made: int,
+    enough: int,
+    histories: Mapping[Key, History] | None = None,
+    *,
+    allowed: Collection[str] = (),
+    controls: Collection[str] | None = None,
+) -> list[Comparison]:
+    """The rows wanted of two journals, each with as many whole pairs as it asks for, or as were made.
+
+    Rows that ask for more than were made are left out, unless those are `enough`. The rest is as for `pair`.
+    """
+    out: list[Comparison] = []
+    for count in sorted(set(wanted.values())):
+        if made >= min(count, enough):
+            keys = {key for key, number in wanted.items() if number == count}
+            before, after = (_cut(journal, keys, min(count, made)) for journal in (base, current))
+            out += pair(before, after, histories, allowed=allowed, controls=controls)
+    return out
+
+
+def _cut(journal: Journal, keys: Collection[Key], pairs: int) -> tuple[Header, list[Record]]:
+    """Only these rows and only whole pairs, with a header that says so."""
+    header = msgspec.structs.replace(journal.header, replicates=pairs)
+    return header, [x for x in journal.records if x.replicate < pairs and key_of(x) in keys]
+
+
+def row_of(cell: Cell) -> Key:
+    """The row that a cell's records belong to."""
+    return Key(cell.case.operator, cell.case.name, cell.implementation.name, cell.cache)
+
+
+def _counted(rows: int) -> str:
+    return "1 row" if rows == 1 else f"{rows} rows"

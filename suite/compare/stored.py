@@ -1,0 +1,166 @@
+"""Stored runs of two commits: which of them answer the question, without measuring anything."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ...registry.detection.comparison import Comparison, Options
+from ...registry.detection.decision import Progress, stored
+from ...registry.detection.pairing import differing, key_of, pair, run_means
+from ...registry.importers.results import SOURCE
+from ...registry.store.index import Entry, Index, clean, joined, unchanged
+from ...registry.store.journal import Journal, read
+from ...registry.store.record import Case, Header, Record
+from .revisions import Checkout, Revision
+
+LOOKED_AT = 20
+"""Newest runs of a commit among which a comparable pair is looked for."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Two stored runs, and the runs of the base's code under the same conditions, oldest first.
+
+    `entry` is the index's of the current one.
+    """
+
+    base: Journal
+    current: Journal
+    entry: Entry
+    past: tuple[Entry, ...]
+
+    @property
+    def differing(self) -> tuple[str, ...]:
+        """The conditions in which the two runs differ."""
+        return differing(self.base.header, self.current.header)
+
+
+def find(
+    index: Index,
+    checkout: Checkout,
+    base: Revision,
+    current: Revision,
+    rooms: Sequence[str],
+    options: Options,
+    device: str | None,
+    plan: str | None,
+) -> Stored | str:
+    """Of the pairs of runs that compare the one with the most cases, and of those the newest.
+
+    Else a pair that does not compare, or the reason why there is none. A run of another commit whose kernels
+    and baselines are the base's stands for the base. Runs of trees with uncommitted changes stand for
+    nothing: no two such trees can be told apart.
+    """
+    if base.dirty or current.dirty:
+        return "runs of a tree with uncommitted changes cannot be told apart, so none is taken from the store"
+    now = _runs(index, current.commit, options, device, plan)
+    if not now:
+        return f"no run of {current} with {options.minimum_processes} or more processes is stored"
+    same = _same_code(index, checkout, base.commit, rooms)
+    before = [x for commit in same for x in _runs(index, commit, options, device, plan)]
+    before.sort(key=lambda x: (x.created, x.name), reverse=True)
+    past = list(before)
+    before.sort(key=lambda x: -x.cases)
+    # With equal code on both sides one run must not be held against itself.
+    chosen = next(((b, c) for c in now for b in before if b.key == c.key and b.name != c.name), None)
+    if chosen is None:
+        others = [(b, c) for c in now for b in before if b.name != c.name]
+        if not others:
+            return f"no run of {base} is stored"
+        chosen = others[0]
+    past = [x for x in past if x.key == chosen[1].key and x.name != chosen[1].name]
+    return Stored(read(chosen[0].path), read(chosen[1].path), chosen[1], tuple(past[: options.maximum_runs][::-1]))
+
+
+def decided(
+    found: Stored,
+    index: Index,
+    options: Options,
+    operators: Collection[str],
+    implementations: Collection[str],
+    ours: Collection[str] | None,
+) -> Progress:
+    """The verdicts of the rows that both runs were asked for.
+
+    Rows of providers other than `ours`, whose code the commits share, are witnesses of the machine and get
+    no verdict of their own unless they were asked for; None means that the commits do not share it.
+    """
+    header = found.current.header
+    like = index.means(found.entry)
+    past = [index.means(x) for x in found.past]
+    histories = joined(index.histories(header.key), unchanged(past, like, options.minimum_processes))
+    both = _asked(found.base.header), _asked(found.current.header)
+    sides = [
+        (journal.header, [x for x in journal.records if _wanted(x, operators, both)])
+        for journal in (found.base, found.current)
+    ]
+    others = {x.implementation for _, records in sides for x in records if ours and x.provider not in ours}
+    rows: list[Comparison] = pair(sides[0], sides[1], histories, controls=others)
+    shown = {
+        key_of(x) for _, records in sides for x in records if {x.implementation, x.provider} & set(implementations)
+    }
+    kept = [x for x in rows if x.control or x.key in shown]
+    progress = stored(kept, options)
+    return msgspec.structs.replace(
+        progress,
+        verdicts=tuple(x for x in progress.verdicts if x.key in shown),
+        requests={key: pairs for key, pairs in progress.requests.items() if key in shown},
+    )
+
+
+def of_runs(
+    base: Journal, current: Journal, index: Index, options: Options, operators: Collection[str]
+) -> Progress:
+    """The verdicts on two runs that were named, whoever made them. Measures nothing.
+
+    The runs of the base's commit under its conditions, the base among them, are what is known of unchanged
+    code; where the base names no commit it stands alone, which is too little for any verdict.
+    """
+    header = base.header
+    known = index.runs(commit=header.commit, key=header.key) if header.commit and not header.dirty else []
+    past = [index.means(x) for x in reversed(clean(known)) if x.name != current.header.run]
+    like = run_means((current.header, current.records))
+    definitions = {key: x for means in past for key, x in means.items()}
+    mine = {key: definitions[key] for key in like if key in definitions}
+    histories = unchanged(past[-options.maximum_runs :], mine, options.minimum_processes)
+    sides = [
+        (journal.header, [x for x in journal.records if not operators or x.case.operator in operators])
+        for journal in (base, current)
+    ]
+    rows = pair(sides[0], sides[1], histories, controls=())
+    source = current.header.request.get(SOURCE)
+    if source is not None and min(base.header.replicates, current.header.replicates) < options.minimum_processes:
+        note = f"{source}: one process's iterations are not independent, so they say nothing of the noise between"
+        rows = [msgspec.structs.replace(x, notes=(*x.notes, note)) for x in rows]
+    return stored(rows, options)
+
+
+def _runs(index: Index, commit: str, options: Options, device: str | None, plan: str | None) -> list[Entry]:
+    """A commit's runs, those of more cases first: one that was narrowed must not hide the others' rows."""
+    runs = clean(index.runs(commit=commit, device=device, plan=plan, limit=LOOKED_AT))
+    found = [x for x in runs if x.replicates >= options.minimum_processes]
+    return sorted(found, key=lambda x: -x.cases)  # stable: among equals the newest first
+
+
+def _same_code(index: Index, checkout: Checkout, base: str, rooms: Sequence[str]) -> list[str]:
+    code = checkout.code([base, *index.commits()], rooms)
+    return [commit for commit, found in code.items() if found == code[base]]
+
+
+def _asked(header: Header) -> set[tuple[str, str]] | None:
+    """The cases that a run was to measure; None where it does not say."""
+    if "cases" not in header.request:
+        return None
+    cases = msgspec.json.decode(header.request["cases"], type=tuple[Case, ...])
+    return {(x.operator, x.name) for x in cases}
+
+
+def _wanted(
+    record: Record, operators: Collection[str], asked: Iterable[Collection[tuple[str, str]] | None]
+) -> bool:
+    """Whether a row was asked for by the user and by both runs: what a run left out is not missing from it."""
+    case = (record.case.operator, record.case.name)
+    return (not operators or case[0] in operators) and all(x is None or case in x for x in asked)

@@ -1,0 +1,1 @@
+"""The harness tests itself: planted faults, each of which must be caught."""

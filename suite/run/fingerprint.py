@@ -1,0 +1,198 @@
+"""The fingerprint of a run's surroundings: what decides comparability, and what is only noted.
+
+Nothing here names a host, a user, a path or an address; environment variables by allow-list only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ...registry.store.record import Scalar
+from .. import __version__
+from ..measure import clocks
+from ..measure.telemetry import Nvml
+
+ALLOWED = ("CUDA_", "TRITON_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "MKL_", "NVIDIA_TF32_OVERRIDE", "CUBLAS_")
+"""Prefixes of the environment variables that change what is measured."""
+SECRET = (
+    *("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "AUTH", "USER", "HOST"),
+    *("DIR", "PATH", "HOME", "FILE", "URL", "URI", "PROXY"),
+)
+"""Words in a variable's name that keep it out all the same: credentials and places."""
+IMAGE_DIGEST = "KERNELMARK_IMAGE_DIGEST"
+"""Set by the launcher of a container: the digest of the image it runs."""
+IMAGE_NAME = "KERNELMARK_IMAGE"
+"""Set by it too: the image's name in the table of images."""
+COMMIT = "KERNELMARK_COMMIT"
+"""Set in an image: the commit it was built from, `-dirty` behind it where there were uncommitted changes."""
+LIBRARIES = ("torch", "triton", "transformers", "nvidia-cudnn-cu13", "nvidia-cublas", "numpy")
+
+
+def key(conditions: Mapping[str, Scalar]) -> str:
+    """The comparability key: a hash of canonical JSON."""
+    text = json.dumps(conditions, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def conditions(device: str, torch_facts: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """What two runs must share to be compared. `torch_facts` is what a worker said of torch and the device.
+
+    It has the last word: a worker may run in another environment than ours.
+    """
+    shared: dict[str, Scalar] = {
+        "device": device,
+        "harness": __version__,
+        "image_digest": os.environ.get(IMAGE_DIGEST),
+        "torch": _version("torch"),
+        "triton": _version("triton") if device == "cuda" else None,
+        **({"clock_policy": clocks.UNLOCKED} if device == "cuda" else {}),  # unless a worker saw otherwise
+        **torch_facts,
+    }
+    return shared | (_gpu() if device == "cuda" else _cpu())
+
+
+def environment(device: str, own: Mapping[str, Scalar] | None = None) -> dict[str, Scalar]:
+    """What is noted beside the key. `own` is what a worker said of its Python, where that is another than ours."""
+    noted: dict[str, Scalar] = {
+        **(python_facts() if own is None else own),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpu": cpu_model(),
+        "cpu_count": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+    noted |= {f"env/{name}": value for name, value in sorted(os.environ.items()) if allowed(name)}
+    return noted | (_gpu_noted() if device == "cuda" else {"cpu_governor": cpu_governor()})
+
+
+def python_facts() -> dict[str, Scalar]:
+    """Of the Python that this runs in: its version, the image it is in, and the libraries that it has."""
+    image = {"image": name} if (name := os.environ.get(IMAGE_NAME)) else {}
+    libraries = {f"lib/{name}": version for name in LIBRARIES if (version := _version(name))}
+    return {"python": platform.python_version(), **image, **libraries}
+
+
+def allowed(name: str) -> bool:
+    """Whether an environment variable may be recorded."""
+    return name.startswith(ALLOWED) and not any(word in name for word in SECRET)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_model() -> str | None:
+    """The processor's name, as Linux gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or None
+
+
+def cpu_governor() -> str | None:
+    """The frequency governor of the first core; None where the kernel does not say (virtual machines)."""
+    try:
+        return Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").read_text().strip()
+    except OSError:
+        return None
+
+
+def _cpu() -> dict[str, Scalar]:
+    return {"cpu": cpu_model(), "cpu_count": os.cpu_count(), "clock_policy": cpu_governor() or "unknown"}
+
+
+def _text(value: Any) -> str | None:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _gpu() -> dict[str, Scalar]:
+    """The conditions that NVML knows; None where it does not answer."""
+    nvml = Nvml.open()
+    if nvml is None:
+        return {}
+    ecc, mig, limit = nvml.get("EccMode"), nvml.get("MigMode"), nvml.get("EnforcedPowerLimit")
+    return {
+        "driver": _text(nvml.system("DriverVersion")),
+        "vbios": _text(nvml.get("VbiosVersion")),
+        "power_limit_w": limit / 1e3 if limit is not None else None,
+        "ecc": bool(ecc[0]) if ecc else None,
+        "mig": bool(mig[0]) if mig else None,
+    }
+
+
+def _gpu_noted() -> dict[str, Scalar]:
+    nvml = Nvml.open()
+    if nvml is None:
+        return {}
+    memory = nvml.get("MemoryInfo")
+    return {
+        "gpu/max_sm_mhz": nvml.get("MaxClockInfo", nvml.library.NVML_CLOCK_SM),
+        "gpu/max_memory_mhz": nvml.get("MaxClockInfo", nvml.library.NVML_CLOCK_MEM),
+        "gpu/memory_bytes": memory.total if memory else None,
+        "gpu/memory_used_at_start_bytes": memory.used if memory else None,
+        "gpu/persistence": bool(nvml.get("PersistenceMode")),
+        "gpu/pcie_generation": nvml.get("CurrPcieLinkGeneration"),
+        "gpu/pcie_width": nvml.get("CurrPcieLinkWidth"),
+        "gpu/temperature_c": nvml.get("Temperature", nvml.library.NVML_TEMPERATURE_GPU),
+        "gpu/processes": len(nvml.get("ComputeRunningProcesses") or ()),
+        "gpu/gsp_firmware": _text(nvml.get("GspFirmwareVersion")),
+    }
+
+
+def torch_facts(device: str) -> dict[str, Scalar]:
+    """What only torch knows, and where it runs; called in a worker, where torch is loaded anyway."""
+    import torch
+
+    # A worker may be in an image though its supervisor is not.
+    own = {"image_digest": image} if (image := os.environ.get(IMAGE_DIGEST)) else {}
+    if device == "cpu":
+        return {**own, "torch": _version("torch"), "threads": torch.get_num_threads()}
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        **own,
+        "torch": _version("torch"),
+        "triton": _version("triton"),
+        "gpu": properties.name,
+        "gpu_capability": f"{properties.major}.{properties.minor}",
+        "gpu_sm_count": properties.multi_processor_count,
+        "cuda": torch.version.cuda,
+        "clock_policy": clocks.checked(),
+    }
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA GPU answers, without loading torch."""
+    return Nvml.open() is not None
+
+
+def commit(folder: Path) -> tuple[str | None, bool]:
+    """The commit of the checkout that holds `folder`, and whether it has uncommitted changes."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=30, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip()
+
+    head = git("rev-parse", "HEAD")
+    if head is None:
+        given = os.environ.get(COMMIT, "")
+        return given.removesuffix("-dirty") or None, given.endswith("-dirty")
+    return head, bool(git("status", "--porcelain", "--untracked-files=no"))

@@ -1,0 +1,460 @@
+"""A run: replicate after replicate, each a fresh worker; every line in the journal as soon as it is made.
+
+The supervisor never loads torch. It owns the worker's life: a deadline for each cell, a restart after a
+crash or a broken CUDA context, an end with it. What went wrong costs that cell and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, Protocol
+
+import filelock
+import msgspec
+
+from ...registry.errors import HarnessError, InputError, KernelmarkError
+from ...registry.store.home import Home
+from ...registry.store.journal import Journal, Writer, read
+from ...registry.store.record import (
+    SCHEMA_VERSION,
+    Cache,
+    Case,
+    Footer,
+    Header,
+    Measurement,
+    Record,
+    Scalar,
+    Status,
+)
+from .. import __version__
+from ..catalog import Catalog
+from ..environments import interpreter
+from ..measure.stopping import Sampling
+from ..plan import Cell, Plan, order
+from . import fingerprint
+from .process import Worker
+from .worker import CeilingDone, Done, Facts, Result, Stage, Task, TaskCell
+
+START_DEADLINE_S = 300.0
+"""For a worker to start, load torch, open its device and measure the ceilings."""
+PARTNER = "partner"
+"""In a header's request: the run that this one was measured in turns with, of the other commit."""
+LASTING: frozenset[Status] = frozenset(
+    {"unsupported", "unavailable", "out_of_memory", "timeout", "crashed", "error"}
+)
+"""What is not tried again in later replicates: it would end the same way, and a hang costs its deadline."""
+
+
+class NotResumable(KernelmarkError):
+    """The surroundings changed since the run began: what is measured now is not comparable with it."""
+
+    exit_code = 4
+
+
+class Interrupted(KernelmarkError):
+    """Ended by Ctrl-C; the message says how to go on. 130 is what shells expect of a program so ended."""
+
+    exit_code = 130
+
+
+class Listener(Protocol):
+    """Whoever shows progress."""
+
+    def begin(self, run: str, cells: int, finished: int) -> None:
+        """A session begins: cells in all (over all replicates), and how many are done already."""
+
+    def stage(self, replicate: int, name: str, cell: Cell | None) -> None:
+        """A stage begins."""
+
+    def end(self, record: Record) -> None:
+        """A cell ended."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def begin(self, run: str, cells: int, finished: int) -> None: ...
+
+    def stage(self, replicate: int, name: str, cell: Cell | None) -> None: ...
+
+    def end(self, record: Record) -> None: ...
+
+
+def new_run() -> str:
+    """A fresh run name: UTC time, so that names sort, and four random digits."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+@dataclass
+class Run:
+    """One run of a plan, new or resumed.
+
+    For runs of another commit, `code` maps roots of the catalog to folders with that commit's kernels and
+    baselines, and `commit` says which it is, and whether it has uncommitted changes; else both are those of
+    the checkout of `source`. `until` is a time of `time.monotonic` at which measuring stops at once.
+    """
+
+    plan: Plan
+    cells: tuple[Cell, ...]
+    catalog: Catalog
+    device: Literal["cuda", "cpu"]
+    home: Home
+    seed: int
+    name: str = field(default_factory=new_run)
+    roots: tuple[str, ...] = ()
+    code: Mapping[str, str] = field(default_factory=dict)
+    ceilings: bool = True
+    source: Path = Path(__file__).resolve().parent
+    commit: tuple[str | None, bool] | None = None
+    request: Mapping[str, str] = field(default_factory=dict)
+    until: float = math.inf
+    listener: Listener = field(default_factory=Silent)
+    python: Callable[[str], Path | None] = interpreter
+    past: Journal | None = None
+    pinned: Mapping[tuple[str, str, str, str], Mapping[str, str]] = field(default_factory=dict)
+    _writer: Writer | None = field(default=None, init=False)
+    _spent: dict[str, float] = field(default_factory=dict, init=False)
+    _settled: dict[tuple[str, str, str, str], Status] = field(default_factory=dict, init=False)
+    _done: set[tuple[str, str, str, str, int]] = field(default_factory=set, init=False)
+
+    @property
+    def path(self) -> Path:
+        """The run's journal."""
+        return self.home.journal(self.name)
+
+    def execute(self) -> Path:
+        """Measures what is still missing. Returns the journal's path; raises `KernelmarkError`."""
+        try:
+            with self.session():
+                self.listener.begin(self.name, len(self.cells) * self.plan.replicates, len(self._done))
+                for replicate in range(self.plan.replicates):
+                    self.replicate(replicate, self.cells)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"interrupted; what was finished is in {self.path}. Go on with: {self._again}"
+                if self._header_known
+                else "interrupted before anything was measured."
+            ) from None
+        return self.path
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[None]:
+        """Holds the journal open for `replicate`, and closes it with a footer however it ends."""
+        begin = time.monotonic()
+        try:
+            with self._locked(), self._journal():
+                complete = False
+                try:
+                    yield
+                    complete = True
+                finally:
+                    if self._header_known:
+                        self._finish(time.monotonic() - begin, complete)
+        except OSError as error:
+            kept = f" What was finished is in it; when the disk is right again: {self._again}"
+            raise HarnessError(
+                f"the journal {self.path} cannot be written: {error.strerror or error}."
+                + (kept if self._header_known else "")
+            ) from None
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self.home.journals.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(self.path.with_suffix(".lock"), timeout=0):
+                try:
+                    yield
+                finally:
+                    self.path.with_suffix(".lock").unlink(missing_ok=True)
+        except filelock.Timeout:
+            raise InputError(f"run {self.name} is being measured by another process.") from None
+
+    @contextlib.contextmanager
+    def _journal(self) -> Iterator[None]:
+        """Opens the journal of a run that goes on; a new run's is made with its header, so that none is empty."""
+        try:
+            if self.past is not None:
+                self.past = read(self.path)  # again: another process may have gone on before we had the lock
+                self._writer = Writer(self.path)
+                for record in self.past.records:
+                    self._note(record)
+            yield
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+                if not self._header_known:
+                    self.path.unlink()
+
+    @property
+    def _again(self) -> str:
+        """The command that goes on with this run."""
+        if PARTNER in self.request:
+            return "the comparison of commits, from its beginning"
+        elsewhere = "" if self.home.folder == Home().folder else f" --output {self.home.folder}"
+        return f"kernelmark run --resume {self.name}{elsewhere}"
+
+    @property
+    def _header_known(self) -> bool:
+        return self.past is not None
+
+    def _note(self, record: Record) -> None:
+        self._done.add(record.identity)
+        if record.status in LASTING:
+            self._settled[record.identity[:4]] = record.status
+
+    def _write_record(self, record: Record) -> None:
+        assert self._writer is not None
+        self._writer.write(record)
+        self._note(record)
+        self.listener.end(record)
+
+    def _finish(self, wall_s: float, complete: bool) -> None:
+        assert self._writer is not None
+        known = sum(self._spent.values())
+        spent = {**self._spent, "overhead": max(0.0, wall_s - known)}
+        with contextlib.suppress(OSError):  # the error under way says more than this one would
+            self._writer.write(Footer(_now(), wall_s, complete, spent))
+
+    def replicate(self, replicate: int, cells: Sequence[Cell]) -> None:
+        """Measures one replicate of these cells, as far as they are not done; within a `session`."""
+        walk = order(cells, self.seed, replicate)
+        runnable: dict[str, dict[int, Cell]] = {}
+        ended: list[Record] = []
+        for index, cell in enumerate(walk):
+            if not self._wanted(cell, replicate):
+                continue
+            reason = cell.implementation.unavailable(self.device)
+            if reason is None:
+                runnable.setdefault(cell.implementation.environment, {})[index] = cell
+            else:
+                ended.append(_record(cell, replicate, index, reason[0], reason[1]))
+        for environment, mine in runnable.items():
+            self._replicate(replicate, environment, mine)
+        for record in ended:
+            self._write_record(record)
+
+    def _wanted(self, cell: Cell, replicate: int) -> bool:
+        return (*cell.identity, replicate) not in self._done and cell.identity not in self._settled
+
+    def _replicate(self, replicate: int, environment: str, cells: dict[int, Cell]) -> None:
+        """One process, or as many as crashes make of it."""
+        left = dict(cells)
+        first = environment == "core" and not any(
+            # Matmuls come last: without one the ceilings of this replicate were cut short.
+            x.replicate == replicate and x.what == "matmul"
+            for x in (self.past.ceilings if self.past else ())
+        )
+        python = self.python(environment)
+        assert python is not None, environment
+        while left:
+            task = Task(
+                device=self.device,
+                seed=self.seed,
+                replicate=replicate,
+                cells=tuple(
+                    TaskCell(i, x.case, x.implementation.name, x.cache, dict(self.pinned.get(x.identity, {})))
+                    for i, x in left.items()
+                ),
+                sampling=self.plan.sampling,
+                roots=self.roots,
+                code=dict(self.code),
+                ceilings=self.ceilings and first,
+            )
+            before = len(left)
+            self._process(task, python, left)
+            first = False
+            if len(left) == before:
+                raise HarnessError(
+                    f"the worker made no progress; its output is in {self._log}. Finished results are safe; "
+                    f"go on with: {self._again}"
+                )
+
+    @property
+    def _log(self) -> Path:
+        return self.home.logs / f"{self.name}.log"
+
+    def _process(self, task: Task, python: Path, left: dict[int, Cell]) -> None:
+        """Runs one worker to its end; takes each cell that ends out of `left`."""
+        with Worker(task, python, self._log, self.until) as worker:
+            begin = time.monotonic()
+            worker.allow(START_DEADLINE_S)
+            current: int | None = None
+            stage = "start"
+            for message in worker.messages():
+                match message:
+                    case Facts(conditions=facts, python=own):
+                        exchanged = self.python("core") != interpreter("core")
+                        self._header(facts, own if exchanged else None)
+                        self._spend({"start": time.monotonic() - begin})
+                    case CeilingDone(ceiling=ceiling):
+                        assert self._writer is not None
+                        self._writer.write(ceiling)
+                    case Stage(name=stage, index=index):
+                        if index is not None and index != current:
+                            current = index
+                            worker.allow(self.plan.deadline_s)
+                        self.listener.stage(task.replicate, stage, left.get(index) if index is not None else None)
+                    case Result():
+                        self._result(task.replicate, message, left)
+                        current = None
+                        worker.allow(self.plan.deadline_s)
+                    case Done(spent_s=spent):
+                        self._spend(spent)
+                        return
+            self._lost(worker, task.replicate, current, stage, left)
+
+    def _result(self, replicate: int, result: Result, left: dict[int, Cell]) -> None:
+        cell = left.pop(result.index)
+        self._spend(result.spent_s)
+        self._write_record(
+            _record(
+                cell,
+                replicate,
+                result.index,
+                result.status,
+                result.reason,
+                measurement=result.measurement,
+                spent_s=result.spent_s,
+            )
+        )
+
+    def _lost(
+        self, worker: Worker, replicate: int, current: int | None, stage: str, left: dict[int, Cell]
+    ) -> None:
+        """The worker ended without saying so: the cell under way pays for it."""
+        status, reason = worker.fate()
+        if not self._header_known:
+            raise HarnessError(f"the worker could not start: {reason}. {worker.last_words()}")
+        if current is None or current not in left:
+            return
+        cell = left.pop(current)
+        self._write_record(_record(cell, replicate, current, status, f"{stage}: {reason}"))
+
+    def _spend(self, spent: dict[str, float]) -> None:
+        for name, seconds in spent.items():
+            self._spent[name] = self._spent.get(name, 0.0) + seconds
+
+    def _header(self, facts: dict[str, Scalar], own: dict[str, Scalar] | None) -> None:
+        """Writes the header of a new run; for a resumed one checks that the surroundings are the same.
+
+        `own` is what the worker said of its Python, where that is not the one that we run in.
+        """
+        conditions = fingerprint.conditions(self.device, facts)
+        commit, dirty = self.commit or fingerprint.commit(self.source)
+        if self.past is not None:
+            old = self.past.header
+            changed = [
+                f"{name}: {old.conditions.get(name)} then, {conditions.get(name)} now"
+                for name in sorted(old.conditions.keys() | conditions.keys())
+                if old.conditions.get(name) != conditions.get(name)
+            ]
+            if old.commit != commit:
+                changed.append(f"commit: {old.commit} then, {commit} now")
+            if changed:
+                raise NotResumable(
+                    f"run {self.name} cannot go on here, its conditions changed: {'; '.join(changed)}. "
+                    f"Start a new run."
+                )
+            return
+        self._writer = Writer(self.path)
+        header = Header(
+            schema_version=SCHEMA_VERSION,
+            run=self.name,
+            created=_now(),
+            harness=__version__,
+            commit=commit,
+            dirty=dirty,
+            plan=self.plan.name,
+            seed=self.seed,
+            replicates=self.plan.replicates,
+            device=self.device,
+            key=fingerprint.key(conditions),
+            conditions=conditions,
+            environment=fingerprint.environment(self.device, own),
+            request=request_of(self.plan, self.cells) | dict(self.request),
+        )
+        self._writer.write(header)
+        self.past = Journal(header)
+
+
+def request_of(plan: Plan, cells: Sequence[Cell]) -> dict[str, str]:
+    """What `resume` needs to ask for the same cells again."""
+    only = {"only": msgspec.json.encode(plan.only).decode()} if plan.only else {}
+    return only | {
+        "cases": msgspec.json.encode(plan.cases).decode(),
+        "implementations": ",".join(sorted({x.implementation.name for x in cells})),
+        "caches": ",".join(plan.caches),
+        "sampling": msgspec.json.encode(plan.sampling).decode(),
+        "deadline_s": str(plan.deadline_s),
+    }
+
+
+def resume(name: str, home: Home, catalog: Catalog, listener: Listener) -> Run:
+    """The run of that name, ready to go on. Raises `InputError` if there is none."""
+    path = home.find(name)
+    if path.suffix == ".gz":
+        raise InputError(f"{path} is compressed; unpack it first to go on with its run.")
+    past = read(path)
+    header = past.header
+    if PARTNER in header.request:
+        raise InputError(f"run {name} is one side of a comparison of commits; start the comparison anew.")
+    if path.resolve() != home.journal(header.run).resolve():
+        raise InputError(f"{path} is not in {home.journals} under its run's name; import it, or name its home.")
+    plan = plan_of(header)
+    if plan is None:
+        raise InputError(f"run {header.run} does not say what it measured; it cannot go on.")
+    for case in plan.cases:
+        if catalog.operator(case.operator).spec != case.spec:
+            raise NotResumable(f"operator {case.operator} was changed since run {name} began. Start a new run.")
+    cells = plan.cells(catalog, header.device, header.request["implementations"].split(","))
+    return Run(plan, cells, catalog, header.device, home, header.seed, header.run, listener=listener, past=past)
+
+
+def plan_of(header: Header) -> Plan | None:
+    """The plan of a run, from what its header says it was asked for; None where it does not say."""
+    if {"cases", "implementations", "caches", "sampling", "deadline_s"} - header.request.keys():
+        return None
+    return Plan(
+        name=header.plan,
+        cases=msgspec.json.decode(header.request["cases"], type=tuple[Case, ...]),
+        replicates=header.replicates,
+        caches=msgspec.convert(header.request["caches"].split(","), tuple[Cache, ...]),
+        sampling=msgspec.json.decode(header.request["sampling"], type=Sampling),
+        deadline_s=float(header.request["deadline_s"]),
+        only=msgspec.json.decode(header.request.get("only", "{}"), type=dict[str, tuple[str, ...]]),
+    )
+
+
+def _record(
+    cell: Cell,
+    replicate: int,
+    position: int,
+    status: Status,
+    reason: str | None,
+    measurement: Measurement | None = None,
+    spent_s: dict[str, float] | None = None,
+) -> Record:
+    return Record(
+        case=cell.case,
+        implementation=cell.implementation.name,
+        provider=cell.implementation.provider,
+        version=cell.implementation.version,
+        replicate=replicate,
+        position=position,
+        cache=cell.cache,
+        status=status,
+        reason=reason,
+        measurement=measurement,
+        spent_s=spent_s or {},
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,286 @@
+"""One replicate, in a process of its own: takes a task on standard input, gives messages on a pipe.
+
+The worker may be killed at any moment; whoever reads the pipe has all that was finished. It ends by itself
+when its parent goes away, and after an error that leaves the CUDA context unusable.
+
+Messages, one JSON object a line: `facts`, `stage`, `ceiling`, `result`, `done`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from ...registry.store.record import PROVIDER, YARDSTICK, Cache, Case, Ceiling, Measurement, Scalar, Status
+from ..catalog import Catalog, Implementation
+from ..measure.device import Cpu, Cuda, Device
+from ..measure.stages import Stages, Trial
+from ..measure.stopping import Sampling
+from ..measure.verify import Incorrect
+from ..measure.workbench import Workbench, seed_of
+
+BROKEN_CONTEXT = 70
+"""Exit code after an error that no further work in the process survives (EX_SOFTWARE of sysexits)."""
+
+
+class TaskCell(msgspec.Struct, frozen=True):
+    """One cell to measure; `index` is its place in the replicate's order, `pinned` what is not to be tuned."""
+
+    index: int
+    case: Case
+    implementation: str
+    cache: Cache
+    pinned: dict[str, str] = {}
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What a worker is asked to do. `roots` are folders of a catalog; empty means the default one.
+
+    `code` maps roots to the copies of another commit that their kernels and baselines come from.
+    """
+
+    device: Literal["cuda", "cpu"]
+    seed: int
+    replicate: int
+    cells: tuple[TaskCell, ...]
+    sampling: Sampling
+    roots: tuple[str, ...] = ()
+    code: dict[str, str] = {}
+    ceilings: bool = True
+
+
+class Facts(msgspec.Struct, frozen=True, tag_field="message", tag="facts"):
+    """What only a process with torch loaded knows of the surroundings, and what it has itself."""
+
+    conditions: dict[str, Scalar]
+    python: dict[str, Scalar] = {}
+
+
+class Stage(msgspec.Struct, frozen=True, tag_field="message", tag="stage"):
+    """A stage begins; `index` is None outside of cells."""
+
+    name: str
+    index: int | None = None
+
+
+class CeilingDone(msgspec.Struct, frozen=True, tag_field="message", tag="ceiling"):
+    """A ceiling was measured."""
+
+    ceiling: Ceiling
+
+
+class Result(msgspec.Struct, frozen=True, tag_field="message", tag="result"):
+    """A cell ended."""
+
+    index: int
+    status: Status
+    reason: str | None
+    measurement: Measurement | None
+    spent_s: dict[str, float]
+
+
+class Done(msgspec.Struct, frozen=True, tag_field="message", tag="done"):
+    """All cells ended. Seconds of the process per stage, those outside of cells included."""
+
+    spent_s: dict[str, float]
+
+
+Message: TypeAlias = Facts | Stage | CeilingDone | Result | Done
+
+
+def catalog_of(roots: Iterable[str], code: Mapping[str, str] | None = None) -> Catalog:
+    """The catalog that a task names."""
+    from pathlib import Path
+
+    folders = tuple(roots)
+    catalog = Catalog.of(*(Path(x) for x in folders)) if folders else Catalog.default()
+    return catalog.with_code(code) if code else catalog
+
+
+def work(
+    task: Task,
+    send: Callable[[Message], None],
+    device: Device,
+    facts: dict[str, Scalar],
+    catalog: Catalog | None = None,
+) -> None:
+    """Walks the cells of a task in their order. Raises only what makes the process unusable.
+
+    `catalog` takes the place of the one that the task's roots name.
+    """
+    from .fingerprint import python_facts
+
+    catalog = catalog or catalog_of(task.roots, task.code)
+    stages = Stages(listen=lambda name: send(Stage(name)))
+    send(Facts(facts, python_facts()))
+    with device.using():
+        if task.ceilings:
+            from ..measure import limits
+
+            with stages.stage("ceilings"):
+                for ceiling in limits.measure(device, task.replicate):
+                    send(CeilingDone(ceiling))
+        for _, group in groupby(task.cells, key=lambda x: (x.case.operator, x.case.name)):
+            for result in _case(task, list(group), catalog, device, stages, send):
+                send(result)
+    send(Done(stages.spent_s))
+
+
+def _case(
+    task: Task,
+    cells: list[TaskCell],
+    catalog: Catalog,
+    device: Device,
+    shared: Stages,
+    send: Callable[[Message], None],
+) -> Iterator[Result]:
+    """All cells of one case, on one workbench."""
+    case = cells[0].case
+    operator = catalog.operator(case.operator)
+    send(Stage("build", cells[0].index))
+    try:
+        with shared.stage("build"):
+            bench = Workbench.build(operator, case, device.torch_device, seed_of(case, task.seed, task.replicate))
+    except Exception as error:  # whatever an operator raises is the end of its case, not of the run
+        status, reason = _judged(error)
+        for cell in cells:
+            yield Result(cell.index, status, f"building the inputs: {reason}", None, {})
+        _leave_if_broken(device, error)
+        return
+    for cell in cells:
+        implementation = next(x for x in catalog.of_operator(case.operator) if x.name == cell.implementation)
+        yield _cell(task, cell, implementation, bench, device, send)
+    del bench
+    device.release()
+    _forget_compiled()
+
+
+def _cell(
+    task: Task,
+    cell: TaskCell,
+    implementation: Implementation,
+    bench: Workbench,
+    device: Device,
+    send: Callable[[Message], None],
+) -> Result:
+    stages = Stages(listen=lambda name: send(Stage(name, cell.index)))
+    trial = Trial(
+        device,
+        bench,
+        cell.cache,
+        task.sampling,
+        stages,
+        gated=implementation.provider != YARDSTICK,
+        tuned=implementation.provider == PROVIDER,
+        pinned=cell.pinned,
+    )
+    try:
+        measurement = trial.run(lambda: implementation.load()(cell.case))
+    except Exception as error:  # an implementation's failure is a status with a reason
+        status, reason = _judged(error)
+        result = Result(cell.index, status, f"{stages.current}: {reason}", None, stages.spent_s)
+        del error
+    else:
+        return Result(cell.index, "ok", None, measurement, stages.spent_s)
+    _restore(bench, device, result, send)
+    return result
+
+
+def _judged(error: BaseException) -> tuple[Status, str]:
+    """The status that an exception means, and the first line of what it says."""
+    import torch
+
+    text = (str(error).strip().splitlines() or [""])[0][:300]
+    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, Incorrect):
+        return "incorrect", text
+    if isinstance(error, NotImplementedError):
+        return "unsupported", text or "not implemented"
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+        return "out_of_memory", text or "out of memory"
+    if isinstance(error, ImportError):
+        return "unavailable", named
+    return "error", named
+
+
+def _restore(bench: Workbench, device: Device, result: Result, send: Callable[[Message], None]) -> None:
+    """Puts the inputs back after a failure; where even that fails the context is broken."""
+    try:
+        device.synchronize()
+        bench.lay(bench.values)
+        device.release()
+        device.synchronize()
+    except Exception as error:
+        send(result)
+        _leave_if_broken(device, error)
+        raise
+
+
+def _leave_if_broken(device: Device, error: BaseException) -> None:
+    """Ends the process if the device no longer answers: a CUDA error sticks to its context."""
+    try:
+        device.synchronize()
+    except Exception:
+        os._exit(BROKEN_CONTEXT)
+
+
+def _forget_compiled() -> None:
+    """Compiled graphs hold on to memory and count against the recompilation limit."""
+    torch = sys.modules.get("torch")
+    if torch is not None and "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+
+
+def _die_with_parent() -> None:
+    """Linux ends us when whoever started us is gone, however it went."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        sys.exit("the parent is gone")
+
+
+def main(pipe: int) -> None:
+    """Reads a task from standard input and works on it; messages go to the file descriptor `pipe`."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the supervisor, which ends us in order
+    task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
+    encoder = msgspec.json.Encoder()
+
+    out = os.fdopen(pipe, "wb")
+
+    def send(message: Message) -> None:
+        out.write(encoder.encode(message) + b"\n")
+        out.flush()
+
+    send(Stage("start"))
+    import torch
+    import torch._functorch.config
+
+    from .fingerprint import torch_facts
+
+    # The backward pass is timed by repeating it on one graph, which compiled code only allows without this.
+    torch._functorch.config.donated_buffer = False
+    device: Device = Cuda.open() if task.device == "cuda" else Cpu.open()
+    facts = torch_facts(task.device)
+    work(task, send, device, facts)
+
+
+def _end() -> None:
+    """Ends the process without taking apart what is loaded: with torch that is a third of a second."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
+    _end()

@@ -1,0 +1,52 @@
+"""Where programs of one launch meet. More than one member needs a GPU: the interpreter runs them one by one."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from kernelmark.kernels import _grid_barrier as _meeting
+from kernelmark.kernels._grid_barrier import counter, meet, phases, places, seen
+
+
+@triton.jit
+def _alone(place, out):
+    before = seen(place)
+    meet(place, 1, before)
+    tl.store(out, before)
+
+
+def test_who_comes_last_moves_the_number_on_and_clears_the_count():
+    place, out = torch.zeros(1, 2, dtype=torch.int32), torch.full((1,), -1, dtype=torch.int32)
+    for turn in range(3):
+        _alone[(1,)](place, out)
+        assert out.item() == turn
+        assert place.tolist() == [[0, turn + 1]]
+
+
+def test_nobody_meets_under_the_interpreter():
+    assert places(torch.zeros(3), 3) is None
+
+
+def test_a_counter_is_a_place_where_there_is_one(monkeypatch):
+    made = counter(torch.ones(3))
+    assert made.dtype == torch.int32
+    assert made.tolist() == [0]
+    place = torch.zeros(1, 2, dtype=torch.int32)
+    monkeypatch.setattr(_meeting, "places", lambda tensor, count: place if count == 1 else None)
+    assert counter(torch.ones(3)) is place
+
+
+def test_phases():
+    assert phases(None) == ((True, False), (False, True))
+    assert phases(torch.zeros(1, 2, dtype=torch.int32)) == ((True, True),)
+
+
+def test_a_pool_hands_out_each_place_once():
+    pool = _meeting._Pool.__new__(_meeting._Pool)
+    pool.memory, pool.free, pool.streams = torch.arange(_meeting.PLACES), 0, {}
+    taken = [pool.take(n) for n in (3, 1, _meeting.MOST)]
+    assert torch.cat(taken).tolist() == list(range(4 + _meeting.MOST))
+    while pool.take(_meeting.MOST) is not None:
+        pass
+    assert pool.take(1) is not None

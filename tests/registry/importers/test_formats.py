@@ -1,0 +1,239 @@
+"""Files of other tools: real examples, what becomes of them, and errors that name the place.
+
+`pytest_benchmark.json` is what pytest-benchmark 5.3.1 wrote, host and kernel names taken out; the others follow
+the formats' documentation.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kernelmark.registry.analysis.rows import rows
+from kernelmark.registry.errors import InputError
+from kernelmark.registry.importers.formats import FORMATS, made, read, take_in
+from kernelmark.registry.importers.results import SOURCE
+from kernelmark.registry.store.home import Home
+from kernelmark.registry.store.journal import encode, parse
+
+EXAMPLES = Path(__file__).with_name("examples")
+FILES = {
+    "pytest-benchmark": "pytest_benchmark.json",
+    "google-benchmark": "google_benchmark.json",
+    "nvbench": "nvbench.json",
+    "go": "go.txt",
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def altered(tmp_path: Path) -> Callable[..., Path]:
+    """An example with one field set to something else, by its path; `...` takes it out."""
+
+    def altered(form: str, value: Any, *path: Any) -> Path:
+        document = json.loads((EXAMPLES / FILES[form]).read_text())
+        at = document
+        for step in path[:-1]:
+            at = at[step]
+        if value is ...:
+            del at[path[-1]]
+        else:
+            at[path[-1]] = value
+        shutil.copytree(EXAMPLES / "nvbench.json-bin", tmp_path / "nvbench.json-bin", dirs_exist_ok=True)
+        out = tmp_path / FILES[form]
+        out.write_text(json.dumps(document))
+        return out
+
+    return altered
+
+
+def test_every_format_has_an_example() -> None:
+    assert FILES.keys() == FORMATS.keys()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_example_becomes_a_valid_journal(form: str) -> None:
+    journal = made(form, [EXAMPLES / FILES[form]])
+    lines = (journal.header, *journal.records, *journal.footers)
+    assert parse(b"".join(encode(x) for x in lines)).records == journal.records
+    assert journal.header.request == {SOURCE: form}
+    assert journal.header.replicates == 1
+    assert rows(journal)
+    said = encode(journal.header).decode()
+    assert '"host"' not in said, "the host's name stays out"
+
+
+def samples(form: str) -> dict[str, tuple[float, ...]]:
+    records = made(form, [EXAMPLES / FILES[form]]).records
+    return {f"{x.case.operator} {x.case.name}": x.measurement.samples_ms for x in records if x.measurement}
+
+
+def test_pytest_benchmark() -> None:
+    document = json.loads((EXAMPLES / "pytest_benchmark.json").read_text())
+    found = samples("pytest-benchmark")
+    assert [*found] == ["t_bench.py test_sum[100]", "t_bench.py test_sum[1000]", "t_bench.py test_sort"]
+    data = document["benchmarks"][0]["stats"]["data"]
+    assert found["t_bench.py test_sum[100]"] == pytest.approx([1e3 * x for x in data])
+    header = made("pytest-benchmark", [EXAMPLES / "pytest_benchmark.json"]).header
+    assert header.commit == "0123456789abcdef0123456789abcdef01234567"
+    assert (header.conditions["tool_version"], header.conditions["python"]) == ("5.3.1", "3.11.7")
+    assert header.created == "2026-11-21T03:46:47+00:00"
+
+
+def test_pytest_benchmark_without_raw_data(altered: Callable[..., Path]) -> None:
+    path = altered("pytest-benchmark", ..., "benchmarks", 0, "stats", "data")
+    first = made("pytest-benchmark", [path]).records[0]
+    assert first.measurement is not None
+    assert len(first.measurement.samples_ms) == 1
+    assert first.measurement.batch == 5
+
+
+def test_google_benchmark() -> None:
+    found = samples("google-benchmark")
+    assert found["BM_Sum BM_Sum/64"] == pytest.approx((31.2e-6, 30.9e-6, 31.4e-6))
+    assert found["BM_Copy BM_Copy/4096/real_time"] == pytest.approx((1.52e-3, 1.49e-3, 1.55e-3))
+    broken = made("google-benchmark", [EXAMPLES / "google_benchmark.json"]).records[-1]
+    assert (broken.status, broken.reason) == ("error", "no such file")
+
+
+def test_google_benchmark_of_aggregates_alone(tmp_path: Path) -> None:
+    document = json.loads((EXAMPLES / "google_benchmark.json").read_text())
+    document["benchmarks"] = [x for x in document["benchmarks"] if x["run_type"] == "aggregate"]
+    path = tmp_path / "aggregates.json"
+    path.write_text(json.dumps(document))
+    results, _ = read("google-benchmark", path)
+    assert [len(x.samples_ms) for x in results.benchmarks] == [1, 1]
+    assert results.benchmarks[0].samples_ms == pytest.approx((31.2e-6,))
+
+
+def test_go() -> None:
+    found = samples("go")
+    assert found == {
+        "example.org/sums BenchmarkSum/n=64-8": pytest.approx((32.91e-6, 33.02e-6)),
+        "example.org/sums BenchmarkCopy-8": pytest.approx((1712e-6,)),
+    }
+    header = made("go", [EXAMPLES / "go.txt"]).header
+    assert header.conditions["cpu"] == "AMD EPYC 7B13"
+
+
+def test_nvbench() -> None:
+    found = samples("nvbench")
+    assert found["copy Device=0 Elements=2^20"] == pytest.approx((12.5e-3, 12.25e-3, 12.75e-3, 12.5e-3))
+    assert found["copy Device=0 Elements=2^24"] == pytest.approx((45e-3,))
+    journal = made("nvbench", [EXAMPLES / "nvbench.json"])
+    assert (journal.header.device, journal.header.conditions["gpu"]) == ("cuda", "NVIDIA H200")
+    assert journal.records[-1].reason == "Out of memory"
+    assert {x.cache for x in journal.records} == {"cold"}
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "path", "said"),
+    [
+        ("pytest-benchmark", ..., ("benchmarks",), r"pytest_benchmark.json: no field 'benchmarks'"),
+        ("pytest-benchmark", 3, ("benchmarks",), r"benchmarks: expected an array, found a number"),
+        (
+            "pytest-benchmark",
+            ["x"],
+            ("benchmarks", 1, "stats", "data"),
+            r"benchmarks\[1\].stats.data\[0\]: expected a",
+        ),
+        ("pytest-benchmark", [-1], ("benchmarks", 0, "stats", "data"), r"stats.data\[0\]: -1 is below 0"),
+        ("pytest-benchmark", "noon", ("datetime",), r"'noon' is no ISO 8601 time"),
+        ("pytest-benchmark", [], ("benchmarks",), r"no benchmark in it"),
+        (
+            "google-benchmark",
+            "min",
+            ("benchmarks", 0, "time_unit"),
+            r"benchmarks\[0\].time_unit: unknown unit 'min'",
+        ),
+        ("google-benchmark", ..., ("benchmarks", 1, "real_time"), r"benchmarks\[1\]: no field 'real_time'"),
+        ("google-benchmark", ..., ("context",), r"no field 'context'"),
+        ("nvbench", None, ("benchmarks", 0, "states", 0, "name"), r"states\[0\]: no field 'name'"),
+        (
+            "nvbench",
+            "9",
+            ("benchmarks", 0, "states", 0, "summaries", 2, "data", 1, "value"),
+            r"16 bytes, .*says 9 samples",
+        ),
+        (
+            "nvbench",
+            "gone.bin",
+            ("benchmarks", 0, "states", 0, "summaries", 2, "data", 0, "value"),
+            r"gone.bin is not there; it belongs beside nvbench.json",
+        ),
+        (
+            "nvbench",
+            "inf",
+            ("benchmarks", 0, "states", 1, "summaries", 0, "data", 0, "value"),
+            r"no finite number",
+        ),
+    ],
+)
+def test_errors_name_the_field(
+    altered: Callable[..., Path], form: str, value: object, path: tuple[object, ...], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        made(form, [altered(form, value, *path)])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("BenchmarkX-8 10 12 ns/op 3\n", "go.txt: line 1: values and units do not pair up"),
+        ("goos: linux\nBenchmarkX-8 10 fast ns/op\n", "go.txt: line 2: 'fast' is no number"),
+        ("BenchmarkX-8 10 3 B/op\n", "line 1: no time, which would be in ns/op or sec/op"),
+        ("BenchmarkX-8 10 -3 ns/op\n", "line 1: -3 ns/op is no time"),
+        ("hello\n", "no line begins with Benchmark"),
+    ],
+)
+def test_errors_name_the_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "go.txt"
+    path.write_text(text)
+    with pytest.raises(InputError, match=said):
+        read("go", path)
+    path.write_text('{\n  "a": nonsense\n}\n')
+    with pytest.raises(InputError, match="go.txt: line 2: no JSON"):
+        read("nvbench", path)
+    with pytest.raises(InputError, match="unknown format 'golang'. Did you mean|unknown format 'golang'. Known"):
+        read("golang", path)
+
+
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from([*FORMATS]), st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_no_bytes_crash_a_reader(tmp_path: Path, form: str, raw: bytes) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(raw)
+    with pytest.raises(InputError):
+        read(form, path)
+
+
+def test_twice_the_same_file_is_one_run(home: Home) -> None:
+    path = EXAMPLES / FILES["google-benchmark"]
+    assert take_in("google-benchmark", [path], home) == take_in("google-benchmark", [path], home)
+    assert len(home.runs()) == 1
+
+
+def test_files_of_several_processes_are_one_run(altered: Callable[..., Path], tmp_path: Path, home: Home) -> None:
+    first = EXAMPLES / FILES["pytest-benchmark"]
+    second = altered("pytest-benchmark", [2e-6] * 5, "benchmarks", 0, "stats", "data")
+    journal = made("pytest-benchmark", [first, second], "f" * 40)
+    assert (journal.header.replicates, journal.header.commit) == (2, "f" * 40)
+    assert {x.replicate for x in journal.records} == {0, 1}
+    other = altered("pytest-benchmark", "Another CPU", "machine_info", "cpu", "brand_raw")
+    with pytest.raises(InputError, match="no one run: they differ in cpu"):
+        take_in("pytest-benchmark", [first, other], home)
+
+
+def test_a_name_twice_is_refused(altered: Callable[..., Path]) -> None:
+    with pytest.raises(InputError, match=r"test_sum\[1000\] occurs twice"):
+        made("pytest-benchmark", [altered("pytest-benchmark", "test_sum[1000]", "benchmarks", 0, "name")])

@@ -1,0 +1,158 @@
+"""Two runs side by side: literal runs, intervals worked out by hand, and what is never compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernelmark.registry.views.comparison_table import RowComparison, RunComparison, compare, ratio_interval
+
+
+def run(literal: Any, medians: list[float], name: str = "torch", **header: Any) -> Any:
+    lines = [literal.record(name, x, replicate=i) for i, x in enumerate(medians)]
+    return literal.journal(*lines, literal.footer(), **header)
+
+
+def only(comparison: RunComparison) -> RowComparison:
+    (row,) = comparison.rows
+    return row
+
+
+def test_ratio_is_second_over_first_with_welchs_interval_by_hand(literal: Any) -> None:
+    # Logarithms 0, 1, 2 (variance 1, n 3) and 3, 3, 3 (variance 0): Welch has 2 degrees of freedom.
+    first, second = [math.exp(x) for x in (0, 1, 2)], [math.exp(3)] * 3
+    row = only(compare(run(literal, first), run(literal, second)))
+    half = 4.302652729749464 / math.sqrt(3)
+    assert row.outcome == "compared"
+    assert row.ratio == pytest.approx(math.exp(2))
+    assert row.ratio_low == pytest.approx(math.exp(2 - half))
+    assert row.ratio_high == pytest.approx(math.exp(2 + half))
+    assert (row.first_ms, row.first_replicates, row.second_replicates) == (pytest.approx(math.e), 3, 3)
+
+
+def test_welchs_degrees_of_freedom_with_unequal_sides() -> None:
+    # Variances of the logarithms 0.5 (n 2) and 1 (n 3): parts 1/4 and 1/3, so by Satterthwaite
+    # (1/4 + 1/3)² / ((1/4)² / 1 + (1/3)² / 2) = (49/144) / (17/144) = 49/17.
+    from scipy.special import stdtrit
+
+    value, low, high = ratio_interval([1.0, math.e], [1.0, math.e, math.e**2])
+    half = float(stdtrit(49 / 17, 0.975)) * math.sqrt(7 / 12)
+    assert value == pytest.approx(math.e / ((1 + math.e) / 2))
+    assert low == pytest.approx(math.exp(0.5 - half))
+    assert high == pytest.approx(math.exp(0.5 + half))
+
+
+def test_one_process_on_a_side_gives_a_ratio_without_an_interval(literal: Any) -> None:
+    row = only(compare(run(literal, [1.0]), run(literal, [2.0, 2.0])))
+    assert (row.ratio, row.ratio_low, row.ratio_high) == (2.0, None, None)
+
+
+def test_no_spread_at_all_gives_a_point() -> None:
+    assert ratio_interval([1.0, 1.0], [2.0, 2.0]) == (2.0, pytest.approx(2.0), pytest.approx(2.0))
+
+
+def test_a_time_of_zero_has_no_ratio() -> None:
+    assert ratio_interval([0.0, 1.0], [1.0, 1.0]) == (None, None, None)
+
+
+positive = st.lists(st.floats(1e-4, 1e4), min_size=2, max_size=6)
+
+
+@given(positive, positive)
+def test_the_interval_holds_the_ratio_and_turns_round_with_the_sides(a: list[float], b: list[float]) -> None:
+    value, low, high = ratio_interval(a, b)
+    back, back_low, back_high = ratio_interval(b, a)
+    assert value is not None
+    assert low is not None
+    assert high is not None
+    assert low <= value <= high
+    assert back == pytest.approx(1 / value)
+    assert back_low == pytest.approx(1 / high)
+    assert back_high == pytest.approx(1 / low)
+
+
+def test_a_run_compared_with_itself_is_all_ones(literal: Any) -> None:
+    journal = run(literal, [1.0, 1.1, 0.9])
+    row = only(compare(journal, journal))
+    assert row.ratio == pytest.approx(1.0)
+    assert row.ratio_low is not None
+    assert row.ratio_high is not None
+    assert row.ratio_low < 1 < row.ratio_high
+    assert row.notes == ()
+
+
+def test_different_conditions_are_named_and_nothing_is_compared(literal: Any) -> None:
+    first = run(literal, [1.0, 1.0], conditions={"gpu": "H200", "driver": "580", "ecc": True, "old": 1}, key="a")
+    second = run(literal, [1.0, 1.0], conditions={"gpu": "H200", "driver": "590", "ecc": None, "new": 2}, key="b")
+    comparison = compare(first, second)
+    assert [(x.condition, x.first, x.second) for x in comparison.differences] == [
+        ("driver", "580", "590"),
+        ("ecc", True, None),
+        ("old", 1, None),
+        ("new", None, 2),
+    ]
+    row = only(comparison)
+    assert (row.outcome, row.ratio) == ("not comparable", None)
+    assert row.reason == "conditions differ: driver, ecc, old, new"
+    assert (row.first_ms, row.second_ms) == (1.0, 1.0)
+    assert comparison.compared == ()
+
+
+def test_keys_that_differ_without_a_condition_to_blame(literal: Any) -> None:
+    row = only(compare(run(literal, [1.0]), run(literal, [1.0], key="other")))
+    assert (row.outcome, row.reason) == ("not comparable", "the runs' keys differ")
+
+
+def test_a_changed_definition_and_another_timer_are_named(literal: Any) -> None:
+    first = literal.journal(literal.record())
+    changed = literal.journal(literal.record(case=literal.case(spec="ffffffffffff"), timer="graph"))
+    row = only(compare(first, changed))
+    assert row.outcome == "not comparable"
+    assert row.reason == "the case's definition changed; timer events and graph"
+
+
+def test_rows_of_one_side_only(literal: Any) -> None:
+    first = literal.journal(literal.record("torch"), literal.record("old"))
+    second = literal.journal(literal.record("torch"), literal.record("new"))
+    outcomes = {x.implementation: x.outcome for x in compare(first, second).rows}
+    assert outcomes == {"torch": "compared", "old": "only in first", "new": "only in second"}
+
+
+def test_a_row_without_a_time_says_why(literal: Any) -> None:
+    first = literal.journal(literal.record())
+    second = literal.journal(literal.record(status="crashed", reason="signal 11"))
+    row = only(compare(first, second))
+    assert (row.outcome, row.reason) == ("not measured", "second run: crashed: signal 11")
+    assert (row.first_ms, row.second_ms) == (1.0, None)
+
+
+def test_a_replicate_of_a_wrong_row_is_not_compared(literal: Any) -> None:
+    wrong = [literal.record(), literal.record(replicate=1, status="incorrect", reason="NaN")]
+    row = only(compare(literal.journal(literal.record()), literal.journal(*wrong)))
+    assert (row.outcome, row.reason) == ("not measured", "second run: incorrect: NaN")
+
+
+def test_versions_and_tuning_are_noted_and_do_not_forbid_comparing(literal: Any) -> None:
+    first = literal.journal(literal.record(version="2.13", tuning={"k": "BLOCK=64"}))
+    second = literal.journal(literal.record(version=None, tuning={"k": "BLOCK=128"}))
+    row = only(compare(first, second))
+    assert row.outcome == "compared"
+    assert row.notes == ("version 2.13 → unknown", "tuned to another configuration")
+
+
+def test_cache_states_do_not_mix(literal: Any) -> None:
+    comparison = compare(
+        literal.journal(literal.record(cache="hot")), literal.journal(literal.record(cache="cold"))
+    )
+    assert [x.outcome for x in comparison.rows] == ["only in first", "only in second"]
+
+
+def test_to_builtins_is_plain_json(literal: Any) -> None:
+    told = compare(run(literal, [1.0, 1.0]), run(literal, [2.0, 2.0], run="second")).to_builtins()
+    assert json.loads(json.dumps(told)) == told
+    assert (told["compared"], told["second"]["run"], told["differences"]) == (1, "second", [])
+    assert told["rows"][0]["pass"] == "forward"

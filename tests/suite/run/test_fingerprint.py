@@ -1,0 +1,235 @@
+"""What decides comparability, what is only noted, and what never gets out."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import platform
+import random
+import socket
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernelmark.suite.measure.telemetry import Nvml
+from kernelmark.suite.run import fingerprint
+
+FACTS = {"threads": 2}
+
+scalars = st.none() | st.booleans() | st.integers(-(2**50), 2**50) | st.floats(allow_nan=False) | st.text()
+
+
+def test_a_key_stays_what_it_was():
+    """Stored journals hold it: a change of how it is made would part them from all later runs."""
+    assert (
+        fingerprint.key({"gpu": "NVIDIA H200", "driver": "580.95.05", "ecc": True, "mig": None})
+        == "c4943f221f9d54d5"
+    )
+
+
+@given(st.dictionaries(st.text(), scalars, max_size=6), st.randoms())
+def test_a_key_does_not_hang_on_order(conditions, generator: random.Random):
+    names = list(conditions)
+    generator.shuffle(names)
+    assert fingerprint.key({x: conditions[x] for x in names}) == fingerprint.key(conditions)
+    assert len(fingerprint.key(conditions)) == 16
+
+
+@given(st.dictionaries(st.text(), scalars, min_size=1, max_size=6))
+def test_every_condition_counts(conditions):
+    name = next(iter(conditions))
+    assert fingerprint.key({**conditions, name: "something else altogether"}) != fingerprint.key(conditions)
+    assert fingerprint.key({x: y for x, y in conditions.items() if x != name}) != fingerprint.key(conditions)
+
+
+@pytest.mark.parametrize(
+    ("name", "may"),
+    [
+        ("CUDA_VISIBLE_DEVICES", True),
+        ("TRITON_PRINT_AUTOTUNING", True),
+        ("OMP_NUM_THREADS", True),
+        ("NVIDIA_TF32_OVERRIDE", True),
+        ("TRITON_CACHE_DIR", False),
+        ("CUDA_PATH", False),
+        ("TORCHINDUCTOR_CACHE_DIR", False),
+        ("PYTORCH_SECRET", False),
+        ("CUDA_API_KEY", False),
+        ("OMP_TOKEN", False),
+        ("AWS_SECRET_ACCESS_KEY", False),
+        ("MLFLOW_TRACKING_URI", False),
+        ("HOSTNAME", False),
+        ("USER", False),
+        ("PATH", False),
+        ("MY_CUDA_THING", False),
+    ],
+)
+def test_allowed(name, may, monkeypatch):
+    assert fingerprint.allowed(name) is may
+    monkeypatch.setenv(name, "seen")
+    assert (f"env/{name}" in fingerprint.environment("cpu")) is may
+
+
+def test_nobody_and_no_place_is_named(monkeypatch):
+    monkeypatch.setenv("CUDA_CACHE_PATH", str(Path.home() / "cache"))
+    monkeypatch.setenv("PYTORCH_KERNEL_CACHE_PATH", os.getcwd())
+    noted = [
+        fingerprint.conditions("cpu", FACTS),
+        fingerprint.environment("cpu"),
+        fingerprint.conditions("cuda", {"gpu": "NVIDIA H200"}),
+        fingerprint.environment("cuda"),
+    ]
+    text = json.dumps(noted)
+    private = {socket.gethostname(), getpass.getuser(), str(Path.home()), os.getcwd(), str(Path(__file__).parent)}
+    # A user named root may well stand in some version string; as a word of its own it must not.
+    words = set(text.replace('"', " ").replace("/", " ").split())
+    assert not {x for x in private if "/" in x and x != "/" and x in text}
+    assert not private & words
+
+
+def test_a_worker_of_another_python_says_what_it_has():
+    ours, theirs = (
+        fingerprint.environment("cpu"),
+        fingerprint.environment("cpu", {"python": "3.99", "lib/torch": "9"}),
+    )
+    assert ours["python"] == platform.python_version()
+    assert ours["lib/numpy"]
+    assert (theirs["python"], theirs["lib/torch"]) == ("3.99", "9")
+    assert "lib/numpy" not in theirs  # it may not have it
+    assert theirs["cpu_count"] == ours["cpu_count"]
+
+
+def test_conditions_of_a_cpu(monkeypatch):
+    found = fingerprint.conditions("cpu", FACTS)
+    assert found["device"] == "cpu"
+    assert found["threads"] == 2
+    assert found["triton"] is None
+    assert found["image_digest"] is None
+    assert found["cpu_count"] == os.cpu_count()
+    assert found["torch"]
+    assert found == fingerprint.conditions("cpu", FACTS)
+    monkeypatch.setenv(fingerprint.IMAGE_DIGEST, "sha256:1234")
+    assert fingerprint.conditions("cpu", FACTS)["image_digest"] == "sha256:1234"
+    facts = fingerprint.torch_facts("cpu")
+    assert facts.keys() == {"torch", "threads", "image_digest"}
+    monkeypatch.delenv(fingerprint.IMAGE_DIGEST)  # a worker may be in an image whose supervisor is in none
+    assert fingerprint.conditions("cpu", facts)["image_digest"] == "sha256:1234"
+    assert fingerprint.torch_facts("cpu").keys() == {"torch", "threads"}
+
+
+@pytest.fixture
+def gpu(nvml, monkeypatch):
+    """A GPU that answers; the answers can be changed."""
+    here = nvml()
+    answers = {
+        "VbiosVersion": "96.00.AF.00.01",
+        "EnforcedPowerLimit": 700_000,
+        "EccMode": [1, 1],
+        "MigMode": [0, 0],
+        "MemoryInfo": SimpleNamespace(total=150_000_000_000, used=600_000_000, free=149_400_000_000),
+        "MaxClockInfo": 1980,
+        "PersistenceMode": 1,
+        "CurrPcieLinkGeneration": 5,
+        "CurrPcieLinkWidth": 16,
+        "ComputeRunningProcesses": [],
+        "GspFirmwareVersion": b"580.95.05",
+    }
+    for name in answers:
+        setattr(here.library, f"nvmlDeviceGet{name}", lambda handle, *rest, name=name: answers[name])
+    monkeypatch.setattr(Nvml, "open", classmethod(lambda cls, uuid=None: here))
+    return answers
+
+
+def test_conditions_of_a_gpu(gpu, monkeypatch):
+    found = fingerprint.conditions("cuda", {"gpu": "NVIDIA H200"})
+    assert {x: found[x] for x in ("gpu", "driver", "vbios", "power_limit_w", "ecc", "mig", "clock_policy")} == {
+        "gpu": "NVIDIA H200",
+        "driver": "580.95.05",
+        "vbios": "96.00.AF.00.01",
+        "power_limit_w": 700,
+        "ecc": True,
+        "mig": False,
+        "clock_policy": "unlocked",
+    }
+    before = fingerprint.key(found)
+    for name, value in (("EnforcedPowerLimit", 500_000), ("EccMode", [0, 0]), ("VbiosVersion", "97")):
+        monkeypatch.setitem(gpu, name, value)
+        assert fingerprint.key(fingerprint.conditions("cuda", {"gpu": "NVIDIA H200"})) != before
+    # Only a worker that saw the clocks under load can say that they are locked.
+    monkeypatch.setenv("KERNELMARK_CLOCKS", "1980")
+    assert fingerprint.conditions("cuda", {})["clock_policy"] == "unlocked"
+    seen = fingerprint.conditions("cuda", {"clock_policy": "locked at 1980 MHz"})
+    assert seen["clock_policy"] == "locked at 1980 MHz"
+    assert fingerprint.has_gpu()
+
+
+def test_noted_of_a_gpu(gpu):
+    found = fingerprint.environment("cuda")
+    assert found["gpu/memory_bytes"] == 150_000_000_000
+    assert found["gpu/gsp_firmware"] == "580.95.05"
+    assert found["gpu/persistence"] is True
+    assert found["gpu/processes"] == 0
+    assert "cpu_governor" not in found
+    json.dumps(found)
+
+
+def test_a_gpu_that_does_not_answer(monkeypatch):
+    monkeypatch.setattr(Nvml, "open", classmethod(lambda cls, uuid=None: None))
+    assert "driver" not in fingerprint.conditions("cuda", {})
+    assert not [x for x in fingerprint.environment("cuda") if x.startswith("gpu/")]
+    assert not fingerprint.has_gpu()
+
+
+def test_a_board_that_lacks_fields(nvml, monkeypatch):
+    monkeypatch.setattr(Nvml, "open", classmethod(lambda cls, uuid=None: nvml(temperature=None)))
+    found = fingerprint.conditions("cuda", {})
+    assert (found["ecc"], found["mig"], found["power_limit_w"], found["vbios"]) == (None, None, None, None)
+    assert fingerprint.environment("cuda")["gpu/memory_bytes"] is None
+
+
+def test_a_host_that_says_little(monkeypatch):
+    def fails(self: Path) -> str:
+        raise OSError
+
+    monkeypatch.setattr(Path, "read_text", fails)
+    monkeypatch.setattr(fingerprint.platform, "processor", lambda: "")
+    assert fingerprint.cpu_governor() is None
+    assert fingerprint.cpu_model() is None
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A git repository with one commit."""
+    for name in [x for x in os.environ if x.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    folder = tmp_path / "checkout"
+    (folder / "suite").mkdir(parents=True)
+    (folder / "suite" / "file").write_text("one")
+    for arguments in (
+        ("init", "--quiet"),
+        ("add", "."),
+        ("-c", "user.name=n", "-c", "user.email=e@x", "commit", "--quiet", "--no-gpg-sign", "-m", "one"),
+    ):
+        subprocess.run(["git", "-C", str(folder), *arguments], check=True)
+    return folder
+
+
+def test_commit(checkout, tmp_path, monkeypatch):
+    head, dirty = fingerprint.commit(checkout / "suite")
+    assert len(head) == 40
+    assert not dirty
+    (checkout / "suite" / "new").write_text("untracked files are no change of what is measured")
+    assert fingerprint.commit(checkout / "suite") == (head, False)
+    (checkout / "suite" / "file").write_text("two")
+    assert fingerprint.commit(checkout / "suite") == (head, True)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    assert fingerprint.commit(outside) == (None, False)
+    monkeypatch.setenv("KERNELMARK_COMMIT", "abc")  # an image holds no checkout
+    assert fingerprint.commit(outside) == ("abc", False)
+    monkeypatch.setenv("PATH", "")
+    assert fingerprint.commit(checkout) == ("abc", False)

@@ -1,0 +1,106 @@
+"""From a run's header to the command that repeats it."""
+
+from __future__ import annotations
+
+import shlex
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernelmark.registry.errors import InputError
+from kernelmark.registry.store.home import Home
+from kernelmark.registry.store.record import SCHEMA_VERSION, Header
+from kernelmark.suite import plan as plans
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.measure.stopping import Sampling
+from kernelmark.suite.run.repro import repeat, to_toml
+from kernelmark.suite.run.supervisor import PARTNER, request_of
+
+CATALOG = Catalog.default()
+DIGEST = f"sha256:{'12' * 32}"
+
+
+def header(plan: plans.Plan, image: str | None = None, **changes: object) -> Header:
+    made = Header(
+        schema_version=SCHEMA_VERSION,
+        run="20260101-000000-0000",
+        created="2026-01-01T00:00:00+00:00",
+        harness="0.1.0",
+        commit="c" * 40,
+        dirty=False,
+        plan=plan.name,
+        seed=77,
+        replicates=plan.replicates,
+        device="cpu",
+        key="k",
+        conditions={"device": "cpu", "image_digest": image},
+        environment={"image": "cpu"} if image else {},
+        request=request_of(plan, plan.cells(CATALOG, "cpu", ["torch"])),
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def test_a_built_in_plan_by_its_name(tmp_path):
+    found = repeat(header(plans.load("quick", CATALOG, "cpu")), Home(tmp_path), CATALOG)
+    assert found.line.startswith("kernelmark run --plan quick --replicates 3 --cache cold --implementation ")
+    assert found.line.endswith("--seed 77 --device cpu")
+    assert "--operator" not in found.command
+    assert (found.commit, found.image, found.plan_file) == ("c" * 40, None, None)
+    assert shlex.split(found.line) == list(found.command)
+
+
+def test_a_narrowed_one_with_its_filters(tmp_path):
+    plan = plans.load("quick", CATALOG, "cpu", ["gelu", "rms_norm"]).but(9, "both", "events")
+    found = repeat(header(plan), Home(tmp_path), CATALOG)
+    assert "--operator gelu --operator rms_norm --timer events --replicates 9 --cache both" in found.line
+    assert found.plan_file is None
+
+
+def test_in_an_image_by_its_digest(tmp_path):
+    found = repeat(header(plans.load("quick", CATALOG, "cpu"), DIGEST), Home(tmp_path), CATALOG)
+    assert found.command[:3] == ("kernelmark", "bench", DIGEST)
+    assert "--device" not in found.command
+    assert "--gpus" not in found.command
+    assert found.image == DIGEST
+    assert f"git checkout {'c' * 40} && make image IMAGE=cpu" in found.warnings[0]
+    dirty = repeat(header(plans.load("quick", CATALOG, "cpu"), DIGEST, dirty=True), Home(tmp_path), CATALOG)
+    assert dirty.warnings[0] == "the run was made with uncommitted changes, which its commit does not have"
+
+
+def test_another_plan_as_a_file(tmp_path):
+    text = '[[cases]]\noperator = "gelu"\naxes = { M = [3, 5], N = 64 }\ndtype = "fp32"\n'
+    plan = plans.parse(text, "mine", CATALOG)
+    found = repeat(header(plan), Home(tmp_path), CATALOG)
+    assert found.plan_file == tmp_path / "plans" / "20260101-000000-0000" / "mine.toml"
+    assert str(found.plan_file) in found.command
+    assert found.plan_text is not None
+    assert plans.parse(found.plan_text, "mine", CATALOG) == plan
+
+
+@given(
+    st.sampled_from(["quick", "standard", "full"]),
+    st.sampled_from(["cpu", "cuda"]),
+    st.integers(1, 50),
+    st.sampled_from(["cold", "hot", "both"]),
+    st.floats(0.001, 100),
+)
+def test_a_plan_file_says_all_that_a_plan_does(name, device, replicates, cache, seconds):
+    loaded = plans.load(name, CATALOG, device, ["gelu", "attention"]).but(replicates, cache, None)
+    plan = plans.Plan(
+        loaded.name,
+        loaded.cases,
+        loaded.replicates,
+        loaded.caches,
+        Sampling(max_seconds=seconds, min_seconds=seconds / 2),
+        seconds,
+    )
+    assert plans.parse(to_toml(plan), name, CATALOG) == plan
+
+
+def test_what_cannot_be_repeated(tmp_path):
+    plan = plans.load("quick", CATALOG, "cpu")
+    with pytest.raises(InputError, match="one side of a comparison of commits"):
+        repeat(header(plan, request={**header(plan).request, PARTNER: "x"}), Home(tmp_path), CATALOG)
+    with pytest.raises(InputError, match="does not say what it measured"):
+        repeat(header(plan, request={}), Home(tmp_path), CATALOG)

@@ -1,0 +1,369 @@
+"""Real worker processes on the CPU: every way a cell can end, and every way a run can be cut short."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import threading
+from collections import Counter
+from pathlib import Path
+
+import filelock
+import pytest
+from kernelmark.registry.errors import HarnessError, InputError
+from kernelmark.registry.store.home import Home
+from kernelmark.registry.store.journal import Writer, encode, read
+from kernelmark.registry.store.record import Header, Record
+from kernelmark.suite import plan as plans
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.run import supervisor
+from kernelmark.suite.run.supervisor import Interrupted, NotResumable, Run, Silent
+
+
+@pytest.fixture
+def make(root, plan_file, tmp_path):
+    """A run of `double`, without ceilings."""
+
+    def run(N=(16,), implementations=("plain",), replicates=1, deadline_s=60.0, **fields):
+        catalog = Catalog.of(root)
+        plan = plans.load(str(plan_file(list(N), replicates, deadline_s)), catalog, "cpu")
+        return Run(
+            plan,
+            plan.cells(catalog, "cpu", implementations),
+            catalog,
+            "cpu",
+            Home(tmp_path / "home"),
+            seed=1,
+            name="20261121-000000-aaaa",
+            roots=(str(root),),
+            ceilings=False,
+            **fields,
+        )
+
+    return run
+
+
+def kinds(path: Path) -> Counter[str]:
+    return Counter(json.loads(line)["kind"] for line in path.read_text().splitlines())
+
+
+SPENT = {"spent_s": {"verify": 0.5}}
+
+
+def identities(path: Path) -> list[tuple[object, ...]]:
+    """Of every record line as it stands in the file: reading a journal would leave out repetitions."""
+    lines = [json.loads(x) for x in path.read_text().splitlines()]
+    return [
+        (x["case"]["name"], x["implementation"], x["cache"], x["replicate"])
+        for x in lines
+        if x["kind"] == "record"
+    ]
+
+
+def test_each_end_is_a_status_and_costs_its_cell_only(make, root, told, processes):
+    names = ("plain", "wrong", "killed", "hangs", "leaves", "hoards", "fails", "unable", "copy", "absent")
+    path = make(implementations=names, replicates=2, deadline_s=5, listener=told).execute()
+    journal = read(path)
+    first = {x.implementation: (x.status, x.reason) for x in journal.records if x.replicate == 0}
+    assert first == {
+        "plain": ("ok", None),
+        "copy": ("ok", None),
+        "wrong": ("incorrect", "verify: output: relative error 0.05, allowed 1e-05"),
+        "killed": ("crashed", "verify: its process was ended by SIGKILL"),
+        "hangs": ("timeout", "verify: not finished within 5 s"),
+        "leaves": ("crashed", "verify: its process ended with exit code 3"),
+        "hoards": ("out_of_memory", first["hoards"][1]),
+        "fails": ("error", "verify: ValueError: no such luck"),
+        "unable": ("unsupported", "build: only on Sundays"),
+        "absent": ("unavailable", "no-such-distribution is not installed: pip install no-such-distribution"),
+    }
+    # What is settled is not tried again; a wrong answer is.
+    assert {x.implementation for x in journal.records if x.replicate == 1} == {"plain", "wrong", "copy"}
+    assert len(identities(path)) == len(set(identities(path))) == 13
+    assert told.begun == [(20, 0)]
+    assert told.ended == sorted(journal.records, key=told.ended.index)
+    assert "sample plain" in told.stages
+    helpers = [int(x) for x in (root / "baselines" / "helpers").read_text().split()]
+    assert len(helpers) == 2
+    processes.wait_for(lambda: not any(map(processes.alive, helpers)), "the workers' helpers to end")
+    (footer,) = journal.footers
+    assert footer.complete
+    assert {"start", "build", "verify", "sample", "overhead"} <= footer.spent_s.keys()
+    assert 5 < footer.wall_s < 120
+    assert not path.with_suffix(".lock").exists()
+    plain = next(x for x in journal.records if x.implementation == "plain")
+    assert len(plain.measurement.samples_ms) == 6
+    assert plain.measurement.timer == "monotonic"
+    assert journal.header.request["implementations"] == ",".join(sorted(names))
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("exit 7", "ended with exit code 7. It said nothing."),
+        ("echo one; echo two >&2; exit 1", "ended with exit code 1. It said: one | two"),
+        ("sleep 60", "not finished within 0.5 s. It said nothing."),
+    ],
+)
+def test_a_worker_that_cannot_start(make, tmp_path, monkeypatch, script, said):
+    monkeypatch.setattr(supervisor, "START_DEADLINE_S", 0.5 if "sleep" in script else 60.0)
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    run = make(python=lambda environment: python)
+    with pytest.raises(HarnessError, match="the worker could not start") as error:
+        run.execute()
+    assert str(error.value).endswith(said)
+    assert Home(run.home.folder).runs() == []  # an empty journal would be in the way of `show latest`
+
+
+def test_a_worker_that_ends_between_cells_for_ever_is_not_started_for_ever(make, tmp_path, monkeypatch):
+    facts = json.dumps({"message": "facts", "conditions": {"threads": 1}})
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{facts}' >/dev/fd/$3\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    run = make(python=lambda environment: python)
+    with pytest.raises(HarnessError, match="the worker made no progress") as error:
+        run.execute()
+    again = f"kernelmark run --resume 20261121-000000-aaaa --output {run.home.folder}"
+    assert str(error.value).endswith(again)
+    monkeypatch.setenv("KERNELMARK_HOME", str(run.home.folder))
+    assert run._again == "kernelmark run --resume 20261121-000000-aaaa"
+    assert not read(run.path).footers[0].complete
+
+
+def test_a_context_that_breaks_costs_the_cell_that_broke_it(make, tmp_path):
+    """The worker says so and leaves; another one takes the rest. A script stands for it: no GPU is here."""
+    run = make(N=(16, 32, 64))
+    said = [json.dumps({"message": "facts", "conditions": {"threads": 1}})]
+    ends = [
+        json.dumps(
+            {"message": "result", "index": i, "status": "error", "reason": why, "measurement": None} | SPENT
+        )
+        for i, why in enumerate(["sample: misaligned address", "verify: no", "verify: no"])
+    ]
+    done = json.dumps({"message": "done"} | SPENT)
+    first, second = "\n".join([*said, ends[0]]), "\n".join([*said, *ends[1:], done])
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\ncat > /dev/null\n"
+        f"if mkdir {tmp_path}/once; then echo '{first}' >/dev/fd/$3; exit 70; fi\n"
+        f"echo '{second}' >/dev/fd/$3\n"
+    )
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    run.python = lambda environment: python
+    journal = read(run.execute())
+    assert [x.reason for x in journal.records] == ["sample: misaligned address", "verify: no", "verify: no"]
+    assert [x.position for x in journal.records] == [0, 1, 2]
+    assert journal.footers[0].complete
+
+
+def test_two_at_once(make):
+    run = make()
+    run.home.journals.mkdir(parents=True)
+    with filelock.FileLock(run.path.with_suffix(".lock")):
+        for _ in range(2):  # the first refusal must not take the lock away
+            with pytest.raises(InputError, match="is being measured by another process"):
+                make().execute()
+            assert run.path.with_suffix(".lock").exists()
+
+
+def header_of(run: Run, **changes) -> Header:
+    fields = {
+        "schema_version": 1,
+        "run": run.name,
+        "created": "2026-11-21T00:00:00Z",
+        "harness": "0.1.0",
+        "commit": supervisor.fingerprint.commit(run.source)[0],
+        "dirty": False,
+        "plan": "tiny",
+        "seed": 1,
+        "replicates": run.plan.replicates,
+        "device": "cpu",
+        "key": "k",
+        "conditions": {},
+        "environment": {},
+        "request": supervisor.request_of(run.plan, run.cells),
+    }
+    return Header(**(fields | changes))
+
+
+def written(run: Run, *lines) -> None:
+    with Writer(run.path) as writer:
+        for line in lines:
+            writer.write(line)
+
+
+def test_resume_of_nothing_that_can_go_on(make, tmp_path):
+    run = make()
+    catalog, home = run.catalog, run.home
+    with pytest.raises(InputError, match="no runs in"):
+        supervisor.resume("nonsense", home, catalog, Silent())
+    written(run, header_of(run))
+    with pytest.raises(InputError, match="unknown run 'nonsense'.*Known: latest, 20261121-000000-aaaa"):
+        supervisor.resume("nonsense", home, catalog, Silent())
+    resumed = supervisor.resume("latest", home, catalog, Silent())
+    assert (resumed.plan.cases, resumed.cells, resumed.plan.sampling) == (
+        run.plan.cases,
+        run.cells,
+        run.plan.sampling,
+    )
+    # A journal elsewhere: going on would write into another file than the one that was read.
+    elsewhere = tmp_path / "elsewhere.jsonl"
+    elsewhere.write_bytes(run.path.read_bytes())
+    with pytest.raises(InputError, match="is not in"):
+        supervisor.resume(str(elsewhere), home, catalog, Silent())
+    run.path.write_bytes(encode(header_of(run, request={})))
+    with pytest.raises(InputError, match="does not say what it measured"):
+        supervisor.resume("latest", home, catalog, Silent())
+    run.path.rename(run.path.with_suffix(".jsonl.gz"))
+    with pytest.raises(InputError, match="is compressed; unpack it first"):
+        supervisor.resume("latest", home, catalog, Silent())
+
+
+def test_resume_after_the_operator_was_changed(make, root):
+    run = make()
+    written(run, header_of(run))
+    path = root / "operators" / "double.py"
+    path.write_text(path.read_text().replace("return x * 2", "return x + x"))
+    supervisor.resume("latest", run.home, run.catalog, Silent())  # of a catalog that read the file before
+    os.rename(root, root.with_name("moved"))
+    with pytest.raises(NotResumable, match="operator double was changed since run"):
+        supervisor.resume("latest", run.home, Catalog.of(root.with_name("moved")), Silent())
+    assert NotResumable.exit_code == 4
+
+
+def test_a_finished_run_has_nothing_to_resume_and_starts_no_worker(make):
+    run = make()
+    (cell,) = run.cells
+    done = Record(cell.case, "plain", "many", None, 0, 0, "hot", "error", "verify: no")
+    written(run, header_of(run), done)
+    again = supervisor.resume("latest", run.home, run.catalog, Silent())
+    again.python = lambda environment: Path("/nonexistent")
+    assert kinds(again.execute()) == {"header": 1, "record": 1, "footer": 1}
+
+
+def test_what_another_process_finished_meanwhile_is_not_measured_again(make):
+    run = make()
+    (cell,) = run.cells
+    written(run, header_of(run))
+    again = supervisor.resume("latest", run.home, run.catalog, Silent())
+    again.python = lambda environment: Path("/nonexistent")
+    written(run, Record(cell.case, "plain", "many", None, 0, 0, "hot", "error", "verify: no"))
+    assert kinds(again.execute()) == {"header": 1, "record": 1, "footer": 1}
+
+
+def test_interrupted_before_anything_is_known(make, tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nsleep 60\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    run = make(python=lambda environment: python)
+    with pytest.raises(Interrupted) as error:
+        run.execute()
+    assert "--resume" not in str(error.value)  # there is nothing yet to go on with
+    assert run.home.runs() == []
+
+
+def test_kill_9_then_resume(program, plan_file, processes):
+    plan = plan_file([16, 32, 64, 128], replicates=2)
+    arguments = ("run", "--plan", str(plan), "--implementation", "slow", "--implementation", "plain")
+    process = program.start(*arguments)
+    processes.wait_for(lambda: list(program.home.glob("journals/*.lock")), "the lock")
+    process.kill()  # so early that there is nothing to go on with
+    process.communicate()
+    assert not list(program.home.glob("journals/*.jsonl"))
+    process = program.start(*arguments)
+    program.records(3)
+    workers = processes.children(process.pid)
+    process.kill()
+    process.communicate()
+    processes.wait_for(lambda: not any(map(processes.alive, workers)), "the worker to end with its parent")
+    path = program.journal()
+    before = identities(path)
+    assert len(before) < 16
+    with open(path, "ab") as file:
+        file.write(b'{"kind":"record","case":{"oper')  # a line that a power cut tore
+    code, out, err = program.run("run", "--resume", "latest")
+    assert (code, err) == (0, "")
+    assert f"{len(before)} done already" in out
+    after = identities(path)
+    assert after[: len(before)] == before
+    assert len(after) == len(set(after)) == 16
+    assert kinds(path) == {"header": 1, "record": 16, "footer": 1}
+    assert read(path).footers[0].complete
+
+
+def test_ctrl_c_then_resume(program, plan_file, processes):
+    plan = plan_file([16, 32, 64, 128], replicates=2)
+    process = program.start("run", "--plan", str(plan), "--implementation", "slow", "--implementation", "plain")
+    program.records(2)
+    workers = processes.children(process.pid)
+    assert len(workers) == 1
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    path = program.journal()
+    run = path.stem
+    assert process.returncode == 130
+    assert f"kernelmark run --resume {run}" in err
+    assert "Traceback" not in err
+    assert not any(map(processes.alive, workers))
+    assert not read(path).footers[0].complete
+
+    # Something of the surroundings changed: not comparable with what is there.
+    truth = path.read_bytes()
+    lines = truth.splitlines(keepends=True)
+    header = json.loads(lines[0])
+    header["conditions"]["threads"] = 999
+    path.write_bytes(b"".join([json.dumps(header).encode() + b"\n", *lines[1:]]))
+    code, _, err = program.run("run", "--resume", run)
+    assert code == 4
+    assert "threads: 999 then" in err
+    assert "Start a new run" in err
+    path.write_bytes(truth)
+
+    # Going on; a second and a third one beside it are refused.
+    first = program.start("run", "--resume", run)
+    processes.wait_for(path.with_suffix(".lock").exists, "the lock")
+    for _ in range(2):
+        code, _, err = program.run("run", "--resume", run)
+        assert code == 2
+        assert "is being measured by another process" in err
+    assert first.wait(60) == 0
+    first.communicate()
+    assert len(identities(path)) == len(set(identities(path))) == 16
+    assert kinds(path)["header"] == 1
+    assert [x.complete for x in read(path).footers] == [False, True]
+
+
+def test_full_disk(program, plan_file):
+    plan = plan_file(list(range(1, 41)))
+    bare = {x: y for x, y in program.environment.items() if not x.startswith("COV")}
+    arguments = ("run", "--plan", str(plan), "--implementation", "plain")
+    process = program.start(*arguments, environment=bare, limit="ulimit -f 24")  # files of at most 24 KiB
+    _, err = process.communicate(timeout=60)
+    path = program.journal()
+    assert process.returncode == 5
+    assert "cannot be written" in err
+    assert f"--resume {path.stem}" in err
+    assert "Traceback" not in err
+    journal = read(path)
+    assert not journal.torn
+    assert 0 < len(journal.records) < 40
+    code, _, err = program.run("run", "--resume", "latest")
+    assert (code, err) == (0, "")
+    assert len(identities(path)) == len(set(identities(path))) == 40
+
+
+def test_a_disk_too_full_for_anything(program, plan_file):
+    bare = {x: y for x, y in program.environment.items() if not x.startswith("COV")}
+    arguments = ("run", "--plan", str(plan_file([16])), "--implementation", "plain")
+    process = program.start(*arguments, environment=bare, limit="ulimit -f 1")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 5
+    assert "cannot be written" in err
+    assert "--resume" not in err
+    assert not list(program.home.glob("journals/*"))
