@@ -10,7 +10,7 @@
     runner.add("mine", mine)
     records = runner.run(axes={"B": 4, "S": 2048, "D": 4096}, dtype="bf16", replicates=1)
     for row in runner.rows():
-        print(row.implementation, row.latency_ms, row.speedup_vs_best_baseline)
+        print(row.implementation, row.value(), row.speedup_vs_best_baseline)
 
 Implementations that are objects of this process cannot travel to a worker, so a `Runner` measures here, in
 one process, by the same stages, timers and correctness gate. Between-process variation is then not seen:
@@ -29,10 +29,11 @@ from ..registry.store.journal import Journal
 from ..registry.store.record import SCHEMA_VERSION, Cache, Case, Ceiling, Header, Pass, Record
 from . import __version__
 from .catalog import Catalog, Factory, Implementation
+from .definition import Option
 from .measure.device import Cpu, Cuda, Device
 from .measure.stopping import Sampling
 from .memory import MemoryProfiler
-from .operator import Option
+from .plan import Cell
 from .run import fingerprint, worker
 from .run.supervisor import new_run
 
@@ -117,6 +118,7 @@ class Runner:
             key=fingerprint.key(conditions),
             conditions=conditions,
             environment={},
+            metrics=self._catalog.operator(self.operator).metrics,
         )
         return Journal(header, tuple(self.records), tuple(self.ceilings))
 
@@ -150,18 +152,8 @@ class Runner:
 
         worker.work(task, keep, device, {}, _With(self._catalog.roots, self._added))
         return [
-            Record(
-                case=case,
-                implementation=able[x.index].name,
-                provider=able[x.index].provider,
-                version=able[x.index].version,
-                replicate=replicate,
-                position=x.index,
-                cache=cache,
-                status=x.status,
-                reason=x.reason,
-                measurement=x.measurement,
-                spent_s=x.spent_s,
+            Cell(case, able[x.index], cache).record(
+                replicate, x.index, x.status, x.reason, x.measurement, x.spent_s
             )
             for x in results
         ]

@@ -1,8 +1,8 @@
 """Discovery by folder: which operators and implementations exist, and which can run here.
 
-A *root* is a folder with `operators/`, `kernels/` and `baselines/`. The program itself is one; the path
-list `KERNELMARK_PATH` adds others, so that a private kernel needs no fork. Nothing is registered: a file
-that is there counts, and its name is its name.
+A *root* is a folder with `operators/`, `workloads/`, `models/`, `kernels/` and `baselines/`. The program itself is
+one; the path list `KERNELMARK_PATH` adds others, so that a private kernel needs no fork. Nothing is registered: a
+file that is there counts, and its name is its name.
 
 Listing imports the files of `operators/` and `baselines/`, which import no torch, and never a kernel.
 """
@@ -13,7 +13,7 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,14 +21,17 @@ from types import ModuleType
 from typing import Any
 
 from ..registry.errors import InputError, unknown
+from ..registry.store.metric import Metric
 from ..registry.store.record import PROVIDER, YARDSTICK, Case, Status
 from . import __version__
+from .definition import Definition
 from .environments import interpreter, version
 from .operator import Operator
+from .workload import Workload
 
 Factory = Callable[[Case], Callable[..., Any]]
 BOTH = ("cuda", "cpu")
-HARNESS_ROOMS = ("operators",)
+HARNESS_ROOMS = ("operators", "workloads", "models")
 """Rooms that are part of the harness: the same for every commit that is measured."""
 
 
@@ -202,11 +205,48 @@ class Catalog:
                 found[name] = operator
         return found
 
+    @cached_property
+    def workloads(self) -> Mapping[str, Workload]:
+        """Workloads by name. Raises `InputError` for a name that is taken or a file without `WORKLOAD`."""
+        found: dict[str, Workload] = {}
+        for root in self.roots:
+            for name in root.files("workloads"):
+                workload = getattr(root.listed("workloads", name), "WORKLOAD", None)
+                path = root.files("workloads")[name]
+                if not isinstance(workload, Workload) or workload.name != name:
+                    raise InputError(f"{path} must define WORKLOAD, a Workload named {name!r}.")
+                if name in found or name in self.operators:
+                    raise InputError(f"{path}: an operator or a workload named {name!r} exists already.")
+                found[name] = workload
+        return found
+
+    @cached_property
+    def definitions(self) -> Mapping[str, Definition]:
+        """Operators and workloads by name."""
+        return {**self.operators, **self.workloads}
+
     def operator(self, name: str) -> Operator:
         """The operator of that name."""
         if name not in self.operators:
             raise unknown("operator", name, list(self.operators))
         return self.operators[name]
+
+    def definition(self, name: str) -> Definition:
+        """The operator or workload of that name."""
+        if name not in self.definitions:
+            raise unknown("operator", name, list(self.definitions))
+        return self.definitions[name]
+
+    def metrics(self, cases: Iterable[Case]) -> tuple[Metric, ...]:
+        """What measurements of these cases hold. Raises `InputError` where two mean different things by a name."""
+        found: dict[str, Metric] = {}
+        for name in dict.fromkeys(x.operator for x in cases):
+            for metric in self.definition(name).metrics:
+                if found.setdefault(metric.name, metric) != metric:
+                    raise InputError(
+                        f"{name}: its metric {metric.name!r} is another than that of an earlier case."
+                    )
+        return tuple(found.values())
 
     @cached_property
     def implementations(self) -> tuple[Implementation, ...]:
@@ -254,7 +294,7 @@ class Catalog:
         for operator, factories in module.IMPLEMENTATIONS.items():
             if not isinstance(factories, dict):
                 raise InputError(f"{path}: IMPLEMENTATIONS[{operator!r}] must be a dict of factories.")
-            if operator in self.operators:
+            if operator in self.definitions:
                 for implementation, factory in factories.items():
                     yield Implementation(
                         operator=operator,

@@ -6,25 +6,21 @@ torch tensors; they import torch themselves, so that reading the file needs no t
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import inspect
-import itertools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from ..registry.errors import InputError, unknown
+from ..registry.store.metric import OPERATOR_METRICS, Metric
 from ..registry.store.record import Case, Pass
+from .definition import Definition, Grid, Option, grid
 
 if TYPE_CHECKING:
     import torch
 
-Option: TypeAlias = bool | int | float | str
+__all__ = ["BYTES", "DTYPES", "Definition", "Grid", "Inputs", "Operator", "Option", "Tolerance", "grid"]
+
 Inputs: TypeAlias = "dict[str, Any]"
 Result: TypeAlias = "torch.Tensor | tuple[torch.Tensor, ...]"
 
@@ -71,74 +67,37 @@ TOLERANCES: Mapping[str, Tolerance] = {
 """Rounding of the output dtype with head-room for another order of summation; an operator may differ."""
 
 
-class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dtypes": "dtype", "passes": "pass"}):
-    """A set of cases: the product of all values given. A plan file's `[[cases]]` table has this shape."""
-
-    axes: dict[str, int | list[int]]
-    options: dict[str, Option | list[Option]] = {}
-    dtypes: list[str] | str = "bf16"
-    passes: list[Pass] | Pass = "forward"
-
-    @property
-    def size(self) -> int:
-        """How many cases it stands for."""
-        values = (*self.axes.values(), *self.options.values(), self.dtypes, self.passes)
-        return math.prod(len(_listed(x)) for x in values)
-
-
-def grid(
-    *passes: Pass,
-    dtypes: list[str] | str = "bf16",
-    options: dict[str, Option | list[Option]] | None = None,
-    **axes: int | list[int],
-) -> Grid:
-    """A `Grid` in one line: `grid("forward", B=[4, 32], S=2048, D=4096)`."""
-    return Grid(axes=axes, options=options or {}, dtypes=dtypes, passes=list(passes or ("forward",)))
-
-
-def _no_tokens(case: Case) -> int | None:
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
-class Operator:
-    """A computation with its inputs, its reference and its cost.
+class Operator(Definition):
+    """A computation with its inputs, its reference and its cost, for the pass of a case.
 
-    * `axes` and `options` say what each letter and option means; a case gives all axes, options have
-      defaults (the first of the values listed).
     * `inputs(case, device, generator)` gives keyword arguments; every implementation gets the same.
     * `reference(**inputs)` computes in the precision of its inputs, which the harness has raised to fp64
       (fp32 for `fp32_reference`); differentiable when `gradients` are asked for.
+    * `variations` realise options: by (option, value) a function `(inputs, case) -> inputs` that is applied to
+      what `inputs` gave, such as another layout. Only cases with that value depend on it.
     * `results(result, inputs)` turns an implementation's result into what the reference gives, for
       outputs that have more than one right form (a quantized tensor and its scales).
-    * `bytes(case)`, `flops(case)`: the least a perfect implementation moves and computes, for the pass.
     * `gradients` names the inputs that the backward pass differentiates.
     * `in_place` names inputs that the forward pass may write its results to, as an optimizer's step does. What
       a call changed must be among its results (`results` can give the inputs themselves), and no other input
       may change. Inputs are laid anew before each checked call; timing repeats the call on what it left, which
       must stay finite.
     * An input is a tensor, a list of tensors, or anything else, which is passed on as it is.
-    * `plans`: the cases by plan. `quick` (and `quick_cpu` in its place on a CPU) and `standard`; `full`
-      is what comes on top of `standard`.
+    * `measures` are metrics beside those that every operator has: each takes (outputs, references, inputs) and
+      gives a number, once a process.
     * `yardsticks`: calls on the same inputs that give a scale and are not implementations.
     """
 
-    name: str
-    summary: str
-    axes: Mapping[str, str]
     inputs: Callable[[Case, torch.device, torch.Generator], Inputs]
     reference: Callable[..., Result]
-    bytes: Callable[[Case], int]
-    flops: Callable[[Case], int]
-    plans: Mapping[str, tuple[Grid, ...]]
-    options: Mapping[str, tuple[Option, ...]] = field(default_factory=dict)
-    dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")
     gradients: tuple[str, ...] = ()
     in_place: tuple[str, ...] = ()
     tolerances: Mapping[str, Tolerance] = field(default_factory=lambda: TOLERANCES)
     results: Callable[[Any, Inputs], Result] | None = None
-    tokens: Callable[[Case], int | None] = _no_tokens
     fp32_reference: bool = False
+    variations: Mapping[tuple[str, Option], Callable[[Inputs, Case], Inputs]] = field(default_factory=dict)
+    measures: Mapping[Metric, Callable[[list[Any], list[Any], Inputs], float]] = field(default_factory=dict)
     yardsticks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     @property
@@ -146,102 +105,23 @@ class Operator:
         """The passes this operator has."""
         return ("forward", "backward", "forward_backward") if self.gradients else ("forward",)
 
-    def case(self, axes: Mapping[str, int], dtype: str, pass_: Pass, **options: Option) -> Case:
-        """One case. Raises `InputError` naming the wrong axis, option, dtype or pass, and what exists."""
-        for axis in axes:
-            if axis not in self.axes:
-                raise unknown(f"axis of {self.name}", axis, list(self.axes))
-            if axes[axis] < 0:
-                raise InputError(f"{self.name}: axis {axis} is {axes[axis]}; sizes are not negative.")
-        missing = [axis for axis in self.axes if axis not in axes]
-        if missing:
-            raise InputError(f"{self.name}: axes {', '.join(missing)} are missing.")
-        for option, value in options.items():
-            if option not in self.options:
-                raise unknown(f"option of {self.name}", option, list(self.options))
-            if value not in self.options[option]:
-                raise unknown(f"{option} of {self.name}", str(value), [str(x) for x in self.options[option]])
-        if dtype not in self.dtypes:
-            raise unknown(f"dtype of {self.name}", dtype, list(self.dtypes))
-        if pass_ not in self.passes:
-            raise unknown(f"pass of {self.name}", pass_, list(self.passes))
-        chosen = {name: options.get(name, values[0]) for name, values in self.options.items()}
-        ordered = {axis: axes[axis] for axis in self.axes}
-        bare = Case(
-            operator=self.name,
-            name=_name(ordered, chosen, dtype, pass_),
-            axes=ordered,
-            options=chosen,
-            dtype=dtype,
-            pass_=pass_,
-            spec=self.spec,
-            bytes=0,
-            flops=0,
-        )
-        return msgspec.structs.replace(
-            bare, bytes=self.bytes(bare), flops=self.flops(bare), tokens=self.tokens(bare)
-        )
-
-    def expand(self, grid: Grid) -> tuple[Case, ...]:
-        """The cases of a grid, first axis slowest."""
-        axes = [(name, _listed(value)) for name, value in grid.axes.items()]
-        options = [(name, _listed(value)) for name, value in grid.options.items()]
-        return tuple(
-            self.case(
-                dict(zip([name for name, _ in axes], sizes, strict=True)),
-                dtype,
-                pass_,
-                **dict(zip([name for name, _ in options], values, strict=True)),
-            )
-            for sizes in itertools.product(*(values for _, values in axes))
-            for values in itertools.product(*(values for _, values in options))
-            for dtype in _listed(grid.dtypes)
-            for pass_ in _listed(grid.passes)
-        )
-
     @property
-    def spec(self) -> str:
-        """A short hash of what the operator computes and accepts; comments and plans do not change it."""
-        return _spec(Path(inspect.getfile(self.reference)), repr(sorted(self.tolerances.items())))
+    def metrics(self) -> tuple[Metric, ...]:
+        """Those of every operator, and its own."""
+        return (*OPERATOR_METRICS, *self.measures)
 
+    def built(self, case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
+        """The inputs of a case, in its variations."""
+        inputs = self.inputs(case, device, generator)
+        for variation in self._varied(case):
+            inputs = variation(inputs, case)
+        return inputs
 
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
+    def _varied(self, case: Case) -> list[Callable[[Inputs, Case], Inputs]]:
+        return [call for (name, value), call in self.variations.items() if case.options[name] == value]
 
-
-def _name(axes: Mapping[str, int], options: Mapping[str, Option], dtype: str, pass_: str) -> str:
-    parts = [f"{axis}{size}" for axis, size in axes.items()]
-    for name, value in options.items():
-        if isinstance(value, bool):
-            parts += [name] if value else []
-        else:
-            parts.append(str(value) if isinstance(value, str) else f"{name}{value}")
-    return "-".join([*parts, dtype, pass_])
-
-
-_specs: dict[tuple[Path, str], str] = {}
-
-
-def _spec(path: Path, tolerances: str) -> str:
-    """Hash of the functions of an operator's file, docstrings and comments left out."""
-    if (path, tolerances) not in _specs:
-        digest = hashlib.sha256(tolerances.encode())
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
-                node.body = node.body[1:]
-            if isinstance(node, ast.FunctionDef | ast.Lambda):
-                digest.update(_tree(node).encode())
-        _specs[path, tolerances] = digest.hexdigest()[:12]
-    return _specs[path, tolerances]
-
-
-def _tree(node: Any) -> str:
-    """A syntax tree as text. Fields that are empty are left out, because Python versions differ in them: journals
-    of a GPU machine are read, and gone on with, by other Pythons. (`ast.dump` does so from 3.13 on.)
-    """
-    if isinstance(node, ast.AST):
-        fields = (f"{name}={_tree(value)}" for name, value in ast.iter_fields(node) if value not in (None, []))
-        return f"{type(node).__name__}({','.join(fields)})"
-    if isinstance(node, list):
-        return f"[{','.join(map(_tree, node))}]"
-    return repr(node)
+    def computes(self, case: Case) -> tuple[object, ...]:
+        """Inputs, reference and the form of results, and the tolerance that holds for the case."""
+        functions = (self.inputs, self.reference, self.results, *self._varied(case))
+        gradients = () if case.pass_ == "forward" else self.gradients
+        return (*functions, self.tolerances.get(case.dtype), gradients, self.in_place, self.fp32_reference)

@@ -17,10 +17,20 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from ..registry.errors import InputError, unknown
-from ..registry.store.record import Cache, Case, Pass
+from ..registry.store.record import (
+    Cache,
+    Case,
+    Header,
+    Key,
+    Measurement,
+    Pass,
+    Record,
+    Request,
+    Status,
+)
 from .catalog import Catalog, Implementation
+from .definition import Grid, Option
 from .measure.stopping import Sampling, TimerName
-from .operator import Grid, Option
 
 FILES = Path(__file__).with_name("plans")
 BUILTIN = ("quick", "standard", "full", *sorted(x.stem for x in FILES.glob("*.toml")))
@@ -65,10 +75,36 @@ class Cell:
     cache: Cache
 
     @property
-    def identity(self) -> tuple[str, str, str, str]:
-        """As `Record.identity`, the replicate left out."""
-        return (self.case.operator, self.case.name, self.implementation.name, self.cache)
+    def identity(self) -> Key:
+        """The row that its records belong to."""
+        return Key(self.case.operator, self.case.name, self.implementation.name, self.cache)
 
+    def record(
+        self,
+        replicate: int,
+        position: int,
+        status: Status,
+        reason: str | None,
+        measurement: Measurement | None = None,
+        spent_s: dict[str, float] | None = None,
+    ) -> Record:
+        """How it ended in one replicate. Records are made here and nowhere else."""
+        return Record(
+            case=self.case,
+            implementation=self.implementation.name,
+            provider=self.implementation.provider,
+            version=self.implementation.version,
+            replicate=replicate,
+            position=position,
+            cache=self.cache,
+            status=status,
+            reason=reason,
+            measurement=measurement,
+            spent_s=spent_s or {},
+        )
+
+
+NOTHING = Request()
 
 Only: TypeAlias = Mapping[str, tuple[str, ...]]
 """By operator/case, the implementations that the case is for; one that is not in it is for all."""
@@ -85,6 +121,34 @@ class Plan:
     sampling: Sampling
     deadline_s: float
     only: Only = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, header: Header) -> Plan | None:
+        """The plan of a run, from what its header says it was asked for; None where it does not say."""
+        asked = header.request
+        if not asked.cases or asked.deadline_s is None:
+            return None
+        return cls(
+            name=header.plan,
+            cases=asked.cases,
+            replicates=header.replicates,
+            caches=asked.caches,
+            sampling=msgspec.convert(asked.sampling, Sampling),
+            deadline_s=asked.deadline_s,
+            only=asked.only,
+        )
+
+    def request(self, cells: Sequence[Cell], besides: Request = NOTHING) -> Request:
+        """What asks for the same cells again, with what else a run is `besides`."""
+        return msgspec.structs.replace(
+            besides,
+            cases=self.cases,
+            implementations=tuple(sorted({x.implementation.name for x in cells})),
+            caches=self.caches,
+            sampling=msgspec.to_builtins(self.sampling),
+            deadline_s=self.deadline_s,
+            only=dict(self.only),
+        )
 
     def chosen(self, case: Case) -> tuple[str, ...]:
         """The implementations that a case is for; empty where it is for all."""
@@ -151,7 +215,7 @@ def _known(implementations: Sequence[str], catalog: Catalog) -> None:
 def load(name: str, catalog: Catalog, device: Literal["cuda", "cpu"], operators: Sequence[str] = ()) -> Plan:
     """A built-in plan or a plan file, narrowed to `operators`. Raises `InputError` for anything unknown."""
     for operator in operators:
-        catalog.operator(operator)
+        catalog.definition(operator)
     plan = _builtin(name, catalog, device) if name in BUILTIN else _file(Path(name), catalog)
     cases = tuple(x for x in plan.cases if not operators or x.operator in operators)
     if not cases:
@@ -170,7 +234,7 @@ def _builtin(name: str, catalog: Catalog, device: str) -> Plan:
         levels = ["quick_cpu" if level == "quick" else level for level in levels]
     cases = [
         case
-        for operator in catalog.operators.values()
+        for operator in catalog.definitions.values()
         for level in levels
         for grid in operator.plans.get(level, ())
         for case in operator.expand(grid)
@@ -207,7 +271,7 @@ def parse(text: str, name: str, catalog: Catalog) -> Plan:
     named: dict[str, list[tuple[str, ...]]] = {}
     for table in file.cases:
         names = _named(table, catalog)
-        for case in catalog.operator(table.operator).expand(table.grid()):
+        for case in catalog.definition(table.operator).expand(table.grid()):
             cases.append(case)
             named.setdefault(_key(case), []).append(names)
     if not cases:

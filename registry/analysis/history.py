@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from ..detection.changepoints import ChangePoint, change_points
-from ..detection.comparison import Key
 from ..store.index import Entry, Index, Mean
+from ..store.record import Key
 
 RUNS = 200
 """Newest runs that are looked at: each that was not met before is read whole, once."""

@@ -7,26 +7,66 @@ MLflow show them. An unknown value is None, never 0.
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 
 from ..store.journal import Journal
-from ..store.record import EAGER, PROVIDER, YARDSTICK, Cache, Measurement, Pass, Record, Status, rival
+from ..store.metric import Better, Metric, summarized
+from ..store.record import (
+    EAGER,
+    PROVIDER,
+    YARDSTICK,
+    Cache,
+    Case,
+    Key,
+    Measurement,
+    Pass,
+    Record,
+    Status,
+    baseline,
+)
 from .ceilings import Ceilings
 from .statistics import coefficient_of_variation, log_mean_interval, median_interval
+
+
+class Value(msgspec.Struct, frozen=True):
+    """One metric of a row over all replicates, in the metric's unit.
+
+    `value` is the median over replicates of each process's value (or the largest, where the metric says so), with
+    the 95 % interval of that; the spread is of all samples.
+    """
+
+    value: float
+    unit: str
+    better: Better
+    processes: int
+    samples: int
+    low: float | None = None
+    high: float | None = None
+    cv_between: float | None = None
+    """Coefficient of variation of the processes' values: the noise between processes."""
+    mean: float | None = None
+    median: float | None = None
+    sd: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    p5: float | None = None
+    p20: float | None = None
+    p80: float | None = None
+    p95: float | None = None
 
 
 class Row(msgspec.Struct, frozen=True, rename={"pass_": "pass"}):
     """One implementation of one case in one cache state, over all replicates of a run.
 
     `status` is "ok" if any replicate is, unless another one was incorrect: a wrong answer is never
-    outvoted. `reason` is set wherever a replicate did not end well.
+    outvoted. `reason` is set wherever a replicate did not end well. Speedups and the fraction of the limit are of
+    the primary metric.
     """
 
     operator: str
@@ -43,53 +83,46 @@ class Row(msgspec.Struct, frozen=True, rename={"pass_": "pass"}):
     reason: str | None
     key: str
     """Comparability of this row: run conditions, case definition, timer and cache."""
+    primary: str = "latency"
+    metrics: dict[str, Value] = {}
+    """What was measured, and what follows from it and the case's own numbers, by the metric's name."""
     timer: str | None = None
     replicates: int = 0
     """Replicates that ended well."""
-    samples: int = 0
     converged: bool | None = None
     throttled: bool | None = None
     """True if more than half of the samples were taken while a throttle reason was raised."""
-    latency_ms: float | None = None
-    ci_low_ms: float | None = None
-    ci_high_ms: float | None = None
-    cv_between: float | None = None
-    """Coefficient of variation of the replicates' medians: the noise between processes."""
-    mean_ms: float | None = None
-    sd_ms: float | None = None
-    min_ms: float | None = None
-    max_ms: float | None = None
-    p5_ms: float | None = None
-    p20_ms: float | None = None
-    p80_ms: float | None = None
-    p95_ms: float | None = None
-    launch_latency_ms: float | None = None
-    """Median host time of single calls, launch and synchronization included."""
-    conversion_ms: float | None = None
-    """Median over replicates of the layout conversion that the library forces on its user: a part of the latency,
-    timed alone with the same timer and cache state."""
     bytes: int | None = None
     flops: int | None = None
-    gbps: float | None = None
-    tflops: float | None = None
-    tokens_per_s: float | None = None
-    limit_ms: float | None = None
+    limit: float | None = None
+    """What the device's own ceilings of the run allow, in the primary metric's unit; None where it is no time."""
     fraction_of_limit: float | None = None
     speedup_vs_best_baseline: float | None = None
     speedup_ci_low: float | None = None
     speedup_ci_high: float | None = None
     best_baseline: str | None = None
     speedup_vs_eager: float | None = None
-    peak_memory_bytes: int | None = None
-    energy_j: float | None = None
-    error: float | None = None
     sm_mhz: tuple[int, int] | None = None
     tuning: dict[str, str] = {}
 
     @property
-    def identity(self) -> tuple[str, str, str, str]:
+    def identity(self) -> Key:
         """What tells a row from the others of its run."""
-        return (self.operator, self.case, self.implementation, self.cache)
+        return Key(self.operator, self.case, self.implementation, self.cache)
+
+    def get(self, metric: str | None = None) -> Value | None:
+        """A metric of the row, the primary one by default; None where it has none."""
+        return self.metrics.get(metric or self.primary)
+
+    def value(self, metric: str | None = None) -> float | None:
+        """Its value."""
+        found = self.get(metric)
+        return found.value if found else None
+
+    def bounds(self, metric: str | None = None) -> tuple[float | None, float | None]:
+        """Its 95 % interval."""
+        found = self.get(metric)
+        return (found.low, found.high) if found else (None, None)
 
 
 @dataclass(frozen=True)
@@ -114,40 +147,48 @@ class _Group:
         return chosen.status, chosen.reason
 
     @property
-    def medians(self) -> dict[int, float]:
-        """Median latency by replicate; empty unless the group as a whole is ok."""
+    def measured(self) -> dict[int, Measurement]:
+        """Measurements by replicate; empty unless the group as a whole is ok."""
         if self.status[0] != "ok":
             return {}
-        return {x.replicate: median(x.measurement.samples_ms) for x in self.records if x.measurement}
+        return {x.replicate: x.measurement for x in self.records if x.measurement is not None}
+
+    def values(self, metric: Metric) -> dict[int, float]:
+        """Each process's value of a metric, by replicate, where it has any."""
+        return {
+            replicate: summarized(x.samples[metric.name], metric.summary)
+            for replicate, x in self.measured.items()
+            if metric.name in x.samples
+        }
 
 
 def rows(journal: Journal) -> tuple[Row, ...]:
     """The rows of a run, in the order of operators, cases and implementations met."""
     ceilings = Ceilings.of(journal.ceilings)
     groups: dict[tuple[str, str, str], list[_Group]] = {}
-    by_identity: dict[tuple[str, str, str, str], list[Record]] = {}
+    by_identity: dict[Key, list[Record]] = {}
     for record in sorted(journal.records, key=lambda x: (x.case.operator, x.replicate)):
-        by_identity.setdefault(record.identity[:4], []).append(record)
-    for (operator, case, _, cache), records in by_identity.items():
-        groups.setdefault((operator, case, cache), []).append(_Group(tuple(records)))
-    out = [_row(group, peers, ceilings, journal.header.key) for peers in groups.values() for group in peers]
+        by_identity.setdefault(record.identity, []).append(record)
+    for key, records in by_identity.items():
+        groups.setdefault((key.operator, key.case, key.cache), []).append(_Group(tuple(records)))
+    out = [_row(group, peers, ceilings, journal) for peers in groups.values() for group in peers]
     return tuple(sorted(out, key=_sort_key))
 
 
 def _sort_key(row: Row) -> tuple[object, ...]:
-    passes = ("forward", "backward", "forward_backward")
+    passes = get_args(Pass)
     ours = 0 if row.provider == PROVIDER else 2 if row.provider == YARDSTICK else 1
     options = tuple((isinstance(x, str), x) for x in row.options.values())
     place = (passes.index(row.pass_), options, row.dtype, tuple(row.axes.values()))
     return (row.operator, place, row.cache, ours, row.implementation)
 
 
-def _row(group: _Group, peers: Sequence[_Group], ceilings: Ceilings, run_key: str) -> Row:
+def _row(group: _Group, peers: Sequence[_Group], ceilings: Ceilings, journal: Journal) -> Row:
     record, (status, reason) = group.first, group.status
     case = record.case
-    measured = [x.measurement for x in group.records if x.measurement is not None]
-    timer = measured[0].timer if measured else None
-    text = "/".join((run_key, case.operator, case.name, case.spec, timer or "", record.cache))
+    timers = [x.measurement.timer for x in group.records if x.measurement is not None]
+    timer = timers[0] if timers else None
+    text = "/".join((journal.header.key, case.operator, case.name, case.spec, timer or "", record.cache))
     bare = Row(
         operator=case.operator,
         case=case.name,
@@ -162,91 +203,128 @@ def _row(group: _Group, peers: Sequence[_Group], ceilings: Ceilings, run_key: st
         status=status,
         reason=reason,
         key=hashlib.sha256(text.encode()).hexdigest()[:16],
+        primary=case.primary,
         timer=timer,
         bytes=case.bytes or None,
         flops=case.flops or None,
-        limit_ms=ceilings.limit_ms(case),
+        limit=ceilings.limit_ms(case) if journal.metric(case.primary).unit == "ms" else None,
     )
-    if not group.medians:
+    measured = group.measured
+    if not measured:
         return bare
+    found = {
+        x.name: _value(group, x)
+        for x in journal.header.metrics
+        if any(x.name in y.samples for y in measured.values())
+    }
+    found |= derived(case, found[case.primary])
+    clocks = [x.telemetry.sm_mhz for x in measured.values() if x.telemetry is not None and x.telemetry.sm_mhz]
+    value = found[case.primary].value
+    samples = [x.samples[case.primary] for x in measured.values()]
     return msgspec.structs.replace(
-        bare, **_times(group, measured), **_derived(group, bare, measured), **_speedups(group, peers)
+        bare,
+        metrics=found,
+        replicates=len(measured),
+        converged=all(x.converged for x in measured.values()),
+        throttled=sum(len(x.throttled) for x in measured.values()) * 2 > sum(map(len, samples)),
+        fraction_of_limit=bare.limit / 1e3 / (value / 1e3) if bare.limit and value > 0 else None,
+        sm_mhz=(min(x[0] for x in clocks), max(x[1] for x in clocks)) if clocks else None,
+        tuning=next((x.tuning for x in measured.values() if x.tuning), {}),
+        **_speedups(group, peers, journal.metric(case.primary)),
     )
 
 
-def _times(group: _Group, measured: Sequence[Measurement]) -> dict[str, Any]:
-    medians = list(group.medians.values())
-    samples = np.concatenate([np.asarray(x.samples_ms) for x in measured])
-    low, high = interval(medians, measured)
+def _value(group: _Group, metric: Metric) -> Value:
+    """One metric of a row."""
+    values = list(group.values(metric).values())
+    by_process = [x.samples[metric.name] for x in group.measured.values() if metric.name in x.samples]
+    samples = np.concatenate([np.asarray(x) for x in by_process])
+    low, high = interval(values, by_process[0])
     p5, p20, p80, p95 = (float(x) for x in np.percentile(samples, [5, 20, 80, 95]))
+    return Value(
+        value=max(values) if metric.across == "maximum" else median(values),
+        unit=metric.unit,
+        better=metric.better,
+        processes=len(values),
+        samples=len(samples),
+        low=low,
+        high=high,
+        cv_between=coefficient_of_variation(values),
+        mean=float(samples.mean()),
+        median=float(np.median(samples)),
+        sd=float(samples.std(ddof=1)) if len(samples) > 1 else None,
+        minimum=float(samples.min()),
+        maximum=float(samples.max()),
+        p5=p5,
+        p20=p20,
+        p80=p80,
+        p95=p95,
+    )
+
+
+def derived(case: Case, time: Value) -> dict[str, Value]:
+    """What follows from a time and the case's own numbers: the least bytes, operations and tokens over it."""
+    if time.unit != "ms" or time.value <= 0:
+        return {}
     return {
-        "latency_ms": median(medians),
-        "ci_low_ms": low,
-        "ci_high_ms": high,
-        "cv_between": coefficient_of_variation(medians),
-        "mean_ms": float(samples.mean()),
-        "sd_ms": float(samples.std(ddof=1)) if len(samples) > 1 else None,
-        "min_ms": float(samples.min()),
-        "max_ms": float(samples.max()),
-        "p5_ms": p5,
-        "p20_ms": p20,
-        "p80_ms": p80,
-        "p95_ms": p95,
-        "samples": len(samples),
-        "replicates": len(medians),
-        "converged": all(x.converged for x in measured),
-        "throttled": sum(len(x.throttled) for x in measured) * 2 > len(samples),
-        "launch_latency_ms": _median(x for y in measured for x in y.launch_ms),
-        "conversion_ms": _median(x.conversion_ms for x in measured if x.conversion_ms is not None),
+        metric.name: Value(
+            value=amount / (time.value / 1e3) / scale,
+            unit=metric.unit,
+            better="higher",
+            processes=time.processes,
+            samples=time.samples,
+            low=amount / (time.high / 1e3) / scale if time.high else None,
+            high=amount / (time.low / 1e3) / scale if time.low else None,
+        )
+        for metric, amount, scale in (
+            (BANDWIDTH, case.bytes, 1e9),
+            (THROUGHPUT, case.flops, 1e12),
+            (TOKENS, case.tokens, 1.0),
+        )
+        if amount
     }
 
 
-def interval(medians: Sequence[float], measured: Sequence[Measurement]) -> tuple[float | None, float | None]:
-    """The 95 % interval of a row's latency.
+BANDWIDTH = Metric("bandwidth", "GB/s", "higher", shown="table")
+THROUGHPUT = Metric("throughput", "TFLOP/s", "higher", shown="table")
+TOKENS = Metric("tokens", "tokens/s", "higher")
+DERIVED = (BANDWIDTH, THROUGHPUT, TOKENS)
+"""What follows from a time, as `derived` makes it."""
 
-    The unit is the process: t over the logarithms of the replicates' medians, stretched to hold the latency
-    itself. A single replicate has only its own iterations to go by, and gets the interval of their median.
-    None where there are too few of them, or where a time is 0 and has no logarithm.
+
+def interval(values: Sequence[float], samples: Sequence[float]) -> tuple[float | None, float | None]:
+    """The 95 % interval of a metric's value over processes.
+
+    The unit is the process: t over the logarithms of the processes' values, stretched to hold the value itself. A
+    single process has only its own `samples` to go by, and gets the interval of their median. None where there are
+    too few of them, or where a value is not positive and has no logarithm.
     """
-    if min(medians) <= 0:
+    if min(values) <= 0:
         return None, None
-    if len(medians) == 1:
-        return median_interval(measured[0].samples_ms) or (None, None)
-    _, low, high = log_mean_interval(medians)
-    return min(low, median(medians)), max(high, median(medians))
+    if len(values) == 1:
+        return median_interval(samples) or (None, None)
+    _, low, high = log_mean_interval(values)
+    return min(low, median(values)), max(high, median(values))
 
 
-def _derived(group: _Group, bare: Row, measured: Sequence[Measurement]) -> dict[str, Any]:
-    seconds = median(group.medians.values()) / 1e3
-    tokens = group.first.case.tokens
-    clocks = [x.telemetry.sm_mhz for x in measured if x.telemetry is not None and x.telemetry.sm_mhz]
-    return {
-        "gbps": bare.bytes / seconds / 1e9 if bare.bytes and seconds > 0 else None,
-        "tflops": bare.flops / seconds / 1e12 if bare.flops and seconds > 0 else None,
-        "tokens_per_s": tokens / seconds if tokens and seconds > 0 else None,
-        "fraction_of_limit": bare.limit_ms / 1e3 / seconds if bare.limit_ms and seconds > 0 else None,
-        "peak_memory_bytes": max(
-            (x.peak_memory_bytes for x in measured if x.peak_memory_bytes is not None), default=None
-        ),
-        "energy_j": _median(x.energy_j for x in measured if x.energy_j is not None),
-        "error": max((x.error for x in measured if x.error is not None), default=None),
-        "sm_mhz": (min(x[0] for x in clocks), max(x[1] for x in clocks)) if clocks else None,
-        "tuning": measured[0].tuning,
-    }
-
-
-def _speedups(group: _Group, peers: Sequence[_Group]) -> dict[str, Any]:
-    """Speedups over the fastest correct baseline and over eager.
+def _speedups(group: _Group, peers: Sequence[_Group], metric: Metric) -> dict[str, Any]:
+    """Speedups over the best correct baseline and over eager, by the primary metric.
 
     Replicates pair up: both sides ran in the same process, minutes apart at most, so that the ratio's
     interval rests on the ratios within processes and not on two separate spreads.
     """
-    baselines = [x for x in peers if x.medians and rival(x.first.provider, x.first.implementation)]
-    best = min(baselines, key=lambda x: median(x.medians.values()), default=None)
+    if metric.better == "neither":
+        return {}
+    baselines = [x for x in peers if x.measured and baseline(x.first.provider, x.first.implementation)]
+    sign = 1 if metric.better == "lower" else -1
+    best = min(baselines, key=lambda x: sign * median(x.values(metric).values()), default=None)
     eager = next((x for x in baselines if x.first.implementation == EAGER), None)
-    out: dict[str, Any] = {"speedup_vs_eager": speedup(eager.medians, group.medians)[0] if eager else None}
+    own = group.values(metric)
+    out: dict[str, Any] = {
+        "speedup_vs_eager": speedup(eager.values(metric), own, metric.better)[0] if eager else None
+    }
     if best is not None:
-        value, low, high = speedup(best.medians, group.medians)
+        value, low, high = speedup(best.values(metric), own, metric.better)
         out |= {
             "speedup_vs_best_baseline": value,
             "speedup_ci_low": low,
@@ -256,13 +334,17 @@ def _speedups(group: _Group, peers: Sequence[_Group]) -> dict[str, Any]:
     return out
 
 
-def speedup(base: dict[int, float], other: dict[int, float]) -> tuple[float | None, float | None, float | None]:
-    """How many times faster `other` is than `base`, with the 95 % interval over paired replicates.
+def speedup(
+    base: Mapping[int, float], other: Mapping[int, float], better: Better = "lower"
+) -> tuple[float | None, float | None, float | None]:
+    """How many times better `other` is than `base`, with the 95 % interval over paired replicates.
 
-    Medians in milliseconds by replicate. The interval is None where fewer than two replicates pair up.
+    Values by replicate. The interval is None where fewer than two replicates pair up.
     """
     if not base or not other or min(*base.values(), *other.values()) <= 0:
         return None, None, None
+    if better == "higher":
+        base, other = other, base
     value = median(base.values()) / median(other.values())
     ratios = [base[x] / other[x] for x in sorted(base.keys() & other.keys())]
     if len(ratios) < 2:
@@ -271,13 +353,8 @@ def speedup(base: dict[int, float], other: dict[int, float]) -> tuple[float | No
     return value, min(low, value), max(high, value)
 
 
-def _median(values: Iterable[float]) -> float | None:
-    listed = [x for x in values if math.isfinite(x)]
-    return median(listed) if listed else None
-
-
 def category(row: Row) -> str | None:
-    """What the speedup's interval supports: its lower bound decides, so that chance earns no praise."""
+    """What the speedup's interval supports. Its lower bound decides, so that noise cannot earn a better label."""
     low, high = row.speedup_ci_low, row.speedup_ci_high
     if low is None or high is None:
         return None
@@ -307,8 +384,46 @@ def summarize(journal: Journal) -> dict[str, Any]:
         "wall_s": sum(x.wall_s for x in journal.footers) or None,
         "spent_s": spent(journal),
         "ceilings": Ceilings.of(journal.ceilings).summary(),
-        "rows": [msgspec.to_builtins(x) for x in rows(journal)],
+        "metrics": header["metrics"] + msgspec.to_builtins(DERIVED),
+        "rows": [msgspec.to_builtins(x) | named_before(x) for x in rows(journal)],
     }
+
+
+_BEFORE: Mapping[str, tuple[str, str]] = {
+    "samples": ("latency", "samples"),
+    "latency_ms": ("latency", "value"),
+    "ci_low_ms": ("latency", "low"),
+    "ci_high_ms": ("latency", "high"),
+    "cv_between": ("latency", "cv_between"),
+    "mean_ms": ("latency", "mean"),
+    "sd_ms": ("latency", "sd"),
+    "min_ms": ("latency", "minimum"),
+    "max_ms": ("latency", "maximum"),
+    "p5_ms": ("latency", "p5"),
+    "p20_ms": ("latency", "p20"),
+    "p80_ms": ("latency", "p80"),
+    "p95_ms": ("latency", "p95"),
+    "launch_latency_ms": ("launch", "median"),
+    "conversion_ms": ("conversion", "value"),
+    "gbps": ("bandwidth", "value"),
+    "tflops": ("throughput", "value"),
+    "tokens_per_s": ("tokens", "value"),
+    "peak_memory_bytes": ("memory", "value"),
+    "energy_j": ("energy", "value"),
+    "error": ("error", "value"),
+}
+"""Names that `show --json` had before metrics were data: the metric and what of it."""
+
+
+def named_before(row: Row) -> dict[str, Any]:
+    """An operator's metrics by the names that they had in `show --json` before schema 2."""
+    found: dict[str, Any] = {"limit_ms": row.limit if row.primary == "latency" else None}
+    for name, (metric, field) in _BEFORE.items():
+        value = row.get(metric)
+        found[name] = getattr(value, field) if value else 0 if name == "samples" else None
+    if found["peak_memory_bytes"] is not None:
+        found["peak_memory_bytes"] = int(found["peak_memory_bytes"])
+    return found
 
 
 def spent(journal: Journal) -> dict[str, float]:

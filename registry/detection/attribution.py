@@ -22,7 +22,8 @@ import msgspec
 import numpy as np
 from scipy import special
 
-from .comparison import Key, Noise, Options
+from ..store.record import Key
+from .comparison import Noise, Options
 from .eligibility import MINIMUM_PAIRS, usable
 from .noise import Estimate, Floats, history_prior, shrink, trimmed
 from .verdict import Verdict

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from .comparison import Key
+from ..store.record import Key
 from .verdict import COMPARED, Verdict
 
 Answer: TypeAlias = Literal["slower", "same", "unknown", "broken"]

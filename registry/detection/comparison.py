@@ -2,7 +2,7 @@
 
 Way of the data: records of two commits make `Comparison`s (`pairing.py`), which make `Verdict`s
 (`decision.py`). The unit is the process: `Side.medians` holds one median per fresh process, never
-iterations, because iterations of one process are not independent (reference/regression.md, section 2).
+iterations, because iterations of one process are not independent (docs/deciding.md).
 """
 
 from __future__ import annotations
@@ -12,19 +12,8 @@ import math
 import msgspec
 
 from ..errors import InputError
-from ..store.record import Cache, Status
-
-
-class Key(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
-    """Names one row of a comparison."""
-
-    operator: str
-    case: str
-    implementation: str
-    cache: Cache
-
-    def __str__(self) -> str:
-        return f"{self.operator}/{self.case} {self.implementation} ({self.cache})"
+from ..store.metric import LATENCY, Metric
+from ..store.record import Key, Status
 
 
 class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +38,9 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One commit's processes. Tuples are indexed by pair; NaN or None where a process has no value.
+    """One commit's processes. Tuples are indexed by pair; NaN where a process has no value.
+
+    `medians` holds each process's value of the primary metric, `metrics` those of the others.
 
     `status` is None where the commit has no such row at all. A row has a time if at least one process
     ended `ok`; `failures` counts the others by status.
@@ -58,9 +49,7 @@ class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: Status | None = "ok"
     reason: str | None = None
     medians: tuple[float, ...] = ()
-    memory: tuple[int | None, ...] = ()
-    error: tuple[float | None, ...] = ()
-    energy: tuple[float | None, ...] = ()
+    metrics: dict[str, tuple[float, ...]] = {}
     failures: dict[str, int] = {}
     throttled: float = 0.0
     """Share of processes that were throttled throughout."""
@@ -83,6 +72,10 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     differing: tuple[str, ...] = ()
     control: bool = False
     notes: tuple[str, ...] = ()
+    metric: Metric = LATENCY
+    """The primary metric."""
+    beside: tuple[Metric, ...] = ()
+    """The other metrics that are judged."""
 
 
 def pooled(earlier: Comparison, fresh: Comparison) -> Comparison:
@@ -103,9 +96,10 @@ def _joined(first: Side, second: Side, width: int) -> Side:
     return msgspec.structs.replace(
         second,
         medians=(*first.medians, *[math.nan] * (width - made[0]), *second.medians),
-        memory=(*first.memory, *second.memory),
-        error=(*first.error, *second.error),
-        energy=(*first.energy, *[None] * (width - len(first.energy)), *second.energy) if second.energy else (),
+        metrics={
+            name: (*first.metrics.get(name, ()), *[math.nan] * (width - len(first.metrics.get(name, ()))), *values)
+            for name, values in second.metrics.items()
+        },
         failures={x: first.failures.get(x, 0) + second.failures.get(x, 0) for x in counts},
         throttled=(first.throttled * made[0] + second.throttled * made[1]) / max(1, sum(made)),
     )
@@ -132,10 +126,6 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     minimum_runs: int = 10
     maximum_runs: int = 20
     minimum_processes: int = 5
-    memory_above: float = 0.05
-    error_factor: float = 2.0
-    """Numerical error counts as worse when every current process exceeds every base process by this factor."""
-    energy_above: float = 0.05
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerated <= self.warn_above <= self.fail_above < 10:
@@ -148,11 +138,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("level", "q"):
             if not 0 < getattr(self, name) < 0.5:
                 raise InputError(f"{name} is {getattr(self, name):g}; it must lie between 0 and 0.5")
-        for name in ("shift_above", "memory_above", "energy_above"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} is {getattr(self, name):g}; it must be above 0")
-        if not self.error_factor >= 1:
-            raise InputError(f"error_factor is {self.error_factor:g}; it must be at least 1")
+        if not self.shift_above > 0:
+            raise InputError(f"shift_above is {self.shift_above:g}; it must be above 0")
         if min(self.pairs, self.rerun_pairs, self.minimum_processes) < 3 or self.minimum_runs < 3:
             raise InputError("pairs, rerun pairs, processes and runs must each be at least 3")
         if self.maximum_pairs < self.rerun_pairs:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from ..store.record import Key
 from .attribution import Attribution
 from .bisection import Finding
-from .comparison import Key, Options
+from .comparison import Options
 from .decision import DEFAULTS, Progress
 from .descriptive import Descriptive
 from .verdict import FAIL_ON, Verdict, exit_code, worst_first

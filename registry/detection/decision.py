@@ -18,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from ..store.metric import Equivalence
+from ..store.record import Key
 from .assessment import Assessment, assess, machine_shift
-from .comparison import Comparison, History, Key, Noise, Options, pooled
+from .comparison import Comparison, History, Noise, Options, pooled
 from .eligibility import exclusion, unchanged_runs
 from .noise import (
     FLOOR,
@@ -34,7 +36,7 @@ from .noise import (
     shrink,
     trimmed,
 )
-from .outcome import decided, equivalence, excluded, not_rerun, significant
+from .outcome import by_equivalence, decided, equivalence, excluded, not_rerun, significant
 from .verdict import Kind, Mode, Verdict
 
 DEFAULTS = Options()
@@ -95,7 +97,7 @@ def stage_one(comparisons: Sequence[Comparison], options: Options = DEFAULTS) ->
     """Decides what 5 pairs can decide, and flags what must be rerun: p < .05 against "changed by at most 1 %"."""
     rows = _unique(comparisons)
     reasons = [exclusion(row, "ab", options) for row in rows]
-    usable = np.array([x is None for x in reasons], dtype=bool)
+    usable = np.array([x is None and _by_ratio(row) for x, row in zip(reasons, rows, strict=True)], dtype=bool)
     estimate = _paired(rows)
     others = empirical_prior(_only(estimate, usable))
     prior = either(history_prior([row.history.noise for row in rows]), others)
@@ -109,6 +111,11 @@ def stage_one(comparisons: Sequence[Comparison], options: Options = DEFAULTS) ->
     for i, row in enumerate(rows):
         if (reason := reasons[i]) is not None:
             verdicts.append(excluded(row, reason, options, "ab"))
+            continue
+        if (found := by_equivalence(row)) is not None:
+            verdicts.append(excluded(row, found[0], options, "ab"))
+            if found[1]:
+                extra[row.key] = found[1]
             continue
         direction = int(seen.p_slower[i] < options.level) - int(seen.p_faster[i] < options.level)
         why: tuple[Kind, str]
@@ -164,7 +171,7 @@ def stage_two(progress: Progress, fresh: Sequence[Comparison], options: Options 
     p = np.array(
         [_p(seen, i, progress.directions.get(row.key, 0)) for i, row in enumerate(rows)], dtype=np.float64
     )
-    p[[reason is not None for reason in reasons]] = np.nan
+    p[[reason is not None or not _by_ratio(row) for reason, row in zip(reasons, rows, strict=True)]] = np.nan
     flagged = np.array([row.key in progress.directions for row in rows], dtype=bool)
     rejected = np.zeros(len(rows), dtype=bool)
     for family in (flagged, ~flagged):
@@ -174,6 +181,11 @@ def stage_two(progress: Progress, fresh: Sequence[Comparison], options: Options 
     for i, row in enumerate(rows):
         if (reason := reasons[i]) is not None:
             new[row.key] = msgspec.structs.replace(excluded(row, reason, options, "ab"), stage=stage)
+            continue
+        if (found := by_equivalence(row)) is not None:
+            new[row.key] = msgspec.structs.replace(excluded(row, found[0], options, "ab"), stage=stage)
+            if found[1]:
+                extra[row.key] = found[1]
             continue
         why = significant(seen, i, bool(rejected[i]), options) or equivalence(seen, i, options)
         if why[0] == "inconclusive" and (pairs := _more_pairs(seen, i, options, stage)):
@@ -193,9 +205,9 @@ def stored(comparisons: Sequence[Comparison], options: Options = DEFAULTS) -> Pr
     """
     rows = _unique(comparisons)
     reasons = [exclusion(row, "stored", options) for row in rows]
-    usable = np.array([x is None for x in reasons], dtype=bool)
-    new = trimmed(log_times([row.current.medians for row in rows]))
-    estimate = _prediction(new.mean, log_times([unchanged_runs(row, options) for row in rows]))
+    usable = np.array([x is None and _by_ratio(row) for x, row in zip(reasons, rows, strict=True)], dtype=bool)
+    new = trimmed(log_times([_costs(row, row.current.medians) for row in rows]))
+    estimate = _prediction(new.mean, log_times([_costs(row, unchanged_runs(row, options)) for row in rows]))
     seen = _assess(estimate, estimate.variance, estimate.df, options, options.level)
     shift = machine_shift(rows, estimate.mean, usable, options)
     # Each direction is a family of its own, so that swapping the sides mirrors the verdicts.
@@ -204,9 +216,14 @@ def stored(comparisons: Sequence[Comparison], options: Options = DEFAULTS) -> Pr
         rejected |= benjamini_hochberg(np.where(usable, p, np.nan), options.q)
     verdicts: list[Verdict] = []
     requests: dict[Key, int] = {}
+    why: tuple[Kind, str]
     for i, row in enumerate(rows):
         if (reason := reasons[i]) is not None:
             verdict = excluded(row, reason, options, "stored")
+        elif not _by_ratio(row):
+            verdict = excluded(
+                row, ("inconclusive", "equivalence is judged on pairs: by an A/B"), options, "stored"
+            )
         else:
             why = significant(seen, i, bool(rejected[i]), options) or equivalence(seen, i, options)
             why = why if shift is None else ("not comparable", shift)
@@ -247,9 +264,20 @@ def _unique(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 def _paired(rows: list[Comparison]) -> Estimate:
     width = max((min(len(row.base.medians), len(row.current.medians)) for row in rows), default=0)
-    base = log_times([row.base.medians for row in rows], width)
-    current = log_times([row.current.medians for row in rows], width)
+    base = log_times([_costs(row, row.base.medians) for row in rows], width)
+    current = log_times([_costs(row, row.current.medians) for row in rows], width)
     return trimmed(current - base)
+
+
+def _by_ratio(row: Comparison) -> bool:
+    return not isinstance(row.metric.judged, Equivalence)
+
+
+def _costs(row: Comparison, values: Sequence[float]) -> Sequence[float]:
+    """Values of which more is worse: inverses where the metric is better higher."""
+    if row.metric.better != "higher":
+        return values
+    return [1 / x if x > 0 else math.nan for x in values]
 
 
 def _prediction(new: Floats, runs: Floats) -> Estimate:

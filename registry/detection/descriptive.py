@@ -12,10 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from ..store.record import Record
-from .comparison import Key
+from ..store.record import Key, Record
 from .noise import Floats
-from .pairing import key_of
 
 WHY_NOT = {
     "welch_t": "Welch's t treats the iterations of a process as independent; they are not. More iterations make "
@@ -86,7 +84,7 @@ def _samples(records: Iterable[Record]) -> dict[Key, list[float]]:
     out: dict[Key, list[float]] = {}
     for record in records:
         if record.measurement is not None:
-            out.setdefault(key_of(record), []).extend(record.measurement.samples_ms)
+            out.setdefault(record.identity, []).extend(record.primary)
     return out
 
 

@@ -1,79 +1,110 @@
-"""Whether peak memory, numerical error or energy got worse. Flagged beside the verdict on time, never mixed in."""
+"""Whether a metric beside the primary one got worse. Flagged beside the verdict, never mixed into it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 import numpy as np
 
 from ..analysis.statistics import t_quantile
-from .comparison import Comparison, Options
+from ..store.metric import Equivalence, Metric, Ratio
+from .comparison import Comparison
+from .equivalence import equivalent
 from .noise import Prior, log_times, shrink, trimmed
 from .verdict import Flag
 
-ERROR_FLOOR = 1e-6
-"""A relative error below this is rounding in any dtype, so growing from 0 to it is not worse."""
-ENERGY_LEVEL = 0.001
-"""Of the interval of a ratio of energies, two-sided. Energy is neither confirmed by fresh pairs nor corrected for
-the number of rows, and the counter behind it is coarse: at 5 % three of 1,590 rows of unchanged code were flagged
-on an H200."""
+INTERVAL_LEVEL = 0.001
+"""Of the interval of a ratio, two-sided. A metric beside the primary one is neither confirmed by fresh pairs nor
+corrected for the number of rows, and the counter behind energy is coarse: at 5 % three of 1,590 rows of unchanged
+code were flagged on an H200."""
 
 
-def flags(comparison: Comparison, options: Options) -> tuple[Flag, ...]:
+def flags(comparison: Comparison) -> tuple[Flag, ...]:
     """The metrics of one row that got worse."""
-    found = (_memory(comparison, options), _error(comparison, options), _energy(comparison, options))
+    found = (_flag(comparison, metric) for metric in comparison.beside)
     return tuple(flag for flag in found if flag is not None)
 
 
-def _memory(comparison: Comparison, options: Options) -> Flag | None:
+def _flag(comparison: Comparison, metric: Metric) -> Flag | None:
+    sides = [x.metrics.get(metric.name, ()) for x in (comparison.base, comparison.current)]
+    rule = metric.judged
+    if isinstance(rule, Equivalence):
+        return _inequivalent(metric, rule, *sides)
+    if not isinstance(rule, Ratio) or metric.better == "neither":
+        return None
+    if metric.better == "higher":  # of the inverse, more is worse
+        sides = [tuple(1 / x if x else math.nan for x in side) for side in sides]
+    test = {"median": _median, "separation": _separation, "interval": _interval}[rule.test]
+    found = test(metric, rule, *sides)
+    if found is None or metric.better == "lower":
+        return found
+    return Flag(found.metric, 1 / found.base, 1 / found.current, found.reason)
+
+
+def _median(metric: Metric, rule: Ratio, base: Sequence[float], current: Sequence[float]) -> Flag | None:
     # The median: a library that allocates its workspace once charges it to whichever case happens to come first in
     # a process, and what a call frees of earlier ones is taken off its own.
-    base, current = _finite(comparison.base.memory), _finite(comparison.current.memory)
+    base, current = _finite(base), _finite(current)
     if not base or not current:
         return None
     before, now = median(base), median(current)
-    if before <= 0 or now <= before * (1 + options.memory_above):
+    if before <= rule.floor or now <= before * (1 + rule.above):
         return None
-    return Flag("memory", before, now, f"peak memory {now / before - 1:+.1%}")
+    return Flag(metric.name, before, now, f"{_named(metric)} {now / before - 1:+.1%}")
 
 
-def _error(comparison: Comparison, options: Options) -> Flag | None:
+def _separation(metric: Metric, rule: Ratio, base: Sequence[float], current: Sequence[float]) -> Flag | None:
     # Inputs are drawn afresh in every process, so the error varies: all of one side must exceed all of the other.
-    base, current = _finite(comparison.base.error), _finite(comparison.current.error)
+    base, current = _finite(base), _finite(current)
     if not base or not current:
         return None
     low, high = min(current), max(base)
-    if low <= max(high * options.error_factor, ERROR_FLOOR):
+    if low <= max(high * (1 + rule.above), rule.floor):
         return None
     grew = f"{low / high:.1f} times" if high > 0 else "from 0"
     return Flag(
-        "error", high, low, f"numerical error grew {grew}: at most {high:.2g} before, at least {low:.2g} now"
+        metric.name,
+        high,
+        low,
+        f"{_named(metric)} grew {grew}: at most {high:.2g} before, at least {low:.2g} now",
     )
 
 
-def _energy(comparison: Comparison, options: Options) -> Flag | None:
-    width = min(len(comparison.base.energy), len(comparison.current.energy))
+def _interval(metric: Metric, rule: Ratio, base: Sequence[float], current: Sequence[float]) -> Flag | None:
+    width = min(len(base), len(current))
     if width < 3:
         return None
-    base, current = (
-        log_times([[math.nan if x is None else x for x in side.energy]], width)
-        for side in (comparison.base, comparison.current)
-    )
-    estimate = trimmed(current - base)
+    logs = [log_times([list(x)], width) for x in (base, current)]
+    estimate = trimmed(logs[1] - logs[0])
     if not estimate.count[0] >= 3:
         return None
     variance, df = shrink(estimate, Prior(np.array([math.nan]), np.array([0.0])))
     error = math.sqrt(float(variance[0]) / float(estimate.count[0]))
-    half = t_quantile(float(df[0]), 1 - ENERGY_LEVEL / 2) * error
+    half = t_quantile(float(df[0]), 1 - INTERVAL_LEVEL / 2) * error
     mean = float(estimate.mean[0])
-    if mean - half <= math.log1p(options.energy_above):
+    if mean - half <= math.log1p(rule.above):
         return None
     interval = f"{math.expm1(mean - half):+.1%} to {math.expm1(mean + half):+.1%}"
-    reason = f"energy {math.expm1(mean):+.1%} ({1 - ENERGY_LEVEL:.1%} {interval})"
-    return Flag("energy", math.exp(float(np.nanmedian(base))), math.exp(float(np.nanmedian(current))), reason)
+    reason = f"{_named(metric)} {math.expm1(mean):+.1%} ({1 - INTERVAL_LEVEL:.1%} {interval})"
+    before, now = (math.exp(float(np.nanmedian(x))) for x in logs)
+    return Flag(metric.name, before, now, reason)
 
 
-def _finite(values: Sequence[float | None] | Iterable[int | None]) -> list[float]:
-    return [float(x) for x in values if x is not None and math.isfinite(x) and x >= 0]
+def _inequivalent(
+    metric: Metric, rule: Equivalence, base: Sequence[float], current: Sequence[float]
+) -> Flag | None:
+    found = equivalent(base, current, rule, metric.better)
+    if found.kind != "worse" or found.low is None or found.high is None:
+        return None
+    before, now = median(_finite(base)), median(_finite(current))
+    return Flag(metric.name, before, now, f"{_named(metric)}: {found.reason}")
+
+
+def _finite(values: Sequence[float]) -> list[float]:
+    return [float(x) for x in values if math.isfinite(x) and x >= 0]
+
+
+def _named(metric: Metric) -> str:
+    return metric.label or metric.name.replace("_", " ")

@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from ..store.metric import Equivalence
+from ..store.record import Key
 from .assessment import Assessment
-from .comparison import Comparison, Key, Noise, Options
+from .comparison import Comparison, Noise, Options
 from .eligibility import notes, unchanged_runs, usable
+from .equivalence import equivalent
 from .metrics import flags
 from .noise import Estimate
-from .verdict import Kind, Mode, Verdict
+from .verdict import COMPARED, Kind, Mode, Verdict
 
 
 def significant(seen: Assessment, i: int, rejected: bool, options: Options) -> tuple[Kind, str] | None:
@@ -39,18 +42,32 @@ def equivalence(seen: Assessment, i: int, options: Options) -> tuple[Kind, str]:
     return "inconclusive", f"too noisy to tell; {more} would settle it"
 
 
+def by_equivalence(row: Comparison) -> tuple[tuple[Kind, str], int | None] | None:
+    """The verdict of a row whose primary metric is judged by equivalence, and the fresh pairs that would settle
+    it; None for one that is judged by its ratio.
+    """
+    rule = row.metric.judged
+    if not isinstance(rule, Equivalence):
+        return None
+    found = equivalent(row.base.medians, row.current.medians, rule, row.metric.better)
+    kinds: Mapping[str, Kind] = {"equivalent": "no change", "worse": "regression", "better": "improvement"}
+    return (kinds.get(found.kind, "inconclusive"), found.reason), found.needed
+
+
 def excluded(row: Comparison, why: tuple[Kind, str], options: Options, mode: Mode) -> Verdict:
-    """The verdict of a row that its times did not decide."""
+    """The verdict of a row that the ratio of its values did not decide."""
     kind, reason = why
     return Verdict(
         key=row.key,
         kind=kind,
         reason=reason,
         mode=mode,
-        base_ms=_base_ms(row, mode, options),
-        current_ms=_middle(row.current.medians),
+        metric=row.metric.name,
+        unit=row.metric.unit,
+        base_value=_base_value(row, mode, options),
+        current_value=_middle(row.current.medians),
         differing=row.differing,
-        flags=flags(row, options) if kind == "inconclusive" else (),
+        flags=flags(row) if kind in COMPARED else (),
         notes=notes(row),
     )
 
@@ -76,8 +93,10 @@ def decided(
         reason=reason,
         mode=mode,
         stage=stage,
-        base_ms=_base_ms(row, mode, options),
-        current_ms=_middle(row.current.medians),
+        metric=row.metric.name,
+        unit=row.metric.unit,
+        base_value=_base_value(row, mode, options),
+        current_value=_middle(row.current.medians),
         change=_ratio(seen.change[i]),
         low=_ratio(seen.low[i]),
         high=_ratio(seen.high[i]),
@@ -86,7 +105,7 @@ def decided(
         pairs=int(estimate.count[i]) if mode == "ab" else 0,
         pairs_needed=int(needed) if kind == "inconclusive" and mode == "ab" and math.isfinite(needed) else None,
         noise=Noise(float(estimate.variance[i]), float(estimate.df[i])) if mode == "ab" else None,
-        flags=flags(row, options),
+        flags=flags(row),
         notes=notes(row),
     )
 
@@ -104,7 +123,7 @@ def speed(change: float) -> str:
     return f"slower by {_ratio(change):.1%}" if change > 0 else f"{1 + _ratio(-change):.3g} times as fast"
 
 
-def _base_ms(row: Comparison, mode: Mode, options: Options) -> float | None:
+def _base_value(row: Comparison, mode: Mode, options: Options) -> float | None:
     if mode == "stored" and (runs := unchanged_runs(row, options)):
         return statistics.geometric_mean(runs)
     return _middle(row.base.medians)

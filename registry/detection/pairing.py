@@ -13,22 +13,13 @@ from statistics import median
 
 import numpy as np
 
-from ..store.record import PROVIDER, Header, Measurement, Record
-from .comparison import Comparison, History, Key, Side
+from ..store.metric import LATENCY, OPERATOR_METRICS, Metric, summarized
+from ..store.record import PROVIDER, Header, Key, Measurement, Record
+from .comparison import Comparison, History, Side
 from .noise import log_times, trimmed
 
 FAILED_FIRST = ("incorrect", "crashed", "timeout", "out_of_memory", "error", "unavailable", "unsupported")
 """Which status speaks for a side whose processes all failed, in different ways."""
-
-
-def key_of(record: Record) -> Key:
-    """The row that a record belongs to."""
-    return Key(record.case.operator, record.case.name, record.implementation, record.cache)
-
-
-def process_median(measurement: Measurement) -> float:
-    """The process's value: the median of its samples, in ms."""
-    return median(measurement.samples_ms)
 
 
 def differing(base: Header, current: Header, allowed: Collection[str] = ()) -> tuple[str, ...]:
@@ -44,8 +35,11 @@ def differing(base: Header, current: Header, allowed: Collection[str] = ()) -> t
     )
 
 
-def side(records: Sequence[Record], replicates: int) -> Side:
-    """One commit's records of one row; replicates that left no record count as missing values."""
+def side(records: Sequence[Record], replicates: int, metrics: Sequence[Metric] = OPERATOR_METRICS) -> Side:
+    """One commit's records of one row; replicates that left no record count as missing values.
+
+    `metrics` is what the samples mean.
+    """
     if not records:
         return Side(status=None)
     by_replicate = {record.replicate: record for record in reversed(records)}  # the first of a number counts
@@ -56,15 +50,20 @@ def side(records: Sequence[Record], replicates: int) -> Side:
         key=lambda r: FAILED_FIRST.index(r.status),
         default=None,
     )
-    throttled = [len(m.throttled) >= len(m.samples_ms) > 0 for m in measured if m is not None]
+    primary = records[0].case.primary
+    known = {x.name: x for x in metrics}
+    throttled = [len(m.throttled) >= len(m.samples[primary]) > 0 for m in measured if m is not None]
     clocks = [sum(x.sm_mhz) / 2 for m in measured if m and (x := m.telemetry) and x.sm_mhz]
     return Side(
         status="ok" if any(measured) else worst.status if worst else None,
         reason=worst.reason if worst else None,
-        medians=tuple(math.nan if m is None else process_median(m) for m in measured),
-        memory=tuple(None if m is None else m.peak_memory_bytes for m in measured),
-        error=tuple(None if m is None else m.error for m in measured),
-        energy=tuple(None if m is None else m.energy_j for m in measured),
+        medians=tuple(_summary(m, known.get(primary, LATENCY)) for m in measured),
+        metrics={
+            name: values
+            for name, metric in known.items()
+            if name != primary and metric.judged is not None
+            if not all(map(math.isnan, values := tuple(_summary(m, metric) for m in measured)))
+        },
         failures=dict(failures),
         throttled=sum(throttled) / len(throttled) if throttled else 0.0,
         clock=median(clocks) if clocks else None,
@@ -87,6 +86,7 @@ def pair(
     """
     differ = differing(base[0], current[0], allowed)
     rows_base, rows_current = _rows(base[1]), _rows(current[1])
+    metrics = current[0].metrics
     out = []
     for key in dict.fromkeys([*rows_base, *rows_current]):
         before, after = rows_base.get(key, []), rows_current.get(key, [])
@@ -95,12 +95,14 @@ def pair(
         out.append(
             Comparison(
                 key=key,
-                base=side(before, base[0].replicates),
-                current=side(after, current[0].replicates),
+                base=side(before, base[0].replicates, metrics),
+                current=side(after, current[0].replicates, metrics),
                 history=(histories or {}).get(key, History()),
                 differing=differ + _row_differences(before, after, allowed),
                 control=is_control,
                 notes=_retuned(before, after),
+                metric=next((x for x in metrics if x.name == example.case.primary), LATENCY),
+                beside=tuple(x for x in metrics if x.judged is not None and x.name != example.case.primary),
             )
         )
     return out
@@ -108,7 +110,7 @@ def pair(
 
 def run_means(run: tuple[Header, Iterable[Record]]) -> dict[Key, float]:
     """What one run of unchanged code adds to each row's `History.runs`, in ms."""
-    sides = {key: side(records, run[0].replicates) for key, records in _rows(run[1]).items()}
+    sides = {key: side(records, run[0].replicates, run[0].metrics) for key, records in _rows(run[1]).items()}
     timed = {key: found.medians for key, found in sides.items() if found.status == "ok"}
     means = np.exp(trimmed(log_times(list(timed.values()))).mean)
     return dict(zip(timed, means.tolist(), strict=True))
@@ -117,8 +119,14 @@ def run_means(run: tuple[Header, Iterable[Record]]) -> dict[Key, float]:
 def _rows(records: Iterable[Record]) -> dict[Key, list[Record]]:
     rows: dict[Key, list[Record]] = {}
     for record in records:
-        rows.setdefault(key_of(record), []).append(record)
+        rows.setdefault(record.identity, []).append(record)
     return rows
+
+
+def _summary(measurement: Measurement | None, metric: Metric) -> float:
+    """A process's value of a metric; NaN where it has none."""
+    samples = measurement.samples.get(metric.name) if measurement is not None else None
+    return summarized(samples, metric.summary) if samples else math.nan
 
 
 def _measured(record: Record | None) -> Measurement | None:

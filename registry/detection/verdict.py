@@ -8,7 +8,9 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 
 from ..errors import unknown
-from .comparison import Key, Noise
+from ..store.metric import LATENCY
+from ..store.record import Key
+from .comparison import Noise
 
 Kind: TypeAlias = Literal[
     "regression",
@@ -24,38 +26,38 @@ Kind: TypeAlias = Literal[
 ]
 """Worst first. `incorrect`: its result was right and is wrong now. `missing`: it had a time and has none now.
 `new`: it has a time now and had none. `skipped`: neither side has a time."""
-Metric: TypeAlias = Literal["memory", "error", "energy"]
 Mode: TypeAlias = Literal["ab", "stored"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-METRICS: tuple[Metric, ...] = get_args(Metric)
 COMPARED: frozenset[Kind] = frozenset({"regression", "warning", "improvement", "no change", "inconclusive"})
 
 EXIT_CODES: dict[str, int] = {
-    **dict.fromkeys(("regression", "warning", "improvement", *METRICS), 1),
+    **dict.fromkeys(("regression", "warning", "improvement"), 1),
     **dict.fromkeys(("incorrect", "missing", "not comparable", "new", "skipped"), 4),
     "inconclusive": 3,
     "no change": 0,
 }
-"""The code of each verdict and metric flag if it is among those that fail."""
+"""The code of each verdict if it is among those that fail. A flag that fails is a 1."""
 FAIL_ON: frozenset[str] = frozenset(
     {"regression", "incorrect", "missing", "not comparable", "inconclusive", "memory", "error"}
 )
-"""What fails unless the user says otherwise. Energy is noisy on short kernels: reported, not failed on."""
+"""Verdicts, and metrics whose flags fail, unless the user says otherwise. Energy is noisy on short kernels:
+reported, not failed on."""
 PRECEDENCE = (2, 5, 1, 4, 3, 0)
 
 
 class Flag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A metric other than time that got worse."""
+    """A metric other than the primary one that got worse."""
 
-    metric: Metric
+    metric: str
     base: float
     current: float
     reason: str
 
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How one row was decided. Changes are current / base - 1 of the time: above 0 is slower.
+    """How one row was decided. Changes are current / base - 1 of the primary metric, or base / current - 1 of one
+    that is better higher: above 0 is worse.
 
     `low` and `high` bound the change with 95 % confidence. `detectable` is the smallest slowdown that this
     row's noise would let through to a warning four times in five. `p` is one-sided against "changed by at
@@ -69,8 +71,10 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
     mode: Mode = "ab"
     stage: int = 1
-    base_ms: float | None = None
-    current_ms: float | None = None
+    metric: str = LATENCY.name
+    unit: str = LATENCY.unit
+    base_value: float | None = None
+    current_value: float | None = None
     change: float | None = None
     low: float | None = None
     high: float | None = None

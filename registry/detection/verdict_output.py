@@ -21,7 +21,14 @@ def to_json(report: ComparisonReport) -> dict[str, Any]:
     rows = []
     for verdict in report.verdicts:
         row = msgspec.to_builtins(verdict)
-        row = {**row.pop("key"), **row, "speedup": verdict.speedup}
+        times = verdict.unit == "ms"
+        row = {
+            **row.pop("key"),
+            **row,
+            "base_ms": verdict.base_value if times else None,
+            "current_ms": verdict.current_value if times else None,
+            "speedup": verdict.speedup,
+        }
         if verdict.key in report.statistics:
             row["statistics"] = msgspec.to_builtins(report.statistics[verdict.key])
         for name, found in (("attribution", report.attributions), ("bisection", report.findings)):
@@ -58,7 +65,7 @@ def to_junit(report: ComparisonReport) -> str:
             "testcase",
             classname=_xml(key.operator),
             name=_xml(f"{key.case} {key.implementation} {key.cache}"),
-            time=f"{(verdict.current_ms or 0.0) / 1000:.9f}",
+            time=f"{_seconds(verdict):.9f}",
         )
         element = _junit_element(verdict, report.fails)
         if element is not None:
@@ -72,6 +79,10 @@ def to_junit(report: ComparisonReport) -> str:
         suite.set(name, str(counts[tag]))
     ElementTree.indent(suite)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def _seconds(verdict: Verdict) -> float:
+    return (verdict.current_value or 0.0) / 1000 if verdict.unit == "ms" else 0.0
 
 
 def _junit_element(verdict: Verdict, fails: frozenset[str]) -> tuple[str, str, str] | None:

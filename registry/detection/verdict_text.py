@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ..store.record import Key
 from .attribution import Attribution, Part
 from .bisection import Finding, Suspect
-from .comparison import Key
 from .comparison_report import ComparisonReport
 from .descriptive import Descriptive
 from .verdict import Kind, Verdict, tally
@@ -46,8 +46,9 @@ def to_markdown(report: ComparisonReport, limit: int = COMMENT_LIMIT) -> str:
     told_why = _explained_markdown(report, limit // 4)
     tail = ["", *told_why, *_folded_markdown(folded, limit // 6), _legend(report)]
     left = limit - _size([*head, *tail]) - 200
+    unit = _unit(verdicts)
     rows = [
-        "| verdict | row | base ms | current ms | change (95 %) | detectable | why |",
+        f"| verdict | row | base{unit} | current{unit} | change (95 %) | detectable | why |",
         "|---|---|--:|--:|--:|--:|---|",
     ]
     used = _size(rows)
@@ -77,7 +78,8 @@ def to_table(report: ComparisonReport, everything: bool = False) -> Table:
     table = Table(title=Text(f"{report.base} → {report.current}"), caption=Text(caption), caption_justify="left")
     table.add_column("verdict")
     table.add_column("row", overflow="fold")
-    for name in ("base ms", "current ms", "change (95 %)", "detectable"):
+    unit = _unit(shown)
+    for name in (f"base{unit}", f"current{unit}", "change (95 %)", "detectable"):
         table.add_column(name, justify="right")
     if report.statistics:
         for name in Descriptive.__struct_fields__[:4]:
@@ -148,6 +150,12 @@ def describe_change(verdict: Verdict) -> str:
     return f"{_kind(verdict)}{numbers}: {_why(verdict)}"
 
 
+def _unit(verdicts: Iterable[Verdict]) -> str:
+    """What all values are in; nothing where they are of several units."""
+    units = {x.unit for x in verdicts}
+    return f" {units.pop()}" if len(units) == 1 else ""
+
+
 def _foldable(verdict: Verdict) -> bool:
     return verdict.kind in FOLDED and not verdict.flags
 
@@ -175,7 +183,8 @@ def _folded_markdown(folded: Sequence[Verdict], limit: int) -> list[str]:
 def _legend(report: ComparisonReport) -> str:
     o = report.options
     return (
-        f"Change is current / base − 1 of the time. Failure above {o.fail_above:.1%}, warning above "
+        "Change is current / base − 1 of the primary metric, above 0 worse. "
+        f"Failure above {o.fail_above:.1%}, warning above "
         f"{o.warn_above:.1%}, no change if the interval lies within ±{o.fail_above:.1%}. *Detectable* is the "
         "smallest slowdown this row's noise lets through four times in five."
     )
@@ -202,7 +211,7 @@ def _why(verdict: Verdict) -> str:
 def _numbers(verdict: Verdict) -> tuple[str, str, str, str]:
     change = "–" if verdict.change is None else f"{_percent(verdict.change)} {_interval(verdict)}"
     detectable = "–" if verdict.detectable is None else _percent(verdict.detectable)
-    return _ms(verdict.base_ms), _ms(verdict.current_ms), change, detectable
+    return _value(verdict.base_value), _value(verdict.current_value), change, detectable
 
 
 def _statistics(report: ComparisonReport, key: Key) -> list[str]:
@@ -233,7 +242,7 @@ def _percent(share: float) -> str:
     return f"{share:+.1%}" if abs(share) < 10 else f"{share:+.0%}"
 
 
-def _ms(value: float | None) -> str:
+def _value(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 

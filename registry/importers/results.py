@@ -13,10 +13,8 @@ from typing import Any, Literal
 
 from ..errors import InputError
 from ..store.journal import Journal
-from ..store.record import SCHEMA_VERSION, Cache, Case, Footer, Header, Measurement, Record, Scalar
-
-SOURCE = "imported_from"
-"""In a header's request: the format that a run was imported from."""
+from ..store.metric import LATENCY
+from ..store.record import SCHEMA_VERSION, Cache, Case, Footer, Header, Measurement, Record, Request, Scalar
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,8 @@ def journal(files: Sequence[tuple[Results, bytes]], created: str, commit: str | 
         key=hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:16],
         conditions=conditions,
         environment={},
-        request={SOURCE: first.tool},
+        request=Request(imported_from=first.tool),
+        metrics=(LATENCY,),
     )
     records = [
         _record(results, benchmark, replicate, position)
@@ -102,7 +101,7 @@ def _record(results: Results, benchmark: Benchmark, replicate: int, position: in
         flops=0,
     )
     samples = tuple(float(f"{x:.9g}") for x in benchmark.samples_ms)
-    measured = Measurement(samples, results.timer, benchmark.batch) if samples else None
+    measured = Measurement({LATENCY.name: samples}, results.timer, benchmark.batch) if samples else None
     return Record(
         case=case,
         implementation=results.tool,
@@ -120,9 +119,9 @@ def _record(results: Results, benchmark: Benchmark, replicate: int, position: in
 def _once(records: Sequence[Record]) -> None:
     seen = set()
     for record in records:
-        if record.identity in seen:
+        if (record.identity, record.replicate) in seen:
             raise InputError(f"benchmark {record.case.operator}/{record.case.name} occurs twice in one file")
-        seen.add(record.identity)
+        seen.add((record.identity, record.replicate))
 
 
 def _utc(text: str, tool: str) -> datetime:

@@ -19,13 +19,14 @@ from typing import Any
 
 import msgspec
 
-from ..detection.comparison import History, Key, Noise
+from ..detection.comparison import History, Noise
 from ..detection.decision import Progress, remember
 from ..detection.noise import PRIOR_RUNS
-from ..detection.pairing import key_of, run_means
+from ..detection.pairing import run_means
 from ..errors import InputError
+from ..store.record import Key
 from .home import Home
-from .journal import Journal, read
+from .journal import Journal, decoder, read
 from .record import Header, Record
 
 LAYOUT = 1
@@ -46,8 +47,6 @@ CREATE TABLE noise (
     key TEXT, operator TEXT, shape TEXT, implementation TEXT, cache TEXT, age INT, variance REAL, df REAL);
 CREATE INDEX noise_by_key ON noise (key);
 """
-STAGE = "stage"
-"""In a header's request: which stage of a comparison the run is. Above 1 it holds only rows under suspicion."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +115,8 @@ class Index:
         for file in names.keys() - known:
             header = _header(self.home.journals / file)
             if header is not None:
-                stage = header.request.get(STAGE, "0")
                 facts = (header.commit, header.dirty, header.key, header.device, header.created, header.plan)
-                numbers = (header.replicates, int(stage) if stage.isdigit() else 0, _cases(header))
+                numbers = (header.replicates, header.request.stage, _cases(header))
                 new.append((header.run, file, *facts, *numbers))
         with self._connection:
             for file in known - names.keys():
@@ -173,7 +171,7 @@ class Index:
     def _take_in(self, entry: Entry, journal: Journal, size: int) -> None:
         groups: dict[Key, list[Record]] = {}
         for record in journal.records:
-            groups.setdefault(key_of(record), []).append(record)
+            groups.setdefault(record.identity, []).append(record)
         values = run_means((journal.header, journal.records))
         rows = []
         for key, ms in values.items():
@@ -246,22 +244,18 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def _cases(header: Header) -> int:
-    try:
-        return len(msgspec.json.decode(header.request.get("cases", "[]"), type=list[msgspec.Raw]))
-    except msgspec.MsgspecError:
-        return 0
+    return len(header.request.cases)
 
 
 def _header(path: Path) -> Header | None:
     """A journal's header, the rest of it unread; None if there is none."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            return _decoder.decode(file.readline())
-    except (OSError, EOFError, msgspec.MsgspecError, UnicodeDecodeError):
+            line = file.readline()
+        found = decoder(line)(line)
+    except (OSError, EOFError, ValueError):  # msgspec's errors and bad UTF-8 are ValueErrors
         return None
-
-
-_decoder: msgspec.json.Decoder[Header] = msgspec.json.Decoder(Header)
+    return found if isinstance(found, Header) else None
 
 
 def clean(entries: Iterable[Entry]) -> list[Entry]:

@@ -12,7 +12,7 @@ import inspect
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,8 @@ from types import TracebackType
 import msgspec
 
 from ..errors import InputError
+from . import schema_1
+from .metric import Metric
 from .record import SCHEMA_VERSION, Ceiling, Footer, Header, Line, Record
 
 _encoder = msgspec.json.Encoder()
@@ -43,6 +45,10 @@ class Journal:
     footers: tuple[Footer, ...] = ()
     torn: bool = False
     path: Path | None = field(default=None, compare=False)
+
+    def metric(self, name: str) -> Metric:
+        """What a name means here. A name that the header lacks is a plain number."""
+        return next((x for x in self.header.metrics if x.name == name), Metric(name, "1", "neither"))
 
 
 def encode(line: Line) -> bytes:
@@ -87,11 +93,12 @@ def parse(text: bytes, path: Path | None = None) -> Journal:
         raise InputError(f"{name} is empty or holds no whole line: not a kernelmark journal")
     if lines[0].strip():
         _check_version(lines[0], 1, name)  # a newer header may well decode here, and mean something else
-    decoded = {number: _decode(line, number, name) for number, line in enumerate(lines, 1) if line.strip()}
+    decode = decoder(lines[0])
+    decoded = {number: _decode(decode, line, number, name) for number, line in enumerate(lines, 1) if line.strip()}
     torn = False
     if tail.strip():
         try:  # an editor may have taken the last newline away: a line that parses whole is whole
-            decoded[len(lines) + 1] = _decoder.decode(tail)
+            decoded[len(lines) + 1] = decode(tail)
         except _UNREADABLE:
             torn = True
     header = decoded.get(1)
@@ -110,9 +117,14 @@ def parse(text: bytes, path: Path | None = None) -> Journal:
     )
 
 
-def _decode(line: bytes, number: int, name: str) -> Line:
+def decoder(header: bytes) -> Callable[[bytes], Line]:
+    """What reads the lines of a journal that begins with this line."""
+    return schema_1.decode if _version(header) == 1 else _decoder.decode
+
+
+def _decode(decode: Callable[[bytes], Line], line: bytes, number: int, name: str) -> Line:
     try:
-        return _decoder.decode(line)
+        return decode(line)
     except _UNREADABLE as error:
         _check_version(line, number, name)
         raise InputError(f"{name}: line {number}: {error}") from None
@@ -120,10 +132,7 @@ def _decode(line: bytes, number: int, name: str) -> Line:
 
 def _check_version(line: bytes, number: int, name: str) -> None:
     """Raises `InputError` for a line that a newer kernelmark wrote."""
-    try:
-        version = msgspec.json.decode(line, type=_Version).schema_version
-    except _UNREADABLE:
-        return
+    version = _version(line)
     if version is not None and version > SCHEMA_VERSION:
         raise InputError(
             f"{name}: line {number}: written with journal schema {version}, this kernelmark "
@@ -131,12 +140,19 @@ def _check_version(line: bytes, number: int, name: str) -> None:
         )
 
 
+def _version(line: bytes) -> int | None:
+    try:
+        return msgspec.json.decode(line, type=_Version).schema_version
+    except _UNREADABLE:
+        return None
+
+
 def _unique(records: Iterable[Record]) -> Iterator[Record]:
     """A run killed between writing a record and noting it may measure it again: the first one counts."""
     seen = set()
     for record in records:
-        if record.identity not in seen:
-            seen.add(record.identity)
+        if (record.identity, record.replicate) not in seen:
+            seen.add((record.identity, record.replicate))
             yield record
 
 
@@ -161,7 +177,7 @@ class Writer:
         whole = text.rfind(b"\n") + 1
         if whole != len(text):
             try:
-                _decoder.decode(text[whole:])
+                decoder(text.partition(b"\n")[0])(text[whole:])
             except _UNREADABLE:
                 os.truncate(self.path, whole)
             else:

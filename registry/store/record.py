@@ -1,10 +1,11 @@
 """The result types: what one line of a journal can hold.
 
 Way of the data: a `Case` (what was asked) and a `Measurement` (what was seen) make a `Record`; a
-`Header` says where a run's records come from. All are frozen and carry no behaviour beyond names.
+`Header` says where a run's records come from, and what their metrics mean. All are frozen and carry no behaviour
+beyond names. A `Key` names a row, from the plan to the verdict.
 
-Units, everywhere: time in milliseconds, memory in bytes, energy in joules, power in watts, clocks in
-MHz, temperature in degrees Celsius. An unknown value is None, never 0.
+Units are the metrics' own; power in watts, clocks in MHz, temperature in degrees Celsius. An unknown value is
+None, never 0.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-SCHEMA_VERSION = 1
+from .metric import OPERATOR_METRICS, Metric, finite
+
+SCHEMA_VERSION = 2
 """Raised when a reader of the previous version could misread a journal."""
 
 Status: TypeAlias = Literal[
@@ -27,7 +30,8 @@ Status: TypeAlias = Literal[
     "crashed",
     "error",
 ]
-Pass: TypeAlias = Literal["forward", "backward", "forward_backward"]
+Pass: TypeAlias = Literal["forward", "backward", "forward_backward", "program"]
+"""Of an operator; a workload's only pass is `program`."""
 Cache: TypeAlias = Literal["cold", "hot"]
 Scalar: TypeAlias = bool | int | float | str | None
 
@@ -43,17 +47,30 @@ EAGER = "torch"
 """The implementation that `speedup_vs_eager` refers to."""
 
 
-def rival(provider: str, implementation: str) -> bool:
+def baseline(provider: str, implementation: str) -> bool:
     """Whether an implementation is a baseline to beat."""
     return provider not in (PROVIDER, YARDSTICK) and not implementation.endswith(REFERENCE)
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"pass_": "pass"}):
-    """One thing to compute: an operator at given sizes, dtype and pass.
+class Key(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """Names one row: an implementation of a case in one cache state. The one identity from plan to verdict."""
 
-    `name` is unique within the operator and stable across versions; `spec` is a short hash of what the
-    operator's file computes and accepts, so that a changed definition is never compared by accident.
-    `bytes` and `flops` are the least a perfect implementation moves through device memory and computes.
+    operator: str
+    case: str
+    implementation: str
+    cache: Cache
+
+    def __str__(self) -> str:
+        return f"{self.operator}/{self.case} {self.implementation} ({self.cache})"
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"pass_": "pass"}):
+    """One thing to compute: an operator, or a workload, at given sizes, dtype and pass.
+
+    `name` is unique within the operator and stable across versions; `spec` is a short hash of what this case
+    computes, so that a changed definition is never compared by accident. `bytes` and `flops` are the least a
+    perfect implementation moves through device memory and computes. `primary` names the metric that the case is
+    judged by.
     """
 
     operator: str
@@ -66,6 +83,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"pas
     bytes: int
     flops: int
     tokens: int | None = None
+    primary: str = "latency"
 
 
 SLOWED = 0.02
@@ -88,37 +106,30 @@ class Telemetry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was seen when one implementation of one case was timed in one process.
+    """What was seen when one implementation of one case was measured in one process.
 
-    `samples_ms` holds every sample in the order taken. `launch_ms` is the host's wall time of single,
-    unqueued calls, launch and synchronization included. `error` is the relative norm of the deviation
-    from the reference, the largest over outputs. `spent_s` says how long each stage took.
+    `samples` holds every sample of each metric in the order taken; the header's `metrics` say what they mean.
     """
 
-    samples_ms: tuple[float, ...]
+    samples: dict[str, tuple[float, ...]]
     timer: str
     batch: int = 1
     """Calls behind one sample; above 1 only for timers that cannot resolve a single call."""
     converged: bool = True
     """Whether the stopping rule's precision was reached within its limits."""
-    launch_ms: tuple[float, ...] = ()
-    error: float | None = None
-    peak_memory_bytes: int | None = None
-    energy_j: float | None = None
     telemetry: Telemetry | None = None
     throttled: tuple[int, ...] = ()
-    """Indices of samples during which a throttle reason was raised."""
+    """Indices of samples of the primary metric during which a throttle reason was raised."""
     tuning: dict[str, str] = {}
     """Autotuned kernels that ran, each with the configuration that won."""
-    conversion_ms: float | None = None
-    """The part of a call that only converts layouts as its library demands, timed alone; None without one."""
 
     def __post_init__(self) -> None:
         # JSON has no NaN or infinity: such a sample would make a line that cannot be read back.
-        if not self.samples_ms or not all(0 <= x < math.inf for x in self.samples_ms):
-            raise ValueError("samples_ms holds at least one time, each finite and not negative")
-        if self.conversion_ms is not None and not 0 <= self.conversion_ms < math.inf:
-            raise ValueError("conversion_ms is a time, finite and not negative")
+        if not self.samples:
+            raise ValueError("samples holds at least one metric")
+        for name, values in self.samples.items():
+            if not values or not finite(values):
+                raise ValueError(f"samples of {name!r}: at least one number, each finite")
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="record"):
@@ -143,11 +154,18 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
             raise ValueError(f"status {self.status!r}: a measurement is there exactly when the status is 'ok'")
         if self.status != "ok" and not self.reason:
             raise ValueError(f"status {self.status!r} needs a reason")
+        if self.measurement is not None and self.case.primary not in self.measurement.samples:
+            raise ValueError(f"no samples of {self.case.primary!r}, the metric that the case is judged by")
 
     @property
-    def identity(self) -> tuple[str, str, str, str, int]:
-        """What may stand in a journal only once."""
-        return (self.case.operator, self.case.name, self.implementation, self.cache, self.replicate)
+    def identity(self) -> Key:
+        """The row that it belongs to. With the replicate, what may stand in a journal only once."""
+        return Key(self.case.operator, self.case.name, self.implementation, self.cache)
+
+    @property
+    def primary(self) -> tuple[float, ...]:
+        """The samples of the primary metric; none where the status is not ok."""
+        return self.measurement.samples[self.case.primary] if self.measurement is not None else ()
 
 
 class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="ceiling"):
@@ -165,6 +183,33 @@ class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     def __post_init__(self) -> None:
         if self.size <= 0 or not 0 < self.time_ms < math.inf:
             raise ValueError("a ceiling has a size and a time above 0")
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a run was asked for: enough for `--resume` and `repro` to ask for the same again.
+
+    `cases` is empty where a run does not say what it measured (a foreign one). `sampling` holds the limits of
+    sampling by name. `only` gives by operator/case the implementations that the case is for.
+    """
+
+    cases: tuple[Case, ...] = ()
+    implementations: tuple[str, ...] = ()
+    caches: tuple[Cache, ...] = ()
+    sampling: dict[str, int | float | str] = {}
+    deadline_s: float | None = None
+    only: dict[str, tuple[str, ...]] = {}
+    shard: tuple[int, int] | None = None
+    """(i, n): this journal holds the i-th of n shards of its run, counted from 1."""
+    imported_from: str | None = None
+    """The format that a run was imported from."""
+    partner: str | None = None
+    """The run that this one was measured in turns with, of the other commit."""
+    stage: int = 0
+    """Which stage of a comparison the run is; above 1 it holds only rows under suspicion."""
+    arm: str | None = None
+    """Which cell of a factorial over code and environment the run is."""
+    pinned: dict[str, dict[str, str]] = {}
+    """By row, the configurations that its autotuned kernels were held to."""
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="header"):
@@ -189,8 +234,9 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     key: str
     conditions: dict[str, Scalar]
     environment: dict[str, Scalar]
-    request: dict[str, str] = {}
-    """What `--resume` and `repro` need to ask for the same again: the plan as TOML, filters."""
+    request: Request = Request()
+    metrics: tuple[Metric, ...] = OPERATOR_METRICS
+    """What the samples of this journal mean."""
 
 
 class Footer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="footer"):

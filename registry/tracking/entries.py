@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,28 +24,20 @@ from ..store.journal import Journal, encode
 from ..store.record import Line
 from ..store.transfer import checked_run, whole_lines
 
-LAYOUT = 1
+LAYOUT = 2
 """Raised when an entry's content changes for the same journal, so that old entries are replaced."""
 
 SUMMARY = "summary"
 """The identity, and the tag `kind`, of the entry for a run as a whole."""
 
-_METRICS: Mapping[str, str] = {
-    "latency/median_ms": "latency_ms",
-    "latency/ci_low_ms": "ci_low_ms",
-    "latency/ci_high_ms": "ci_high_ms",
-    "latency/conversion_ms": "conversion_ms",
-    "throughput/gbps": "gbps",
-    "throughput/tflops": "tflops",
+_FIELDS: Mapping[str, str] = {
     "limit/fraction": "fraction_of_limit",
     "speedup/vs_best_baseline": "speedup_vs_best_baseline",
     "speedup/vs_eager": "speedup_vs_eager",
-    "usage/peak_bytes": "peak_memory_bytes",
-    "usage/energy_j": "energy_j",
-    "verify/error": "error",
-    "noise/cv_between": "cv_between",
 }
-"""The row's field behind each metric. The prefix makes a section of charts; the UI sorts them by alphabet."""
+"""What a row says of its primary metric beside the metric itself. The prefix makes a section of charts; the UI
+sorts them by alphabet.
+"""
 
 _TAG_LENGTH = 2000  # MLflow cuts longer tags with no more than a warning; the whole reason is in the journal
 _FAILED = ("incorrect", "out_of_memory", "timeout", "crashed", "error")
@@ -63,6 +56,8 @@ class Entry:
     tags: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    curves: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    """Metrics over their abscissa: (step, value)."""
 
 
 def content_hash(journal: Journal) -> str:
@@ -159,7 +154,7 @@ def _entry(journal: Journal, row: Row, start_ms: int) -> Entry:
     tags = _common(journal) | {name: value for name, value in own.items() if value}
     said = msgspec.json.encode([LAYOUT, tags, row])
     return Entry(
-        identity="/".join(row.identity),
+        identity="/".join(msgspec.structs.astuple(row.identity)),
         # The implementation first: lists and legends of the UI cut a name after some twenty characters.
         name=f"{row.implementation}{hot} {row.case} {row.operator}",
         sha256=hashlib.sha256(said).hexdigest(),
@@ -169,15 +164,41 @@ def _entry(journal: Journal, row: Row, start_ms: int) -> Entry:
         tags=tags,
         params={name: str(value) for name, value in (row.axes | row.options).items()},
         metrics=_metrics(row),
+        curves=_curves(journal, row),
     )
 
 
 def _metrics(row: Row) -> dict[str, float]:
-    values: dict[str, Any] = {name: getattr(row, source) for name, source in _METRICS.items()}
-    if row.latency_ms is not None:  # the UI's bars carry two decimals, which in ms is 0.01 for a short kernel
-        values["latency/median_us"] = row.latency_ms * 1e3
+    values: dict[str, Any] = {name: getattr(row, source) for name, source in _FIELDS.items()}
+    for name, found in row.metrics.items():
+        unit = (
+            ""
+            if found.unit in ("", "1")
+            else "_" + re.sub(r"[^A-Za-z0-9]+", "_", found.unit.replace("/", " per "))
+        )
+        values[f"{name}/median{unit}"] = found.value
+        values |= {f"{name}/ci_low{unit}": found.low, f"{name}/ci_high{unit}": found.high}
+        if found.unit == "ms":  # the UI's bars carry two decimals, which in ms is 0.01 for a short kernel
+            values[f"{name}/median_us"] = found.value * 1e3
+        if name == row.primary:
+            values["noise/cv_between"] = found.cv_between
     # MLflow turns an infinity into 1.8e308: an interval without an end is better left out.
     return {name: float(x) for name, x in values.items() if x is not None and math.isfinite(x)}
+
+
+def _curves(journal: Journal, row: Row) -> dict[str, tuple[tuple[int, float], ...]]:
+    """The first measured replicate's curves: MLflow has one value at a step."""
+    drawn = [x for x in journal.header.metrics if x.abscissa is not None and x.name in row.metrics]
+    if not drawn:
+        return {}
+    seen = (x.measurement for x in journal.records if x.identity == row.identity and x.measurement is not None)
+    samples = next(seen).samples
+    return {
+        f"{x.name}/curve": tuple(
+            (round(place), value) for place, value in zip(samples[str(x.abscissa)], samples[x.name], strict=False)
+        )
+        for x in drawn
+    }
 
 
 def _milliseconds(journal: Journal) -> int:

@@ -229,6 +229,7 @@ class Store:
         from mlflow.exceptions import MlflowException
 
         metrics = [Metric(name, value, entry.start_ms, 0) for name, value in entry.metrics.items()]
+        metrics += [Metric(x, value, entry.start_ms, step) for x, y in entry.curves.items() for step, value in y]
         params = [Param(name, value) for name, value in entry.params.items()]
         try:
             if metrics or params:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ..detection.comparison import Key
 from ..detection.comparison_report import ComparisonReport
 from ..detection.verdict import Verdict
 from ..store.home import Home
+from ..store.record import Key
 from .entries import SUMMARY
 from .store import Store, sync
 

@@ -166,6 +166,16 @@ def linear_axis(high: float, left: float, right: float, text: Callable[[float], 
     return Axis(lambda x: left + x / end * (right - left), [(x, text(x)) for x in ticks], left, right)
 
 
+def span_axis(low: float, high: float, left: float, right: float) -> Axis:
+    """A linear axis over low…high, which need not hold 0."""
+    span = (high - low) or abs(high) or 1.0
+    step = next(x * 10.0**e for e in range(-300, 300) for x in (1, 2, 2.5, 5) if span / (x * 10.0**e) <= 5)
+    begin, end = low - 0.03 * span, high + 0.03 * span
+    ticks = [step * x for x in range(math.ceil(begin / step), math.floor(end / step) + 1)]
+    scale = (right - left) / (end - begin)
+    return Axis(lambda x: left + (x - begin) * scale, [(x, f"{x:.6g}") for x in ticks], left, right)
+
+
 def speedup_axis(low: float, high: float, left: float, right: float) -> Axis:
     """A logarithmic axis that always shows 1× and something on either side of it."""
     begin, end = math.log2(min(low, 0.8)) - 0.1, math.log2(max(high, 1.6)) + 0.1

@@ -10,7 +10,7 @@ from statistics import median
 from ..analysis.rows import Row, category
 from ..store.record import EAGER, PROVIDER, YARDSTICK
 from . import units
-from .canvas import CHARACTER, FONT, Axis, Canvas, linear_axis, log_axis, speedup_axis
+from .canvas import CHARACTER, FONT, Axis, Canvas, linear_axis, log_axis, span_axis, speedup_axis
 from .crossing import Contest, Curve, Measure
 from .grouping import Group
 
@@ -40,7 +40,7 @@ def palette(rows: Iterable[Row]) -> dict[str, Series]:
     timed = set()
     for row in rows:
         providers.setdefault(row.implementation, row.provider)
-        if row.latency_ms is not None:
+        if row.value() is not None:
             timed.add(row.implementation)
     ours = sorted(
         (x for x, provider in providers.items() if provider == PROVIDER), key=lambda x: (x not in timed, x)
@@ -122,34 +122,37 @@ class _Lanes:
             by_name = {x.implementation: x for x in case.rows}
             for lane, look in enumerate(self.series):
                 row = by_name.get(look.name)
-                if row is not None and row.latency_ms is None:
+                if row is not None and row.value() is None:
                     status = row.status.replace("_", " ")
                     canvas.text(self.left + 4, self.y(index, lane), status, look.colour, fontsize=7.5)
 
 
-def _latencies(group: Group) -> list[float]:
-    """Every time that a latency chart has to hold. An interval far wider than its value may leave the frame."""
+def _values(group: Group) -> list[float]:
+    """Every value that a chart of the primary metric has to hold. An interval far wider than its value may leave
+    the frame.
+    """
     found = [x for case in group.cases for x in case.ok]
-    points = [y for x in found for y in (x.latency_ms, x.limit_ms) if y]
-    bounds = [y for x in found for y in (x.ci_low_ms, x.ci_high_ms) if y and x.latency_ms]
+    points = [y for x in found for y in (x.value(), x.limit) if y]
+    bounds = [y for x in found for y in x.bounds() if y and x.value()]
     return [*points, *(y for y in bounds if min(points) / 2 <= y <= max(points) * 2)] if points else []
 
 
 def logarithmic(group: Group) -> bool:
-    """Whether the latency chart of a group has a logarithmic axis: its values span more than a factor of 4."""
-    values = _latencies(group)
+    """Whether the chart of the primary metric has a logarithmic axis: values span more than a factor of 4."""
+    values = _values(group)
     return bool(values) and max(values) > 4 * min(values)
 
 
-def latency(group: Group, looks: Mapping[str, Series], salt: str) -> str | None:
-    """Latency with its interval, a dot an implementation; the limit as a dashed line; our speedup at the right.
+def primary(group: Group, looks: Mapping[str, Series], salt: str) -> str | None:
+    """The primary metric with its interval, a dot an implementation; the limit as a dashed line, our speedup at
+    the right.
 
-    None where no case of the group has a time.
+    None where no case of the group has a value.
     """
-    if not _latencies(group):
+    if not _values(group):
         return None
     lanes = _Lanes.of(group, looks)
-    values, right = _latencies(group), WIDTH - 52
+    values, right = _values(group), WIDTH - 52
     if logarithmic(group):
         axis = log_axis(min(values), max(values), lanes.left, right)
     else:
@@ -158,16 +161,17 @@ def latency(group: Group, looks: Mapping[str, Series], salt: str) -> str | None:
     lanes.frame(canvas, axis)
     lanes.absent(canvas)
     for index, case in enumerate(group.cases):
-        if case.first.limit_ms:
-            x, top = axis.place(case.first.limit_ms), lanes.top(index)
+        if case.first.limit:
+            x, top = axis.place(case.first.limit), lanes.top(index)
             canvas.line([x, x], [top + 2, top + lanes.line - 2], "--ink", 1.2, linestyle=(0, (2, 2)), zorder=2)
         ours = case.ours
         if ours is not None and ours.speedup_vs_best_baseline is not None:
             text = units.ratio(ours.speedup_vs_best_baseline)
             canvas.text(WIDTH - 4, lanes.top(index) + lanes.line / 2, text, _verdict_colour(ours), "right")
     canvas.text(WIDTH - 4, lanes.TOP - 11, "vs best", "--soft", "right", fontsize=FONT - 1)
-    _dots(canvas, lanes, axis, lambda row: (row.latency_ms, row.ci_low_ms, row.ci_high_ms))
-    return canvas.svg(f"Latency of {group.operator} {group.pass_} {group.common}".strip())
+    _dots(canvas, lanes, axis, lambda row: (row.value(), *row.bounds()))
+    name = group.cases[0].first.primary.replace("_", " ").capitalize()
+    return canvas.svg(f"{name} of {group.operator} {group.pass_} {group.common}".strip())
 
 
 def fraction(group: Group, looks: Mapping[str, Series], salt: str) -> str | None:
@@ -188,10 +192,10 @@ def fraction(group: Group, looks: Mapping[str, Series], salt: str) -> str | None
 
 
 def _fraction(row: Row) -> tuple[float | None, float | None, float | None]:
-    """The fraction of the limit with the bounds that the latency's interval gives it."""
-    if row.limit_ms is None or row.fraction_of_limit is None:
+    """The fraction of the limit with the bounds that the primary metric's interval gives it."""
+    if row.limit is None or row.fraction_of_limit is None:
         return None, None, None
-    low, high = (row.limit_ms / x if x else None for x in (row.ci_high_ms, row.ci_low_ms))
+    high, low = (row.limit / x if x else None for x in row.bounds())
     return row.fraction_of_limit, low, high
 
 
@@ -223,9 +227,11 @@ def _dots(
 
 def tip(row: Row) -> str:
     """A row in one line, for tooltips."""
-    bounds = f" [{units.number(row.ci_low_ms)}, {units.number(row.ci_high_ms)}]" if row.ci_low_ms else ""
+    (low, high), found = row.bounds(), row.get()
+    bounds = f" [{units.number(low)}, {units.number(high)}]" if low else ""
+    unit = f" {found.unit}" if found and found.unit != "1" else ""
     limit = f", {units.percent(row.fraction_of_limit)} of the limit" if row.fraction_of_limit else ""
-    return f"{row.implementation} {units.number(row.latency_ms)} ms{bounds}{limit}"
+    return f"{row.implementation} {units.number(row.value())}{unit}{bounds}{limit}"
 
 
 def _verdict_colour(row: Row) -> str:
@@ -369,6 +375,30 @@ def _between(points: Mapping[int, float], length: float) -> float:
     above = min((x for x in points if x > length), default=below)
     share = 0.0 if above == below else math.log(length / below) / math.log(above / below)
     return float(points[below] * (points[above] / points[below]) ** share)
+
+
+def curves(points: Mapping[str, Mapping[float, float]], looks: Mapping[str, Series], salt: str, text: str) -> str:
+    """A metric over its abscissa, a line an implementation: `points` by implementation and place."""
+    known = {name: sorted(x.items()) for name, x in points.items() if x}
+    across_all = [x for line in known.values() for x, _ in line]
+    values = [y for line in known.values() for _, y in line]
+    left, right, top, foot = 62.0, WIDTH - 22.0, 12.0, 230.0
+    across = span_axis(min(across_all), max(across_all), left, right)
+    up = span_axis(min(values), max(values), 0, foot - top)
+    canvas = Canvas(WIDTH, foot + 24, salt)
+    for value, told in up.ticks:
+        y = foot - up.place(value)
+        canvas.line([left, right], [y, y], "--grid", 0.8)
+        canvas.text(left - 8, y, told, "--soft", "right", fontsize=FONT - 1)
+    for value, told in across.ticks:
+        canvas.text(across.place(value), foot + 13, told, "--soft", "center", fontsize=FONT - 1)
+    for name, line in known.items():
+        look = looks[name]
+        places = [(across.place(x), foot - up.place(y)) for x, y in line]
+        canvas.line([x for x, _ in places], [y for _, y in places], look.colour, 1.6, zorder=3)
+        (x, y), (at, value) = places[-1], line[-1]
+        canvas.dot(x, y, look.colour, look.marker, 6, f"{name}: {units.number(value)} at {units.number(at)}")
+    return canvas.svg(text)
 
 
 def copy_curve(copy_ms: Mapping[int, float], salt: str) -> str | None:

@@ -17,10 +17,10 @@ import numpy as np
 from ..analysis.rows import Row, rows
 from ..analysis.statistics import t_quantile
 from ..store.journal import Journal
-from ..store.record import Cache, Pass, Scalar
+from ..store.metric import Better, summarized
+from ..store.record import Cache, Key, Pass, Scalar
 
 Outcome: TypeAlias = Literal["compared", "not comparable", "not measured", "only in first", "only in second"]
-_Identity: TypeAlias = tuple[str, str, str, str]
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class Difference(msgspec.Struct, frozen=True):
 class RowComparison(msgspec.Struct, frozen=True, rename={"pass_": "pass"}):
     """One row of both runs.
 
-    `ratio` is the second latency over the first: below 1 the second run was faster. Its 95 % interval is
+    `ratio` is the second value of the primary `metric` over the first. Its 95 % interval is
     None where either side has a single replicate. `notes` says what else changed without making the rows
     incomparable: the version of a library, the configuration that autotuning chose.
     """
@@ -57,8 +57,11 @@ class RowComparison(msgspec.Struct, frozen=True, rename={"pass_": "pass"}):
     cache: Cache
     outcome: Outcome
     reason: str | None = None
-    first_ms: float | None = None
-    second_ms: float | None = None
+    metric: str = "latency"
+    unit: str = "ms"
+    better: Better = "lower"
+    first_value: float | None = None
+    second_value: float | None = None
     first_replicates: int = 0
     second_replicates: int = 0
     ratio: float | None = None
@@ -83,6 +86,9 @@ class RunComparison(msgspec.Struct, frozen=True):
     def to_builtins(self) -> dict[str, Any]:
         """As `kernelmark compare --json` prints it."""
         out: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))  # lists where tuples were
+        for row in out["rows"]:  # by the names that they had when every value was a time
+            times = row["unit"] == "ms"
+            row |= {f"{side}_ms": row[f"{side}_value"] if times else None for side in ("first", "second")}
         return out | {"compared": len(self.compared)}
 
 
@@ -113,20 +119,22 @@ class _Run:
 
     def __init__(self, journal: Journal) -> None:
         self.key = journal.header.key
-        self.rows: Mapping[_Identity, Row] = {x.identity: x for x in rows(journal)}
-        self.specs: dict[_Identity, str] = {}
-        self.medians: dict[_Identity, list[float]] = {}
+        self.rows: Mapping[Key, Row] = {x.identity: x for x in rows(journal)}
+        self.specs: dict[Key, str] = {}
+        self.values: dict[Key, list[float]] = {}
         for record in journal.records:
-            identity = record.identity[:4]
-            self.specs.setdefault(identity, record.case.spec)
+            self.specs.setdefault(record.identity, record.case.spec)
             if record.measurement is not None:
-                self.medians.setdefault(identity, []).append(median(record.measurement.samples_ms))
+                metric = journal.metric(record.case.primary)
+                value = summarized(record.primary, metric.summary)
+                self.values.setdefault(record.identity, []).append(value)
 
 
-def _compare(identity: _Identity, first: _Run, second: _Run, differences: Sequence[Difference]) -> RowComparison:
+def _compare(identity: Key, first: _Run, second: _Run, differences: Sequence[Difference]) -> RowComparison:
     a, b = first.rows.get(identity), second.rows.get(identity)
     some = a or b
     assert some is not None
+    known = (a.get() if a else None) or (b.get() if b else None)
     bare = RowComparison(
         operator=some.operator,
         case=some.case,
@@ -134,20 +142,23 @@ def _compare(identity: _Identity, first: _Run, second: _Run, differences: Sequen
         implementation=some.implementation,
         cache=some.cache,
         outcome="compared",
-        first_ms=a.latency_ms if a else None,
-        second_ms=b.latency_ms if b else None,
+        metric=some.primary,
+        unit=known.unit if known else "",
+        better=known.better if known else "lower",
+        first_value=a.value() if a else None,
+        second_value=b.value() if b else None,
         first_replicates=a.replicates if a else 0,
         second_replicates=b.replicates if b else 0,
     )
     if a is None or b is None:
         return msgspec.structs.replace(bare, outcome="only in first" if a else "only in second")
-    if a.latency_ms is None or b.latency_ms is None:
+    if a.value() is None or b.value() is None:
         return msgspec.structs.replace(bare, outcome="not measured", reason=_unmeasured(a, b))
     notes = _notes(a, b)
     if a.key != b.key:
         reason = _incomparable(identity, first, second, differences)
         return msgspec.structs.replace(bare, outcome="not comparable", reason=reason, notes=notes)
-    ratio, low, high = ratio_interval(first.medians[identity], second.medians[identity])
+    ratio, low, high = ratio_interval(first.values[identity], second.values[identity])
     return msgspec.structs.replace(bare, ratio=ratio, ratio_low=low, ratio_high=high, notes=notes)
 
 
@@ -155,11 +166,11 @@ def _unmeasured(first: Row, second: Row) -> str:
     return "; ".join(
         f"{place} run: {row.status}: {row.reason or 'no samples'}"
         for place, row in (("first", first), ("second", second))
-        if row.latency_ms is None
+        if row.value() is None
     )
 
 
-def _incomparable(identity: _Identity, first: _Run, second: _Run, differences: Sequence[Difference]) -> str:
+def _incomparable(identity: Key, first: _Run, second: _Run, differences: Sequence[Difference]) -> str:
     reasons = []
     if first.key != second.key:
         names = ", ".join(x.condition for x in differences)

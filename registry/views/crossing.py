@@ -25,7 +25,8 @@ import numpy as np
 from ..analysis.rows import Row, rows
 from ..analysis.statistics import CONFIDENCE
 from ..store.journal import Journal
-from ..store.record import EAGER, PROVIDER, YARDSTICK, Measurement, rival
+from ..store.metric import LATENCY, MEMORY, summarized
+from ..store.record import EAGER, PROVIDER, YARDSTICK, Key, Measurement, baseline
 from . import units
 
 WIDTH: Mapping[str, tuple[str, ...]] = {
@@ -212,10 +213,10 @@ def contests(journal: Journal, found: Iterable[Row]) -> tuple[Contest, ...]:
         if width is not None and row.provider != YARDSTICK:
             key = (width, row.axes.get("B", 1), row.dtype, row.pass_, row.cache)
             settings.setdefault(key, []).append(row)
-    measured: dict[tuple[str, str, str, str], dict[int, Measurement]] = {}
+    measured: dict[Key, dict[int, Measurement]] = {}
     for record in journal.records:
         if record.measurement is not None:
-            measured.setdefault(record.identity[:4], {})[record.replicate] = record.measurement
+            measured.setdefault(record.identity, {})[record.replicate] = record.measurement
     out: list[Contest] = []
     for (width, batch, dtype, pass_, cache), alike in settings.items():
         common = f"B{batch} · {dtype} · {pass_.replace('_', ' ')}"
@@ -234,9 +235,7 @@ def _width(row: Row) -> int | None:
     return math.prod(row.axes[x] for x in axes)
 
 
-def _series(
-    found: Iterable[Row], measured: Mapping[tuple[str, str, str, str], Mapping[int, Measurement]]
-) -> list[Series]:
+def _series(found: Iterable[Row], measured: Mapping[Key, Mapping[int, Measurement]]) -> list[Series]:
     """The rows' implementations over lengths: those with two times or more."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in found:
@@ -249,15 +248,15 @@ def _series(
     for (operator, text, implementation), group in groups.items():
         time: dict[int, dict[int, float]] = {}
         memory: dict[int, dict[int, float]] = {}
-        for row in (x for x in group if x.latency_ms):
+        for row in (x for x in group if x.value(LATENCY.name)):
             seen = measured[row.identity]
             length = row.axes[LENGTH]
-            time[length] = {r: median(x.samples_ms) for r, x in seen.items()}
-            bytes_ = {r: float(x.peak_memory_bytes) for r, x in seen.items() if x.peak_memory_bytes}
-            if bytes_:
-                memory[length] = bytes_
+            time[length] = {r: summarized(x.samples[LATENCY.name], LATENCY.summary) for r, x in seen.items()}
+            peaks = {r: x.samples.get(MEMORY.name, (0.0,))[0] for r, x in seen.items()}
+            if any(peaks.values()):
+                memory[length] = {r: x for r, x in peaks.items() if x}
         if len(time) > 1 and all(x > 0 for point in time.values() for x in point.values()):
-            beyond = [x for x in group if x.latency_ms is None and x.axes[LENGTH] > max(time)]
+            beyond = [x for x in group if x.value() is None and x.axes[LENGTH] > max(time)]
             end = min(beyond, key=lambda x: x.axes[LENGTH], default=None)
             ended = None if end is None else (end.axes[LENGTH], end.status.replace("_", " "))
             out.append(Series(operator, implementation, group[0].provider, text, time, memory, ended))
@@ -271,7 +270,7 @@ def _contests(found: Sequence[Series], width: int, common: str) -> list[Contest]
         variants.setdefault((x.operator, x.sizes), []).append(x)
     sides: dict[str, Callable[[Series], bool]] = {
         "kernelmark": lambda x: x.provider == PROVIDER,
-        "fastest baselines": lambda x: rival(x.provider, x.implementation),
+        "fastest baselines": lambda x: baseline(x.provider, x.implementation),
         "eager PyTorch": lambda x: x.implementation == EAGER,
     }
     out: list[Contest] = []

@@ -5,10 +5,12 @@ A group's title says what its cases have in common, a case's label only what tel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..analysis.rows import Row
+from ..analysis.rows import DERIVED, Row
+from ..store.metric import Metric
 from ..store.record import PROVIDER
 
 CASES_IN_A_GROUP = 12
@@ -33,8 +35,8 @@ class CaseRows:
 
     @property
     def ok(self) -> tuple[Row, ...]:
-        """The rows with a latency, fastest first."""
-        return tuple(sorted((x for x in self.rows if x.latency_ms is not None), key=lambda x: x.latency_ms or 0))
+        """The rows with a value of the primary metric, the best first."""
+        return tuple(sorted((x for x in self.rows if x.value() is not None), key=goodness))
 
     @property
     def ours(self) -> Row | None:
@@ -52,6 +54,27 @@ class Group:
     common: str
     cases: tuple[CaseRows, ...]
     labels: tuple[str, ...]
+
+
+def goodness(row: Row) -> float:
+    """What sorts the better row first, by the primary metric."""
+    found = row.get()
+    if found is None:
+        return math.inf
+    return -found.value if found.better == "higher" else found.value
+
+
+def columns(rows: Iterable[Row], metrics: Iterable[Metric], terminal: bool = False) -> tuple[Metric, ...]:
+    """The metrics beside the primary one that have a column for these rows: what none of them has is left out."""
+    found = list(rows)
+    primary = {x.primary for x in found}
+    return tuple(
+        x
+        for x in (*metrics, *DERIVED)
+        if x.name not in primary and x.abscissa is None
+        if x.shown == "table" or (x.shown == "report" and not terminal)
+        if any(x.name in row.metrics for row in found)
+    )
 
 
 def cases(rows: Iterable[Row]) -> tuple[CaseRows, ...]:

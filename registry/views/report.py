@@ -15,12 +15,13 @@ from ..analysis.ceilings import Ceilings
 from ..analysis.rows import Row, category, rows, spent
 from ..errors import InputError
 from ..store.journal import Journal
+from ..store.metric import Metric, Ratio
 from ..store.record import YARDSTICK
 from . import charts, summary, units
 from .charts import Series
 from .comparison_table import RunComparison, compare
 from .crossing import MEASURES, Contest, contests
-from .grouping import CaseRows, Group, cases, groups
+from .grouping import CaseRows, Group, cases, columns, groups
 
 STAGES = ("start", "ceilings", "build", "verify", "warm up", "calibrate", "sample", "summarize")
 """The stages of a run in their order, for the picture of how time was spent."""
@@ -36,11 +37,11 @@ TIMERS = {
 
 @dataclass(frozen=True)
 class Chart:
-    """Two drawings of a group: latency, and fraction of the limit where one is known."""
+    """Two drawings of a group: the primary metric, and fraction of the limit where one is known."""
 
     group: Group
     looks: tuple[Series, ...]
-    latency: str
+    primary: str
     fraction: str | None
     logarithmic: bool
 
@@ -54,10 +55,19 @@ class Section:
     charts: tuple[Chart, ...]
     cases: tuple[tuple[str, CaseRows], ...]
     """Each with the text that tells it from the others of its group."""
+    primary: Metric
+    columns: tuple[Metric, ...]
+    """The metrics beside the primary one that some row has."""
+    curves: tuple[Curve, ...]
 
-    def known(self, field: str) -> bool:
-        """Whether any row has this value: a column of dashes is left out."""
-        return any(getattr(x, field) is not None for _, case in self.cases for x in case.rows)
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric over another, of one case. Drawn, never judged."""
+
+    metric: Metric
+    case: str
+    drawing: str
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,7 @@ class Race:
 
 @dataclass(frozen=True)
 class Matrix:
-    """One value by case and implementation: lines of (case, values, the smallest but for yardsticks)."""
+    """One value by case and implementation: lines of (case, values, the best but for yardsticks)."""
 
     operator: str
     pass_: str
@@ -110,8 +120,7 @@ class Run:
     sections: tuple[Section, ...]
     races: tuple[Race, ...]
     speedups: tuple[tuple[CaseRows, Row], ...]
-    memory: tuple[Matrix, ...]
-    energy: tuple[Matrix, ...]
+    matrices: tuple[tuple[Metric, tuple[Matrix, ...]], ...]
     shares: tuple[Share, ...]
     wall_s: float | None
     ceilings: Ceilings
@@ -122,8 +131,8 @@ class Run:
 
     @property
     def measured(self) -> int:
-        """Rows with a latency."""
-        return sum(x.latency_ms is not None for x in self.rows)
+        """Rows with a value of their primary metric."""
+        return sum(x.value() is not None for x in self.rows)
 
     @property
     def case_count(self) -> int:
@@ -193,8 +202,8 @@ _FILTERS: dict[str, Callable[..., str]] = {
     "percent": units.percent,
     "change": units.change,
     "size": units.size,
-    "joules": units.energy,
-    "error": units.scientific,
+    "measured": units.measured,
+    "heading": lambda x: units.heading(x)[:1].upper() + units.heading(x)[1:],
     "seconds": units.seconds,
     "condition": units.value,
     "slug": lambda x: x.replace(" ", "-"),
@@ -220,7 +229,7 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
     overview = charts.overview(
         [(x.operator, x.versus_best, x.compared) for x in standings if x.compared], f"{anchor}-overview"
     )
-    variations = [x.cv_between for x in found if x.cv_between is not None]
+    variations = [y.cv_between for x in found if (y := x.get()) is not None and y.cv_between is not None]
     seconds = _seconds(journal)
     return Run(
         anchor=anchor,
@@ -233,11 +242,10 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         overall=summary.overall(found),
         standings=standings,
         overview=overview,
-        sections=_sections(found, looks, anchor),
+        sections=_sections(journal, found, looks, anchor),
         races=_races(journal, found, looks, anchor),
         speedups=speedups,
-        memory=_matrices(found, looks, lambda x: x.peak_memory_bytes),
-        energy=_matrices(found, looks, lambda x: x.energy_j),
+        matrices=tuple((x, _matrices(found, looks, x)) for x in header.metrics if _compared(x, found)),
         shares=_shares(seconds),
         wall_s=sum(x.wall_s for x in journal.footers) or None,
         ceilings=ceilings,
@@ -247,7 +255,9 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
     )
 
 
-def _sections(found: Iterable[Row], looks: dict[str, Series], anchor: str) -> tuple[Section, ...]:
+def _sections(
+    journal: Journal, found: Sequence[Row], looks: dict[str, Series], anchor: str
+) -> tuple[Section, ...]:
     by_section: dict[tuple[str, str], list[Group]] = {}
     for group in groups(found):
         by_section.setdefault((group.operator, group.pass_), []).append(group)
@@ -256,19 +266,54 @@ def _sections(found: Iterable[Row], looks: dict[str, Series], anchor: str) -> tu
         drawn = []
         for number, group in enumerate(parts):
             salt = f"{anchor}-{operator}-{pass_}-{number}"
-            latency = charts.latency(group, looks, f"{salt}-latency")
-            if latency is not None:
+            primary = charts.primary(group, looks, f"{salt}-primary")
+            if primary is not None:
                 names = {x.implementation for case in group.cases for x in case.ok}
                 shown = tuple(x for x in looks.values() if x.name in names)
                 fraction = charts.fraction(group, looks, f"{salt}-fraction")
-                drawn.append(Chart(group, shown, latency, fraction, charts.logarithmic(group)))
+                drawn.append(Chart(group, shown, primary, fraction, charts.logarithmic(group)))
         labelled = [
             (f"{label} · {x.common}" if x.common else label, case)
             for x in parts
             for label, case in zip(x.labels, x.cases, strict=True)
         ]
-        out.append(Section(operator, pass_, tuple(drawn), tuple(labelled)))
+        mine = [row for _, case in labelled for row in case.rows]
+        metric = journal.metric(mine[0].primary)
+        beside = columns(mine, journal.header.metrics)
+        lines = _curves(journal, [case for _, case in labelled], looks, f"{anchor}-{operator}")
+        out.append(Section(operator, pass_, tuple(drawn), tuple(labelled), metric, beside, lines))
     return tuple(out)
+
+
+def _curves(journal: Journal, found: Sequence[CaseRows], looks: dict[str, Series], salt: str) -> tuple[Curve, ...]:
+    """The curves of these cases: at each place of the abscissa the median over replicates."""
+    out = []
+    for metric in (x for x in journal.header.metrics if x.abscissa is not None):
+        for number, case in enumerate(found):
+            points: dict[str, dict[float, list[float]]] = {}
+            for record in journal.records:
+                row = (record.case.operator, record.case.name, record.cache)
+                if record.measurement is None or row != (case.operator, case.name, case.first.cache):
+                    continue
+                places = record.measurement.samples.get(str(metric.abscissa), ())
+                values = record.measurement.samples.get(metric.name, ())
+                for place, value in zip(places, values, strict=False):
+                    points.setdefault(record.implementation, {}).setdefault(place, []).append(value)
+            if points:
+                middles = {x: {place: median(y) for place, y in line.items()} for x, line in points.items()}
+                text = f"{metric.name} of {case.operator} {case.name} over {metric.abscissa}"
+                drawing = charts.curves(middles, looks, f"{salt}-{metric.name}-{number}", text)
+                out.append(Curve(metric, case.name, drawing))
+    return tuple(out)
+
+
+def _compared(metric: Metric, found: Sequence[Row]) -> bool:
+    """Whether a metric is compared between implementations in tables of its own: one that is judged by its ratio,
+    within processes, and is not what the cases are about.
+    """
+    by = metric.judged
+    apart = isinstance(by, Ratio) and by.test != "separation"
+    return apart and any(metric.name != x.primary for x in found)
 
 
 def _races(journal: Journal, found: Sequence[Row], looks: dict[str, Series], anchor: str) -> tuple[Race, ...]:
@@ -282,23 +327,22 @@ def _races(journal: Journal, found: Sequence[Row], looks: dict[str, Series], anc
     )
 
 
-def _matrices(
-    found: Iterable[Row], looks: dict[str, Series], value: Callable[[Row], float | None]
-) -> tuple[Matrix, ...]:
+def _matrices(found: Iterable[Row], looks: dict[str, Series], metric: Metric) -> tuple[Matrix, ...]:
     sections: dict[tuple[str, str], list[CaseRows]] = {}
     for case in cases(found):
         sections.setdefault((case.operator, case.pass_), []).append(case)
     out = []
     for (operator, pass_), parts in sections.items():
-        present = {x.implementation for case in parts for x in case.rows if value(x) is not None}
+        present = {x.implementation for case in parts for x in case.rows if metric.name in x.metrics}
         columns = tuple(x for x in looks if x in present)
         lines = []
         for case in parts:
-            by_name = {x.implementation: value(x) for x in case.rows}
+            by_name = {x.implementation: x.value(metric.name) for x in case.rows}
             values = tuple(by_name.get(x) for x in columns)
-            rivals = [by_name[x.implementation] for x in case.rows if x.provider != YARDSTICK]
+            known = [by_name[x.implementation] for x in case.rows if x.provider != YARDSTICK]
             if any(x is not None for x in values):
-                best = min((x for x in rivals if x is not None), default=None)
+                least = max if metric.better == "higher" else min
+                best = least((x for x in known if x is not None), default=None)
                 lines.append((case.name, values, best))
         if lines:
             out.append(Matrix(operator, pass_, columns, tuple(lines)))

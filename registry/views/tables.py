@@ -5,16 +5,17 @@ rich is imported only here, and only when a table is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ..analysis.rows import Row, category, rows
+from ..analysis.rows import BANDWIDTH, DERIVED, THROUGHPUT, Row, category, rows
 from ..store.journal import Journal
+from ..store.metric import LATENCY, Metric
 from ..store.record import PROVIDER, YARDSTICK
 from . import summary, units
 from .comparison_table import RowComparison, RunComparison
 from .crossing import MEASURES, Contest, contests
-from .grouping import CaseRows, Group, groups
+from .grouping import CaseRows, Group, columns, groups
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,7 +42,7 @@ def run_table(journal: Journal) -> RenderableType:
         parts.append(Text("Nothing was measured."))
     for group in groups(found):
         if any(case.ok for case in group.cases):
-            parts += [Text(), _group_table(group)]
+            parts += [Text(), _group_table(group, header.metrics)]
     for contest in contests(journal, found):
         parts += [Text(), *_contest(contest)]
     lost = summary.failures(found)
@@ -70,26 +71,32 @@ def _table(title: str) -> Table:
     )
 
 
-def _group_table(group: Group) -> Table:
+def _group_table(group: Group, metrics: Sequence[Metric]) -> Table:
     title = " · ".join(x for x in (group.operator, group.pass_.replace("_", " "), group.common) if x)
     table = _table(title)
     found = [x for case in group.cases for x in case.ok]
-    # One rate is enough in a terminal: operations where the case has any, else bytes.
-    tflops = any(x.tflops is not None for x in found)
-    conversion = any(x.conversion_ms is not None for x in found)
+    primary = next((x for x in metrics if x.name == found[0].primary), Metric(found[0].primary, ""))
+    beside = columns(found, metrics, terminal=True)
+    if THROUGHPUT in beside:  # one rate is enough in a terminal: operations where the case has any, else bytes
+        beside = tuple(x for x in beside if x != BANDWIDTH)
     table.add_column("case", no_wrap=True)
     table.add_column("implementation", no_wrap=True, min_width=14)
-    least = {"ms": 7, "±": 5, "conv ms": 7}
-    rate = "TFLOP/s" if tflops else "GB/s"
-    for name in ("ms", "±", *(("conv ms",) if conversion else ()), rate, "limit", "vs best", "vs eager"):
+    limit = any(x.fraction_of_limit is not None for x in found)
+    names = (_short(primary), "±", *map(_short, beside), *(("limit",) if limit else ()), "vs best", "vs eager")
+    for name in names:
         # Where it is too narrow, labels are cut and not numbers.
-        table.add_column(name, justify="right", no_wrap=True, min_width=least.get(name, len(name)))
+        table.add_column(name, justify="right", no_wrap=True, min_width=5 if name == "±" else max(7, len(name)))
     for label, case in zip(group.labels, group.cases, strict=True):
-        _add_case(table, label, case, tflops, conversion)
+        _add_case(table, label, case, beside, limit)
     return table
 
 
-def _add_case(table: Table, label: str, case: CaseRows, tflops: bool, conversion: bool) -> None:
+def _short(metric: Metric) -> str:
+    """A column's heading in a terminal: a quantity that its unit says is not named."""
+    return metric.unit if metric in (LATENCY, *DERIVED) else units.heading(metric)
+
+
+def _add_case(table: Table, label: str, case: CaseRows, beside: Sequence[Metric], limit: bool) -> None:
     from rich.text import Text
 
     for place, row in enumerate(case.ok):
@@ -100,26 +107,26 @@ def _add_case(table: Table, label: str, case: CaseRows, tflops: bool, conversion
         table.add_row(
             label if place == 0 else "",
             row.implementation + ("*" if row.throttled or row.converged is False else ""),
-            units.number(row.latency_ms),
+            units.number(row.value()),
             half_width(row),
-            *((units.number(row.conversion_ms),) if conversion else ()),
-            units.number(row.tflops if tflops else row.gbps),
-            _narrow(units.percent(row.fraction_of_limit)),
+            *(units.measured(row.value(x.name), x.unit) for x in beside),
+            *((_narrow(units.percent(row.fraction_of_limit)),) if limit else ()),
             speedup,
             units.ratio(row.speedup_vs_eager),
             style="bold" if ours else "dim" if row.provider == YARDSTICK else None,
         )
     for row in case.rows:
-        if row.latency_ms is None:
+        if row.value() is None:
             first = label if not case.ok and row is case.rows[0] else ""
             table.add_row(first, row.implementation, Text(row.status.replace("_", " "), style="dim"), style="dim")
 
 
 def half_width(row: Row) -> str:
-    """The larger half of a latency's interval, relative: `1.3%`."""
-    if not row.latency_ms or row.ci_low_ms is None or row.ci_high_ms is None:
+    """The larger half of the primary metric's interval, relative: `1.3%`."""
+    value, (low, high) = row.value(), row.bounds()
+    if not value or low is None or high is None:
         return units.DASH
-    half = max(row.ci_high_ms - row.latency_ms, row.latency_ms - row.ci_low_ms) / row.latency_ms
+    half = max(high - value, value - low) / value
     return _narrow(units.percent(half, 1)) if half < 1 else ">100%"
 
 
@@ -222,8 +229,8 @@ def _comparison_table(title: str, found: Iterable[RowComparison]) -> Table:
         table.add_row(
             name if name != last else "",
             row.implementation + ("*" if row.notes else ""),
-            units.number(row.first_ms),
-            units.number(row.second_ms),
+            units.number(row.first_value),
+            units.number(row.second_value),
             Text(_narrow(units.change(row.ratio)), style="bold" if clear else ""),
             bounds,
         )

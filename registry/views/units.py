@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from ..store.metric import Metric
+
 DASH = "–"
 
 
@@ -66,6 +68,22 @@ def size(value: float | None) -> str:
 def energy(value: float | None) -> str:
     """Joules with a prefix: `12.3 mJ`."""
     return _prefixed(value, ((1, "J"), (1e-3, "mJ"), (1e-6, "µJ")))
+
+
+def measured(value: float | None, unit: str) -> str:
+    """A metric's value as it is read, in a column that names its unit: bytes and joules with a prefix instead."""
+    if unit == "B":
+        return size(value)
+    if unit == "J":
+        return energy(value)
+    if unit == "1" and value is not None and abs(value) < 0.1:
+        return scientific(value)
+    return number(value)
+
+
+def heading(metric: Metric) -> str:
+    """What stands above a metric's column. Bytes and joules carry their unit themselves."""
+    return metric.label or metric.name.replace("_", " ") if metric.unit in ("B", "J") else metric.heading
 
 
 def _prefixed(value: float | None, units: Sequence[tuple[float, str]]) -> str:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ..detection.attribution import Attribution, Part
 from ..detection.bisection import Finding
-from ..detection.comparison import Key
 from ..detection.comparison_report import ComparisonReport
 from ..detection.verdict import Kind, Verdict, tally
 from ..detection.verdict_text import FOLDED, describe_suspect
+from ..store.record import Key
 from . import units
 
 CHIPS: dict[Kind, str] = {
@@ -108,8 +108,8 @@ def _row(verdict: Verdict, report: ComparisonReport, reach: float) -> str:
     why = "; ".join([verdict.reason, *(x.reason for x in verdict.flags), *verdict.notes])
     change = _bounded(verdict.change, verdict.low, verdict.high)
     cells = (
-        f"<td>{chip}</td><td class='left'>{name}</td><td>{units.number(verdict.base_ms)}</td>"
-        f"<td>{units.number(verdict.current_ms)}</td><td class='{colour}'>{change}</td>"
+        f"<td>{chip}</td><td class='left'>{name}</td><td>{units.number(verdict.base_value)}</td>"
+        f"<td>{units.number(verdict.current_value)}</td><td class='{colour}'>{change}</td>"
         f"<td>{_drawing(verdict, report, reach)}</td><td>{_maybe(verdict.detectable)}</td>"
         f"<td class='text'>{escape(why)}</td>"
     )

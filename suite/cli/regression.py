@@ -27,11 +27,12 @@ from .run import device_named, writable
 from .values import Duration, Share
 
 if TYPE_CHECKING:
-    from ...registry.detection.comparison import Key, Options
+    from ...registry.detection.comparison import Options
     from ...registry.detection.comparison_report import ComparisonReport
     from ...registry.detection.decision import Progress
     from ...registry.detection.verdict import Verdict
     from ...registry.store.index import Index
+    from ...registry.store.record import Key
     from ..compare.interleaved import Interleaved, Tree
     from ..compare.revisions import Checkout, Revision
     from ..compare.stored import Stored
@@ -333,9 +334,9 @@ class Question:
         return self._of_stored(progress, records, found.current.header)
 
     def _of_stored(self, progress: Progress, records: Records, header: Header) -> Answer:
-        from ..run.supervisor import plan_of
+        from ..plan import Plan
 
-        return Answer(progress, records, plan_of(header), (header.run,))
+        return Answer(progress, records, Plan.of(header), (header.run,))
 
     def _settled(self, progress: Progress, records: Records, header: Header, home: Home, index: Index) -> Answer:
         """What the stored runs left open, decided by an A/B, provided that it is made under their conditions."""

@@ -12,19 +12,16 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from ...registry.detection.attribution import CAUSES, Arm, Attribution, arms, attribute, whole
-from ...registry.detection.comparison import Key, Options
-from ...registry.detection.pairing import key_of, side
+from ...registry.detection.comparison import Options
+from ...registry.detection.pairing import side
 from ...registry.detection.verdict import Verdict
 from ...registry.store.home import Home
-from ...registry.store.index import STAGE
 from ...registry.store.journal import read
-from ...registry.store.record import Record
+from ...registry.store.record import Key, Record, Request
 from ..plan import Plan
-from ..run.supervisor import PARTNER, Run, new_run
-from .interleaved import Tell, Tree, in_turns, row_of, side_run
+from ..run.supervisor import Run, new_run
+from .interleaved import Tell, Tree, in_turns, side_run
 
-ARM = "arm"
-"""In a header's request: which cell of a factorial the run is."""
 SEED = 1000
 """Added to the comparison's seed: other inputs than those by which the rows were found."""
 
@@ -57,7 +54,7 @@ class Factorial:
     ) -> list[Attribution]:
         """The causes of each verdict's change. `records` are both sides', for what they tuned."""
         asked = {x.key: x for x in verdicts}
-        here = set.intersection(*({row_of(x) for x in tree.cells} for tree in (self.base, self.current)))
+        here = set.intersection(*({x.identity for x in tree.cells} for tree in (self.base, self.current)))
         found = self._known({key: x for key, x in asked.items() if key in here}, records)
         nothing = "undecided: it cannot be measured here"
         return [found.get(key) or Attribution(key, nothing) for key in asked]
@@ -143,11 +140,12 @@ class Factorial:
         code, environment = (self.current if x else self.base for x in (arm.code, arm.environment))
         tree = replace(code, python=environment.python)
         # Stage 2: it holds only rows under suspicion, and must not stand for its commit's runs.
-        request = {PARTNER: others, STAGE: "2", ARM: str(arm)}
+        request = Request(partner=others, stage=2, arm=str(arm))
         if held:
-            request["pinned"] = msgspec.json.encode({str(k): v for k, v in held.items() if k in rows}).decode()
+            pinned = {str(key): chosen for key, chosen in held.items() if key in rows}
+            request = msgspec.structs.replace(request, pinned=pinned)
         run = side_run(self, tree, rows, self.seed + SEED + self._pass, name, request)
-        run.pinned = {x.identity: held[row_of(x)] for x in run.cells if row_of(x) in held}
+        run.pinned = {x.identity: held[x.identity] for x in run.cells if x.identity in held}
         return run
 
 
@@ -156,7 +154,7 @@ def tunings(records: Iterable[Record]) -> dict[Key, dict[str, str]]:
     seen: dict[Key, dict[str, Counter[str]]] = {}
     for record in records:
         for kernel, chosen in (record.measurement.tuning if record.measurement else {}).items():
-            seen.setdefault(key_of(record), {}).setdefault(kernel, Counter())[chosen] += 1
+            seen.setdefault(record.identity, {}).setdefault(kernel, Counter())[chosen] += 1
     return {
         key: {kernel: counts.most_common(1)[0][0] for kernel, counts in sorted(kernels.items())}
         for key, kernels in seen.items()
@@ -166,5 +164,5 @@ def tunings(records: Iterable[Record]) -> dict[Key, dict[str, str]]:
 def _by_row(path: Path) -> dict[Key, list[Record]]:
     out: dict[Key, list[Record]] = {}
     for record in read(path).records:
-        out.setdefault(key_of(record), []).append(record)
+        out.setdefault(record.identity, []).append(record)
     return out

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ...registry.detection.bisection import Answer, Finding, Search, Suspect, judge
-from ...registry.detection.comparison import Key, Options
+from ...registry.detection.comparison import Options
 from ...registry.detection.verdict import Verdict
 from ...registry.errors import InputError
+from ...registry.store.record import Key
 from .interleaved import NotMeasurable, Tell
 from .revisions import WORKTREE, Checkout, Revision
 

@@ -17,19 +17,19 @@ from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
-from ...registry.detection.comparison import Comparison, History, Key, Options, Side
+from ...registry.detection.comparison import Comparison, History, Options, Side
 from ...registry.detection.decision import Progress, decide
-from ...registry.detection.pairing import differing, key_of, pair
+from ...registry.detection.pairing import differing, pair
 from ...registry.errors import InputError, KernelmarkError
 from ...registry.store.home import Home
-from ...registry.store.index import STAGE, Index
+from ...registry.store.index import Index
 from ...registry.store.journal import Journal, read
-from ...registry.store.record import PROVIDER, Header, Record
+from ...registry.store.record import PROVIDER, Header, Key, Record, Request
 from ..catalog import Catalog
 from ..environments import interpreter
 from ..plan import Cell, Plan
 from ..run.process import OutOfTime
-from ..run.supervisor import PARTNER, Run, new_run
+from ..run.supervisor import Run, new_run
 from .revisions import ROOMS, Checkout, Revision
 
 Tell: TypeAlias = Callable[[str], None]
@@ -90,7 +90,7 @@ def trees(
             for x in asked
             if device in x.implementation.devices
             if str(x.implementation.root) in rooted
-            if catalog.operator(x.case.operator).spec == x.case.spec  # a stored plan's may be another
+            if catalog.definition(x.case.operator).spec(x.case) == x.case.spec  # a stored plan's may be another
         )
         if cells:
             found.append(Tree(revision, code, its, cells))
@@ -163,7 +163,7 @@ class Interleaved:
 
     def compare(self, only: Collection[Key] | None = None) -> None:
         """The whole procedure, on all rows or on those named."""
-        rows = {row_of(cell) for tree in (self.base, self.current) for cell in tree.cells}
+        rows = {cell.identity for tree in (self.base, self.current) for cell in tree.cells}
         chosen = sorted(rows if only is None else rows & set(only))
         if not chosen:
             raise NotMeasurable("none of the rows in question can be measured here.")
@@ -180,7 +180,7 @@ class Interleaved:
         self._stage += 1
         names = new_run(), new_run()
         runs = [
-            self._run(tree, wanted, name, {PARTNER: other, STAGE: str(self._stage)})
+            self._run(tree, wanted, name, Request(partner=other, stage=self._stage))
             for tree, name, other in zip((self.base, self.current), names, reversed(names), strict=True)
         ]
         made = self._pairs(runs, wanted) if time.monotonic() < self.until else 0
@@ -209,7 +209,7 @@ class Interleaved:
             return frozenset()
         return frozenset(base.conditions.keys() | current.conditions.keys())
 
-    def _run(self, tree: Tree, wanted: Mapping[Key, int], name: str, request: Mapping[str, str]) -> Run:
+    def _run(self, tree: Tree, wanted: Mapping[Key, int], name: str, request: Request) -> Run:
         return side_run(self, tree, wanted, self.seed + self._stage, name, request)
 
     def _pairs(self, runs: Sequence[Run], wanted: Mapping[Key, int]) -> int:
@@ -231,10 +231,10 @@ class Setting(Protocol):
 
 
 def side_run(
-    setting: Setting, tree: Tree, wanted: Mapping[Key, int], seed: int, name: str, request: Mapping[str, str]
+    setting: Setting, tree: Tree, wanted: Mapping[Key, int], seed: int, name: str, request: Request
 ) -> Run:
     """The run of one tree over the rows wanted, so many processes of each."""
-    cells = tuple(cell for cell in tree.cells if row_of(cell) in wanted)
+    cells = tuple(cell for cell in tree.cells if cell.identity in wanted)
     asked = {(cell.case.operator, cell.case.name): cell.case for cell in cells}
     return Run(
         plan=replace(setting.plan, cases=tuple(asked.values()), replicates=max(wanted.values())),
@@ -270,7 +270,7 @@ def in_turns(setting: Setting, runs: Sequence[Run], wanted: Mapping[Key, int], s
             rows = [key for key, number in wanted.items() if number > made]
             setting.tell(f"{what} {made + 1} of {count}: {_counted(len(rows))}")
             for run in generator.sample(runs, len(runs)):
-                run.replicate(made, [cell for cell in run.cells if wanted[row_of(cell)] > made])
+                run.replicate(made, [cell for cell in run.cells if wanted[cell.identity] > made])
             made += 1
             took = time.monotonic() - begin
     if made < count:
@@ -305,12 +305,7 @@ def paired(
 def _cut(journal: Journal, keys: Collection[Key], pairs: int) -> tuple[Header, list[Record]]:
     """Only these rows and only whole pairs, with a header that says so."""
     header = msgspec.structs.replace(journal.header, replicates=pairs)
-    return header, [x for x in journal.records if x.replicate < pairs and key_of(x) in keys]
-
-
-def row_of(cell: Cell) -> Key:
-    """The row that a cell's records belong to."""
-    return Key(cell.case.operator, cell.case.name, cell.implementation.name, cell.cache)
+    return header, [x for x in journal.records if x.replicate < pairs and x.identity in keys]
 
 
 def _counted(rows: int) -> str:

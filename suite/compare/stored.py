@@ -9,11 +9,10 @@ import msgspec
 
 from ...registry.detection.comparison import Comparison, Options
 from ...registry.detection.decision import Progress, stored
-from ...registry.detection.pairing import differing, key_of, pair, run_means
-from ...registry.importers.results import SOURCE
+from ...registry.detection.pairing import differing, pair, run_means
 from ...registry.store.index import Entry, Index, clean, joined, unchanged
 from ...registry.store.journal import Journal, read
-from ...registry.store.record import Case, Header, Record
+from ...registry.store.record import Header, Record
 from .revisions import Checkout, Revision
 
 LOOKED_AT = 20
@@ -100,7 +99,10 @@ def decided(
     others = {x.implementation for _, records in sides for x in records if ours and x.provider not in ours}
     rows: list[Comparison] = pair(sides[0], sides[1], histories, controls=others)
     shown = {
-        key_of(x) for _, records in sides for x in records if {x.implementation, x.provider} & set(implementations)
+        x.identity
+        for _, records in sides
+        for x in records
+        if {x.implementation, x.provider} & set(implementations)
     }
     kept = [x for x in rows if x.control or x.key in shown]
     progress = stored(kept, options)
@@ -131,7 +133,7 @@ def of_runs(
         for journal in (base, current)
     ]
     rows = pair(sides[0], sides[1], histories, controls=())
-    source = current.header.request.get(SOURCE)
+    source = current.header.request.imported_from
     if source is not None and min(base.header.replicates, current.header.replicates) < options.minimum_processes:
         note = f"{source}: one process's iterations are not independent, so they say nothing of the noise between"
         rows = [msgspec.structs.replace(x, notes=(*x.notes, note)) for x in rows]
@@ -152,10 +154,7 @@ def _same_code(index: Index, checkout: Checkout, base: str, rooms: Sequence[str]
 
 def _asked(header: Header) -> set[tuple[str, str]] | None:
     """The cases that a run was to measure; None where it does not say."""
-    if "cases" not in header.request:
-        return None
-    cases = msgspec.json.decode(header.request["cases"], type=tuple[Case, ...])
-    return {(x.operator, x.name) for x in cases}
+    return {(x.operator, x.name) for x in header.request.cases} or None
 
 
 def _wanted(

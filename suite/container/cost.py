@@ -18,13 +18,13 @@ from typing import Literal
 
 import msgspec
 
-from ...registry.detection.comparison import Comparison, Key, Options, Side
+from ...registry.detection.comparison import Comparison, Options, Side
 from ...registry.detection.decision import Progress, decide
 from ...registry.detection.pairing import pair
 from ...registry.errors import HarnessError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
-from ...registry.store.record import Header, Record
+from ...registry.store.record import Header, Key, Record
 from ..catalog import Catalog
 from ..plan import Plan
 from ..run.repro import to_toml

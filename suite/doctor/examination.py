@@ -166,7 +166,7 @@ def _slowdown(journal: Journal) -> tuple[float, float, float] | None:
     medians: dict[str, dict[int, float]] = {"honest": {}, "slower": {}}
     for record in journal.records:
         if record.implementation in medians and record.measurement is not None:
-            medians[record.implementation][record.replicate] = median(record.measurement.samples_ms)
+            medians[record.implementation][record.replicate] = median(record.primary)
     honest, slower = medians["honest"], medians["slower"]
     ratios = [slower[x] / honest[x] for x in sorted(honest.keys() & slower.keys())]
     if len(ratios) < 2:
@@ -216,7 +216,7 @@ def _warm(journal: Journal) -> Check:
     times: dict[str, dict[int, float]] = {"cold": {}, "hot": {}}
     for record in journal.records:
         if record.case.operator == "reread" and record.measurement is not None:
-            times[record.cache][record.replicate] = median(record.measurement.samples_ms)
+            times[record.cache][record.replicate] = median(record.primary)
     ratio = speedup(times["cold"], times["hot"])[0]
     if ratio is None:
         return Check("lives off a warm cache", "missed", "not measured both cold and hot")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, cast
 
+from ...registry.store.metric import CONVERSION, ENERGY, ERROR, LATENCY, LAUNCH, MEMORY
 from ...registry.store.record import Cache, Measurement
 from ..operator import Tolerance
 from .device import Device, TimerUnavailable, wall_ms
@@ -64,6 +65,8 @@ class Trial:
     """Whether to record what the autotuners of the implementation's module chose."""
     pinned: Mapping[str, str] = field(default_factory=dict)
     """Configurations that autotuners of that module are held to, by name."""
+    measured: dict[str, float] = field(default_factory=dict, init=False)
+    """What the operator's own metrics say of the answer."""
 
     def run(self, implementation: Callable[[], Callable[..., Any]]) -> Measurement:
         """The whole measurement. Raises `Incorrect` and whatever the implementation raises."""
@@ -109,7 +112,10 @@ class Trial:
         self.device.synchronize()
         if bench.changed(outputs):
             raise Incorrect("it changed its inputs")
-        return deviation(outputs, bench.references, bench.operator.tolerances[bench.case.dtype])
+        error = deviation(outputs, bench.references, bench.operator.tolerances[bench.case.dtype])
+        for metric, measure in bench.operator.measures.items():
+            self.measured[metric.name] = measure(outputs, bench.references, bench.inputs)
+        return error
 
     def verify_again(self, call: Callable[[], Any]) -> None:
         """After timing: other inputs must still give another answer, the true ones the right one."""
@@ -192,20 +198,28 @@ class Trial:
     ) -> Measurement:
         """What is recorded."""
         power = watch.power()
+        single = {
+            CONVERSION.name: conversion,
+            MEMORY.name: self.device.peak_memory(call),
+            ENERGY.name: None if power is None else power * median(samples) * 1e-3,
+            ERROR.name: error,
+        }
+        found = {LATENCY.name: _rounded(samples), LAUNCH.name: _rounded(launches)}
+        found |= {name: _rounded([x]) for name, x in (single | self.measured).items() if x is not None}
         return Measurement(
-            samples_ms=tuple(float(f"{x:.7g}") for x in samples),
+            samples={name: values for name, values in found.items() if values},
             timer=timer.name,
             batch=timer.batch,
             converged=converged(samples, self.sampling),
-            launch_ms=tuple(float(f"{x:.7g}") for x in launches),
-            error=error,
-            peak_memory_bytes=self.device.peak_memory(call),
-            energy_j=None if power is None else power * median(samples) * 1e-3,
             telemetry=watch.telemetry(),
             throttled=tuple(watch.throttled),
             tuning=tuning,
-            conversion_ms=None if conversion is None else float(f"{conversion:.7g}"),
         )
+
+
+def _rounded(values: Iterable[float]) -> tuple[float, ...]:
+    """Seven digits: what a clock gives beyond them is noise, and bytes of the journal. Whole numbers stay so."""
+    return tuple(float(x) if float(x).is_integer() else float(f"{x:.7g}") for x in values)
 
 
 def autotuned(namespace: Mapping[str, Any]) -> dict[str, str]:

@@ -48,8 +48,8 @@ class Workbench:
         import torch
 
         generator = torch.Generator(device).manual_seed(seed)
-        inputs = operator.inputs(case, device, generator)
-        decoy = operator.inputs(case, device, generator)
+        inputs = operator.built(case, device, generator)
+        decoy = operator.built(case, device, generator)
         backward = case.pass_ != "forward"
         size = sum(x.numel() for _, x in tensors(inputs))
         wide = torch.float32 if operator.fp32_reference or size > FP64_ELEMENTS else torch.float64

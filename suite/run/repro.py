@@ -14,7 +14,6 @@ from ...registry.store.home import Home
 from ...registry.store.record import Case, Header
 from ..catalog import Catalog
 from ..plan import BUILTIN, Plan, load
-from .supervisor import PARTNER, plan_of
 
 
 class NotRepeatable(KernelmarkError):
@@ -46,11 +45,11 @@ class Repeat:
 
 def repeat(header: Header, home: Home, catalog: Catalog) -> Repeat:
     """How to repeat the run of a header. Raises `InputError` for a run that does not say what it measured."""
-    if PARTNER in header.request:
+    if header.request.partner is not None:
         raise InputError(
             f"run {header.run} is one side of a comparison of commits; repeat that with regression_detector."
         )
-    plan = plan_of(header)
+    plan = Plan.of(header)
     if plan is None:
         raise InputError(f"run {header.run} does not say what it measured; it cannot be repeated.")
     image = header.conditions.get("image_digest")
@@ -66,7 +65,7 @@ def repeat(header: Header, home: Home, catalog: Catalog) -> Repeat:
     else:
         arguments += ["--plan", plan.name, *narrowing, "--replicates", str(plan.replicates)]
         arguments += ["--cache", "both" if len(plan.caches) == 2 else plan.caches[0]]
-    for implementation in header.request["implementations"].split(","):
+    for implementation in header.request.implementations:
         arguments += ["--implementation", implementation]
     arguments += ["--seed", str(header.seed)]
     if image is None:

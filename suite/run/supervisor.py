@@ -17,35 +17,21 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import filelock
-import msgspec
 
 from ...registry.errors import HarnessError, InputError, KernelmarkError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, Writer, read
-from ...registry.store.record import (
-    SCHEMA_VERSION,
-    Cache,
-    Case,
-    Footer,
-    Header,
-    Measurement,
-    Record,
-    Scalar,
-    Status,
-)
+from ...registry.store.record import SCHEMA_VERSION, Footer, Header, Key, Record, Request, Scalar, Status
 from .. import __version__
 from ..catalog import Catalog
 from ..environments import interpreter
-from ..measure.stopping import Sampling
-from ..plan import Cell, Plan, order
+from ..plan import NOTHING, Cell, Plan, order
 from . import fingerprint
 from .process import Worker
 from .worker import CeilingDone, Done, Facts, Result, Stage, Task, TaskCell
 
 START_DEADLINE_S = 300.0
 """For a worker to start, load torch, open its device and measure the ceilings."""
-PARTNER = "partner"
-"""In a header's request: the run that this one was measured in turns with, of the other commit."""
 LASTING: frozenset[Status] = frozenset(
     {"unsupported", "unavailable", "out_of_memory", "timeout", "crashed", "error"}
 )
@@ -113,16 +99,17 @@ class Run:
     ceilings: bool = True
     source: Path = Path(__file__).resolve().parent
     commit: tuple[str | None, bool] | None = None
-    request: Mapping[str, str] = field(default_factory=dict)
+    request: Request = NOTHING
+    """What it is besides its plan: a side of a comparison, a shard."""
     until: float = math.inf
     listener: Listener = field(default_factory=Silent)
     python: Callable[[str], Path | None] = interpreter
     past: Journal | None = None
-    pinned: Mapping[tuple[str, str, str, str], Mapping[str, str]] = field(default_factory=dict)
+    pinned: Mapping[Key, Mapping[str, str]] = field(default_factory=dict)
     _writer: Writer | None = field(default=None, init=False)
     _spent: dict[str, float] = field(default_factory=dict, init=False)
-    _settled: dict[tuple[str, str, str, str], Status] = field(default_factory=dict, init=False)
-    _done: set[tuple[str, str, str, str, int]] = field(default_factory=set, init=False)
+    _settled: dict[Key, Status] = field(default_factory=dict, init=False)
+    _done: set[tuple[Key, int]] = field(default_factory=set, init=False)
 
     @property
     def path(self) -> Path:
@@ -195,7 +182,7 @@ class Run:
     @property
     def _again(self) -> str:
         """The command that goes on with this run."""
-        if PARTNER in self.request:
+        if self.request.partner is not None:
             return "the comparison of commits, from its beginning"
         elsewhere = "" if self.home.folder == Home().folder else f" --output {self.home.folder}"
         return f"kernelmark run --resume {self.name}{elsewhere}"
@@ -205,9 +192,9 @@ class Run:
         return self.past is not None
 
     def _note(self, record: Record) -> None:
-        self._done.add(record.identity)
+        self._done.add((record.identity, record.replicate))
         if record.status in LASTING:
-            self._settled[record.identity[:4]] = record.status
+            self._settled[record.identity] = record.status
 
     def _write_record(self, record: Record) -> None:
         assert self._writer is not None
@@ -234,14 +221,14 @@ class Run:
             if reason is None:
                 runnable.setdefault(cell.implementation.environment, {})[index] = cell
             else:
-                ended.append(_record(cell, replicate, index, reason[0], reason[1]))
+                ended.append(cell.record(replicate, index, *reason))
         for environment, mine in runnable.items():
             self._replicate(replicate, environment, mine)
         for record in ended:
             self._write_record(record)
 
     def _wanted(self, cell: Cell, replicate: int) -> bool:
-        return (*cell.identity, replicate) not in self._done and cell.identity not in self._settled
+        return (cell.identity, replicate) not in self._done and cell.identity not in self._settled
 
     def _replicate(self, replicate: int, environment: str, cells: dict[int, Cell]) -> None:
         """One process, or as many as crashes make of it."""
@@ -314,15 +301,7 @@ class Run:
         cell = left.pop(result.index)
         self._spend(result.spent_s)
         self._write_record(
-            _record(
-                cell,
-                replicate,
-                result.index,
-                result.status,
-                result.reason,
-                measurement=result.measurement,
-                spent_s=result.spent_s,
-            )
+            cell.record(replicate, result.index, result.status, result.reason, result.measurement, result.spent_s)
         )
 
     def _lost(
@@ -335,7 +314,7 @@ class Run:
         if current is None or current not in left:
             return
         cell = left.pop(current)
-        self._write_record(_record(cell, replicate, current, status, f"{stage}: {reason}"))
+        self._write_record(cell.record(replicate, current, status, f"{stage}: {reason}"))
 
     def _spend(self, spent: dict[str, float]) -> None:
         for name, seconds in spent.items():
@@ -378,22 +357,11 @@ class Run:
             key=fingerprint.key(conditions),
             conditions=conditions,
             environment=fingerprint.environment(self.device, own),
-            request=request_of(self.plan, self.cells) | dict(self.request),
+            metrics=self.catalog.metrics(self.plan.cases),
+            request=self.plan.request(self.cells, self.request),
         )
         self._writer.write(header)
         self.past = Journal(header)
-
-
-def request_of(plan: Plan, cells: Sequence[Cell]) -> dict[str, str]:
-    """What `resume` needs to ask for the same cells again."""
-    only = {"only": msgspec.json.encode(plan.only).decode()} if plan.only else {}
-    return only | {
-        "cases": msgspec.json.encode(plan.cases).decode(),
-        "implementations": ",".join(sorted({x.implementation.name for x in cells})),
-        "caches": ",".join(plan.caches),
-        "sampling": msgspec.json.encode(plan.sampling).decode(),
-        "deadline_s": str(plan.deadline_s),
-    }
 
 
 def resume(name: str, home: Home, catalog: Catalog, listener: Listener) -> Run:
@@ -403,56 +371,30 @@ def resume(name: str, home: Home, catalog: Catalog, listener: Listener) -> Run:
         raise InputError(f"{path} is compressed; unpack it first to go on with its run.")
     past = read(path)
     header = past.header
-    if PARTNER in header.request:
+    if header.request.partner is not None:
         raise InputError(f"run {name} is one side of a comparison of commits; start the comparison anew.")
     if path.resolve() != home.journal(header.run).resolve():
         raise InputError(f"{path} is not in {home.journals} under its run's name; import it, or name its home.")
-    plan = plan_of(header)
+    if header.schema_version != SCHEMA_VERSION:
+        raise InputError(f"run {header.run} was begun by an older kernelmark, whose journals are only read.")
+    plan = Plan.of(header)
     if plan is None:
         raise InputError(f"run {header.run} does not say what it measured; it cannot go on.")
     for case in plan.cases:
-        if catalog.operator(case.operator).spec != case.spec:
+        if catalog.definition(case.operator).spec(case) != case.spec:
             raise NotResumable(f"operator {case.operator} was changed since run {name} began. Start a new run.")
-    cells = plan.cells(catalog, header.device, header.request["implementations"].split(","))
-    return Run(plan, cells, catalog, header.device, home, header.seed, header.run, listener=listener, past=past)
-
-
-def plan_of(header: Header) -> Plan | None:
-    """The plan of a run, from what its header says it was asked for; None where it does not say."""
-    if {"cases", "implementations", "caches", "sampling", "deadline_s"} - header.request.keys():
-        return None
-    return Plan(
-        name=header.plan,
-        cases=msgspec.json.decode(header.request["cases"], type=tuple[Case, ...]),
-        replicates=header.replicates,
-        caches=msgspec.convert(header.request["caches"].split(","), tuple[Cache, ...]),
-        sampling=msgspec.json.decode(header.request["sampling"], type=Sampling),
-        deadline_s=float(header.request["deadline_s"]),
-        only=msgspec.json.decode(header.request.get("only", "{}"), type=dict[str, tuple[str, ...]]),
-    )
-
-
-def _record(
-    cell: Cell,
-    replicate: int,
-    position: int,
-    status: Status,
-    reason: str | None,
-    measurement: Measurement | None = None,
-    spent_s: dict[str, float] | None = None,
-) -> Record:
-    return Record(
-        case=cell.case,
-        implementation=cell.implementation.name,
-        provider=cell.implementation.provider,
-        version=cell.implementation.version,
-        replicate=replicate,
-        position=position,
-        cache=cell.cache,
-        status=status,
-        reason=reason,
-        measurement=measurement,
-        spent_s=spent_s or {},
+    cells = plan.cells(catalog, header.device, header.request.implementations)
+    return Run(
+        plan,
+        cells,
+        catalog,
+        header.device,
+        home,
+        header.seed,
+        header.run,
+        request=header.request,
+        listener=listener,
+        past=past,
     )
 
 

@@ -22,10 +22,12 @@ import msgspec
 from ...registry.store.record import PROVIDER, YARDSTICK, Cache, Case, Ceiling, Measurement, Scalar, Status
 from ..catalog import Catalog, Implementation
 from ..measure.device import Cpu, Cuda, Device
+from ..measure.session import Session
 from ..measure.stages import Stages, Trial
 from ..measure.stopping import Sampling
 from ..measure.verify import Incorrect
 from ..measure.workbench import Workbench, seed_of
+from ..workload import Workload
 
 BROKEN_CONTEXT = 70
 """Exit code after an error that no further work in the process survives (EX_SOFTWARE of sysexits)."""
@@ -128,8 +130,10 @@ def work(
             with stages.stage("ceilings"):
                 for ceiling in limits.measure(device, task.replicate):
                     send(CeilingDone(ceiling))
-        for _, group in groupby(task.cells, key=lambda x: (x.case.operator, x.case.name)):
-            for result in _case(task, list(group), catalog, device, stages, send):
+        for (name, _), group in groupby(task.cells, key=lambda x: (x.case.operator, x.case.name)):
+            definition = catalog.definition(name)
+            case = _program if isinstance(definition, Workload) else _case
+            for result in case(task, list(group), catalog, device, stages, send):
                 send(result)
     send(Done(stages.spent_s))
 
@@ -161,6 +165,57 @@ def _case(
     del bench
     device.release()
     _forget_compiled()
+
+
+def _program(
+    task: Task,
+    cells: list[TaskCell],
+    catalog: Catalog,
+    device: Device,
+    shared: Stages,
+    send: Callable[[Message], None],
+) -> Iterator[Result]:
+    """All systems of one case of a workload, held against one preparation."""
+    case = cells[0].case
+    workload = catalog.workloads[case.operator]
+    seed = seed_of(case, task.seed, task.replicate)
+
+    def session(cell: TaskCell) -> Session:
+        listen = Stages(listen=lambda name: send(Stage(name, cell.index)))
+        return Session(device, seed, task.replicate, task.sampling, listen)
+
+    first = session(cells[0])
+    try:
+        with first.stage("prepare"):
+            prepared = workload.prepare(case, first)
+    except Exception as error:  # as for an operator's inputs
+        status, reason = _judged(error)
+        for cell in cells:
+            yield Result(cell.index, status, f"preparing the check: {reason}", None, first.stages.spent_s)
+        _leave_if_broken(device, error)
+        return
+    for cell in cells:
+        implementation = next(x for x in catalog.of_operator(case.operator) if x.name == cell.implementation)
+        given = first if cell is cells[0] else session(cell)
+        try:
+            with given.stage("build"):
+                systems = [implementation.load()(case)]
+            measurement = workload.measure(case, systems.pop(), given, prepared)
+        except Exception as error:  # a system's failure is a status with a reason
+            status, reason = _judged(error)
+            result = Result(cell.index, status, f"{given.stages.current}: {reason}", None, given.stages.spent_s)
+            del error
+        else:
+            result = Result(cell.index, "ok", None, measurement, given.stages.spent_s)
+        _forget_compiled()
+        try:
+            device.release()
+            device.synchronize()
+        except Exception as error:
+            send(result)
+            _leave_if_broken(device, error)
+            raise
+        yield result
 
 
 def _cell(

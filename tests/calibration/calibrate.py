@@ -19,10 +19,11 @@ from types import ModuleType
 
 import numpy as np
 from kernelmark.registry.detection.attribution import CAUSES, Attribution, Cause, arms, attribute
-from kernelmark.registry.detection.comparison import Comparison, History, Key, Noise, Options, Side
+from kernelmark.registry.detection.comparison import Comparison, History, Noise, Options, Side
 from kernelmark.registry.detection.decision import DEFAULTS, Progress, decide, stage_one, stored
 from kernelmark.registry.detection.noise import run_mean
 from kernelmark.registry.detection.verdict import Verdict, exit_code
+from kernelmark.registry.store.record import Key
 
 
 def _beside(name: str) -> ModuleType:

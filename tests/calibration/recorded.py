@@ -20,11 +20,12 @@ from pathlib import Path
 
 import msgspec
 from kernelmark.registry.detection.attribution import Arm, Attribution, attribute
-from kernelmark.registry.detection.comparison import Comparison, Key
+from kernelmark.registry.detection.comparison import Comparison
 from kernelmark.registry.detection.decision import DEFAULTS, Progress, decide
-from kernelmark.registry.detection.pairing import key_of, side
+from kernelmark.registry.detection.pairing import side
 from kernelmark.registry.detection.verdict import Verdict, exit_code
 from kernelmark.registry.store.journal import Journal, read
+from kernelmark.registry.store.record import Key
 from kernelmark.suite.compare.interleaved import paired
 
 HERE = Path(__file__).parent
@@ -44,14 +45,14 @@ def decided(folder: Path) -> tuple[Progress, int]:
         if not all(x.exists() for x in paths):
             return []
         sides = read(paths[0]), read(paths[1])
-        there = {key_of(x) for x in sides[0].records}  # what is asked for today may not have been then
+        there = {x.identity for x in sides[0].records}  # what is asked for today may not have been then
         wanted = {key: number for key, number in wanted.items() if key in there}
         whole = min(_whole(side, wanted) for side in sides)
         allowed = frozenset(sides[0].header.conditions) if _apart(folder) else frozenset()
         return paired(*sides, wanted, whole, 0 if at == 1 else DEFAULTS.pairs, allowed=allowed)
 
     first = read(folder / "1-base.jsonl.gz")
-    wanted = dict.fromkeys(map(key_of, first.records), first.header.replicates)
+    wanted = dict.fromkeys((x.identity for x in first.records), first.header.replicates)
     # As the command: another environment may well move every row, and is no sign of another machine.
     options = msgspec.structs.replace(DEFAULTS, shift_above=math.inf) if _apart(folder) else DEFAULTS
     return decide(measured(wanted), measured, options), _whole(first, wanted)
@@ -66,12 +67,12 @@ def attributed(folder: Path) -> list[Attribution]:
     """What the rows of the comparison in a folder that got slower come from, by the arms beside it."""
     slower = [x for x in decided(folder)[0].verdicts if x.kind in ("regression", "warning")]
     measured = {
-        Arm(*(word == "new" for word in ARM.findall(journal.header.request["arm"]))): journal
+        Arm(*(word == "new" for word in ARM.findall(journal.header.request.arm))): journal
         for journal in map(read, sorted(folder.glob("arm-*.jsonl.gz")))
     }
     out = []
     for verdict in slower:
-        rows = {arm: [x for x in y.records if key_of(x) == verdict.key] for arm, y in measured.items()}
+        rows = {arm: [x for x in y.records if x.identity == verdict.key] for arm, y in measured.items()}
         whole = min(_whole(journal, {verdict.key: journal.header.replicates}) for journal in measured.values())
         medians = {arm: side(records, whole).medians for arm, records in rows.items()}
         out.append(attribute(verdict.key, medians, DEFAULTS, verdict.noise))
@@ -80,7 +81,7 @@ def attributed(folder: Path) -> list[Attribution]:
 
 def _whole(journal: Journal, wanted: Mapping[Key, int]) -> int:
     """Rounds of which every row that was wanted in it has a record."""
-    seen = Counter(x.replicate for x in journal.records if key_of(x) in wanted)
+    seen = Counter(x.replicate for x in journal.records if x.identity in wanted)
     made = 0
     while seen[made] and seen[made] >= sum(number > made for number in wanted.values()):
         made += 1

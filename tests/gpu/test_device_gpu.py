@@ -95,7 +95,7 @@ def test_a_whole_trial(device, pass_):
     trial = Trial(device, bench, "cold", Sampling(max_seconds=0.3), Stages())
     measured = trial.run(lambda: lambda x, weight, eps: torch.nn.functional.rms_norm(x, weight.shape, weight, eps))
     assert measured.timer in ("events", "graph", "cupti")
-    assert measured.peak_memory_bytes
+    assert measured.samples["memory"]
     assert measured.telemetry is not None
     assert measured.telemetry.sm_mhz is not None
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,12 @@ def _record(case: Case, implementation: str, replicate: int, position: int, wron
         measurement=None
         if wrong
         else Measurement(
-            samples_ms=tuple(ms * (1 + 0.001 * (i % 5)) for i in range(20)),
+            samples={
+                "latency": tuple(ms * (1 + 0.001 * (i % 5)) for i in range(20)),
+                "error": (0.001,),
+                "memory": (float(case.bytes),),
+            },
             timer="cuda_event",
-            error=0.001,
-            peak_memory_bytes=case.bytes,
         ),
     )
 
@@ -76,7 +78,7 @@ def make_journal() -> MakeJournal:
         sizes = [256 * (i + 1) for i in range(cases)]
         lines: list[Line] = [
             Header(
-                schema_version=1,
+                schema_version=2,
                 run=run,
                 created="2026-11-20T12:00:00Z",
                 harness="0.1.0",
@@ -216,11 +218,14 @@ class Literal:
         cache: str = "cold",
         provider: str | None = None,
         version: str | None = "1.0",
+        beside: Mapping[str, float | Sequence[float] | None] | None = None,
         **measurement: Any,
     ) -> Record:
-        """One line; a single number stands for three samples of that time."""
+        """One line; a single number stands for three samples of that time. `beside` are other metrics' samples."""
         times = (samples,) * 3 if isinstance(samples, int | float) else tuple(samples)
-        seen = Measurement(times, **({"timer": "events"} | measurement)) if status == "ok" else None
+        named = {x: (float(y),) if isinstance(y, int | float) else y for x, y in (beside or {}).items()}
+        held = {"latency": times} | {x: tuple(y) for x, y in named.items() if y}
+        seen = Measurement(held, **({"timer": "events"} | measurement)) if status == "ok" else None
         return Record(
             case=case or cls.case(),
             implementation=implementation,
@@ -239,7 +244,7 @@ class Literal:
     def header(**changes: Any) -> Header:
         """A header of a GPU run; `changes` replace its fields."""
         fields: dict[str, Any] = {
-            "schema_version": 1,
+            "schema_version": 2,
             "run": "20261121-000000-aaaa",
             "created": "2026-11-21T00:00:00Z",
             "harness": "0.1.0",

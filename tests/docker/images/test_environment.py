@@ -143,4 +143,4 @@ def _measured(home: Path) -> list:
 
 
 def _ms(journal) -> float:
-    return statistics.median(journal.records[0].measurement.samples_ms)
+    return statistics.median(journal.records[0].primary)

@@ -59,7 +59,7 @@ def test_the_quick_plan_and_its_rows_in_the_hosts_registry(machine, image, tmp_p
         x.implementation for x in journal.records if x.status == "ok"
     }
     rows = _rows(home, run)
-    assert len(rows) == len({x.identity[:4] for x in journal.records})
+    assert len(rows) == len({x.identity for x in journal.records})
     assert {x["image_digest"] for x in rows} == {image.id}
     assert there.left() == []
     again = there.kernelmark("repro", run, "--json")
@@ -119,7 +119,7 @@ def test_what_the_container_may_and_ctrl_c(machine, image, small_plan, tmp_path)
     finished = len(journal.records)
     assert 0 < finished < 8
     assert not journal.footers[-1].complete
-    assert len(_rows(home, run)) == len({x.identity[:4] for x in journal.records})
+    assert len(_rows(home, run)) == len({x.identity for x in journal.records})
     done = there.kernelmark("bench", image.id, "--resume", run, "--no-report")
     assert done.returncode == 0, done.stderr[-3000:]
     journal = home.load(run)

@@ -388,7 +388,7 @@ def write_journal(
     path = home / "journals" / f"{run}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     header = Header(
-        schema_version=1,
+        schema_version=2,
         run=run,
         created="2026-11-20T12:00:00Z",
         harness="0.1.0",

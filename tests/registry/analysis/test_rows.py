@@ -11,7 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernelmark.registry.analysis import statistics
 from kernelmark.registry.analysis.ceilings import Ceilings
-from kernelmark.registry.analysis.rows import Row, category, interval, rows, speedup, spent, summarize
+from kernelmark.registry.analysis.rows import (
+    Row,
+    category,
+    interval,
+    named_before,
+    rows,
+    speedup,
+    spent,
+    summarize,
+)
 from kernelmark.registry.store.record import Case, Ceiling, Telemetry
 from kernelmark.registry.views import summary
 
@@ -97,7 +106,7 @@ def test_latency_is_the_median_of_the_replicates_medians(literal: Any) -> None:
             literal.record(samples=[3.0, 3.0, 30.0], replicate=2),
         )
     )
-    assert row.latency_ms == 3.0  # of 2, 4 and 3; pooled it would be 4
+    assert row.value() == 3.0  # of 2, 4 and 3; pooled it would be 4
     assert (row.replicates, row.samples) == (3, 9)
     assert (row.min_ms, row.max_ms) == (1.0, 30.0)
     assert row.mean_ms == pytest.approx(60 / 9)
@@ -127,31 +136,31 @@ def test_interval_holds_the_latency_even_where_the_geometric_mean_is_far_from_th
 
 def test_a_single_replicate_has_the_interval_of_its_samples_median(literal: Any) -> None:
     (row,) = rows(literal.journal(literal.record(samples=[6.0, 5.0, 4.0, 3.0, 2.0, 1.0])))
-    assert (row.ci_low_ms, row.ci_high_ms) == (1.0, 6.0)  # 1 - 2/2⁶ = 0.969, and one rank further in 0.78
-    assert row.latency_ms == 3.5
-    assert row.cv_between is None
+    assert row.bounds() == (1.0, 6.0)  # 1 - 2/2⁶ = 0.969, and one rank further in 0.78
+    assert row.value() == 3.5
+    assert row.get().cv_between is None
 
 
 def test_a_single_replicate_of_few_samples_has_no_interval(literal: Any) -> None:
     (row,) = rows(literal.journal(literal.record(samples=[1.0, 2.0, 3.0, 4.0, 5.0])))
-    assert (row.ci_low_ms, row.ci_high_ms) == (None, None)
-    assert row.latency_ms == 3.0
+    assert row.bounds() == (None, None)
+    assert row.value() == 3.0
 
 
 def test_rates_follow_from_bytes_operations_and_tokens(literal: Any) -> None:
     case = literal.case(bytes=3_000_000, flops=4 * 10**9, tokens=8)
     lines = [copy(3_000_000, 1.5), matmul("bf16", 4 * 10**9, 0.5), literal.record(samples=2.0, case=case)]
     (row,) = rows(literal.journal(*lines))
-    assert row.gbps == pytest.approx(1.5)
-    assert row.tflops == pytest.approx(2.0)
-    assert row.tokens_per_s == pytest.approx(4000.0)
-    assert row.limit_ms == pytest.approx(1.5)
+    assert row.value("bandwidth") == pytest.approx(1.5)
+    assert row.value("throughput") == pytest.approx(2.0)
+    assert row.value("tokens") == pytest.approx(4000.0)
+    assert row.limit == pytest.approx(1.5)
     assert row.fraction_of_limit == pytest.approx(0.75)
 
 
 def test_unknown_values_are_none_and_never_zero(literal: Any) -> None:
     (row,) = rows(literal.journal(literal.record(samples=2.0)))
-    told = msgspec.to_builtins(row)
+    told = msgspec.to_builtins(row) | named_before(row)
     unknown = ("flops", "tflops", "tokens_per_s", "limit_ms", "fraction_of_limit", "peak_memory_bytes")
     for name in (*unknown, "energy_j", "error", "launch_latency_ms", "sm_mhz", "speedup_ci_low"):
         assert told[name] is None, name
@@ -164,26 +173,26 @@ def test_memory_and_error_are_the_largest_energy_and_launch_the_median(literal: 
             *(
                 literal.record(
                     replicate=i,
-                    peak_memory_bytes=memory,
-                    energy_j=energy,
-                    error=error,
-                    launch_ms=tuple(launch),
+                    beside={"memory": memory, "energy": energy, "error": error, "launch": launch},
                     telemetry=Telemetry(sm_mhz=(1000 + i, 1900 + i)),
                 )
                 for i, (memory, energy, error, launch) in enumerate(seen)
             )
         )
     )
-    assert (row.peak_memory_bytes, row.energy_j, row.error, row.launch_latency_ms) == (300, 2.0, 0.3, 3.0)
+    assert tuple(map(row.value, ("memory", "energy", "error"))) == (300, 2.0, 0.3)
+    assert row.get("launch").median == 3.0
     assert row.sm_mhz == (1000, 1902)
 
 
 def test_a_conversion_is_the_median_of_the_replicates_that_have_one(literal: Any) -> None:
     seen = [3.0, None, 1.0, 2.0]
-    (row,) = rows(literal.journal(*(literal.record(replicate=i, conversion_ms=x) for i, x in enumerate(seen))))
-    assert row.conversion_ms == 2.0
+    (row,) = rows(
+        literal.journal(*(literal.record(replicate=i, beside={"conversion": x}) for i, x in enumerate(seen)))
+    )
+    assert row.value("conversion") == 2.0
     (row,) = rows(literal.journal(literal.record()))
-    assert row.conversion_ms is None
+    assert row.value("conversion") is None
 
 
 def test_throttled_only_if_more_than_half_of_the_samples_were(literal: Any) -> None:
@@ -209,14 +218,14 @@ def test_a_replicate_that_crashed_costs_itself_only_and_is_told(literal: Any) ->
     lines = [literal.record(samples=1.0), literal.record(replicate=1, status="crashed", reason="signal 11")]
     (row,) = rows(literal.journal(*lines))
     assert (row.status, row.reason) == ("ok", "1 of 2 replicates: crashed: signal 11")
-    assert (row.latency_ms, row.replicates) == (1.0, 1)
+    assert (row.value(), row.replicates) == (1.0, 1)
 
 
 def test_a_wrong_answer_is_never_outvoted(literal: Any) -> None:
     lines = [literal.record(replicate=0), literal.record(replicate=1)]
     lines.append(literal.record(replicate=2, status="incorrect", reason="NaN"))
     (row,) = rows(literal.journal(*lines))
-    assert (row.status, row.reason, row.latency_ms) == ("incorrect", "NaN", None)
+    assert (row.status, row.reason, row.value()) == ("incorrect", "NaN", None)
 
 
 def test_a_wrong_answer_outranks_other_failures(literal: Any) -> None:
@@ -228,8 +237,8 @@ def test_a_wrong_answer_outranks_other_failures(literal: Any) -> None:
 @pytest.mark.parametrize("status", ["unsupported", "unavailable", "out_of_memory", "timeout", "crashed", "error"])
 def test_a_failure_keeps_its_row_with_status_and_reason(literal: Any, status: str) -> None:
     (row,) = rows(literal.journal(copy(2_000_000, 1.0), literal.record(status=status, reason="because")))
-    assert (row.status, row.reason, row.latency_ms, row.replicates) == (status, "because", None, 0)
-    assert row.limit_ms == pytest.approx(1.0)  # a limit is the case's, whoever fails at it
+    assert (row.status, row.reason, row.value(), row.replicates) == (status, "because", None, 0)
+    assert row.limit == pytest.approx(1.0)  # a limit is the case's, whoever fails at it
 
 
 def test_a_wrong_baseline_is_no_baseline(literal: Any) -> None:
@@ -263,7 +272,7 @@ def test_a_librarys_own_reference_is_no_baseline(literal: Any) -> None:
     lines = [literal.record("kernelmark", 1.0), literal.record("mamba_ssm_reference", 0.5)]
     found = by_name(rows(literal.journal(*lines)))
     assert found["kernelmark"].speedup_vs_best_baseline is None
-    assert found["mamba_ssm_reference"].latency_ms is not None
+    assert found["mamba_ssm_reference"].value() is not None
     found = by_name(rows(literal.journal(*lines, literal.record("torch", 3.0))))
     assert found["kernelmark"].best_baseline == "torch"
 
@@ -404,11 +413,15 @@ times = st.one_of(st.just(0.0), st.floats(1e-6, 1e6))
 seen_in = st.fixed_dictionaries(
     {
         "samples": st.lists(times, min_size=1, max_size=8),
-        "launch_ms": st.lists(times, max_size=3).map(tuple),
-        "error": st.none() | st.floats(0, 1e9),
-        "conversion_ms": st.none() | times,
-        "energy_j": st.none() | st.floats(0, 1e9),
-        "peak_memory_bytes": st.none() | st.integers(0, 2**50),
+        "beside": st.fixed_dictionaries(
+            {
+                "launch": st.lists(times, max_size=3),
+                "error": st.none() | st.floats(0, 1e9),
+                "conversion": st.none() | times,
+                "energy": st.none() | st.floats(0, 1e9),
+                "memory": st.none() | st.integers(-(2**50), 2**50),
+            }
+        ),
         "converged": st.booleans(),
     }
 )
@@ -441,13 +454,18 @@ def test_rows_never_hold_nan_or_infinity_and_survive_json(
             lines.append(literal.record(name, case=case, replicate=replicate, **what))
     journal = literal.journal(*lines)
     for row in rows(journal):
-        numbers = [x for x in msgspec.to_builtins(row).values() if isinstance(x, float)]
+        told = msgspec.to_builtins(row)
+        numbers = [x for y in (told, *told["metrics"].values()) for x in y.values() if isinstance(x, float)]
         assert all(math.isfinite(x) for x in numbers)
         assert msgspec.convert(msgspec.to_builtins(row), Row) == row
         assert msgspec.json.decode(msgspec.json.encode(row), type=Row) == row
-        assert (row.latency_ms is None) == (row.status != "ok")
-        if row.ci_low_ms is not None and row.ci_high_ms is not None and row.latency_ms is not None:
-            assert row.ci_low_ms <= row.latency_ms <= row.ci_high_ms
+        assert (row.value() is None) == (row.status != "ok")
+        for value in row.metrics.values():
+            if value.low is not None and value.high is not None and value.processes > 1:
+                assert value.low <= value.high
+        low, high = row.bounds()
+        if low is not None and high is not None:
+            assert low <= row.value() <= high
         if row.speedup_ci_low is not None and row.speedup_ci_high is not None:
             assert row.speedup_ci_low <= (row.speedup_vs_best_baseline or 0) <= row.speedup_ci_high
     told = summarize(journal)

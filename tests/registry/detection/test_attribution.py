@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelmark.registry.detection.attribution import CAUSES, OLD, Arm, Attribution, Cause, arms, attribute
-from kernelmark.registry.detection.comparison import Key, Noise, Options
+from kernelmark.registry.detection.comparison import Noise, Options
+from kernelmark.registry.store.record import Key
 
 KEY = Key("rms_norm", "a", "kernelmark", "cold")
 OPTIONS = Options()

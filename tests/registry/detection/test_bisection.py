@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kernelmark.registry.detection.bisection import Answer, Search, judge
-from kernelmark.registry.detection.comparison import Key
 from kernelmark.registry.detection.verdict import Kind, Verdict
+from kernelmark.registry.store.record import Key
 
 
 def verdict(kind: Kind = "regression", low: float | None = 0.08, high: float | None = 0.12) -> Verdict:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernelmark.registry.detection import noise
 from kernelmark.registry.detection.assessment import assess
-from kernelmark.registry.detection.comparison import Comparison, History, Key, Noise, Options, Side, pooled
+from kernelmark.registry.detection.comparison import Comparison, History, Noise, Options, Side, pooled
 from kernelmark.registry.detection.decision import (
     DEFAULTS,
     FIRST_LOOK,
@@ -32,7 +32,8 @@ from kernelmark.registry.detection.decision import (
 from kernelmark.registry.detection.pairing import differing, pair, process_median, run_means
 from kernelmark.registry.detection.verdict import KINDS, Verdict
 from kernelmark.registry.errors import InputError
-from kernelmark.registry.store.record import Case, Header, Measurement, Record, Telemetry
+from kernelmark.registry.store.metric import OPERATOR_METRICS
+from kernelmark.registry.store.record import Case, Header, Key, Measurement, Record, Telemetry
 from scipy import special
 
 ROOT = Path(__file__).parents[3]
@@ -268,7 +269,7 @@ class TestStored:
         [
             ((0.0, 1980.0), (1.0, 1700.0), "not comparable"),
             ((1.0, 1700.0), (0.4, 1980.0), "not comparable"),
-            ((0.0, None), (1.0, 1700.0), "not comparable"),
+            ((0.0, math.nan), (1.0, 1700.0), "not comparable"),
             ((0.0, 1980.0), (1.0, 1965.0), "no change"),  # flagged, at the same clock
             ((0.6, 1980.0), (1.0, 1700.0), "no change"),
             ((1.0, 1700.0), (1.0, 1700.0), "no change"),
@@ -344,11 +345,11 @@ class TestGuards:
     @pytest.mark.parametrize(
         ("base", "current", "kind"),
         [
-            (Side(medians=STEADY), Side(status=None), "missing"),
+            (Side(medians=STEADY), Side(status=math.nan), "missing"),
             (Side(medians=STEADY), Side(status="crashed", reason="signal 11"), "missing"),
             (Side(medians=STEADY), Side(status="incorrect", reason="off by 2"), "incorrect"),
             (Side(medians=STEADY), Side(medians=OTHER, failures={"incorrect": 1}), "incorrect"),
-            (Side(status=None), Side(medians=STEADY), "new"),
+            (Side(status=math.nan), Side(medians=STEADY), "new"),
             (Side(status="incorrect", reason="off"), Side(medians=STEADY), "new"),
             (Side(status="unsupported", reason="CPU"), Side(status="unsupported", reason="CPU"), "skipped"),
         ],
@@ -406,8 +407,6 @@ class TestGuards:
             {"pairs": 2},
             {"maximum_runs": 5},
             {"maximum_pairs": 5},
-            {"memory_above": 0.0},
-            {"error_factor": 0.5},
             {"tolerated": 0.0, "warn_above": 0.0, "fail_above": 0.0},
         ],
     )
@@ -418,35 +417,44 @@ class TestGuards:
 
 class TestOtherMetrics:
     def flags(self, base: Side, current: Side) -> list[str]:
-        verdict = only(stage_one([row((), (), base=base, current=current)]))
+        verdict = only(stage_one([row((), (), base=base, current=current, beside=OPERATOR_METRICS[1:])]))
         assert verdict.kind == "no change"
         return [flag.metric for flag in verdict.flags]
 
     def test_memory(self) -> None:
-        base = Side(medians=STEADY, memory=(100, 100, 132, 100, None))
-        assert self.flags(base, Side(medians=OTHER, memory=(106, 138, 106, 106, 106))) == ["memory"]
-        assert self.flags(base, Side(medians=OTHER, memory=(105, 138, 105, 105, 106))) == []
+        base = Side(medians=STEADY, metrics={"memory": (100, 100, 132, 100, math.nan)})
+        assert self.flags(base, Side(medians=OTHER, metrics={"memory": (106, 138, 106, 106, 106)})) == ["memory"]
+        assert self.flags(base, Side(medians=OTHER, metrics={"memory": (105, 138, 105, 105, 106)})) == []
         # A process in which garbage of the call before was freed during the call.
-        assert self.flags(Side(medians=STEADY, memory=(1, 100, 100)), base) == []
-        assert self.flags(base, Side(medians=OTHER, memory=(None,) * 5)) == []
+        assert self.flags(Side(medians=STEADY, metrics={"memory": (1, 100, 100)}), base) == []
+        assert self.flags(base, Side(medians=OTHER, metrics={"memory": (math.nan,) * 5})) == []
 
     def test_error(self) -> None:
-        base = Side(medians=STEADY, error=(1e-3, 1.1e-3, 0.9e-3, 1e-3, None))
-        assert self.flags(base, Side(medians=OTHER, error=(3e-3, 2.5e-3, 4e-3, 3e-3, 3e-3))) == ["error"]
-        assert self.flags(base, Side(medians=OTHER, error=(3e-3, 1e-3, 4e-3, 3e-3, 3e-3))) == []
-        exact = Side(medians=STEADY, error=(0.0,) * 5)
-        assert self.flags(exact, Side(medians=OTHER, error=(1e-7,) * 5)) == []
-        assert self.flags(exact, Side(medians=OTHER, error=(1e-3,) * 5)) == ["error"]
-        assert self.flags(exact, Side(medians=OTHER, error=(math.nan,) * 5)) == []
+        base = Side(medians=STEADY, metrics={"error": (1e-3, 1.1e-3, 0.9e-3, 1e-3, math.nan)})
+        assert self.flags(base, Side(medians=OTHER, metrics={"error": (3e-3, 2.5e-3, 4e-3, 3e-3, 3e-3)})) == [
+            "error"
+        ]
+        assert self.flags(base, Side(medians=OTHER, metrics={"error": (3e-3, 1e-3, 4e-3, 3e-3, 3e-3)})) == []
+        exact = Side(medians=STEADY, metrics={"error": (0.0,) * 5})
+        assert self.flags(exact, Side(medians=OTHER, metrics={"error": (1e-7,) * 5})) == []
+        assert self.flags(exact, Side(medians=OTHER, metrics={"error": (1e-3,) * 5})) == ["error"]
+        assert self.flags(exact, Side(medians=OTHER, metrics={"error": (math.nan,) * 5})) == []
 
     def test_energy(self) -> None:
-        base = Side(medians=STEADY, energy=STEADY)
-        assert self.flags(base, Side(medians=OTHER, energy=times(1.2, OTHER))) == ["energy"]
-        assert self.flags(base, Side(medians=OTHER, energy=times(1.03, OTHER))) == []
-        assert self.flags(base, Side(medians=OTHER, energy=(0.0, None, math.nan, -1.0, 1.0))) == []
+        base = Side(medians=STEADY, metrics={"energy": STEADY})
+        assert self.flags(base, Side(medians=OTHER, metrics={"energy": times(1.2, OTHER)})) == ["energy"]
+        assert self.flags(base, Side(medians=OTHER, metrics={"energy": times(1.03, OTHER)})) == []
+        assert (
+            self.flags(base, Side(medians=OTHER, metrics={"energy": (0.0, math.nan, math.nan, -1.0, 1.0)})) == []
+        )
         # Unchanged code on an H200, in mJ: far apart and no more than scatter.
-        before, now = (1.313, 1.658, 1.438, 1.699, 2.182), (None, 2.796, 2.964, 1.934, 3.534)
-        assert self.flags(Side(medians=STEADY, energy=before), Side(medians=OTHER, energy=now)) == []
+        before, now = (1.313, 1.658, 1.438, 1.699, 2.182), (math.nan, 2.796, 2.964, 1.934, 3.534)
+        assert (
+            self.flags(
+                Side(medians=STEADY, metrics={"energy": before}), Side(medians=OTHER, metrics={"energy": now})
+            )
+            == []
+        )
 
 
 MIRROR = {
@@ -532,7 +540,13 @@ class TestProperties:
     ) -> None:
         history = History(tuple(noises), tuple(runs))
         rows = [
-            row(b, c, f"row{i}", history=history, base=Side(medians=tuple(b), energy=tuple(b), error=tuple(c)))
+            row(
+                b,
+                c,
+                f"row{i}",
+                history=history,
+                base=Side(medians=tuple(b), metrics={"energy": tuple(b), "error": tuple(c)}),
+            )
             for i, (b, c) in enumerate(sides)
         ]
         progress = decide(rows, lambda wanted: [r for r in rows if r.key in wanted])
@@ -544,7 +558,7 @@ class TestProperties:
 
 def header(replicates: int, **conditions: str) -> Header:
     return Header(
-        schema_version=1,
+        schema_version=2,
         run="r",
         created="2026-01-01T00:00:00Z",
         harness="0",
@@ -562,7 +576,7 @@ def header(replicates: int, **conditions: str) -> Header:
 
 def record(name: str, replicate: int, samples: tuple[float, ...], spec: str = "s", **more: object) -> Record:
     case = Case("rmsnorm", name, {}, {}, "fp32", "forward", spec, 1, 1)
-    measurement = msgspec.structs.replace(Measurement(samples, "clock"), **more)
+    measurement = msgspec.structs.replace(Measurement({"latency": samples}, "clock"), **more)
     return Record(case, "kernelmark", "kernelmark", None, replicate, 0, "cold", "ok", measurement=measurement)
 
 
@@ -592,7 +606,7 @@ class TestPairing:
     def test_rows_of_one_side(self) -> None:
         rows = pair((header(1), [record("a", 0, (1.0,))]), (header(1), [record("b", 0, (1.0,))]))
         assert [(r.key.case, r.base.status, r.current.status) for r in rows] == [
-            ("a", "ok", None),
+            ("a", "ok", math.nan),
             ("b", None, "ok"),
         ]
 
@@ -614,7 +628,7 @@ class TestPairing:
     def test_throttled_throughout(self) -> None:
         hot = [record("a", 0, (1.0, 2.0), throttled=(0, 1)), record("a", 1, (1.0, 2.0), throttled=(1,))]
         (row_,) = pair((header(2), hot), (header(2), hot))
-        assert (row_.current.throttled, row_.current.clock) == (0.5, None)
+        assert (row_.current.throttled, row_.current.clock) == (0.5, math.nan)
 
     def test_the_clock_is_the_median_of_the_processes(self) -> None:
         seen = [
@@ -745,7 +759,7 @@ class TestPooling:
     def test_the_first_look_is_the_strictest(self) -> None:
         first, second = (
             assess(np.zeros(1), np.ones(1) * 2.2e-3, np.ones(1) * 5, np.ones(1) * 12, DEFAULTS, 0.05, settled=x)
-            for x in (FIRST_LOOK * 0.05, None)
+            for x in (FIRST_LOOK * 0.05, math.nan)
         )
         assert (bool(first.within[0]), bool(second.within[0])) == (False, True)
 

@@ -64,7 +64,7 @@ def test_each_says_why_it_does_not_decide() -> None:
 def test_records_pair_up_over_all_processes() -> None:
     def record(name: str, replicate: int, *samples: float) -> Record:
         case = Case("rmsnorm", name, {}, {}, "fp32", "forward", "s", 1, 1)
-        measurement = Measurement(samples, "clock")
+        measurement = Measurement({"latency": samples}, "clock")
         return Record(case, "torch", "torch", None, replicate, 0, "hot", "ok", measurement=measurement)
 
     base = [record("a", 0, 1.0, 2.0), record("a", 1, 3.0), record("b", 0, 1.0)]

@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernelmark.registry.detection.comparison import Key
 from kernelmark.registry.detection.comparison_report import ComparisonReport
 from kernelmark.registry.detection.decision import Progress
 from kernelmark.registry.detection.descriptive import describe
@@ -30,6 +29,7 @@ from kernelmark.registry.detection.verdict import (
 from kernelmark.registry.detection.verdict_output import to_json, to_junit
 from kernelmark.registry.detection.verdict_text import COMMENT_LIMIT, describe_change, to_markdown, to_table
 from kernelmark.registry.errors import InputError
+from kernelmark.registry.store.record import Key
 from rich.console import Console
 
 
@@ -41,8 +41,8 @@ def verdict(kind: Kind, change: float | None = None, case: str = "a", flag: Metr
         Key("rmsnorm", case, "kernelmark", "cold"),
         kind,
         "because",
-        base_ms=1.0,
-        current_ms=1.0 + change,
+        base_value=1.0,
+        current_value=1.0 + change,
         change=change,
         low=change - 0.01,
         high=change + 0.01,
@@ -208,7 +208,7 @@ class TestOutputs:
         many = [
             Verdict(
                 Key(f"operator{i}", f"B4-H32-S{i}-D128-bf16-forward-é", "kernelmark", "cold"), kind, "why " * 80,
-                base_ms=1.0, current_ms=2.0, change=1.0 - i / 1000, low=0.9, high=1.1, detectable=0.03,
+                base_value=1.0, current_value=2.0, change=1.0 - i / 1000, low=0.9, high=1.1, detectable=0.03,
             )
             for i in range(1000)
         ]  # fmt: skip

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.importers.formats import FORMATS, made, read, take_in
-from kernelmark.registry.importers.results import SOURCE
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import encode, parse
 
@@ -66,7 +65,7 @@ def test_an_example_becomes_a_valid_journal(form: str) -> None:
     journal = made(form, [EXAMPLES / FILES[form]])
     lines = (journal.header, *journal.records, *journal.footers)
     assert parse(b"".join(encode(x) for x in lines)).records == journal.records
-    assert journal.header.request == {SOURCE: form}
+    assert journal.header.request == Request(imported_from=form)
     assert journal.header.replicates == 1
     assert rows(journal)
     said = encode(journal.header).decode()
@@ -75,7 +74,7 @@ def test_an_example_becomes_a_valid_journal(form: str) -> None:
 
 def samples(form: str) -> dict[str, tuple[float, ...]]:
     records = made(form, [EXAMPLES / FILES[form]]).records
-    return {f"{x.case.operator} {x.case.name}": x.measurement.samples_ms for x in records if x.measurement}
+    return {f"{x.case.operator} {x.case.name}": x.primary for x in records if x.measurement}
 
 
 def test_pytest_benchmark() -> None:
@@ -94,7 +93,7 @@ def test_pytest_benchmark_without_raw_data(altered: Callable[..., Path]) -> None
     path = altered("pytest-benchmark", ..., "benchmarks", 0, "stats", "data")
     first = made("pytest-benchmark", [path]).records[0]
     assert first.measurement is not None
-    assert len(first.measurement.samples_ms) == 1
+    assert len(first.primary) == 1
     assert first.measurement.batch == 5
 
 

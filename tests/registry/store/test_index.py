@@ -7,14 +7,14 @@ import sqlite3
 import time
 
 import pytest
-from kernelmark.registry.detection.comparison import Key, Noise
+from kernelmark.registry.detection.comparison import Noise
 from kernelmark.registry.detection.decision import Progress
 from kernelmark.registry.detection.verdict import Verdict
 from kernelmark.registry.store import index as module
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.index import Index, Mean, clean, joined, unchanged
 from kernelmark.registry.store.journal import encode
-from kernelmark.registry.store.record import Case, Header, Measurement, Record
+from kernelmark.registry.store.record import Case, Header, Key, Measurement, Record, Request
 
 KEY = Key("gelu", "M4", "kernelmark", "cold")
 
@@ -32,7 +32,7 @@ def store(home):
 
     def store(number, commit="a" * 40, ms=(1.0, 1.0, 1.0), key="k", spec="5bec", suffix="", **fields):
         header = Header(
-            schema_version=1, run=f"run-{number}", created=f"2026-11-01T00:00:{number:02d}+00:00", harness="1",
+            schema_version=2, run=f"run-{number}", created=f"2026-11-01T00:00:{number:02d}+00:00", harness="1",
             commit=commit, plan="quick", seed=0, replicates=len(ms), device="cpu", key=key, conditions={},
             environment={}, **{"dirty": False, **fields},
         )  # fmt: skip
@@ -99,9 +99,9 @@ def test_what_is_gone_is_forgotten(home, store):
 
 
 def test_reruns_of_what_was_under_suspicion_are_no_runs(home, store):
-    store(1, request={"stage": "1"})
-    store(2, request={"stage": "2"})
-    store(3, request={"stage": "nonsense"})
+    store(1, request=Request(stage=1))
+    store(2, request=Request(stage=2))
+    store(3)
     assert names(clean(Index(home).runs())) == ["run-3", "run-1"]
 
 

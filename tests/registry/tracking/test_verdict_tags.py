@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from kernelmark.registry.detection.comparison import Key
 from kernelmark.registry.detection.comparison_report import ComparisonReport
 from kernelmark.registry.detection.decision import Progress
 from kernelmark.registry.detection.verdict import Flag, Verdict
 from kernelmark.registry.store.home import Home
+from kernelmark.registry.store.record import Key
 from kernelmark.registry.tracking.store import sync
 from kernelmark.registry.tracking.verdict_tags import has_registry, write_back
 

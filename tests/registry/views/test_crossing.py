@@ -289,7 +289,7 @@ def made(literal: Any, replicates: int = 5, lengths: Any = LENGTHS) -> list[Any]
             memory = 2 * length**2 * 16 if (operator, name) == ("attention", "torch") else 4096 * length
             memory *= 300 if (operator, name) == ("ssd", "torch") else 1
             ms = law(length) * (1 + 0.002 * (r - 2))
-            out.append(literal.record(name, ms, case=asked, replicate=r, peak_memory_bytes=memory))
+            out.append(literal.record(name, ms, case=asked, replicate=r, beside={"memory": memory}))
     return out
 
 

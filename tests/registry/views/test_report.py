@@ -76,11 +76,11 @@ def lines(literal: Any, cases: list[Any], replicates: int = 3) -> list[Any]:
         ms = case.bytes / 10**9
         for r in range(replicates):
             noise = 1 + 0.001 * r
-            seen = {"peak_memory_bytes": case.bytes, "energy_j": ms / 2, "error": 1e-3, "launch_ms": (ms + 0.01,)}
+            seen = {"memory": case.bytes, "energy": ms / 2, "error": 1e-3, "launch": ms + 0.01}
             out += [
-                literal.record("kernelmark", ms * noise, case=case, replicate=r, **seen),
-                literal.record("torch", 3 * ms, case=case, replicate=r, **seen),
-                literal.record("liger", 1.5 * ms, case=case, replicate=r, **seen),
+                literal.record("kernelmark", ms * noise, case=case, replicate=r, beside=seen),
+                literal.record("torch", 3 * ms, case=case, replicate=r, beside=seen),
+                literal.record("liger", 1.5 * ms, case=case, replicate=r, beside=seen),
                 literal.record("clone", ms / 2, case=case, replicate=r, provider="yardstick"),
                 literal.record("flash", case=case, replicate=r, status="unsupported", reason="no fp32 here"),
             ]
@@ -96,7 +96,10 @@ def page(literal: Any) -> str:
 def test_a_conversion_has_a_column_where_any_row_has_one(literal: Any, page: str) -> None:
     assert "Conversion,<br>ms" not in page
     (case,) = sizes(literal, 1)
-    ours, theirs = literal.record("kernelmark", case=case), literal.record("vllm", case=case, conversion_ms=0.1234)
+    ours, theirs = (
+        literal.record("kernelmark", case=case),
+        literal.record("vllm", case=case, beside={"conversion": 0.1234}),
+    )
     found = render([literal.journal(ours, theirs)])
     assert "Conversion,<br>ms" in found
     assert "<td>0.1234</td>" in found
@@ -117,8 +120,8 @@ def crossing(literal: Any) -> list[Any]:
         ssd = literal.case(operator="ssd", name=f"S{length}", axes=axes)
         for r in range(5):
             for case, ms in ((attention, length**2 / 2e6), (ssd, length / 1e3)):
-                seen = {"peak_memory_bytes": 1000 * length if case is ssd else 4000 * length}
-                out.append(literal.record("kernelmark", ms * (1 + r / 500), case=case, replicate=r, **seen))
+                seen = {"memory": 1000 * length if case is ssd else 4000 * length}
+                out.append(literal.record("kernelmark", ms * (1 + r / 500), case=case, replicate=r, beside=seen))
     return out
 
 
@@ -155,7 +158,12 @@ def test_a_crossing_is_drawn_where_it_lies(literal: Any) -> None:
 
 
 def test_curves_without_memory_are_not_drawn(literal: Any) -> None:
-    lines = [msgspec.structs.replace(x.measurement, peak_memory_bytes=None) for x in crossing(literal)]
+    lines = [
+        msgspec.structs.replace(
+            x.measurement, samples={y: z for y, z in x.measurement.samples.items() if y != "memory"}
+        )
+        for x in crossing(literal)
+    ]
     records = [msgspec.structs.replace(x, measurement=y) for x, y in zip(crossing(literal), lines, strict=True)]
     journal = literal.journal(*records, replicates=5)
     found = rows(journal)

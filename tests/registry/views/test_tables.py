@@ -69,7 +69,12 @@ def test_a_conversion_has_a_column_where_any_row_has_one(literal: Any) -> None:
     without = journal(literal)
     assert "conv" not in printed(run_table(without))
     told = [
-        msgspec.structs.replace(x, measurement=msgspec.structs.replace(x.measurement, conversion_ms=0.25))
+        msgspec.structs.replace(
+            x,
+            measurement=msgspec.structs.replace(
+                x.measurement, samples=x.measurement.samples | {"conversion": (0.25,)}
+            ),
+        )
         if x.implementation == "sdpa_efficient"
         else x
         for x in without.records

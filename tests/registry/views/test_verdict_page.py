@@ -8,17 +8,17 @@ import msgspec
 import pytest
 from kernelmark.registry.detection.attribution import Attribution, Part
 from kernelmark.registry.detection.bisection import Finding, Suspect
-from kernelmark.registry.detection.comparison import Key
 from kernelmark.registry.detection.comparison_report import ComparisonReport
 from kernelmark.registry.detection.decision import Progress
 from kernelmark.registry.detection.verdict import KINDS, Flag, Verdict
+from kernelmark.registry.store.record import Key
 from kernelmark.registry.views.verdict_page import render_verdict
 
 
 def verdict(kind: str, name: str = "B4-S2048", change: float | None = 0.08, **more: object) -> Verdict:
     bounds = {} if change is None else {"low": change - 0.01, "high": change + 0.01, "detectable": 0.035}
     out = Verdict(Key("rms_norm", name, "kernelmark", "cold"), kind, f"because {kind}", change=change, **bounds)  # type: ignore[arg-type]
-    return msgspec.structs.replace(out, base_ms=0.1, current_ms=0.108, **more)
+    return msgspec.structs.replace(out, base_value=0.1, current_value=0.108, **more)
 
 
 def report(*verdicts: Verdict, **more: object) -> ComparisonReport:

@@ -40,7 +40,7 @@ def store(tmp_path):
         number = next(numbers)
         commit = commit or hashlib.sha1(str(number).encode()).hexdigest()
         header = Header(
-            schema_version=1, run=f"run-{number:04d}", created=f"2026-11-01T00:00:{number:02d}Z", harness="1",
+            schema_version=2, run=f"run-{number:04d}", created=f"2026-11-01T00:00:{number:02d}Z", harness="1",
             commit=commit, dirty=dirty, plan="quick", seed=0, replicates=3, device=device, key=key,
             conditions={}, environment={},
         )  # fmt: skip

@@ -15,14 +15,13 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from kernelmark.registry.detection.comparison import Key
 from kernelmark.registry.detection.decision import Progress
 from kernelmark.registry.detection.verdict import Verdict
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.importers.formats import take_in
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import encode, read
-from kernelmark.registry.store.record import Case, Footer, Header, Measurement, Record
+from kernelmark.registry.store.record import Case, Footer, Header, Key, Measurement, Record, Request
 from kernelmark.suite.cli import regression, run_command
 from kernelmark.suite.cli.values import Duration, Share
 
@@ -173,15 +172,26 @@ def store(sleeper, tmp_path):
         commit = sleeper.git("rev-parse", revision)
         cases = [msgspec.structs.replace(CASE, operator=x) for x in operator]
         header = Header(
-            schema_version=1, run=f"20261101-{number:06d}-aaaa", created=f"2026-11-01T00:00:00.{number:06d}+00:00",
+            schema_version=2, run=f"20261101-{number:06d}-aaaa", created=f"2026-11-01T00:00:00.{number:06d}+00:00",
             harness="0.1.0", commit=commit, dirty=False, plan="quick", seed=number, replicates=processes,
             device="cpu", key=str(conditions), conditions={"device": "cpu"} | conditions, environment={},
-            request={"cases": msgspec.json.encode(cases).decode()},
+            request=Request(cases=tuple(cases)),
         )  # fmt: skip
         ms *= math.exp(generator.gauss(0, 0.002))
         times = [ms * math.exp(generator.gauss(0, 0.002)) for _ in range(processes)]
         lines = [
-            Record(case, name, provider, "1", i, 0, "cold", "ok", None, Measurement((x,) * 6, "monotonic"))
+            Record(
+                case,
+                name,
+                provider,
+                "1",
+                i,
+                0,
+                "cold",
+                "ok",
+                None,
+                Measurement({"latency": (x,) * 6}, "monotonic"),
+            )
             for case in cases
             for name, provider in (("kernelmark_cpu", "kernelmark"), ("torch", "torch"))
             for i, x in enumerate(times)

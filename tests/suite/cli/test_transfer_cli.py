@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:D
 
 RUN = "20261120-120000-abcd"
 HEADER = Header(
-    schema_version=1,
+    schema_version=2,
     run=RUN,
     created="2026-11-20T12:00:00Z",
     harness="0.1.0",

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from kernelmark.registry.detection.comparison import Key, Noise, Options
+from kernelmark.registry.detection.comparison import Noise, Options
 from kernelmark.registry.detection.verdict import Verdict
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import Writer, read
-from kernelmark.registry.store.record import Header, Measurement, Record
+from kernelmark.registry.store.record import Header, Key, Measurement, Record
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.compare import interleaved as ab
@@ -48,15 +48,17 @@ class Bench(Run):
                 self._write_record(Record(*common, "unsupported", "tile cannot be held to 64"))
             else:
                 chosen = {"tile": "128" if new and not held else "64"}
-                self._write_record(Record(*common, "ok", None, Measurement((ms,) * 6, "monotonic", tuning=chosen)))
+                self._write_record(
+                    Record(*common, "ok", None, Measurement({"latency": (ms,) * 6}, "monotonic", tuning=chosen))
+                )
 
     def _begin(self):
         self._writer = Writer(self.path)
         header = Header(
-            schema_version=1, run=self.name, created="2026-11-21T00:00:00+00:00", harness="1",
+            schema_version=2, run=self.name, created="2026-11-21T00:00:00+00:00", harness="1",
             commit=self.commit[0], dirty=False, plan=self.plan.name, seed=self.seed,
             replicates=self.plan.replicates, device="cpu", key="k", conditions={"device": "cpu"}, environment={},
-            request=dict(self.request),
+            request=self.request,
         )  # fmt: skip
         self._writer.write(header)
         self.past = supervisor.Journal(header)
@@ -113,16 +115,16 @@ def test_each_cause_is_told_apart(factorial, effects, causes):
     assert found.causes == causes
     assert len(journals) == (5 if "tuning" in effects else 4)
     assert {len(x.records) for x in journals} == {10}
-    assert {x.header.request["stage"] for x in journals} == {"2"}
-    assert len({x.header.request["arm"] for x in journals}) == len(journals)
+    assert {x.header.request.stage for x in journals} == {2}
+    assert len({x.header.request.arm for x in journals}) == len(journals)
     names = {x.header.run for x in journals}
-    assert all(set(x.header.request["partner"].split(",")) == names - {x.header.run} for x in journals)
+    assert all(set(x.header.request.partner.split(",")) == names - {x.header.run} for x in journals)
 
 
 def test_the_old_configuration_is_held_in_all_arms_but_one(factorial):
     found, journals = factorial({"tuning": 0.1}, environment=False, retuned=True)
     assert found.causes == ("tuning",)
-    held = {x.header.request["arm"]: "pinned" in x.header.request for x in journals}
+    held = {x.header.request.arm: bool(x.header.request.pinned) for x in journals}
     assert held == {
         "old code, old environment, old tuning": True,
         "new code, old environment, old tuning": True,

@@ -6,8 +6,9 @@ import math
 import time
 
 import pytest
-from kernelmark.registry.detection.comparison import Key, Options
+from kernelmark.registry.detection.comparison import Options
 from kernelmark.registry.detection.verdict import Verdict
+from kernelmark.registry.store.record import Key
 from kernelmark.suite.compare.bisect import Bisection
 from kernelmark.suite.compare.interleaved import NotMeasurable
 from kernelmark.suite.compare.revisions import Checkout, Revision

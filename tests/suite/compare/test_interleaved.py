@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
 from dataclasses import dataclass
 
 import pytest
-from kernelmark.registry.detection.comparison import Key, Options
+from kernelmark.registry.detection.comparison import Options
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.index import Index
 from kernelmark.registry.store.journal import Writer, read
-from kernelmark.registry.store.record import Header, Measurement, Record
+from kernelmark.registry.store.record import Header, Key, Measurement, Record
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.compare import interleaved as ab
@@ -53,7 +52,7 @@ def test_a_tree_runs_its_own_code_and_nothing_else(root, folders):
     assert [any(x.provider == "many" for x in side.implementations) for side in sides] == [False, True]
     # The operators are the harness's for both.
     assert sides[0].operators["double"] is sides[1].operators["double"] or (
-        sides[0].operator("double").spec == sides[1].operator("double").spec
+        sides[0].operator("double") == sides[1].operator("double")
     )
 
 
@@ -136,10 +135,10 @@ class Bench(Run):
     def _begin(self):
         self._writer = Writer(self.path)
         header = Header(
-            schema_version=1, run=self.name, created="2026-11-21T00:00:00+00:00", harness="1",
+            schema_version=2, run=self.name, created="2026-11-21T00:00:00+00:00", harness="1",
             commit=self.commit[0], dirty=self.commit[1], plan=self.plan.name, seed=self.seed,
             replicates=self.plan.replicates, device="cpu", key="k", conditions={"device": "cpu"}, environment={},
-            request=supervisor.request_of(self.plan, self.cells) | dict(self.request),
+            request=self.plan.request(self.cells, self.request),
         )  # fmt: skip
         self._writer.write(header)
         self.past = supervisor.Journal(header)
@@ -201,14 +200,14 @@ def test_stage_two_measures_what_was_flagged_on_fresh_pairs(make):
     assert len(second) == 20
     assert all(x[3] == [64] for x in second)
     journals = [read(x) for x in sorted(one.home.journals.glob("*.jsonl"))]
-    assert sorted((x.header.commit[0], x.header.replicates, x.header.request["stage"]) for x in journals) == [
+    assert sorted((x.header.commit[0], x.header.replicates, x.header.request.stage) for x in journals) == [
         ("b", 5, "1"), ("b", 10, "2"), ("c", 5, "1"), ("c", 10, "2"),
     ]  # fmt: skip
     by_name = {x.header.run: x for x in journals}
     for x in journals:
-        assert by_name[x.header.request["partner"]].header.request["partner"] == x.header.run
+        assert by_name[x.header.request.partner].header.request.partner == x.header.run
         assert x.footers[-1].complete
-        assert len(json.loads(x.header.request["cases"])) == (2 if x.header.request["stage"] == "1" else 1)
+        assert len(x.header.request.cases) == (2 if x.header.request.stage == 1 else 1)
 
 
 def test_the_noise_seen_is_remembered(make):

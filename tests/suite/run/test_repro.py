@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.home import Home
-from kernelmark.registry.store.record import SCHEMA_VERSION, Header
+from kernelmark.registry.store.record import SCHEMA_VERSION, Header, Request
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.run.repro import repeat, to_toml
-from kernelmark.suite.run.supervisor import PARTNER, request_of
 
 CATALOG = Catalog.default()
 DIGEST = f"sha256:{'12' * 32}"
@@ -36,7 +35,7 @@ def header(plan: plans.Plan, image: str | None = None, **changes: object) -> Hea
         key="k",
         conditions={"device": "cpu", "image_digest": image},
         environment={"image": "cpu"} if image else {},
-        request=request_of(plan, plan.cells(CATALOG, "cpu", ["torch"])),
+        request=plan.request(plan.cells(CATALOG, "cpu", ["torch"])),
     )
     return msgspec.structs.replace(made, **changes)
 
@@ -101,6 +100,10 @@ def test_a_plan_file_says_all_that_a_plan_does(name, device, replicates, cache, 
 def test_what_cannot_be_repeated(tmp_path):
     plan = plans.load("quick", CATALOG, "cpu")
     with pytest.raises(InputError, match="one side of a comparison of commits"):
-        repeat(header(plan, request={**header(plan).request, PARTNER: "x"}), Home(tmp_path), CATALOG)
+        repeat(
+            header(plan, request=msgspec.structs.replace(header(plan).request, partner="x")),
+            Home(tmp_path),
+            CATALOG,
+        )
     with pytest.raises(InputError, match="does not say what it measured"):
-        repeat(header(plan, request={}), Home(tmp_path), CATALOG)
+        repeat(header(plan, request=Request()), Home(tmp_path), CATALOG)

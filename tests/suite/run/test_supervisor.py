@@ -15,7 +15,7 @@ import pytest
 from kernelmark.registry.errors import HarnessError, InputError
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import Writer, encode, read
-from kernelmark.registry.store.record import Header, Record
+from kernelmark.registry.store.record import Header, Record, Request
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.run import supervisor
@@ -94,9 +94,9 @@ def test_each_end_is_a_status_and_costs_its_cell_only(make, root, told, processe
     assert 5 < footer.wall_s < 120
     assert not path.with_suffix(".lock").exists()
     plain = next(x for x in journal.records if x.implementation == "plain")
-    assert len(plain.measurement.samples_ms) == 6
+    assert len(plain.primary) == 6
     assert plain.measurement.timer == "monotonic"
-    assert journal.header.request["implementations"] == ",".join(sorted(names))
+    assert journal.header.request.implementations == tuple(sorted(names))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_two_at_once(make):
 
 def header_of(run: Run, **changes) -> Header:
     fields = {
-        "schema_version": 1,
+        "schema_version": 2,
         "run": run.name,
         "created": "2026-11-21T00:00:00Z",
         "harness": "0.1.0",
@@ -185,7 +185,7 @@ def header_of(run: Run, **changes) -> Header:
         "key": "k",
         "conditions": {},
         "environment": {},
-        "request": supervisor.request_of(run.plan, run.cells),
+        "request": run.plan.request(run.cells),
     }
     return Header(**(fields | changes))
 
@@ -215,7 +215,7 @@ def test_resume_of_nothing_that_can_go_on(make, tmp_path):
     elsewhere.write_bytes(run.path.read_bytes())
     with pytest.raises(InputError, match="is not in"):
         supervisor.resume(str(elsewhere), home, catalog, Silent())
-    run.path.write_bytes(encode(header_of(run, request={})))
+    run.path.write_bytes(encode(header_of(run, request=Request())))
     with pytest.raises(InputError, match="does not say what it measured"):
         supervisor.resume("latest", home, catalog, Silent())
     run.path.rename(run.path.with_suffix(".jsonl.gz"))

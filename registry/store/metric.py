@@ -1,0 +1,145 @@
+"""What is measured, as data: a name, a unit, a direction, and how two commits are judged by it.
+
+Rows, tables, charts, MLflow, detection and history walk over the metrics that a journal's header names; none of
+them knows one by name. Names are unique within a journal: "loss" means the same in all its cases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+Better: TypeAlias = Literal["lower", "higher", "neither"]
+Summary: TypeAlias = Literal["median", "mean", "last", "maximum", "minimum", "p5", "p90", "p95", "p99"]
+"""How the samples of one process become its value."""
+
+
+class Ratio(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="by", tag="ratio"):
+    """Two commits are judged by the ratio of their values; `above` is how much worse fails, as a fraction.
+
+    A case's primary metric goes through the confirmed rule, with the thresholds of the comparison. For another one
+    `test` says what must lie above: the 99.9 % `interval` of the ratio; the `median` alone, for what repeats
+    exactly; or, by `separation`, each process of one side against each of the other, for what differs between
+    processes by design. Values up to `floor` count as `floor`.
+    """
+
+    above: float = 0.05
+    test: Literal["interval", "median", "separation"] = "interval"
+    floor: float = 0.0
+
+
+class Equivalence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="by", tag="equivalence"):
+    """Two commits are equivalent if the 95 % interval of their paired difference lies within ±`margin`.
+
+    `relative` takes the difference as a fraction of the base's value.
+    """
+
+    margin: float
+    relative: bool = True
+
+
+Judged: TypeAlias = Ratio | Equivalence
+
+
+class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One quantity that a measurement holds samples of.
+
+    `abscissa` names the metric that a curve is drawn over (loss by step): both have as many samples, the curve is
+    drawn and never judged; what is judged of it is a metric of its own, with one value at a declared point.
+    """
+
+    name: str
+    unit: str
+    """As it is printed: ms, B, J, tokens/s; 1 for a plain number."""
+    better: Better = "lower"
+    summary: Summary = "median"
+    across: Literal["median", "maximum"] = "median"
+    """How the values of several processes become a row's."""
+    judged: Judged | None = None
+    abscissa: str | None = None
+    label: str = ""
+    """The heading of its column; its name where empty."""
+    about: str = ""
+    """What it is, in a sentence for readers of a table."""
+    shown: Literal["table", "report", "never"] = "report"
+    """Where it has a column: in the terminal's table and the report, in the report alone, or nowhere."""
+
+    def __post_init__(self) -> None:
+        if self.abscissa is not None and self.judged is not None:
+            raise ValueError(f"metric {self.name!r} is a curve, and curves are not judged")
+
+    @property
+    def heading(self) -> str:
+        """What stands above its column, with its unit."""
+        name = self.label or self.name.replace("_", " ")
+        return name if self.unit in ("", "1") else f"{name} {self.unit}"
+
+
+def summarized(samples: Sequence[float], summary: Summary) -> float:
+    """A process's value: its samples as one number."""
+    match summary:
+        case "median":
+            return median(samples)
+        case "mean":
+            return fmean(samples)
+        case "last":
+            return samples[-1]
+        case "maximum":
+            return max(samples)
+        case "minimum":
+            return min(samples)
+        case _:
+            return float(np.percentile(np.asarray(samples, dtype=np.float64), int(summary[1:])))
+
+
+def finite(samples: Sequence[float]) -> bool:
+    """Whether JSON can hold them."""
+    return all(math.isfinite(x) for x in samples)
+
+
+LATENCY = Metric("latency", "ms", judged=Ratio(), shown="table", about="Device time of a call.")
+"""The primary metric of an operator's cases."""
+LAUNCH = Metric(
+    "launch",
+    "ms",
+    label="incl. launch",
+    about="The host's wall time of single, unqueued calls, launch and synchronization included.",
+)
+CONVERSION = Metric(
+    "conversion",
+    "ms",
+    label="conv",
+    shown="table",
+    about="The part of a call that only converts layouts as its library demands of its user, timed alone.",
+)
+MEMORY = Metric(
+    "memory",
+    "B",
+    across="maximum",
+    judged=Ratio(test="median"),
+    label="peak memory",
+    about="Most bytes allocated during a call beyond what was allocated before it, largest over replicates.",
+)
+ENERGY = Metric(
+    "energy",
+    "J",
+    judged=Ratio(),
+    about="Mean board power while sampling times the latency of a call. An estimate: the flush between samples "
+    "and idle power are in it.",
+)
+ERROR = Metric(
+    "error",
+    "1",
+    across="maximum",
+    judged=Ratio(above=1.0, test="separation", floor=1e-6),
+    label="relative error",
+    about="Relative norm of the deviation from the reference, the largest over outputs and replicates.",
+)
+
+OPERATOR_METRICS: tuple[Metric, ...] = (LATENCY, LAUNCH, CONVERSION, MEMORY, ENERGY, ERROR)
+"""What is measured of an operator's case, the primary metric first. All journals of schema 1 have these."""

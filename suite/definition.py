@@ -1,0 +1,264 @@
+"""What there is to measure: cases, and the definition that gives them, be it an operator or a workload.
+
+A definition's file is read without torch; its functions import what they need.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, TypeAlias
+
+import msgspec
+
+from ..registry.errors import InputError, unknown
+from ..registry.store.metric import Metric
+from ..registry.store.record import Case, Pass
+
+Option: TypeAlias = bool | int | float | str
+
+
+class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dtypes": "dtype", "passes": "pass"}):
+    """A set of cases: the product of all values given. A plan file's `[[cases]]` table has this shape."""
+
+    axes: dict[str, int | list[int]]
+    options: dict[str, Option | list[Option]] = {}
+    dtypes: list[str] | str = "bf16"
+    passes: list[Pass] | Pass = "forward"
+
+    @property
+    def size(self) -> int:
+        """How many cases it stands for."""
+        values = (*self.axes.values(), *self.options.values(), self.dtypes, self.passes)
+        return math.prod(len(_listed(x)) for x in values)
+
+
+def grid(
+    *passes: Pass,
+    dtypes: list[str] | str = "bf16",
+    options: dict[str, Option | list[Option]] | None = None,
+    **axes: int | list[int],
+) -> Grid:
+    """A `Grid` in one line: `grid("forward", B=[4, 32], S=2048, D=4096)`."""
+    return Grid(axes=axes, options=options or {}, dtypes=dtypes, passes=list(passes or ("forward",)))
+
+
+def no_tokens(case: Case) -> int | None:
+    """Of what has no tokens."""
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definition:
+    """What gives cases: names, sizes and choices, cost, and the metrics that its measurements hold.
+
+    * `axes` and `options` say what each letter and option means; a case gives all axes, options have
+      defaults (the first of the values listed).
+    * `later` gives axes and options that came after results were recorded, with the value they had until then: at
+      that value they are left out of names and hashes, so that old rows stay comparable.
+    * `bytes(case)`, `flops(case)`: the least a perfect implementation moves and computes.
+    * `plans`: the cases by plan. `quick` (and `quick_cpu` in its place on a CPU) and `standard`; `full`
+      is what comes on top of `standard`.
+    * `continues` maps a definition's hash to the one that it had before an edit which changed nothing of what is
+      computed (a new keyword with a default, say). An edit after that has a hash of its own again.
+    """
+
+    name: str
+    summary: str
+    axes: Mapping[str, str]
+    bytes: Callable[[Case], int]
+    flops: Callable[[Case], int]
+    plans: Mapping[str, tuple[Grid, ...]]
+    options: Mapping[str, tuple[Option, ...]] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")
+    later: Mapping[str, Option] = field(default_factory=dict)
+    tokens: Callable[[Case], int | None] = no_tokens
+    continues: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The passes that its cases have."""
+        raise NotImplementedError
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What is measured of its cases, the primary metric first."""
+        raise NotImplementedError
+
+    def computes(self, case: Case) -> tuple[object, ...]:
+        """What decides a case's answer: functions, whose code counts, and values, whose text does."""
+        raise NotImplementedError
+
+    def case(self, axes: Mapping[str, int], dtype: str, pass_: Pass, **options: Option) -> Case:
+        """One case. Raises `InputError` naming the wrong axis, option, dtype or pass, and what exists."""
+        for axis in axes:
+            if axis not in self.axes:
+                raise unknown(f"axis of {self.name}", axis, list(self.axes))
+            if axes[axis] < 0:
+                raise InputError(f"{self.name}: axis {axis} is {axes[axis]}; sizes are not negative.")
+        missing = [axis for axis in self.axes if axis not in axes and axis not in self.later]
+        if missing:
+            raise InputError(f"{self.name}: axes {', '.join(missing)} are missing.")
+        for option, value in options.items():
+            if option not in self.options:
+                raise unknown(f"option of {self.name}", option, list(self.options))
+            if value not in self.options[option]:
+                raise unknown(f"{option} of {self.name}", str(value), [str(x) for x in self.options[option]])
+        if dtype not in self.dtypes:
+            raise unknown(f"dtype of {self.name}", dtype, list(self.dtypes))
+        if pass_ not in self.passes:
+            raise unknown(f"pass of {self.name}", pass_, list(self.passes))
+        chosen = {name: options.get(name, values[0]) for name, values in self.options.items()}
+        ordered = {axis: axes[axis] if axis in axes else int(self.later[axis]) for axis in self.axes}
+        bare = Case(
+            operator=self.name,
+            name=self._name(ordered, chosen, dtype, pass_),
+            axes=ordered,
+            options=chosen,
+            dtype=dtype,
+            pass_=pass_,
+            spec="",
+            bytes=0,
+            flops=0,
+            primary=self.metrics[0].name,
+        )
+        return msgspec.structs.replace(
+            bare,
+            spec=self.spec(bare),
+            bytes=self.bytes(bare),
+            flops=self.flops(bare),
+            tokens=self.tokens(bare),
+        )
+
+    def expand(self, grid: Grid) -> tuple[Case, ...]:
+        """The cases of a grid, first axis slowest."""
+        axes = [(name, _listed(value)) for name, value in grid.axes.items()]
+        options = [(name, _listed(value)) for name, value in grid.options.items()]
+        return tuple(
+            self.case(
+                dict(zip([name for name, _ in axes], sizes, strict=True)),
+                dtype,
+                pass_,
+                **dict(zip([name for name, _ in options], values, strict=True)),
+            )
+            for sizes in itertools.product(*(values for _, values in axes))
+            for values in itertools.product(*(values for _, values in options))
+            for dtype in _listed(grid.dtypes)
+            for pass_ in _listed(grid.passes)
+        )
+
+    def spec(self, case: Case) -> str:
+        """A short hash of what a case computes. Comments, plans and what the case does not use do not count."""
+        digest = hashlib.sha256()
+        for x in self.computes(case):
+            digest.update(_said(x).encode())
+        found = digest.hexdigest()[:12]
+        return self.continues.get(found, found)
+
+    def _name(self, axes: Mapping[str, int], options: Mapping[str, Option], dtype: str, pass_: Pass) -> str:
+        parts = [f"{axis}{size}" for axis, size in axes.items() if self.later.get(axis) != size]
+        for name, value in options.items():
+            if name in self.later and self.later[name] == value:
+                continue
+            if isinstance(value, bool):
+                parts += [name] if value else []
+            else:
+                parts.append(str(value) if isinstance(value, str) else f"{name}{value}")
+        return "-".join([*parts, dtype, *([] if pass_ == "program" else [pass_])])
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _said(x: object) -> str:
+    if isinstance(x, partial):
+        return "".join(map(_said, (x.func, *x.args, *x.keywords.items())))
+    return code(x) if isinstance(x, FunctionType) else repr(x)
+
+
+@cache
+def code(function: FunctionType) -> str:
+    """What a function computes, as text: its own code, and that of the functions and constants of definitions'
+    files that it uses. Docstrings and comments do not count.
+    """
+    seen: dict[FunctionType, str] = {}
+    _collect(function, seen)
+    return "\n".join(seen.values())
+
+
+def _collect(function: FunctionType, seen: dict[FunctionType, str]) -> None:
+    if function in seen:
+        return
+    seen[function] = _text(function)
+    for name in sorted(set(_names(function.__code__))):
+        value = function.__globals__.get(name)
+        if isinstance(value, FunctionType):
+            if value.__module__ == function.__module__ or _ROOMS & set(value.__module__.split(".")):
+                _collect(value, seen)
+        elif _plain(value):
+            seen[function] += f"\n{name}={value!r}"
+
+
+_ROOMS = {"operators", "workloads", "models"}
+"""Packages of definitions' files: what they share counts as theirs."""
+
+
+def _plain(value: object) -> bool:
+    """Whether a value's text says all of it."""
+    if isinstance(value, Mapping):
+        return all(map(_plain, (*value.keys(), *value.values())))
+    if isinstance(value, tuple | list | frozenset):
+        return all(map(_plain, value))
+    return isinstance(value, bool | int | float | str)
+
+
+def _names(compiled: CodeType) -> Iterator[str]:
+    """Names that code looks up outside of itself, nested functions included."""
+    yield from compiled.co_names
+    for constant in compiled.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _text(function: FunctionType) -> str:
+    """A function's syntax tree as text."""
+    path = Path(inspect.getfile(function))
+    line = function.__code__.co_firstlineno
+    found = [x for x in _functions(path) if x.lineno == line or line in [y.lineno for y in _decorators(x)]]
+    return "".join(map(_tree, found))
+
+
+def _decorators(node: ast.AST) -> list[ast.expr]:
+    return list(getattr(node, "decorator_list", ()))
+
+
+@cache
+def _functions(path: Path) -> tuple[ast.FunctionDef | ast.Lambda, ...]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+        if isinstance(node, ast.FunctionDef | ast.Lambda):
+            found.append(node)
+    return tuple(found)
+
+
+def _tree(node: Any) -> str:
+    """A syntax tree as text. Fields that are empty are left out, because Python versions differ in them: journals
+    of a GPU machine are read, and gone on with, by other Pythons. (`ast.dump` does so from 3.13 on.)
+    """
+    if isinstance(node, ast.AST):
+        fields = (f"{name}={_tree(value)}" for name, value in ast.iter_fields(node) if value not in (None, []))
+        return f"{type(node).__name__}({','.join(fields)})"
+    if isinstance(node, list):
+        return f"[{','.join(map(_tree, node))}]"
+    return repr(node)

@@ -1,0 +1,48 @@
+"""What a workload is: a program with a clock of its own, which trains, converges, generates or serves.
+
+A workload's file in `workloads/` builds one `Workload`. What it compares are systems; a system is an
+`Implementation` whose factory gives, for a case, what the workload knows how to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..registry.store.metric import Metric
+from ..registry.store.record import Case, Measurement, Pass
+from .definition import Definition
+from .measure.session import Session
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload(Definition):
+    """A program with a clock of its own.
+
+    * `measured` are its metrics, the primary one first.
+    * `prepare(case, session)` computes, once for all systems of a case in a process, what their answers are held
+      against (None where there is nothing).
+    * `measure(case, system, session, prepared)` runs one system. `system` is what its factory gave for the case.
+      Raises `measure.verify.Incorrect` for a wrong answer, NotImplementedError for what the system cannot do.
+    * `definition` names what decides the answer besides `prepare` and `measure`: functions and values.
+    """
+
+    measured: tuple[Metric, ...]
+    measure: Callable[[Case, Any, Session, Any], Measurement]
+    prepare: Callable[[Case, Session], Any] = lambda case, session: None
+    definition: tuple[object, ...] = ()
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """A program is not passed in parts."""
+        return ("program",)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What it measures."""
+        return self.measured
+
+    def computes(self, case: Case) -> tuple[object, ...]:
+        """How its answers are made and checked, and the case's precision."""
+        return (self.prepare, self.measure, *self.definition, case.dtype)

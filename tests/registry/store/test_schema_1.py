@@ -1,0 +1,65 @@
+"""Journals of schema 1 are read forever: the same figures to the last digit.
+
+The expected files hold what `kernelmark show --json` and `kernelmark compare --json` printed at commit e2e3164, the
+last one that wrote schema 1.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from kernelmark.registry.analysis.rows import summarize
+from kernelmark.registry.errors import InputError
+from kernelmark.registry.store.journal import parse, read
+from kernelmark.registry.views.comparison_table import compare
+
+FOLDER = Path(__file__).parent / "schema_1"
+
+
+def expected(name):
+    return json.loads(gzip.decompress((FOLDER / name).read_bytes()))
+
+
+def agrees(before, now, where=""):
+    """Everything that was there is there still."""
+    if isinstance(before, dict):
+        for name, value in before.items():
+            agrees(value, now[name], f"{where}.{name}")
+    elif isinstance(before, list):
+        assert len(before) == len(now), where
+        for place, (value, other) in enumerate(zip(before, now, strict=True)):
+            agrees(value, other, f"{where}[{place}]")
+    else:
+        assert before == now, where
+
+
+@pytest.mark.parametrize("name", ["state_space", "base"])
+def test_rows_have_the_figures_that_they_had(name):
+    before = expected(f"{name}.show.json.gz")
+    before.pop("crossings")  # `kernelmark show` adds them
+    agrees(before, json.loads(msgspec.json.encode(summarize(read(FOLDER / f"{name}.jsonl.gz")))))
+
+
+def test_comparisons_have_the_figures_that_they_had():
+    found = compare(*(read(FOLDER / f"{x}.jsonl.gz") for x in ("base", "current"))).to_builtins()
+    agrees(expected("compare.json.gz"), json.loads(msgspec.json.encode(found)))
+
+
+def test_what_a_run_was_asked_for_is_typed():
+    request = read(FOLDER / "state_space.jsonl.gz").header.request
+    assert len(request.cases) == 39
+    assert request.deadline_s == 120.0
+    assert request.caches == ("cold",)
+    assert request.sampling["max_samples"] == 500
+
+
+def test_a_line_that_schema_1_would_not_have_read_is_named():
+    header, record, *_ = gzip.decompress((FOLDER / "base.jsonl.gz").read_bytes()).split(b"\n")
+    wrong = record.replace(b'"samples_ms":[', b'"samples_ms":[-1.0,')
+    assert wrong != record
+    with pytest.raises(InputError, match="journal: line 2: samples_ms holds times"):
+        parse(header + b"\n" + wrong + b"\n")
