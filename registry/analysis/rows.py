@@ -7,6 +7,7 @@ MLflow show them. An unknown value is None, never 0.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -304,7 +305,7 @@ def interval(values: Sequence[float], samples: Sequence[float]) -> tuple[float |
     if len(values) == 1:
         return median_interval(samples) or (None, None)
     _, low, high = log_mean_interval(values)
-    return min(low, median(values)), max(high, median(values))
+    return min(low, median(values)), max(high, median(values)) if math.isfinite(high) else None
 
 
 def _speedups(group: _Group, peers: Sequence[_Group], metric: Metric) -> dict[str, Any]:
@@ -350,7 +351,7 @@ def speedup(
     if len(ratios) < 2:
         return value, None, None
     _, low, high = log_mean_interval(ratios)
-    return value, min(low, value), max(high, value)
+    return value, min(low, value), max(high, value) if math.isfinite(high) else None
 
 
 def category(row: Row) -> str | None:

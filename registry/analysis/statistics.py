@@ -51,7 +51,15 @@ def log_mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     if len(logs) < 2:
         return math.exp(mean), 0.0, math.inf
     half = t_quantile(len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+    return exponential(mean), exponential(mean - half), exponential(mean + half)
+
+
+def exponential(x: float) -> float:
+    """The exponential; infinite where a float holds it no more."""
+    try:
+        return math.exp(x)
+    except OverflowError:
+        return math.inf
 
 
 def coefficient_of_variation(values: Sequence[float]) -> float | None:

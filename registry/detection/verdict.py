@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 
 from ..errors import unknown
-from ..store.metric import LATENCY
+from ..store.metric import LATENCY, OPERATOR_METRICS, Metric
 from ..store.record import Key
 from .comparison import Noise
 
@@ -113,16 +113,21 @@ def tally(verdicts: Iterable[Verdict]) -> dict[Kind, int]:
     return {kind: kinds.count(kind) for kind in KINDS if kind in kinds}
 
 
-def fail_on(names: Iterable[str]) -> frozenset[str]:
-    """Checks the names given to `--fail-on`; "default" stands for the default set, "none" for nothing."""
+def fail_on(names: Iterable[str], metrics: Iterable[Metric] = OPERATOR_METRICS) -> frozenset[str]:
+    """Checks the names given to `--fail-on`: verdicts, and metrics whose flags fail. "default" stands for the
+    default set, "none" for nothing.
+    """
+    judged = [x.name for x in metrics if x.judged is not None]
     out: set[str] = set()
     for name in names:
         if name == "default":
             out |= FAIL_ON
+        elif name in judged:
+            out.add(name)
         elif name.replace("_", " ").replace("-", " ") in EXIT_CODES:
             out.add(name.replace("_", " ").replace("-", " "))
         elif name != "none":
-            raise unknown("verdict to fail on", name, [*EXIT_CODES, "default", "none"])
+            raise unknown("verdict to fail on", name, [*EXIT_CODES, *judged, "default", "none"])
     return frozenset(out)
 
 
@@ -136,7 +141,8 @@ def exit_code(verdicts: Iterable[Verdict], fails: Collection[str] = FAIL_ON, oth
     compared = False
     for verdict in verdicts:
         compared = compared or verdict.kind in COMPARED
-        codes |= {EXIT_CODES[name] for name in (verdict.kind, *(f.metric for f in verdict.flags)) if name in fails}
+        codes |= {EXIT_CODES[verdict.kind]} if verdict.kind in fails else set()
+        codes |= {1 for flag in verdict.flags if flag.metric in fails}
     if not compared:
         codes.add(4)
     return next((code for code in PRECEDENCE if code in codes), 5 if codes else 0)

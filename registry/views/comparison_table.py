@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from ..analysis.rows import Row, rows
-from ..analysis.statistics import t_quantile
+from ..analysis.statistics import exponential, t_quantile
 from ..store.journal import Journal
 from ..store.metric import Better, summarized
 from ..store.record import Cache, Key, Pass, Scalar
@@ -214,4 +214,5 @@ def ratio_interval(
         # Each part over the sum first: the squares of tiny variances would vanish.
         shares = [(x / variance) ** 2 / (len(y) - 1) for x, y in zip(parts, logs, strict=True)]
         half = t_quantile(1 / sum(shares)) * math.sqrt(variance)
-    return value, min(value, math.exp(centre - half)), max(value, math.exp(centre + half))
+    low, high = exponential(centre - half), exponential(centre + half)
+    return value, min(value, low), max(value, high) if math.isfinite(high) else None

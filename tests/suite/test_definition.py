@@ -1,4 +1,4 @@
-"""What says whether two journals' cases are the same, and what of a definition's growth leaves old rows comparable."""
+"""Whether two journals' cases are the same, and which growth of a definition leaves old rows comparable."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def case(tmp_path):
 
 def test_it_is_the_same_in_every_python(case):
     """The literal is what Python 3.11 to 3.13 give: a journal of one is gone on with by another."""
-    assert case().spec == "SPEC"
+    assert case().spec == "d82dc09fd73c"
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def _plain(case: Any) -> Callable[..., Any]:
 
 
 def _kernel(path: str) -> Callable[[Any], Callable[..., Any]]:
-    """Our kernels by one path, as `kernels/attention/attention.py` names it. The kernels for Hopper have two computing warp
+    """Our kernels by one path, as `kernels/attention/attention.py` names it. The kernels for Hopper have two warp
     groups and hold their weights as single numbers here, and make gradients in two kernels.
     """
 

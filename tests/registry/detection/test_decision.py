@@ -29,10 +29,10 @@ from kernelmark.registry.detection.decision import (
     stage_two,
     stored,
 )
-from kernelmark.registry.detection.pairing import differing, pair, process_median, run_means
+from kernelmark.registry.detection.pairing import differing, pair, run_means
 from kernelmark.registry.detection.verdict import KINDS, Verdict
 from kernelmark.registry.errors import InputError
-from kernelmark.registry.store.metric import OPERATOR_METRICS
+from kernelmark.registry.store.metric import OPERATOR_METRICS, summarized
 from kernelmark.registry.store.record import Case, Header, Key, Measurement, Record, Telemetry
 from scipy import special
 
@@ -269,7 +269,7 @@ class TestStored:
         [
             ((0.0, 1980.0), (1.0, 1700.0), "not comparable"),
             ((1.0, 1700.0), (0.4, 1980.0), "not comparable"),
-            ((0.0, math.nan), (1.0, 1700.0), "not comparable"),
+            ((0.0, None), (1.0, 1700.0), "not comparable"),
             ((0.0, 1980.0), (1.0, 1965.0), "no change"),  # flagged, at the same clock
             ((0.6, 1980.0), (1.0, 1700.0), "no change"),
             ((1.0, 1700.0), (1.0, 1700.0), "no change"),
@@ -345,11 +345,11 @@ class TestGuards:
     @pytest.mark.parametrize(
         ("base", "current", "kind"),
         [
-            (Side(medians=STEADY), Side(status=math.nan), "missing"),
+            (Side(medians=STEADY), Side(status=None), "missing"),
             (Side(medians=STEADY), Side(status="crashed", reason="signal 11"), "missing"),
             (Side(medians=STEADY), Side(status="incorrect", reason="off by 2"), "incorrect"),
             (Side(medians=STEADY), Side(medians=OTHER, failures={"incorrect": 1}), "incorrect"),
-            (Side(status=math.nan), Side(medians=STEADY), "new"),
+            (Side(status=None), Side(medians=STEADY), "new"),
             (Side(status="incorrect", reason="off"), Side(medians=STEADY), "new"),
             (Side(status="unsupported", reason="CPU"), Side(status="unsupported", reason="CPU"), "skipped"),
         ],
@@ -606,7 +606,7 @@ class TestPairing:
     def test_rows_of_one_side(self) -> None:
         rows = pair((header(1), [record("a", 0, (1.0,))]), (header(1), [record("b", 0, (1.0,))]))
         assert [(r.key.case, r.base.status, r.current.status) for r in rows] == [
-            ("a", "ok", math.nan),
+            ("a", "ok", None),
             ("b", None, "ok"),
         ]
 
@@ -628,7 +628,7 @@ class TestPairing:
     def test_throttled_throughout(self) -> None:
         hot = [record("a", 0, (1.0, 2.0), throttled=(0, 1)), record("a", 1, (1.0, 2.0), throttled=(1,))]
         (row_,) = pair((header(2), hot), (header(2), hot))
-        assert (row_.current.throttled, row_.current.clock) == (0.5, math.nan)
+        assert (row_.current.throttled, row_.current.clock) == (0.5, None)
 
     def test_the_clock_is_the_median_of_the_processes(self) -> None:
         seen = [
@@ -643,8 +643,8 @@ class TestPairing:
         assert run_means((header(3), run)) == {Key("rmsnorm", "a", "kernelmark", "cold"): pytest.approx(2.0)}
 
     def test_the_process_median(self) -> None:
-        assert process_median(Measurement((3.0, 1.0, 2.0), "clock")) == 2.0
-        assert process_median(Measurement((4.0, 1.0, 2.0, 100.0), "clock")) == 3.0
+        assert summarized((3.0, 1.0, 2.0), "median") == 2.0
+        assert summarized((4.0, 1.0, 2.0, 100.0), "median") == 3.0
 
 
 THOUSAND = """
@@ -759,7 +759,7 @@ class TestPooling:
     def test_the_first_look_is_the_strictest(self) -> None:
         first, second = (
             assess(np.zeros(1), np.ones(1) * 2.2e-3, np.ones(1) * 5, np.ones(1) * 12, DEFAULTS, 0.05, settled=x)
-            for x in (FIRST_LOOK * 0.05, math.nan)
+            for x in (FIRST_LOOK * 0.05, None)
         )
         assert (bool(first.within[0]), bool(second.within[0])) == (False, True)
 

@@ -20,6 +20,7 @@ from kernelmark.registry.errors import InputError
 from kernelmark.registry.importers.formats import FORMATS, made, read, take_in
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import encode, parse
+from kernelmark.registry.store.record import Request
 
 EXAMPLES = Path(__file__).with_name("examples")
 FILES = {

@@ -169,14 +169,14 @@ def test_two_journals_in_one_file_are_refused(literal: Any) -> None:
 def test_a_newer_schema_says_what_to_do_even_if_its_header_decodes(literal: Any) -> None:
     newer = encode(literal.header(schema_version=99))
     with pytest.raises(
-        InputError, match=r"line 1: written with journal schema 99.*reads up to 1.*newer kernelmark"
+        InputError, match=r"line 1: written with journal schema 99.*reads up to 2.*newer kernelmark"
     ):
         parse(newer + encode(literal.record()))
 
 
 def test_a_newer_schema_is_told_before_the_fields_it_added(literal: Any) -> None:
-    newer = encode(literal.header(schema_version=2)).replace(b'"run"', b'"new_field":1,"run"')
-    with pytest.raises(InputError, match="line 1: written with journal schema 2"):
+    newer = encode(literal.header(schema_version=3)).replace(b'"run"', b'"new_field":1,"run"')
+    with pytest.raises(InputError, match="line 1: written with journal schema 3"):
         parse(newer)
 
 
@@ -249,8 +249,13 @@ def test_a_failure_needs_a_reason(literal: Any) -> None:
 
 @pytest.mark.parametrize("samples", [(), (float("nan"),), (1.0, float("inf"))])
 def test_samples_that_could_not_be_read_back_are_refused(samples: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="samples_ms"):
+    with pytest.raises(ValueError, match="samples of 'latency'"):
         Measurement({"latency": samples}, "events")
+
+
+def test_a_measurement_has_samples_of_what_its_case_is_judged_by(literal: Any) -> None:
+    with pytest.raises(ValueError, match="no samples of 'loss', the metric that the case is judged by"):
+        literal.record(case=literal.case(primary="loss"))
 
 
 def test_results_are_frozen(literal: Any) -> None:

@@ -247,7 +247,7 @@ def test_a_bad_journal_does_not_keep_the_others_out(
     lines = bad.read_bytes().splitlines()
     bad.write_bytes(b"\n".join([*lines[:3], b'{"kind": "nonsense"}', *lines[3:]]))
     newer = write(make_journal("20261120-3-newer"), home.journal("20261120-3-newer"))
-    newer.write_bytes(newer.read_bytes().replace(b'"schema_version":1', b'"schema_version":99,"more":1'))
+    newer.write_bytes(newer.read_bytes().replace(b'"schema_version":2', b'"schema_version":99,"more":1'))
     done = sync(home)
     assert [x.run for x in done.ingested] == ["20261120-1-torn"]
     assert "line 4" in done.unreadable["20261120-2-bad.jsonl"]

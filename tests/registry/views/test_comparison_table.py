@@ -31,7 +31,7 @@ def test_ratio_is_second_over_first_with_welchs_interval_by_hand(literal: Any) -
     assert row.ratio == pytest.approx(math.exp(2))
     assert row.ratio_low == pytest.approx(math.exp(2 - half))
     assert row.ratio_high == pytest.approx(math.exp(2 + half))
-    assert (row.first_ms, row.first_replicates, row.second_replicates) == (pytest.approx(math.e), 3, 3)
+    assert (row.first_value, row.first_replicates, row.second_replicates) == (pytest.approx(math.e), 3, 3)
 
 
 def test_welchs_degrees_of_freedom_with_unequal_sides() -> None:
@@ -98,7 +98,7 @@ def test_different_conditions_are_named_and_nothing_is_compared(literal: Any) ->
     row = only(comparison)
     assert (row.outcome, row.ratio) == ("not comparable", None)
     assert row.reason == "conditions differ: driver, ecc, old, new"
-    assert (row.first_ms, row.second_ms) == (1.0, 1.0)
+    assert (row.first_value, row.second_value) == (1.0, 1.0)
     assert comparison.compared == ()
 
 
@@ -127,7 +127,7 @@ def test_a_row_without_a_time_says_why(literal: Any) -> None:
     second = literal.journal(literal.record(status="crashed", reason="signal 11"))
     row = only(compare(first, second))
     assert (row.outcome, row.reason) == ("not measured", "second run: crashed: signal 11")
-    assert (row.first_ms, row.second_ms) == (1.0, None)
+    assert (row.first_value, row.second_value) == (1.0, None)
 
 
 def test_a_replicate_of_a_wrong_row_is_not_compared(literal: Any) -> None:

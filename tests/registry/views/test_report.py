@@ -94,14 +94,14 @@ def page(literal: Any) -> str:
 
 
 def test_a_conversion_has_a_column_where_any_row_has_one(literal: Any, page: str) -> None:
-    assert "Conversion,<br>ms" not in page
+    assert "<th>Conv ms</th>" not in page
     (case,) = sizes(literal, 1)
     ours, theirs = (
         literal.record("kernelmark", case=case),
         literal.record("vllm", case=case, beside={"conversion": 0.1234}),
     )
     found = render([literal.journal(ours, theirs)])
-    assert "Conversion,<br>ms" in found
+    assert "<th>Conv ms</th>" in found
     assert "<td>0.1234</td>" in found
     assert Page(found).faults == []
 
@@ -337,7 +337,7 @@ def test_a_run_without_rows(literal: Any) -> None:
 
 def test_a_run_in_which_nothing_succeeded(literal: Any) -> None:
     text = Page(render([literal.journal(literal.record(status="error", reason="no driver"))])).text
-    assert "No implementation has a time here." in text
+    assert "No implementation has a value here." in text
     assert "no driver" in text
 
 
