@@ -8,6 +8,8 @@ from pathlib import Path
 from ..errors import InputError, unknown
 from .journal import Journal, read
 
+_ENDINGS = (".jsonl", ".jsonl.gz")
+
 
 class Home:
     """The folder of journals, reports, logs and the embedded registry. Created when first written to."""
@@ -19,6 +21,11 @@ class Home:
     def journals(self) -> Path:
         """One journal a run, named by it."""
         return self.folder / "journals"
+
+    @property
+    def shards(self) -> Path:
+        """Journals of runs that were measured in parts, one a part."""
+        return self.journals / "shards"
 
     @property
     def reports(self) -> Path:
@@ -41,7 +48,8 @@ class Home:
 
     def runs(self) -> list[str]:
         """Names of the runs here, oldest first: names begin with the time."""
-        return sorted({path.name.split(".")[0] for path in self.journals.glob("*.jsonl*")})
+        names = (x.name for x in self.journals.glob("*.jsonl*"))
+        return sorted({name.removesuffix(end) for name in names for end in _ENDINGS if name.endswith(end)})
 
     def find(self, run: str) -> Path:
         """The journal of a run, given its name, the beginning of one, `latest`, or a journal's path.
@@ -61,7 +69,7 @@ class Home:
             raise InputError(f"run {run!r} is ambiguous: {', '.join(found)}.")
         if not found:
             raise unknown("run", run, ["latest", *runs[-10:]])
-        return next(self.journals.glob(f"{found[0]}.jsonl*"))
+        return min(x for x in self.journals.glob(f"{found[0]}.*") if x.name[len(found[0]) :] in _ENDINGS)
 
     def load(self, run: str) -> Journal:
         """Reads the journal that `find` finds."""

@@ -14,6 +14,8 @@ from filelock import FileLock
 from ..errors import HarnessError, InputError
 from .home import Home
 from .journal import parse, read
+from .shards import join as joined
+from .shards import lines_of, path_of, shards_of
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 
@@ -57,11 +59,22 @@ def import_journal(path: Path, home: Home) -> str:
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the journals in it, {path}/*.jsonl*")
     lines = whole_lines(path)
-    run = parse(lines[0] + b"\n", path).header.run
+    header = parse(lines[0] + b"\n", path).header
+    run, shard = header.run, header.request.shard
     try:
         home.journals.mkdir(parents=True, exist_ok=True)
         # Of two imports of one run at once, the second must see what the first wrote.
         with FileLock(home.folder / "import.lock"):
+            if shard is not None:
+                target = path_of(home, run, shard)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if not target.exists() or _grew(whole_lines(target), lines, run, path):
+                    # Joined before it is kept: what does not fit must not stand in the others' way.
+                    others = [read(x) for x in shards_of(home, run) if x != target]
+                    joined([*others, parse(b"".join(x + b"\n" for x in lines), path)])
+                    _write(target, b"".join(x + b"\n" for x in lines))
+                _join(home, run)
+                return run
             there = _existing(home, run)
             if there is None or _grew(whole_lines(there), lines, run, path):
                 target = home.journal(run)
@@ -71,6 +84,18 @@ def import_journal(path: Path, home: Home) -> str:
     except OSError as error:
         raise HarnessError(f"{home.folder} cannot be written: {error.strerror or error}") from None
     return run
+
+
+def join(home: Home, run: str) -> list[str]:
+    """Makes the journal of a run anew from its shards that are here; returns those that are missing, as `i/n`."""
+    with FileLock(home.folder / "import.lock"):
+        return _join(home, run)
+
+
+def _join(home: Home, run: str) -> list[str]:
+    lines, missing = lines_of(home, run)
+    _write(home.journal(run), b"".join(x + b"\n" for x in lines))
+    return missing
 
 
 def _existing(home: Home, run: str) -> Path | None:

@@ -83,9 +83,10 @@ def _group_table(group: Group, metrics: Sequence[Metric]) -> Table:
     table.add_column("implementation", no_wrap=True, min_width=14)
     limit = any(x.fraction_of_limit is not None for x in found)
     names = (_short(primary), "±", *map(_short, beside), *(("limit",) if limit else ()), "vs best", "vs eager")
+    least = {"±": 5, **{_short(x): 7 for x in (primary, *beside) if x.unit == "ms"}}
     for name in names:
         # Where it is too narrow, labels are cut and not numbers.
-        table.add_column(name, justify="right", no_wrap=True, min_width=5 if name == "±" else max(7, len(name)))
+        table.add_column(name, justify="right", no_wrap=True, min_width=least.get(name, len(name)))
     for label, case in zip(group.labels, group.cases, strict=True):
         _add_case(table, label, case, beside, limit)
     return table

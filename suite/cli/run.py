@@ -12,7 +12,10 @@ import click
 from ...registry.errors import InputError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
+from ...registry.store.record import Request
+from ...registry.store.transfer import checked_run, join
 from .. import plan as plans
+from .. import shards
 from ..catalog import Catalog
 from ..measure.stopping import TimerName
 from ..run import supervisor
@@ -20,9 +23,7 @@ from ..run.fingerprint import has_gpu
 
 
 @click.command("run")
-@click.option(
-    "--plan", default="quick", show_default=True, help="quick, standard, full, crossing, or a plan file."
-)
+@click.option("--plan", default="quick", show_default=True, help=f"{', '.join(plans.BUILTIN)}, or a plan file.")
 @click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
 @click.option("--implementation", "implementations", multiple=True, help="Only this implementation or provider.")
 @click.option("--device", help="cuda or cpu; default: the best one here.")
@@ -31,6 +32,8 @@ from ..run.fingerprint import has_gpu
 @click.option(
     "--timer", type=click.Choice(["auto", "events", "graph", "cupti"]), help="GPU timer; default: the case's own."
 )
+@click.option("--shard", metavar="I/N", help="Only the I-th of N parts of the plan, cut by case; needs --run.")
+@click.option("--run", "name", help="The run's name: one for all shards, on whichever machine.")
 @click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
 @click.option("--resume", metavar="RUN", help="Go on with a run that was interrupted.")
 @click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
@@ -44,6 +47,8 @@ def command_run(
     replicates: int | None,
     cache: str | None,
     timer: TimerName | None,
+    shard: str | None,
+    name: str | None,
     seed: int | None,
     resume: str | None,
     output: Path | None,
@@ -58,22 +63,37 @@ def command_run(
     catalog = Catalog.default()
     with progress() as listener:
         if resume is not None:
-            if operators or implementations or replicates or any((device, cache, timer, seed is not None)):
+            given = (device, cache, timer, shard, name, seed is not None)
+            if operators or implementations or replicates or any(given):
                 raise InputError("--resume goes on with what its run was asked; leave the other options out.")
             run = supervisor.resume(resume, home, catalog, listener)
         else:
             chosen = device_named(device)
             loaded = plans.load(plan, catalog, chosen, operators).but(replicates, cache, timer)
+            part = None if shard is None else shards.parse(shard)
+            if part is not None:
+                if name is None or seed is None:
+                    raise InputError("--shard needs --run NAME and --seed N, the same for all shards of the run.")
+                loaded = shards.cut(loaded, loaded.cells(catalog, chosen, implementations), part)
             run = supervisor.Run(
                 plan=loaded,
                 cells=loaded.cells(catalog, chosen, implementations),
+                name=supervisor.new_run() if name is None else checked_run(name),
+                request=Request(shard=part),
                 catalog=catalog,
                 device=chosen,
                 home=home,
                 seed=secrets.randbits(32) if seed is None else seed,
                 listener=listener,
             )
+        if run.past is None and run.path.exists():
+            raise InputError(f"run {run.name} is here already; go on with it by --resume, or take another name.")
         path = run.execute()
+    if run.request.shard is not None:
+        missing = join(home, run.name)
+        if missing:
+            click.echo(f"not here yet: shards {', '.join(missing)}; `kernelmark import` joins them to this run")
+        path = home.journal(run.name)
     if not journal_only:
         present(read(path), home, report=not no_report)
 

@@ -22,6 +22,7 @@ from ...registry.errors import HarnessError, InputError, KernelmarkError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, Writer, read
 from ...registry.store.record import SCHEMA_VERSION, Footer, Header, Key, Record, Request, Scalar, Status
+from ...registry.store.shards import path_of, shards_of
 from .. import __version__
 from ..catalog import Catalog
 from ..environments import interpreter
@@ -113,8 +114,8 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """The run's journal."""
-        return self.home.journal(self.name)
+        """The run's journal, or that of its shard."""
+        return path_of(self.home, self.name, self.request.shard)
 
     def execute(self) -> Path:
         """Measures what is still missing. Returns the journal's path; raises `KernelmarkError`."""
@@ -154,7 +155,7 @@ class Run:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         try:
-            self.home.journals.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             with filelock.FileLock(self.path.with_suffix(".lock"), timeout=0):
                 try:
                     yield
@@ -185,7 +186,8 @@ class Run:
         if self.request.partner is not None:
             return "the comparison of commits, from its beginning"
         elsewhere = "" if self.home.folder == Home().folder else f" --output {self.home.folder}"
-        return f"kernelmark run --resume {self.name}{elsewhere}"
+        name = self.name if self.request.shard is None else str(self.path)
+        return f"kernelmark run --resume {name}{elsewhere}"
 
     @property
     def _header_known(self) -> bool:
@@ -265,7 +267,7 @@ class Run:
 
     @property
     def _log(self) -> Path:
-        return self.home.logs / f"{self.name}.log"
+        return self.home.logs / f"{self.path.stem}.log"
 
     def _process(self, task: Task, python: Path, left: dict[int, Cell]) -> None:
         """Runs one worker to its end; takes each cell that ends out of `left`."""
@@ -373,7 +375,9 @@ def resume(name: str, home: Home, catalog: Catalog, listener: Listener) -> Run:
     header = past.header
     if header.request.partner is not None:
         raise InputError(f"run {name} is one side of a comparison of commits; start the comparison anew.")
-    if path.resolve() != home.journal(header.run).resolve():
+    if shards_of(home, header.run) and header.request.shard is None:
+        raise InputError(f"run {header.run} was joined from shards; go on with a shard of {home.shards}.")
+    if path.resolve() != path_of(home, header.run, header.request.shard).resolve():
         raise InputError(f"{path} is not in {home.journals} under its run's name; import it, or name its home.")
     if header.schema_version != SCHEMA_VERSION:
         raise InputError(f"run {header.run} was begun by an older kernelmark, whose journals are only read.")

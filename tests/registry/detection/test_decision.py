@@ -661,7 +661,7 @@ def run():
         Record(
             Case(f"operator{i % 12}", f"c{i}", {}, {}, "fp32", "forward", "s", 1, 1), "kernelmark", "kernelmark",
             None, j, 0, "cold", "ok",
-            measurement=Measurement(tuple(generator.normal(1, 0.02, 100).tolist()), "clock"),
+            measurement=Measurement({"latency": tuple(generator.normal(1, 0.02, 100).tolist())}, "clock"),
         )
         for i in range(1000) for j in range(10)
     ]

@@ -1,0 +1,103 @@
+"""Shards of a run joined into one journal. Each shard's own journal stays as it is, in the home's `shards/`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ..errors import InputError
+from .home import Home
+from .journal import Journal, encode, read
+from .record import Footer, Header, Line
+
+_SAME = ("schema_version", "commit", "dirty", "plan", "seed", "replicates", "device", "key", "harness")
+"""Of the header: what all shards of a run have in common."""
+
+
+def path_of(home: Home, run: str, shard: tuple[int, int] | None) -> Path:
+    """Where the journal of a run, or of one shard of it, is or will be."""
+    if shard is None:
+        return home.journal(run)
+    return home.shards / f"{run}.{shard[0]}-of-{shard[1]}.jsonl"
+
+
+def shards_of(home: Home, run: str) -> list[Path]:
+    """The journals of a run's shards that are here, in their order."""
+    found = home.shards.glob(f"{run}.*-of-*.jsonl")
+    return sorted(found, key=lambda x: int(x.name.split(".")[-2].split("-")[0]))
+
+
+def join(journals: Sequence[Journal]) -> Journal:
+    """The journals of shards as one of the whole run. It is complete only with all of them.
+
+    Raises `InputError` for journals that are not of one run: it names what differs.
+    """
+    first = journals[0].header
+    seen: dict[int, Journal] = {}
+    for journal in journals:
+        header = journal.header
+        shard = header.request.shard
+        if shard is None or first.request.shard is None or header.run != first.run:
+            raise InputError(f"{header.run} and {first.run} are not shards of one run.")
+        apart = [x for x in _SAME if getattr(header, x) != getattr(first, x)]
+        apart += _conditions(first, header) if "key" in apart else []
+        if shard[1] != first.request.shard[1]:
+            apart.append(f"shards: {first.request.shard[1]} / {shard[1]}")
+        if apart:
+            raise InputError(f"shards of run {first.run} differ in {', '.join(apart)}: they are no one run.")
+        seen.setdefault(shard[0], journal)
+    ordered = [seen[x] for x in sorted(seen)]
+    missing = missing_of([x.header for x in ordered])
+    request = msgspec.structs.replace(
+        first.request,
+        cases=tuple(case for x in ordered for case in x.header.request.cases),
+        implementations=tuple(sorted({name for x in ordered for name in x.header.request.implementations})),
+        only={key: names for x in ordered for key, names in x.header.request.only.items()},
+        shard=None,
+    )
+    created = min(x.header.created for x in ordered)
+    return Journal(
+        header=msgspec.structs.replace(first, request=request, created=created),
+        records=tuple(record for x in ordered for record in x.records),
+        ceilings=tuple(ceiling for x in ordered for ceiling in x.ceilings),
+        footers=_footers(ordered, bool(missing)),
+    )
+
+
+def _conditions(first: Header, other: Header) -> list[str]:
+    names = sorted(first.conditions.keys() | other.conditions.keys())
+    return [
+        f"{x} ({first.conditions.get(x)} / {other.conditions.get(x)})"
+        for x in names
+        if first.conditions.get(x) != other.conditions.get(x)
+    ]
+
+
+def _footers(journals: Sequence[Journal], missing: bool) -> tuple[Footer, ...]:
+    """Whole only if every shard is there and ended whole."""
+    whole = not missing and all(any(y.complete for y in x.footers) for x in journals)
+    footers = [y for x in journals for y in x.footers]
+    out = [msgspec.structs.replace(x, complete=False) for x in footers]
+    if whole:
+        out[-1] = msgspec.structs.replace(out[-1], complete=True)
+    return tuple(out)
+
+
+def missing_of(headers: Sequence[Header]) -> list[str]:
+    """The shards of a run that these headers are not of, as `i/n`."""
+    shards = [x.request.shard for x in headers if x.request.shard is not None]
+    if not shards:
+        return []
+    count = shards[0][1]
+    there = {x[0] for x in shards}
+    return [f"{i}/{count}" for i in range(1, count + 1) if i not in there]
+
+
+def lines_of(home: Home, run: str) -> tuple[list[bytes], list[str]]:
+    """The lines of the joined journal of what is here of a run, and the shards that are missing."""
+    journals = [read(x) for x in shards_of(home, run)]
+    joined = join(journals)
+    lines: list[Line] = [joined.header, *joined.records, *joined.ceilings, *joined.footers]
+    return [encode(x).strip() for x in lines], missing_of([x.header for x in journals])

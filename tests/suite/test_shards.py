@@ -1,0 +1,63 @@
+"""Plans cut into shards: every case in exactly one, about the same time in each, the same cut everywhere."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernelmark.registry.errors import InputError
+from kernelmark.suite import plan as plans
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.shards import _seconds, cut, parse
+
+CATALOG = Catalog.default()
+PLAN = plans.load("standard", CATALOG, "cuda")
+CELLS = PLAN.cells(CATALOG, "cuda")
+
+
+def names(plan):
+    return [(x.operator, x.name) for x in plan.cases]
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(1, 40))
+def test_every_case_is_in_exactly_one_shard_in_the_plans_order(count):
+    parts = [cut(PLAN, CELLS, (i, count)) for i in range(1, count + 1)]
+    assert sorted(y for x in parts for y in names(x)) == sorted(names(PLAN))
+    order = {x: i for i, x in enumerate(names(PLAN))}
+    for part in parts:
+        places = [order[x] for x in names(part)]
+        assert places == sorted(places)
+        assert part.cases
+
+
+def test_shards_take_about_the_same_time():
+    rows = {}
+    for cell in CELLS:
+        key = (cell.case.operator, cell.case.name)
+        rows[key] = rows.get(key, 0) + 1
+    loads = [
+        sum(_seconds(PLAN, x, rows[x.operator, x.name]) for x in cut(PLAN, CELLS, (i, 4)).cases)
+        for i in range(1, 5)
+    ]
+    assert max(loads) < 1.02 * min(loads)
+
+
+def test_implementations_that_a_case_is_for_stay_with_it():
+    plan = plans.load("state_space", CATALOG, "cuda")
+    cells = plan.cells(CATALOG, "cuda")
+    parts = [cut(plan, cells, (i, 3)) for i in (1, 2, 3)]
+    assert {x: y for part in parts for x, y in part.only.items()} == plan.only
+    for part in parts:
+        assert set(part.only) <= {f"{operator}/{name}" for operator, name in names(part)}
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b", "1/0", "-1/2", "1/2/3", "１/2", ""])
+def test_what_is_no_shard_is_refused(text):
+    with pytest.raises(InputError, match="is no shard: i/n, such as 2/4"):
+        parse(text)
+
+
+def test_more_shards_than_cases_are_refused():
+    with pytest.raises(InputError, match="too few for 9999 shards"):
+        cut(PLAN, CELLS, parse("1/9999"))
