@@ -46,14 +46,20 @@ def equivalent(
     both = [(b, c) for b, c in zip(base, current, strict=False) if math.isfinite(b) and math.isfinite(c)]
     if rule.relative:
         both = [(b, c) for b, c in both if b != 0]
-    differences = np.array([(c - b) / abs(b) if rule.relative else c - b for b, c in both], dtype=np.float64)
+    pairs = np.array(both, dtype=np.float64).reshape(-1, 2)
+    with np.errstate(over="ignore"):
+        differences = pairs[:, 1] - pairs[:, 0]
+        differences = differences / np.abs(pairs[:, 0]) if rule.relative else differences
     count = len(differences)
     if count < MINIMUM_PAIRS:
         reason = f"{count} usable pairs, at least {MINIMUM_PAIRS} needed"
         return Equivalent("inconclusive", reason, pairs=count, needed=MINIMUM_PAIRS - count)
-    change, sd = float(differences.mean()), float(differences.std(ddof=1))
+    with np.errstate(over="ignore", invalid="ignore"):
+        change, sd = float(differences.mean()), float(differences.std(ddof=1))
     half = t_quantile(count - 1) * sd / math.sqrt(count)
     low, high = change - half, change + half
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return Equivalent("inconclusive", "the values are too far apart to be numbers", pairs=count)
     told = f"{_told(change, rule)} [{_told(low, rule)}, {_told(high, rule)}]"
     within = f"within ±{_told(rule.margin, rule).lstrip('+')}"
     if -rule.margin <= low and high <= rule.margin:
