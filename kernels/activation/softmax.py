@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from .._common import INTERPRETED, cdiv, check, dense_like, multiprocessors, on, operator, packed, power_of_2, rows
-from .._grid_barrier import MOST, meet, phases, places, seen
+from .._grid_barrier import MOST, arrive_and_wait, launches, phase, slots
 
 LIMIT = 64 if INTERPRETED else 16384
 """Longest row, in elements, that forward holds in registers: 32 a thread of 16 warps."""
@@ -136,7 +136,7 @@ def _split(  # type: ignore[no-untyped-def]  # Triton's types are its own
     col = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
     before = 0
     if SUM and SCALE:
-        before = seen(place + row * 2)
+        before = phase(place + row * 2)
     held = tl.load(x + row * stride + col, col < D, float("-inf"))
     if SUM:
         # Finite, so that the difference of two is never NaN.
@@ -144,7 +144,7 @@ def _split(  # type: ignore[no-untyped-def]  # Triton's types are its own
         tl.store(tops + tl.program_id(0), top)
         tl.store(totals + tl.program_id(0), tl.sum(tl.exp2((held.to(tl.float32) - top) * LOG2E), 0))
     if SUM and SCALE:
-        meet(place + row * 2, PARTS, before)
+        arrive_and_wait(place + row * 2, PARTS, before)
         held = packed(held)
     if SCALE:
         part = tl.arange(0, ALL)
@@ -224,13 +224,13 @@ def _split_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its o
     col = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
     before = 0
     if SUM and MOVE:
-        before = seen(place + row * 2)
+        before = phase(place + row * 2)
     given = tl.load(dy + row * dy_stride + col, col < D, 0.0)
     value = tl.load(y + row * y_stride + col, col < D, 0.0)
     if SUM:
         tl.store(totals + tl.program_id(0), tl.sum(given.to(tl.float32) * value.to(tl.float32), 0))
     if SUM and MOVE:
-        meet(place + row * 2, PARTS, before)
+        arrive_and_wait(place + row * 2, PARTS, before)
         given = packed(given)
         value = packed(value)
     if MOVE:
@@ -275,9 +275,9 @@ def run(x: torch.Tensor, y: torch.Tensor, chosen: Plan) -> None:
             _pieces[(M,)](x, y, D, x.stride(0), LANES=chosen.size, VECTOR=vector, num_warps=chosen.warps)
         else:
             parts = cdiv(D, chosen.size)
-            place = places(x, M, x.numel())
+            place = slots(x, M, x.numel())
             tops, totals = torch.empty(2, M, parts, dtype=torch.float32, device=x.device)
-            for first, second in phases(place):
+            for first, second in launches(place):
                 _split[(M * parts,)](
                     x,
                     y,
@@ -310,9 +310,9 @@ def run_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, chosen: Pl
             _pieces_gradient[(M,)](dy, y, dx, D, *strides, BLOCK=block, num_warps=chosen.warps)
         else:
             parts = cdiv(D, chosen.size)
-            place = places(y, M)
+            place = slots(y, M)
             totals = torch.empty(M, parts, dtype=torch.float32, device=y.device)
-            for first, second in phases(place):
+            for first, second in launches(place):
                 _split_gradient[(M * parts,)](
                     dy,
                     y,

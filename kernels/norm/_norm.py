@@ -10,15 +10,21 @@ to exchange sums of their pieces; backward is in two launches, one for the sums,
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
 from .._common import INTERPRETED, cdiv, dense_like, multiprocessors, on, packed, power_of_2, rows
-from .._grid_barrier import meet, phases, places, seen
+from .._grid_barrier import arrive_and_wait, launches, phase, slots
+from .._rows import Access, access, boundary, get, of_columns, put, within
 
 Norm = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 """y, h = x + residual, mean, rstd = 1 / √(variance or mean square + eps)."""
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Forward x, residual, weight and bias; backward dy, dh, x and weight. Where there is none, any other tensor."""
 
 FORWARD_LIMIT = 64 if INTERPRETED else 65536
 """Longest row in bytes that forward holds in registers: 32 numbers of 2 bytes a thread."""
@@ -57,24 +63,28 @@ SPREAD_WARP = 1024
 SPREAD_MOST = 1024
 """Most pieces of a row whose sums one program adds."""
 
-SPREAD_TILE = (2, 16) if INTERPRETED else (8, 512)
-"""Rows and columns at a time of a program of backward that has all rows of its columns."""
+SPREAD_TILE = (2, 16, 4) if INTERPRETED else (8, 512, 4)
+"""Rows and columns at a time, and warps, of a program of backward that has all rows of its columns."""
+
+PARTS_FROM = 8 if INTERPRETED else 64
+"""Shortest row that is held in parts where its width is no power of two."""
+
+PARTS_LIMIT = 128 if INTERPRETED else 65536
+"""Longest such row in bytes."""
+
+MOST_PARTS = 8
+"""Most parts of a row that forward holds: 16 bytes a thread each."""
+
+BACKWARD_PARTS = 2
+"""The same of backward, which has three numbers an element to hold."""
 
 
 @triton.jit
 def _normalize(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x,
-    residual,
-    weight,
-    bias,
-    y,
-    h,
-    means,
-    rstds,
-    N,
-    D,
-    x_stride,
-    residual_stride,
+    inputs,
+    outputs,
+    sizes,
+    strides,
     eps,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -87,6 +97,10 @@ def _normalize(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """ROWS whole rows a program. EVEN: of BLOCK numbers each, and no program has fewer. AGAIN: x is not held over
     the sums but read again, from the cache.
     """
+    x, residual, weight, bias = inputs
+    y, h, means, rstds = outputs
+    N, D = sizes
+    x_stride, residual_stride = strides
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     inside = tl.full([ROWS, BLOCK], 1, tl.int1) if EVEN else (row < N)[:, None] & (col < D)[None, :]
@@ -124,48 +138,139 @@ def _normalize(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
-def _normalize_long(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x,
-    residual,
-    weight,
-    bias,
-    y,
-    h,
-    means,
-    rstds,
-    N,
-    D,
-    x_stride,
-    residual_stride,
+def _normalize_parts(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    inputs,
+    outputs,
+    sizes,
+    strides,
     eps,
     ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
     RESIDUAL: tl.constexpr,
     CENTRED: tl.constexpr,
     SAVE: tl.constexpr,
-    EVEN: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    """ROWS whole rows a program, each held in PARTS parts of PART columns, in its own dtype.
+
+    For widths that no power of two is near: parts have 16 bytes a thread, so that only the last is not full. The
+    rows of a program lie equally to 16-byte boundaries. AHEAD: the weight is read before the sums are known.
+    """
+    x, residual, weight, bias = inputs
+    y, h, means, rstds = outputs
+    N, D = sizes
+    PERIOD: tl.constexpr = VECTOR if SHIFTED else 1
+    program = tl.program_id(0).to(tl.int64)
+    first = program // PERIOD * (PERIOD * ROWS) + program % PERIOD
+    line = tl.arange(0, ROWS)[:, None]
+    rows = first + line * PERIOD < N
+    row = first + tl.arange(0, ROWS) * PERIOD
+    source, shift = boundary(x, first * strides[0], VECTOR, SHIFTED)
+    source += tl.multiple_of(line.to(tl.int64) * (strides[0] * PERIOD), [VECTOR, VECTOR])
+    across = tl.multiple_of(line * (D * PERIOD), [VECTOR, VECTOR])
+    target, _ = boundary(y, first * D, VECTOR, SHIFTED)
+    target += across
+    if RESIDUAL:
+        other, _ = boundary(residual, first * strides[1], VECTOR, SHIFTED)
+        other += tl.multiple_of(line.to(tl.int64) * (strides[1] * PERIOD), [VECTOR, VECTOR])
+        total, _ = boundary(h, first * D, VECTOR, SHIFTED)
+        total += across
+    end = shift + D
+    held = ()
+    weights = ()
+    sums = tl.zeros([ROWS, PART], tl.float32)
+    for i in tl.static_range(PARTS):
+        col = i * PART + tl.arange(0, PART)[None, :]
+        part = get(source, col, shift, end, rows, 0.0, "", VECTOR, SHIFTED)
+        if RESIDUAL:
+            # h = x + residual. y is the norm of the h that is returned, which is also what backward will see.
+            part = part.to(tl.float32) + get(other, col, shift, end, rows, 0.0, "", VECTOR, SHIFTED).to(tl.float32)
+            part = part.to(h.dtype.element_ty)
+            put(total, col, part, shift, end, rows, "", VECTOR, SHIFTED)
+        held = held + (part,)  # noqa: RUF005  # what Triton compiles has no unpacking
+        value = part.to(tl.float32)
+        sums += value if CENTRED else value * value
+    if AHEAD:
+        for i in tl.static_range(PARTS):
+            col = i * PART + tl.arange(0, PART)[None, :]
+            # As many rows as there are: then each warp reads its own, in the layout that it needs.
+            weights = weights + (of_columns(weight, col + 0 * line, shift, end, "evict_last", VECTOR, SHIFTED),)  # noqa: RUF005
+    mean = 0.0
+    if CENTRED:
+        # μ = Σ x / D, and then σ² = Σ (x - μ)² / D: Σ x² - D μ² would cancel where the mean is large.
+        mean = (tl.sum(sums, 1) / D)[:, None]
+        if SAVE:
+            tl.store(means + row[:, None], mean, rows)
+        sums = tl.zeros([ROWS, PART], tl.float32)
+        for i in tl.static_range(PARTS):
+            col = i * PART + tl.arange(0, PART)[None, :]
+            apart = tl.where(within(col, shift, end, SHIFTED), held[i].to(tl.float32) - mean, 0.0)
+            sums += apart * apart
+    rstd = (1.0 / tl.sqrt(tl.sum(sums, 1) / D + eps))[:, None]
+    if SAVE:
+        tl.store(rstds + row[:, None], rstd, rows)
+    for i in tl.static_range(PARTS):
+        col = i * PART + tl.arange(0, PART)[None, :]
+        if AHEAD:
+            w = weights[i]
+        else:
+            w = of_columns(weight, col + 0 * line, shift, end, "evict_last", VECTOR, SHIFTED)
+        # y = (x - μ) / √(σ² + ε) · w + b
+        value = packed(held[i]).to(tl.float32)
+        if CENTRED:
+            value -= mean
+        value = value * rstd * w.to(tl.float32)
+        if CENTRED:
+            value += of_columns(bias, col + 0 * line, shift, end, "evict_last", VECTOR, SHIFTED).to(tl.float32)
+        put(target, col, value, shift, end, rows, "", VECTOR, SHIFTED)
+
+
+@triton.jit
+def _normalize_long(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    inputs,
+    outputs,
+    sizes,
+    strides,
+    eps,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    CENTRED: tl.constexpr,
+    SAVE: tl.constexpr,
 ):
     """One row a program, in pieces, twice; the second time it comes from the L2 cache.
 
     Each lane keeps mean and sum of squares of its own numbers (Welford), lanes are joined at the end (Chan,
-    Golub and LeVeque 1979): sums of x and x² alone would cancel where the mean is large. EVEN: no
-    piece is cut.
+    Golub and LeVeque 1979): sums of x and x² alone would cancel where the mean is large.
     """
+    x, residual, weight, bias = inputs
+    y, h, means, rstds = outputs
+    D = sizes[1]
     row = tl.program_id(0).to(tl.int64)
+    x, shift = boundary(x, row * strides[0], VECTOR, SHIFTED)
+    y, _ = boundary(y, row * D, VECTOR, SHIFTED)
+    if RESIDUAL:
+        residual, _ = boundary(residual, row * strides[1], VECTOR, SHIFTED)
+        h, _ = boundary(h, row * D, VECTOR, SHIFTED)
+    end = shift + D
     lane = tl.arange(0, BLOCK)
     average = tl.zeros([BLOCK], tl.float32)
     squares = tl.zeros([BLOCK], tl.float32)
     count = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, D, BLOCK):
+    for start in range(0, end, BLOCK):
         col = start + lane
-        inside = tl.full([BLOCK], 1, tl.int1) if EVEN else col < D
-        value = tl.load(x + row * x_stride + col, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
+        value = get(x, col, shift, end, True, 0.0, "evict_last", VECTOR, SHIFTED).to(tl.float32)
         if RESIDUAL:
-            value += tl.load(residual + row * residual_stride + col, inside, 0.0).to(tl.float32)
+            value += get(residual, col, shift, end, True, 0.0, "", VECTOR, SHIFTED).to(tl.float32)
             rounded = value.to(h.dtype.element_ty)
-            tl.store(h + row * D + col, rounded, inside)
+            put(h, col, rounded, shift, end, True, "", VECTOR, SHIFTED)
             value = rounded.to(tl.float32)
         if CENTRED:
+            inside = within(col, shift, end, SHIFTED)
             count += inside.to(tl.float32)
             delta = tl.where(inside, value - average, 0.0)
             average += delta / tl.maximum(count, 1.0)
@@ -175,6 +280,7 @@ def _normalize_long(  # type: ignore[no-untyped-def]  # Triton's types are its o
     total = tl.sum(squares, 0)
     mean = 0.0
     if CENTRED:
+        # μ = Σ nᵢ μᵢ / D and D σ² = Σ Mᵢ + nᵢ (μᵢ - μ)² over lanes.
         mean = tl.sum(average * count, 0) / D
         apart = average - mean
         total += tl.sum(count * apart * apart, 0)
@@ -186,40 +292,32 @@ def _normalize_long(  # type: ignore[no-untyped-def]  # Triton's types are its o
     if RESIDUAL:
         # Other threads of this program wrote what is read back.
         tl.debug_barrier()
-    for start in range(0, D, BLOCK):
+    for start in range(0, end, BLOCK):
         col = start + lane
-        inside = tl.full([BLOCK], 1, tl.int1) if EVEN else col < D
         if RESIDUAL:
-            value = tl.load(h + row * D + col, inside, 0.0).to(tl.float32)
+            value = get(h, col, shift, end, True, 0.0, "", VECTOR, SHIFTED).to(tl.float32)
         else:
-            value = tl.load(x + row * x_stride + col, inside, 0.0, eviction_policy="evict_first").to(tl.float32)
-        w = tl.load(weight + col, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
+            value = get(x, col, shift, end, True, 0.0, "evict_first", VECTOR, SHIFTED).to(tl.float32)
+        # y = (x - μ) / √(σ² + ε) · w + b
+        w = of_columns(weight, col, shift, end, "evict_last", VECTOR, SHIFTED).to(tl.float32)
         value = (value - mean) * rstd * w
         if CENTRED:
-            value += tl.load(bias + col, inside, 0.0).to(tl.float32)
-        tl.store(y + row * D + col, value.to(y.dtype.element_ty), inside)
+            value += of_columns(bias, col, shift, end, "", VECTOR, SHIFTED).to(tl.float32)
+        put(y, col, value, shift, end, True, "", VECTOR, SHIFTED)
 
 
 @triton.jit
 def _normalize_spread(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x,
-    residual,
-    weight,
-    bias,
-    y,
-    h,
-    sums,
-    place,
-    means,
-    rstds,
-    N,
-    D,
-    pieces,
-    x_stride,
-    residual_stride,
+    inputs,
+    outputs,
+    shared,
+    sizes,
+    strides,
     eps,
     BLOCK: tl.constexpr,
     PIECES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
     RESIDUAL: tl.constexpr,
     CENTRED: tl.constexpr,
     SAVE: tl.constexpr,
@@ -228,46 +326,56 @@ def _normalize_spread(  # type: ignore[no-untyped-def]  # Triton's types are its
 ):
     """One piece of one row. SUM: its sum of squares, or mean and sum of squared distances from that. NORM: its
     normalization by the sums of all pieces (joined as by Chan, Golub and LeVeque 1979). With both, the programs
-    of a row meet in between, and the piece stays in registers, in its own dtype.
+    of a row wait for each other in between, and the piece stays in registers, in its own dtype.
     """
+    x, residual, weight, bias = inputs
+    y, h, means, rstds = outputs
+    sums, slot = shared
+    N, D, pieces = sizes
     program = tl.program_id(0)
     if not SUM:
         # The last piece first: it was read last, and is the likeliest to be in the cache still.
         program = tl.num_programs(0) - 1 - program
     row = (program // pieces).to(tl.int64)
     piece = program % pieces
+    x, shift = boundary(x, row * strides[0], VECTOR, SHIFTED)
+    y, _ = boundary(y, row * D, VECTOR, SHIFTED)
+    end = shift + D
     col = piece * BLOCK + tl.arange(0, BLOCK)
-    inside = col < D
     before = 0
     if SUM and NORM:
-        before = seen(place + row * 2)
-    held = tl.load(x + row * x_stride + col, inside, 0.0, eviction_policy="evict_first" if NORM else "evict_last")
+        before = phase(slot + row * 2)
+    held = get(x, col, shift, end, True, 0.0, "evict_first" if NORM else "evict_last", VECTOR, SHIFTED)
     if RESIDUAL:
-        other = tl.load(residual + row * residual_stride + col, inside, 0.0)
+        residual, _ = boundary(residual, row * strides[1], VECTOR, SHIFTED)
+        h, _ = boundary(h, row * D, VECTOR, SHIFTED)
+        other = get(residual, col, shift, end, True, 0.0, "", VECTOR, SHIFTED)
         held = (held.to(tl.float32) + other.to(tl.float32)).to(h.dtype.element_ty)
-        tl.store(h + row * D + col, held, inside)
+        put(h, col, held, shift, end, True, "", VECTOR, SHIFTED)
     at = row * pieces + piece
     if SUM:
         value = held.to(tl.float32)
         if CENTRED:
-            mean = tl.sum(value, 0) / tl.minimum(D - piece * BLOCK, BLOCK)
+            # μᵢ = Σ x / nᵢ and Mᵢ = Σ (x - μᵢ)² of this piece.
+            mean = tl.sum(value, 0) / _elements(piece, BLOCK, shift, end)
             tl.store(sums + tl.cast(N, tl.int64) * pieces + at, mean)
-            value = tl.where(inside, value - mean, 0.0)
+            value = tl.where(within(col, shift, end, SHIFTED), value - mean, 0.0)
         tl.store(sums + at, tl.sum(value * value, 0))
     if SUM and NORM:
-        meet(place + row * 2, pieces, before)
+        arrive_and_wait(slot + row * 2, pieces, before)
         held = packed(held)
     if NORM:
         value = held.to(tl.float32)
-        w = tl.load(weight + col, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
+        w = of_columns(weight, col, shift, end, "evict_last", VECTOR, SHIFTED).to(tl.float32)
         part = tl.arange(0, PIECES)
         # Written by other programs of this launch: not from the multiprocessor's own cache.
         squares = tl.load(sums + row * pieces + part, part < pieces, 0.0, cache_modifier=".cg")
         if CENTRED:
-            b = tl.load(bias + col, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
+            b = of_columns(bias, col, shift, end, "evict_last", VECTOR, SHIFTED).to(tl.float32)
             averages = sums + tl.cast(N, tl.int64) * pieces + row * pieces
             average = tl.load(averages + part, part < pieces, 0.0, cache_modifier=".cg")
-            count = tl.maximum(tl.minimum(D - part * BLOCK, BLOCK), 0).to(tl.float32)
+            # μ = Σ nᵢ μᵢ / D and D σ² = Σ Mᵢ + nᵢ (μᵢ - μ)² over pieces.
+            count = tl.where(part < pieces, _elements(part, BLOCK, shift, end), 0).to(tl.float32)
             mean = tl.sum(average * count, 0) / D
             apart = average - mean
             squares += count * apart * apart
@@ -277,27 +385,26 @@ def _normalize_spread(  # type: ignore[no-untyped-def]  # Triton's types are its
             tl.store(rstds + row, rstd, piece == 0)
             if CENTRED:
                 tl.store(means + row, mean, piece == 0)
+        # y = (x - μ) / √(σ² + ε) · w + b
         value = value * rstd * w
         if CENTRED:
             value += b
-        tl.store(y + row * D + col, value.to(y.dtype.element_ty), inside)
+        put(y, col, value, shift, end, True, "", VECTOR, SHIFTED)
+
+
+@triton.jit
+def _elements(piece, BLOCK: tl.constexpr, shift, end):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Elements of a row in its n-th piece of BLOCK columns, at least 1 to divide by."""
+    return tl.maximum(tl.minimum(end - piece * BLOCK, BLOCK) - tl.maximum(shift - piece * BLOCK, 0), 1)
 
 
 @triton.jit
 def _gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dy,
-    dh,
-    x,
-    weight,
-    means,
-    rstds,
-    dx,
-    parts,
-    N,
-    D,
-    dy_stride,
-    dh_stride,
-    x_stride,
+    inputs,
+    statistics,
+    outputs,
+    sizes,
+    strides,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
@@ -309,6 +416,11 @@ def _gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
     With x̂ the normalized row and g = dy · weight: dx = (g - x̂ · mean(g · x̂) - mean(g)) · rstd, the last
     mean only where rows are centred; dweight is the sum of dy · x̂ over rows, dbias that of dy.
     """
+    dy, dh, x, weight = inputs
+    means, rstds = statistics
+    dx, parts = outputs
+    N, D = sizes
+    dy_stride, dh_stride, x_stride = strides
     col = tl.arange(0, BLOCK)
     w = tl.load(weight + col, col < D, 0.0).to(tl.float32)[None, :]
     weight_part = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -339,33 +451,132 @@ def _gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
+def _gradients_parts(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    inputs,
+    statistics,
+    outputs,
+    sizes,
+    strides,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    CENTRED: tl.constexpr,
+):
+    """As `_gradients`, with rows in PARTS parts of PART columns, for widths that no power of two is near.
+
+    All rows of a program lie equally to 16-byte boundaries, so that its columns are the same numbers of each: where
+    rows are shifted, the number of programs is a multiple of VECTOR.
+    """
+    dy, dh, x, weight = inputs
+    means, rstds = statistics
+    dx, parts = outputs
+    N, D = sizes
+    PERIOD: tl.constexpr = VECTOR if SHIFTED else 1
+    program = tl.program_id(0)
+    first = program // PERIOD * (PERIOD * ROWS) + program % PERIOD
+    line = tl.arange(0, ROWS)[:, None]
+    _, shift = boundary(x, first.to(tl.int64) * strides[2], VECTOR, SHIFTED)
+    end = shift + D
+    weights = ()
+    dweight = ()
+    dbias = ()
+    for i in tl.static_range(PARTS):
+        col = i * PART + tl.arange(0, PART)[None, :]
+        weights = weights + (of_columns(weight, col + 0 * line, shift, end, "", VECTOR, SHIFTED),)  # noqa: RUF005  # what Triton compiles has no unpacking
+        dweight = dweight + (tl.zeros([ROWS, PART], tl.float32),)  # noqa: RUF005
+        dbias = dbias + (tl.zeros([ROWS, PART], tl.float32),)  # noqa: RUF005
+    for start in tl.range(first, N, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        begin = tl.cast(start, tl.int64)
+        row = begin + line * PERIOD
+        rows = row < N
+        down = line.to(tl.int64) * PERIOD
+        given_at, _ = boundary(dy, begin * strides[0], VECTOR, SHIFTED)
+        given_at += tl.multiple_of(down * strides[0], [VECTOR, VECTOR])
+        x_at, _ = boundary(x, begin * strides[2], VECTOR, SHIFTED)
+        x_at += tl.multiple_of(down * strides[2], [VECTOR, VECTOR])
+        dx_at, _ = boundary(dx, begin * D, VECTOR, SHIFTED)
+        dx_at += tl.multiple_of(down * D, [VECTOR, VECTOR])
+        rstd = tl.load(rstds + row, rows, 0.0)
+        mean = 0.0
+        if CENTRED:
+            mean = tl.load(means + row, rows, 0.0)
+        given = ()
+        hats = ()
+        products = tl.zeros([ROWS, PART], tl.float32)
+        sums = tl.zeros([ROWS, PART], tl.float32)
+        more = ()
+        more_bias = ()
+        for i in tl.static_range(PARTS):
+            col = i * PART + tl.arange(0, PART)[None, :]
+            g = get(given_at, col, shift, end, rows, 0.0, "", VECTOR, SHIFTED).to(tl.float32)
+            hat = (get(x_at, col, shift, end, rows, 0.0, "", VECTOR, SHIFTED).to(tl.float32) - mean) * rstd
+            # dw += dy · x̂, db += dy
+            more = more + (dweight[i] + g * hat,)  # noqa: RUF005
+            more_bias = more_bias + (dbias[i] + g if CENTRED else dbias[i],)  # noqa: RUF005
+            g = g * weights[i].to(tl.float32)
+            products += g * hat
+            sums += g
+            given = given + (g,)  # noqa: RUF005
+            hats = hats + (hat,)  # noqa: RUF005
+        dweight = more
+        dbias = more_bias
+        projection = (tl.sum(products, 1) / D)[:, None]
+        average = 0.0
+        if CENTRED:
+            average = (tl.sum(sums, 1) / D)[:, None]
+        for i in tl.static_range(PARTS):
+            col = i * PART + tl.arange(0, PART)[None, :]
+            # dx = (g - x̂ · mean(g · x̂) - mean(g)) · rstd + dh, g = dy · w
+            result = (given[i] - hats[i] * projection - average) * rstd
+            if RESIDUAL:
+                dh_at, _ = boundary(dh, begin * strides[1], VECTOR, SHIFTED)
+                dh_at += tl.multiple_of(down * strides[1], [VECTOR, VECTOR])
+                result += get(dh_at, col, shift, end, rows, 0.0, "", VECTOR, SHIFTED).to(tl.float32)
+            put(dx_at, col, result, shift, end, rows, "", VECTOR, SHIFTED)
+    for i in tl.static_range(PARTS):
+        col = i * PART + tl.arange(0, PART)
+        part = parts + program * D + (col - shift)
+        inside = within(col, shift, end, SHIFTED)
+        tl.store(part, tl.sum(dweight[i], 0), inside)
+        if CENTRED:
+            tl.store(part + tl.num_programs(0) * D, tl.sum(dbias[i], 0), inside)
+
+
+@triton.jit
 def _row_means(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dy,
-    x,
-    weight,
-    means,
-    rstds,
+    inputs,
+    statistics,
     projections,
     averages,
     D,
-    dy_stride,
-    x_stride,
+    strides,
     BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
     CENTRED: tl.constexpr,
 ):
     """mean(g · x̂) and mean(g) of one long row, g = dy · weight."""
+    dy, _, x, weight = inputs
+    means, rstds = statistics
     row = tl.program_id(0).to(tl.int64)
+    dy, shift = boundary(dy, row * strides[0], VECTOR, SHIFTED)
+    x, _ = boundary(x, row * strides[2], VECTOR, SHIFTED)
+    end = shift + D
     rstd = tl.load(rstds + row)
     mean = 0.0
     if CENTRED:
         mean = tl.load(means + row)
     projection = tl.zeros([BLOCK], tl.float32)
     average = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, D, BLOCK):
+    for start in range(0, end, BLOCK):
         col = start + tl.arange(0, BLOCK)
-        given = tl.load(dy + row * dy_stride + col, col < D, 0.0).to(tl.float32)
-        given *= tl.load(weight + col, col < D, 0.0).to(tl.float32)
-        hat = (tl.load(x + row * x_stride + col, col < D, 0.0).to(tl.float32) - mean) * rstd
+        given = get(dy, col, shift, end, True, 0.0, "", VECTOR, SHIFTED).to(tl.float32)
+        given *= of_columns(weight, col, shift, end, "", VECTOR, SHIFTED).to(tl.float32)
+        hat = (get(x, col, shift, end, True, 0.0, "", VECTOR, SHIFTED).to(tl.float32) - mean) * rstd
         projection += given * hat
         average += given
     tl.store(projections + row, tl.sum(projection, 0) / D)
@@ -375,49 +586,56 @@ def _row_means(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _gradients_long(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dy,
-    dh,
-    x,
-    weight,
-    means,
-    rstds,
+    inputs,
+    statistics,
     projections,
     averages,
-    dx,
-    parts,
-    N,
-    D,
-    dy_stride,
-    dh_stride,
-    x_stride,
+    outputs,
+    sizes,
+    strides,
     BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
     RESIDUAL: tl.constexpr,
     CENTRED: tl.constexpr,
 ):
-    """As `_gradients`, for one piece of every n-th row, with the row's means known."""
+    """As `_gradients`, for one piece of every n-th row, with the row's means known. Where rows are shifted, n is a
+    multiple of VECTOR: the rows of a program lie equally then, and its columns are the same numbers of each.
+    """
+    dy, dh, x, weight = inputs
+    means, rstds = statistics
+    dx, parts = outputs
+    N, D = sizes
     col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = col < D
-    w = tl.load(weight + col, inside, 0.0).to(tl.float32)
+    _, shift = boundary(x, tl.program_id(1).to(tl.int64) * strides[2], VECTOR, SHIFTED)
+    end = shift + D
+    inside = within(col, shift, end, SHIFTED)
+    w = of_columns(weight, col, shift, end, "", VECTOR, SHIFTED).to(tl.float32)
     weight_part = tl.zeros([BLOCK], tl.float32)
     bias_part = tl.zeros([BLOCK], tl.float32)
     for start in tl.range(tl.program_id(1), N, tl.num_programs(1)):
         row = tl.cast(start, tl.int64)
-        given = tl.load(dy + row * dy_stride + col, inside, 0.0).to(tl.float32)
-        hat = tl.load(x + row * x_stride + col, inside, 0.0).to(tl.float32)
+        given_at, _ = boundary(dy, row * strides[0], VECTOR, SHIFTED)
+        x_at, _ = boundary(x, row * strides[2], VECTOR, SHIFTED)
+        dx_at, _ = boundary(dx, row * D, VECTOR, SHIFTED)
+        given = get(given_at, col, shift, end, True, 0.0, "", VECTOR, SHIFTED).to(tl.float32)
+        hat = get(x_at, col, shift, end, True, 0.0, "", VECTOR, SHIFTED).to(tl.float32)
         rstd = tl.load(rstds + row)
         if CENTRED:
             hat -= tl.load(means + row)
             bias_part += given
         hat *= rstd
+        # dw += dy · x̂; dx = (g - x̂ · mean(g · x̂) - mean(g)) · rstd + dh, g = dy · w
         weight_part += given * hat
         result = given * w - hat * tl.load(projections + row)
         if CENTRED:
             result -= tl.load(averages + row)
         result *= rstd
         if RESIDUAL:
-            result += tl.load(dh + row * dh_stride + col, inside, 0.0).to(tl.float32)
-        tl.store(dx + row * D + col, result.to(dx.dtype.element_ty), inside)
-    part = parts + tl.program_id(1).to(tl.int64) * D + col
+            dh_at, _ = boundary(dh, row * strides[1], VECTOR, SHIFTED)
+            result += get(dh_at, col, shift, end, True, 0.0, "", VECTOR, SHIFTED).to(tl.float32)
+        put(dx_at, col, result, shift, end, True, "", VECTOR, SHIFTED)
+    part = parts + tl.program_id(1).to(tl.int64) * D + (col - shift)
     tl.store(part, weight_part, inside)
     if CENTRED:
         tl.store(part + tl.num_programs(1).to(tl.int64) * D, bias_part, inside)
@@ -425,28 +643,29 @@ def _gradients_long(  # type: ignore[no-untyped-def]  # Triton's types are its o
 
 @triton.jit
 def _piece_means(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dy,
-    x,
-    weight,
-    means,
-    rstds,
+    inputs,
+    statistics,
     sums,
-    N,
-    D,
-    pieces,
-    dy_stride,
-    x_stride,
+    sizes,
+    strides,
     BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
     CENTRED: tl.constexpr,
 ):
     """What one piece of one row adds to mean(g · x̂) and mean(g), g = dy · weight; one piece of all rows first."""
+    dy, _, x, weight = inputs
+    means, rstds = statistics
+    N, D, pieces = sizes
     row = (tl.program_id(0) % N).to(tl.int64)
     piece = tl.program_id(0) // N
+    dy, shift = boundary(dy, row * strides[0], VECTOR, SHIFTED)
+    x, _ = boundary(x, row * strides[2], VECTOR, SHIFTED)
+    end = shift + D
     col = piece * BLOCK + tl.arange(0, BLOCK)
-    inside = col < D
-    given = tl.load(dy + row * dy_stride + col, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
-    hat = tl.load(x + row * x_stride + col, inside, 0.0, eviction_policy="evict_last").to(tl.float32)
-    given *= tl.load(weight + col, inside, 0.0).to(tl.float32)
+    given = get(dy, col, shift, end, True, 0.0, "evict_last", VECTOR, SHIFTED).to(tl.float32)
+    hat = get(x, col, shift, end, True, 0.0, "evict_last", VECTOR, SHIFTED).to(tl.float32)
+    given *= of_columns(weight, col, shift, end, "", VECTOR, SHIFTED).to(tl.float32)
     at = row * pieces + piece
     if CENTRED:
         hat -= tl.load(means + row)
@@ -456,22 +675,12 @@ def _piece_means(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _gradients_columns(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dy,
-    dh,
-    x,
-    weight,
-    means,
-    rstds,
+    inputs,
+    statistics,
     sums,
-    dx,
-    dweight,
-    dbias,
-    N,
-    D,
-    pieces,
-    dy_stride,
-    dh_stride,
-    x_stride,
+    outputs,
+    sizes,
+    strides,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     PIECES: tl.constexpr,
@@ -482,6 +691,11 @@ def _gradients_columns(  # type: ignore[no-untyped-def]  # Triton's types are it
 
     The last columns first: they were read last, and are the likeliest to be in the cache still.
     """
+    dy, dh, x, weight = inputs
+    means, rstds = statistics
+    dx, dweight, dbias = outputs
+    N, D, pieces = sizes
+    dy_stride, dh_stride, x_stride = strides
     col = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
     w = tl.load(weight + col, col < D, 0.0).to(tl.float32)[None, :]
     weight_part = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -532,6 +746,56 @@ def _add_parts(  # type: ignore[no-untyped-def]  # Triton's types are its own
         tl.store(dbias + col, value.to(dbias.dtype.element_ty), col < D)
 
 
+class Plan(NamedTuple):
+    """How rows are shared out, and how a program has them.
+
+    `whole`: `rows` rows, each in a block of a power of two. `parts`: `rows` rows, each in `parts` parts of `block`
+    elements; `flag`: the weight is read ahead. `pieces`: one row, twice, in pieces of `block`. `spread`: one piece
+    of `block` elements of one row. For `whole`, `flag` means to read x again rather than to hold it.
+    """
+
+    kind: Literal["whole", "parts", "pieces", "spread"]
+    rows: int
+    block: int
+    parts: int
+    warps: int
+    flag: bool = False
+
+
+def parts_of(D: int, size: int, N: int, period: int, most: int, elements: int) -> tuple[int, int, int, int]:
+    """(rows, elements of a part, parts, warps) for rows of D elements of `size` bytes, in at most `most` parts of 16
+    bytes a thread; several rows a program of up to `elements` elements where they are short.
+    """
+    vector = 16 // size
+    warps = 1
+    while warps < 32 and cdiv(D, 32 * warps * vector) > most:
+        warps *= 2
+    part = min(32 * warps * vector, power_of_2(D))
+    rows = power_of_2(max(1, min(elements // power_of_2(D), cdiv(N, period))))
+    return rows, part, cdiv(D, part), min(max(warps * rows, 1), 32)
+
+
+def forward_plan(
+    x: torch.Tensor, N: int, D: int, residual: bool, centred: bool, access: Access
+) -> Plan:
+    """The forward pass of N rows of D elements, by measurements on an H200."""
+    block = power_of_2(D)
+    size = x.element_size()
+    length = block * size
+    pieces = not residual and not centred and PLAIN_PIECES[0] < length <= PLAIN_PIECES[1]
+    if D != block and D >= PARTS_FROM and D * size <= PARTS_LIMIT:
+        rows, part, parts, warps = parts_of(D + access.margin, size, N, access.period, MOST_PARTS, 2048)
+        return Plan("parts", rows, part, parts, warps, True)
+    if pieces or length > FORWARD_LIMIT:
+        if piece := spread(x, N, D):
+            return Plan("spread", 1, piece, cdiv(D + access.margin, piece), min(max(piece // SPREAD_WARP, 4), 16))
+        return Plan("pieces", 1, min(block, PLAIN_PIECE) if pieces else PIECE, 0, 16)
+    again = not residual and block == AGAIN[0] and AGAIN[1] <= N * D
+    rows = power_of_2(max(1, min(2048 // block, N)))
+    # 32 numbers a thread: four 16-byte loads in flight, and registers for 8 or more warps.
+    return Plan("whole", rows, block, 1, 8 if again else min(max(rows * block // 1024, 4), 32), again)
+
+
 def normalize(
     x: torch.Tensor,
     residual: torch.Tensor | None,
@@ -539,6 +803,7 @@ def normalize(
     bias: torch.Tensor | None,
     eps: float,
     save: bool,
+    plan: Plan | None = None,
 ) -> Norm:
     """The forward pass of x (…, D). A bias means rows are centred; `save` keeps mean and rstd."""
     y, h, mean, rstd = empty(x, residual is not None, bias is not None, save)
@@ -548,41 +813,56 @@ def normalize(
     N = x.numel() // D
     flat = rows(x)
     other = flat if residual is None else rows(residual)
-    block = power_of_2(D)
-    length = block * x.element_size()
-    pieces = residual is None and bias is None and PLAIN_PIECES[0] < length <= PLAIN_PIECES[1]
-    if long := pieces or length > FORWARD_LIMIT:
-        block = min(block, PLAIN_PIECE) if pieces else PIECE
-    again = not long and residual is None and block == AGAIN[0] and AGAIN[1] <= N * D
-    height = 1 if long else power_of_2(max(1, min(2048 // block, N)))
-    if long and (piece := spread(x, N, D)):
-        _spread(flat, residual if residual is None else other, weight, bias, (y, h, mean, rstd), eps, piece)
-        return y, h, mean, rstd
+    strides = (flat.stride(0), other.stride(0))
+    reach = access((flat, other, y), (*strides, D), D)
+    plan = plan or forward_plan(x, N, D, residual is not None, bias is not None, reach)
+    inputs = (flat, other, weight.contiguous(), weight if bias is None else bias.contiguous())
+    outputs = (y, h, mean, rstd)
+    flags = {"RESIDUAL": residual is not None, "CENTRED": bias is not None, "SAVE": save}
     with on(x):
-        (_normalize_long if long else _normalize)[(cdiv(N, height),)](
-            flat,
-            other,
-            weight.contiguous(),
-            weight if bias is None else bias.contiguous(),
-            y,
-            h,
-            mean,
-            rstd,
-            N,
-            D,
-            flat.stride(0),
-            other.stride(0),
-            eps,
-            ROWS=height,
-            BLOCK=block,
-            RESIDUAL=residual is not None,
-            CENTRED=bias is not None,
-            SAVE=save,
-            EVEN=D % block == 0 and N % height == 0,
-            # 32 numbers a thread: four 16-byte loads in flight, and registers for 8 or more warps.
-            num_warps=16 if long else 8 if again else min(max(height * block // 1024, 4), 32),
-            **({} if long else {"AGAIN": again}),
-        )
+        if plan.kind == "whole":
+            _normalize[(cdiv(N, plan.rows),)](
+                inputs,
+                outputs,
+                (N, D),
+                strides,
+                eps,
+                ROWS=plan.rows,
+                BLOCK=plan.block,
+                **flags,
+                EVEN=D % plan.block == 0 and N % plan.rows == 0,
+                AGAIN=plan.flag,
+                num_warps=plan.warps,
+            )
+        elif plan.kind == "parts":
+            _normalize_parts[(cdiv(N, plan.rows * reach.period) * reach.period,)](
+                inputs,
+                outputs,
+                (N, D),
+                strides,
+                eps,
+                ROWS=plan.rows,
+                PART=plan.block,
+                PARTS=plan.parts,
+                **reach.evenly(D, plan.block),
+                **flags,
+                AHEAD=plan.flag,
+                num_warps=plan.warps,
+            )
+        elif plan.kind == "pieces":
+            _normalize_long[(N,)](
+                inputs,
+                outputs,
+                (N, D),
+                strides,
+                eps,
+                BLOCK=plan.block,
+                **reach.evenly(D, plan.block),
+                **flags,
+                num_warps=plan.warps,
+            )
+        else:
+            _spread(inputs, outputs, (N, D), strides, eps, plan, reach, flags)
     return y, h, mean, rstd
 
 
@@ -592,57 +872,44 @@ def spread(x: torch.Tensor, N: int, D: int) -> int:
         return 0
     # Four programs a multiprocessor, but no piece so small that starting it takes longer than its work.
     piece = min(max(power_of_2(N * D // (4 * processors)), SPREAD_PIECES[0]), SPREAD_PIECES[1])
-    return piece if cdiv(D, piece) <= SPREAD_MOST else 0
+    return piece if cdiv(D, piece) < SPREAD_MOST else 0
 
 
 def _spread(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    results: Norm,
+    inputs: Inputs,
+    outputs: Norm,
+    sizes: tuple[int, int],
+    strides: tuple[int, int],
     eps: float,
-    piece: int,
+    plan: Plan,
+    reach: Access,
+    flags: dict[str, bool],
 ) -> None:
-    """The forward pass of few long rows x (N, D): in one launch where its programs can meet, else in two."""
-    y, h, mean, rstd = results
-    N, D = x.shape
-    pieces = cdiv(D, piece)
-    place = places(x, N, N * D)
-    sums = torch.empty(1 if bias is None else 2, N, pieces, dtype=torch.float32, device=x.device)
-    weight = weight.contiguous()
-    bias = bias if bias is None else bias.contiguous()
-    for first, second in phases(place):
-        # In two launches the second reads what the first made of x and the residual.
-        source, stride = (x, x.stride(0)) if first or h is None else (h, D)
-        other = residual if first else None
-        with on(x):
-            _normalize_spread[(N * pieces,)](
-                source,
-                source if other is None else other,
-                weight,
-                weight if bias is None else bias,
-                y,
-                h,
-                sums,
-                sums if place is None else place,
-                mean,
-                rstd,
-                N,
-                D,
-                pieces,
-                stride,
-                0 if other is None else other.stride(0),
-                eps,
-                BLOCK=piece,
-                PIECES=power_of_2(pieces),
-                RESIDUAL=other is not None,
-                CENTRED=bias is not None,
-                SAVE=rstd is not None,
-                SUM=first,
-                NORM=second,
-                num_warps=min(max(piece // SPREAD_WARP, 4), 16),
-            )
+    """The forward pass of few long rows: in one launch where its programs can wait for each other, else in two."""
+    x, other, weight, bias = inputs
+    h = outputs[1]
+    N, D = sizes
+    slot = slots(x, N, N * D)
+    sums = torch.empty(1 + flags["CENTRED"], N, plan.parts, dtype=torch.float32, device=x.device)
+    for first, second in launches(slot):
+        if not first and h is not None:
+            # The second of two launches reads what the first made of x and the residual.
+            x, strides, flags = h, (D, D), {**flags, "RESIDUAL": False}
+        _normalize_spread[(N * plan.parts,)](
+            (x, other, weight, bias),
+            outputs,
+            (sums, sums if slot is None else slot),
+            (N, D, plan.parts),
+            strides,
+            eps,
+            BLOCK=plan.block,
+            PIECES=power_of_2(plan.parts),
+            **reach.constants(),
+            **flags,
+            SUM=first,
+            NORM=second,
+            num_warps=plan.warps,
+        )
 
 
 def empty(x: torch.Tensor, residual: bool, centred: bool, save: bool) -> Norm:
@@ -655,6 +922,23 @@ def empty(x: torch.Tensor, residual: bool, centred: bool, save: bool) -> Norm:
     return y, h, mean, rstd
 
 
+def backward_plan(x: torch.Tensor, N: int, D: int, access: Access) -> Plan:
+    """The backward pass of N rows of D elements, by measurements on an H200."""
+    block = power_of_2(D)
+    if D != block and D >= PARTS_FROM and D <= BACKWARD_LIMIT:
+        rows, part, parts, warps = parts_of(
+            D + access.margin, x.element_size(), N, access.period, BACKWARD_PARTS, 2048
+        )
+        return Plan("parts", min(rows, 16), part, parts, min(max(warps, 4), 16))
+    if block <= BACKWARD_LIMIT:
+        # 16 numbers of each tensor a thread take about 120 registers: 16 warps are at home at a time.
+        rows = max(1, min(2048 // block, 16))
+        return Plan("whole", rows, block, 1, min(max(rows * block // 512, 4), 16))
+    if piece := spread(x, N, D):
+        return Plan("spread", 1, piece, cdiv(D + access.margin, piece), min(max(piece // 256, 4), 16))
+    return Plan("pieces", 1, PIECE, cdiv(D + access.margin, PIECE), 8)
+
+
 def gradients(
     dy: torch.Tensor,
     dh: torch.Tensor | None,
@@ -662,6 +946,7 @@ def gradients(
     weight: torch.Tensor,
     mean: torch.Tensor | None,
     rstd: torch.Tensor,
+    plan: Plan | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dx (…, D) in x's dtype, dweight and dbias (D,) in the weight's; dbias only where `mean` is given.
 
@@ -675,80 +960,67 @@ def gradients(
     given, flat = rows(dy), rows(x)
     direct = given if dh is None else rows(dh)
     kinds = 1 if mean is None else 2
-    block = power_of_2(D)
+    inputs = (given, direct, flat, weight.contiguous())
+    statistics = (rstd if mean is None else mean, rstd)
+    strides = (given.stride(0), direct.stride(0), flat.stride(0))
+    reach = access((given, direct, flat, dx), (*strides, D), D)
+    plan = plan or backward_plan(x, N, D, reach)
     flags = {"RESIDUAL": dh is not None, "CENTRED": mean is not None}
-    sums = rstd if mean is None else mean
-    weight = weight.contiguous()
-    if block > BACKWARD_LIMIT and (piece := spread(x, N, D)):
-        _gradients_spread(
-            given, dh if dh is None else direct, flat, weight, mean, rstd, (dx, dweight, dbias), piece
-        )
-        return dx, dweight, dbias
     with on(x):
-        if block <= BACKWARD_LIMIT:
-            height = max(1, min(2048 // block, 16))
-            # 16 numbers of each tensor a thread take about 120 registers: 16 warps are at home at a time.
-            warps = min(max(height * block // 512, 4), 16)
-            programs = min(cdiv(N, height), multiprocessors(x) * (16 // warps))
-            ahead = height * block * x.element_size() * (2 if dh is None else 3)
+        if plan.kind == "spread" and not reach.SHIFTED:
+            _gradients_spread(inputs, statistics, (dx, dweight, dbias), (N, D), strides, plan, reach, flags)
+            return dx, dweight, dbias
+        if plan.kind in ("whole", "parts"):
+            programs = min(cdiv(N, plan.rows), multiprocessors(x) * max(16 // plan.warps, 1))
+            programs = cdiv(programs, reach.period) * reach.period if plan.kind == "parts" else programs
+            columns = plan.block * plan.parts
+            ahead = plan.rows * columns * x.element_size() * (2 if dh is None else 3)
             parts = torch.empty(kinds, programs, D, dtype=torch.float32, device=x.device)
-            _gradients[(programs,)](
-                given,
-                direct,
-                flat,
-                weight,
-                sums,
-                rstd,
-                dx,
-                parts,
-                N,
-                D,
-                given.stride(0),
-                direct.stride(0),
-                flat.stride(0),
-                ROWS=height,
-                BLOCK=block,
-                STAGES=3 if 2 * ahead <= PREFETCH else 2,
-                **flags,
-                num_warps=warps,
-            )
+            stages = 3 if 2 * ahead <= PREFETCH else 2
+            if plan.kind == "whole":
+                _gradients[(programs,)](
+                    inputs,
+                    statistics,
+                    (dx, parts),
+                    (N, D),
+                    strides,
+                    ROWS=plan.rows,
+                    BLOCK=plan.block,
+                    STAGES=stages,
+                    **flags,
+                    num_warps=plan.warps,
+                )
+            else:
+                _gradients_parts[(programs,)](
+                    inputs,
+                    statistics,
+                    (dx, parts),
+                    (N, D),
+                    strides,
+                    ROWS=plan.rows,
+                    PART=plan.block,
+                    PARTS=plan.parts,
+                    STAGES=stages,
+                    **reach.constants(),
+                    **flags,
+                    num_warps=plan.warps,
+                )
         else:
-            projection = torch.empty(2, N, dtype=torch.float32, device=x.device)
-            pieces = cdiv(D, PIECE)
+            projection = _means(inputs, statistics, (N, D), strides, plan, reach, flags)
+            pieces = cdiv(D + reach.margin, PIECE)
             programs = min(N, max(1, multiprocessors(x) * 4 // pieces))
+            programs = cdiv(programs, reach.period) * reach.period
             parts = torch.empty(kinds, programs, D, dtype=torch.float32, device=x.device)
-            _row_means[(N,)](
-                given,
-                flat,
-                weight,
-                sums,
-                rstd,
-                projection[0],
-                projection[1],
-                D,
-                given.stride(0),
-                flat.stride(0),
-                BLOCK=PIECE,
-                CENTRED=mean is not None,
-                num_warps=8,
-            )
             _gradients_long[(pieces, programs)](
-                given,
-                direct,
-                flat,
-                weight,
-                sums,
-                rstd,
+                inputs,
+                statistics,
                 projection[0],
-                projection[1],
-                dx,
-                parts,
-                N,
-                D,
-                given.stride(0),
-                direct.stride(0),
-                flat.stride(0),
+                projection[-1],
+                (dx, parts),
+                (N, D),
+                strides,
                 BLOCK=PIECE,
+                **reach.constants(),
                 **flags,
                 num_warps=8,
             )
@@ -758,63 +1030,91 @@ def gradients(
     return dx, dweight, dbias
 
 
+def _means(
+    inputs: Inputs,
+    statistics: tuple[torch.Tensor, torch.Tensor],
+    sizes: tuple[int, int],
+    strides: tuple[int, int, int],
+    plan: Plan,
+    reach: Access,
+    flags: dict[str, bool],
+) -> torch.Tensor:
+    """mean(g · x̂) and, of centred rows, mean(g) of each long row, (1 or 2, N)."""
+    N, D = sizes
+    device = inputs[0].device
+    kinds = 1 + flags["CENTRED"]
+    if plan.kind == "spread":
+        return _sums_of_pieces(inputs, statistics, sizes, strides, plan, reach, flags).sum(2)
+    projection = torch.empty(kinds, N, dtype=torch.float32, device=device)
+    _row_means[(N,)](
+        inputs,
+        statistics,
+        projection[0],
+        projection[-1],
+        D,
+        strides,
+        BLOCK=PIECE,
+        **reach.constants(),
+        CENTRED=flags["CENTRED"],
+        num_warps=8,
+    )
+    return projection
+
+
+def _sums_of_pieces(
+    inputs: Inputs,
+    statistics: tuple[torch.Tensor, torch.Tensor],
+    sizes: tuple[int, int],
+    strides: tuple[int, int, int],
+    plan: Plan,
+    reach: Access,
+    flags: dict[str, bool],
+) -> torch.Tensor:
+    """What pieces of rows add to `_means`, (1 or 2, N, pieces)."""
+    N, D = sizes
+    sums = torch.empty(1 + flags["CENTRED"], N, plan.parts, dtype=torch.float32, device=inputs[0].device)
+    _piece_means[(N * plan.parts,)](
+        inputs,
+        statistics,
+        sums,
+        (N, D, plan.parts),
+        strides,
+        BLOCK=plan.block,
+        **reach.constants(),
+        CENTRED=flags["CENTRED"],
+        num_warps=plan.warps,
+    )
+    return sums
+
+
 def _gradients_spread(
-    dy: torch.Tensor,
-    dh: torch.Tensor | None,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    mean: torch.Tensor | None,
-    rstd: torch.Tensor,
+    inputs: Inputs,
+    statistics: tuple[torch.Tensor, torch.Tensor],
     results: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    piece: int,
+    sizes: tuple[int, int],
+    strides: tuple[int, int, int],
+    plan: Plan,
+    reach: Access,
+    flags: dict[str, bool],
+    tile: tuple[int, int, int] = SPREAD_TILE,
 ) -> None:
-    """The backward pass of few long rows x (N, D)."""
-    N, D = x.shape
-    pieces = cdiv(D, piece)
-    centred = mean is not None
-    sums = torch.empty(2 if centred else 1, N, pieces, dtype=torch.float32, device=x.device)
-    means = rstd if mean is None else mean
-    rows_, columns = SPREAD_TILE
-    rows_ = min(rows_, power_of_2(N))
-    with on(x):
-        _piece_means[(N * pieces,)](
-            dy,
-            x,
-            weight,
-            means,
-            rstd,
-            sums,
-            N,
-            D,
-            pieces,
-            dy.stride(0),
-            x.stride(0),
-            BLOCK=piece,
-            CENTRED=centred,
-            num_warps=min(max(piece // 256, 4), 16),
-        )
-        _gradients_columns[(cdiv(D, columns),)](
-            dy,
-            dy if dh is None else dh,
-            x,
-            weight,
-            means,
-            rstd,
-            sums,
-            *results,
-            N,
-            D,
-            pieces,
-            dy.stride(0),
-            dy.stride(0) if dh is None else dh.stride(0),
-            x.stride(0),
-            ROWS=rows_,
-            BLOCK=columns,
-            PIECES=power_of_2(pieces),
-            RESIDUAL=dh is not None,
-            CENTRED=centred,
-            num_warps=4,
-        )
+    """The backward pass of few long rows."""
+    N, D = sizes
+    sums = _sums_of_pieces(inputs, statistics, sizes, strides, plan, reach, flags)
+    height, columns, warps = tile
+    _gradients_columns[(cdiv(D, columns),)](
+        inputs,
+        statistics,
+        sums,
+        results,
+        (N, D, plan.parts),
+        strides,
+        ROWS=min(height, power_of_2(N)),
+        BLOCK=columns,
+        PIECES=power_of_2(plan.parts),
+        **flags,
+        num_warps=warps,
+    )
 
 
 def empty_gradients(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
