@@ -21,7 +21,7 @@ import triton.language as tl
 
 from ._common import INTERPRETED, multiprocessors
 
-PLACES = 1 << 14
+SLOTS = 1 << 14
 """Places of a device, 128 kB. A stream keeps its own; so does each launch that a graph has captured."""
 MOST = 4096
 """Most places of one launch."""
@@ -38,14 +38,14 @@ class _Pool:
     """A device's places: zeroed once, handed out from the front."""
 
     def __init__(self, device: torch.device) -> None:
-        self.memory = torch.zeros(PLACES, 2, dtype=torch.int32, device=device)
+        self.memory = torch.zeros(SLOTS, 2, dtype=torch.int32, device=device)
         # Streams other than this one may be the first to use it.
         torch.cuda.current_stream(device).synchronize()
         self.free = 0
         self.streams: dict[int, torch.Tensor] = {}
 
     def take(self, count: int) -> torch.Tensor | None:
-        if self.free + count > PLACES:
+        if self.free + count > SLOTS:
             return None
         self.free += count
         return self.memory[self.free - count : self.free]

@@ -26,6 +26,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ._common import cdiv, power_of_2
+
 
 class Access(NamedTuple):
     """How rows are accessed: elements at a time, and whether a row's first lies inside of its vector."""
@@ -70,19 +72,50 @@ def access(tensors: Sequence[torch.Tensor], strides: Sequence[int], D: int) -> A
     return Access(vector, bool(anywhere)) if seen else PLAIN
 
 
+def parts_of(D: int, vector: int, N: int, period: int, most: int, elements: int) -> tuple[int, int, int, int]:
+    """(rows, warps, parts, elements of a part) of a program for N rows of D elements, held in at most `most` parts of
+    one vector a thread; several rows, of up to `elements` elements together, where they are short.
+    """
+    warps = 1
+    while warps < 32 and cdiv(D, 32 * warps * vector) > most:
+        warps *= 2
+    part = min(32 * warps * vector, power_of_2(D))
+    rows = power_of_2(max(1, min(elements // power_of_2(D), cdiv(N, period))))
+    if rows > 1:
+        warps = max(rows * cdiv(D, part) * part // (32 * vector * min(most, 4)), 1)
+    return rows, min(warps, 32), cdiv(D, part), part
+
+
 @triton.jit
-def boundary(base, offset, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(the 16-byte boundary at or before base + offset, elements from there to it)."""
-    # Added here: what is said of a function's own argument is lost where the function is inlined.
-    pointer = base + offset
-    shift = 0
+def same_rows(program, ROWS: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(first, rows (ROWS, 1), rows from the first to each) of a program whose rows lie equally to 16-byte boundaries:
+    as a vector has VECTOR elements, each VECTOR-th row does.
+    """
+    PERIOD: tl.constexpr = VECTOR if SHIFTED else 1
+    program = program.to(tl.int64)
+    first = program // PERIOD * (PERIOD * ROWS) + program % PERIOD
+    down = tl.arange(0, ROWS)[:, None].to(tl.int64) * PERIOD
+    return first, first + down, down
+
+
+@triton.jit
+def shift_of(base, offset, SHIFTED: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Elements from the 16-byte boundary at or before base + offset to it."""
     if SHIFTED:
-        SIZE: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth // 8
-        shift = ((pointer.to(tl.int64) % 16) // SIZE).to(tl.int32)
-        pointer -= shift
+        SIZE: tl.constexpr = base.dtype.element_ty.primitive_bitwidth // 8
+        return (((base + offset).to(tl.int64) % 16) // SIZE).to(tl.int32)
+    else:
+        return 0
+
+
+@triton.jit
+def boundary(base, offset, shift, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The 16-byte boundary at or before base + offset, which has `shift` elements between the two."""
+    # Added here: what is said of a function's own argument is lost where the function is inlined.
+    pointer = base + (offset - shift)
     if VECTOR > 1:
         pointer = tl.multiple_of(pointer, 16)
-    return pointer, shift
+    return pointer
 
 
 @triton.jit
@@ -109,7 +142,7 @@ def get(pointer, col, shift, end, rows, other, HINT: tl.constexpr, VECTOR: tl.co
     """A row's elements at columns, `other` where these are not the row's; `rows` masks rows, or is True."""
     value = tl.load(pointer + col, touched(col, end, VECTOR) & rows, other, eviction_policy=HINT)
     if SHIFTED:
-        value = tl.where(within(col, shift, end, SHIFTED), value, other)
+        value = tl.where(within(col, shift, end, SHIFTED), value, tl.full((), other, tl.float32).to(value.dtype))
     return value
 
 
@@ -133,3 +166,63 @@ def of_columns(weight, col, shift, end, HINT: tl.constexpr, VECTOR: tl.constexpr
     else:
         inside = touched(col, end, VECTOR)
     return tl.load(weight + (col - shift), inside, 0.0, eviction_policy=HINT)
+
+
+@triton.jit
+def get_part(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    pointer,
+    shift,
+    end,
+    rows,
+    other,
+    I: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+):
+    """`get` of the I-th of a row's PARTS parts of PART columns, with masks only where the row may end."""
+    col = I * PART + tl.arange(0, PART)[None, :]
+    EDGE: tl.constexpr = I >= PARTS - 1 - SHIFTED or (SHIFTED and I == 0)
+    return get(pointer, col, shift, end, rows, other, "", VECTOR if EDGE else 0, SHIFTED and EDGE)
+
+
+@triton.jit
+def put_part(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    pointer,
+    value,
+    shift,
+    end,
+    rows,
+    I: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+):
+    """`put` of the I-th of a row's PARTS parts of PART columns, with masks only where the row may end."""
+    col = I * PART + tl.arange(0, PART)[None, :]
+    EDGE: tl.constexpr = I >= PARTS - 1 - SHIFTED or (SHIFTED and I == 0)
+    put(pointer, col, value, shift, end, rows, "", VECTOR if EDGE else 0, SHIFTED and EDGE)
+
+
+@triton.jit
+def of_part(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    weight,
+    shift,
+    end,
+    ROWS: tl.constexpr,
+    I: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+):
+    """A weight's numbers for the I-th of a row's PARTS parts of PART columns, (1 or ROWS, PART): read in vectors, as
+    many rows as there are of what it is multiplied with, so that each warp reads its own in the layout that it needs.
+    """
+    col = I * PART + tl.arange(0, PART)[None, :]
+    if not SHIFTED:
+        col += tl.zeros([ROWS, 1], tl.int32)
+    EDGE: tl.constexpr = I >= PARTS - 1 - SHIFTED or (SHIFTED and I == 0)
+    return of_columns(weight, col, shift, end, "evict_last", VECTOR if EDGE else 0, SHIFTED and EDGE)

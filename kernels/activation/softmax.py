@@ -17,6 +17,7 @@ import triton.language as tl
 
 from .._common import INTERPRETED, cdiv, check, dense_like, multiprocessors, on, operator, packed, power_of_2, rows
 from .._grid_barrier import MOST, arrive_and_wait, launches, phase, slots
+from .._rows import PLAIN, Access, access, boundary, get, get_part, parts_of, put, put_part, same_rows, shift_of
 
 LIMIT = 64 if INTERPRETED else 16384
 """Longest row, in elements, that forward holds in registers: 32 a thread of 16 warps."""
@@ -24,22 +25,31 @@ LIMIT = 64 if INTERPRETED else 16384
 BACKWARD_LIMIT = 32 if INTERPRETED else 8192
 """The same for backward, which has two numbers an element to hold."""
 
-PARTS = (8, 32) if INTERPRETED else (2048, 8192)
-"""Smallest and largest part of a longer row, in elements, that one of its programs holds."""
+PIECES = (8, 32) if INTERPRETED else (2048, 8192)
+"""Smallest and largest piece of a longer row, in elements, that one of its programs holds."""
 
 SPLIT = 64 if INTERPRETED else 65536
 """Shortest row that backward splits where there are rows for every multiprocessor."""
+
+PARTS_FROM = 8 if INTERPRETED else 64
+"""Shortest row that is held in parts where its width is no power of two."""
 
 LANES = 4 if INTERPRETED else 1024
 """Vectors of 16 bytes in a piece of a row that one program reads twice; one or two a thread."""
 
 
 class Plan(NamedTuple):
-    """How rows are shared out. `size` is rows a program, lanes of a piece, or columns of a part."""
+    """How rows are shared out.
 
-    kind: Literal["whole", "pieces", "split"]
+    `whole`: `size` rows a program, each in a block of a power of two. `parts`: the same, each in `parts` parts of
+    `block` elements. `pieces`: one row, twice, in pieces of `size` lanes. `split`: one piece of `size` elements of one row.
+    """
+
+    kind: Literal["whole", "parts", "pieces", "split"]
     size: int
     warps: int
+    parts: int = 1
+    block: int = 0
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -73,16 +83,60 @@ def _whole(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
-def _statistics(x, start, end, LANES: tl.constexpr, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Maximum and sum of exp(x - maximum) over columns start to end."""
+def _parts(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    y,
+    M,
+    D,
+    stride,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+):
+    """ROWS whole rows a program, each in PARTS parts of PART columns; they lie equally to 16-byte boundaries."""
     LOG2E: tl.constexpr = 1.4426950408889634
-    at = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    first, row, down = same_rows(tl.program_id(0), ROWS, VECTOR, SHIFTED)
+    inside = row < M
+    shift = shift_of(x, first * stride, SHIFTED)
+    source = boundary(x, first * stride, shift, VECTOR)
+    source += tl.multiple_of(down * stride, [VECTOR, VECTOR])
+    target = boundary(y, first * D, shift, VECTOR)
+    target += tl.multiple_of(down * D, [VECTOR, VECTOR])
+    end = shift + D
+    held = ()
+    highest = tl.full([ROWS, PART], float("-inf"), tl.float32)
+    for i in tl.static_range(PARTS):
+        part = get_part(source, shift, end, inside, float("-inf"), i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32)
+        held = held + (part,)  # noqa: RUF005  # what Triton compiles has no unpacking
+        highest = tl.maximum(highest, part)
+    # y = exp(x - max) / Σ exp(x - max); of a row that is not there 0 / 1, and not infinities of nothing.
+    top = tl.where(inside, tl.max(highest, 1)[:, None], 0.0)
+    total = tl.zeros([ROWS, PART], tl.float32)
+    terms = ()
+    for i in tl.static_range(PARTS):
+        term = tl.exp2((held[i] - top) * LOG2E)
+        terms = terms + (term,)  # noqa: RUF005
+        total += term
+    share = 1.0 / tl.where(inside, tl.sum(total, 1)[:, None], 1.0)
+    for i in tl.static_range(PARTS):
+        put_part(target, terms[i] * share, shift, end, inside, i, PART, PARTS, VECTOR, SHIFTED)
+
+
+@triton.jit
+def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, shift, end, LANES: tl.constexpr, EACH: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr
+):
+    """Maximum and sum of exp(x - maximum) over columns shift to end."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    at = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
     # Finite, so that the difference of two is never NaN.
     highest = tl.full([LANES], -1.0e38, tl.float32)
     total = tl.zeros([LANES], tl.float32)
-    for first in range(start, end, LANES * VECTOR):
+    for first in range(0, end, LANES * EACH):
         col = first + at
-        value = tl.load(x + col, col < end, float("-inf"), eviction_policy="evict_last").to(tl.float32)
+        value = get(x, col, shift, end, True, float("-inf"), "evict_last", VECTOR, SHIFTED).to(tl.float32)
         higher = tl.maximum(highest, tl.max(value, 1))
         terms = tl.exp2((value - higher[:, None]) * LOG2E)
         total = total * tl.exp2((highest - higher) * LOG2E) + tl.sum(terms, 1)
@@ -92,25 +146,39 @@ def _statistics(x, start, end, LANES: tl.constexpr, VECTOR: tl.constexpr):  # ty
 
 
 @triton.jit
-def _scaled(x, y, start, end, top, share, LANES: tl.constexpr, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """exp(x - top) · share over columns start to end."""
+def _scaled(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    y,
+    shift,
+    end,
+    top,
+    share,
+    LANES: tl.constexpr,
+    EACH: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+):
+    """y = exp(x - top) · share over columns shift to end."""
     LOG2E: tl.constexpr = 1.4426950408889634
-    at = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
-    for first in range(start, end, LANES * VECTOR):
+    at = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
+    for first in range(0, end, LANES * EACH):
         col = first + at
-        value = tl.load(x + col, col < end, float("-inf"), eviction_policy="evict_first").to(tl.float32)
+        value = get(x, col, shift, end, True, float("-inf"), "evict_first", VECTOR, SHIFTED).to(tl.float32)
         value = tl.exp2((value - top) * LOG2E) * share
-        tl.store(y + col, value.to(y.dtype.element_ty), col < end)
+        put(y, col, value, shift, end, True, "", VECTOR, SHIFTED)
 
 
 @triton.jit
 def _pieces(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, y, D, stride, LANES: tl.constexpr, VECTOR: tl.constexpr
+    x, y, D, stride, LANES: tl.constexpr, EACH: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr
 ):
     """One row a program, in pieces, twice."""
     row = tl.program_id(0).to(tl.int64)
-    top, total = _statistics(x + row * stride, 0, D, LANES, VECTOR)
-    _scaled(x + row * stride, y + row * D, 0, D, top, 1.0 / total, LANES, VECTOR)
+    shift = shift_of(x, row * stride, SHIFTED)
+    x = boundary(x, row * stride, shift, VECTOR)
+    y = boundary(y, row * D, shift, VECTOR)
+    top, total = _statistics(x, shift, shift + D, LANES, EACH, VECTOR, SHIFTED)
+    _scaled(x, y, shift, shift + D, top, 1.0 / total, LANES, EACH, VECTOR, SHIFTED)
 
 
 @triton.jit
@@ -119,42 +187,48 @@ def _split(  # type: ignore[no-untyped-def]  # Triton's types are its own
     y,
     tops,
     totals,
-    place,
+    slot,
     D,
     stride,
-    PARTS,
+    pieces,
     ALL: tl.constexpr,
     BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
     SUM: tl.constexpr,
     SCALE: tl.constexpr,
 ):
-    """One of PARTS parts of a row, BLOCK columns. SUM: its maximum and sum; SCALE: its results, by those of all
-    parts. With both, the programs of a row meet in between, and the part stays in registers.
+    """One of the pieces of a row, BLOCK columns. SUM: its maximum and sum; SCALE: its results, by those of all
+    pieces. With both, the programs of a row wait for each other in between, and the piece stays in registers.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
-    row = (tl.program_id(0) // PARTS).to(tl.int64)
-    col = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
+    row = (tl.program_id(0) // pieces).to(tl.int64)
+    col = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)
     before = 0
     if SUM and SCALE:
-        before = phase(place + row * 2)
-    held = tl.load(x + row * stride + col, col < D, float("-inf"))
+        before = phase(slot + row * 2)
+    shift = shift_of(x, row * stride, SHIFTED)
+    x = boundary(x, row * stride, shift, VECTOR)
+    end = shift + D
+    held = get(x, col, shift, end, True, float("-inf"), "", VECTOR, SHIFTED)
     if SUM:
         # Finite, so that the difference of two is never NaN.
         top = tl.maximum(tl.max(held.to(tl.float32), 0), -1.0e38)
         tl.store(tops + tl.program_id(0), top)
         tl.store(totals + tl.program_id(0), tl.sum(tl.exp2((held.to(tl.float32) - top) * LOG2E), 0))
     if SUM and SCALE:
-        arrive_and_wait(place + row * 2, PARTS, before)
+        arrive_and_wait(slot + row * 2, pieces, before)
         held = packed(held)
     if SCALE:
         part = tl.arange(0, ALL)
         # Written by other programs of this launch: not from the multiprocessor's own cache.
-        highest = tl.load(tops + row * PARTS + part, part < PARTS, -1.0e38, cache_modifier=".cg")
-        total = tl.load(totals + row * PARTS + part, part < PARTS, 0.0, cache_modifier=".cg")
+        highest = tl.load(tops + row * pieces + part, part < pieces, -1.0e38, cache_modifier=".cg")
+        total = tl.load(totals + row * pieces + part, part < pieces, 0.0, cache_modifier=".cg")
         top = tl.max(highest, 0)
         share = 1.0 / tl.sum(total * tl.exp2((highest - top) * LOG2E), 0)
         value = tl.exp2((held.to(tl.float32) - top) * LOG2E) * share
-        tl.store(y + row * D + col, value.to(y.dtype.element_ty), col < D)
+        y = boundary(y, row * D, shift, VECTOR)
+        put(y, col, value, shift, end, True, "", VECTOR, SHIFTED)
 
 
 @triton.jit
@@ -172,35 +246,69 @@ def _whole_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its o
 
 
 @triton.jit
-def _product(dy, y, start, end, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sum of y · dy over columns start to end."""
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(start, end, BLOCK):
-        col = first + tl.arange(0, BLOCK)
-        given = tl.load(dy + col, col < end, 0.0, eviction_policy="evict_last").to(tl.float32)
-        total += given * tl.load(y + col, col < end, 0.0, eviction_policy="evict_last").to(tl.float32)
-    return tl.sum(total, 0)
-
-
-@triton.jit
-def _moved(dy, y, dx, start, end, shift, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """y · (dy - shift) over columns start to end."""
-    for first in range(start, end, BLOCK):
-        col = first + tl.arange(0, BLOCK)
-        given = tl.load(dy + col, col < end, 0.0, eviction_policy="evict_first").to(tl.float32)
-        value = tl.load(y + col, col < end, 0.0, eviction_policy="evict_first").to(tl.float32)
-        tl.store(dx + col, (value * (given - shift)).to(dx.dtype.element_ty), col < end)
+def _parts_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dy,
+    y,
+    dx,
+    M,
+    D,
+    dy_stride,
+    y_stride,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+):
+    """As `_whole_gradient`, with rows in PARTS parts of PART columns."""
+    first, row, down = same_rows(tl.program_id(0), ROWS, VECTOR, SHIFTED)
+    inside = row < M
+    shift = shift_of(dy, first * dy_stride, SHIFTED)
+    given_at = boundary(dy, first * dy_stride, shift, VECTOR)
+    given_at += tl.multiple_of(down * dy_stride, [VECTOR, VECTOR])
+    value_at = boundary(y, first * y_stride, shift, VECTOR)
+    value_at += tl.multiple_of(down * y_stride, [VECTOR, VECTOR])
+    target = boundary(dx, first * D, shift, VECTOR)
+    target += tl.multiple_of(down * D, [VECTOR, VECTOR])
+    end = shift + D
+    given = ()
+    values = ()
+    products = tl.zeros([ROWS, PART], tl.float32)
+    for i in tl.static_range(PARTS):
+        given = given + (
+            get_part(given_at, shift, end, inside, 0.0, i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32),
+        )  # noqa: RUF005  # what Triton compiles has no unpacking
+        values = values + (
+            get_part(value_at, shift, end, inside, 0.0, i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32),
+        )  # noqa: RUF005
+        products += given[i] * values[i]
+    total = tl.sum(products, 1)[:, None]
+    for i in tl.static_range(PARTS):
+        put_part(target, values[i] * (given[i] - total), shift, end, inside, i, PART, PARTS, VECTOR, SHIFTED)
 
 
 @triton.jit
 def _pieces_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dy, y, dx, D, dy_stride, y_stride, BLOCK: tl.constexpr
+    dy, y, dx, D, dy_stride, y_stride, BLOCK: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr
 ):
     """One row a program, in pieces, twice."""
     row = tl.program_id(0).to(tl.int64)
-    dy += row * dy_stride
-    y += row * y_stride
-    _moved(dy, y, dx + row * D, 0, D, _product(dy, y, 0, D, BLOCK), BLOCK)
+    shift = shift_of(dy, row * dy_stride, SHIFTED)
+    dy = boundary(dy, row * dy_stride, shift, VECTOR)
+    y = boundary(y, row * y_stride, shift, VECTOR)
+    dx = boundary(dx, row * D, shift, VECTOR)
+    end = shift + D
+    products = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, end, BLOCK):
+        col = first + tl.arange(0, BLOCK)
+        given = get(dy, col, shift, end, True, 0.0, "evict_last", VECTOR, SHIFTED).to(tl.float32)
+        products += given * get(y, col, shift, end, True, 0.0, "evict_last", VECTOR, SHIFTED).to(tl.float32)
+    total = tl.sum(products, 0)
+    for first in range(0, end, BLOCK):
+        col = first + tl.arange(0, BLOCK)
+        given = get(dy, col, shift, end, True, 0.0, "evict_first", VECTOR, SHIFTED).to(tl.float32)
+        value = get(y, col, shift, end, True, 0.0, "evict_first", VECTOR, SHIFTED).to(tl.float32)
+        put(dx, col, value * (given - total), shift, end, True, "", VECTOR, SHIFTED)
 
 
 @triton.jit
@@ -209,93 +317,121 @@ def _split_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its o
     y,
     dx,
     totals,
-    place,
+    slot,
     D,
     dy_stride,
     y_stride,
-    PARTS,
+    pieces,
     ALL: tl.constexpr,
     BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
     SUM: tl.constexpr,
     MOVE: tl.constexpr,
 ):
     """As `_split`, for dx: SUM is that of y · dy, MOVE takes the row's off dy."""
-    row = (tl.program_id(0) // PARTS).to(tl.int64)
-    col = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
+    row = (tl.program_id(0) // pieces).to(tl.int64)
+    col = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)
     before = 0
     if SUM and MOVE:
-        before = phase(place + row * 2)
-    given = tl.load(dy + row * dy_stride + col, col < D, 0.0)
-    value = tl.load(y + row * y_stride + col, col < D, 0.0)
+        before = phase(slot + row * 2)
+    shift = shift_of(dy, row * dy_stride, SHIFTED)
+    dy = boundary(dy, row * dy_stride, shift, VECTOR)
+    y = boundary(y, row * y_stride, shift, VECTOR)
+    end = shift + D
+    given = get(dy, col, shift, end, True, 0.0, "", VECTOR, SHIFTED)
+    value = get(y, col, shift, end, True, 0.0, "", VECTOR, SHIFTED)
     if SUM:
         tl.store(totals + tl.program_id(0), tl.sum(given.to(tl.float32) * value.to(tl.float32), 0))
     if SUM and MOVE:
-        arrive_and_wait(place + row * 2, PARTS, before)
+        arrive_and_wait(slot + row * 2, pieces, before)
         given = packed(given)
         value = packed(value)
     if MOVE:
         part = tl.arange(0, ALL)
-        shift = tl.sum(tl.load(totals + row * PARTS + part, part < PARTS, 0.0, cache_modifier=".cg"), 0)
-        result = value.to(tl.float32) * (given.to(tl.float32) - shift)
-        tl.store(dx + row * D + col, result.to(dx.dtype.element_ty), col < D)
+        total = tl.sum(tl.load(totals + row * pieces + part, part < pieces, 0.0, cache_modifier=".cg"), 0)
+        result = value.to(tl.float32) * (given.to(tl.float32) - total)
+        dx = boundary(dx, row * D, shift, VECTOR)
+        put(dx, col, result, shift, end, True, "", VECTOR, SHIFTED)
 
 
-def plan(x: torch.Tensor, M: int, D: int, backward: bool) -> Plan:
+def plan(x: torch.Tensor, M: int, D: int, backward: bool, access: Access = PLAIN) -> Plan:
     """How M rows of D columns are shared out, by measurements on an H200.
 
     Rows that fit registers are held there. Of longer ones each is one program's, unless they are too few for the
     device: then they are split, and backward also where they are long.
     """
     block = power_of_2(D)
+    vector = 16 // x.element_size()
     if block <= (BACKWARD_LIMIT if backward else LIMIT):
+        if D != block and D >= PARTS_FROM:
+            most = 2 if backward else 4
+            return Plan("parts", *parts_of(D + access.margin, vector, M, access.period, most, 2048))
         height = power_of_2(max(1, min(2048 // block, M)))
         per_warp = 256 if backward else 1024  # 8 or 32 numbers a thread of each tensor
         return Plan("whole", height, min(max(height * block // per_warp, 4), 32))
     processors = multiprocessors(x)
-    # Four programs a multiprocessor, but no part so small that starting it takes longer than its work.
-    part = min(max(power_of_2(M * D // (4 * processors)), PARTS[0]), PARTS[1])
-    if cdiv(D, part) <= 1024 and (processors > M or (backward and D >= SPLIT and M <= MOST)):
-        return Plan("split", part, min(max(part // 1024, 4), 16))
-    vector = 16 // x.element_size()
+    # Four programs a multiprocessor, but no piece so small that starting it takes longer than its work.
+    piece = min(max(power_of_2(M * D // (4 * processors)), PIECES[0]), PIECES[1])
+    pieces = cdiv(D + access.margin, piece)
+    if pieces <= 1024 and (processors > M or (backward and D >= SPLIT and M <= MOST)):
+        return Plan("split", piece, min(max(piece // 1024, 4), 16))
     if 4 * LANES * vector >= D:
         return Plan("pieces", LANES, 16 if 2 * processors <= M and not backward else 32)
     return Plan("pieces", 2 * LANES, 32)
 
 
-def run(x: torch.Tensor, y: torch.Tensor, chosen: Plan) -> None:
+def run(x: torch.Tensor, y: torch.Tensor, chosen: Plan, reach: Access = PLAIN) -> None:
     """Forward of x (M, D) with last stride 1 into y, contiguous."""
     M, D = x.shape
-    vector = 16 // x.element_size()
+    stride = x.stride(0)
     with on(x):
         if chosen.kind == "whole":
             _whole[(cdiv(M, chosen.size),)](
-                x, y, M, D, x.stride(0), ROWS=chosen.size, BLOCK=power_of_2(D), num_warps=chosen.warps
+                x, y, M, D, stride, ROWS=chosen.size, BLOCK=power_of_2(D), num_warps=chosen.warps
+            )
+        elif chosen.kind == "parts":
+            _parts[(cdiv(M, chosen.size * reach.period) * reach.period,)](
+                x,
+                y,
+                M,
+                D,
+                stride,
+                ROWS=chosen.size,
+                PART=chosen.block,
+                PARTS=chosen.parts,
+                **reach.constants(),
+                num_warps=chosen.warps,
             )
         elif chosen.kind == "pieces":
-            _pieces[(M,)](x, y, D, x.stride(0), LANES=chosen.size, VECTOR=vector, num_warps=chosen.warps)
+            each = 16 // x.element_size()
+            _pieces[(M,)](
+                x, y, D, stride, LANES=chosen.size, EACH=each, **reach.constants(), num_warps=chosen.warps
+            )
         else:
-            parts = cdiv(D, chosen.size)
-            place = slots(x, M, x.numel())
-            tops, totals = torch.empty(2, M, parts, dtype=torch.float32, device=x.device)
-            for first, second in launches(place):
-                _split[(M * parts,)](
+            pieces = cdiv(D + reach.margin, chosen.size)
+            slot = slots(x, M, x.numel())
+            tops, totals = torch.empty(2, M, pieces, dtype=torch.float32, device=x.device)
+            for first, second in launches(slot):
+                _split[(M * pieces,)](
                     x,
                     y,
                     tops,
                     totals,
-                    tops if place is None else place,
+                    tops if slot is None else slot,
                     D,
-                    x.stride(0),
-                    parts,
-                    ALL=power_of_2(parts),
+                    stride,
+                    pieces,
+                    ALL=power_of_2(pieces),
                     BLOCK=chosen.size,
+                    **reach.constants(),
                     SUM=first,
                     SCALE=second,
                     num_warps=chosen.warps,
                 )
 
 
-def run_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, chosen: Plan) -> None:
+def run_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, chosen: Plan, reach: Access = PLAIN) -> None:
     """Backward of (M, D) tensors with last stride 1 into dx, contiguous."""
     M, D = y.shape
     strides = (dy.stride(0), y.stride(0))
@@ -304,26 +440,42 @@ def run_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, chosen: Pl
             _whole_gradient[(cdiv(M, chosen.size),)](
                 dy, y, dx, M, D, *strides, ROWS=chosen.size, BLOCK=power_of_2(D), num_warps=chosen.warps
             )
-            return
-        if chosen.kind == "pieces":
+        elif chosen.kind == "parts":
+            _parts_gradient[(cdiv(M, chosen.size * reach.period) * reach.period,)](
+                dy,
+                y,
+                dx,
+                M,
+                D,
+                *strides,
+                ROWS=chosen.size,
+                PART=chosen.block,
+                PARTS=chosen.parts,
+                **reach.constants(),
+                num_warps=chosen.warps,
+            )
+        elif chosen.kind == "pieces":
             block = chosen.size * (16 // y.element_size())
-            _pieces_gradient[(M,)](dy, y, dx, D, *strides, BLOCK=block, num_warps=chosen.warps)
+            _pieces_gradient[(M,)](
+                dy, y, dx, D, *strides, BLOCK=block, **reach.constants(), num_warps=chosen.warps
+            )
         else:
-            parts = cdiv(D, chosen.size)
-            place = slots(y, M)
-            totals = torch.empty(M, parts, dtype=torch.float32, device=y.device)
-            for first, second in launches(place):
-                _split_gradient[(M * parts,)](
+            pieces = cdiv(D + reach.margin, chosen.size)
+            slot = slots(y, M)
+            totals = torch.empty(M, pieces, dtype=torch.float32, device=y.device)
+            for first, second in launches(slot):
+                _split_gradient[(M * pieces,)](
                     dy,
                     y,
                     dx,
                     totals,
-                    totals if place is None else place,
+                    totals if slot is None else slot,
                     D,
                     *strides,
-                    parts,
-                    ALL=power_of_2(parts),
+                    pieces,
+                    ALL=power_of_2(pieces),
                     BLOCK=chosen.size,
+                    **reach.constants(),
                     SUM=first,
                     MOVE=second,
                     num_warps=chosen.warps,
@@ -334,7 +486,9 @@ def _launch(x: torch.Tensor) -> torch.Tensor:
     y = dense_like(x)
     if x.numel():
         flat = rows(x)
-        run(flat, y, plan(flat, *flat.shape, backward=False))
+        M, D = flat.shape
+        reach = access((flat, y), (flat.stride(0), D), D)
+        run(flat, y, plan(flat, M, D, False, reach), reach)
     return y
 
 
@@ -342,7 +496,9 @@ def _launch_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     dx = dense_like(y)
     if y.numel():
         given, flat = rows(dy), rows(y)
-        run_backward(given, flat, dx, plan(flat, *flat.shape, backward=True))
+        M, D = flat.shape
+        reach = access((given, flat, dx), (given.stride(0), flat.stride(0), D), D)
+        run_backward(given, flat, dx, plan(flat, M, D, True, reach), reach)
     return dx
 
 

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from .._common import INTERPRETED, cdiv, on, operator, power_of_2
+from .._rows import access, boundary, get, put, shift_of, within
 
 LANES = 4 if INTERPRETED else 512
 """Running maxima of a program of eight warps: two a thread. The interpreter has few, to turn the loops."""
@@ -30,26 +31,34 @@ LONG = 1 << 17
 
 @triton.jit
 def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    logits, V, LANES: tl.constexpr, VECTOR: tl.constexpr, SMOOTH: tl.constexpr, KEEP: tl.constexpr
+    logits,
+    shift,
+    V,
+    LANES: tl.constexpr,
+    EACH: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    KEEP: tl.constexpr,
 ):
     """(maximum, log of the sum of exponentials above it, mean) of a row; the mean only where smoothing needs it.
 
     KEEP asks the cache to hold the row, which is read again.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
-    at = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    at = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
+    end = shift + V
     # Finite, so that the difference of two is never NaN.
     highest = tl.full([LANES], -1.0e38, tl.float32)
     total = tl.zeros([LANES], tl.float32)
     plain = tl.zeros([LANES], tl.float32)
-    for start in range(0, V, LANES * VECTOR):
+    for start in range(0, end, LANES * EACH):
         col = start + at
-        if KEEP:
-            x = tl.load(logits + col, col < V, float("-inf"), eviction_policy="evict_last").to(tl.float32)
-        else:
-            x = tl.load(logits + col, col < V, float("-inf")).to(tl.float32)
+        hint: tl.constexpr = "evict_last" if KEEP else ""
+        x = get(logits, col, shift, end, True, float("-inf"), hint, VECTOR, SHIFTED).to(tl.float32)
         if SMOOTH:
-            plain += tl.sum(tl.where(col < V, x, 0.0), 1)
+            plain += tl.sum(tl.where(within(col, shift, end, SHIFTED), x, 0.0), 1)
+        # m' = max(m, max x), Σ' = Σ · exp(m - m') + Σ exp(x - m')
         higher = tl.maximum(highest, tl.max(x, 1))
         terms = tl.exp2((x - higher[:, None]) * LOG2E)
         total = total * tl.exp2((highest - higher) * LOG2E) + tl.sum(terms, 1)
@@ -98,16 +107,19 @@ def _rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
     smoothing,
     z,
     LANES: tl.constexpr,
+    EACH: tl.constexpr,
     VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
     SMOOTH: tl.constexpr,
     SQUARE: tl.constexpr,
 ):
     """Loss and log-sum-exp of one row."""
     row = tl.program_id(0).to(tl.int64)
-    logits += row * stride
-    top, rest, mean = _statistics(logits, V, LANES, VECTOR, SMOOTH, False)
+    shift = shift_of(logits, row * stride, SHIFTED)
+    start = boundary(logits, row * stride, shift, VECTOR)
+    top, rest, mean = _statistics(start, shift, V, LANES, EACH, VECTOR, SHIFTED, SMOOTH, False)
     t = tl.load(target + row)
-    hit = tl.load(logits + t, (t >= 0) & (t < V), float("nan")).to(tl.float32)
+    hit = tl.load(logits + row * stride + t, (t >= 0) & (t < V), float("nan")).to(tl.float32)
     loss = _loss(hit, top, rest, mean, smoothing, z, SMOOTH, SQUARE)
     tl.store(losses + row, tl.where(t == ignore_index, 0.0, loss))
     tl.store(lses + row, top + rest)
@@ -121,34 +133,37 @@ def _rows_and_gradients(  # type: ignore[no-untyped-def]  # Triton's types are i
     losses,
     dlogits,
     V,
-    stride,
-    out_stride,
+    strides,
     ignore_index,
     smoothing,
     z,
     LANES: tl.constexpr,
+    EACH: tl.constexpr,
     VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
     SMOOTH: tl.constexpr,
     SQUARE: tl.constexpr,
     HINT: tl.constexpr,
 ):
     """Loss of one row, and its gradient times share. dlogits may be logits: threads write what they have read."""
     row = tl.program_id(0).to(tl.int64)
-    logits += row * stride
-    dlogits += row * out_stride
+    shift = shift_of(logits, row * strides[0], SHIFTED)
+    source = boundary(logits, row * strides[0], shift, VECTOR)
+    result = boundary(dlogits, row * strides[1], shift, VECTOR)
     t = tl.load(target + row)
     # Before anything is written over it.
-    hit = tl.load(logits + t, (t >= 0) & (t < V), float("nan")).to(tl.float32)
-    top, rest, mean = _statistics(logits, V, LANES, VECTOR, SMOOTH, True)
+    hit = tl.load(logits + row * strides[0] + t, (t >= 0) & (t < V), float("nan")).to(tl.float32)
+    top, rest, mean = _statistics(source, shift, V, LANES, EACH, VECTOR, SHIFTED, SMOOTH, True)
     loss = _loss(hit, top, rest, mean, smoothing, z, SMOOTH, SQUARE)
     tl.store(losses + row, tl.where(t == ignore_index, 0.0, loss))
     factor = tl.where(t == ignore_index, 0.0, tl.load(share))
-    at = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
-    for start in range(0, V, LANES * VECTOR):
+    at = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
+    end = shift + V
+    for start in range(0, end, LANES * EACH):
         col = start + at
-        x = tl.load(logits + col, col < V, float("-inf"), eviction_policy="evict_first").to(tl.float32)
-        value = _slope(x, top + rest, col == t, V, smoothing, z, SMOOTH, SQUARE) * factor
-        tl.store(dlogits + col, value.to(dlogits.dtype.element_ty), col < V, eviction_policy=HINT)
+        x = get(source, col, shift, end, True, float("-inf"), "evict_first", VECTOR, SHIFTED).to(tl.float32)
+        value = _slope(x, top + rest, col == t + shift, V, smoothing, z, SMOOTH, SQUARE) * factor
+        put(result, col, value, shift, end, True, HINT, VECTOR, SHIFTED)
 
 
 @triton.jit
@@ -160,24 +175,30 @@ def _gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
     lses,
     dlogits,
     V,
+    pieces,
     stride,
     ignore_index,
     smoothing,
     z,
     BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
     SMOOTH: tl.constexpr,
     SQUARE: tl.constexpr,
 ):
     """Gradient of a piece of one row times dloss / rows that count."""
-    pieces = tl.cdiv(V, BLOCK)
     row = tl.program_id(0) // pieces
     col = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)
     row = row.to(tl.int64)
     t = tl.load(target + row)
     factor = tl.where(t == ignore_index, 0.0, tl.load(dloss).to(tl.float32) * tl.load(share))
-    x = tl.load(logits + row * stride + col, col < V, float("-inf")).to(tl.float32)
-    value = _slope(x, tl.load(lses + row), col == t, V, smoothing, z, SMOOTH, SQUARE) * factor
-    tl.store(dlogits + row * V + col, value.to(dlogits.dtype.element_ty), col < V)
+    shift = shift_of(logits, row * stride, SHIFTED)
+    logits = boundary(logits, row * stride, shift, VECTOR)
+    dlogits = boundary(dlogits, row * V, shift, VECTOR)
+    end = shift + V
+    x = get(logits, col, shift, end, True, float("-inf"), "", VECTOR, SHIFTED).to(tl.float32)
+    value = _slope(x, tl.load(lses + row), col == t + shift, V, smoothing, z, SMOOTH, SQUARE) * factor
+    put(dlogits, col, value, shift, end, True, "", VECTOR, SHIFTED)
 
 
 @triton.jit
@@ -222,7 +243,7 @@ def lanes(logits: torch.Tensor, warps: int, each: int = 2) -> dict[str, int]:
     most = LANES * warps // 8 * each // 2
     return {
         "LANES": min(most, max(power_of_2(logits.shape[1]) // vector, 1)),
-        "VECTOR": vector,
+        "EACH": vector,
         "num_warps": warps,
     }
 
@@ -264,6 +285,7 @@ def losses_of_rows(
         smoothing,
         z_loss,
         **lanes(logits, warps),
+        **access((logits,), (logits.stride(0),), logits.shape[1]).constants(),
         **flags(smoothing, z_loss),
     )
 
@@ -283,6 +305,7 @@ def losses_and_gradients(
 ) -> None:
     """Fills losses (M,) of logits (M, V) and their gradients times share, which may go over the logits."""
     warps = warps or warps_for_both(logits)
+    strides = (logits.stride(0), dlogits.stride(0))
     _rows_and_gradients[(logits.shape[0],)](
         logits,
         target,
@@ -290,13 +313,13 @@ def losses_and_gradients(
         losses,
         dlogits,
         logits.shape[1],
-        logits.stride(0),
-        dlogits.stride(0),
+        strides,
         ignore_index,
         smoothing,
         z_loss,
         HINT=hint,
         **lanes(logits, warps, each),
+        **access((logits, dlogits), strides, logits.shape[1]).constants(),
         **flags(smoothing, z_loss),
     )
 
@@ -314,7 +337,9 @@ def gradients_of_rows(
 ) -> None:
     """Fills dlogits (M, V), dense, from logits whose rows are dense."""
     M, V = logits.shape
-    _gradients[(M * cdiv(V, PIECE),)](
+    reach = access((logits, dlogits), (logits.stride(0), V), V)
+    pieces = cdiv(V + reach.margin, PIECE)
+    _gradients[(M * pieces,)](
         dloss,
         share,
         logits,
@@ -322,11 +347,13 @@ def gradients_of_rows(
         lse,
         dlogits,
         V,
+        pieces,
         logits.stride(0),
         ignore_index,
         smoothing,
         z_loss,
         BLOCK=PIECE,
+        **reach.constants(),
         **flags(smoothing, z_loss),
         num_warps=4,
     )

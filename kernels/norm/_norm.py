@@ -18,7 +18,21 @@ import triton.language as tl
 
 from .._common import INTERPRETED, cdiv, dense_like, multiprocessors, on, packed, power_of_2, rows
 from .._grid_barrier import arrive_and_wait, launches, phase, slots
-from .._rows import Access, access, boundary, get, of_columns, put, within
+from .._rows import (
+    Access,
+    access,
+    boundary,
+    get,
+    get_part,
+    of_columns,
+    of_part,
+    parts_of,
+    put,
+    put_part,
+    same_rows,
+    shift_of,
+    within,
+)
 
 Norm = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 """y, h = x + residual, mean, rstd = 1 / √(variance or mean square + eps)."""
@@ -162,21 +176,18 @@ def _normalize_parts(  # type: ignore[no-untyped-def]  # Triton's types are its 
     x, residual, weight, bias = inputs
     y, h, means, rstds = outputs
     N, D = sizes
-    PERIOD: tl.constexpr = VECTOR if SHIFTED else 1
-    program = tl.program_id(0).to(tl.int64)
-    first = program // PERIOD * (PERIOD * ROWS) + program % PERIOD
-    line = tl.arange(0, ROWS)[:, None]
-    rows = first + line * PERIOD < N
-    row = first + tl.arange(0, ROWS) * PERIOD
-    source, shift = boundary(x, first * strides[0], VECTOR, SHIFTED)
-    source += tl.multiple_of(line.to(tl.int64) * (strides[0] * PERIOD), [VECTOR, VECTOR])
-    across = tl.multiple_of(line * (D * PERIOD), [VECTOR, VECTOR])
-    target, _ = boundary(y, first * D, VECTOR, SHIFTED)
+    first, row, down = same_rows(tl.program_id(0), ROWS, VECTOR, SHIFTED)
+    rows = row < N
+    shift = shift_of(x, first * strides[0], SHIFTED)
+    source = boundary(x, first * strides[0], shift, VECTOR)
+    source += tl.multiple_of(down * strides[0], [VECTOR, VECTOR])
+    across = tl.multiple_of(down * D, [VECTOR, VECTOR])
+    target = boundary(y, first * D, shift, VECTOR)
     target += across
     if RESIDUAL:
-        other, _ = boundary(residual, first * strides[1], VECTOR, SHIFTED)
-        other += tl.multiple_of(line.to(tl.int64) * (strides[1] * PERIOD), [VECTOR, VECTOR])
-        total, _ = boundary(h, first * D, VECTOR, SHIFTED)
+        other = boundary(residual, first * strides[1], shift, VECTOR)
+        other += tl.multiple_of(down * strides[1], [VECTOR, VECTOR])
+        total = boundary(h, first * D, shift, VECTOR)
         total += across
     end = shift + D
     held = ()
@@ -184,26 +195,27 @@ def _normalize_parts(  # type: ignore[no-untyped-def]  # Triton's types are its 
     sums = tl.zeros([ROWS, PART], tl.float32)
     for i in tl.static_range(PARTS):
         col = i * PART + tl.arange(0, PART)[None, :]
-        part = get(source, col, shift, end, rows, 0.0, "", VECTOR, SHIFTED)
+        part = get_part(source, shift, end, rows, 0.0, i, PART, PARTS, VECTOR, SHIFTED)
         if RESIDUAL:
             # h = x + residual. y is the norm of the h that is returned, which is also what backward will see.
-            part = part.to(tl.float32) + get(other, col, shift, end, rows, 0.0, "", VECTOR, SHIFTED).to(tl.float32)
+            part = part.to(tl.float32) + get_part(
+                other, shift, end, rows, 0.0, i, PART, PARTS, VECTOR, SHIFTED
+            ).to(tl.float32)
             part = part.to(h.dtype.element_ty)
-            put(total, col, part, shift, end, rows, "", VECTOR, SHIFTED)
+            put_part(total, part, shift, end, rows, i, PART, PARTS, VECTOR, SHIFTED)
         held = held + (part,)  # noqa: RUF005  # what Triton compiles has no unpacking
         value = part.to(tl.float32)
         sums += value if CENTRED else value * value
     if AHEAD:
         for i in tl.static_range(PARTS):
             col = i * PART + tl.arange(0, PART)[None, :]
-            # As many rows as there are: then each warp reads its own, in the layout that it needs.
-            weights = weights + (of_columns(weight, col + 0 * line, shift, end, "evict_last", VECTOR, SHIFTED),)  # noqa: RUF005
+            weights = weights + (of_part(weight, shift, end, ROWS, i, PART, PARTS, VECTOR, SHIFTED),)  # noqa: RUF005
     mean = 0.0
     if CENTRED:
         # μ = Σ x / D, and then σ² = Σ (x - μ)² / D: Σ x² - D μ² would cancel where the mean is large.
         mean = (tl.sum(sums, 1) / D)[:, None]
         if SAVE:
-            tl.store(means + row[:, None], mean, rows)
+            tl.store(means + row, mean, rows)
         sums = tl.zeros([ROWS, PART], tl.float32)
         for i in tl.static_range(PARTS):
             col = i * PART + tl.arange(0, PART)[None, :]
@@ -211,21 +223,21 @@ def _normalize_parts(  # type: ignore[no-untyped-def]  # Triton's types are its 
             sums += apart * apart
     rstd = (1.0 / tl.sqrt(tl.sum(sums, 1) / D + eps))[:, None]
     if SAVE:
-        tl.store(rstds + row[:, None], rstd, rows)
+        tl.store(rstds + row, rstd, rows)
     for i in tl.static_range(PARTS):
         col = i * PART + tl.arange(0, PART)[None, :]
         if AHEAD:
             w = weights[i]
         else:
-            w = of_columns(weight, col + 0 * line, shift, end, "evict_last", VECTOR, SHIFTED)
+            w = of_part(weight, shift, end, ROWS, i, PART, PARTS, VECTOR, SHIFTED)
         # y = (x - μ) / √(σ² + ε) · w + b
         value = packed(held[i]).to(tl.float32)
         if CENTRED:
             value -= mean
         value = value * rstd * w.to(tl.float32)
         if CENTRED:
-            value += of_columns(bias, col + 0 * line, shift, end, "evict_last", VECTOR, SHIFTED).to(tl.float32)
-        put(target, col, value, shift, end, rows, "", VECTOR, SHIFTED)
+            value += of_part(bias, shift, end, ROWS, i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32)
+        put_part(target, value, shift, end, rows, i, PART, PARTS, VECTOR, SHIFTED)
 
 
 @triton.jit
@@ -251,11 +263,12 @@ def _normalize_long(  # type: ignore[no-untyped-def]  # Triton's types are its o
     y, h, means, rstds = outputs
     D = sizes[1]
     row = tl.program_id(0).to(tl.int64)
-    x, shift = boundary(x, row * strides[0], VECTOR, SHIFTED)
-    y, _ = boundary(y, row * D, VECTOR, SHIFTED)
+    shift = shift_of(x, row * strides[0], SHIFTED)
+    x = boundary(x, row * strides[0], shift, VECTOR)
+    y = boundary(y, row * D, shift, VECTOR)
     if RESIDUAL:
-        residual, _ = boundary(residual, row * strides[1], VECTOR, SHIFTED)
-        h, _ = boundary(h, row * D, VECTOR, SHIFTED)
+        residual = boundary(residual, row * strides[1], shift, VECTOR)
+        h = boundary(h, row * D, shift, VECTOR)
     end = shift + D
     lane = tl.arange(0, BLOCK)
     average = tl.zeros([BLOCK], tl.float32)
@@ -338,8 +351,9 @@ def _normalize_spread(  # type: ignore[no-untyped-def]  # Triton's types are its
         program = tl.num_programs(0) - 1 - program
     row = (program // pieces).to(tl.int64)
     piece = program % pieces
-    x, shift = boundary(x, row * strides[0], VECTOR, SHIFTED)
-    y, _ = boundary(y, row * D, VECTOR, SHIFTED)
+    shift = shift_of(x, row * strides[0], SHIFTED)
+    x = boundary(x, row * strides[0], shift, VECTOR)
+    y = boundary(y, row * D, shift, VECTOR)
     end = shift + D
     col = piece * BLOCK + tl.arange(0, BLOCK)
     before = 0
@@ -347,8 +361,8 @@ def _normalize_spread(  # type: ignore[no-untyped-def]  # Triton's types are its
         before = phase(slot + row * 2)
     held = get(x, col, shift, end, True, 0.0, "evict_first" if NORM else "evict_last", VECTOR, SHIFTED)
     if RESIDUAL:
-        residual, _ = boundary(residual, row * strides[1], VECTOR, SHIFTED)
-        h, _ = boundary(h, row * D, VECTOR, SHIFTED)
+        residual = boundary(residual, row * strides[1], shift, VECTOR)
+        h = boundary(h, row * D, shift, VECTOR)
         other = get(residual, col, shift, end, True, 0.0, "", VECTOR, SHIFTED)
         held = (held.to(tl.float32) + other.to(tl.float32)).to(h.dtype.element_ty)
         put(h, col, held, shift, end, True, "", VECTOR, SHIFTED)
@@ -479,26 +493,26 @@ def _gradients_parts(  # type: ignore[no-untyped-def]  # Triton's types are its 
     program = tl.program_id(0)
     first = program // PERIOD * (PERIOD * ROWS) + program % PERIOD
     line = tl.arange(0, ROWS)[:, None]
-    _, shift = boundary(x, first.to(tl.int64) * strides[2], VECTOR, SHIFTED)
+    down = line.to(tl.int64) * PERIOD
+    shift = shift_of(x, first.to(tl.int64) * strides[2], SHIFTED)
     end = shift + D
     weights = ()
     dweight = ()
     dbias = ()
     for i in tl.static_range(PARTS):
         col = i * PART + tl.arange(0, PART)[None, :]
-        weights = weights + (of_columns(weight, col + 0 * line, shift, end, "", VECTOR, SHIFTED),)  # noqa: RUF005  # what Triton compiles has no unpacking
+        weights = weights + (of_part(weight, shift, end, ROWS, i, PART, PARTS, VECTOR, SHIFTED),)  # noqa: RUF005  # what Triton compiles has no unpacking
         dweight = dweight + (tl.zeros([ROWS, PART], tl.float32),)  # noqa: RUF005
         dbias = dbias + (tl.zeros([ROWS, PART], tl.float32),)  # noqa: RUF005
     for start in tl.range(first, N, tl.num_programs(0) * ROWS, num_stages=STAGES):
         begin = tl.cast(start, tl.int64)
-        row = begin + line * PERIOD
+        row = begin + down
         rows = row < N
-        down = line.to(tl.int64) * PERIOD
-        given_at, _ = boundary(dy, begin * strides[0], VECTOR, SHIFTED)
+        given_at = boundary(dy, begin * strides[0], shift, VECTOR)
         given_at += tl.multiple_of(down * strides[0], [VECTOR, VECTOR])
-        x_at, _ = boundary(x, begin * strides[2], VECTOR, SHIFTED)
+        x_at = boundary(x, begin * strides[2], shift, VECTOR)
         x_at += tl.multiple_of(down * strides[2], [VECTOR, VECTOR])
-        dx_at, _ = boundary(dx, begin * D, VECTOR, SHIFTED)
+        dx_at = boundary(dx, begin * D, shift, VECTOR)
         dx_at += tl.multiple_of(down * D, [VECTOR, VECTOR])
         rstd = tl.load(rstds + row, rows, 0.0)
         mean = 0.0
@@ -512,8 +526,10 @@ def _gradients_parts(  # type: ignore[no-untyped-def]  # Triton's types are its 
         more_bias = ()
         for i in tl.static_range(PARTS):
             col = i * PART + tl.arange(0, PART)[None, :]
-            g = get(given_at, col, shift, end, rows, 0.0, "", VECTOR, SHIFTED).to(tl.float32)
-            hat = (get(x_at, col, shift, end, rows, 0.0, "", VECTOR, SHIFTED).to(tl.float32) - mean) * rstd
+            g = get_part(given_at, shift, end, rows, 0.0, i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32)
+            hat = (
+                get_part(x_at, shift, end, rows, 0.0, i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32) - mean
+            ) * rstd
             # dw += dy · x̂, db += dy
             more = more + (dweight[i] + g * hat,)  # noqa: RUF005
             more_bias = more_bias + (dbias[i] + g if CENTRED else dbias[i],)  # noqa: RUF005
@@ -533,10 +549,10 @@ def _gradients_parts(  # type: ignore[no-untyped-def]  # Triton's types are its 
             # dx = (g - x̂ · mean(g · x̂) - mean(g)) · rstd + dh, g = dy · w
             result = (given[i] - hats[i] * projection - average) * rstd
             if RESIDUAL:
-                dh_at, _ = boundary(dh, begin * strides[1], VECTOR, SHIFTED)
+                dh_at = boundary(dh, begin * strides[1], shift, VECTOR)
                 dh_at += tl.multiple_of(down * strides[1], [VECTOR, VECTOR])
-                result += get(dh_at, col, shift, end, rows, 0.0, "", VECTOR, SHIFTED).to(tl.float32)
-            put(dx_at, col, result, shift, end, rows, "", VECTOR, SHIFTED)
+                result += get_part(dh_at, shift, end, rows, 0.0, i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32)
+            put_part(dx_at, result, shift, end, rows, i, PART, PARTS, VECTOR, SHIFTED)
     for i in tl.static_range(PARTS):
         col = i * PART + tl.arange(0, PART)
         part = parts + program * D + (col - shift)
@@ -563,8 +579,9 @@ def _row_means(  # type: ignore[no-untyped-def]  # Triton's types are its own
     dy, _, x, weight = inputs
     means, rstds = statistics
     row = tl.program_id(0).to(tl.int64)
-    dy, shift = boundary(dy, row * strides[0], VECTOR, SHIFTED)
-    x, _ = boundary(x, row * strides[2], VECTOR, SHIFTED)
+    shift = shift_of(dy, row * strides[0], SHIFTED)
+    dy = boundary(dy, row * strides[0], shift, VECTOR)
+    x = boundary(x, row * strides[2], shift, VECTOR)
     end = shift + D
     rstd = tl.load(rstds + row)
     mean = 0.0
@@ -607,7 +624,7 @@ def _gradients_long(  # type: ignore[no-untyped-def]  # Triton's types are its o
     dx, parts = outputs
     N, D = sizes
     col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    _, shift = boundary(x, tl.program_id(1).to(tl.int64) * strides[2], VECTOR, SHIFTED)
+    shift = shift_of(x, tl.program_id(1).to(tl.int64) * strides[2], SHIFTED)
     end = shift + D
     inside = within(col, shift, end, SHIFTED)
     w = of_columns(weight, col, shift, end, "", VECTOR, SHIFTED).to(tl.float32)
@@ -615,9 +632,9 @@ def _gradients_long(  # type: ignore[no-untyped-def]  # Triton's types are its o
     bias_part = tl.zeros([BLOCK], tl.float32)
     for start in tl.range(tl.program_id(1), N, tl.num_programs(1)):
         row = tl.cast(start, tl.int64)
-        given_at, _ = boundary(dy, row * strides[0], VECTOR, SHIFTED)
-        x_at, _ = boundary(x, row * strides[2], VECTOR, SHIFTED)
-        dx_at, _ = boundary(dx, row * D, VECTOR, SHIFTED)
+        given_at = boundary(dy, row * strides[0], shift, VECTOR)
+        x_at = boundary(x, row * strides[2], shift, VECTOR)
+        dx_at = boundary(dx, row * D, shift, VECTOR)
         given = get(given_at, col, shift, end, True, 0.0, "", VECTOR, SHIFTED).to(tl.float32)
         hat = get(x_at, col, shift, end, True, 0.0, "", VECTOR, SHIFTED).to(tl.float32)
         rstd = tl.load(rstds + row)
@@ -632,7 +649,7 @@ def _gradients_long(  # type: ignore[no-untyped-def]  # Triton's types are its o
             result -= tl.load(averages + row)
         result *= rstd
         if RESIDUAL:
-            dh_at, _ = boundary(dh, row * strides[1], VECTOR, SHIFTED)
+            dh_at = boundary(dh, row * strides[1], shift, VECTOR)
             result += get(dh_at, col, shift, end, True, 0.0, "", VECTOR, SHIFTED).to(tl.float32)
         put(dx_at, col, result, shift, end, True, "", VECTOR, SHIFTED)
     part = parts + tl.program_id(1).to(tl.int64) * D + (col - shift)
@@ -659,8 +676,9 @@ def _piece_means(  # type: ignore[no-untyped-def]  # Triton's types are its own
     N, D, pieces = sizes
     row = (tl.program_id(0) % N).to(tl.int64)
     piece = tl.program_id(0) // N
-    dy, shift = boundary(dy, row * strides[0], VECTOR, SHIFTED)
-    x, _ = boundary(x, row * strides[2], VECTOR, SHIFTED)
+    shift = shift_of(dy, row * strides[0], SHIFTED)
+    dy = boundary(dy, row * strides[0], shift, VECTOR)
+    x = boundary(x, row * strides[2], shift, VECTOR)
     end = shift + D
     col = piece * BLOCK + tl.arange(0, BLOCK)
     given = get(dy, col, shift, end, True, 0.0, "evict_last", VECTOR, SHIFTED).to(tl.float32)
@@ -762,30 +780,15 @@ class Plan(NamedTuple):
     flag: bool = False
 
 
-def parts_of(D: int, size: int, N: int, period: int, most: int, elements: int) -> tuple[int, int, int, int]:
-    """(rows, elements of a part, parts, warps) for rows of D elements of `size` bytes, in at most `most` parts of 16
-    bytes a thread; several rows a program of up to `elements` elements where they are short.
-    """
-    vector = 16 // size
-    warps = 1
-    while warps < 32 and cdiv(D, 32 * warps * vector) > most:
-        warps *= 2
-    part = min(32 * warps * vector, power_of_2(D))
-    rows = power_of_2(max(1, min(elements // power_of_2(D), cdiv(N, period))))
-    return rows, part, cdiv(D, part), min(max(warps * rows, 1), 32)
-
-
-def forward_plan(
-    x: torch.Tensor, N: int, D: int, residual: bool, centred: bool, access: Access
-) -> Plan:
+def forward_plan(x: torch.Tensor, N: int, D: int, residual: bool, centred: bool, access: Access) -> Plan:
     """The forward pass of N rows of D elements, by measurements on an H200."""
     block = power_of_2(D)
     size = x.element_size()
     length = block * size
     pieces = not residual and not centred and PLAIN_PIECES[0] < length <= PLAIN_PIECES[1]
     if D != block and D >= PARTS_FROM and D * size <= PARTS_LIMIT:
-        rows, part, parts, warps = parts_of(D + access.margin, size, N, access.period, MOST_PARTS, 2048)
-        return Plan("parts", rows, part, parts, warps, True)
+        rows, warps, parts, part = parts_of(D + access.margin, 16 // size, N, access.period, MOST_PARTS, 2048)
+        return Plan("parts", rows, part, parts, warps, not (access.SHIFTED or centred))
     if pieces or length > FORWARD_LIMIT:
         if piece := spread(x, N, D):
             return Plan("spread", 1, piece, cdiv(D + access.margin, piece), min(max(piece // SPREAD_WARP, 4), 16))
@@ -926,9 +929,8 @@ def backward_plan(x: torch.Tensor, N: int, D: int, access: Access) -> Plan:
     """The backward pass of N rows of D elements, by measurements on an H200."""
     block = power_of_2(D)
     if D != block and D >= PARTS_FROM and D <= BACKWARD_LIMIT:
-        rows, part, parts, warps = parts_of(
-            D + access.margin, x.element_size(), N, access.period, BACKWARD_PARTS, 2048
-        )
+        vector = 16 // x.element_size()
+        rows, warps, parts, part = parts_of(D + access.margin, vector, N, access.period, BACKWARD_PARTS, 2048)
         return Plan("parts", min(rows, 16), part, parts, min(max(warps, 4), 16))
     if block <= BACKWARD_LIMIT:
         # 16 numbers of each tensor a thread take about 120 registers: 16 warps are at home at a time.
