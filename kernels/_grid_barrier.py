@@ -1,6 +1,6 @@
 """A place where programs of one launch wait for each other, for what takes all parts of a row at once.
 
-A row too long for one program is held in the registers of several: each adds up its part, they arrive_and_wait, and each
+A row too long for one program is held in the registers of several: each adds up its part, wait for each other, and each
 goes on with the sums of all, so that nothing is read twice. The barrier is that of Hensgen, Finkel and Manber
 (1988) with a number in place of a sense: who comes last clears the count and moves the number on, for which the
 others wait. A place so serves any number of launches after one another, with any number of members. A launch whose
@@ -94,7 +94,7 @@ def counter(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def launches(place: torch.Tensor | None) -> tuple[tuple[bool, bool], ...]:
-    """Launches, each by whether it makes what is exchanged and whether it uses it: one where programs can arrive_and_wait."""
+    """Launches, each by whether it makes what is exchanged and whether it uses it: one where programs can wait."""
     return ((True, False), (False, True)) if place is None else ((True, True),)
 
 

@@ -9,14 +9,27 @@ end of a piece.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from .._common import INTERPRETED, cdiv, check, dense_like, multiprocessors, on, operator, packed, power_of_2, rows
-from .._grid_barrier import MOST, arrive_and_wait, launches, phase, slots
+from .._common import (
+    INTERPRETED,
+    cdiv,
+    check,
+    dense_like,
+    in_rows,
+    multiprocessors,
+    operator,
+    packed,
+    power_of_2,
+    rows,
+)
+from .._grid_barrier import MOST, arrive_and_wait, phase, slots
+from .._launch import Launch, prepared
 from .._rows import PLAIN, Access, access, boundary, get, get_part, parts_of, put, put_part, same_rows, shift_of
 
 LIMIT = 64 if INTERPRETED else 16384
@@ -59,11 +72,14 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     in x. Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device; the message names
     the argument.
     """
+    y: torch.Tensor = _softmax(x)
+    return y
+
+
+def _check(x: torch.Tensor) -> None:
     check("x", x)
     if x.dim() == 0:
         raise ValueError("x has shape (), expected at least one dimension")
-    y: torch.Tensor = _softmax(x)
-    return y
 
 
 @triton.jit
@@ -109,7 +125,7 @@ def _parts(  # type: ignore[no-untyped-def]  # Triton's types are its own
     highest = tl.full([ROWS, PART], float("-inf"), tl.float32)
     for i in tl.static_range(PARTS):
         part = get_part(source, shift, end, inside, float("-inf"), i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32)
-        held = held + (part,)  # noqa: RUF005  # what Triton compiles has no unpacking
+        held += (part,)
         highest = tl.maximum(highest, part)
     # y = exp(x - max) / Σ exp(x - max); of a row that is not there 0 / 1, and not infinities of nothing.
     top = tl.where(inside, tl.max(highest, 1)[:, None], 0.0)
@@ -117,7 +133,7 @@ def _parts(  # type: ignore[no-untyped-def]  # Triton's types are its own
     terms = ()
     for i in tl.static_range(PARTS):
         term = tl.exp2((held[i] - top) * LOG2E)
-        terms = terms + (term,)  # noqa: RUF005
+        terms += (term,)
         total += term
     share = 1.0 / tl.where(inside, tl.sum(total, 1)[:, None], 1.0)
     for i in tl.static_range(PARTS):
@@ -185,8 +201,7 @@ def _pieces(  # type: ignore[no-untyped-def]  # Triton's types are its own
 def _split(  # type: ignore[no-untyped-def]  # Triton's types are its own
     x,
     y,
-    tops,
-    totals,
+    sums,
     slot,
     D,
     stride,
@@ -196,16 +211,16 @@ def _split(  # type: ignore[no-untyped-def]  # Triton's types are its own
     VECTOR: tl.constexpr,
     SHIFTED: tl.constexpr,
     SUM: tl.constexpr,
-    SCALE: tl.constexpr,
+    RESULT: tl.constexpr,
 ):
-    """One of the pieces of a row, BLOCK columns. SUM: its maximum and sum; SCALE: its results, by those of all
+    """One of the pieces of a row, BLOCK columns. SUM: its maximum and sum; RESULT: its results, by those of all
     pieces. With both, the programs of a row wait for each other in between, and the piece stays in registers.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
     row = (tl.program_id(0) // pieces).to(tl.int64)
     col = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)
     before = 0
-    if SUM and SCALE:
+    if SUM and RESULT:
         before = phase(slot + row * 2)
     shift = shift_of(x, row * stride, SHIFTED)
     x = boundary(x, row * stride, shift, VECTOR)
@@ -214,16 +229,19 @@ def _split(  # type: ignore[no-untyped-def]  # Triton's types are its own
     if SUM:
         # Finite, so that the difference of two is never NaN.
         top = tl.maximum(tl.max(held.to(tl.float32), 0), -1.0e38)
-        tl.store(tops + tl.program_id(0), top)
-        tl.store(totals + tl.program_id(0), tl.sum(tl.exp2((held.to(tl.float32) - top) * LOG2E), 0))
-    if SUM and SCALE:
+        tl.store(sums + tl.program_id(0), top)
+        tl.store(
+            sums + tl.num_programs(0) + tl.program_id(0), tl.sum(tl.exp2((held.to(tl.float32) - top) * LOG2E), 0)
+        )
+    if SUM and RESULT:
         arrive_and_wait(slot + row * 2, pieces, before)
         held = packed(held)
-    if SCALE:
+    if RESULT:
         part = tl.arange(0, ALL)
         # Written by other programs of this launch: not from the multiprocessor's own cache.
-        highest = tl.load(tops + row * pieces + part, part < pieces, -1.0e38, cache_modifier=".cg")
-        total = tl.load(totals + row * pieces + part, part < pieces, 0.0, cache_modifier=".cg")
+        at = sums + row * pieces + part
+        highest = tl.load(at, part < pieces, -1.0e38, cache_modifier=".cg")
+        total = tl.load(at + tl.num_programs(0), part < pieces, 0.0, cache_modifier=".cg")
         top = tl.max(highest, 0)
         share = 1.0 / tl.sum(total * tl.exp2((highest - top) * LOG2E), 0)
         value = tl.exp2((held.to(tl.float32) - top) * LOG2E) * share
@@ -275,12 +293,8 @@ def _parts_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its o
     values = ()
     products = tl.zeros([ROWS, PART], tl.float32)
     for i in tl.static_range(PARTS):
-        given = given + (
-            get_part(given_at, shift, end, inside, 0.0, i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32),
-        )  # noqa: RUF005  # what Triton compiles has no unpacking
-        values = values + (
-            get_part(value_at, shift, end, inside, 0.0, i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32),
-        )  # noqa: RUF005
+        given += (get_part(given_at, shift, end, inside, 0.0, i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32),)
+        values += (get_part(value_at, shift, end, inside, 0.0, i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32),)
         products += given[i] * values[i]
     total = tl.sum(products, 1)[:, None]
     for i in tl.static_range(PARTS):
@@ -316,7 +330,7 @@ def _split_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its o
     dy,
     y,
     dx,
-    totals,
+    sums,
     slot,
     D,
     dy_stride,
@@ -327,13 +341,13 @@ def _split_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its o
     VECTOR: tl.constexpr,
     SHIFTED: tl.constexpr,
     SUM: tl.constexpr,
-    MOVE: tl.constexpr,
+    RESULT: tl.constexpr,
 ):
-    """As `_split`, for dx: SUM is that of y · dy, MOVE takes the row's off dy."""
+    """As `_split`, for dx: SUM is that of y · dy, RESULT takes the row's off dy."""
     row = (tl.program_id(0) // pieces).to(tl.int64)
     col = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)
     before = 0
-    if SUM and MOVE:
+    if SUM and RESULT:
         before = phase(slot + row * 2)
     shift = shift_of(dy, row * dy_stride, SHIFTED)
     dy = boundary(dy, row * dy_stride, shift, VECTOR)
@@ -342,14 +356,14 @@ def _split_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its o
     given = get(dy, col, shift, end, True, 0.0, "", VECTOR, SHIFTED)
     value = get(y, col, shift, end, True, 0.0, "", VECTOR, SHIFTED)
     if SUM:
-        tl.store(totals + tl.program_id(0), tl.sum(given.to(tl.float32) * value.to(tl.float32), 0))
-    if SUM and MOVE:
+        tl.store(sums + tl.program_id(0), tl.sum(given.to(tl.float32) * value.to(tl.float32), 0))
+    if SUM and RESULT:
         arrive_and_wait(slot + row * 2, pieces, before)
         given = packed(given)
         value = packed(value)
-    if MOVE:
+    if RESULT:
         part = tl.arange(0, ALL)
-        total = tl.sum(tl.load(totals + row * pieces + part, part < pieces, 0.0, cache_modifier=".cg"), 0)
+        total = tl.sum(tl.load(sums + row * pieces + part, part < pieces, 0.0, cache_modifier=".cg"), 0)
         result = value.to(tl.float32) * (given.to(tl.float32) - total)
         dx = boundary(dx, row * D, shift, VECTOR)
         put(dx, col, result, shift, end, True, "", VECTOR, SHIFTED)
@@ -381,125 +395,122 @@ def plan(x: torch.Tensor, M: int, D: int, backward: bool, access: Access = PLAIN
     return Plan("pieces", 2 * LANES, 32)
 
 
-def run(x: torch.Tensor, y: torch.Tensor, chosen: Plan, reach: Access = PLAIN) -> None:
-    """Forward of x (M, D) with last stride 1 into y, contiguous."""
-    M, D = x.shape
-    stride = x.stride(0)
-    with on(x):
-        if chosen.kind == "whole":
-            _whole[(cdiv(M, chosen.size),)](
-                x, y, M, D, stride, ROWS=chosen.size, BLOCK=power_of_2(D), num_warps=chosen.warps
-            )
-        elif chosen.kind == "parts":
-            _parts[(cdiv(M, chosen.size * reach.period) * reach.period,)](
-                x,
-                y,
-                M,
-                D,
-                stride,
-                ROWS=chosen.size,
-                PART=chosen.block,
-                PARTS=chosen.parts,
-                **reach.constants(),
-                num_warps=chosen.warps,
-            )
-        elif chosen.kind == "pieces":
-            each = 16 // x.element_size()
-            _pieces[(M,)](
-                x, y, D, stride, LANES=chosen.size, EACH=each, **reach.constants(), num_warps=chosen.warps
-            )
-        else:
-            pieces = cdiv(D + reach.margin, chosen.size)
-            slot = slots(x, M, x.numel())
-            tops, totals = torch.empty(2, M, pieces, dtype=torch.float32, device=x.device)
-            for first, second in launches(slot):
-                _split[(M * pieces,)](
-                    x,
-                    y,
-                    tops,
-                    totals,
-                    tops if slot is None else slot,
-                    D,
-                    stride,
-                    pieces,
-                    ALL=power_of_2(pieces),
-                    BLOCK=chosen.size,
-                    **reach.constants(),
-                    SUM=first,
-                    SCALE=second,
-                    num_warps=chosen.warps,
-                )
+def prepare(x: torch.Tensor, chosen: Plan | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Softmax of tensors like x, as a plan says or as one is chosen for them."""
+    if x.numel() == 0:
+        return dense_like
+    flat = rows(x)
+    M, D = flat.shape
+    stride = flat.stride(0)
+    reach = access((flat, dense_like(x)), (stride, D), D)
+    chosen = chosen or plan(flat, M, D, False, reach)
+    constants = {**reach.constants(), "num_warps": chosen.warps}
+    launch: Callable[..., None]
+    if chosen.kind == "whole":
+        launch = Launch(
+            _whole,
+            (cdiv(M, chosen.size),),
+            M,
+            D,
+            stride,
+            ROWS=chosen.size,
+            BLOCK=power_of_2(D),
+            num_warps=chosen.warps,
+        )
+    elif chosen.kind == "parts":
+        grid = (cdiv(M, chosen.size * reach.period) * reach.period,)
+        part = {"PART": chosen.block, "PARTS": chosen.parts}
+        launch = Launch(_parts, grid, M, D, stride, ROWS=chosen.size, **part, **constants)
+    elif chosen.kind == "pieces":
+        launch = Launch(_pieces, (M,), D, stride, LANES=chosen.size, EACH=16 // x.element_size(), **constants)
+    else:
+        launch = _in_pieces(_split, M, D, (stride,), chosen, reach, 2, M * D)
+    device, copied = x.device, not in_rows(x)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        y = dense_like(x)
+        launch(device, rows(x) if copied else x, y)
+        return y
+
+    return run
 
 
-def run_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, chosen: Plan, reach: Access = PLAIN) -> None:
-    """Backward of (M, D) tensors with last stride 1 into dx, contiguous."""
-    M, D = y.shape
-    strides = (dy.stride(0), y.stride(0))
-    with on(y):
-        if chosen.kind == "whole":
-            _whole_gradient[(cdiv(M, chosen.size),)](
-                dy, y, dx, M, D, *strides, ROWS=chosen.size, BLOCK=power_of_2(D), num_warps=chosen.warps
-            )
-        elif chosen.kind == "parts":
-            _parts_gradient[(cdiv(M, chosen.size * reach.period) * reach.period,)](
-                dy,
-                y,
-                dx,
-                M,
-                D,
-                *strides,
-                ROWS=chosen.size,
-                PART=chosen.block,
-                PARTS=chosen.parts,
-                **reach.constants(),
-                num_warps=chosen.warps,
-            )
-        elif chosen.kind == "pieces":
-            block = chosen.size * (16 // y.element_size())
-            _pieces_gradient[(M,)](
-                dy, y, dx, D, *strides, BLOCK=block, **reach.constants(), num_warps=chosen.warps
-            )
-        else:
-            pieces = cdiv(D + reach.margin, chosen.size)
-            slot = slots(y, M)
-            totals = torch.empty(M, pieces, dtype=torch.float32, device=y.device)
-            for first, second in launches(slot):
-                _split_gradient[(M * pieces,)](
-                    dy,
-                    y,
-                    dx,
-                    totals,
-                    totals if slot is None else slot,
-                    D,
-                    *strides,
-                    pieces,
-                    ALL=power_of_2(pieces),
-                    BLOCK=chosen.size,
-                    **reach.constants(),
-                    SUM=first,
-                    MOVE=second,
-                    num_warps=chosen.warps,
-                )
+def prepare_backward(
+    dy: torch.Tensor, y: torch.Tensor, chosen: Plan | None = None
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """dx = y · (dy - sum of y · dy) for tensors like these, as a plan says or as one is chosen for them."""
+    if y.numel() == 0:
+        return lambda dy, y: dense_like(y)
+    given, flat = rows(dy), rows(y)
+    M, D = flat.shape
+    strides = (given.stride(0), flat.stride(0))
+    reach = access((given, flat, dense_like(y)), (*strides, D), D)
+    chosen = chosen or plan(flat, M, D, True, reach)
+    constants = {**reach.constants(), "num_warps": chosen.warps}
+    launch: Callable[..., None]
+    if chosen.kind == "whole":
+        block = {"ROWS": chosen.size, "BLOCK": power_of_2(D)}
+        launch = Launch(_whole_gradient, (cdiv(M, chosen.size),), M, D, *strides, **block, num_warps=chosen.warps)
+    elif chosen.kind == "parts":
+        grid = (cdiv(M, chosen.size * reach.period) * reach.period,)
+        part = {"PART": chosen.block, "PARTS": chosen.parts}
+        launch = Launch(_parts_gradient, grid, M, D, *strides, ROWS=chosen.size, **part, **constants)
+    elif chosen.kind == "pieces":
+        block = chosen.size * (16 // y.element_size())
+        launch = Launch(_pieces_gradient, (M,), D, *strides, BLOCK=block, **constants)
+    else:
+        launch = _in_pieces(_split_gradient, M, D, strides, chosen, reach, 1, 0)
+    device, copied = y.device, not (in_rows(dy) and in_rows(y))
+
+    def run(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        dx = dense_like(y)
+        if copied:
+            dy, y = rows(dy), rows(y)
+        launch(device, dy, y, dx)
+        return dx
+
+    return run
 
 
-def _launch(x: torch.Tensor) -> torch.Tensor:
-    y = dense_like(x)
-    if x.numel():
-        flat = rows(x)
-        M, D = flat.shape
-        reach = access((flat, y), (flat.stride(0), D), D)
-        run(flat, y, plan(flat, M, D, False, reach), reach)
-    return y
+def _in_pieces(
+    kernel: Any, M: int, D: int, strides: tuple[int, ...], chosen: Plan, reach: Access, kinds: int, held: int
+) -> Callable[..., None]:
+    """Rows in pieces that programs hold: in one launch where the programs of a row can wait for each other, else in
+    two. Of each piece `kinds` numbers are exchanged; `held` numbers are in registers meanwhile.
+    """
+    pieces = cdiv(D + reach.margin, chosen.size)
+
+    def one(first: bool, second: bool) -> Launch:
+        return Launch(
+            kernel,
+            (M * pieces,),
+            D,
+            *strides,
+            pieces,
+            ALL=power_of_2(pieces),
+            BLOCK=chosen.size,
+            **reach.constants(),
+            SUM=first,
+            RESULT=second,
+            num_warps=chosen.warps,
+        )
+
+    both, first, second = one(True, True), one(True, False), one(False, True)
+
+    def launch(device: torch.device, *tensors: torch.Tensor) -> None:
+        sums = torch.empty((kinds, M, pieces), dtype=torch.float32, device=device)
+        slot = slots(tensors[0], M, held)
+        if slot is not None:
+            both(device, *tensors, sums, slot)
+            return
+        first(device, *tensors, sums, sums)
+        second(device, *tensors, sums, sums)
+
+    return launch
 
 
-def _launch_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    dx = dense_like(y)
-    if y.numel():
-        given, flat = rows(dy), rows(y)
-        M, D = flat.shape
-        reach = access((given, flat, dx), (given.stride(0), flat.stride(0), D), D)
-        run_backward(given, flat, dx, plan(flat, M, D, True, reach), reach)
-    return dx
+_launch = prepared(prepare, _check)
+_launch_backward = prepared(prepare_backward)
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
@@ -515,4 +526,5 @@ _softmax = operator(
     dense_like,
     _save,
     lambda ctx, dy: _softmax_backward(dy, *ctx.saved_tensors),
+    check=_check,
 )

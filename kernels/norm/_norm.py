@@ -10,14 +10,16 @@ to exchange sums of their pieces; backward is in two launches, one for the sums,
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from .._common import INTERPRETED, cdiv, dense_like, multiprocessors, on, packed, power_of_2, rows
-from .._grid_barrier import arrive_and_wait, launches, phase, slots
+from .._common import INTERPRETED, cdiv, dense_like, in_rows, multiprocessors, packed, power_of_2, rows
+from .._grid_barrier import arrive_and_wait, phase, slots
+from .._launch import Launch
 from .._rows import (
     Access,
     access,
@@ -203,13 +205,13 @@ def _normalize_parts(  # type: ignore[no-untyped-def]  # Triton's types are its 
             ).to(tl.float32)
             part = part.to(h.dtype.element_ty)
             put_part(total, part, shift, end, rows, i, PART, PARTS, VECTOR, SHIFTED)
-        held = held + (part,)  # noqa: RUF005  # what Triton compiles has no unpacking
+        held += (part,)
         value = part.to(tl.float32)
         sums += value if CENTRED else value * value
     if AHEAD:
         for i in tl.static_range(PARTS):
             col = i * PART + tl.arange(0, PART)[None, :]
-            weights = weights + (of_part(weight, shift, end, ROWS, i, PART, PARTS, VECTOR, SHIFTED),)  # noqa: RUF005
+            weights += (of_part(weight, shift, end, ROWS, i, PART, PARTS, VECTOR, SHIFTED),)
     mean = 0.0
     if CENTRED:
         # μ = Σ x / D, and then σ² = Σ (x - μ)² / D: Σ x² - D μ² would cancel where the mean is large.
@@ -501,9 +503,9 @@ def _gradients_parts(  # type: ignore[no-untyped-def]  # Triton's types are its 
     dbias = ()
     for i in tl.static_range(PARTS):
         col = i * PART + tl.arange(0, PART)[None, :]
-        weights = weights + (of_part(weight, shift, end, ROWS, i, PART, PARTS, VECTOR, SHIFTED),)  # noqa: RUF005  # what Triton compiles has no unpacking
-        dweight = dweight + (tl.zeros([ROWS, PART], tl.float32),)  # noqa: RUF005
-        dbias = dbias + (tl.zeros([ROWS, PART], tl.float32),)  # noqa: RUF005
+        weights += (of_part(weight, shift, end, ROWS, i, PART, PARTS, VECTOR, SHIFTED),)
+        dweight += (tl.zeros([ROWS, PART], tl.float32),)
+        dbias += (tl.zeros([ROWS, PART], tl.float32),)
     for start in tl.range(first, N, tl.num_programs(0) * ROWS, num_stages=STAGES):
         begin = tl.cast(start, tl.int64)
         row = begin + down
@@ -531,13 +533,13 @@ def _gradients_parts(  # type: ignore[no-untyped-def]  # Triton's types are its 
                 get_part(x_at, shift, end, rows, 0.0, i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32) - mean
             ) * rstd
             # dw += dy · x̂, db += dy
-            more = more + (dweight[i] + g * hat,)  # noqa: RUF005
-            more_bias = more_bias + (dbias[i] + g if CENTRED else dbias[i],)  # noqa: RUF005
+            more += (dweight[i] + g * hat,)
+            more_bias += (dbias[i] + g if CENTRED else dbias[i],)
             g = g * weights[i].to(tl.float32)
             products += g * hat
             sums += g
-            given = given + (g,)  # noqa: RUF005
-            hats = hats + (hat,)  # noqa: RUF005
+            given += (g,)
+            hats += (hat,)
         dweight = more
         dbias = more_bias
         projection = (tl.sum(products, 1) / D)[:, None]
@@ -566,8 +568,7 @@ def _gradients_parts(  # type: ignore[no-untyped-def]  # Triton's types are its 
 def _row_means(  # type: ignore[no-untyped-def]  # Triton's types are its own
     inputs,
     statistics,
-    projections,
-    averages,
+    means_of_rows,
     D,
     strides,
     BLOCK: tl.constexpr,
@@ -578,6 +579,7 @@ def _row_means(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """mean(g · x̂) and mean(g) of one long row, g = dy · weight."""
     dy, _, x, weight = inputs
     means, rstds = statistics
+    projections, averages = means_of_rows
     row = tl.program_id(0).to(tl.int64)
     shift = shift_of(dy, row * strides[0], SHIFTED)
     dy = boundary(dy, row * strides[0], shift, VECTOR)
@@ -605,8 +607,7 @@ def _row_means(  # type: ignore[no-untyped-def]  # Triton's types are its own
 def _gradients_long(  # type: ignore[no-untyped-def]  # Triton's types are its own
     inputs,
     statistics,
-    projections,
-    averages,
+    means_of_rows,
     outputs,
     sizes,
     strides,
@@ -621,6 +622,7 @@ def _gradients_long(  # type: ignore[no-untyped-def]  # Triton's types are its o
     """
     dy, dh, x, weight = inputs
     means, rstds = statistics
+    projections, averages = means_of_rows
     dx, parts = outputs
     N, D = sizes
     col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -799,7 +801,7 @@ def forward_plan(x: torch.Tensor, N: int, D: int, residual: bool, centred: bool,
     return Plan("whole", rows, block, 1, 8 if again else min(max(rows * block // 1024, 4), 32), again)
 
 
-def normalize(
+def prepare_forward(
     x: torch.Tensor,
     residual: torch.Tensor | None,
     weight: torch.Tensor,
@@ -807,66 +809,88 @@ def normalize(
     eps: float,
     save: bool,
     plan: Plan | None = None,
-) -> Norm:
-    """The forward pass of x (…, D). A bias means rows are centred; `save` keeps mean and rstd."""
-    y, h, mean, rstd = empty(x, residual is not None, bias is not None, save)
+) -> Callable[..., Norm]:
+    """The forward pass of tensors like x (…, D), as `plan` says or as it is chosen for them: a function of the tensors.
+
+    A bias means rows are centred; `save` keeps mean and rstd.
+    """
+    kept = residual is not None
+    centred = bias is not None
     if x.numel() == 0:
-        return y, h, mean, rstd
+        return lambda x, *_: empty(x, kept, centred, save)
     D = x.shape[-1]
     N = x.numel() // D
     flat = rows(x)
     other = flat if residual is None else rows(residual)
     strides = (flat.stride(0), other.stride(0))
-    reach = access((flat, other, y), (*strides, D), D)
-    plan = plan or forward_plan(x, N, D, residual is not None, bias is not None, reach)
-    inputs = (flat, other, weight.contiguous(), weight if bias is None else bias.contiguous())
-    outputs = (y, h, mean, rstd)
-    flags = {"RESIDUAL": residual is not None, "CENTRED": bias is not None, "SAVE": save}
-    with on(x):
-        if plan.kind == "whole":
-            _normalize[(cdiv(N, plan.rows),)](
-                inputs,
-                outputs,
-                (N, D),
-                strides,
-                eps,
-                ROWS=plan.rows,
-                BLOCK=plan.block,
-                **flags,
-                EVEN=D % plan.block == 0 and N % plan.rows == 0,
-                AGAIN=plan.flag,
-                num_warps=plan.warps,
-            )
-        elif plan.kind == "parts":
-            _normalize_parts[(cdiv(N, plan.rows * reach.period) * reach.period,)](
-                inputs,
-                outputs,
-                (N, D),
-                strides,
-                eps,
-                ROWS=plan.rows,
-                PART=plan.block,
-                PARTS=plan.parts,
-                **reach.evenly(D, plan.block),
-                **flags,
-                AHEAD=plan.flag,
-                num_warps=plan.warps,
-            )
-        elif plan.kind == "pieces":
-            _normalize_long[(N,)](
-                inputs,
-                outputs,
-                (N, D),
-                strides,
-                eps,
-                BLOCK=plan.block,
-                **reach.evenly(D, plan.block),
-                **flags,
-                num_warps=plan.warps,
-            )
-        else:
-            _spread(inputs, outputs, (N, D), strides, eps, plan, reach, flags)
-    return y, h, mean, rstd
+    reach = access((flat, other, dense_like(x)), (*strides, D), D)
+    plan = plan or forward_plan(x, N, D, kept, centred, reach)
+    sizes, eps = (N, D), float(eps)
+    flags = {"RESIDUAL": kept, "CENTRED": centred, "SAVE": save}
+    if plan.kind == "spread":
+        launch = _spread(x, sizes, strides, eps, plan, reach, flags)
+    elif plan.kind == "whole":
+        launch = Launch(
+            _normalize,
+            (cdiv(N, plan.rows),),
+            sizes,
+            strides,
+            eps,
+            ROWS=plan.rows,
+            BLOCK=plan.block,
+            **flags,
+            EVEN=D % plan.block == 0 and N % plan.rows == 0,
+            AGAIN=plan.flag,
+            num_warps=plan.warps,
+        )
+    elif plan.kind == "parts":
+        launch = Launch(
+            _normalize_parts,
+            (cdiv(N, plan.rows * reach.period) * reach.period,),
+            sizes,
+            strides,
+            eps,
+            ROWS=plan.rows,
+            PART=plan.block,
+            PARTS=plan.parts,
+            **reach.evenly(D, plan.block),
+            **flags,
+            AHEAD=plan.flag,
+            num_warps=plan.warps,
+        )
+    else:
+        launch = Launch(
+            _normalize_long,
+            (N,),
+            sizes,
+            strides,
+            eps,
+            BLOCK=plan.block,
+            **reach.evenly(D, plan.block),
+            **flags,
+            num_warps=plan.warps,
+        )
+    device = x.device
+    copied = not in_rows(x) or not weight.is_contiguous()
+    copied |= residual is not None and not in_rows(residual)
+    copied |= bias is not None and not bias.is_contiguous()
+
+    def run(
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *_: Any,
+    ) -> Norm:
+        results = empty(x, kept, centred, save)
+        if copied:
+            x, weight = rows(x), weight.contiguous()
+            residual = residual if residual is None else rows(residual)
+            bias = bias if bias is None else bias.contiguous()
+        launch(device, (x, x if residual is None else residual, weight, weight if bias is None else bias), results)
+        return results
+
+    return run
 
 
 def spread(x: torch.Tensor, N: int, D: int) -> int:
@@ -879,44 +903,54 @@ def spread(x: torch.Tensor, N: int, D: int) -> int:
 
 
 def _spread(
-    inputs: Inputs,
-    outputs: Norm,
+    x: torch.Tensor,
     sizes: tuple[int, int],
     strides: tuple[int, int],
     eps: float,
     plan: Plan,
     reach: Access,
     flags: dict[str, bool],
-) -> None:
+) -> Callable[[torch.device, Inputs, Norm], None]:
     """The forward pass of few long rows: in one launch where its programs can wait for each other, else in two."""
-    x, other, weight, bias = inputs
-    h = outputs[1]
     N, D = sizes
-    slot = slots(x, N, N * D)
-    sums = torch.empty(1 + flags["CENTRED"], N, plan.parts, dtype=torch.float32, device=x.device)
-    for first, second in launches(slot):
-        if not first and h is not None:
-            # The second of two launches reads what the first made of x and the residual.
-            x, strides, flags = h, (D, D), {**flags, "RESIDUAL": False}
-        _normalize_spread[(N * plan.parts,)](
-            (x, other, weight, bias),
-            outputs,
-            (sums, sums if slot is None else slot),
+
+    def spread_launch(strides: tuple[int, int], sums: bool, norm: bool, **changed: bool) -> Launch:
+        return Launch(
+            _normalize_spread,
+            (N * plan.parts,),
             (N, D, plan.parts),
             strides,
             eps,
             BLOCK=plan.block,
             PIECES=power_of_2(plan.parts),
             **reach.constants(),
-            **flags,
-            SUM=first,
-            NORM=second,
+            **{**flags, **changed},
+            SUM=sums,
+            NORM=norm,
             num_warps=plan.warps,
         )
 
+    both = spread_launch(strides, True, True)
+    first = spread_launch(strides, True, False)
+    # The second of two launches reads what the first made of x and the residual.
+    second = spread_launch((D, D) if flags["RESIDUAL"] else strides, False, True, RESIDUAL=False)
+
+    def launch(device: torch.device, inputs: Inputs, outputs: Norm) -> None:
+        sums = torch.empty(1 + flags["CENTRED"], N, plan.parts, dtype=torch.float32, device=device)
+        slot = slots(inputs[0], N, N * D)
+        if slot is not None:
+            both(device, inputs, outputs, (sums, slot))
+            return
+        first(device, inputs, outputs, (sums, sums))
+        h = outputs[1]
+        again = inputs if h is None else (h, *inputs[1:])
+        second(device, again, outputs, (sums, sums))
+
+    return launch
+
 
 def empty(x: torch.Tensor, residual: bool, centred: bool, save: bool) -> Norm:
-    """Memory for the results of `normalize`."""
+    """Memory for the results of the forward pass."""
     shape = x.shape[:-1]
     y = dense_like(x)
     h = dense_like(x) if residual else None
@@ -941,7 +975,7 @@ def backward_plan(x: torch.Tensor, N: int, D: int, access: Access) -> Plan:
     return Plan("pieces", 1, PIECE, cdiv(D + access.margin, PIECE), 8)
 
 
-def gradients(
+def prepare_backward(
     dy: torch.Tensor,
     dh: torch.Tensor | None,
     x: torch.Tensor,
@@ -949,110 +983,125 @@ def gradients(
     mean: torch.Tensor | None,
     rstd: torch.Tensor,
     plan: Plan | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dx (…, D) in x's dtype, dweight and dbias (D,) in the weight's; dbias only where `mean` is given.
+    tile: tuple[int, int, int] = SPREAD_TILE,
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """The backward pass of tensors like these, as `plan` and `tile` say or as it is chosen: a function of the tensors.
 
-    x is what was normalized, with the residual in it; dh is the gradient that reaches it directly.
+    It gives dx (…, D) in x's dtype, dweight and dbias (D,) in the weight's; dbias only where `mean` is given, else
+    dweight. x is what was normalized, with the residual in it; dh is the gradient that reaches it directly.
     """
-    dx, dweight, dbias = empty_gradients(x, weight)
+    centred = mean is not None
     if x.numel() == 0:
-        return dx, dweight.zero_(), dbias.zero_()
+        return lambda dy, dh, x, weight, *_: (dense_like(x), torch.zeros_like(weight), torch.zeros_like(weight))
     D = x.shape[-1]
     N = x.numel() // D
     given, flat = rows(dy), rows(x)
     direct = given if dh is None else rows(dh)
-    kinds = 1 if mean is None else 2
-    inputs = (given, direct, flat, weight.contiguous())
-    statistics = (rstd if mean is None else mean, rstd)
     strides = (given.stride(0), direct.stride(0), flat.stride(0))
-    reach = access((given, direct, flat, dx), (*strides, D), D)
+    reach = access((given, direct, flat, dense_like(x)), (*strides, D), D)
     plan = plan or backward_plan(x, N, D, reach)
-    flags = {"RESIDUAL": dh is not None, "CENTRED": mean is not None}
-    with on(x):
-        if plan.kind == "spread" and not reach.SHIFTED:
-            _gradients_spread(inputs, statistics, (dx, dweight, dbias), (N, D), strides, plan, reach, flags)
-            return dx, dweight, dbias
-        if plan.kind in ("whole", "parts"):
-            programs = min(cdiv(N, plan.rows), multiprocessors(x) * max(16 // plan.warps, 1))
-            programs = cdiv(programs, reach.period) * reach.period if plan.kind == "parts" else programs
-            columns = plan.block * plan.parts
-            ahead = plan.rows * columns * x.element_size() * (2 if dh is None else 3)
-            parts = torch.empty(kinds, programs, D, dtype=torch.float32, device=x.device)
-            stages = 3 if 2 * ahead <= PREFETCH else 2
-            if plan.kind == "whole":
-                _gradients[(programs,)](
-                    inputs,
-                    statistics,
-                    (dx, parts),
-                    (N, D),
-                    strides,
-                    ROWS=plan.rows,
-                    BLOCK=plan.block,
-                    STAGES=stages,
-                    **flags,
-                    num_warps=plan.warps,
-                )
-            else:
-                _gradients_parts[(programs,)](
-                    inputs,
-                    statistics,
-                    (dx, parts),
-                    (N, D),
-                    strides,
-                    ROWS=plan.rows,
-                    PART=plan.block,
-                    PARTS=plan.parts,
-                    STAGES=stages,
-                    **reach.constants(),
-                    **flags,
-                    num_warps=plan.warps,
-                )
-        else:
-            projection = _means(inputs, statistics, (N, D), strides, plan, reach, flags)
-            pieces = cdiv(D + reach.margin, PIECE)
-            programs = min(N, max(1, multiprocessors(x) * 4 // pieces))
-            programs = cdiv(programs, reach.period) * reach.period
-            parts = torch.empty(kinds, programs, D, dtype=torch.float32, device=x.device)
-            _gradients_long[(pieces, programs)](
-                inputs,
-                statistics,
-                projection[0],
-                projection[-1],
-                (dx, parts),
-                (N, D),
-                strides,
-                BLOCK=PIECE,
-                **reach.constants(),
-                **flags,
-                num_warps=8,
-            )
-        _add_parts[(cdiv(D, 32), kinds)](
-            parts, dweight, dbias, programs, D, ROWS=min(power_of_2(programs), 256), BLOCK=32, num_warps=8
-        )
-    return dx, dweight, dbias
+    flags = {"RESIDUAL": dh is not None, "CENTRED": centred}
+    if plan.kind == "spread" and not reach.SHIFTED:
+        launch = _columns(x, (N, D), strides, plan, reach, flags, tile)
+    elif plan.kind in ("whole", "parts"):
+        launch = _rows_at_once(x, (N, D), strides, plan, reach, flags)
+    else:
+        launch = _rows_by_pieces(x, (N, D), strides, plan, reach, flags)
+    device = x.device
+    copied = not (in_rows(dy) and in_rows(x) and weight.is_contiguous())
+    copied |= dh is not None and not in_rows(dh)
+
+    def run(
+        dy: torch.Tensor,
+        dh: torch.Tensor | None,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        mean: torch.Tensor | None,
+        rstd: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        dx, dweight, dbias = results = empty_gradients(x, weight, centred)
+        if copied:
+            dy, x, weight = rows(dy), rows(x), weight.contiguous()
+            dh = dh if dh is None else rows(dh)
+        statistics = (rstd if mean is None else mean, rstd)
+        launch(device, (dy, dy if dh is None else dh, x, weight), statistics, results)
+        return results
+
+    return run
 
 
-def _means(
-    inputs: Inputs,
-    statistics: tuple[torch.Tensor, torch.Tensor],
+def _rows_at_once(
+    x: torch.Tensor,
     sizes: tuple[int, int],
     strides: tuple[int, int, int],
     plan: Plan,
     reach: Access,
     flags: dict[str, bool],
-) -> torch.Tensor:
-    """mean(g · x̂) and, of centred rows, mean(g) of each long row, (1 or 2, N)."""
+) -> Callable[..., None]:
+    """Gradients where a program holds whole rows."""
     N, D = sizes
-    device = inputs[0].device
     kinds = 1 + flags["CENTRED"]
-    if plan.kind == "spread":
-        return _sums_of_pieces(inputs, statistics, sizes, strides, plan, reach, flags).sum(2)
-    projection = torch.empty(kinds, N, dtype=torch.float32, device=device)
-    _row_means[(N,)](
-        inputs,
-        statistics,
-        projection[0],
-        projection[-1],
+    period = reach.period if plan.kind == "parts" else 1
+    programs = min(cdiv(N, plan.rows), multiprocessors(x) * max(16 // plan.warps, 1))
+    programs = cdiv(programs, period) * period
+    ahead = plan.rows * plan.block * plan.parts * x.element_size() * (2 + flags["RESIDUAL"])
+    shared = {"STAGES": 3 if 2 * ahead <= PREFETCH else 2, **flags, "num_warps": plan.warps}
+    if plan.kind == "whole":
+        make = Launch(_gradients, (programs,), sizes, strides, ROWS=plan.rows, BLOCK=plan.block, **shared)
+    else:
+        make = Launch(
+            _gradients_parts,
+            (programs,),
+            sizes,
+            strides,
+            ROWS=plan.rows,
+            PART=plan.block,
+            PARTS=plan.parts,
+            **reach.constants(),
+            **shared,
+        )
+    add = _adding(programs, D, kinds)
+
+    def launch(device: torch.device, inputs: Inputs, statistics: Any, results: Any) -> None:
+        dx, dweight, dbias = results
+        parts = torch.empty((kinds, programs, D), dtype=torch.float32, device=device)
+        make(device, inputs, statistics, (dx, parts))
+        add(device, parts, dweight, dbias)
+
+    return launch
+
+
+def _adding(programs: int, D: int, kinds: int) -> Launch:
+    """The launch that adds what programs have of the gradients of weight and bias."""
+    return Launch(
+        _add_parts,
+        (cdiv(D, 32), kinds),
+        programs,
+        D,
+        ROWS=min(power_of_2(programs), 256),
+        BLOCK=32,
+        num_warps=8,
+    )
+
+
+def _rows_by_pieces(
+    x: torch.Tensor,
+    sizes: tuple[int, int],
+    strides: tuple[int, int, int],
+    plan: Plan,
+    reach: Access,
+    flags: dict[str, bool],
+) -> Callable[..., None]:
+    """Gradients of rows too long to be held: their means first, then one piece of every n-th row a program."""
+    N, D = sizes
+    kinds = 1 + flags["CENTRED"]
+    pieces = cdiv(D + reach.margin, PIECE)
+    programs = min(N, max(1, multiprocessors(x) * 4 // pieces))
+    programs = cdiv(programs, reach.period) * reach.period
+    by_pieces = _sums_of_pieces(sizes, strides, plan, reach, flags)
+    means = Launch(
+        _row_means,
+        (N,),
         D,
         strides,
         BLOCK=PIECE,
@@ -1060,25 +1109,44 @@ def _means(
         CENTRED=flags["CENTRED"],
         num_warps=8,
     )
-    return projection
+    make = Launch(
+        _gradients_long,
+        (pieces, programs),
+        sizes,
+        strides,
+        BLOCK=PIECE,
+        **reach.constants(),
+        **flags,
+        num_warps=8,
+    )
+    add = _adding(programs, D, kinds)
+
+    def launch(device: torch.device, inputs: Inputs, statistics: Any, results: Any) -> None:
+        dx, dweight, dbias = results
+        if plan.kind == "spread":
+            projection = by_pieces(device, inputs, statistics).sum(2)
+        else:
+            projection = torch.empty((kinds, N), dtype=torch.float32, device=device)
+            means(device, inputs, statistics, (projection[0], projection[-1]))
+        parts = torch.empty((kinds, programs, D), dtype=torch.float32, device=device)
+        make(device, inputs, statistics, (projection[0], projection[-1]), (dx, parts))
+        add(device, parts, dweight, dbias)
+
+    return launch
 
 
 def _sums_of_pieces(
-    inputs: Inputs,
-    statistics: tuple[torch.Tensor, torch.Tensor],
     sizes: tuple[int, int],
     strides: tuple[int, int, int],
     plan: Plan,
     reach: Access,
     flags: dict[str, bool],
-) -> torch.Tensor:
-    """What pieces of rows add to `_means`, (1 or 2, N, pieces)."""
+) -> Callable[..., torch.Tensor]:
+    """What pieces of few long rows add to mean(g · x̂) and, of centred rows, mean(g): (1 or 2, N, pieces)."""
     N, D = sizes
-    sums = torch.empty(1 + flags["CENTRED"], N, plan.parts, dtype=torch.float32, device=inputs[0].device)
-    _piece_means[(N * plan.parts,)](
-        inputs,
-        statistics,
-        sums,
+    make = Launch(
+        _piece_means,
+        (N * plan.parts,),
         (N, D, plan.parts),
         strides,
         BLOCK=plan.block,
@@ -1086,29 +1154,31 @@ def _sums_of_pieces(
         CENTRED=flags["CENTRED"],
         num_warps=plan.warps,
     )
-    return sums
+
+    def launch(device: torch.device, inputs: Inputs, statistics: Any) -> torch.Tensor:
+        sums = torch.empty((1 + flags["CENTRED"], N, plan.parts), dtype=torch.float32, device=device)
+        make(device, inputs, statistics, sums)
+        return sums
+
+    return launch
 
 
-def _gradients_spread(
-    inputs: Inputs,
-    statistics: tuple[torch.Tensor, torch.Tensor],
-    results: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+def _columns(
+    x: torch.Tensor,
     sizes: tuple[int, int],
     strides: tuple[int, int, int],
     plan: Plan,
     reach: Access,
     flags: dict[str, bool],
-    tile: tuple[int, int, int] = SPREAD_TILE,
-) -> None:
-    """The backward pass of few long rows."""
+    tile: tuple[int, int, int],
+) -> Callable[..., None]:
+    """Gradients of few long rows, by programs that have all rows of some columns."""
     N, D = sizes
-    sums = _sums_of_pieces(inputs, statistics, sizes, strides, plan, reach, flags)
     height, columns, warps = tile
-    _gradients_columns[(cdiv(D, columns),)](
-        inputs,
-        statistics,
-        sums,
-        results,
+    by_pieces = _sums_of_pieces(sizes, strides, plan, reach, flags)
+    make = Launch(
+        _gradients_columns,
+        (cdiv(D, columns),),
         (N, D, plan.parts),
         strides,
         ROWS=min(height, power_of_2(N)),
@@ -1118,8 +1188,15 @@ def _gradients_spread(
         num_warps=warps,
     )
 
+    def launch(device: torch.device, inputs: Inputs, statistics: Any, results: Any) -> None:
+        make(device, inputs, statistics, by_pieces(device, inputs, statistics), results)
 
-def empty_gradients(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Memory for the results of `gradients`."""
-    dx = dense_like(x)
-    return dx, torch.empty_like(weight), torch.empty_like(weight)
+    return launch
+
+
+def empty_gradients(
+    x: torch.Tensor, weight: torch.Tensor, centred: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Memory for the results of the backward pass."""
+    dweight = torch.empty_like(weight)
+    return dense_like(x), dweight, torch.empty_like(weight) if centred else dweight
