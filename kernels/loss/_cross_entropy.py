@@ -11,12 +11,16 @@ gradient p (1 + 2 z L) - (1-ε) [j = t] - ε / V.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from .._common import INTERPRETED, cdiv, on, operator, power_of_2
+from .._common import INTERPRETED, cdiv, operator, power_of_2
+from .._launch import Launch, prepared
 from .._rows import access, boundary, get, put, shift_of, within
 
 LANES = 4 if INTERPRETED else 512
@@ -262,115 +266,90 @@ def warps_for_both(logits: torch.Tensor) -> int:
     return 16 if logits.shape[1] * logits.element_size() <= LONG else 32
 
 
-def losses_of_rows(
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    losses: torch.Tensor,
-    lse: torch.Tensor,
-    ignore_index: int,
-    smoothing: float,
-    z_loss: float,
-    warps: int | None = None,
-) -> None:
-    """Fills losses and log-sum-exp (M,) of logits (M, V), whose rows are dense."""
-    warps = warps or 8
-    _rows[(logits.shape[0],)](
-        logits,
-        target,
-        losses,
-        lse,
-        logits.shape[1],
+class Options(NamedTuple):
+    """What the loss is, beside its numbers."""
+
+    ignore_index: int
+    smoothing: float
+    z_loss: float
+
+    def numbers(self) -> tuple[int, float, float]:
+        """As kernels take them."""
+        return self.ignore_index, float(self.smoothing), float(self.z_loss)
+
+
+def losses_of_rows(logits: torch.Tensor, options: Options, warps: int = 8) -> Launch:
+    """A launch that fills losses (M,) and log-sum-exp (M,) from logits (M, V) like these, whose rows are dense, and
+    target: of (logits, target, losses, lse).
+    """
+    M, V = logits.shape
+    return Launch(
+        _rows,
+        (M,),
+        V,
         logits.stride(0),
-        ignore_index,
-        smoothing,
-        z_loss,
+        *options.numbers(),
         **lanes(logits, warps),
-        **access((logits,), (logits.stride(0),), logits.shape[1]).constants(),
-        **flags(smoothing, z_loss),
+        **access((logits,), (logits.stride(0),), V).constants(),
+        **flags(options.smoothing, options.z_loss),
     )
 
 
 def losses_and_gradients(
     logits: torch.Tensor,
-    target: torch.Tensor,
-    share: torch.Tensor,
-    losses: torch.Tensor,
     dlogits: torch.Tensor,
-    ignore_index: int,
-    smoothing: float,
-    z_loss: float,
+    options: Options,
     warps: int | None = None,
     each: int = 2,
     hint: str = "",
-) -> None:
-    """Fills losses (M,) of logits (M, V) and their gradients times share, which may go over the logits."""
-    warps = warps or warps_for_both(logits)
+) -> Launch:
+    """A launch that fills losses (M,) of logits (M, V) and their gradients times share, which may go over the
+    logits: of (logits, target, share, losses, dlogits).
+    """
+    M, V = logits.shape
     strides = (logits.stride(0), dlogits.stride(0))
-    _rows_and_gradients[(logits.shape[0],)](
-        logits,
-        target,
-        share,
-        losses,
-        dlogits,
-        logits.shape[1],
+    return Launch(
+        _rows_and_gradients,
+        (M,),
+        V,
         strides,
-        ignore_index,
-        smoothing,
-        z_loss,
+        *options.numbers(),
         HINT=hint,
-        **lanes(logits, warps, each),
-        **access((logits, dlogits), strides, logits.shape[1]).constants(),
-        **flags(smoothing, z_loss),
+        **lanes(logits, warps or warps_for_both(logits), each),
+        **access((logits, dlogits), strides, V).constants(),
+        **flags(options.smoothing, options.z_loss),
     )
 
 
-def gradients_of_rows(
-    dloss: torch.Tensor,
-    share: torch.Tensor,
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    lse: torch.Tensor,
-    dlogits: torch.Tensor,
-    ignore_index: int,
-    smoothing: float,
-    z_loss: float,
-) -> None:
-    """Fills dlogits (M, V), dense, from logits whose rows are dense."""
+def gradients_of_rows(logits: torch.Tensor, dlogits: torch.Tensor, options: Options) -> Launch:
+    """A launch that fills dlogits (M, V), dense, from logits whose rows are dense: of (dloss, share, logits, target,
+    lse, dlogits).
+    """
     M, V = logits.shape
     reach = access((logits, dlogits), (logits.stride(0), V), V)
     pieces = cdiv(V + reach.margin, PIECE)
-    _gradients[(M * pieces,)](
-        dloss,
-        share,
-        logits,
-        target,
-        lse,
-        dlogits,
+    return Launch(
+        _gradients,
+        (M * pieces,),
         V,
         pieces,
         logits.stride(0),
-        ignore_index,
-        smoothing,
-        z_loss,
+        *options.numbers(),
         BLOCK=PIECE,
         **reach.constants(),
-        **flags(smoothing, z_loss),
+        **flags(options.smoothing, options.z_loss),
         num_warps=4,
     )
 
 
-def mean_of_rows(
-    losses: torch.Tensor, target: torch.Tensor, loss: torch.Tensor, share: torch.Tensor, ignore_index: int
-) -> None:
-    """Fills loss () and share ()."""
-    M = losses.shape[0]
-    _mean[(1,)](losses, target, loss, share, M, ignore_index, BLOCK=min(power_of_2(M), 8192), num_warps=16)
+def mean_of_rows(M: int, ignore_index: int) -> Launch:
+    """A launch that fills loss () and share () from those of M rows: of (losses, target, loss, share)."""
+    return Launch(_mean, (1,), M, ignore_index, BLOCK=min(power_of_2(M), 8192), num_warps=16)
 
 
-def share_of_rows(target: torch.Tensor, share: torch.Tensor, ignore_index: int) -> None:
-    """Fills share () = 1 / rows that count."""
-    M = target.shape[0]
-    _share[(1,)](target, share, M, ignore_index, BLOCK=min(power_of_2(M), 8192), num_warps=16)
+def share_of_rows(M: int, ignore_index: int) -> Launch:
+    """A launch that fills share () = 1 / rows that count: of (target, share)."""
+    return Launch(_share, (1,), M, ignore_index, BLOCK=min(power_of_2(M), 8192), num_warps=16)
 
 
 def _launch_scale(gradient: torch.Tensor, dloss: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -378,13 +357,21 @@ def _launch_scale(gradient: torch.Tensor, dloss: torch.Tensor, dtype: torch.dtyp
 
 
 def _scale_into(gradient: torch.Tensor, dloss: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    size = gradient.numel()
-    if size:
-        with on(gradient):
-            _scale[(cdiv(size, PIECE),)](
-                gradient, dloss, out, size, BLOCK=PIECE, IN_PLACE=out is gradient, num_warps=4
-            )
+    _scaling(gradient, dloss, out, out is gradient)
     return out
+
+
+def _prepare_scaling(
+    gradient: torch.Tensor, dloss: torch.Tensor, out: torch.Tensor, in_place: bool
+) -> Callable[..., None]:
+    size, device = gradient.numel(), gradient.device
+    launch = Launch(_scale, (cdiv(size, PIECE),), size, BLOCK=PIECE, IN_PLACE=in_place, num_warps=4)
+    if size == 0:
+        return lambda *_: None
+    return lambda gradient, dloss, out, _: launch(device, gradient, dloss, out)
+
+
+_scaling = prepared(_prepare_scaling)
 
 
 _scaled = operator(
