@@ -82,7 +82,7 @@ def parts_of(D: int, vector: int, N: int, period: int, most: int, elements: int)
     part = min(32 * warps * vector, power_of_2(D))
     rows = power_of_2(max(1, min(elements // power_of_2(D), cdiv(N, period))))
     if rows > 1:
-        warps = max(rows * cdiv(D, part) * part // (32 * vector * min(most, 4)), 1)
+        warps = power_of_2(rows * cdiv(D, part) * part // (32 * vector * min(most, 4)))
     return rows, min(warps, 32), cdiv(D, part), part
 
 
@@ -175,15 +175,15 @@ def get_part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     end,
     rows,
     other,
-    I: tl.constexpr,
+    PLACE: tl.constexpr,
     PART: tl.constexpr,
     PARTS: tl.constexpr,
     VECTOR: tl.constexpr,
     SHIFTED: tl.constexpr,
 ):
-    """`get` of the I-th of a row's PARTS parts of PART columns, with masks only where the row may end."""
-    col = I * PART + tl.arange(0, PART)[None, :]
-    EDGE: tl.constexpr = I >= PARTS - 1 - SHIFTED or (SHIFTED and I == 0)
+    """`get` of the PLACE-th of a row's PARTS parts of PART columns, with masks only where the row may end."""
+    col = PLACE * PART + tl.arange(0, PART)[None, :]
+    EDGE: tl.constexpr = PLACE >= PARTS - 1 - SHIFTED or (SHIFTED and PLACE == 0)
     return get(pointer, col, shift, end, rows, other, "", VECTOR if EDGE else 0, SHIFTED and EDGE)
 
 
@@ -194,15 +194,15 @@ def put_part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     shift,
     end,
     rows,
-    I: tl.constexpr,
+    PLACE: tl.constexpr,
     PART: tl.constexpr,
     PARTS: tl.constexpr,
     VECTOR: tl.constexpr,
     SHIFTED: tl.constexpr,
 ):
-    """`put` of the I-th of a row's PARTS parts of PART columns, with masks only where the row may end."""
-    col = I * PART + tl.arange(0, PART)[None, :]
-    EDGE: tl.constexpr = I >= PARTS - 1 - SHIFTED or (SHIFTED and I == 0)
+    """`put` of the PLACE-th of a row's PARTS parts of PART columns, with masks only where the row may end."""
+    col = PLACE * PART + tl.arange(0, PART)[None, :]
+    EDGE: tl.constexpr = PLACE >= PARTS - 1 - SHIFTED or (SHIFTED and PLACE == 0)
     put(pointer, col, value, shift, end, rows, "", VECTOR if EDGE else 0, SHIFTED and EDGE)
 
 
@@ -212,17 +212,17 @@ def of_part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     shift,
     end,
     ROWS: tl.constexpr,
-    I: tl.constexpr,
+    PLACE: tl.constexpr,
     PART: tl.constexpr,
     PARTS: tl.constexpr,
     VECTOR: tl.constexpr,
     SHIFTED: tl.constexpr,
 ):
-    """A weight's numbers for the I-th of a row's PARTS parts of PART columns, (1 or ROWS, PART): read in vectors, as
+    """A weight's numbers for the PLACE-th of a row's PARTS parts of PART columns, (1 or ROWS, PART): read in vectors, as
     many rows as there are of what it is multiplied with, so that each warp reads its own in the layout that it needs.
     """
-    col = I * PART + tl.arange(0, PART)[None, :]
+    col = PLACE * PART + tl.arange(0, PART)[None, :]
     if not SHIFTED:
         col += tl.zeros([ROWS, 1], tl.int32)
-    EDGE: tl.constexpr = I >= PARTS - 1 - SHIFTED or (SHIFTED and I == 0)
+    EDGE: tl.constexpr = PLACE >= PARTS - 1 - SHIFTED or (SHIFTED and PLACE == 0)
     return of_columns(weight, col, shift, end, "evict_last", VECTOR if EDGE else 0, SHIFTED and EDGE)

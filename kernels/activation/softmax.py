@@ -32,11 +32,17 @@ from .._grid_barrier import MOST, arrive_and_wait, phase, slots
 from .._launch import Launch, prepared
 from .._rows import PLAIN, Access, access, boundary, get, get_part, parts_of, put, put_part, same_rows, shift_of
 
-LIMIT = 64 if INTERPRETED else 16384
-"""Longest row, in elements, that forward holds in registers: 32 a thread of 16 warps."""
+LIMIT = 64 if INTERPRETED else 24576
+"""Longest row, in elements, that forward holds in registers; a block of a power of two is at most half as long."""
 
-BACKWARD_LIMIT = 32 if INTERPRETED else 8192
-"""The same for backward, which has two numbers an element to hold."""
+BACKWARD_LIMIT = 64 if INTERPRETED else 32768
+"""The same for backward: 16 warps at most, with two numbers an element."""
+
+FEW = (64, 32) if INTERPRETED else (16384, 8192)
+"""Row above which forward and backward split it where there are fewer rows than multiprocessors."""
+
+WIDE = 32 if INTERPRETED else 4096
+"""Row from which on a width that is a power of two is taken in parts, too."""
 
 PIECES = (8, 32) if INTERPRETED else (2048, 8192)
 """Smallest and largest piece of a longer row, in elements, that one of its programs holds."""
@@ -377,20 +383,22 @@ def plan(x: torch.Tensor, M: int, D: int, backward: bool, access: Access = PLAIN
     """
     block = power_of_2(D)
     vector = 16 // x.element_size()
-    if block <= (BACKWARD_LIMIT if backward else LIMIT):
-        if D != block and D >= PARTS_FROM:
-            most = 2 if backward else 4
-            return Plan("parts", *parts_of(D + access.margin, vector, M, access.period, most, 2048))
+    limit = (BACKWARD_LIMIT >> access.SHIFTED) if backward else LIMIT
+    processors = multiprocessors(x)
+    few = processors > M and D > FEW[backward]
+    if D >= PARTS_FROM and (D != block or D >= WIDE) and limit >= D and not few:
+        most = 8 if access.SHIFTED or D > limit // 4 else 4
+        return Plan("parts", *parts_of(D + access.margin, vector, M, access.period, most, 2048))
+    if block <= WIDE:
         height = power_of_2(max(1, min(2048 // block, M)))
         per_warp = 256 if backward else 1024  # 8 or 32 numbers a thread of each tensor
         return Plan("whole", height, min(max(height * block // per_warp, 4), 32))
-    processors = multiprocessors(x)
     # Four programs a multiprocessor, but no piece so small that starting it takes longer than its work.
     piece = min(max(power_of_2(M * D // (4 * processors)), PIECES[0]), PIECES[1])
     pieces = cdiv(D + access.margin, piece)
     if pieces <= 1024 and (processors > M or (backward and D >= SPLIT and M <= MOST)):
         return Plan("split", piece, min(max(piece // 1024, 4), 16))
-    if 4 * LANES * vector >= D:
+    if 4 * LANES * vector > D:
         return Plan("pieces", LANES, 16 if 2 * processors <= M and not backward else 32)
     return Plan("pieces", 2 * LANES, 32)
 

@@ -12,22 +12,44 @@ gradient p (1 + 2 z L) - (1-ε) [j = t] - ε / V.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from .._common import INTERPRETED, cdiv, operator, power_of_2
+from .._common import INTERPRETED, cdiv, multiprocessors, operator, power_of_2
 from .._launch import Launch, prepared
-from .._rows import access, boundary, get, put, shift_of, within
+from .._rows import (
+    PLAIN,
+    Access,
+    access,
+    boundary,
+    get,
+    get_part,
+    parts_of,
+    put,
+    put_part,
+    same_rows,
+    shift_of,
+    within,
+)
 
 LANES = 4 if INTERPRETED else 512
 """Running maxima of a program of eight warps: two a thread. The interpreter has few, to turn the loops."""
 
 PIECE = 32 if INTERPRETED else 4096
 """Elements of a program of the backward pass, four warps."""
+
+SHORT = 16 if INTERPRETED else 4096
+"""Longest row of which a program has several, or one in registers."""
+
+VECTORS_FROM = 8 if INTERPRETED else 64
+"""Shortest such row that is worth accesses of 16 bytes where rows do not start at their boundaries."""
+
+SPLIT = (8, 32) if INTERPRETED else (2048, 8192)
+"""Smallest and largest piece of a row, in elements, where rows are fewer than multiprocessors."""
 
 LONG = 1 << 17
 """Row in bytes above which a program that makes loss and gradient in one pass has 32 warps, not 16."""
@@ -130,6 +152,126 @@ def _rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
+def _short_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    logits,
+    target,
+    losses,
+    lses,
+    M,
+    V,
+    stride,
+    ignore_index,
+    smoothing,
+    z,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    SQUARE: tl.constexpr,
+):
+    """Losses and log-sum-exps of ROWS whole rows a program, held in PARTS parts of PART columns."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    first, row, down = same_rows(tl.program_id(0), ROWS, VECTOR, SHIFTED)
+    inside = row < M
+    shift = shift_of(logits, first * stride, SHIFTED)
+    source = boundary(logits, first * stride, shift, VECTOR)
+    source += tl.multiple_of(down * stride, [VECTOR, VECTOR])
+    end = shift + V
+    held = ()
+    highest = tl.full([ROWS, PART], -1.0e38, tl.float32)
+    plain = tl.zeros([ROWS, PART], tl.float32)
+    for i in tl.static_range(PARTS):
+        x = get_part(source, shift, end, inside, float("-inf"), i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32)
+        held += (x,)
+        highest = tl.maximum(highest, x)
+        if SMOOTH:
+            own = within(i * PART + tl.arange(0, PART)[None, :], shift, end, SHIFTED)
+            plain += tl.where(own & inside, x, 0.0)
+    top = tl.max(highest, 1)[:, None]
+    total = tl.zeros([ROWS, PART], tl.float32)
+    for i in tl.static_range(PARTS):
+        # Σ exp(x - max); of a row that is not there 1, for its logarithm.
+        total += tl.exp2((held[i] - top) * LOG2E)
+    rest = tl.log(tl.where(inside, tl.sum(total, 1)[:, None], 1.0))
+    mean = tl.sum(plain, 1)[:, None] / V
+    t = tl.load(target + row, inside, 0)
+    hit = tl.load(logits + row * stride + t, inside & (t >= 0) & (t < V), float("nan")).to(tl.float32)
+    loss = _loss(hit, top, rest, mean, smoothing, z, SMOOTH, SQUARE)
+    tl.store(losses + row, tl.where(t == ignore_index, 0.0, loss), inside)
+    tl.store(lses + row, top + rest, inside)
+
+
+@triton.jit
+def _pieces_of_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    logits,
+    sums,
+    V,
+    pieces,
+    stride,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    SMOOTH: tl.constexpr,
+):
+    """(maximum, sum of exponentials above it, sum) of one piece of a row, to sums (3, rows · pieces)."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    at = tl.program_id(0)
+    row = (at // pieces).to(tl.int64)
+    col = at % pieces * BLOCK + tl.arange(0, BLOCK)
+    shift = shift_of(logits, row * stride, SHIFTED)
+    source = boundary(logits, row * stride, shift, VECTOR)
+    end = shift + V
+    x = get(source, col, shift, end, True, float("-inf"), "", VECTOR, SHIFTED).to(tl.float32)
+    # Finite, so that the difference of two is never NaN.
+    top = tl.maximum(tl.max(x, 0), -1.0e38)
+    count = tl.num_programs(0)
+    tl.store(sums + at, top)
+    tl.store(sums + count + at, tl.sum(tl.exp2((x - top) * LOG2E), 0))
+    if SMOOTH:
+        tl.store(sums + 2 * count + at, tl.sum(tl.where(within(col, shift, end, SHIFTED), x, 0.0), 0))
+
+
+@triton.jit
+def _joined_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    logits,
+    target,
+    sums,
+    losses,
+    lses,
+    V,
+    pieces,
+    stride,
+    ignore_index,
+    smoothing,
+    z,
+    ALL: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    SQUARE: tl.constexpr,
+):
+    """Loss and log-sum-exp of one row from what `_pieces_of_rows` has of it."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, ALL)
+    at = sums + row * pieces + part
+    count = tl.num_programs(0) * pieces
+    tops = tl.load(at, part < pieces, -1.0e38)
+    # Σ = Σᵢ Σᵢ' exp(mᵢ - m) over pieces with maximum mᵢ and sum Σᵢ'
+    top = tl.max(tops, 0)
+    total = tl.load(at + count, part < pieces, 0.0) * tl.exp2((tops - top) * LOG2E)
+    rest = tl.log(tl.sum(total, 0))
+    mean = 0.0
+    if SMOOTH:
+        mean = tl.sum(tl.load(at + 2 * count, part < pieces, 0.0), 0) / V
+    t = tl.load(target + row)
+    hit = tl.load(logits + row * stride + t, (t >= 0) & (t < V), float("nan")).to(tl.float32)
+    loss = _loss(hit, top, rest, mean, smoothing, z, SMOOTH, SQUARE)
+    tl.store(losses + row, tl.where(t == ignore_index, 0.0, loss))
+    tl.store(lses + row, top + rest)
+
+
+@triton.jit
 def _rows_and_gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
     logits,
     target,
@@ -206,6 +348,47 @@ def _gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
+def _short_gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dloss,
+    share,
+    logits,
+    target,
+    lses,
+    dlogits,
+    M,
+    V,
+    stride,
+    ignore_index,
+    smoothing,
+    z,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    SQUARE: tl.constexpr,
+):
+    """As `_gradients`, for ROWS whole rows a program, in PARTS parts of PART columns."""
+    first, row, down = same_rows(tl.program_id(0), ROWS, VECTOR, SHIFTED)
+    inside = row < M
+    shift = shift_of(logits, first * stride, SHIFTED)
+    source = boundary(logits, first * stride, shift, VECTOR)
+    source += tl.multiple_of(down * stride, [VECTOR, VECTOR])
+    result = boundary(dlogits, first * V, shift, VECTOR)
+    result += tl.multiple_of(down * V, [VECTOR, VECTOR])
+    end = shift + V
+    t = tl.load(target + row, inside, ignore_index)
+    lse = tl.load(lses + row, inside, 0.0)
+    factor = tl.where(t == ignore_index, 0.0, tl.load(dloss).to(tl.float32) * tl.load(share))
+    for i in tl.static_range(PARTS):
+        x = get_part(source, shift, end, inside, float("-inf"), i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32)
+        col = i * PART + tl.arange(0, PART)[None, :]
+        value = _slope(x, lse, col == t + shift, V, smoothing, z, SMOOTH, SQUARE) * factor
+        put_part(result, value, shift, end, inside, i, PART, PARTS, VECTOR, SHIFTED)
+
+
+@triton.jit
 def _mean(losses, target, loss, share, M, ignore_index, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Mean loss of the rows that count, and 1 / their number; one program, so that the order is fixed."""
     total = tl.zeros([BLOCK], tl.float32)
@@ -278,21 +461,71 @@ class Options(NamedTuple):
         return self.ignore_index, float(self.smoothing), float(self.z_loss)
 
 
-def losses_of_rows(logits: torch.Tensor, options: Options, warps: int = 8) -> Launch:
+def losses_of_rows(logits: torch.Tensor, options: Options, warps: int | None = None) -> Callable[..., None]:
     """A launch that fills losses (M,) and log-sum-exp (M,) from logits (M, V) like these, whose rows are dense, and
-    target: of (logits, target, losses, lse).
+    target: of (device, logits, target, losses, lse). With `warps`, one row a program.
     """
     M, V = logits.shape
+    stride = logits.stride(0)
+    reach = access((logits,), (stride,), V)
+    shared = flags(options.smoothing, options.z_loss)
+    if warps is None and V <= SHORT:
+        tile, grid = _tile(logits, reach)
+        return Launch(_short_rows, grid, M, V, stride, *options.numbers(), **tile, **shared)
+    if warps is None and M < multiprocessors(logits) and V > SPLIT[1]:
+        return _split(logits, options, reach)
     return Launch(
         _rows,
         (M,),
         V,
-        logits.stride(0),
+        stride,
         *options.numbers(),
-        **lanes(logits, warps),
-        **access((logits,), (logits.stride(0),), V).constants(),
-        **flags(options.smoothing, options.z_loss),
+        **lanes(logits, warps or 8),
+        **reach.constants(),
+        **shared,
     )
+
+
+def _tile(logits: torch.Tensor, reach: Access) -> tuple[dict[str, Any], tuple[int]]:
+    """Constants and grid of a kernel that has whole rows of logits, at most SHORT each."""
+    M, V = logits.shape
+    reach = reach if V >= VECTORS_FROM else PLAIN
+    rows, warps, parts, part = parts_of(V + reach.margin, 16 // logits.element_size(), M, reach.period, 4, 2048)
+    tile = {"ROWS": rows, "PART": part, "PARTS": parts, **reach.constants(), "num_warps": warps}
+    return tile, (cdiv(M, rows * reach.period) * reach.period,)
+
+
+def _split(logits: torch.Tensor, options: Options, reach: Access) -> Callable[..., None]:
+    """The losses of rows that are long and fewer than multiprocessors: pieces of them, then rows."""
+    M, V = logits.shape
+    # Four programs a multiprocessor, but no piece so small that starting it takes longer than its work.
+    piece = min(max(power_of_2(M * V // (4 * multiprocessors(logits))), SPLIT[0]), SPLIT[1])
+    pieces = cdiv(V + reach.margin, piece)
+    shared = flags(options.smoothing, options.z_loss)
+    stride = logits.stride(0)
+    first = Launch(
+        _pieces_of_rows,
+        (M * pieces,),
+        V,
+        pieces,
+        stride,
+        BLOCK=piece,
+        **reach.constants(),
+        SMOOTH=shared["SMOOTH"],
+        num_warps=min(max(piece // 1024, 4), 16),
+    )
+    second = Launch(
+        _joined_rows, (M,), V, pieces, stride, *options.numbers(), ALL=power_of_2(pieces), **shared, num_warps=4
+    )
+
+    def launch(
+        device: torch.device, logits: torch.Tensor, target: torch.Tensor, losses: torch.Tensor, lse: torch.Tensor
+    ) -> None:
+        sums = torch.empty((3, M, pieces), dtype=torch.float32, device=device)
+        first(device, logits, sums)
+        second(device, logits, target, sums, losses, lse)
+
+    return launch
 
 
 def losses_and_gradients(
@@ -327,6 +560,10 @@ def gradients_of_rows(logits: torch.Tensor, dlogits: torch.Tensor, options: Opti
     """
     M, V = logits.shape
     reach = access((logits, dlogits), (logits.stride(0), V), V)
+    shared = flags(options.smoothing, options.z_loss)
+    if V <= SHORT:
+        tile, grid = _tile(logits, reach)
+        return Launch(_short_gradients, grid, M, V, logits.stride(0), *options.numbers(), **tile, **shared)
     pieces = cdiv(V + reach.margin, PIECE)
     return Launch(
         _gradients,
@@ -337,7 +574,7 @@ def gradients_of_rows(logits: torch.Tensor, dlogits: torch.Tensor, options: Opti
         *options.numbers(),
         BLOCK=PIECE,
         **reach.constants(),
-        **flags(options.smoothing, options.z_loss),
+        **shared,
         num_warps=4,
     )
 

@@ -21,6 +21,7 @@ from .._common import INTERPRETED, cdiv, dense_like, in_rows, multiprocessors, p
 from .._grid_barrier import arrive_and_wait, phase, slots
 from .._launch import Launch
 from .._rows import (
+    PLAIN,
     Access,
     access,
     boundary,
@@ -45,13 +46,13 @@ Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 FORWARD_LIMIT = 64 if INTERPRETED else 65536
 """Longest row in bytes that forward holds in registers: 32 numbers of 2 bytes a thread."""
 
-PLAIN_PIECES = (32, 128) if INTERPRETED else (8192, 32768)
-"""Rows without mean and residual, longer than the first and up to the second number of bytes, go in pieces
-that are read twice, the second time from the cache: measured quicker on an H200 than holding them.
+PLAIN_LIMIT = 32 if INTERPRETED else 8192
+"""The same without mean and residual: longer rows are read in parts, or in pieces twice, the second time from the
+cache, which was quicker on an H200.
 """
 
 PLAIN_PIECE = 16 if INTERPRETED else 8192
-"""Elements of such a piece: 65536 rows of 8192 numbers took 497 µs, in pieces of 4096 with masks 501."""
+"""Elements of a piece of such rows: 65536 rows of 8192 numbers took 497 µs, in pieces of 4096 with masks 501."""
 
 AGAIN = (16, 64) if INTERPRETED else (4096, 1 << 27)
 """Rows of so many numbers, in tensors of at least so many, are read again from the cache rather than held, without
@@ -79,20 +80,31 @@ SPREAD_WARP = 1024
 SPREAD_MOST = 1024
 """Most pieces of a row whose sums one program adds."""
 
-SPREAD_TILE = (2, 16, 4) if INTERPRETED else (8, 512, 4)
-"""Rows and columns at a time, and warps, of a program of backward that has all rows of its columns."""
+SPREAD_TILES = ((2, 16, 4), (4, 16, 4)) if INTERPRETED else ((8, 128, 4), (32, 128, 4))
+"""Rows and columns at a time, and warps, of a program of backward that has all rows of its columns: where these are
+accessed by element, and in vectors. 64 rows of 65536 numbers took 22.7 µs on an H200, in tiles of (8, 512) 40.
+"""
 
 PARTS_FROM = 8 if INTERPRETED else 64
 """Shortest row that is held in parts where its width is no power of two."""
 
-PARTS_LIMIT = 128 if INTERPRETED else 65536
-"""Longest such row in bytes."""
+PARTS_LIMIT = 128 if INTERPRETED else 1 << 17
+"""Longest row in bytes that is held in parts: 8 of 32 warps with 16 bytes a thread."""
+
+WHOLE_LIMIT = 32 if INTERPRETED else 16384
+"""Row in bytes above which a width that is a power of two is taken in parts, too."""
 
 MOST_PARTS = 8
-"""Most parts of a row that forward holds: 16 bytes a thread each."""
+"""Most parts of a row: 16 bytes a thread each."""
 
-BACKWARD_PARTS = 2
-"""The same of backward, which has three numbers an element to hold."""
+AHEAD = 64 if INTERPRETED else 16384
+"""Longest row in bytes whose weight is read before the sums are known: it takes as many registers as the row."""
+
+BACKWARD_PARTS_FROM = 8 if INTERPRETED else 2048
+"""Width above which backward has rows in parts where that is no power of two."""
+
+BACKWARD_LONG = 4
+"""Most parts of a program of 16 warps of backward, for rows longer than a block."""
 
 
 @triton.jit
@@ -426,15 +438,17 @@ def _gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
     STAGES: tl.constexpr,
     RESIDUAL: tl.constexpr,
     CENTRED: tl.constexpr,
+    ALONE: tl.constexpr,
 ):
     """dx of every n-th group of ROWS rows, and this program's part of dweight (and dbias).
 
     With x̂ the normalized row and g = dy · weight: dx = (g - x̂ · mean(g · x̂) - mean(g)) · rstd, the last
-    mean only where rows are centred; dweight is the sum of dy · x̂ over rows, dbias that of dy.
+    mean only where rows are centred; dweight is the sum of dy · x̂ over rows, dbias that of dy. ALONE: there is one
+    program, whose parts are the whole.
     """
     dy, dh, x, weight = inputs
     means, rstds = statistics
-    dx, parts = outputs
+    dx, parts, bias_parts = outputs
     N, D = sizes
     dy_stride, dh_stride, x_stride = strides
     col = tl.arange(0, BLOCK)
@@ -460,10 +474,12 @@ def _gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
         if RESIDUAL:
             result += tl.load(dh + row[:, None] * dh_stride + col[None, :], inside, 0.0).to(tl.float32)
         tl.store(dx + row[:, None] * D + col[None, :], result.to(dx.dtype.element_ty), inside)
-    part = parts + tl.program_id(0) * D + col
-    tl.store(part, tl.sum(weight_part, 0), col < D)
+    at = tl.program_id(0) * D + col
+    tl.store(parts + at, tl.sum(weight_part, 0).to(parts.dtype.element_ty), col < D)
     if CENTRED:
-        tl.store(part + tl.num_programs(0) * D, tl.sum(bias_part, 0), col < D)
+        if not ALONE:
+            at += tl.num_programs(0) * D
+        tl.store(bias_parts + at, tl.sum(bias_part, 0).to(parts.dtype.element_ty), col < D)
 
 
 @triton.jit
@@ -481,6 +497,7 @@ def _gradients_parts(  # type: ignore[no-untyped-def]  # Triton's types are its 
     SHIFTED: tl.constexpr,
     RESIDUAL: tl.constexpr,
     CENTRED: tl.constexpr,
+    ALONE: tl.constexpr,
 ):
     """As `_gradients`, with rows in PARTS parts of PART columns, for widths that no power of two is near.
 
@@ -489,7 +506,7 @@ def _gradients_parts(  # type: ignore[no-untyped-def]  # Triton's types are its 
     """
     dy, dh, x, weight = inputs
     means, rstds = statistics
-    dx, parts = outputs
+    dx, parts, bias_parts = outputs
     N, D = sizes
     PERIOD: tl.constexpr = VECTOR if SHIFTED else 1
     program = tl.program_id(0)
@@ -557,11 +574,13 @@ def _gradients_parts(  # type: ignore[no-untyped-def]  # Triton's types are its 
             put_part(dx_at, result, shift, end, rows, i, PART, PARTS, VECTOR, SHIFTED)
     for i in tl.static_range(PARTS):
         col = i * PART + tl.arange(0, PART)
-        part = parts + program * D + (col - shift)
+        at = program * D + (col - shift)
         inside = within(col, shift, end, SHIFTED)
-        tl.store(part, tl.sum(dweight[i], 0), inside)
+        tl.store(parts + at, tl.sum(dweight[i], 0).to(parts.dtype.element_ty), inside)
         if CENTRED:
-            tl.store(part + tl.num_programs(0) * D, tl.sum(dbias[i], 0), inside)
+            if not ALONE:
+                at += tl.num_programs(0) * D
+            tl.store(bias_parts + at, tl.sum(dbias[i], 0).to(parts.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -786,16 +805,21 @@ def forward_plan(x: torch.Tensor, N: int, D: int, residual: bool, centred: bool,
     """The forward pass of N rows of D elements, by measurements on an H200."""
     block = power_of_2(D)
     size = x.element_size()
-    length = block * size
-    pieces = not residual and not centred and PLAIN_PIECES[0] < length <= PLAIN_PIECES[1]
-    if D != block and D >= PARTS_FROM and D * size <= PARTS_LIMIT:
-        rows, warps, parts, part = parts_of(D + access.margin, 16 // size, N, access.period, MOST_PARTS, 2048)
-        return Plan("parts", rows, part, parts, warps, not (access.SHIFTED or centred))
-    if pieces or length > FORWARD_LIMIT:
-        if piece := spread(x, N, D):
-            return Plan("spread", 1, piece, cdiv(D + access.margin, piece), min(max(piece // SPREAD_WARP, 4), 16))
-        return Plan("pieces", 1, min(block, PLAIN_PIECE) if pieces else PIECE, 0, 16)
-    again = not residual and block == AGAIN[0] and AGAIN[1] <= N * D
+    plain = not (residual or centred)
+    again = plain and block == AGAIN[0] and AGAIN[1] <= N * D
+    long = block * size > (PLAIN_LIMIT if plain else FORWARD_LIMIT)
+    if long and (piece := spread(x, N, D)):
+        return Plan("spread", 1, piece, cdiv(D + access.margin, piece), min(max(piece // SPREAD_WARP, 4), 16))
+    if D >= PARTS_FROM and (D != block or D * size > WHOLE_LIMIT) and D * size <= PARTS_LIMIT:
+        # Where there are few rows, more threads each; where columns are not read in vectors, fewer.
+        most = 2 if N <= multiprocessors(x) and not access.SHIFTED else MOST_PARTS
+        ahead = plain and not access.SHIFTED and D * size <= AHEAD
+        rows, warps, parts, part = parts_of(
+            D + access.margin, 16 // size, N, access.period, min(most, 4) if ahead else most, 2048
+        )
+        return Plan("parts", rows, part, parts, warps, ahead)
+    if long:
+        return Plan("pieces", 1, PLAIN_PIECE if plain and block * size <= FORWARD_LIMIT // 2 else PIECE, 0, 16)
     rows = power_of_2(max(1, min(2048 // block, N)))
     # 32 numbers a thread: four 16-byte loads in flight, and registers for 8 or more warps.
     return Plan("whole", rows, block, 1, 8 if again else min(max(rows * block // 1024, 4), 32), again)
@@ -959,20 +983,31 @@ def empty(x: torch.Tensor, residual: bool, centred: bool, save: bool) -> Norm:
     return y, h, mean, rstd
 
 
-def backward_plan(x: torch.Tensor, N: int, D: int, access: Access) -> Plan:
+def backward_plan(x: torch.Tensor, N: int, D: int, centred: bool, access: Access) -> Plan:
     """The backward pass of N rows of D elements, by measurements on an H200."""
     block = power_of_2(D)
-    if D != block and D >= PARTS_FROM and D <= BACKWARD_LIMIT:
-        vector = 16 // x.element_size()
-        rows, warps, parts, part = parts_of(D + access.margin, vector, N, access.period, BACKWARD_PARTS, 2048)
-        return Plan("parts", min(rows, 16), part, parts, min(max(warps, 4), 16))
+    if block > BACKWARD_LIMIT and (piece := spread(x, N, D)):
+        return Plan("spread", 1, piece, cdiv(D + access.margin, piece), min(max(piece // 256, 4), 16))
+    wide = D + access.margin
+    vector = 16 // x.element_size()
+    if D >= PARTS_FROM and D != block and D <= BACKWARD_LIMIT:
+        if D > BACKWARD_PARTS_FROM:
+            # 24 numbers of each tensor a thread, and with a mean up to 56: fewer threads then are quicker.
+            warps = 4 if centred or access.SHIFTED else 8
+            part = 32 * warps * vector
+            if cdiv(wide, part) <= MOST_PARTS:
+                return Plan("parts", 1, part, cdiv(wide, part), warps)
+        if access != PLAIN:
+            rows, warps, parts, part = parts_of(wide, vector, N, access.period, 2, 2048)
+            return Plan("parts", min(rows, 16), part, parts, min(max(warps, 4), 16))
     if block <= BACKWARD_LIMIT:
         # 16 numbers of each tensor a thread take about 120 registers: 16 warps are at home at a time.
         rows = max(1, min(2048 // block, 16))
         return Plan("whole", rows, block, 1, min(max(rows * block // 512, 4), 16))
-    if piece := spread(x, N, D):
-        return Plan("spread", 1, piece, cdiv(D + access.margin, piece), min(max(piece // 256, 4), 16))
-    return Plan("pieces", 1, PIECE, cdiv(D + access.margin, PIECE), 8)
+    part = 32 * 16 * vector
+    if not centred and cdiv(wide, part) <= BACKWARD_LONG:
+        return Plan("parts", 1, part, cdiv(wide, part), 16)
+    return Plan("pieces", 1, PIECE, cdiv(wide, PIECE), 8)
 
 
 def prepare_backward(
@@ -983,7 +1018,7 @@ def prepare_backward(
     mean: torch.Tensor | None,
     rstd: torch.Tensor,
     plan: Plan | None = None,
-    tile: tuple[int, int, int] = SPREAD_TILE,
+    tile: tuple[int, int, int] | None = None,
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """The backward pass of tensors like these, as `plan` and `tile` say or as it is chosen: a function of the tensors.
 
@@ -999,14 +1034,14 @@ def prepare_backward(
     direct = given if dh is None else rows(dh)
     strides = (given.stride(0), direct.stride(0), flat.stride(0))
     reach = access((given, direct, flat, dense_like(x)), (*strides, D), D)
-    plan = plan or backward_plan(x, N, D, reach)
+    plan = plan or backward_plan(x, N, D, centred, reach)
     flags = {"RESIDUAL": dh is not None, "CENTRED": centred}
-    if plan.kind == "spread" and not reach.SHIFTED:
-        launch = _columns(x, (N, D), strides, plan, reach, flags, tile)
+    if plan.kind == "spread":
+        launch = _columns((N, D), strides, plan, reach, flags, tile or SPREAD_TILES[not reach.SHIFTED])
     elif plan.kind in ("whole", "parts"):
         launch = _rows_at_once(x, (N, D), strides, plan, reach, flags)
     else:
-        launch = _rows_by_pieces(x, (N, D), strides, plan, reach, flags)
+        launch = _rows_by_pieces(x, (N, D), strides, reach, flags)
     device = x.device
     copied = not (in_rows(dy) and in_rows(x) and weight.is_contiguous())
     copied |= dh is not None and not in_rows(dh)
@@ -1045,7 +1080,13 @@ def _rows_at_once(
     programs = min(cdiv(N, plan.rows), multiprocessors(x) * max(16 // plan.warps, 1))
     programs = cdiv(programs, period) * period
     ahead = plan.rows * plan.block * plan.parts * x.element_size() * (2 + flags["RESIDUAL"])
-    shared = {"STAGES": 3 if 2 * ahead <= PREFETCH else 2, **flags, "num_warps": plan.warps}
+    alone = programs == 1
+    shared = {
+        "STAGES": 3 if 2 * ahead <= PREFETCH else 2,
+        **flags,
+        "ALONE": alone,
+        "num_warps": plan.warps,
+    }
     if plan.kind == "whole":
         make = Launch(_gradients, (programs,), sizes, strides, ROWS=plan.rows, BLOCK=plan.block, **shared)
     else:
@@ -1063,9 +1104,12 @@ def _rows_at_once(
     add = _adding(programs, D, kinds)
 
     def launch(device: torch.device, inputs: Inputs, statistics: Any, results: Any) -> None:
+        if alone:
+            make(device, inputs, statistics, results)
+            return
         dx, dweight, dbias = results
         parts = torch.empty((kinds, programs, D), dtype=torch.float32, device=device)
-        make(device, inputs, statistics, (dx, parts))
+        make(device, inputs, statistics, (dx, parts, parts))
         add(device, parts, dweight, dbias)
 
     return launch
@@ -1088,7 +1132,6 @@ def _rows_by_pieces(
     x: torch.Tensor,
     sizes: tuple[int, int],
     strides: tuple[int, int, int],
-    plan: Plan,
     reach: Access,
     flags: dict[str, bool],
 ) -> Callable[..., None]:
@@ -1098,7 +1141,6 @@ def _rows_by_pieces(
     pieces = cdiv(D + reach.margin, PIECE)
     programs = min(N, max(1, multiprocessors(x) * 4 // pieces))
     programs = cdiv(programs, reach.period) * reach.period
-    by_pieces = _sums_of_pieces(sizes, strides, plan, reach, flags)
     means = Launch(
         _row_means,
         (N,),
@@ -1123,11 +1165,8 @@ def _rows_by_pieces(
 
     def launch(device: torch.device, inputs: Inputs, statistics: Any, results: Any) -> None:
         dx, dweight, dbias = results
-        if plan.kind == "spread":
-            projection = by_pieces(device, inputs, statistics).sum(2)
-        else:
-            projection = torch.empty((kinds, N), dtype=torch.float32, device=device)
-            means(device, inputs, statistics, (projection[0], projection[-1]))
+        projection = torch.empty((kinds, N), dtype=torch.float32, device=device)
+        means(device, inputs, statistics, (projection[0], projection[-1]))
         parts = torch.empty((kinds, programs, D), dtype=torch.float32, device=device)
         make(device, inputs, statistics, (projection[0], projection[-1]), (dx, parts))
         add(device, parts, dweight, dbias)
@@ -1164,7 +1203,6 @@ def _sums_of_pieces(
 
 
 def _columns(
-    x: torch.Tensor,
     sizes: tuple[int, int],
     strides: tuple[int, int, int],
     plan: Plan,
