@@ -179,6 +179,9 @@ def _short_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
     source = boundary(logits, first * stride, shift, VECTOR)
     source += tl.multiple_of(down * stride, [VECTOR, VECTOR])
     end = shift + V
+    # Before the sums, which hide the wait.
+    t = tl.load(target + row, inside, 0)
+    hit = tl.load(logits + row * stride + t, inside & (t >= 0) & (t < V), float("nan")).to(tl.float32)
     held = ()
     highest = tl.full([ROWS, PART], -1.0e38, tl.float32)
     plain = tl.zeros([ROWS, PART], tl.float32)
@@ -196,8 +199,6 @@ def _short_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
         total += tl.exp2((held[i] - top) * LOG2E)
     rest = tl.log(tl.where(inside, tl.sum(total, 1)[:, None], 1.0))
     mean = tl.sum(plain, 1)[:, None] / V
-    t = tl.load(target + row, inside, 0)
-    hit = tl.load(logits + row * stride + t, inside & (t >= 0) & (t < V), float("nan")).to(tl.float32)
     loss = _loss(hit, top, rest, mean, smoothing, z, SMOOTH, SQUARE)
     tl.store(losses + row, tl.where(t == ignore_index, 0.0, loss), inside)
     tl.store(lses + row, top + rest, inside)
@@ -253,6 +254,8 @@ def _joined_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Loss and log-sum-exp of one row from what `_pieces_of_rows` has of it."""
     LOG2E: tl.constexpr = 1.4426950408889634
     row = tl.program_id(0).to(tl.int64)
+    t = tl.load(target + row)
+    hit = tl.load(logits + row * stride + t, (t >= 0) & (t < V), float("nan")).to(tl.float32)
     part = tl.arange(0, ALL)
     at = sums + row * pieces + part
     count = tl.num_programs(0) * pieces
@@ -264,8 +267,6 @@ def _joined_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
     mean = 0.0
     if SMOOTH:
         mean = tl.sum(tl.load(at + 2 * count, part < pieces, 0.0), 0) / V
-    t = tl.load(target + row)
-    hit = tl.load(logits + row * stride + t, (t >= 0) & (t < V), float("nan")).to(tl.float32)
     loss = _loss(hit, top, rest, mean, smoothing, z, SMOOTH, SQUARE)
     tl.store(losses + row, tl.where(t == ignore_index, 0.0, loss))
     tl.store(lses + row, top + rest)
