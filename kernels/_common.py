@@ -65,11 +65,13 @@ def operator(
     fake: Callable[..., Any],
     save: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
+    check: Callable[..., None] | None = None,
 ) -> Callable[..., Any]:
     """Registers `kernelmark::<schema>` and returns the call of it.
 
     `launch` computes; `fake` only allocates the results; `save(ctx, inputs, output)` and
-    `backward(ctx, *gradients)` make it differentiable. Plain tensors in eager mode go around the
+    `backward(ctx, *gradients)` make it differentiable. `check` raises for wrong arguments where `launch` is not
+    what sees them first. Plain tensors in eager mode go around the
     dispatcher, which costs as long a call in Python as some of these kernels run;
     torch.compile, fake tensors and subclasses see the registered operator.
     """
@@ -85,14 +87,19 @@ def operator(
         torch.library.register_autograd(name, backward, setup_context=save, lib=_library)
         eager = _differentiable(launch, save, backward)
 
+    def dispatched(*arguments: Any) -> Any:
+        if check is not None:
+            check(*arguments)
+        return registered(*arguments)
+
     def call(*arguments: Any) -> Any:
         if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
-            return registered(*arguments)
+            return dispatched(*arguments)
         differentiate = False
         for x in arguments:
             if isinstance(x, torch.Tensor):
                 if type(x) not in _PLAIN:
-                    return registered(*arguments)
+                    return dispatched(*arguments)
                 differentiate |= x.requires_grad
         return (eager if differentiate and torch.is_grad_enabled() else launch)(*arguments)
 
@@ -118,6 +125,11 @@ def _differentiable(
     return apply
 
 
+def needs_gradient(*arguments: Any) -> bool:
+    """Whether autograd wants to know of what is computed of these."""
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments)
+
+
 def on(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     """The device of a tensor as the current one, for the launch inside."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
@@ -129,6 +141,11 @@ def rows(tensor: torch.Tensor) -> torch.Tensor:
     """(…, D) as (N, D) whose last dimension has stride 1; a copy only where strides demand one."""
     flat = tensor.reshape(-1, tensor.shape[-1])
     return flat if flat.stride(1) == 1 else flat.contiguous()
+
+
+def in_rows(tensor: torch.Tensor) -> bool:
+    """Whether `rows` takes a tensor where it lies."""
+    return tensor.numel() == 0 or rows(tensor).data_ptr() == tensor.data_ptr()
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """A place where programs of one launch wait for each other, for what takes all parts of a row at once.
 
-A row too long for one program is held in the registers of several: each adds up its part, they meet, and each
+A row too long for one program is held in the registers of several: each adds up its part, wait for each other, and each
 goes on with the sums of all, so that nothing is read twice. The barrier is that of Hensgen, Finkel and Manber
 (1988) with a number in place of a sense: who comes last clears the count and moves the number on, for which the
 others wait. A place so serves any number of launches after one another, with any number of members. A launch whose
@@ -21,7 +21,7 @@ import triton.language as tl
 
 from ._common import INTERPRETED, multiprocessors
 
-PLACES = 1 << 14
+SLOTS = 1 << 14
 """Places of a device, 128 kB. A stream keeps its own; so does each launch that a graph has captured."""
 MOST = 4096
 """Most places of one launch."""
@@ -38,14 +38,14 @@ class _Pool:
     """A device's places: zeroed once, handed out from the front."""
 
     def __init__(self, device: torch.device) -> None:
-        self.memory = torch.zeros(PLACES, 2, dtype=torch.int32, device=device)
+        self.memory = torch.zeros(SLOTS, 2, dtype=torch.int32, device=device)
         # Streams other than this one may be the first to use it.
         torch.cuda.current_stream(device).synchronize()
         self.free = 0
         self.streams: dict[int, torch.Tensor] = {}
 
     def take(self, count: int) -> torch.Tensor | None:
-        if self.free + count > PLACES:
+        if self.free + count > SLOTS:
             return None
         self.free += count
         return self.memory[self.free - count : self.free]
@@ -54,7 +54,7 @@ class _Pool:
 _pools: dict[torch.device, _Pool] = {}
 
 
-def places(tensor: torch.Tensor, count: int, held: int = 0) -> torch.Tensor | None:
+def slots(tensor: torch.Tensor, count: int, held: int = 0) -> torch.Tensor | None:
     """`count` places (count, 2) int32 that no other launch uses at the same time, or None where there are none.
 
     None under the interpreter, which runs one program after another; for more than `MOST`; for more numbers `held`
@@ -89,23 +89,23 @@ def counter(tensor: torch.Tensor) -> torch.Tensor:
     A place's count; where `places` has none, one that is zeroed now, for which the device runs one more kernel. A
     launch that fails has not counted, unless the device aborts it: then the process cannot use the device again.
     """
-    place = places(tensor, 1)
+    place = slots(tensor, 1)
     return torch.zeros(1, dtype=torch.int32, device=tensor.device) if place is None else place
 
 
-def phases(place: torch.Tensor | None) -> tuple[tuple[bool, bool], ...]:
-    """Launches, each by whether it makes what is exchanged and whether it uses it: one where programs can meet."""
+def launches(place: torch.Tensor | None) -> tuple[tuple[bool, bool], ...]:
+    """Launches, each by whether it makes what is exchanged and whether it uses it: one where programs can wait."""
     return ((True, False), (False, True)) if place is None else ((True, True),)
 
 
 @triton.jit
-def seen(place):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """What `meet` needs to know of a place from before; read it early, its wait is hidden then."""
+def phase(place):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """What `arrive_and_wait` needs to know of a place from before; read it early, its wait is hidden then."""
     return tl.load(place + 1, volatile=True)
 
 
 @triton.jit
-def meet(place, members, before):  # type: ignore[no-untyped-def]  # Triton's types are its own
+def arrive_and_wait(place, members, before):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Waits until all `members` are here. What each wrote to memory before, all of them read behind it."""
     tl.debug_barrier()
     if tl.atomic_add(place, 1, sem="acq_rel") == members - 1:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from .._common import cdiv, check, choice, dense_like, on, operator, tanh_slope
+from .._common import cdiv, check, choice, dense_like, multiprocessors, operator, tanh_slope
+from .._launch import Launch, prepared
+from ._gated_activation import block_of
 
 BLOCK = 4096
 """Elements of a program of four warps: 32 a thread, four 16-byte loads of a 2-byte type in flight."""
@@ -21,8 +24,6 @@ def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     Differentiable. Raises TypeError for a wrong type or dtype, ValueError for a wrong device or
     `approximate`; the message names the argument.
     """
-    check("x", x)
-    choice("approximate", approximate, ("none", "tanh"))
     y: torch.Tensor = _gelu(x, approximate)
     return y
 
@@ -73,28 +74,43 @@ def _gradient(dy, x, dx, n, TANH: tl.constexpr, BLOCK: tl.constexpr):  # type: i
         _gradient_piece(dy + at, x + at, dx + at, at < n, TANH)
 
 
-def _launch(x: torch.Tensor, approximate: str) -> torch.Tensor:
-    y = dense_like(x)
-    if n := x.numel():
-        with on(x):
-            _forward[(cdiv(n, BLOCK),)](x.contiguous(), y, n, TANH=approximate == "tanh", BLOCK=BLOCK, num_warps=4)
-    return y
+def _check(x: torch.Tensor, approximate: str) -> None:
+    check("x", x)
+    choice("approximate", approximate, ("none", "tanh"))
 
 
-def _launch_backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
-    dx = dense_like(x)
-    if n := x.numel():
-        with on(x):
-            _gradient[(cdiv(n, BLOCK // 2),)](
-                dy.contiguous(),
-                x.contiguous(),
-                dx,
-                n,
-                TANH=approximate == "tanh",
-                BLOCK=BLOCK // 2,
-                num_warps=4,
-            )
-    return dx
+def _prepare(x: torch.Tensor, approximate: str) -> Callable[..., torch.Tensor]:
+    n, device, dense = x.numel(), x.device, x.is_contiguous()
+    block, warps = block_of(n, multiprocessors(x), BLOCK)
+    launch = Launch(_forward, (cdiv(n, block),), n, TANH=approximate == "tanh", BLOCK=block, num_warps=warps)
+
+    def run(x: torch.Tensor, approximate: str) -> torch.Tensor:
+        y = dense_like(x)
+        if n:
+            launch(device, x if dense else x.contiguous(), y)
+        return y
+
+    return run
+
+
+def _prepare_backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> Callable[..., torch.Tensor]:
+    n, device, dense = x.numel(), x.device, dy.is_contiguous() and x.is_contiguous()
+    block, warps = block_of(n, multiprocessors(x), BLOCK // 2)
+    launch = Launch(_gradient, (cdiv(n, block),), n, TANH=approximate == "tanh", BLOCK=block, num_warps=warps)
+
+    def run(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
+        dx = dense_like(x)
+        if n:
+            if not dense:
+                dy, x = dy.contiguous(), x.contiguous()
+            launch(device, dy, x, dx)
+        return dx
+
+    return run
+
+
+_launch = prepared(_prepare, _check)
+_launch_backward = prepared(_prepare_backward)
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
@@ -107,7 +123,12 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
 
 
 _gelu = operator(
-    "gelu(Tensor x, str approximate) -> Tensor", _launch, lambda x, approximate: dense_like(x), _save, _backward
+    "gelu(Tensor x, str approximate) -> Tensor",
+    _launch,
+    lambda x, approximate: dense_like(x),
+    _save,
+    _backward,
+    check=_check,
 )
 _gelu_backward = operator(
     "gelu_backward(Tensor dy, Tensor x, str approximate) -> Tensor",

@@ -9,37 +9,66 @@ end of a piece.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from .._common import INTERPRETED, cdiv, check, dense_like, multiprocessors, on, operator, packed, power_of_2, rows
-from .._grid_barrier import MOST, meet, phases, places, seen
+from .._common import (
+    INTERPRETED,
+    cdiv,
+    check,
+    dense_like,
+    in_rows,
+    multiprocessors,
+    operator,
+    packed,
+    power_of_2,
+    rows,
+)
+from .._grid_barrier import MOST, arrive_and_wait, phase, slots
+from .._launch import Launch, prepared
+from .._rows import PLAIN, Access, access, boundary, get, get_part, parts_of, put, put_part, same_rows, shift_of
 
-LIMIT = 64 if INTERPRETED else 16384
-"""Longest row, in elements, that forward holds in registers: 32 a thread of 16 warps."""
+LIMIT = 64 if INTERPRETED else 24576
+"""Longest row, in elements, that forward holds in registers; a block of a power of two is at most half as long."""
 
-BACKWARD_LIMIT = 32 if INTERPRETED else 8192
-"""The same for backward, which has two numbers an element to hold."""
+BACKWARD_LIMIT = 64 if INTERPRETED else 32768
+"""The same for backward: 16 warps at most, with two numbers an element."""
 
-PARTS = (8, 32) if INTERPRETED else (2048, 8192)
-"""Smallest and largest part of a longer row, in elements, that one of its programs holds."""
+FEW = (64, 32) if INTERPRETED else (16384, 8192)
+"""Row above which forward and backward split it where there are fewer rows than multiprocessors."""
+
+WIDE = 32 if INTERPRETED else 4096
+"""Row from which on a width that is a power of two is taken in parts, too."""
+
+PIECES = (8, 32) if INTERPRETED else (2048, 8192)
+"""Smallest and largest piece of a longer row, in elements, that one of its programs holds."""
 
 SPLIT = 64 if INTERPRETED else 65536
 """Shortest row that backward splits where there are rows for every multiprocessor."""
+
+PARTS_FROM = 8 if INTERPRETED else 64
+"""Shortest row that is held in parts where its width is no power of two."""
 
 LANES = 4 if INTERPRETED else 1024
 """Vectors of 16 bytes in a piece of a row that one program reads twice; one or two a thread."""
 
 
 class Plan(NamedTuple):
-    """How rows are shared out. `size` is rows a program, lanes of a piece, or columns of a part."""
+    """How rows are shared out.
 
-    kind: Literal["whole", "pieces", "split"]
+    `whole`: `size` rows a program, each in a block of a power of two. `parts`: the same, each in `parts` parts of
+    `block` elements. `pieces`: one row, twice, in pieces of `size` lanes. `split`: one piece of `size` elements of one row.
+    """
+
+    kind: Literal["whole", "parts", "pieces", "split"]
     size: int
     warps: int
+    parts: int = 1
+    block: int = 0
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -49,11 +78,14 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     in x. Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device; the message names
     the argument.
     """
+    y: torch.Tensor = _softmax(x)
+    return y
+
+
+def _check(x: torch.Tensor) -> None:
     check("x", x)
     if x.dim() == 0:
         raise ValueError("x has shape (), expected at least one dimension")
-    y: torch.Tensor = _softmax(x)
-    return y
 
 
 @triton.jit
@@ -73,16 +105,60 @@ def _whole(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
-def _statistics(x, start, end, LANES: tl.constexpr, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Maximum and sum of exp(x - maximum) over columns start to end."""
+def _parts(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    y,
+    M,
+    D,
+    stride,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+):
+    """ROWS whole rows a program, each in PARTS parts of PART columns; they lie equally to 16-byte boundaries."""
     LOG2E: tl.constexpr = 1.4426950408889634
-    at = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    first, row, down = same_rows(tl.program_id(0), ROWS, VECTOR, SHIFTED)
+    inside = row < M
+    shift = shift_of(x, first * stride, SHIFTED)
+    source = boundary(x, first * stride, shift, VECTOR)
+    source += tl.multiple_of(down * stride, [VECTOR, VECTOR])
+    target = boundary(y, first * D, shift, VECTOR)
+    target += tl.multiple_of(down * D, [VECTOR, VECTOR])
+    end = shift + D
+    held = ()
+    highest = tl.full([ROWS, PART], float("-inf"), tl.float32)
+    for i in tl.static_range(PARTS):
+        part = get_part(source, shift, end, inside, float("-inf"), i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32)
+        held += (part,)
+        highest = tl.maximum(highest, part)
+    # y = exp(x - max) / Σ exp(x - max); of a row that is not there 0 / 1, and not infinities of nothing.
+    top = tl.where(inside, tl.max(highest, 1)[:, None], 0.0)
+    total = tl.zeros([ROWS, PART], tl.float32)
+    terms = ()
+    for i in tl.static_range(PARTS):
+        term = tl.exp2((held[i] - top) * LOG2E)
+        terms += (term,)
+        total += term
+    share = 1.0 / tl.where(inside, tl.sum(total, 1)[:, None], 1.0)
+    for i in tl.static_range(PARTS):
+        put_part(target, terms[i] * share, shift, end, inside, i, PART, PARTS, VECTOR, SHIFTED)
+
+
+@triton.jit
+def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, shift, end, LANES: tl.constexpr, EACH: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr
+):
+    """Maximum and sum of exp(x - maximum) over columns shift to end."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    at = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
     # Finite, so that the difference of two is never NaN.
     highest = tl.full([LANES], -1.0e38, tl.float32)
     total = tl.zeros([LANES], tl.float32)
-    for first in range(start, end, LANES * VECTOR):
+    for first in range(0, end, LANES * EACH):
         col = first + at
-        value = tl.load(x + col, col < end, float("-inf"), eviction_policy="evict_last").to(tl.float32)
+        value = get(x, col, shift, end, True, float("-inf"), "evict_last", VECTOR, SHIFTED).to(tl.float32)
         higher = tl.maximum(highest, tl.max(value, 1))
         terms = tl.exp2((value - higher[:, None]) * LOG2E)
         total = total * tl.exp2((highest - higher) * LOG2E) + tl.sum(terms, 1)
@@ -92,69 +168,91 @@ def _statistics(x, start, end, LANES: tl.constexpr, VECTOR: tl.constexpr):  # ty
 
 
 @triton.jit
-def _scaled(x, y, start, end, top, share, LANES: tl.constexpr, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """exp(x - top) · share over columns start to end."""
+def _scaled(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    y,
+    shift,
+    end,
+    top,
+    share,
+    LANES: tl.constexpr,
+    EACH: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+):
+    """y = exp(x - top) · share over columns shift to end."""
     LOG2E: tl.constexpr = 1.4426950408889634
-    at = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
-    for first in range(start, end, LANES * VECTOR):
+    at = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
+    for first in range(0, end, LANES * EACH):
         col = first + at
-        value = tl.load(x + col, col < end, float("-inf"), eviction_policy="evict_first").to(tl.float32)
+        value = get(x, col, shift, end, True, float("-inf"), "evict_first", VECTOR, SHIFTED).to(tl.float32)
         value = tl.exp2((value - top) * LOG2E) * share
-        tl.store(y + col, value.to(y.dtype.element_ty), col < end)
+        put(y, col, value, shift, end, True, "", VECTOR, SHIFTED)
 
 
 @triton.jit
 def _pieces(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, y, D, stride, LANES: tl.constexpr, VECTOR: tl.constexpr
+    x, y, D, stride, LANES: tl.constexpr, EACH: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr
 ):
     """One row a program, in pieces, twice."""
     row = tl.program_id(0).to(tl.int64)
-    top, total = _statistics(x + row * stride, 0, D, LANES, VECTOR)
-    _scaled(x + row * stride, y + row * D, 0, D, top, 1.0 / total, LANES, VECTOR)
+    shift = shift_of(x, row * stride, SHIFTED)
+    x = boundary(x, row * stride, shift, VECTOR)
+    y = boundary(y, row * D, shift, VECTOR)
+    top, total = _statistics(x, shift, shift + D, LANES, EACH, VECTOR, SHIFTED)
+    _scaled(x, y, shift, shift + D, top, 1.0 / total, LANES, EACH, VECTOR, SHIFTED)
 
 
 @triton.jit
 def _split(  # type: ignore[no-untyped-def]  # Triton's types are its own
     x,
     y,
-    tops,
-    totals,
-    place,
+    sums,
+    slot,
     D,
     stride,
-    PARTS,
+    pieces,
     ALL: tl.constexpr,
     BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
     SUM: tl.constexpr,
-    SCALE: tl.constexpr,
+    RESULT: tl.constexpr,
 ):
-    """One of PARTS parts of a row, BLOCK columns. SUM: its maximum and sum; SCALE: its results, by those of all
-    parts. With both, the programs of a row meet in between, and the part stays in registers.
+    """One of the pieces of a row, BLOCK columns. SUM: its maximum and sum; RESULT: its results, by those of all
+    pieces. With both, the programs of a row wait for each other in between, and the piece stays in registers.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
-    row = (tl.program_id(0) // PARTS).to(tl.int64)
-    col = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
+    row = (tl.program_id(0) // pieces).to(tl.int64)
+    col = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)
     before = 0
-    if SUM and SCALE:
-        before = seen(place + row * 2)
-    held = tl.load(x + row * stride + col, col < D, float("-inf"))
+    if SUM and RESULT:
+        before = phase(slot + row * 2)
+    shift = shift_of(x, row * stride, SHIFTED)
+    x = boundary(x, row * stride, shift, VECTOR)
+    end = shift + D
+    held = get(x, col, shift, end, True, float("-inf"), "", VECTOR, SHIFTED)
     if SUM:
         # Finite, so that the difference of two is never NaN.
         top = tl.maximum(tl.max(held.to(tl.float32), 0), -1.0e38)
-        tl.store(tops + tl.program_id(0), top)
-        tl.store(totals + tl.program_id(0), tl.sum(tl.exp2((held.to(tl.float32) - top) * LOG2E), 0))
-    if SUM and SCALE:
-        meet(place + row * 2, PARTS, before)
+        tl.store(sums + tl.program_id(0), top)
+        tl.store(
+            sums + tl.num_programs(0) + tl.program_id(0), tl.sum(tl.exp2((held.to(tl.float32) - top) * LOG2E), 0)
+        )
+    if SUM and RESULT:
+        arrive_and_wait(slot + row * 2, pieces, before)
         held = packed(held)
-    if SCALE:
+    if RESULT:
         part = tl.arange(0, ALL)
         # Written by other programs of this launch: not from the multiprocessor's own cache.
-        highest = tl.load(tops + row * PARTS + part, part < PARTS, -1.0e38, cache_modifier=".cg")
-        total = tl.load(totals + row * PARTS + part, part < PARTS, 0.0, cache_modifier=".cg")
+        at = sums + row * pieces + part
+        highest = tl.load(at, part < pieces, -1.0e38, cache_modifier=".cg")
+        total = tl.load(at + tl.num_programs(0), part < pieces, 0.0, cache_modifier=".cg")
         top = tl.max(highest, 0)
         share = 1.0 / tl.sum(total * tl.exp2((highest - top) * LOG2E), 0)
         value = tl.exp2((held.to(tl.float32) - top) * LOG2E) * share
-        tl.store(y + row * D + col, value.to(y.dtype.element_ty), col < D)
+        y = boundary(y, row * D, shift, VECTOR)
+        put(y, col, value, shift, end, True, "", VECTOR, SHIFTED)
 
 
 @triton.jit
@@ -172,35 +270,65 @@ def _whole_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its o
 
 
 @triton.jit
-def _product(dy, y, start, end, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sum of y · dy over columns start to end."""
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(start, end, BLOCK):
-        col = first + tl.arange(0, BLOCK)
-        given = tl.load(dy + col, col < end, 0.0, eviction_policy="evict_last").to(tl.float32)
-        total += given * tl.load(y + col, col < end, 0.0, eviction_policy="evict_last").to(tl.float32)
-    return tl.sum(total, 0)
-
-
-@triton.jit
-def _moved(dy, y, dx, start, end, shift, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """y · (dy - shift) over columns start to end."""
-    for first in range(start, end, BLOCK):
-        col = first + tl.arange(0, BLOCK)
-        given = tl.load(dy + col, col < end, 0.0, eviction_policy="evict_first").to(tl.float32)
-        value = tl.load(y + col, col < end, 0.0, eviction_policy="evict_first").to(tl.float32)
-        tl.store(dx + col, (value * (given - shift)).to(dx.dtype.element_ty), col < end)
+def _parts_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dy,
+    y,
+    dx,
+    M,
+    D,
+    dy_stride,
+    y_stride,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+):
+    """As `_whole_gradient`, with rows in PARTS parts of PART columns."""
+    first, row, down = same_rows(tl.program_id(0), ROWS, VECTOR, SHIFTED)
+    inside = row < M
+    shift = shift_of(dy, first * dy_stride, SHIFTED)
+    given_at = boundary(dy, first * dy_stride, shift, VECTOR)
+    given_at += tl.multiple_of(down * dy_stride, [VECTOR, VECTOR])
+    value_at = boundary(y, first * y_stride, shift, VECTOR)
+    value_at += tl.multiple_of(down * y_stride, [VECTOR, VECTOR])
+    target = boundary(dx, first * D, shift, VECTOR)
+    target += tl.multiple_of(down * D, [VECTOR, VECTOR])
+    end = shift + D
+    given = ()
+    values = ()
+    products = tl.zeros([ROWS, PART], tl.float32)
+    for i in tl.static_range(PARTS):
+        given += (get_part(given_at, shift, end, inside, 0.0, i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32),)
+        values += (get_part(value_at, shift, end, inside, 0.0, i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32),)
+        products += given[i] * values[i]
+    total = tl.sum(products, 1)[:, None]
+    for i in tl.static_range(PARTS):
+        put_part(target, values[i] * (given[i] - total), shift, end, inside, i, PART, PARTS, VECTOR, SHIFTED)
 
 
 @triton.jit
 def _pieces_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dy, y, dx, D, dy_stride, y_stride, BLOCK: tl.constexpr
+    dy, y, dx, D, dy_stride, y_stride, BLOCK: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr
 ):
     """One row a program, in pieces, twice."""
     row = tl.program_id(0).to(tl.int64)
-    dy += row * dy_stride
-    y += row * y_stride
-    _moved(dy, y, dx + row * D, 0, D, _product(dy, y, 0, D, BLOCK), BLOCK)
+    shift = shift_of(dy, row * dy_stride, SHIFTED)
+    dy = boundary(dy, row * dy_stride, shift, VECTOR)
+    y = boundary(y, row * y_stride, shift, VECTOR)
+    dx = boundary(dx, row * D, shift, VECTOR)
+    end = shift + D
+    products = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, end, BLOCK):
+        col = first + tl.arange(0, BLOCK)
+        given = get(dy, col, shift, end, True, 0.0, "evict_last", VECTOR, SHIFTED).to(tl.float32)
+        products += given * get(y, col, shift, end, True, 0.0, "evict_last", VECTOR, SHIFTED).to(tl.float32)
+    total = tl.sum(products, 0)
+    for first in range(0, end, BLOCK):
+        col = first + tl.arange(0, BLOCK)
+        given = get(dy, col, shift, end, True, 0.0, "evict_first", VECTOR, SHIFTED).to(tl.float32)
+        value = get(y, col, shift, end, True, 0.0, "evict_first", VECTOR, SHIFTED).to(tl.float32)
+        put(dx, col, value * (given - total), shift, end, True, "", VECTOR, SHIFTED)
 
 
 @triton.jit
@@ -208,142 +336,189 @@ def _split_gradient(  # type: ignore[no-untyped-def]  # Triton's types are its o
     dy,
     y,
     dx,
-    totals,
-    place,
+    sums,
+    slot,
     D,
     dy_stride,
     y_stride,
-    PARTS,
+    pieces,
     ALL: tl.constexpr,
     BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
     SUM: tl.constexpr,
-    MOVE: tl.constexpr,
+    RESULT: tl.constexpr,
 ):
-    """As `_split`, for dx: SUM is that of y · dy, MOVE takes the row's off dy."""
-    row = (tl.program_id(0) // PARTS).to(tl.int64)
-    col = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
+    """As `_split`, for dx: SUM is that of y · dy, RESULT takes the row's off dy."""
+    row = (tl.program_id(0) // pieces).to(tl.int64)
+    col = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)
     before = 0
-    if SUM and MOVE:
-        before = seen(place + row * 2)
-    given = tl.load(dy + row * dy_stride + col, col < D, 0.0)
-    value = tl.load(y + row * y_stride + col, col < D, 0.0)
+    if SUM and RESULT:
+        before = phase(slot + row * 2)
+    shift = shift_of(dy, row * dy_stride, SHIFTED)
+    dy = boundary(dy, row * dy_stride, shift, VECTOR)
+    y = boundary(y, row * y_stride, shift, VECTOR)
+    end = shift + D
+    given = get(dy, col, shift, end, True, 0.0, "", VECTOR, SHIFTED)
+    value = get(y, col, shift, end, True, 0.0, "", VECTOR, SHIFTED)
     if SUM:
-        tl.store(totals + tl.program_id(0), tl.sum(given.to(tl.float32) * value.to(tl.float32), 0))
-    if SUM and MOVE:
-        meet(place + row * 2, PARTS, before)
+        tl.store(sums + tl.program_id(0), tl.sum(given.to(tl.float32) * value.to(tl.float32), 0))
+    if SUM and RESULT:
+        arrive_and_wait(slot + row * 2, pieces, before)
         given = packed(given)
         value = packed(value)
-    if MOVE:
+    if RESULT:
         part = tl.arange(0, ALL)
-        shift = tl.sum(tl.load(totals + row * PARTS + part, part < PARTS, 0.0, cache_modifier=".cg"), 0)
-        result = value.to(tl.float32) * (given.to(tl.float32) - shift)
-        tl.store(dx + row * D + col, result.to(dx.dtype.element_ty), col < D)
+        total = tl.sum(tl.load(sums + row * pieces + part, part < pieces, 0.0, cache_modifier=".cg"), 0)
+        result = value.to(tl.float32) * (given.to(tl.float32) - total)
+        dx = boundary(dx, row * D, shift, VECTOR)
+        put(dx, col, result, shift, end, True, "", VECTOR, SHIFTED)
 
 
-def plan(x: torch.Tensor, M: int, D: int, backward: bool) -> Plan:
+def plan(x: torch.Tensor, M: int, D: int, backward: bool, access: Access = PLAIN) -> Plan:
     """How M rows of D columns are shared out, by measurements on an H200.
 
     Rows that fit registers are held there. Of longer ones each is one program's, unless they are too few for the
     device: then they are split, and backward also where they are long.
     """
     block = power_of_2(D)
-    if block <= (BACKWARD_LIMIT if backward else LIMIT):
+    vector = 16 // x.element_size()
+    limit = (BACKWARD_LIMIT >> access.SHIFTED) if backward else LIMIT
+    processors = multiprocessors(x)
+    few = processors > M and D > FEW[backward]
+    if D >= PARTS_FROM and (D != block or D >= WIDE) and limit >= D and not few:
+        most = 8 if access.SHIFTED or D > limit // 4 else 4
+        return Plan("parts", *parts_of(D + access.margin, vector, M, access.period, most, 2048))
+    if block <= WIDE:
         height = power_of_2(max(1, min(2048 // block, M)))
         per_warp = 256 if backward else 1024  # 8 or 32 numbers a thread of each tensor
         return Plan("whole", height, min(max(height * block // per_warp, 4), 32))
-    processors = multiprocessors(x)
-    # Four programs a multiprocessor, but no part so small that starting it takes longer than its work.
-    part = min(max(power_of_2(M * D // (4 * processors)), PARTS[0]), PARTS[1])
-    if cdiv(D, part) <= 1024 and (processors > M or (backward and D >= SPLIT and M <= MOST)):
-        return Plan("split", part, min(max(part // 1024, 4), 16))
-    vector = 16 // x.element_size()
-    if 4 * LANES * vector >= D:
+    # Four programs a multiprocessor, but no piece so small that starting it takes longer than its work.
+    piece = min(max(power_of_2(M * D // (4 * processors)), PIECES[0]), PIECES[1])
+    pieces = cdiv(D + access.margin, piece)
+    if pieces <= 1024 and (processors > M or (backward and D >= SPLIT and M <= MOST)):
+        return Plan("split", piece, min(max(piece // 1024, 4), 16))
+    if 4 * LANES * vector > D:
         return Plan("pieces", LANES, 16 if 2 * processors <= M and not backward else 32)
     return Plan("pieces", 2 * LANES, 32)
 
 
-def run(x: torch.Tensor, y: torch.Tensor, chosen: Plan) -> None:
-    """Forward of x (M, D) with last stride 1 into y, contiguous."""
-    M, D = x.shape
-    vector = 16 // x.element_size()
-    with on(x):
-        if chosen.kind == "whole":
-            _whole[(cdiv(M, chosen.size),)](
-                x, y, M, D, x.stride(0), ROWS=chosen.size, BLOCK=power_of_2(D), num_warps=chosen.warps
-            )
-        elif chosen.kind == "pieces":
-            _pieces[(M,)](x, y, D, x.stride(0), LANES=chosen.size, VECTOR=vector, num_warps=chosen.warps)
-        else:
-            parts = cdiv(D, chosen.size)
-            place = places(x, M, x.numel())
-            tops, totals = torch.empty(2, M, parts, dtype=torch.float32, device=x.device)
-            for first, second in phases(place):
-                _split[(M * parts,)](
-                    x,
-                    y,
-                    tops,
-                    totals,
-                    tops if place is None else place,
-                    D,
-                    x.stride(0),
-                    parts,
-                    ALL=power_of_2(parts),
-                    BLOCK=chosen.size,
-                    SUM=first,
-                    SCALE=second,
-                    num_warps=chosen.warps,
-                )
+def prepare(x: torch.Tensor, chosen: Plan | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Softmax of tensors like x, as a plan says or as one is chosen for them."""
+    if x.numel() == 0:
+        return dense_like
+    flat = rows(x)
+    M, D = flat.shape
+    stride = flat.stride(0)
+    reach = access((flat, dense_like(x)), (stride, D), D)
+    chosen = chosen or plan(flat, M, D, False, reach)
+    constants = {**reach.constants(), "num_warps": chosen.warps}
+    launch: Callable[..., None]
+    if chosen.kind == "whole":
+        launch = Launch(
+            _whole,
+            (cdiv(M, chosen.size),),
+            M,
+            D,
+            stride,
+            ROWS=chosen.size,
+            BLOCK=power_of_2(D),
+            num_warps=chosen.warps,
+        )
+    elif chosen.kind == "parts":
+        grid = (cdiv(M, chosen.size * reach.period) * reach.period,)
+        part = {"PART": chosen.block, "PARTS": chosen.parts}
+        launch = Launch(_parts, grid, M, D, stride, ROWS=chosen.size, **part, **constants)
+    elif chosen.kind == "pieces":
+        launch = Launch(_pieces, (M,), D, stride, LANES=chosen.size, EACH=16 // x.element_size(), **constants)
+    else:
+        launch = _in_pieces(_split, M, D, (stride,), chosen, reach, 2, M * D)
+    device, copied = x.device, not in_rows(x)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        y = dense_like(x)
+        launch(device, rows(x) if copied else x, y)
+        return y
+
+    return run
 
 
-def run_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, chosen: Plan) -> None:
-    """Backward of (M, D) tensors with last stride 1 into dx, contiguous."""
-    M, D = y.shape
-    strides = (dy.stride(0), y.stride(0))
-    with on(y):
-        if chosen.kind == "whole":
-            _whole_gradient[(cdiv(M, chosen.size),)](
-                dy, y, dx, M, D, *strides, ROWS=chosen.size, BLOCK=power_of_2(D), num_warps=chosen.warps
-            )
+def prepare_backward(
+    dy: torch.Tensor, y: torch.Tensor, chosen: Plan | None = None
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """dx = y · (dy - sum of y · dy) for tensors like these, as a plan says or as one is chosen for them."""
+    if y.numel() == 0:
+        return lambda dy, y: dense_like(y)
+    given, flat = rows(dy), rows(y)
+    M, D = flat.shape
+    strides = (given.stride(0), flat.stride(0))
+    reach = access((given, flat, dense_like(y)), (*strides, D), D)
+    chosen = chosen or plan(flat, M, D, True, reach)
+    constants = {**reach.constants(), "num_warps": chosen.warps}
+    launch: Callable[..., None]
+    if chosen.kind == "whole":
+        block = {"ROWS": chosen.size, "BLOCK": power_of_2(D)}
+        launch = Launch(_whole_gradient, (cdiv(M, chosen.size),), M, D, *strides, **block, num_warps=chosen.warps)
+    elif chosen.kind == "parts":
+        grid = (cdiv(M, chosen.size * reach.period) * reach.period,)
+        part = {"PART": chosen.block, "PARTS": chosen.parts}
+        launch = Launch(_parts_gradient, grid, M, D, *strides, ROWS=chosen.size, **part, **constants)
+    elif chosen.kind == "pieces":
+        block = chosen.size * (16 // y.element_size())
+        launch = Launch(_pieces_gradient, (M,), D, *strides, BLOCK=block, **constants)
+    else:
+        launch = _in_pieces(_split_gradient, M, D, strides, chosen, reach, 1, 0)
+    device, copied = y.device, not (in_rows(dy) and in_rows(y))
+
+    def run(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        dx = dense_like(y)
+        if copied:
+            dy, y = rows(dy), rows(y)
+        launch(device, dy, y, dx)
+        return dx
+
+    return run
+
+
+def _in_pieces(
+    kernel: Any, M: int, D: int, strides: tuple[int, ...], chosen: Plan, reach: Access, kinds: int, held: int
+) -> Callable[..., None]:
+    """Rows in pieces that programs hold: in one launch where the programs of a row can wait for each other, else in
+    two. Of each piece `kinds` numbers are exchanged; `held` numbers are in registers meanwhile.
+    """
+    pieces = cdiv(D + reach.margin, chosen.size)
+
+    def one(first: bool, second: bool) -> Launch:
+        return Launch(
+            kernel,
+            (M * pieces,),
+            D,
+            *strides,
+            pieces,
+            ALL=power_of_2(pieces),
+            BLOCK=chosen.size,
+            **reach.constants(),
+            SUM=first,
+            RESULT=second,
+            num_warps=chosen.warps,
+        )
+
+    both, first, second = one(True, True), one(True, False), one(False, True)
+
+    def launch(device: torch.device, *tensors: torch.Tensor) -> None:
+        sums = torch.empty((kinds, M, pieces), dtype=torch.float32, device=device)
+        slot = slots(tensors[0], M, held)
+        if slot is not None:
+            both(device, *tensors, sums, slot)
             return
-        if chosen.kind == "pieces":
-            block = chosen.size * (16 // y.element_size())
-            _pieces_gradient[(M,)](dy, y, dx, D, *strides, BLOCK=block, num_warps=chosen.warps)
-        else:
-            parts = cdiv(D, chosen.size)
-            place = places(y, M)
-            totals = torch.empty(M, parts, dtype=torch.float32, device=y.device)
-            for first, second in phases(place):
-                _split_gradient[(M * parts,)](
-                    dy,
-                    y,
-                    dx,
-                    totals,
-                    totals if place is None else place,
-                    D,
-                    *strides,
-                    parts,
-                    ALL=power_of_2(parts),
-                    BLOCK=chosen.size,
-                    SUM=first,
-                    MOVE=second,
-                    num_warps=chosen.warps,
-                )
+        first(device, *tensors, sums, sums)
+        second(device, *tensors, sums, sums)
+
+    return launch
 
 
-def _launch(x: torch.Tensor) -> torch.Tensor:
-    y = dense_like(x)
-    if x.numel():
-        flat = rows(x)
-        run(flat, y, plan(flat, *flat.shape, backward=False))
-    return y
-
-
-def _launch_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    dx = dense_like(y)
-    if y.numel():
-        given, flat = rows(dy), rows(y)
-        run_backward(given, flat, dx, plan(flat, *flat.shape, backward=True))
-    return dx
+_launch = prepared(prepare, _check)
+_launch_backward = prepared(prepare_backward)
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
@@ -359,4 +534,5 @@ _softmax = operator(
     dense_like,
     _save,
     lambda ctx, dy: _softmax_backward(dy, *ctx.saved_tensors),
+    check=_check,
 )

@@ -11,12 +11,30 @@ gradient p (1 + 2 z L) - (1-ε) [j = t] - ε / V.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from .._common import INTERPRETED, cdiv, on, operator, power_of_2
+from .._common import INTERPRETED, cdiv, multiprocessors, operator, power_of_2
+from .._launch import Launch, prepared
+from .._rows import (
+    PLAIN,
+    Access,
+    access,
+    boundary,
+    get,
+    get_part,
+    parts_of,
+    put,
+    put_part,
+    same_rows,
+    shift_of,
+    within,
+)
 
 LANES = 4 if INTERPRETED else 512
 """Running maxima of a program of eight warps: two a thread. The interpreter has few, to turn the loops."""
@@ -24,32 +42,49 @@ LANES = 4 if INTERPRETED else 512
 PIECE = 32 if INTERPRETED else 4096
 """Elements of a program of the backward pass, four warps."""
 
+SHORT = 16 if INTERPRETED else 4096
+"""Longest row of which a program has several, or one in registers."""
+
+VECTORS_FROM = 8 if INTERPRETED else 64
+"""Shortest such row that is worth accesses of 16 bytes where rows do not start at their boundaries."""
+
+SPLIT = (8, 32) if INTERPRETED else (2048, 8192)
+"""Smallest and largest piece of a row, in elements, where rows are fewer than multiprocessors."""
+
 LONG = 1 << 17
 """Row in bytes above which a program that makes loss and gradient in one pass has 32 warps, not 16."""
 
 
 @triton.jit
 def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    logits, V, LANES: tl.constexpr, VECTOR: tl.constexpr, SMOOTH: tl.constexpr, KEEP: tl.constexpr
+    logits,
+    shift,
+    V,
+    LANES: tl.constexpr,
+    EACH: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    KEEP: tl.constexpr,
 ):
     """(maximum, log of the sum of exponentials above it, mean) of a row; the mean only where smoothing needs it.
 
     KEEP asks the cache to hold the row, which is read again.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
-    at = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    at = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
+    end = shift + V
     # Finite, so that the difference of two is never NaN.
     highest = tl.full([LANES], -1.0e38, tl.float32)
     total = tl.zeros([LANES], tl.float32)
     plain = tl.zeros([LANES], tl.float32)
-    for start in range(0, V, LANES * VECTOR):
+    for start in range(0, end, LANES * EACH):
         col = start + at
-        if KEEP:
-            x = tl.load(logits + col, col < V, float("-inf"), eviction_policy="evict_last").to(tl.float32)
-        else:
-            x = tl.load(logits + col, col < V, float("-inf")).to(tl.float32)
+        hint: tl.constexpr = "evict_last" if KEEP else ""
+        x = get(logits, col, shift, end, True, float("-inf"), hint, VECTOR, SHIFTED).to(tl.float32)
         if SMOOTH:
-            plain += tl.sum(tl.where(col < V, x, 0.0), 1)
+            plain += tl.sum(tl.where(within(col, shift, end, SHIFTED), x, 0.0), 1)
+        # m' = max(m, max x), Σ' = Σ · exp(m - m') + Σ exp(x - m')
         higher = tl.maximum(highest, tl.max(x, 1))
         terms = tl.exp2((x - higher[:, None]) * LOG2E)
         total = total * tl.exp2((highest - higher) * LOG2E) + tl.sum(terms, 1)
@@ -98,16 +133,140 @@ def _rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
     smoothing,
     z,
     LANES: tl.constexpr,
+    EACH: tl.constexpr,
     VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
     SMOOTH: tl.constexpr,
     SQUARE: tl.constexpr,
 ):
     """Loss and log-sum-exp of one row."""
     row = tl.program_id(0).to(tl.int64)
-    logits += row * stride
-    top, rest, mean = _statistics(logits, V, LANES, VECTOR, SMOOTH, False)
+    shift = shift_of(logits, row * stride, SHIFTED)
+    start = boundary(logits, row * stride, shift, VECTOR)
+    top, rest, mean = _statistics(start, shift, V, LANES, EACH, VECTOR, SHIFTED, SMOOTH, False)
     t = tl.load(target + row)
-    hit = tl.load(logits + t, (t >= 0) & (t < V), float("nan")).to(tl.float32)
+    hit = tl.load(logits + row * stride + t, (t >= 0) & (t < V), float("nan")).to(tl.float32)
+    loss = _loss(hit, top, rest, mean, smoothing, z, SMOOTH, SQUARE)
+    tl.store(losses + row, tl.where(t == ignore_index, 0.0, loss))
+    tl.store(lses + row, top + rest)
+
+
+@triton.jit
+def _short_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    logits,
+    target,
+    losses,
+    lses,
+    M,
+    V,
+    stride,
+    ignore_index,
+    smoothing,
+    z,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    SQUARE: tl.constexpr,
+):
+    """Losses and log-sum-exps of ROWS whole rows a program, held in PARTS parts of PART columns."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    first, row, down = same_rows(tl.program_id(0), ROWS, VECTOR, SHIFTED)
+    inside = row < M
+    shift = shift_of(logits, first * stride, SHIFTED)
+    source = boundary(logits, first * stride, shift, VECTOR)
+    source += tl.multiple_of(down * stride, [VECTOR, VECTOR])
+    end = shift + V
+    # Before the sums, which hide the wait.
+    t = tl.load(target + row, inside, 0)
+    hit = tl.load(logits + row * stride + t, inside & (t >= 0) & (t < V), float("nan")).to(tl.float32)
+    held = ()
+    highest = tl.full([ROWS, PART], -1.0e38, tl.float32)
+    plain = tl.zeros([ROWS, PART], tl.float32)
+    for i in tl.static_range(PARTS):
+        x = get_part(source, shift, end, inside, float("-inf"), i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32)
+        held += (x,)
+        highest = tl.maximum(highest, x)
+        if SMOOTH:
+            own = within(i * PART + tl.arange(0, PART)[None, :], shift, end, SHIFTED)
+            plain += tl.where(own & inside, x, 0.0)
+    top = tl.max(highest, 1)[:, None]
+    total = tl.zeros([ROWS, PART], tl.float32)
+    for i in tl.static_range(PARTS):
+        # Σ exp(x - max); of a row that is not there 1, for its logarithm.
+        total += tl.exp2((held[i] - top) * LOG2E)
+    rest = tl.log(tl.where(inside, tl.sum(total, 1)[:, None], 1.0))
+    mean = tl.sum(plain, 1)[:, None] / V
+    loss = _loss(hit, top, rest, mean, smoothing, z, SMOOTH, SQUARE)
+    tl.store(losses + row, tl.where(t == ignore_index, 0.0, loss), inside)
+    tl.store(lses + row, top + rest, inside)
+
+
+@triton.jit
+def _pieces_of_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    logits,
+    sums,
+    V,
+    pieces,
+    stride,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    SMOOTH: tl.constexpr,
+):
+    """(maximum, sum of exponentials above it, sum) of one piece of a row, to sums (3, rows · pieces)."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    at = tl.program_id(0)
+    row = (at // pieces).to(tl.int64)
+    col = at % pieces * BLOCK + tl.arange(0, BLOCK)
+    shift = shift_of(logits, row * stride, SHIFTED)
+    source = boundary(logits, row * stride, shift, VECTOR)
+    end = shift + V
+    x = get(source, col, shift, end, True, float("-inf"), "", VECTOR, SHIFTED).to(tl.float32)
+    # Finite, so that the difference of two is never NaN.
+    top = tl.maximum(tl.max(x, 0), -1.0e38)
+    count = tl.num_programs(0)
+    tl.store(sums + at, top)
+    tl.store(sums + count + at, tl.sum(tl.exp2((x - top) * LOG2E), 0))
+    if SMOOTH:
+        tl.store(sums + 2 * count + at, tl.sum(tl.where(within(col, shift, end, SHIFTED), x, 0.0), 0))
+
+
+@triton.jit
+def _joined_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    logits,
+    target,
+    sums,
+    losses,
+    lses,
+    V,
+    pieces,
+    stride,
+    ignore_index,
+    smoothing,
+    z,
+    ALL: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    SQUARE: tl.constexpr,
+):
+    """Loss and log-sum-exp of one row from what `_pieces_of_rows` has of it."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    row = tl.program_id(0).to(tl.int64)
+    t = tl.load(target + row)
+    hit = tl.load(logits + row * stride + t, (t >= 0) & (t < V), float("nan")).to(tl.float32)
+    part = tl.arange(0, ALL)
+    at = sums + row * pieces + part
+    count = tl.num_programs(0) * pieces
+    tops = tl.load(at, part < pieces, -1.0e38)
+    # Σ = Σᵢ Σᵢ' exp(mᵢ - m) over pieces with maximum mᵢ and sum Σᵢ'
+    top = tl.max(tops, 0)
+    total = tl.load(at + count, part < pieces, 0.0) * tl.exp2((tops - top) * LOG2E)
+    rest = tl.log(tl.sum(total, 0))
+    mean = 0.0
+    if SMOOTH:
+        mean = tl.sum(tl.load(at + 2 * count, part < pieces, 0.0), 0) / V
     loss = _loss(hit, top, rest, mean, smoothing, z, SMOOTH, SQUARE)
     tl.store(losses + row, tl.where(t == ignore_index, 0.0, loss))
     tl.store(lses + row, top + rest)
@@ -121,34 +280,37 @@ def _rows_and_gradients(  # type: ignore[no-untyped-def]  # Triton's types are i
     losses,
     dlogits,
     V,
-    stride,
-    out_stride,
+    strides,
     ignore_index,
     smoothing,
     z,
     LANES: tl.constexpr,
+    EACH: tl.constexpr,
     VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
     SMOOTH: tl.constexpr,
     SQUARE: tl.constexpr,
     HINT: tl.constexpr,
 ):
     """Loss of one row, and its gradient times share. dlogits may be logits: threads write what they have read."""
     row = tl.program_id(0).to(tl.int64)
-    logits += row * stride
-    dlogits += row * out_stride
+    shift = shift_of(logits, row * strides[0], SHIFTED)
+    source = boundary(logits, row * strides[0], shift, VECTOR)
+    result = boundary(dlogits, row * strides[1], shift, VECTOR)
     t = tl.load(target + row)
     # Before anything is written over it.
-    hit = tl.load(logits + t, (t >= 0) & (t < V), float("nan")).to(tl.float32)
-    top, rest, mean = _statistics(logits, V, LANES, VECTOR, SMOOTH, True)
+    hit = tl.load(logits + row * strides[0] + t, (t >= 0) & (t < V), float("nan")).to(tl.float32)
+    top, rest, mean = _statistics(source, shift, V, LANES, EACH, VECTOR, SHIFTED, SMOOTH, True)
     loss = _loss(hit, top, rest, mean, smoothing, z, SMOOTH, SQUARE)
     tl.store(losses + row, tl.where(t == ignore_index, 0.0, loss))
     factor = tl.where(t == ignore_index, 0.0, tl.load(share))
-    at = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
-    for start in range(0, V, LANES * VECTOR):
+    at = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
+    end = shift + V
+    for start in range(0, end, LANES * EACH):
         col = start + at
-        x = tl.load(logits + col, col < V, float("-inf"), eviction_policy="evict_first").to(tl.float32)
-        value = _slope(x, top + rest, col == t, V, smoothing, z, SMOOTH, SQUARE) * factor
-        tl.store(dlogits + col, value.to(dlogits.dtype.element_ty), col < V, eviction_policy=HINT)
+        x = get(source, col, shift, end, True, float("-inf"), "evict_first", VECTOR, SHIFTED).to(tl.float32)
+        value = _slope(x, top + rest, col == t + shift, V, smoothing, z, SMOOTH, SQUARE) * factor
+        put(result, col, value, shift, end, True, HINT, VECTOR, SHIFTED)
 
 
 @triton.jit
@@ -160,24 +322,71 @@ def _gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
     lses,
     dlogits,
     V,
+    pieces,
     stride,
     ignore_index,
     smoothing,
     z,
     BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
     SMOOTH: tl.constexpr,
     SQUARE: tl.constexpr,
 ):
     """Gradient of a piece of one row times dloss / rows that count."""
-    pieces = tl.cdiv(V, BLOCK)
     row = tl.program_id(0) // pieces
     col = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)
     row = row.to(tl.int64)
     t = tl.load(target + row)
     factor = tl.where(t == ignore_index, 0.0, tl.load(dloss).to(tl.float32) * tl.load(share))
-    x = tl.load(logits + row * stride + col, col < V, float("-inf")).to(tl.float32)
-    value = _slope(x, tl.load(lses + row), col == t, V, smoothing, z, SMOOTH, SQUARE) * factor
-    tl.store(dlogits + row * V + col, value.to(dlogits.dtype.element_ty), col < V)
+    shift = shift_of(logits, row * stride, SHIFTED)
+    logits = boundary(logits, row * stride, shift, VECTOR)
+    dlogits = boundary(dlogits, row * V, shift, VECTOR)
+    end = shift + V
+    x = get(logits, col, shift, end, True, float("-inf"), "", VECTOR, SHIFTED).to(tl.float32)
+    value = _slope(x, tl.load(lses + row), col == t + shift, V, smoothing, z, SMOOTH, SQUARE) * factor
+    put(dlogits, col, value, shift, end, True, "", VECTOR, SHIFTED)
+
+
+@triton.jit
+def _short_gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dloss,
+    share,
+    logits,
+    target,
+    lses,
+    dlogits,
+    M,
+    V,
+    stride,
+    ignore_index,
+    smoothing,
+    z,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    SQUARE: tl.constexpr,
+):
+    """As `_gradients`, for ROWS whole rows a program, in PARTS parts of PART columns."""
+    first, row, down = same_rows(tl.program_id(0), ROWS, VECTOR, SHIFTED)
+    inside = row < M
+    shift = shift_of(logits, first * stride, SHIFTED)
+    source = boundary(logits, first * stride, shift, VECTOR)
+    source += tl.multiple_of(down * stride, [VECTOR, VECTOR])
+    result = boundary(dlogits, first * V, shift, VECTOR)
+    result += tl.multiple_of(down * V, [VECTOR, VECTOR])
+    end = shift + V
+    t = tl.load(target + row, inside, ignore_index)
+    lse = tl.load(lses + row, inside, 0.0)
+    factor = tl.where(t == ignore_index, 0.0, tl.load(dloss).to(tl.float32) * tl.load(share))
+    for i in tl.static_range(PARTS):
+        x = get_part(source, shift, end, inside, float("-inf"), i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32)
+        col = i * PART + tl.arange(0, PART)[None, :]
+        value = _slope(x, lse, col == t + shift, V, smoothing, z, SMOOTH, SQUARE) * factor
+        put_part(result, value, shift, end, inside, i, PART, PARTS, VECTOR, SHIFTED)
 
 
 @triton.jit
@@ -222,7 +431,7 @@ def lanes(logits: torch.Tensor, warps: int, each: int = 2) -> dict[str, int]:
     most = LANES * warps // 8 * each // 2
     return {
         "LANES": min(most, max(power_of_2(logits.shape[1]) // vector, 1)),
-        "VECTOR": vector,
+        "EACH": vector,
         "num_warps": warps,
     }
 
@@ -241,109 +450,144 @@ def warps_for_both(logits: torch.Tensor) -> int:
     return 16 if logits.shape[1] * logits.element_size() <= LONG else 32
 
 
-def losses_of_rows(
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    losses: torch.Tensor,
-    lse: torch.Tensor,
-    ignore_index: int,
-    smoothing: float,
-    z_loss: float,
-    warps: int | None = None,
-) -> None:
-    """Fills losses and log-sum-exp (M,) of logits (M, V), whose rows are dense."""
-    warps = warps or 8
-    _rows[(logits.shape[0],)](
-        logits,
-        target,
-        losses,
-        lse,
-        logits.shape[1],
-        logits.stride(0),
-        ignore_index,
-        smoothing,
-        z_loss,
-        **lanes(logits, warps),
-        **flags(smoothing, z_loss),
+class Options(NamedTuple):
+    """What the loss is, beside its numbers."""
+
+    ignore_index: int
+    smoothing: float
+    z_loss: float
+
+    def numbers(self) -> tuple[int, float, float]:
+        """As kernels take them."""
+        return self.ignore_index, float(self.smoothing), float(self.z_loss)
+
+
+def losses_of_rows(logits: torch.Tensor, options: Options, warps: int | None = None) -> Callable[..., None]:
+    """A launch that fills losses (M,) and log-sum-exp (M,) from logits (M, V) like these, whose rows are dense, and
+    target: of (device, logits, target, losses, lse). With `warps`, one row a program.
+    """
+    M, V = logits.shape
+    stride = logits.stride(0)
+    reach = access((logits,), (stride,), V)
+    shared = flags(options.smoothing, options.z_loss)
+    if warps is None and V <= SHORT:
+        tile, grid = _tile(logits, reach)
+        return Launch(_short_rows, grid, M, V, stride, *options.numbers(), **tile, **shared)
+    if warps is None and M < multiprocessors(logits) and V > SPLIT[1]:
+        return _split(logits, options, reach)
+    return Launch(
+        _rows,
+        (M,),
+        V,
+        stride,
+        *options.numbers(),
+        **lanes(logits, warps or 8),
+        **reach.constants(),
+        **shared,
     )
+
+
+def _tile(logits: torch.Tensor, reach: Access) -> tuple[dict[str, Any], tuple[int]]:
+    """Constants and grid of a kernel that has whole rows of logits, at most SHORT each."""
+    M, V = logits.shape
+    reach = reach if V >= VECTORS_FROM else PLAIN
+    rows, warps, parts, part = parts_of(V + reach.margin, 16 // logits.element_size(), M, reach.period, 4, 2048)
+    tile = {"ROWS": rows, "PART": part, "PARTS": parts, **reach.constants(), "num_warps": warps}
+    return tile, (cdiv(M, rows * reach.period) * reach.period,)
+
+
+def _split(logits: torch.Tensor, options: Options, reach: Access) -> Callable[..., None]:
+    """The losses of rows that are long and fewer than multiprocessors: pieces of them, then rows."""
+    M, V = logits.shape
+    # Four programs a multiprocessor, but no piece so small that starting it takes longer than its work.
+    piece = min(max(power_of_2(M * V // (4 * multiprocessors(logits))), SPLIT[0]), SPLIT[1])
+    pieces = cdiv(V + reach.margin, piece)
+    shared = flags(options.smoothing, options.z_loss)
+    stride = logits.stride(0)
+    first = Launch(
+        _pieces_of_rows,
+        (M * pieces,),
+        V,
+        pieces,
+        stride,
+        BLOCK=piece,
+        **reach.constants(),
+        SMOOTH=shared["SMOOTH"],
+        num_warps=min(max(piece // 1024, 4), 16),
+    )
+    second = Launch(
+        _joined_rows, (M,), V, pieces, stride, *options.numbers(), ALL=power_of_2(pieces), **shared, num_warps=4
+    )
+
+    def launch(
+        device: torch.device, logits: torch.Tensor, target: torch.Tensor, losses: torch.Tensor, lse: torch.Tensor
+    ) -> None:
+        sums = torch.empty((3, M, pieces), dtype=torch.float32, device=device)
+        first(device, logits, sums)
+        second(device, logits, target, sums, losses, lse)
+
+    return launch
 
 
 def losses_and_gradients(
     logits: torch.Tensor,
-    target: torch.Tensor,
-    share: torch.Tensor,
-    losses: torch.Tensor,
     dlogits: torch.Tensor,
-    ignore_index: int,
-    smoothing: float,
-    z_loss: float,
+    options: Options,
     warps: int | None = None,
     each: int = 2,
     hint: str = "",
-) -> None:
-    """Fills losses (M,) of logits (M, V) and their gradients times share, which may go over the logits."""
-    warps = warps or warps_for_both(logits)
-    _rows_and_gradients[(logits.shape[0],)](
-        logits,
-        target,
-        share,
-        losses,
-        dlogits,
-        logits.shape[1],
-        logits.stride(0),
-        dlogits.stride(0),
-        ignore_index,
-        smoothing,
-        z_loss,
+) -> Launch:
+    """A launch that fills losses (M,) of logits (M, V) and their gradients times share, which may go over the
+    logits: of (logits, target, share, losses, dlogits).
+    """
+    M, V = logits.shape
+    strides = (logits.stride(0), dlogits.stride(0))
+    return Launch(
+        _rows_and_gradients,
+        (M,),
+        V,
+        strides,
+        *options.numbers(),
         HINT=hint,
-        **lanes(logits, warps, each),
-        **flags(smoothing, z_loss),
+        **lanes(logits, warps or warps_for_both(logits), each),
+        **access((logits, dlogits), strides, V).constants(),
+        **flags(options.smoothing, options.z_loss),
     )
 
 
-def gradients_of_rows(
-    dloss: torch.Tensor,
-    share: torch.Tensor,
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    lse: torch.Tensor,
-    dlogits: torch.Tensor,
-    ignore_index: int,
-    smoothing: float,
-    z_loss: float,
-) -> None:
-    """Fills dlogits (M, V), dense, from logits whose rows are dense."""
+def gradients_of_rows(logits: torch.Tensor, dlogits: torch.Tensor, options: Options) -> Launch:
+    """A launch that fills dlogits (M, V), dense, from logits whose rows are dense: of (dloss, share, logits, target,
+    lse, dlogits).
+    """
     M, V = logits.shape
-    _gradients[(M * cdiv(V, PIECE),)](
-        dloss,
-        share,
-        logits,
-        target,
-        lse,
-        dlogits,
+    reach = access((logits, dlogits), (logits.stride(0), V), V)
+    shared = flags(options.smoothing, options.z_loss)
+    if V <= SHORT:
+        tile, grid = _tile(logits, reach)
+        return Launch(_short_gradients, grid, M, V, logits.stride(0), *options.numbers(), **tile, **shared)
+    pieces = cdiv(V + reach.margin, PIECE)
+    return Launch(
+        _gradients,
+        (M * pieces,),
         V,
+        pieces,
         logits.stride(0),
-        ignore_index,
-        smoothing,
-        z_loss,
+        *options.numbers(),
         BLOCK=PIECE,
-        **flags(smoothing, z_loss),
+        **reach.constants(),
+        **shared,
         num_warps=4,
     )
 
 
-def mean_of_rows(
-    losses: torch.Tensor, target: torch.Tensor, loss: torch.Tensor, share: torch.Tensor, ignore_index: int
-) -> None:
-    """Fills loss () and share ()."""
-    M = losses.shape[0]
-    _mean[(1,)](losses, target, loss, share, M, ignore_index, BLOCK=min(power_of_2(M), 8192), num_warps=16)
+def mean_of_rows(M: int, ignore_index: int) -> Launch:
+    """A launch that fills loss () and share () from those of M rows: of (losses, target, loss, share)."""
+    return Launch(_mean, (1,), M, ignore_index, BLOCK=min(power_of_2(M), 8192), num_warps=16)
 
 
-def share_of_rows(target: torch.Tensor, share: torch.Tensor, ignore_index: int) -> None:
-    """Fills share () = 1 / rows that count."""
-    M = target.shape[0]
-    _share[(1,)](target, share, M, ignore_index, BLOCK=min(power_of_2(M), 8192), num_warps=16)
+def share_of_rows(M: int, ignore_index: int) -> Launch:
+    """A launch that fills share () = 1 / rows that count: of (target, share)."""
+    return Launch(_share, (1,), M, ignore_index, BLOCK=min(power_of_2(M), 8192), num_warps=16)
 
 
 def _launch_scale(gradient: torch.Tensor, dloss: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -351,13 +595,21 @@ def _launch_scale(gradient: torch.Tensor, dloss: torch.Tensor, dtype: torch.dtyp
 
 
 def _scale_into(gradient: torch.Tensor, dloss: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    size = gradient.numel()
-    if size:
-        with on(gradient):
-            _scale[(cdiv(size, PIECE),)](
-                gradient, dloss, out, size, BLOCK=PIECE, IN_PLACE=out is gradient, num_warps=4
-            )
+    _scaling(gradient, dloss, out, out is gradient)
     return out
+
+
+def _prepare_scaling(
+    gradient: torch.Tensor, dloss: torch.Tensor, out: torch.Tensor, in_place: bool
+) -> Callable[..., None]:
+    size, device = gradient.numel(), gradient.device
+    launch = Launch(_scale, (cdiv(size, PIECE),), size, BLOCK=PIECE, IN_PLACE=in_place, num_warps=4)
+    if size == 0:
+        return lambda *_: None
+    return lambda gradient, dloss, out, _: launch(device, gradient, dloss, out)
+
+
+_scaling = prepared(_prepare_scaling)
 
 
 _scaled = operator(

@@ -5,11 +5,13 @@ Where the caller allows it, forward makes the gradient as well, and the logits a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .._common import check, choice, dense_like, on, operator
+from .._common import check, choice, dense_like, needs_gradient, operator
+from .._launch import prepared
 from . import _cross_entropy as kernels
 
 
@@ -35,16 +37,19 @@ def cross_entropy(
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device or option; the message
     names the argument.
     """
-    check("logits", logits, dim=2)
-    check("target", target, shape=logits.shape[:1], like=logits, dtypes=(torch.int64,))
-    check_smoothing(label_smoothing)
     choice("gradient", gradient, ("backward", "forward"))
-    if gradient == "forward" and torch.is_grad_enabled() and logits.requires_grad:
+    if gradient == "forward" and needs_gradient(logits):
         call = _with_gradient
     else:
         call = _cross_entropy
     loss: torch.Tensor = call(logits, target, ignore_index, label_smoothing, z_loss)[0]
     return loss
+
+
+def _check(logits: torch.Tensor, target: torch.Tensor, ignore_index: int, smoothing: float, z_loss: float) -> None:
+    check("logits", logits, dim=2)
+    check("target", target, shape=logits.shape[:1], like=logits, dtypes=(torch.int64,))
+    check_smoothing(smoothing)
 
 
 def check_smoothing(label_smoothing: float) -> None:
@@ -69,21 +74,34 @@ def _empty(
     )
 
 
-def _launch(
+def _prepare(
     logits: torch.Tensor, target: torch.Tensor, ignore_index: int, smoothing: float, z_loss: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    loss, lse, share = _empty(logits, target, ignore_index, smoothing, z_loss)
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    device = logits.device
     if logits.numel() == 0:
-        return loss.fill_(torch.nan), lse.fill_(-torch.inf), share.fill_(torch.inf)
-    target = target.contiguous()
-    losses = torch.empty_like(lse)
-    with on(logits):
-        kernels.losses_of_rows(dense(logits), target, losses, lse, ignore_index, smoothing, z_loss)
-        kernels.mean_of_rows(losses, target, loss, share, ignore_index)
-    return loss, lse, share
+
+        def nothing(logits: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            loss, lse, share = _empty(logits, *arguments)
+            return loss.fill_(torch.nan), lse.fill_(-torch.inf), share.fill_(torch.inf)
+
+        return nothing
+    losses_of_rows = kernels.losses_of_rows(dense(logits), kernels.Options(ignore_index, smoothing, z_loss))
+    mean_of_rows = kernels.mean_of_rows(logits.shape[0], ignore_index)
+
+    def run(
+        logits: torch.Tensor, target: torch.Tensor, *arguments: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        loss, lse, share = results = _empty(logits, target, *arguments)
+        losses = torch.empty_like(lse)
+        target = target.contiguous()
+        losses_of_rows(device, dense(logits), target, losses, lse)
+        mean_of_rows(device, losses, target, loss, share)
+        return results
+
+    return run
 
 
-def _launch_backward(
+def _prepare_backward(
     dloss: torch.Tensor,
     logits: torch.Tensor,
     target: torch.Tensor,
@@ -92,14 +110,26 @@ def _launch_backward(
     ignore_index: int,
     smoothing: float,
     z_loss: float,
-) -> torch.Tensor:
-    dlogits = dense_like(logits)
-    if logits.numel():
-        with on(logits):
-            kernels.gradients_of_rows(
-                dloss, share, dense(logits), target.contiguous(), lse, dlogits, ignore_index, smoothing, z_loss
-            )
-    return dlogits
+) -> Callable[..., torch.Tensor]:
+    device = logits.device
+    if logits.numel() == 0:
+        return lambda dloss, logits, *_: dense_like(logits)
+    options = kernels.Options(ignore_index, smoothing, z_loss)
+    gradients_of_rows = kernels.gradients_of_rows(dense(logits), dense_like(logits), options)
+
+    def run(
+        dloss: torch.Tensor,
+        logits: torch.Tensor,
+        target: torch.Tensor,
+        lse: torch.Tensor,
+        share: torch.Tensor,
+        *_: Any,
+    ) -> torch.Tensor:
+        dlogits = dense_like(logits)
+        gradients_of_rows(device, dloss, share, dense(logits), target.contiguous(), lse, dlogits)
+        return dlogits
+
+    return run
 
 
 def _empty_with_gradient(
@@ -109,22 +139,28 @@ def _empty_with_gradient(
     return torch.empty((), dtype=logits.dtype, device=logits.device), dense_like(logits)
 
 
-def _launch_with_gradient(
+def _prepare_with_gradient(
     logits: torch.Tensor, target: torch.Tensor, ignore_index: int, smoothing: float, z_loss: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    loss, dlogits = _empty_with_gradient(logits, target, ignore_index, smoothing, z_loss)
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    device, M = logits.device, logits.shape[0]
     if logits.numel() == 0:
-        return loss.fill_(torch.nan), dlogits
-    target = target.contiguous()
-    losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
-    share = torch.empty((), dtype=torch.float32, device=logits.device)
-    with on(logits):
-        kernels.share_of_rows(target, share, ignore_index)
-        kernels.losses_and_gradients(
-            dense(logits), target, share, losses, dlogits, ignore_index, smoothing, z_loss
-        )
-        kernels.mean_of_rows(losses, target, loss, share, ignore_index)
-    return loss, dlogits
+        return lambda logits, *_: (logits.new_full((), torch.nan), dense_like(logits))
+    options = kernels.Options(ignore_index, smoothing, z_loss)
+    share_of_rows = kernels.share_of_rows(M, ignore_index)
+    losses_and_gradients = kernels.losses_and_gradients(dense(logits), dense_like(logits), options)
+    mean_of_rows = kernels.mean_of_rows(M, ignore_index)
+
+    def run(logits: torch.Tensor, target: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, dlogits = results = _empty_with_gradient(logits, target, *arguments)
+        target = target.contiguous()
+        losses = torch.empty((M,), dtype=torch.float32, device=device)
+        share = torch.empty((), dtype=torch.float32, device=device)
+        share_of_rows(device, target, share)
+        losses_and_gradients(device, dense(logits), target, share, losses, dlogits)
+        mean_of_rows(device, losses, target, loss, share)
+        return results
+
+    return run
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
@@ -154,22 +190,24 @@ def _backward_from_gradient(ctx: Any, dloss: torch.Tensor | None, _: None) -> tu
 _cross_entropy = operator(
     "cross_entropy(Tensor logits, Tensor target, int ignore_index, float smoothing, float z_loss)"
     " -> (Tensor, Tensor, Tensor)",
-    _launch,
+    prepared(_prepare, _check),
     _empty,
     _save,
     _backward,
+    check=_check,
 )
 _cross_entropy_backward = operator(
     "cross_entropy_backward(Tensor dloss, Tensor logits, Tensor target, Tensor lse, Tensor share,"
     " int ignore_index, float smoothing, float z_loss) -> Tensor",
-    _launch_backward,
+    prepared(_prepare_backward),
     lambda dloss, logits, *_: dense_like(logits),
 )
 _with_gradient = operator(
     "cross_entropy_with_gradient(Tensor logits, Tensor target, int ignore_index, float smoothing, float z_loss)"
     " -> (Tensor, Tensor)",
-    _launch_with_gradient,
+    prepared(_prepare_with_gradient, _check),
     _empty_with_gradient,
     _save_gradient,
     _backward_from_gradient,
+    check=_check,
 )

@@ -113,7 +113,7 @@ def _launch(
     for_x: bool,
     for_weight: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    options = (ignore_index, smoothing, z_loss)
+    options = kernels.Options(ignore_index, smoothing, z_loss)
     loss, dx, dweight = _empty(x, weight, target, *options, chunk, precise, for_x, for_weight)
     M, V = x.shape[0], weight.shape[0]
     if M == 0 or V == 0:
@@ -126,7 +126,7 @@ def _launch(
     vectors = ALIGNMENT // x.element_size()
     buffer = x.new_empty(height, cdiv(V, vectors) * vectors)
     with on(x), torch.no_grad():
-        kernels.share_of_rows(target, share, ignore_index)
+        kernels.share_of_rows(M, ignore_index)(x.device, target, share)
         for start in range(0, M, height):
             piece = slice(start, start + height)
             some = x[piece]
@@ -134,14 +134,16 @@ def _launch(
             if not (for_x or for_weight):
                 # As many lanes as below: the loss is the same bit by bit.
                 warps = kernels.warps_for_both(logits)
-                kernels.losses_of_rows(logits, target[piece], losses[piece], lse[piece], *options, warps=warps)
+                of_rows = kernels.losses_of_rows(logits, options, warps)
+                of_rows(x.device, logits, target[piece], losses[piece], lse[piece])
                 continue
-            kernels.losses_and_gradients(logits, target[piece], share, losses[piece], logits, *options)
+            both = kernels.losses_and_gradients(logits, logits, options)
+            both(x.device, logits, target[piece], share, losses[piece], logits)
             if for_x:
                 _product(logits, weight, dx[piece])
             if for_weight:
                 _product(logits.t(), some, dweight, add=start > 0)
-        kernels.mean_of_rows(losses, target, loss, share, ignore_index)
+        kernels.mean_of_rows(M, ignore_index)(x.device, losses, target, loss, share)
     return loss, dx, dweight
 
 

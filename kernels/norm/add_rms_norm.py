@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .._common import check, operator
-from ._norm import empty, empty_gradients, gradients, normalize
+from .._common import check, needs_gradient, operator
+from .._launch import prepared
+from ._norm import empty, empty_gradients, prepare_backward, prepare_forward
 
 
 def add_rms_norm(
@@ -19,24 +21,40 @@ def add_rms_norm(
     dtype; statistics in fp32. Differentiable in x, residual and weight. Raises TypeError for a wrong type or
     dtype, ValueError for a wrong shape or device; the message names the argument.
     """
-    check("x", x)
-    if x.dim() == 0:
-        raise ValueError("x has shape (), expected at least one dimension")
-    check("residual", residual, shape=x.shape, like=x, dtypes=(x.dtype,))
-    check("weight", weight, shape=x.shape[-1:], like=x)
-    if torch.is_grad_enabled() and (x.requires_grad or residual.requires_grad or weight.requires_grad):
+    if needs_gradient(x, residual, weight):
         y, h, _ = _saving(x, residual, weight, eps)
     else:
         y, h = _plain(x, residual, weight, eps)
     return y, h
 
 
-def _launch(
+def _check(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    check("x", x)
+    if x.dim() == 0:
+        raise ValueError("x has shape (), expected at least one dimension")
+    check("residual", residual, shape=x.shape, like=x, dtypes=(x.dtype,))
+    check("weight", weight, shape=x.shape[-1:], like=x)
+
+
+def _prepare(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    y, h, _, _ = normalize(x, residual, weight, None, eps, save=False)
-    assert h is not None
-    return y, h
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
+    run = prepare_forward(x, residual, weight, None, eps, save=False)
+    return lambda x, residual, weight, eps: run(x, residual, weight, None)[:2]
+
+
+def _prepare_saving(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> Callable[..., tuple[torch.Tensor | None, ...]]:
+    run = prepare_forward(x, residual, weight, None, eps, save=True)
+
+    def saving(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor | None, ...]:
+        y, h, _, rstd = run(x, residual, weight, None)
+        return y, h, rstd
+
+    return saving
 
 
 def _empty(
@@ -45,15 +63,6 @@ def _empty(
     y, h, _, _ = empty(x, residual=True, centred=False, save=False)
     assert h is not None
     return y, h
-
-
-def _launch_saving(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    y, h, _, rstd = normalize(x, residual, weight, None, eps, save=True)
-    assert h is not None
-    assert rstd is not None
-    return y, h, rstd
 
 
 def _empty_saving(
@@ -65,10 +74,11 @@ def _empty_saving(
     return y, h, rstd
 
 
-def _launch_backward(
+def _prepare_backward(
     dy: torch.Tensor, dh: torch.Tensor | None, h: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return gradients(dy, dh, h, weight, None, rstd)[:2]
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    run = prepare_backward(dy, dh, h, weight, None, rstd)
+    return lambda dy, dh, h, weight, rstd: run(dy, dh, h, weight, None, rstd)[:2]
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
@@ -86,18 +96,20 @@ def _backward(ctx: Any, dy: torch.Tensor | None, dh: torch.Tensor | None, _: Non
 
 _plain = operator(
     "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
-    _launch,
+    prepared(_prepare, _check),
     _empty,
+    check=_check,
 )
 _saving = operator(
     "add_rms_norm_saving(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
-    _launch_saving,
+    prepared(_prepare_saving, _check),
     _empty_saving,
     _save,
     _backward,
+    check=_check,
 )
 _gradients = operator(
     "add_rms_norm_backward(Tensor dy, Tensor? dh, Tensor h, Tensor weight, Tensor rstd) -> (Tensor, Tensor)",
-    _launch_backward,
-    lambda dy, dh, h, weight, rstd: empty_gradients(h, weight)[:2],
+    prepared(_prepare_backward),
+    lambda dy, dh, h, weight, rstd: empty_gradients(h, weight, False)[:2],
 )

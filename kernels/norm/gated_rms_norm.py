@@ -7,14 +7,39 @@ order, so that results repeat bit by bit. Rows too long for registers are taken 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 import triton
 import triton.language as tl
 
-from .._common import INTERPRETED, cdiv, check, choice, dense_like, multiprocessors, on, operator, power_of_2, rows
+from .._common import (
+    INTERPRETED,
+    cdiv,
+    check,
+    choice,
+    dense_like,
+    in_rows,
+    multiprocessors,
+    needs_gradient,
+    operator,
+    power_of_2,
+    rows,
+)
+from .._launch import Launch, prepared
 from .._pointwise import silu, silu_slope
+from .._rows import (
+    PLAIN,
+    access,
+    boundary,
+    get_part,
+    of_part,
+    parts_of,
+    put_part,
+    same_rows,
+    shift_of,
+)
 
 FORWARD_LIMIT = 16 if INTERPRETED else 16384
 """Longest group that forward holds in registers."""
@@ -28,10 +53,8 @@ PIECE = 8 if INTERPRETED else 4096
 AHEAD = 8 if INTERPRETED else 4096
 """Blocks below it are read ahead by backward; longer ones have no registers left for it."""
 
-LOOSE = (8, 4, 4) if INTERPRETED else (8192, 1024, 4)
-"""(block, piece, warps): with the norm first, a group that takes a block of that length or a longer one and fills
-at most three quarters of it is taken in such pieces, forward: 5120 numbers would leave three lanes of eight idle.
-"""
+PARTS = (8, 64) if INTERPRETED else (64, 65536)
+"""Shortest row, and longest in bytes, of one group that forward holds in parts where it is no power of two."""
 
 
 def gated_rms_norm(
@@ -50,35 +73,35 @@ def gated_rms_norm(
     shape, device, group or order; the message names the argument.
     """
     choice("order", order, ("gate_first", "norm_first"))
-    check("x", x)
-    if x.dim() == 0:
-        raise ValueError("x has shape (), expected at least one dimension")
-    check("z", z, shape=x.shape, like=x)
-    check("weight", weight, shape=x.shape[-1:], like=x)
-    D = x.shape[-1]
-    size = max(D, 1) if group is None else group
-    if size < 1 or D % size:
-        raise ValueError(f"group is {size}, which does not divide the width {D}")
+    if not isinstance(x, torch.Tensor) or x.dim() == 0:
+        _check(x, z, weight, eps, 1, True)
+    size = max(x.shape[-1], 1) if group is None else group
     y: torch.Tensor
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, z, weight)):
+    if needs_gradient(x, z, weight):
         y = _saving(x, z, weight, eps, size, order == "gate_first")[0]
     else:
         y = _plain(x, z, weight, eps, size, order == "gate_first")
     return y
 
 
+def _check(
+    x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, group: int, gate_first: bool
+) -> None:
+    check("x", x)
+    if x.dim() == 0:
+        raise ValueError("x has shape (), expected at least one dimension")
+    check("z", z, shape=x.shape, like=x)
+    check("weight", weight, shape=x.shape[-1:], like=x)
+    if group < 1 or x.shape[-1] % group:
+        raise ValueError(f"group is {group}, which does not divide the width {x.shape[-1]}")
+
+
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x,
-    z,
-    weight,
-    y,
-    rstds,
-    N,
-    D,
-    groups,
-    x_stride,
-    z_stride,
+    inputs,
+    outputs,
+    sizes,
+    strides,
     eps,
     FIRST: tl.constexpr,
     SAVE: tl.constexpr,
@@ -86,6 +109,10 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     BLOCK: tl.constexpr,
 ):
     """ROWS whole groups of D numbers a program; `groups` of them make a row."""
+    x, z, weight = inputs
+    y, rstds = outputs
+    N, D, groups = sizes
+    x_stride, z_stride = strides
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     row, start = at // groups, (at % groups) * D
     col = tl.arange(0, BLOCK)
@@ -107,22 +134,72 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
+def _forward_parts(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    inputs,
+    outputs,
+    sizes,
+    strides,
+    eps,
+    FIRST: tl.constexpr,
+    SAVE: tl.constexpr,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+):
+    """ROWS whole rows of one group a program, held in PARTS parts of PART columns."""
+    x, z, weight = inputs
+    y, rstds = outputs
+    N, D = sizes
+    first, row, down = same_rows(tl.program_id(0), ROWS, VECTOR, SHIFTED)
+    rows = row < N
+    shift = shift_of(x, first * strides[0], SHIFTED)
+    source = boundary(x, first * strides[0], shift, VECTOR)
+    source += tl.multiple_of(down * strides[0], [VECTOR, VECTOR])
+    gates = boundary(z, first * strides[1], shift, VECTOR)
+    gates += tl.multiple_of(down * strides[1], [VECTOR, VECTOR])
+    target = boundary(y, first * D, shift, VECTOR)
+    target += tl.multiple_of(down * D, [VECTOR, VECTOR])
+    end = shift + D
+    held = ()
+    gated = ()
+    squares = tl.zeros([ROWS, PART], tl.float32)
+    for i in tl.static_range(PARTS):
+        value = get_part(source, shift, end, rows, 0.0, i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32)
+        gate = get_part(gates, shift, end, rows, 0.0, i, PART, PARTS, VECTOR, SHIFTED)
+        if FIRST:
+            value *= silu(gate.to(tl.float32))
+        held += (value,)
+        gated += (gate,)
+        squares += value * value
+    rstd = (1.0 / tl.sqrt(tl.sum(squares, 1) / D + eps))[:, None]
+    if SAVE:
+        tl.store(rstds + row, rstd, rows)
+    for i in tl.static_range(PARTS):
+        # y = h / √(mean(h²) + ε) · w, of h = x · silu(z), or of x and then times silu(z)
+        value = held[i] * rstd * of_part(weight, shift, end, ROWS, i, PART, PARTS, VECTOR, SHIFTED).to(tl.float32)
+        if not FIRST:
+            value *= silu(gated[i].to(tl.float32))
+        put_part(target, value, shift, end, rows, i, PART, PARTS, VECTOR, SHIFTED)
+
+
+@triton.jit
 def _forward_long(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x,
-    z,
-    weight,
-    y,
-    rstds,
-    D,
-    groups,
-    x_stride,
-    z_stride,
+    inputs,
+    outputs,
+    sizes,
+    strides,
     eps,
     FIRST: tl.constexpr,
     SAVE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One group a program, in pieces, twice; the second time it comes from the L2 cache."""
+    x, z, weight = inputs
+    y, rstds = outputs
+    _, D, groups = sizes
+    x_stride, z_stride = strides
     at = tl.program_id(0).to(tl.int64)
     start = (at % groups) * D
     x += (at // groups) * x_stride + start
@@ -175,26 +252,20 @@ def _ends(given, value, hat, inner, s, slope, rstd, projection, w, FIRST: tl.con
 
 @triton.jit
 def _backward_short(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dy,
-    x,
-    z,
-    weight,
-    rstds,
-    dx,
-    dz,
-    parts,
-    M,
-    D,
-    groups,
-    dy_stride,
-    x_stride,
-    z_stride,
+    inputs,
+    outputs,
+    sizes,
+    strides,
     FIRST: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """ROWS whole groups at a time, of every n-th rows; parts (programs, groups · D) of the weight's gradient."""
+    dy, x, z, weight, rstds = inputs
+    dx, dz, parts = outputs
+    M, D, groups = sizes
+    dy_stride, x_stride, z_stride = strides
     col = tl.arange(0, BLOCK)
     group = tl.program_id(1)
     here = group * D + col
@@ -219,21 +290,17 @@ def _backward_short(  # type: ignore[no-untyped-def]  # Triton's types are its o
 
 @triton.jit
 def _project(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dy,
-    x,
-    z,
-    weight,
-    rstds,
+    inputs,
     projections,
-    D,
-    groups,
-    dy_stride,
-    x_stride,
-    z_stride,
+    sizes,
+    strides,
     FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The mean of inner · x̂ of one long group."""
+    dy, x, z, weight, rstds = inputs
+    _, D, groups = sizes
+    dy_stride, x_stride, z_stride = strides
     at = tl.program_id(0).to(tl.int64)
     row, start = at // groups, (at % groups) * D
     rstd = tl.load(rstds + at)
@@ -251,25 +318,19 @@ def _project(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _backward_long(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dy,
-    x,
-    z,
-    weight,
-    rstds,
+    inputs,
     projections,
-    dx,
-    dz,
-    parts,
-    M,
-    D,
-    groups,
-    dy_stride,
-    x_stride,
-    z_stride,
+    outputs,
+    sizes,
+    strides,
     FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """As `_backward_short`, for one piece of every n-th row, with the groups' means known."""
+    dy, x, z, weight, rstds = inputs
+    dx, dz, parts = outputs
+    M, D, groups = sizes
+    dy_stride, x_stride, z_stride = strides
     pieces = tl.cdiv(D, BLOCK)
     group = tl.program_id(1) // pieces
     col = (tl.program_id(1) % pieces) * BLOCK + tl.arange(0, BLOCK)
@@ -314,49 +375,76 @@ def _empty(
     return dense_like(x), torch.empty(*x.shape[:-1], size, dtype=torch.float32, device=x.device)
 
 
-def _launch_saving(
+def prepare_forward(
     x: torch.Tensor,
     z: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
     group: int,
     gate_first: bool,
-    save: bool = True,
+    save: bool,
     elements: int = 2048,
     each: int = 16,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`elements` of a program, at least one group, and `each` a thread."""
-    y, rstd = _empty(x, z, weight, eps, group, gate_first)
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """The forward pass for tensors like these, with `elements` of a program, at least one group, and `each` a thread.
+
+    It gives y and, where `save` says so, rstd of each group.
+    """
     if x.numel() == 0:
-        return y, rstd
-    flat, gate, weight = rows(x), rows(z), weight.contiguous()
-    groups = flat.shape[1] // group
-    N = flat.shape[0] * groups
+        return _empty
+    flat, gate = rows(x), rows(z)
+    D = x.shape[-1]
+    groups = D // group
+    N = x.numel() // group
     strides = (flat.stride(0), gate.stride(0))
+    device = x.device
     block = power_of_2(group)
-    loose = not gate_first and block >= LOOSE[0] and 4 * group <= 3 * block
-    with on(x):
-        if block <= FORWARD_LIMIT and not loose:
-            height = power_of_2(max(1, min(elements // block, N)))
-            _forward[(cdiv(N, height),)](
-                flat, gate, weight, y, rstd, N, group, groups, *strides, eps, FIRST=gate_first, SAVE=save,
-                ROWS=height, BLOCK=block, num_warps=min(max(height * block // (32 * each), 1), 32),
-            )  # fmt: skip
-        else:
-            _forward_long[(N,)](
-                flat, gate, weight, y, rstd, group, groups, *strides, eps, FIRST=gate_first, SAVE=save,
-                BLOCK=LOOSE[1] if loose else PIECE, num_warps=LOOSE[2] if loose else 8,
-            )  # fmt: skip
-    return y, rstd
+    flags = {"FIRST": gate_first, "SAVE": save}
+    reach = access((flat, gate, dense_like(x)), (*strides, D), D) if x.dtype == z.dtype else PLAIN
+    if groups == 1 and group != block and PARTS[0] <= group and group * x.element_size() <= PARTS[1]:
+        height, warps, parts, part = parts_of(D + reach.margin, 16 // x.element_size(), N, reach.period, 4, 2048)
+        launch = Launch(
+            _forward_parts, (cdiv(N, height * reach.period) * reach.period,), (N, D), strides, float(eps), **flags,
+            ROWS=height, PART=part, PARTS=parts, **reach.constants(), num_warps=warps,
+        )  # fmt: skip
+    elif block <= FORWARD_LIMIT:
+        height = power_of_2(max(1, min(elements // block, N)))
+        launch = Launch(
+            _forward, (cdiv(N, height),), (N, group, groups), strides, float(eps), **flags,
+            ROWS=height, BLOCK=block, num_warps=min(max(height * block // (32 * each), 1), 32),
+        )  # fmt: skip
+    else:
+        launch = Launch(
+            _forward_long, (N,), (N, group, groups), strides, float(eps), **flags, BLOCK=PIECE, num_warps=8
+        )  # fmt: skip
+    copied = not (in_rows(x) and in_rows(z) and weight.is_contiguous())
+
+    def run(
+        x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, *arguments: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        y, rstd = results = _empty(x, z, weight, *arguments) if save else (dense_like(x), weight)
+        if copied:
+            x, z, weight = rows(x), rows(z), weight.contiguous()
+        launch(device, (x, z, weight), (y, rstd))
+        return results
+
+    return run
 
 
-def _launch(
+def _prepare(
     x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, group: int, gate_first: bool
-) -> torch.Tensor:
-    return _launch_saving(x, z, weight, eps, group, gate_first, save=False)[0]
+) -> Callable[..., torch.Tensor]:
+    run = prepare_forward(x, z, weight, eps, group, gate_first, False)
+    return lambda *arguments: run(*arguments)[0]
 
 
-def _launch_backward(
+def _prepare_saving(
+    x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, group: int, gate_first: bool
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    return prepare_forward(x, z, weight, eps, group, gate_first, True)
+
+
+def prepare_backward(
     dy: torch.Tensor,
     x: torch.Tensor,
     z: torch.Tensor,
@@ -367,43 +455,57 @@ def _launch_backward(
     elements: int = 2048,
     each: int = 16,
     share: int = 16,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`elements` of a program at a time, `each` a thread, and `share` warps on a multiprocessor."""
-    dx, dz, dweight = _empty_gradients(dy, x, z, weight, rstd, group, gate_first)
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """The backward pass for tensors like these: dx, dz and dweight. `elements` of a program at a time, `each` a
+    thread, and `share` warps on a multiprocessor.
+    """
     if x.numel() == 0:
-        return dx, dz, dweight.zero_()
-    given, flat, gate, weight = rows(dy), rows(x), rows(z), weight.contiguous()
+        return lambda dy, x, z, weight, *_: (dense_like(x), dense_like(z), torch.zeros_like(weight))
+    given, flat, gate = rows(dy), rows(x), rows(z)
     M, D = flat.shape
     groups = D // group
+    sizes = (M, group, groups)
     strides = (given.stride(0), flat.stride(0), gate.stride(0))
+    device = x.device
     block = power_of_2(group)
-    with on(x):
-        if block <= BACKWARD_LIMIT:
-            height = power_of_2(max(1, min(elements // block, 16, M)))
-            warps = min(max(height * block // (32 * each), 1), 32)
-            programs = min(cdiv(M, height), max(1, multiprocessors(x) * max(share // warps, 1) // groups))
-            parts = torch.empty(programs, D, dtype=torch.float32, device=x.device)
-            _backward_short[(programs, groups)](
-                given, flat, gate, weight, rstd, dx, dz, parts, M, group, groups, *strides, FIRST=gate_first,
-                ROWS=height, BLOCK=block, STAGES=2 if block < AHEAD else 1, num_warps=warps,
-            )  # fmt: skip
+    if short := block <= BACKWARD_LIMIT:
+        height = power_of_2(max(1, min(elements // block, 16, M)))
+        warps = min(max(height * block // (32 * each), 1), 32)
+        programs = min(cdiv(M, height), max(1, multiprocessors(x) * max(share // warps, 1) // groups))
+        make = Launch(
+            _backward_short, (programs, groups), sizes, strides, FIRST=gate_first,
+            ROWS=height, BLOCK=block, STAGES=2 if block < AHEAD else 1, num_warps=warps,
+        )  # fmt: skip
+    else:
+        pieces = cdiv(group, PIECE)
+        programs = min(M, max(1, multiprocessors(x) * 4 // (pieces * groups)))
+        make = Launch(
+            _backward_long, (programs, pieces * groups), sizes, strides, FIRST=gate_first, BLOCK=PIECE, num_warps=8
+        )  # fmt: skip
+    project = Launch(_project, (M * groups,), sizes, strides, FIRST=gate_first, BLOCK=PIECE, num_warps=8)
+    add = Launch(
+        _add_parts, (cdiv(D, 32),), programs, D, ROWS=min(power_of_2(programs), 256), BLOCK=32, num_warps=8
+    )  # fmt: skip
+    copied = not (in_rows(dy) and in_rows(x) and in_rows(z) and weight.is_contiguous())
+
+    def run(
+        dy: torch.Tensor, x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, *_: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        dx, dz, dweight = results = (dense_like(x), dense_like(z), dense_like(weight))
+        if copied:
+            dy, x, z, weight = rows(dy), rows(x), rows(z), weight.contiguous()
+        inputs = (dy, x, z, weight, rstd)
+        parts = torch.empty((programs, D), dtype=torch.float32, device=device)
+        if short:
+            make(device, inputs, (dx, dz, parts))
         else:
             projection = torch.empty_like(rstd)
-            pieces = cdiv(group, PIECE)
-            programs = min(M, max(1, multiprocessors(x) * 4 // (pieces * groups)))
-            parts = torch.empty(programs, D, dtype=torch.float32, device=x.device)
-            _project[(M * groups,)](
-                given, flat, gate, weight, rstd, projection, group, groups, *strides, FIRST=gate_first,
-                BLOCK=PIECE, num_warps=8,
-            )  # fmt: skip
-            _backward_long[(programs, pieces * groups)](
-                given, flat, gate, weight, rstd, projection, dx, dz, parts, M, group, groups, *strides,
-                FIRST=gate_first, BLOCK=PIECE, num_warps=8,
-            )  # fmt: skip
-        _add_parts[(cdiv(D, 32),)](
-            parts, dweight, programs, D, ROWS=min(power_of_2(programs), 256), BLOCK=32, num_warps=8
-        )
-    return dx, dz, dweight
+            project(device, inputs, projection)
+            make(device, inputs, projection, (dx, dz, parts))
+        add(device, parts, dweight)
+        return results
+
+    return run
 
 
 def _empty_gradients(
@@ -433,20 +535,22 @@ def _backward(ctx: Any, dy: torch.Tensor | None, _: None) -> tuple[Any, ...]:
 
 _plain = operator(
     "gated_rms_norm(Tensor x, Tensor z, Tensor weight, float eps, int group, bool gate_first) -> Tensor",
-    _launch,
+    prepared(_prepare, _check),
     lambda x, *_: dense_like(x),
+    check=_check,
 )
 _saving = operator(
     "gated_rms_norm_saving(Tensor x, Tensor z, Tensor weight, float eps, int group, bool gate_first) "
     "-> (Tensor, Tensor)",
-    _launch_saving,
+    prepared(_prepare_saving, _check),
     _empty,
     _save,
     _backward,
+    check=_check,
 )
 _gradients = operator(
     "gated_rms_norm_backward(Tensor dy, Tensor x, Tensor z, Tensor weight, Tensor rstd, int group, "
     "bool gate_first) -> (Tensor, Tensor, Tensor)",
-    _launch_backward,
+    prepared(prepare_backward),
     _empty_gradients,
 )

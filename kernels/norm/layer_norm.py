@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .._common import check, operator
-from ._norm import empty, empty_gradients, gradients, normalize
+from .._common import check, needs_gradient, operator
+from .._launch import prepared
+from ._norm import empty, empty_gradients, prepare_backward, prepare_forward
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
@@ -17,30 +19,39 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     Differentiable in x, weight and bias. Raises TypeError for a wrong type or dtype, ValueError for a wrong
     shape or device; the message names the argument.
     """
-    check("x", x)
-    if x.dim() == 0:
-        raise ValueError("x has shape (), expected at least one dimension")
-    check("weight", weight, shape=x.shape[-1:], like=x)
-    check("bias", bias, shape=x.shape[-1:], like=x, dtypes=(weight.dtype,))
     y: torch.Tensor
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad):
+    if needs_gradient(x, weight, bias):
         y = _saving(x, weight, bias, eps)[0]
     else:
         y = _plain(x, weight, bias, eps)
     return y
 
 
-def _launch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-    return normalize(x, None, weight, bias, eps, save=False)[0]
+def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> None:
+    check("x", x)
+    if x.dim() == 0:
+        raise ValueError("x has shape (), expected at least one dimension")
+    check("weight", weight, shape=x.shape[-1:], like=x)
+    check("bias", bias, shape=x.shape[-1:], like=x, dtypes=(weight.dtype,))
 
 
-def _launch_saving(
+def _prepare(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Callable[..., torch.Tensor]:
+    run = prepare_forward(x, None, weight, bias, eps, save=False)
+    return lambda x, weight, bias, eps: run(x, None, weight, bias)[0]
+
+
+def _prepare_saving(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    y, _, mean, rstd = normalize(x, None, weight, bias, eps, save=True)
-    assert mean is not None
-    assert rstd is not None
-    return y, mean, rstd
+) -> Callable[..., tuple[torch.Tensor | None, ...]]:
+    run = prepare_forward(x, None, weight, bias, eps, save=True)
+
+    def saving(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor | None, ...]:
+        y, _, mean, rstd = run(x, None, weight, bias)
+        return y, mean, rstd
+
+    return saving
 
 
 def _empty_saving(
@@ -52,10 +63,11 @@ def _empty_saving(
     return y, mean, rstd
 
 
-def _launch_backward(
+def _prepare_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return gradients(dy, None, x, weight, mean, rstd)
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    run = prepare_backward(dy, None, x, weight, mean, rstd)
+    return lambda dy, x, weight, mean, rstd: run(dy, None, x, weight, mean, rstd)
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
@@ -71,19 +83,21 @@ def _backward(ctx: Any, dy: torch.Tensor | None, *_: None) -> tuple[Any, ...]:
 
 _plain = operator(
     "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> Tensor",
-    _launch,
+    prepared(_prepare, _check),
     lambda x, weight, bias, eps: empty(x, residual=False, centred=True, save=False)[0],
+    check=_check,
 )
 _saving = operator(
     "layer_norm_saving(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
-    _launch_saving,
+    prepared(_prepare_saving, _check),
     _empty_saving,
     _save,
     _backward,
+    check=_check,
 )
 _gradients = operator(
     "layer_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor rstd)"
     " -> (Tensor, Tensor, Tensor)",
-    _launch_backward,
-    lambda dy, x, weight, mean, rstd: empty_gradients(x, weight),
+    prepared(_prepare_backward),
+    lambda dy, x, weight, mean, rstd: empty_gradients(x, weight, True),
 )

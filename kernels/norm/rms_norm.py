@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .._common import check, operator
-from ._norm import empty, empty_gradients, gradients, normalize
+from .._common import check, needs_gradient, operator
+from .._launch import prepared
+from ._norm import empty, empty_gradients, prepare_backward, prepare_forward
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
@@ -17,25 +19,27 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.
     Differentiable in x and weight. Raises TypeError for a wrong type or dtype, ValueError for a wrong
     shape or device; the message names the argument.
     """
+    y: torch.Tensor = _saving(x, weight, eps)[0] if needs_gradient(x, weight) else _plain(x, weight, eps)
+    return y
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     check("x", x)
     if x.dim() == 0:
         raise ValueError("x has shape (), expected at least one dimension")
     check("weight", weight, shape=x.shape[-1:], like=x)
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        y: torch.Tensor = _saving(x, weight, eps)[0]
-        return y
-    y = _plain(x, weight, eps)
-    return y
 
 
-def _launch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return normalize(x, None, weight, None, eps, save=False)[0]
+def _prepare(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Callable[..., torch.Tensor]:
+    run = prepare_forward(x, None, weight, None, eps, save=False)
+    return lambda x, weight, eps: run(x, None, weight, None)[0]
 
 
-def _launch_saving(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    y, _, _, rstd = normalize(x, None, weight, None, eps, save=True)
-    assert rstd is not None
-    return y, rstd
+def _prepare_saving(
+    x: torch.Tensor, weight: torch.Tensor, eps: float
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
+    run = prepare_forward(x, None, weight, None, eps, save=True)
+    return lambda x, weight, eps: run(x, None, weight, None)[::3]
 
 
 def _empty_saving(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,10 +48,11 @@ def _empty_saving(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[to
     return y, rstd
 
 
-def _launch_backward(
+def _prepare_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return gradients(dy, None, x, weight, None, rstd)[:2]
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    run = prepare_backward(dy, None, x, weight, None, rstd)
+    return lambda dy, x, weight, rstd: run(dy, None, x, weight, None, rstd)[:2]
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
@@ -63,18 +68,20 @@ def _backward(ctx: Any, dy: torch.Tensor | None, _: None) -> tuple[Any, ...]:
 
 _plain = operator(
     "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor",
-    _launch,
+    prepared(_prepare, _check),
     lambda x, weight, eps: empty(x, residual=False, centred=False, save=False)[0],
+    check=_check,
 )
 _saving = operator(
     "rms_norm_saving(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
-    _launch_saving,
+    prepared(_prepare_saving, _check),
     _empty_saving,
     _save,
     _backward,
+    check=_check,
 )
 _gradients = operator(
     "rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> (Tensor, Tensor)",
-    _launch_backward,
-    lambda dy, x, weight, rstd: empty_gradients(x, weight)[:2],
+    prepared(_prepare_backward),
+    lambda dy, x, weight, rstd: empty_gradients(x, weight, False)[:2],
 )

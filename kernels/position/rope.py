@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from .._common import cdiv, check, choice, dense_like, on, operator, power_of_2
+from .._common import cdiv, check, choice, dense_like, operator, power_of_2
+from .._launch import Launch, prepared
 
 HEADS = 2
 """Heads of a program, which share what it read of cos and sin."""
@@ -27,6 +30,13 @@ def rope(
     Any strides: what has stride 1 in D is read where it lies. Differentiable in q and k. Raises TypeError
     for a wrong type or dtype, ValueError for a wrong shape, device or layout; the message names the argument.
     """
+    turned: tuple[torch.Tensor, torch.Tensor] = _rope(q, k, cos, sin, layout, False)
+    return turned
+
+
+def _check(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str, inverse: bool
+) -> None:
     check("q", q, dim=4)
     B, _, S, D = q.shape
     if D % 2:
@@ -36,8 +46,6 @@ def rope(
     check("cos", cos, shape=(S, D // 2), like=q)
     check("sin", sin, shape=(S, D // 2), like=q, dtypes=(cos.dtype,))
     choice("layout", layout, ("half", "interleaved"))
-    turned: tuple[torch.Tensor, torch.Tensor] = _rope(q, k, cos, sin, layout, False)
-    return turned
 
 
 @triton.jit
@@ -51,22 +59,22 @@ def _turn(  # type: ignore[no-untyped-def]  # Triton's types are its own
     b,
     position,
     S,
-    HALF,
-    x_b,
-    x_h,
-    x_s,
-    y_b,
-    y_h,
-    y_s,
+    x_strides,
+    y_strides,
+    HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
+    UNIT: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """HEADS heads of a block of positions, (HEADS, positions, BLOCK): all is loaded before anything is stored."""
+    """HEADS heads of a block of positions, (HEADS, positions, BLOCK): all is loaded before anything is stored.
+
+    Strides are in units of UNIT elements, so that the compiler knows what it may read at once.
+    """
     head = (head + tl.arange(0, HEADS))[:, None, None]
     position = position[None, :, None]
-    x += b * x_b + head.to(tl.int64) * x_h + position.to(tl.int64) * x_s
-    y += b * y_b + head.to(tl.int64) * y_h + position.to(tl.int64) * y_s
+    x += (b * x_strides[0] + head.to(tl.int64) * x_strides[1] + position.to(tl.int64) * x_strides[2]) * UNIT
+    y += (b * y_strides[0] + head.to(tl.int64) * y_strides[1] + position.to(tl.int64) * y_strides[2]) * UNIT
     inside = (head < heads) & (position < S)
     if INTERLEAVED:
         # Both of a pair in one 16-byte access; they lie in one thread, so splitting moves nothing.
@@ -88,34 +96,25 @@ def _turn(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _both(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q,
-    k,
-    cos,
-    sin,
-    q_out,
-    k_out,
-    H,
-    Hkv,
-    S,
-    HALF,
-    q_b,
-    q_h,
-    q_s,
-    k_b,
-    k_h,
-    k_s,
-    qo_b,
-    qo_h,
-    qo_s,
-    ko_b,
-    ko_h,
-    ko_s,
+    inputs,
+    outputs,
+    sizes,
+    q_strides,
+    k_strides,
+    q_out_strides,
+    k_out_strides,
+    HALF: tl.constexpr,
     POSITIONS: tl.constexpr,
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
+    UNIT: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     INVERSE: tl.constexpr,
 ):
+    """HEADS heads of q or of k at POSITIONS positions a program: (a, b) → (a · cos - b · sin, b · cos + a · sin)."""
+    q, k, cos, sin = inputs
+    q_out, k_out = outputs
+    H, Hkv, S = sizes
     groups = tl.cdiv(H, HEADS)
     all_groups = groups + tl.cdiv(Hkv, HEADS)
     blocks = tl.cdiv(S, POSITIONS)
@@ -135,13 +134,12 @@ def _both(  # type: ignore[no-untyped-def]  # Triton's types are its own
     head = group * HEADS
     if head < groups * HEADS:
         _turn(
-            q, q_out, c, s, head, H, b, position, S, HALF,
-            q_b, q_h, q_s, qo_b, qo_h, qo_s, BLOCK, HEADS, INTERLEAVED,
+            q, q_out, c, s, head, H, b, position, S, q_strides, q_out_strides, HALF, BLOCK, HEADS, UNIT, INTERLEAVED
         )  # fmt: skip
     else:
+        head -= groups * HEADS
         _turn(
-            k, k_out, c, s, head - groups * HEADS, Hkv, b, position, S, HALF,
-            k_b, k_h, k_s, ko_b, ko_h, ko_s, BLOCK, HEADS, INTERLEAVED,
+            k, k_out, c, s, head, Hkv, b, position, S, k_strides, k_out_strides, HALF, BLOCK, HEADS, UNIT, INTERLEAVED
         )  # fmt: skip
 
 
@@ -151,45 +149,50 @@ def _empty(x: torch.Tensor) -> torch.Tensor:
     return y if y.stride(-1) == 1 else dense_like(x)
 
 
-def _launch(
+def _prepare(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str, inverse: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    q_out, k_out = _empty(q), _empty(k)
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     B, H, S, D = q.shape
     Hkv = k.shape[1]
     if q.numel() == 0 and k.numel() == 0:
-        return q_out, k_out
-    if q.stride(-1) != 1:
-        q = q.contiguous()
-    if k.stride(-1) != 1:
-        k = k.contiguous()
+        return lambda q, k, *_: (_empty(q), _empty(k))
     block = power_of_2(D // 2)
     positions = power_of_2(max(1, min(PAIRS // (HEADS * block), S)))
     groups = cdiv(H, HEADS) + cdiv(Hkv, HEADS)
-    with on(q):
-        _both[(groups * cdiv(S, positions) * B,)](
-            q,
-            k,
-            cos.contiguous(),
-            sin.contiguous(),
-            q_out,
-            k_out,
-            H,
-            Hkv,
-            S,
-            D // 2,
-            *q.stride()[:3],
-            *k.stride()[:3],
-            *q_out.stride()[:3],
-            *k_out.stride()[:3],
-            POSITIONS=positions,
-            BLOCK=block,
-            HEADS=HEADS,
-            INTERLEAVED=layout == "interleaved",
-            INVERSE=inverse,
-            num_warps=4,
-        )
-    return q_out, k_out
+    strides = [_dense(x).stride()[:3] for x in (q, k)] + [_empty(x).stride()[:3] for x in (q, k)]
+    unit = math.gcd(16 // q.element_size(), *(stride for of in strides for stride in of))
+    launch = Launch(
+        _both,
+        (groups * cdiv(S, positions) * B,),
+        (H, Hkv, S),
+        *(tuple(stride // unit for stride in of) for of in strides),
+        HALF=D // 2,
+        POSITIONS=positions,
+        BLOCK=block,
+        HEADS=HEADS,
+        UNIT=unit,
+        INTERLEAVED=layout == "interleaved",
+        INVERSE=inverse,
+        num_warps=4,
+    )
+    device = q.device
+    copied = not (q.stride(3) == k.stride(3) == 1 and cos.is_contiguous() and sin.is_contiguous())
+
+    def run(
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *_: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        results = _empty(q), _empty(k)
+        if copied:
+            q, k, cos, sin = _dense(q), _dense(k), cos.contiguous(), sin.contiguous()
+        launch(device, (q, k, cos, sin), results)
+        return results
+
+    return run
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """x with stride 1 in its last dimension."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
@@ -204,8 +207,9 @@ def _backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[Any, ...]:
 
 _rope = operator(
     "rope(Tensor q, Tensor k, Tensor cos, Tensor sin, str layout, bool inverse) -> (Tensor, Tensor)",
-    _launch,
+    prepared(_prepare, _check),
     lambda q, k, cos, sin, layout, inverse: (_empty(q), _empty(k)),
     _save,
     _backward,
+    check=_check,
 )

@@ -1,13 +1,13 @@
-"""Programs that meet: the same answers over shapes by turns, over streams at once, and in graphs.
+"""A barrier of a launch's programs: the same answers over shapes by turns, over streams at once, and in graphs.
 
-In a process of its own: this one may have chosen Triton's interpreter, under which nothing meets.
+In a process of its own: this one may have chosen Triton's interpreter, under which nothing waits.
 """
 
 from __future__ import annotations
 
 CODE = """
 import torch
-from kernelmark.kernels import _meeting
+from kernelmark.kernels import _grid_barrier
 from kernelmark.kernels.norm.add_rms_norm import add_rms_norm
 from kernelmark.kernels.norm.layer_norm import layer_norm
 from kernelmark.kernels.norm.rms_norm import rms_norm
@@ -54,7 +54,7 @@ for turn in range(20):
 torch.cuda.synchronize()
 assert all(torch.equal(y, z) for (_, y), z in zip(graphs, wanted))
 
-pool = next(iter(_meeting._pools.values()))
+pool = next(iter(_grid_barrier._pools.values()))
 assert pool.memory[:, 0].eq(0).all(), "a count was left"
 print("right")
 """

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from kernelmark.kernels import _grid_barrier as _meeting
-from kernelmark.kernels._grid_barrier import counter, meet, phases, places, seen
+from kernelmark.kernels import _grid_barrier as module
+from kernelmark.kernels._grid_barrier import arrive_and_wait, counter, launches, phase, slots
 
 
 @triton.jit
 def _alone(place, out):
-    before = seen(place)
-    meet(place, 1, before)
+    before = phase(place)
+    arrive_and_wait(place, 1, before)
     tl.store(out, before)
 
 
@@ -25,7 +25,7 @@ def test_who_comes_last_moves_the_number_on_and_clears_the_count():
 
 
 def test_nobody_meets_under_the_interpreter():
-    assert places(torch.zeros(3), 3) is None
+    assert slots(torch.zeros(3), 3) is None
 
 
 def test_a_counter_is_a_place_where_there_is_one(monkeypatch):
@@ -33,20 +33,20 @@ def test_a_counter_is_a_place_where_there_is_one(monkeypatch):
     assert made.dtype == torch.int32
     assert made.tolist() == [0]
     place = torch.zeros(1, 2, dtype=torch.int32)
-    monkeypatch.setattr(_meeting, "places", lambda tensor, count: place if count == 1 else None)
+    monkeypatch.setattr(module, "slots", lambda tensor, count: place if count == 1 else None)
     assert counter(torch.ones(3)) is place
 
 
-def test_phases():
-    assert phases(None) == ((True, False), (False, True))
-    assert phases(torch.zeros(1, 2, dtype=torch.int32)) == ((True, True),)
+def test_launches():
+    assert launches(None) == ((True, False), (False, True))
+    assert launches(torch.zeros(1, 2, dtype=torch.int32)) == ((True, True),)
 
 
 def test_a_pool_hands_out_each_place_once():
-    pool = _meeting._Pool.__new__(_meeting._Pool)
-    pool.memory, pool.free, pool.streams = torch.arange(_meeting.PLACES), 0, {}
-    taken = [pool.take(n) for n in (3, 1, _meeting.MOST)]
-    assert torch.cat(taken).tolist() == list(range(4 + _meeting.MOST))
-    while pool.take(_meeting.MOST) is not None:
+    pool = module._Pool.__new__(module._Pool)
+    pool.memory, pool.free, pool.streams = torch.arange(module.SLOTS), 0, {}
+    taken = [pool.take(n) for n in (3, 1, module.MOST)]
+    assert torch.cat(taken).tolist() == list(range(4 + module.MOST))
+    while pool.take(module.MOST) is not None:
         pass
     assert pool.take(1) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernelmark.kernels import _rows as rows
 from kernelmark.kernels.activation import softmax as module
 from kernelmark.kernels.activation.softmax import softmax
 
@@ -33,16 +34,18 @@ def test_every_plan_gives_the_same():
     slope = want * (dy - (want * dy).sum(-1, keepdim=True))
     for plan in (
         module.Plan("whole", 2, 4),
+        module.Plan("parts", 2, 4, 3, 32),
         module.Plan("pieces", 4, 4),
         module.Plan("split", 32, 4),
         module.Plan("split", 16, 4),
         module.Plan("split", 128, 4),
     ):
         y, dx = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
-        module.run(x, y, plan)
-        torch.testing.assert_close(y.double(), want, rtol=1e-5, atol=1e-7)
-        module.run_backward(dy, y, dx, plan)
-        torch.testing.assert_close(dx.double(), slope, rtol=1e-4, atol=1e-6)
+        for reach in (rows.PLAIN, rows.access((x, y), (90, 90), 90)):
+            module.run(x, y, plan, reach)
+            torch.testing.assert_close(y.double(), want, rtol=1e-5, atol=1e-7)
+            module.run_backward(dy, y, dx, plan, reach)
+            torch.testing.assert_close(dx.double(), slope, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -57,7 +60,7 @@ def test_plans_cover_the_rows(M, D, backward):
         assert chosen.size == 1 or chosen.size * module.power_of_2(D) <= 2048
         return
     if chosen.kind == "split":
-        assert module.PARTS[0] <= chosen.size <= module.PARTS[1]
+        assert module.PIECES[0] <= chosen.size <= module.PIECES[1]
         assert M <= module.MOST
 
 

@@ -1,0 +1,115 @@
+"""Launches whose preparation is done once for all calls that are alike.
+
+A kernel of a few microseconds is over before Python has described the next one. Of what a call does on the host,
+most gives the same result for tensors of the same dtypes, shapes, strides, device and alignment: checks, the choice
+of a plan, and the just-in-time compiler's look at each argument. `prepared` keeps what is decided by those, and
+`Launch` a compiled kernel with all of its arguments but addresses. Addresses, and so memory that was freed and given
+to a tensor of another shape, are read at each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+
+MOST = 4096
+"""Calls that one operator remembers; where more kinds come by, it starts anew."""
+
+_DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) in ((3, 6), (3, 7), (3, 8), (3, 9))
+"""Versions of Triton whose compiled kernels are known to be launched as `Launch` does; others go the usual way."""
+
+_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def prepared(
+    prepare: Callable[..., Callable[..., Any]], check: Callable[..., None] | None = None
+) -> Callable[..., Any]:
+    """A function that calls `prepare(*arguments)(*arguments)`, preparing once for all arguments that are alike.
+
+    Tensors are alike by dtype, shape, strides, device and place within 16 bytes, other arguments by value. What is
+    prepared must not keep anything else of a tensor. `check` sees arguments before they are prepared for.
+    """
+    runs: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def call(*arguments: Any) -> Any:
+        key: list[Any] = []
+        for x in arguments:
+            if isinstance(x, torch.Tensor):
+                key += (x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15)
+            else:
+                key.append(x)
+        alike = tuple(key)
+        try:
+            run = runs.get(alike)
+        except TypeError:  # something that is no tensor and cannot be a key
+            run = None
+        if run is None:
+            if check is not None:
+                check(*arguments)
+            run = prepare(*arguments)
+            if len(runs) >= MOST:
+                runs.clear()
+            runs[alike] = run
+        return run(*arguments)
+
+    return call
+
+
+class Launch:
+    """A kernel with its grid and all arguments behind the tensors: numbers, then constants by name.
+
+    Called with tensors, or tuples of tensors and None, that are alike each time (see `prepared`). The first call
+    compiles; those after it hand addresses to the compiled kernel, as Triton's own launch would in the end.
+    """
+
+    __slots__ = ("_bound", "_constants", "_grid", "_kernel", "_numbers")
+
+    def __init__(self, kernel: Any, grid: tuple[int, ...], *numbers: Any, **constants: Any) -> None:
+        self._kernel = kernel
+        self._grid = grid
+        self._numbers = numbers
+        self._constants = constants
+        self._bound: tuple[Any, ...] | None = None
+
+    def __call__(self, device: torch.device, *tensors: Any) -> None:
+        bound = self._bound
+        if bound is None or _observed():
+            self._first(device, tensors)
+            return
+        index, run, head, tail = bound
+        addresses = [
+            tuple([0 if x is None else x.data_ptr() for x in group]) if type(group) is tuple else group.data_ptr()
+            for group in tensors
+        ]
+        if index == torch.cuda.current_device():
+            run(*head[0], _stream(index), *head[1], *addresses, *tail)  # type: ignore[misc]  # is there with CUDA
+        else:
+            with torch.cuda.device(index):
+                run(*head[0], _stream(index), *head[1], *addresses, *tail)  # type: ignore[misc]  # is there with CUDA
+
+    def _first(self, device: torch.device, tensors: tuple[Any, ...]) -> None:
+        """The usual launch, through the just-in-time compiler; what it compiled is kept."""
+        if device.type != "cuda":
+            self._kernel[self._grid](*tensors, *self._numbers, **self._constants)
+            return
+        with torch.cuda.device(device):
+            compiled = self._kernel[self._grid](*tensors, *self._numbers, **self._constants)
+        if _DIRECT and _stream is not None and compiled is not None:
+            names = self._kernel.arg_names[len(tensors) + len(self._numbers) :]
+            grid = (*self._grid, 1, 1)[:3]
+            # No launch metadata and no hooks: where there are any, the usual launch is taken.
+            head = grid, (compiled.function, compiled.packed_metadata, None, None, None)
+            tail = (*self._numbers, *(self._constants[name] for name in names))
+            self._bound = device.index, compiled.run, head, tail
+
+
+def _observed() -> bool:
+    """Whether a profiler wants to know of launches."""
+    runtime = triton.knobs.runtime
+    return bool(
+        getattr(runtime.launch_enter_hook, "calls", runtime.launch_enter_hook)
+        or getattr(runtime.launch_exit_hook, "calls", runtime.launch_exit_hook)
+    )
