@@ -6,14 +6,14 @@ this scan with `present`:
 
     y = ssd(x, k, q, weight, decay) - (weight - present) (q·k) x
 
-`correct_diagonal` takes that into account where x and its gradient are, `rotate_back` where k and q are, which also
-rotates their gradients back.
+`correct_diagonal` takes that into account where x and its gradient are, `rotate_back` where k and q are, which
+also rotates their gradients back.
 
-The gradient of an angle is the sum over all positions from there on of k × dk + q × dq, as the angle rotates their
-k and q. Most of that cancels, as k and q that rotate together keep their product, but the rounding of each position's
-does not: a sum over the sequence would have an error that grows with it. So only a chunk is summed. All positions
-behind it, rotated, see no more than the state at its end rotated the other way, so that their sum is h × g of that
-state h and its gradient g, which `angle_gradients` computes of the two that there are.
+The gradient of an angle is the sum over all positions from there on of k × dk + q × dq, as the angle rotates
+their k and q. Most of that cancels, as k and q that rotate together keep their product, but each position's
+rounding does not: a sum over the sequence would have an error that grows with it. So only a chunk is summed. All
+positions behind it, rotated, see no more than the state at its end rotated the other way, so that their sum is
+g × h of that state h and its gradient g, which `angle_gradients` computes of the two that there are.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ class Recurrence(NamedTuple):
     entry: Any = None
 
     def only(self, *used: str) -> Recurrence:
-        """For a kernel that can use these: with some tensor, never read, for those that are missing. The others are
-        not parameters of it.
+        """For a kernel that can use these: some tensor, never read, stands for those that are missing. The others
+        are not parameters of it.
         """
         given = {name: self.step if (x := getattr(self, name)) is None else x for name in used}
         return Recurrence(self.step, self.decay, **given)

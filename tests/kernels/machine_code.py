@@ -1,9 +1,9 @@
 """Hashes of the machine code of operators' kernels, to see whether a change of their source changed it.
 
-    python machine_code.py 9.0 ssd mamba3 > before.json
+    python machine_code.py 9.0 standard,full ssd mamba3 > before.json
     python machine_code.py --compare before.json after.json
 
-compiles for NVIDIA GPUs as `compiled.py` does and compares kernels case by case, in the order of their launches.
+compiles the cases of these plans for NVIDIA GPUs, as `compiled.py` does, and compares kernels case by case, in the order of their launches.
 Of the PTX what counts is the body of the function, without debug information and parameters' names; of the SASS,
 the instructions as they lie in the cubin.
 """
@@ -20,8 +20,6 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
-
-PLANS = "standard", "full"
 
 
 def ptx_body(text: str) -> str:
@@ -83,7 +81,11 @@ def main(arguments: list[str]) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    print(json.dumps(module.compiled(module.target_named(arguments[0]), arguments[1:], PLANS, hashes)))
+    print(
+        json.dumps(
+            module.compiled(module.target_named(arguments[0]), arguments[2:], arguments[1].split(","), hashes)
+        )
+    )
 
 
 if __name__ == "__main__":
