@@ -8,9 +8,11 @@ Gradients of the weight are sums over all tokens: each program writes its part, 
 parts in a fixed order, so that results repeat bit by bit.
 """
 
+# ruff: noqa: RUF005  # Triton has no starred expressions: tuples grow by addition
+
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
@@ -68,11 +70,51 @@ def causal_conv1d(
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Taps are a0 to a3, oldest first; with fewer than four, the oldest are not there and are never multiplied.
+# Taps are a tuple of four, oldest first; with fewer, the oldest are not there and are never multiplied.
+
+
+class Inputs(NamedTuple):
+    """x, weight (D, W), bias (D,) and the initial state; for what flags say is missing another tensor."""
+
+    x: Any
+    weight: Any
+    bias: Any
+    initial: Any
+
+
+class Outputs(NamedTuple):
+    """Of a backward pass: dx, the gradient of the initial state, and parts (programs, W + 1, D) of those of the
+    weight, taps newest first, and the bias.
+    """
+
+    dx: Any
+    dinitial: Any
+    parts: Any
+
+
+class Sizes(NamedTuple):
+    """Sequences, channels, tokens."""
+
+    B: Any
+    D: Any
+    S: Any
+
+
+class Flags(NamedTuple):
+    """Taps, whether there is a bias, an initial state, SiLU; whether vectors of tokens are whole; and the cache's
+    eviction policy for what is written.
+    """
+
+    W: int
+    BIAS: bool
+    STATE: bool
+    SILU: bool
+    EVEN: bool
+    HINT: str
 
 
 @triton.jit
-def _taps(weight, d, inside, W: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+def taps_of(weight, d, inside, W: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """(a0, a1, a2, a3) of the channels d, in fp32."""
     a3 = tl.load(weight + d * W + W - 1, inside, 0.0).to(tl.float32)
     a2 = tl.load(weight + d * W + W - 2, inside, 0.0).to(tl.float32)
@@ -86,14 +128,14 @@ def _taps(weight, d, inside, W: tl.constexpr):  # type: ignore[no-untyped-def]  
 
 
 @triton.jit
-def _sum(start, x0, x1, x2, x3, a0, a1, a2, a3, W: tl.constexpr):  # type: ignore[no-untyped-def]
-    """start + Σ a · x over the taps that are there, each of them one fused multiplication and addition."""
-    total = start + a3 * x3
-    total += a2 * x2
+def weighted(start, x, taps, W: tl.constexpr):  # type: ignore[no-untyped-def]
+    """start + Σ tap · x over the taps that are there, each of them one fused multiplication and addition."""
+    total = start + taps[3] * x[3]
+    total += taps[2] * x[2]
     if W >= 3:
-        total += a1 * x1
+        total += taps[1] * x[1]
     if W >= 4:
-        total += a0 * x0
+        total += taps[0] * x[0]
     return total
 
 
@@ -118,7 +160,7 @@ def _slope(given, value, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _apart4(t):  # type: ignore[no-untyped-def]
+def unpack4(t):  # type: ignore[no-untyped-def]
     even, odd = tl.split(tl.reshape(t, [t.shape[0], 2, 2]))
     c0, c2 = tl.split(even)
     c1, c3 = tl.split(odd)
@@ -126,31 +168,31 @@ def _apart4(t):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _together4(c0, c1, c2, c3):  # type: ignore[no-untyped-def]
+def pack4(c0, c1, c2, c3):  # type: ignore[no-untyped-def]
     return tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), [c0.shape[0], 4])
 
 
 @triton.jit
-def _apart(t):  # type: ignore[no-untyped-def]
+def unpack(t):  # type: ignore[no-untyped-def]
     """The VEC columns of [n, VEC], VEC 4 or 8, as a tuple of [n], in fp32."""
     t = t.to(tl.float32)
     if t.shape[1] == 4:
-        return _apart4(t)
+        return unpack4(t)
     else:
         even, odd = tl.split(tl.reshape(t, [t.shape[0], 4, 2]))
-        c0, c2, c4, c6 = _apart4(even)
-        c1, c3, c5, c7 = _apart4(odd)
+        c0, c2, c4, c6 = unpack4(even)
+        c1, c3, c5, c7 = unpack4(odd)
         return c0, c1, c2, c3, c4, c5, c6, c7
 
 
 @triton.jit
-def _together(c):  # type: ignore[no-untyped-def]
-    """The inverse of `_apart`."""
+def pack(c):  # type: ignore[no-untyped-def]
+    """The inverse of `unpack`."""
     if len(c) == 4:
-        return _together4(c[0], c[1], c[2], c[3])
+        return pack4(c[0], c[1], c[2], c[3])
     else:
-        even = _together4(c[0], c[2], c[4], c[6])
-        odd = _together4(c[1], c[3], c[5], c[7])
+        even = pack4(c[0], c[2], c[4], c[6])
+        odd = pack4(c[1], c[3], c[5], c[7])
         return tl.reshape(tl.join(even, odd), [c[0].shape[0], 8])
 
 
@@ -168,7 +210,7 @@ def _vector(at, s, S, inside, VEC: tl.constexpr, EVEN: tl.constexpr):  # type: i
 @triton.jit
 def _before(x, initial, row, s, S, inside, W: tl.constexpr, STATE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The three tokens before token s; `row` counts rows of the initial state."""
-    _, p1, p2, p3 = _apart4(_vector(x - 4, s - 4, S, inside & (s > 0), 4, True).to(tl.float32))
+    _, p1, p2, p3 = unpack4(_vector(x - 4, s - 4, S, inside & (s > 0), 4, True).to(tl.float32))
     if STATE:
         first = inside & (s == 0)
         old = initial + row * (W - 1) + W - 1 + s  # s is 0 wherever this is read
@@ -181,27 +223,17 @@ def _before(x, initial, row, s, S, inside, W: tl.constexpr, STATE: tl.constexpr)
 
 
 @triton.jit
+def _window(c, i: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Four neighbours of a tuple, from the i-th on."""
+    return c[i], c[i + 1], c[i + 2], c[i + 3]
+
+
+@triton.jit
 def _forward_bds(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x,
-    weight,
-    bias,
-    initial,
-    y,
-    D,
-    S,
-    x_b,
-    x_d,
-    W: tl.constexpr,
-    BIAS: tl.constexpr,
-    STATE: tl.constexpr,
-    SILU: tl.constexpr,
-    EVEN: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
-    VEC: tl.constexpr,
-    HINT: tl.constexpr,
+    given, y, D, S, x_b, x_d, flags: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr
 ):
     """ROWS channels of one sequence, LANES vectors of each."""
+    W: tl.constexpr = flags.W
     pieces = tl.cdiv(S, LANES * VEC)
     blocks = tl.cdiv(D, ROWS)
     program = tl.program_id(0)
@@ -213,152 +245,121 @@ def _forward_bds(  # type: ignore[no-untyped-def]  # Triton's types are its own
     b = (program // pieces // blocks).to(tl.int64)
     inside = (s >= 0) & (d < D)
     row = b * D + d
-    at = x + b * x_b + d.to(tl.int64) * x_d + s
-    c = _before(at, initial, row, s, S, inside & (s < S), W, STATE) + _apart(_vector(at, s, S, inside, VEC, EVEN))
-    a0, a1, a2, a3 = _taps(weight, d, d < D, W)
+    at = given.x + b * x_b + d.to(tl.int64) * x_d + s
+    before = _before(at, given.initial, row, s, S, inside & (s < S), W, flags.STATE)
+    c = before + unpack(_vector(at, s, S, inside, VEC, flags.EVEN))
+    taps = taps_of(given.weight, d, d < D, W)
     start = 0.0
-    if BIAS:
-        start = tl.load(bias + d, d < D, 0.0).to(tl.float32)
-    r0 = _act(_sum(start, c[0], c[1], c[2], c[3], a0, a1, a2, a3, W), SILU)
-    r1 = _act(_sum(start, c[1], c[2], c[3], c[4], a0, a1, a2, a3, W), SILU)
-    r2 = _act(_sum(start, c[2], c[3], c[4], c[5], a0, a1, a2, a3, W), SILU)
-    r3 = _act(_sum(start, c[3], c[4], c[5], c[6], a0, a1, a2, a3, W), SILU)
-    if VEC == 8:
-        r4 = _act(_sum(start, c[4], c[5], c[6], c[7], a0, a1, a2, a3, W), SILU)
-        r5 = _act(_sum(start, c[5], c[6], c[7], c[8], a0, a1, a2, a3, W), SILU)
-        r6 = _act(_sum(start, c[6], c[7], c[8], c[9], a0, a1, a2, a3, W), SILU)
-        r7 = _act(_sum(start, c[7], c[8], c[9], c[10], a0, a1, a2, a3, W), SILU)
-        result = _together((r0, r1, r2, r3, r4, r5, r6, r7))
-    else:
-        result = _together((r0, r1, r2, r3))
+    if flags.BIAS:
+        start = tl.load(given.bias + d, d < D, 0.0).to(tl.float32)
+    # y[s] = act(bias + Σ_w weight[w] · x[s - W + 1 + w])
+    results = ()
+    for i in tl.static_range(VEC):
+        results = results + (_act(weighted(start, _window(c, i), taps, W), flags.SILU),)
+    result = pack(results)
     j = tl.arange(0, VEC)
-    if EVEN:
+    if flags.EVEN:
         mask = (inside & (s < S))[:, None] & (j < VEC)[None, :]
     else:
         mask = inside[:, None] & (s[:, None] + j[None, :] < S)
-    tl.store(y + (row * S + s)[:, None] + j[None, :], result.to(y.dtype.element_ty), mask, eviction_policy=HINT)
+    to = y + (row * S + s)[:, None] + j[None, :]
+    tl.store(to, result.to(y.dtype.element_ty), mask, eviction_policy=flags.HINT)
 
 
 @triton.jit
-def _one(c, g, i: tl.constexpr, a0, a1, a2, a3, t0, t1, t2, t3, tb, W: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The input's gradient at the i-th token of a vector, and the sums with what it adds to the taps'."""
+def _input_gradient(c, g, i: tl.constexpr, taps, sums, W: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The input's gradient at the i-th token of a vector, and the sums for taps and bias with what it adds."""
+    t0, t1, t2, t3, tb = sums
     here = c[i + 3]
-    result = _sum(0.0, g[i + 3], g[i + 2], g[i + 1], g[i], a0, a1, a2, a3, W)
+    # dx[s] = Σ_w weight[w] · g[s + W - 1 - w];  dweight[w] += x[s] · g[s + W - 1 - w]
+    result = weighted(0.0, (g[i + 3], g[i + 2], g[i + 1], g[i]), taps, W)
     t3 += here * g[i]
     t2 += here * g[i + 1]
     if W >= 3:
         t1 += here * g[i + 2]
     if W >= 4:
         t0 += here * g[i + 3]
-    return result, t0, t1, t2, t3, tb + g[i]
+    return result, (t0, t1, t2, t3, tb + g[i])
 
 
 @triton.jit
-def _gradient_at(c, dy, i: tl.constexpr, start, a0, a1, a2, a3, W: tl.constexpr, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
-    return _slope(dy[i], _sum(start, c[i], c[i + 1], c[i + 2], c[i + 3], a0, a1, a2, a3, W), SILU)
+def _gradient_at(c, dy, i: tl.constexpr, start, taps, W: tl.constexpr, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
+    return _slope(dy[i], weighted(start, _window(c, i), taps, W), SILU)
+
+
+@triton.jit
+def _initial_gradient(dinitial, end, c, g, taps, sums, first, W: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Those of the tokens before the first, written to `end` and before it, from the first three tokens alone; the
+    sums with what they add.
+    """
+    t0, t1, t2, t3, tb = sums
+    a0, a1, a2, _ = taps
+    t2 += tl.where(first, c[2] * g[0], 0.0)
+    kind = dinitial.dtype.element_ty
+    if W == 2:
+        tl.store(end - 1, (a2 * g[0]).to(kind), first)
+    elif W == 3:
+        tl.store(end - 1, (a2 * g[0] + a1 * g[1]).to(kind), first)
+        tl.store(end - 2, (a1 * g[0]).to(kind), first)
+        t1 += tl.where(first, c[2] * g[1] + c[1] * g[0], 0.0)
+    else:
+        tl.store(end - 1, (a2 * g[0] + a1 * g[1] + a0 * g[2]).to(kind), first)
+        tl.store(end - 2, (a1 * g[0] + a0 * g[1]).to(kind), first)
+        tl.store(end - 3, (a0 * g[0]).to(kind), first)
+        t1 += tl.where(first, c[2] * g[1] + c[1] * g[0], 0.0)
+        t0 += tl.where(first, c[2] * g[2] + c[1] * g[1] + c[0] * g[0], 0.0)
+    return t0, t1, t2, t3, tb
 
 
 @triton.jit
 def _backward_bds(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dy,
-    x,
-    weight,
-    bias,
-    initial,
-    dx,
-    dinitial,
-    parts,
-    B,
-    D,
-    S,
-    dy_b,
-    dy_d,
-    x_b,
-    x_d,
-    W: tl.constexpr,
-    BIAS: tl.constexpr,
-    STATE: tl.constexpr,
-    SILU: tl.constexpr,
-    EVEN: tl.constexpr,
-    LANES: tl.constexpr,
-    VEC: tl.constexpr,
-    HINT: tl.constexpr,
+    dy, given, out, sizes, dy_b, dy_d, x_b, x_d, flags: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr
 ):
-    """One channel of every n-th piece of LANES vectors. parts (programs, W + 1, D): taps newest first, bias."""
+    """One channel of every n-th piece of LANES vectors."""
+    W: tl.constexpr = flags.W
+    EVEN: tl.constexpr = flags.EVEN
+    B, D, S = sizes
     d = tl.program_id(0)
     pieces = tl.cdiv(S, LANES * VEC)
     lane = tl.arange(0, LANES) * VEC
     j = tl.arange(0, VEC)
     everywhere = lane >= 0
-    a0, a1, a2, a3 = _taps(weight, d, d < D, W)
+    taps = taps_of(given.weight, d, d < D, W)
     start = 0.0
-    if BIAS:
-        start = tl.load(bias + d).to(tl.float32)
+    if flags.BIAS:
+        start = tl.load(given.bias + d).to(tl.float32)
     zero = tl.zeros([LANES], tl.float32)
-    t0, t1, t2, t3, tb = zero, zero, zero, zero, zero
+    sums = (zero, zero, zero, zero, zero)
     for piece in range(tl.program_id(1), B * pieces, tl.num_programs(1)):
         b = (piece // pieces).to(tl.int64)
         s = (piece % pieces) * (LANES * VEC) + lane
         row = b * D + d
-        at = x + b * x_b + d.to(tl.int64) * x_d + s
-        given = dy + b * dy_b + d.to(tl.int64) * dy_d + s
+        at = given.x + b * x_b + d.to(tl.int64) * x_d + s
+        dy_at = dy + b * dy_b + d.to(tl.int64) * dy_d + s
         now = _vector(at, s, S, everywhere, VEC, EVEN)
         later = _vector(at + VEC, s + VEC, S, everywhere, 4, EVEN)
-        dy_now = _vector(given, s, S, everywhere, VEC, EVEN)
-        dy_later = _vector(given + VEC, s + VEC, S, everywhere, 4, EVEN)
-        old = _before(at, initial, row, s, S, s < S, W, STATE)
-        c = old + _apart(now) + _apart(later)
-        u = _apart(dy_now) + _apart(dy_later)
-        g0 = _gradient_at(c, u, 0, start, a0, a1, a2, a3, W, SILU)
-        g1 = _gradient_at(c, u, 1, start, a0, a1, a2, a3, W, SILU)
-        g2 = _gradient_at(c, u, 2, start, a0, a1, a2, a3, W, SILU)
-        g3 = _gradient_at(c, u, 3, start, a0, a1, a2, a3, W, SILU)
-        g4 = _gradient_at(c, u, 4, start, a0, a1, a2, a3, W, SILU)
-        g5 = _gradient_at(c, u, 5, start, a0, a1, a2, a3, W, SILU)
-        g6 = _gradient_at(c, u, 6, start, a0, a1, a2, a3, W, SILU)
-        if VEC == 8:
-            g7 = _gradient_at(c, u, 7, start, a0, a1, a2, a3, W, SILU)
-            g8 = _gradient_at(c, u, 8, start, a0, a1, a2, a3, W, SILU)
-            g9 = _gradient_at(c, u, 9, start, a0, a1, a2, a3, W, SILU)
-            g10 = _gradient_at(c, u, 10, start, a0, a1, a2, a3, W, SILU)
-            g = (g0, g1, g2, g3, g4, g5, g6, g7, g8, g9, g10)
-        else:
-            g = (g0, g1, g2, g3, g4, g5, g6)
-        r0, t0, t1, t2, t3, tb = _one(c, g, 0, a0, a1, a2, a3, t0, t1, t2, t3, tb, W)
-        r1, t0, t1, t2, t3, tb = _one(c, g, 1, a0, a1, a2, a3, t0, t1, t2, t3, tb, W)
-        r2, t0, t1, t2, t3, tb = _one(c, g, 2, a0, a1, a2, a3, t0, t1, t2, t3, tb, W)
-        r3, t0, t1, t2, t3, tb = _one(c, g, 3, a0, a1, a2, a3, t0, t1, t2, t3, tb, W)
-        if VEC == 8:
-            r4, t0, t1, t2, t3, tb = _one(c, g, 4, a0, a1, a2, a3, t0, t1, t2, t3, tb, W)
-            r5, t0, t1, t2, t3, tb = _one(c, g, 5, a0, a1, a2, a3, t0, t1, t2, t3, tb, W)
-            r6, t0, t1, t2, t3, tb = _one(c, g, 6, a0, a1, a2, a3, t0, t1, t2, t3, tb, W)
-            r7, t0, t1, t2, t3, tb = _one(c, g, 7, a0, a1, a2, a3, t0, t1, t2, t3, tb, W)
-            result = _together((r0, r1, r2, r3, r4, r5, r6, r7))
-        else:
-            result = _together((r0, r1, r2, r3))
+        dy_now = _vector(dy_at, s, S, everywhere, VEC, EVEN)
+        dy_later = _vector(dy_at + VEC, s + VEC, S, everywhere, 4, EVEN)
+        before = _before(at, given.initial, row, s, S, s < S, W, flags.STATE)
+        c = before + unpack(now) + unpack(later)
+        u = unpack(dy_now) + unpack(dy_later)
+        # g = dy · act'(bias + Σ_w weight[w] · x), of the vector and three tokens behind it
+        g = ()
+        for i in tl.static_range(VEC + 3):
+            g = g + (_gradient_at(c, u, i, start, taps, W, flags.SILU),)
+        results = ()
+        for i in tl.static_range(VEC):
+            result, sums = _input_gradient(c, g, i, taps, sums, W)
+            results = results + (result,)
+        dx = pack(results)
         mask = (s < S)[:, None] & (j < VEC)[None, :] if EVEN else s[:, None] + j[None, :] < S
-        tl.store(
-            dx + (row * S + s)[:, None] + j[None, :], result.to(dx.dtype.element_ty), mask, eviction_policy=HINT
-        )
-        if STATE:
-            # The tokens before the first: their gradients come from the first three tokens alone.
-            first = s == 0
-            t2 += tl.where(first, c[2] * g0, 0.0)
-            end = dinitial + row * (W - 1) + W - 1 + s
-            kind = dinitial.dtype.element_ty
-            if W == 2:
-                tl.store(end - 1, (a2 * g0).to(kind), first)
-            elif W == 3:
-                tl.store(end - 1, (a2 * g0 + a1 * g1).to(kind), first)
-                tl.store(end - 2, (a1 * g0).to(kind), first)
-                t1 += tl.where(first, c[2] * g1 + c[1] * g0, 0.0)
-            else:
-                tl.store(end - 1, (a2 * g0 + a1 * g1 + a0 * g2).to(kind), first)
-                tl.store(end - 2, (a1 * g0 + a0 * g1).to(kind), first)
-                tl.store(end - 3, (a0 * g0).to(kind), first)
-                t1 += tl.where(first, c[2] * g1 + c[1] * g0, 0.0)
-                t0 += tl.where(first, c[2] * g2 + c[1] * g1 + c[0] * g0, 0.0)
-    part = parts + tl.program_id(1).to(tl.int64) * (W + 1) * D + d
+        to = out.dx + (row * S + s)[:, None] + j[None, :]
+        tl.store(to, dx.to(out.dx.dtype.element_ty), mask, eviction_policy=flags.HINT)
+        if flags.STATE:
+            end = out.dinitial + row * (W - 1) + W - 1 + s
+            sums = _initial_gradient(out.dinitial, end, c, g, taps, sums, s == 0, W)
+    t0, t1, t2, t3, tb = sums
+    part = out.parts + tl.program_id(1).to(tl.int64) * (W + 1) * D + d
     tl.store(part, tl.sum(t3, 0))
     tl.store(part + D, tl.sum(t2, 0))
     if W >= 3:
@@ -407,25 +408,12 @@ def _four(x, s, end, stride, inside, EVEN: tl.constexpr):  # type: ignore[no-unt
 
 @triton.jit
 def _forward_bsd(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x,
-    weight,
-    bias,
-    initial,
-    y,
-    D,
-    S,
-    x_b,
-    x_s,
-    W: tl.constexpr,
-    BIAS: tl.constexpr,
-    STATE: tl.constexpr,
-    SILU: tl.constexpr,
-    EVEN: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HINT: tl.constexpr,
+    given, y, D, S, x_b, x_s, flags: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
 ):
     """BLOCK channels of CHUNK tokens, four at a time; the next four are read before these are worked on."""
+    W: tl.constexpr = flags.W
+    EVEN: tl.constexpr = flags.EVEN
+    HINT: tl.constexpr = flags.HINT
     blocks = tl.cdiv(D, BLOCK)
     chunks = tl.cdiv(S, CHUNK)
     program = tl.program_id(0)
@@ -433,26 +421,27 @@ def _forward_bsd(  # type: ignore[no-untyped-def]  # Triton's types are its own
     first = ((program // blocks) % chunks) * CHUNK
     b = (program // blocks // chunks).to(tl.int64)
     inside = d < D
-    at = x + b * x_b + d
-    old = initial + b * (W - 1) * D + d
+    at = given.x + b * x_b + d
+    old = given.initial + b * (W - 1) * D + d
     to = y + b * S * D + d
-    a0, a1, a2, a3 = _taps(weight, d, inside, W)
+    taps = taps_of(given.weight, d, inside, W)
     start = tl.zeros([BLOCK], tl.float32)
-    if BIAS:
-        start = tl.load(bias + d, inside, 0.0).to(tl.float32)
-    x0 = _token_before(at, old, first - 3, D, x_s, inside, W, STATE)
-    x1 = _token_before(at, old, first - 2, D, x_s, inside, W, STATE)
-    x2 = _token_before(at, old, first - 1, D, x_s, inside, W, STATE)
+    if flags.BIAS:
+        start = tl.load(given.bias + d, inside, 0.0).to(tl.float32)
+    x0 = _token_before(at, old, first - 3, D, x_s, inside, W, flags.STATE)
+    x1 = _token_before(at, old, first - 2, D, x_s, inside, W, flags.STATE)
+    x2 = _token_before(at, old, first - 1, D, x_s, inside, W, flags.STATE)
     kind = y.dtype.element_ty
     end = tl.minimum(first + CHUNK, S)
     n0, n1, n2, n3 = _four(at, first, end, x_s, inside, EVEN)
     for s in range(first, end, 4):
         x3, x4, x5, x6 = n0.to(tl.float32), n1.to(tl.float32), n2.to(tl.float32), n3.to(tl.float32)
         n0, n1, n2, n3 = _four(at, s + 4, end, x_s, inside, EVEN)
-        y0 = _act(_sum(start, x0, x1, x2, x3, a0, a1, a2, a3, W), SILU)
-        y1 = _act(_sum(start, x1, x2, x3, x4, a0, a1, a2, a3, W), SILU)
-        y2 = _act(_sum(start, x2, x3, x4, x5, a0, a1, a2, a3, W), SILU)
-        y3 = _act(_sum(start, x3, x4, x5, x6, a0, a1, a2, a3, W), SILU)
+        # y[s] = act(bias + Σ_w weight[w] · x[s - W + 1 + w])
+        y0 = _act(weighted(start, (x0, x1, x2, x3), taps, W), flags.SILU)
+        y1 = _act(weighted(start, (x1, x2, x3, x4), taps, W), flags.SILU)
+        y2 = _act(weighted(start, (x2, x3, x4, x5), taps, W), flags.SILU)
+        y3 = _act(weighted(start, (x3, x4, x5, x6), taps, W), flags.SILU)
         line = to + tl.cast(s, tl.int64) * D
         tl.store(line, y0.to(kind), inside, eviction_policy=HINT)
         tl.store(line + D, y1.to(kind), inside & (EVEN | (s + 1 < S)), eviction_policy=HINT)
@@ -462,47 +451,34 @@ def _forward_bsd(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
-def _slide(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x0, x1, x2, x3, u, g0, g1, g2, start, a0, a1, a2, a3, t0, t1, t2, t3, tb, W: tl.constexpr, SILU: tl.constexpr
-):
-    """(gradient before the activation at the newest token, input's gradient at the oldest, sums)."""
-    g3 = _slope(u, _sum(start, x0, x1, x2, x3, a0, a1, a2, a3, W), SILU)
-    result = _sum(0.0, g3, g2, g1, g0, a0, a1, a2, a3, W)
-    t3 += x0 * g0
-    t2 += x0 * g1
+def _slide(x, dy, g, start, taps, sums, W: tl.constexpr, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(gradient before the activation at the newest of four tokens, input's gradient at the oldest, sums), from
+    those before the activation at the older three.
+    """
+    t0, t1, t2, t3, tb = sums
+    g0, g1, g2 = g
+    g3 = _slope(dy, weighted(start, x, taps, W), SILU)
+    # dx[s] = Σ_w weight[w] · g[s + W - 1 - w];  dweight[w] += x[s] · g[s + W - 1 - w]
+    result = weighted(0.0, (g3, g2, g1, g0), taps, W)
+    t3 += x[0] * g0
+    t2 += x[0] * g1
     if W >= 3:
-        t1 += x0 * g2
+        t1 += x[0] * g2
     if W >= 4:
-        t0 += x0 * g3
-    return g3, result, t0, t1, t2, t3, tb + g0
+        t0 += x[0] * g3
+    return g3, result, (t0, t1, t2, t3, tb + g0)
 
 
 @triton.jit
 def _backward_bsd(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dy,
-    x,
-    weight,
-    bias,
-    initial,
-    dx,
-    dinitial,
-    parts,
-    D,
-    S,
-    dy_b,
-    dy_s,
-    x_b,
-    x_s,
-    CHUNK,
-    W: tl.constexpr,
-    BIAS: tl.constexpr,
-    STATE: tl.constexpr,
-    SILU: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HINT: tl.constexpr,
+    dy, given, out, D, S, dy_b, dy_s, x_b, x_s, CHUNK, flags: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """BLOCK channels of CHUNK tokens. The input's gradient at a token needs the three tokens behind it, so
-    the newest token in hand is always three ahead. parts (programs, W + 1, D): taps newest first, bias."""
+    """BLOCK channels of CHUNK tokens. The input's gradient at a token needs the three tokens behind it, so the
+    newest token in hand is always three ahead.
+    """
+    W: tl.constexpr = flags.W
+    SILU: tl.constexpr = flags.SILU
+    HINT: tl.constexpr = flags.HINT
     blocks = tl.cdiv(D, BLOCK)
     chunks = tl.cdiv(S, CHUNK)
     program = tl.program_id(0)
@@ -511,34 +487,35 @@ def _backward_bsd(  # type: ignore[no-untyped-def]  # Triton's types are its own
     first = (piece % chunks) * CHUNK
     b = (piece // chunks).to(tl.int64)
     inside = d < D
-    at = x + b * x_b + d
-    given = dy + b * dy_b + d
-    old = initial + b * (W - 1) * D + d
-    to = dx + b * S * D + d
-    kind = dx.dtype.element_ty
-    a0, a1, a2, a3 = _taps(weight, d, inside, W)
+    at = given.x + b * x_b + d
+    dy_at = dy + b * dy_b + d
+    old = given.initial + b * (W - 1) * D + d
+    to = out.dx + b * S * D + d
+    kind = out.dx.dtype.element_ty
+    taps = taps_of(given.weight, d, inside, W)
     start = tl.zeros([BLOCK], tl.float32)
-    if BIAS:
-        start = tl.load(bias + d, inside, 0.0).to(tl.float32)
-    p0 = _token_before(at, old, first - 3, D, x_s, inside, W, STATE)
-    p1 = _token_before(at, old, first - 2, D, x_s, inside, W, STATE)
-    p2 = _token_before(at, old, first - 1, D, x_s, inside, W, STATE)
+    if flags.BIAS:
+        start = tl.load(given.bias + d, inside, 0.0).to(tl.float32)
+    p0 = _token_before(at, old, first - 3, D, x_s, inside, W, flags.STATE)
+    p1 = _token_before(at, old, first - 2, D, x_s, inside, W, flags.STATE)
+    p2 = _token_before(at, old, first - 1, D, x_s, inside, W, flags.STATE)
     x0 = _token(at, first, S, x_s, inside)
     x1 = _token(at, first + 1, S, x_s, inside)
     x2 = _token(at, first + 2, S, x_s, inside)
-    u0 = _token(given, first, S, dy_s, inside)
-    u1 = _token(given, first + 1, S, dy_s, inside)
-    u2 = _token(given, first + 2, S, dy_s, inside)
-    g0 = _slope(u0, _sum(start, p0, p1, p2, x0, a0, a1, a2, a3, W), SILU)
-    g1 = _slope(u1, _sum(start, p1, p2, x0, x1, a0, a1, a2, a3, W), SILU)
-    g2 = _slope(u2, _sum(start, p2, x0, x1, x2, a0, a1, a2, a3, W), SILU)
+    u0 = _token(dy_at, first, S, dy_s, inside)
+    u1 = _token(dy_at, first + 1, S, dy_s, inside)
+    u2 = _token(dy_at, first + 2, S, dy_s, inside)
+    g0 = _slope(u0, weighted(start, (p0, p1, p2, x0), taps, W), SILU)
+    g1 = _slope(u1, weighted(start, (p1, p2, x0, x1), taps, W), SILU)
+    g2 = _slope(u2, weighted(start, (p2, x0, x1, x2), taps, W), SILU)
     zero = tl.zeros([BLOCK], tl.float32)
     t0, t1, t2, t3, tb = zero, zero, zero, zero, zero
-    if STATE:  # noqa: SIM102  # one is known when compiling, the other is not
+    if flags.STATE:  # noqa: SIM102  # one is known when compiling, the other is not
         if first == 0:
             # The tokens before the first: their gradients come from the first three tokens alone.
-            last = dinitial + (b * (W - 1) + W - 2) * D + d
-            state = dinitial.dtype.element_ty
+            a0, a1, a2, _ = taps
+            last = out.dinitial + (b * (W - 1) + W - 2) * D + d
+            state = out.dinitial.dtype.element_ty
             t2 += p2 * g0
             if W == 2:
                 tl.store(last, (a2 * g0).to(state), inside)
@@ -552,35 +529,29 @@ def _backward_bsd(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 tl.store(last - 2 * D, (a0 * g0).to(state), inside)
                 t1 += p2 * g1 + p1 * g0
                 t0 += p2 * g2 + p1 * g1 + p0 * g0
+    sums = (t0, t1, t2, t3, tb)
     # Three tokens beyond the last of the chunk, unless the sequence ends; the last four read ahead are not used.
     end = tl.minimum(first + CHUNK + 3, S)
     n0, n1, n2, n3 = _four(at, first + 3, end, x_s, inside, False)
-    m0, m1, m2, m3 = _four(given, first + 3, end, dy_s, inside, False)
+    m0, m1, m2, m3 = _four(dy_at, first + 3, end, dy_s, inside, False)
     for s in range(first, tl.minimum(first + CHUNK, S), 4):
         x3, x4, x5, x6 = n0.to(tl.float32), n1.to(tl.float32), n2.to(tl.float32), n3.to(tl.float32)
         u3, u4, u5, u6 = m0.to(tl.float32), m1.to(tl.float32), m2.to(tl.float32), m3.to(tl.float32)
         n0, n1, n2, n3 = _four(at, s + 7, end, x_s, inside, False)
-        m0, m1, m2, m3 = _four(given, s + 7, end, dy_s, inside, False)
+        m0, m1, m2, m3 = _four(dy_at, s + 7, end, dy_s, inside, False)
         line = to + tl.cast(s, tl.int64) * D
-        g3, result, t0, t1, t2, t3, tb = _slide(
-            x0, x1, x2, x3, u3, g0, g1, g2, start, a0, a1, a2, a3, t0, t1, t2, t3, tb, W, SILU
-        )
+        g3, result, sums = _slide((x0, x1, x2, x3), u3, (g0, g1, g2), start, taps, sums, W, SILU)
         tl.store(line, result.to(kind), inside, eviction_policy=HINT)
-        g4, result, t0, t1, t2, t3, tb = _slide(
-            x1, x2, x3, x4, u4, g1, g2, g3, start, a0, a1, a2, a3, t0, t1, t2, t3, tb, W, SILU
-        )
+        g4, result, sums = _slide((x1, x2, x3, x4), u4, (g1, g2, g3), start, taps, sums, W, SILU)
         tl.store(line + D, result.to(kind), inside & (s + 1 < S), eviction_policy=HINT)
-        g5, result, t0, t1, t2, t3, tb = _slide(
-            x2, x3, x4, x5, u5, g2, g3, g4, start, a0, a1, a2, a3, t0, t1, t2, t3, tb, W, SILU
-        )
+        g5, result, sums = _slide((x2, x3, x4, x5), u5, (g2, g3, g4), start, taps, sums, W, SILU)
         tl.store(line + 2 * D, result.to(kind), inside & (s + 2 < S), eviction_policy=HINT)
-        g6, result, t0, t1, t2, t3, tb = _slide(
-            x3, x4, x5, x6, u6, g3, g4, g5, start, a0, a1, a2, a3, t0, t1, t2, t3, tb, W, SILU
-        )
+        g6, result, sums = _slide((x3, x4, x5, x6), u6, (g3, g4, g5), start, taps, sums, W, SILU)
         tl.store(line + 3 * D, result.to(kind), inside & (s + 3 < S), eviction_policy=HINT)
         x0, x1, x2 = x4, x5, x6
         g0, g1, g2 = g4, g5, g6
-    part = parts + piece.to(tl.int64) * (W + 1) * D + d
+    t0, t1, t2, t3, tb = sums
+    part = out.parts + piece.to(tl.int64) * (W + 1) * D + d
     tl.store(part, t3, inside)
     tl.store(part + D, t2, inside)
     if W >= 3:
@@ -639,53 +610,32 @@ def _launch(
         return y
     x, weight = _lined(x), weight.contiguous()
     W = weight.shape[1]
-    old = x if initial is None else initial.contiguous()
-    flags = {"W": W, "BIAS": bias is not None, "STATE": initial is not None, "SILU": silu}
-    given = weight if bias is None else bias.contiguous()
+    given = _inputs(x, weight, bias, initial)
     B, D, S = x.shape if not last else (x.shape[0], x.shape[2], x.shape[1])
+    vec = 4 if last else _vec(x)
+    flags = Flags(W, bias is not None, initial is not None, silu, S % vec == 0, hint)
     with on(x):
         if last:
             block = min(block, power_of_2(D))
             _forward_bsd[(B * cdiv(S, chunk) * cdiv(D, block),)](
-                x,
-                weight,
-                given,
-                old,
-                y,
-                D,
-                S,
-                x.stride(0),
-                x.stride(1),
-                **flags,
-                EVEN=S % 4 == 0,
-                CHUNK=chunk,
-                BLOCK=block,
-                HINT=hint,
-                num_warps=warps or 2,
+                given, y, D, S, x.stride(0), x.stride(1), flags, CHUNK=chunk, BLOCK=block, num_warps=warps or 2
             )
         else:
-            vec = _vec(x)
             wanted, lanes = lanes, min(lanes, power_of_2(cdiv(S, vec)))
             rows = rows or wanted // lanes
             _forward_bds[(B * cdiv(D, rows) * cdiv(S, lanes * vec),)](
-                x,
-                weight,
-                given,
-                old,
-                y,
-                D,
-                S,
-                x.stride(0),
-                x.stride(1),
-                **flags,
-                EVEN=S % vec == 0,
-                ROWS=rows,
-                LANES=lanes,
-                VEC=vec,
-                HINT=hint,
+                given, y, D, S, x.stride(0), x.stride(1), flags, ROWS=rows, LANES=lanes, VEC=vec,
                 num_warps=warps or 4,
-            )
+            )  # fmt: skip
     return y
+
+
+def _inputs(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, initial: torch.Tensor | None
+) -> Inputs:
+    return Inputs(
+        x, weight, weight if bias is None else bias.contiguous(), x if initial is None else initial.contiguous()
+    )
 
 
 def _vec(x: torch.Tensor) -> int:
@@ -719,10 +669,10 @@ def _launch_backward(
         return dx, dweight.zero_(), dbias.zero_(), dinitial.zero_()
     x, dy, weight = _lined(x), _lined(dy), weight.contiguous()
     W = weight.shape[1]
-    old = x if initial is None else initial.contiguous()
-    flags = {"W": W, "BIAS": bias is not None, "STATE": initial is not None, "SILU": silu}
-    given = weight if bias is None else bias.contiguous()
+    given = _inputs(x, weight, bias, initial)
     B, D, S = x.shape if not last else (x.shape[0], x.shape[2], x.shape[1])
+    vec = _vec(x)
+    flags = Flags(W, bias is not None, initial is not None, silu, not last and S % vec == 0, hint)
     strides = (dy.stride(0), dy.stride(1), x.stride(0), x.stride(1))
     with on(x):
         if last:
@@ -733,20 +683,18 @@ def _launch_backward(
             programs = B * cdiv(S, chunk)
             parts = torch.empty(programs, W + 1, D, dtype=torch.float32, device=x.device)
             _backward_bsd[(programs * cdiv(D, block),)](
-                dy, x, weight, given, old, dx, dinitial, parts, D, S, *strides, chunk, **flags, BLOCK=block,
-                HINT=hint, num_warps=warps or 2, maxnreg=registers,
+                dy, given, Outputs(dx, dinitial, parts), D, S, *strides, chunk, flags, BLOCK=block,
+                num_warps=warps or 2, maxnreg=registers,
             )  # fmt: skip
         else:
-            vec = _vec(x)
             lanes = min(lanes, power_of_2(cdiv(S, vec)))
             pieces = B * cdiv(S, lanes * vec)
             share = share or multiprocessors(x) * 64 // D
             programs = min(pieces, max(1, share))
             parts = torch.empty(programs, W + 1, D, dtype=torch.float32, device=x.device)
             _backward_bds[(D, programs)](
-                dy, x, weight, given, old, dx, dinitial, parts, B, D, S, *strides, **flags, EVEN=S % vec == 0,
-                LANES=lanes, VEC=vec, HINT=hint, num_warps=min(warps or 4, max(1, lanes // 32)),
-                maxnreg=registers,
+                dy, given, Outputs(dx, dinitial, parts), Sizes(B, D, S), *strides, flags,
+                LANES=lanes, VEC=vec, num_warps=min(warps or 4, max(1, lanes // 32)), maxnreg=registers,
             )  # fmt: skip
         _add_parts[(cdiv(D, 32), W + 1)](
             parts,

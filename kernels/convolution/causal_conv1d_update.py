@@ -14,7 +14,7 @@ import triton.language as tl
 
 from .._common import cdiv, check, choice, multiprocessors, on, operator
 from .._pointwise import silu
-from .causal_conv1d import _apart4, _sum, _taps, _together4
+from .causal_conv1d import pack4, taps_of, unpack4, weighted
 
 BLOCK = 256
 """Channels of a program: 2 a thread, whose packed states are 16 bytes."""
@@ -58,28 +58,14 @@ def causal_conv1d_update(
 
 @triton.jit
 def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x,
-    state,
-    weight,
-    bias,
-    y,
-    B,
-    D,
-    x_b,
-    x_d,
-    state_b,
-    state_d,
-    state_l,
-    SEQUENCES,
-    L: tl.constexpr,
-    W: tl.constexpr,
-    BIAS: tl.constexpr,
-    SILU: tl.constexpr,
-    PACKED: tl.constexpr,
+    x, state, weight, bias, y, B, D, x_strides, state_strides, SEQUENCES,
+    L: tl.constexpr, W: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, PACKED: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """BLOCK channels of SEQUENCES sequences. PACKED: four tokens, contiguous, are one vector, and so are four
     taps; the next sequence's are read before this one's are worked on."""
+    x_b, x_d = x_strides
+    state_b, state_d, state_l = state_strides
     blocks = tl.cdiv(D, BLOCK)
     program = tl.program_id(0)
     d = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
@@ -95,7 +81,7 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
         n = (program % blocks) * (BLOCK * 4) + tl.arange(0, BLOCK * 4)
         all4 = n < D * 4
         taps = tl.load(weight + n, all4, 0.0).to(tl.float32)
-        a0, a1, a2, a3 = _apart4(tl.reshape(taps, [BLOCK, 4]))
+        taps = unpack4(tl.reshape(taps, [BLOCK, 4]))
         line = state + n
         new = tl.load(x + tl.cast(first, tl.int64) * x_b, inside, 0.0)
         old = tl.load(line + tl.cast(first, tl.int64) * state_b, all4, 0.0)
@@ -104,15 +90,15 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
             x3, here = new, old
             new = tl.load(x + (b + 1) * x_b, inside & (sequence + 1 < end), 0.0)
             old = tl.load(line + (b + 1) * state_b, all4 & (sequence + 1 < end), 0.0)
-            _, x0, x1, x2 = _apart4(tl.reshape(here, [BLOCK, 4]))
-            tl.store(line + b * state_b, tl.reshape(_together4(x0, x1, x2, x3), [BLOCK * 4]), all4)
+            _, x0, x1, x2 = unpack4(tl.reshape(here, [BLOCK, 4]))
+            tl.store(line + b * state_b, tl.reshape(pack4(x0, x1, x2, x3), [BLOCK * 4]), all4)
             x0, x1, x2, x3 = x0.to(tl.float32), x1.to(tl.float32), x2.to(tl.float32), x3.to(tl.float32)
-            value = _sum(start, x0, x1, x2, x3, a0, a1, a2, a3, W)
+            value = weighted(start, (x0, x1, x2, x3), taps, W)
             if SILU:
                 value = silu(value)
             tl.store(y + b * D + d, value.to(y.dtype.element_ty), inside)
     else:
-        a0, a1, a2, a3 = _taps(weight, d, inside, W)
+        taps = taps_of(weight, d, inside, W)
         state += d.to(tl.int64) * state_d
         for sequence in range(first, end):
             b = tl.cast(sequence, tl.int64)
@@ -127,7 +113,7 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
             for k in tl.static_range(L - 1):
                 tl.store(at + k * state_l, tl.load(at + (k + 1) * state_l, inside, 0.0), inside)
             tl.store(at + (L - 1) * state_l, new, inside)
-            value = _sum(start, x0, x1, x2, new.to(tl.float32), a0, a1, a2, a3, W)
+            value = weighted(start, (x0, x1, x2, new.to(tl.float32)), taps, W)
             if SILU:
                 value = silu(value)
             tl.store(y + b * D + d, value.to(y.dtype.element_ty), inside)
@@ -161,8 +147,8 @@ def _launch(
             y,
             B,
             D,
-            *x.stride(),
-            *conv_state.stride(),
+            x.stride(),
+            conv_state.stride(),
             sequences,
             L=L,
             W=W,

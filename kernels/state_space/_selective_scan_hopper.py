@@ -1,15 +1,25 @@
 """The forward pass of `selective_scan.py` for Hopper (compute capability 9.0), in Gluon.
 
 What bounds the scan is the exponential unit, so the warps that keep it busy do nothing else that can be done
-elsewhere. A program has BLOCK channels of one sequence and three groups of warps, which pass chunks of TOKENS
-tokens through shared memory:
+elsewhere. A program has BLOCK channels of one sequence and three partitions of warps, which pass chunks of TOKENS
+tokens through a ring of STAGES buffers in shared memory:
 
-* `_prepare` reads delta, u, B and C, and writes Δ, Δ · u, B and C in fp32, tokens in vectors of 8. So a number of
+* `_producer` reads delta, u, B and C, and writes Δ, Δ · u, B and C in fp32, tokens in vectors of 8. So a number of
   B and C is converted once, and not once for each channel that uses it.
 * `_scan` has the states in registers, LANES threads to a channel, each with some numbers of the state of CHANNELS
   channels. A number of a state takes one exponential, two products and two multiply-adds. A thread writes its part
   of the sum C · h; nothing is exchanged between threads on the way from one token to the next.
-* `_finish` adds up a channel's parts, adds D · u, multiplies by silu(z) and writes y.
+* `_epilogue` adds up a channel's parts, adds D · u, multiplies by silu(z) and writes y.
+
+Barriers, one of each kind a stage. A partition waits with phase 0 in its first round over the ring, the next round
+with phase 1, and so on; `_producer` begins with phase 1, so that its first round waits for nobody:
+
+    barrier  arrivals a phase             who waits               what it means
+    ready    2: `_producer`, `_epilogue`  `_scan`                 inputs are written, sums of the round before read
+    done     1: `_scan`                   `_producer` (phase 1),  inputs are read, sums are written
+                                          `_epilogue`
+
+`_epilogue` arrives once at every `ready` before its loop: there are no sums to be read yet.
 
 For the backward pass the same kernel writes states instead of y.
 
@@ -18,7 +28,7 @@ and sequences need not be cut into segments, which would take most exponentials 
 
 In programs of 256 channels and states of 16, with two scanning warps to a scheduler, the instructions of all warps
 take about 250 issue slots a token, and the exponential unit is busy for 296 cycles, of which 256 are the states'
-own. An H200 takes longer, because it waits for the reads of `_prepare`: those are of 32 bytes a row, whose rows
+own. An H200 takes longer, because it waits for the reads of `_producer`: those are of 32 bytes a row, whose rows
 lie apart by the length of the sequence. To bring their lines to L2 before made it no faster, nor did reading ahead
 into registers, 16 scanning warps, or one exponential of 16 or 32 by the FMA units.
 """
@@ -28,6 +38,7 @@ into registers, 16 scanning warps, or one exponential of 16 or 32 by the FMA uni
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from triton.experimental import gluon
@@ -52,6 +63,76 @@ PIECE = 4096
 
 SHARED = 220 << 10
 """Bytes of shared memory for chunks, of the 227 KiB of a multiprocessor."""
+
+
+class Inputs(NamedTuple):
+    """As in `selective_scan`; what flags say is missing is another tensor."""
+
+    u: Any
+    delta: Any
+    A: Any
+    B: Any
+    C: Any
+    D: Any
+    z: Any
+    bias: Any
+
+
+class Sizes(NamedTuple):
+    """Channels, tokens, chunks of four tokens whose states are kept."""
+
+    channels: Any
+    S: Any
+    chunks: Any
+
+
+class Ring(NamedTuple):
+    """STAGES chunks in shared memory, fp32: steps Δ, given Δ · u, B, C and parts of the sums; and barriers."""
+
+    steps: Any
+    given: Any
+    B: Any
+    C: Any
+    sums: Any
+    ready: Any
+    done: Any
+
+
+class Strides(NamedTuple):
+    """Of u, delta and z by sequence and channel; of B and C by sequence, number of the state and token."""
+
+    u: Any
+    delta: Any
+    B: Any
+    C: Any
+    z: Any
+
+
+class Shape(NamedTuple):
+    """Known when compiling: numbers of a state; channels of a program and of a thread; threads of a channel;
+    tokens of a chunk, and of what a helping partition has in registers at a time; chunks in flight.
+    """
+
+    N: int
+    BLOCK: int
+    CHANNELS: int
+    LANES: int
+    TOKENS: int
+    PIECE: int
+    STAGES: int
+
+
+class Flags(NamedTuple):
+    """Known when compiling: whether states are written and not y; what there is; whether steps go through
+    softplus; and whether the sequence is whole chunks.
+    """
+
+    KEEP: bool
+    HAS_D: bool
+    HAS_Z: bool
+    HAS_BIAS: bool
+    SOFTPLUS: bool
+    EVEN: bool
 
 
 @dataclass(frozen=True)
@@ -214,7 +295,7 @@ def _vectors(LANES, warps):  # type: ignore[no-untyped-def]  # Triton's types ar
 
 
 @gluon.jit
-def _apart(t, layout: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+def _unpack(t, layout: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """The 8 tokens of (channels, 2, 2, 2), each (channels,)."""
     t0, t1 = gl.split(t)
     t00, t10 = gl.split(t0)
@@ -230,7 +311,7 @@ def _apart(t, layout: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's
 
 
 @gluon.jit
-def _together(c):  # type: ignore[no-untyped-def]  # Triton's types are its own
+def _pack(c):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """(channels, LANES, 2, 2, 2) of 8 tokens, each (channels, LANES)."""
     even = gl.join(gl.join(c[0], c[4]), gl.join(c[2], c[6]))
     odd = gl.join(gl.join(c[1], c[5]), gl.join(c[3], c[7]))
@@ -238,7 +319,7 @@ def _together(c):  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @gluon.jit
-def _place(channels, BLOCK: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+def _first_channel(channels, BLOCK: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """(b, first channel) of a program."""
     blocks = gl.cdiv(channels, BLOCK)
     program = gl.program_id(0)
@@ -246,26 +327,33 @@ def _place(channels, BLOCK: gl.constexpr):  # type: ignore[no-untyped-def]  # Tr
 
 
 @gluon.jit
-def _prepare(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    u, delta, B, C, bias, steps, given, ins, outs, ready, done, channels, S,
-    u_b, u_d, delta_b, delta_d, B_b, B_n, B_s, C_b, C_n, C_s,
-    N: gl.constexpr, HAS_BIAS: gl.constexpr, SOFTPLUS: gl.constexpr, EVEN: gl.constexpr,
-    BLOCK: gl.constexpr, TOKENS: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    inputs, ring, sizes, strides, shape: gl.constexpr, flags: gl.constexpr
+):
     """Steps and Δ · u, B and C, zero beyond the sequence, where nothing may change."""
+    N: gl.constexpr = shape.N
+    BLOCK: gl.constexpr = shape.BLOCK
+    TOKENS: gl.constexpr = shape.TOKENS
+    PIECE: gl.constexpr = shape.PIECE
+    STAGES: gl.constexpr = shape.STAGES
+    channels, S, _ = sizes
+    u_b, u_d = strides.u
+    delta_b, delta_d = strides.delta
+    B_b, B_n, B_s = strides.B
+    C_b, C_n, C_s = strides.C
     tile: gl.constexpr = _tile(BLOCK)
     matrix: gl.constexpr = _matrix(N)
-    b, first = _place(channels, BLOCK)
+    b, first = _first_channel(channels, BLOCK)
     d = first + gl.arange(0, BLOCK, gl.SliceLayout(1, tile))
     there = d < channels
     j = gl.arange(0, PIECE, gl.SliceLayout(0, tile))
     offset = gl.zeros([BLOCK], gl.float32, gl.SliceLayout(1, tile))
-    if HAS_BIAS:
-        offset = gl.load(bias + d, there, 0.0).to(gl.float32)
-    delta += b * delta_b
-    u += b * u_b
-    B += b * B_b
-    C += b * C_b
+    if flags.HAS_BIAS:
+        offset = gl.load(inputs.bias + d, there, 0.0).to(gl.float32)
+    delta = inputs.delta + b * delta_b
+    u = inputs.u + b * u_b
+    B = inputs.B + b * B_b
+    C = inputs.C + b * C_b
     from_delta = delta + d.to(gl.int64)[:, None] * delta_d + j[None, :]
     from_u = u + d.to(gl.int64)[:, None] * u_d + j[None, :]
     n = gl.arange(0, N, gl.SliceLayout(1, matrix))
@@ -275,10 +363,10 @@ def _prepare(  # type: ignore[no-untyped-def]  # Triton's types are its own
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     deep: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
     PIECES: gl.constexpr = TOKENS // PIECE
-    step_tile = _viewed(steps, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
-    given_tile = _viewed(given, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
-    in_tile = _viewed(ins, [STAGES * PIECES, PIECE, N], flat)
-    out_tile = _viewed(outs, [STAGES * PIECES, PIECE, N], flat)
+    step_tile = _viewed(ring.steps, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
+    given_tile = _viewed(ring.given, [STAGES * PIECES, PIECE // 8, 2, BLOCK, 4], deep)
+    b_tile = _viewed(ring.B, [STAGES * PIECES, PIECE, N], flat)
+    c_tile = _viewed(ring.C, [STAGES * PIECES, PIECE, N], flat)
     stage = 0
     phase = 1
     for begin in range(0, S, TOKENS):
@@ -290,18 +378,18 @@ def _prepare(  # type: ignore[no-untyped-def]  # Triton's types are its own
             x = _wide(gl.load(from_u + s, inside, 0.0))
             into = gl.load(from_B + gl.cast(s, gl.int64) * B_s, present, 0.0).to(gl.float32)
             out = gl.load(from_C + gl.cast(s, gl.int64) * C_s, present, 0.0).to(gl.float32)
-            if SOFTPLUS:
+            if flags.SOFTPLUS:
                 step = _softplus(step)
-            if not EVEN:
+            if not flags.EVEN:
                 step = gl.where(inside, step, 0.0)
             if piece == 0:
-                mbarrier.wait(done.index(stage), phase)
+                mbarrier.wait(ring.done.index(stage), phase)
             at = stage * PIECES + piece
             step_tile.index(at).permute((2, 0, 1, 3)).store(gl.reshape(step, [BLOCK, PIECE // 8, 2, 4]))
             given_tile.index(at).permute((2, 0, 1, 3)).store(gl.reshape(step * x, [BLOCK, PIECE // 8, 2, 4]))
-            in_tile.index(at).permute((1, 0)).store(into)
-            out_tile.index(at).permute((1, 0)).store(out)
-        mbarrier.arrive(ready.index(stage), count=1)
+            b_tile.index(at).permute((1, 0)).store(into)
+            c_tile.index(at).permute((1, 0)).store(out)
+        mbarrier.arrive(ring.ready.index(stage), count=1)
         stage += 1
         if stage == STAGES:
             stage = 0
@@ -310,18 +398,22 @@ def _prepare(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit
 def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    A, kept, steps, given, ins, outs, sums, ready, done, channels, S, chunks,
-    N: gl.constexpr, KEEP: gl.constexpr, BLOCK: gl.constexpr, CHANNELS: gl.constexpr, LANES: gl.constexpr,
-    TOKENS: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+    A, kept, ring, sizes, shape: gl.constexpr, KEEP: gl.constexpr
+):
     """The states, and each thread's part of C · h, or with KEEP the states before every fourth token."""
+    N: gl.constexpr = shape.N
+    BLOCK: gl.constexpr = shape.BLOCK
+    LANES: gl.constexpr = shape.LANES
+    TOKENS: gl.constexpr = shape.TOKENS
+    STAGES: gl.constexpr = shape.STAGES
+    channels, S, chunks = sizes
     state: gl.constexpr = _state(LANES, N, gl.num_warps())
     numbers: gl.constexpr = gl.SliceLayout(0, state)
     rows: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, state))
     PART: gl.constexpr = N // LANES
     VECTORS: gl.constexpr = TOKENS // 8
     vector: gl.constexpr = gl.SliceLayout(1, _vectors(LANES, gl.num_warps()))
-    b, first = _place(channels, BLOCK)
+    b, first = _first_channel(channels, BLOCK)
     d = first + gl.arange(0, BLOCK, rows)
     group = gl.arange(0, LANES, gl.SliceLayout(0, gl.SliceLayout(2, state)))
     k = gl.arange(0, PART, gl.SliceLayout(0, gl.SliceLayout(1, state)))
@@ -332,45 +424,46 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
     to = kept + (b * chunks * N + number) * channels + d[:, None, None]
     h = gl.zeros([BLOCK, LANES, PART], gl.float32, state)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    in_rows = _viewed(ins, [STAGES * TOKENS, LANES, PART], flat)
-    out_rows = _viewed(outs, [STAGES * TOKENS, LANES, PART], flat)
+    b_rows = _viewed(ring.B, [STAGES * TOKENS, LANES, PART], flat)
+    c_rows = _viewed(ring.C, [STAGES * TOKENS, LANES, PART], flat)
     stage = 0
     phase = 0
     for s in range(0, S, TOKENS):
-        mbarrier.wait(ready.index(stage), phase)
+        mbarrier.wait(ring.ready.index(stage), phase)
         begin = stage * VECTORS
         last = begin + VECTORS - 1
         # What a token needs is read, and its decay computed, one token ahead: little waits at the loop's end.
-        dt = _apart(steps.index(begin).permute((1, 0, 2, 3)).load(vector), rows)
-        x = _apart(given.index(begin).permute((1, 0, 2, 3)).load(vector), rows)
+        dt = _unpack(ring.steps.index(begin).permute((1, 0, 2, 3)).load(vector), rows)
+        x = _unpack(ring.given.index(begin).permute((1, 0, 2, 3)).load(vector), rows)
         decay = _exp2(dt[0][:, None, None] * rates)
-        into = in_rows.index(begin * 8).load(numbers)
+        into = b_rows.index(begin * 8).load(numbers)
         for v in range(begin, last + 1):
             ahead = gl.minimum(v + 1, last)
-            next_dt = _apart(steps.index(ahead).permute((1, 0, 2, 3)).load(vector), rows)
-            next_x = _apart(given.index(ahead).permute((1, 0, 2, 3)).load(vector), rows)
+            next_dt = _unpack(ring.steps.index(ahead).permute((1, 0, 2, 3)).load(vector), rows)
+            next_x = _unpack(ring.given.index(ahead).permute((1, 0, 2, 3)).load(vector), rows)
             total = ()
             for i in gl.static_range(8):
                 if KEEP and i % 4 == 0:
                     token = s + (v - begin) * 8 + i
                     gl.store(to + gl.cast(token // 4, gl.int64) * N * channels, h, there & (token < S))
                 if i < 7:
-                    next_into = in_rows.index(v * 8 + i + 1).load(numbers)
+                    next_into = b_rows.index(v * 8 + i + 1).load(numbers)
                     next_decay = _exp2(dt[i + 1][:, None, None] * rates)
                 else:
-                    next_into = in_rows.index(ahead * 8).load(numbers)
+                    next_into = b_rows.index(ahead * 8).load(numbers)
                     next_decay = _exp2(next_dt[0][:, None, None] * rates)
+                # h ← exp(Δ A) h + Δ B u, and the part of C · h
                 h = h * decay + x[i][:, None, None] * into[None, :, :]
                 if not KEEP:
-                    out = out_rows.index(v * 8 + i).load(numbers)
+                    out = c_rows.index(v * 8 + i).load(numbers)
                     total = total + (gl.sum(h * out[None, :, :], 2),)
                 decay = next_decay
                 into = next_into
             dt = next_dt
             x = next_x
             if not KEEP:
-                sums.index(v).permute((2, 0, 1, 3, 4)).store(_together(total))
-        mbarrier.arrive(done.index(stage), count=1)
+                ring.sums.index(v).permute((2, 0, 1, 3, 4)).store(_pack(total))
+        mbarrier.arrive(ring.done.index(stage), count=1)
         stage += 1
         if stage == STAGES:
             stage = 0
@@ -378,54 +471,61 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @gluon.jit
-def _finish(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    u, D, z, y, sums, ready, done, channels, S, u_b, u_d, z_b, z_d,
-    HAS_D: gl.constexpr, HAS_Z: gl.constexpr, KEEP: gl.constexpr,
-    BLOCK: gl.constexpr, LANES: gl.constexpr, TOKENS: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+def _epilogue(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    inputs, y, ring, sizes, strides, shape: gl.constexpr, flags: gl.constexpr
+):
     """y from the sums of a channel's threads; with KEEP nothing."""
+    BLOCK: gl.constexpr = shape.BLOCK
+    LANES: gl.constexpr = shape.LANES
+    TOKENS: gl.constexpr = shape.TOKENS
+    PIECE: gl.constexpr = shape.PIECE
+    STAGES: gl.constexpr = shape.STAGES
+    channels, S, _ = sizes
+    u_b, u_d = strides.u
+    z_b, z_d = strides.z
     tile: gl.constexpr = _tile(BLOCK)
     whole: gl.constexpr = _summed(BLOCK, LANES)
-    b, first = _place(channels, BLOCK)
+    b, first = _first_channel(channels, BLOCK)
     d = first + gl.arange(0, BLOCK, gl.SliceLayout(1, tile))
     there = d < channels
     wide = d.to(gl.int64)
     j = gl.arange(0, PIECE, gl.SliceLayout(0, tile))
     skip = gl.zeros([BLOCK], gl.float32, gl.SliceLayout(1, tile))
-    if HAS_D:
-        skip = gl.load(D + d, there, 0.0).to(gl.float32)
-    from_u = u + b * u_b + wide[:, None] * u_d + j[None, :]
-    from_z = z + b * z_b + wide[:, None] * z_d + j[None, :]
+    if flags.HAS_D:
+        skip = gl.load(inputs.D + d, there, 0.0).to(gl.float32)
+    from_u = inputs.u + b * u_b + wide[:, None] * u_d + j[None, :]
+    from_z = inputs.z + b * z_b + wide[:, None] * z_d + j[None, :]
     to = y + (b * channels + wide)[:, None] * S + j[None, :]
     deep: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [4, 3, 2, 1, 0])
     PIECES: gl.constexpr = TOKENS // PIECE
-    sum_tile = _viewed(sums, [STAGES * PIECES, PIECE // 8, LANES, 2, BLOCK, 4], deep)
-    # Nothing is to be taken before the first round.
+    sum_tile = _viewed(ring.sums, [STAGES * PIECES, PIECE // 8, LANES, 2, BLOCK, 4], deep)
+    # There are no sums to be read before the first round.
     for i in gl.static_range(STAGES):
-        mbarrier.arrive(ready.index(i), count=1)
+        mbarrier.arrive(ring.ready.index(i), count=1)
     stage = 0
     phase = 0
     for begin in range(0, S, TOKENS):
-        if KEEP:
-            mbarrier.wait(done.index(stage), phase)
+        if flags.KEEP:
+            mbarrier.wait(ring.done.index(stage), phase)
         else:
             for piece in range(0, PIECES):
                 s = begin + piece * PIECE
                 inside = there[:, None] & (s + j < S)[None, :]
-                if HAS_D:
+                if flags.HAS_D:
                     x = gl.load(from_u + s, inside, 0.0)
-                if HAS_Z:
+                if flags.HAS_Z:
                     gate = gl.load(from_z + s, inside, 0.0)
                 if piece == 0:
-                    mbarrier.wait(done.index(stage), phase)
+                    mbarrier.wait(ring.done.index(stage), phase)
+                # y = (Σ over threads C · h + D u) silu(z)
                 value = gl.sum(sum_tile.index(stage * PIECES + piece).permute((3, 0, 2, 4, 1)).load(whole), 4)
                 value = gl.convert_layout(gl.reshape(value, [BLOCK, PIECE]), tile, assert_trivial=True)
-                if HAS_D:
+                if flags.HAS_D:
                     value += skip[:, None] * _wide(x)
-                if HAS_Z:
+                if flags.HAS_Z:
                     value *= _silu(_wide(gate))
                 gl.store(to + s, value.to(y.dtype.element_ty), inside)
-        mbarrier.arrive(ready.index(stage), count=1)
+        mbarrier.arrive(ring.ready.index(stage), count=1)
         stage += 1
         if stage == STAGES:
             stage = 0
@@ -434,14 +534,14 @@ def _finish(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit
 def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    u, delta, A, B, C, D, z, bias, y, kept, channels, S, chunks,
-    u_b, u_d, delta_b, delta_d, B_b, B_n, B_s, C_b, C_n, C_s, z_b, z_d,
-    N: gl.constexpr, KEEP: gl.constexpr, HAS_D: gl.constexpr, HAS_Z: gl.constexpr, HAS_BIAS: gl.constexpr,
-    SOFTPLUS: gl.constexpr, EVEN: gl.constexpr, BLOCK: gl.constexpr, CHANNELS: gl.constexpr,
-    LANES: gl.constexpr, TOKENS: gl.constexpr, PIECE: gl.constexpr, STAGES: gl.constexpr,
-    REGISTERS: gl.constexpr,
-):  # fmt: skip
+    inputs, y, kept, sizes, strides, shape: gl.constexpr, flags: gl.constexpr, REGISTERS: gl.constexpr
+):
     """BLOCK channels of one sequence."""
+    N: gl.constexpr = shape.N
+    BLOCK: gl.constexpr = shape.BLOCK
+    LANES: gl.constexpr = shape.LANES
+    TOKENS: gl.constexpr = shape.TOKENS
+    STAGES: gl.constexpr = shape.STAGES
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     split: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
     parted: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [4, 3, 2, 1, 0])
@@ -456,34 +556,16 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     for i in gl.static_range(STAGES):
         mbarrier.init(ready.index(i), count=2)
         mbarrier.init(done.index(i), count=1)
+    ring = Ring(steps, given, ins, outs, sums, ready, done)
     gl.warp_specialize(
         [
-            (
-                _scan,
-                (
-                    A, kept, steps, given, ins, outs, sums, ready, done, channels, S, chunks,
-                    N, KEEP, BLOCK, CHANNELS, LANES, TOKENS, STAGES,
-                ),
-            ),
-            (
-                _prepare,
-                (
-                    u, delta, B, C, bias, steps, given, ins, outs, ready, done, channels, S,
-                    u_b, u_d, delta_b, delta_d, B_b, B_n, B_s, C_b, C_n, C_s,
-                    N, HAS_BIAS, SOFTPLUS, EVEN, BLOCK, TOKENS, PIECE, STAGES,
-                ),
-            ),
-            (
-                _finish,
-                (
-                    u, D, z, y, sums, ready, done, channels, S, u_b, u_d, z_b, z_d,
-                    HAS_D, HAS_Z, KEEP, BLOCK, LANES, TOKENS, PIECE, STAGES,
-                ),
-            ),
+            (_scan, (inputs.A, kept, ring, sizes, shape, flags.KEEP)),
+            (_producer, (inputs, ring, sizes, strides, shape, flags)),
+            (_epilogue, (inputs, y, ring, sizes, strides, shape, flags)),
         ],
         [4, 4],
         [REGISTERS, REGISTERS],
-    )  # fmt: skip
+    )
 
 
 def forward(
@@ -538,13 +620,17 @@ def _run(
     piece = min(plan.tokens, max(16, PIECE // plan.block))
     gate = u if z is None else z
     # What is passed for what is not there is not read or written.
+    inputs = Inputs(
+        u, delta, A.contiguous(), B, C, A if D is None else D.contiguous(), gate,
+        A if bias is None else bias.contiguous(),
+    )  # fmt: skip
+    strides = Strides(u.stride()[:2], delta.stride()[:2], B.stride(), C.stride(), gate.stride()[:2])
+    shape = Shape(N, plan.block, plan.channels, plan.lanes, plan.tokens, piece, plan.stages)
+    there = (D is not None, z is not None, bias is not None)
+    flags = Flags(kept is not None, *there, softplus, S % plan.tokens == 0)
     with on(u):
         _forward[(batch * cdiv(channels, plan.block),)](
-            u, delta, A.contiguous(), B, C, A if D is None else D.contiguous(), gate,
-            A if bias is None else bias.contiguous(), u if y is None else y, A if kept is None else kept,
-            channels, S, 1 if kept is None else kept.shape[1],
-            *u.stride()[:2], *delta.stride()[:2], *B.stride(), *C.stride(), *gate.stride()[:2],
-            N, kept is not None, D is not None, z is not None, bias is not None, softplus, S % plan.tokens == 0,
-            plan.block, plan.channels, plan.lanes, plan.tokens, piece, plan.stages, plan.registers,
+            inputs, u if y is None else y, A if kept is None else kept,
+            Sizes(channels, S, 1 if kept is None else kept.shape[1]), strides, shape, flags, plan.registers,
             num_warps=plan.warps,
         )  # fmt: skip

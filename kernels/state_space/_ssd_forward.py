@@ -1,10 +1,15 @@
-"""The forward kernels of `ssd.py`: steps, states of segments, the passing of states, the scan itself, and for fp32
-the reading of states.
+"""The forward kernels of `ssd.py`: steps, states of segments, the scan over segments, the scan itself, and y from
+states for fp32.
 
 Chunks are the sequence's pieces of CHUNK positions, within which the recurrence is a masked matrix product; a
-segment is what one program walks through, chunk by chunk, with the state in registers. Where batch and heads
-alone fill the device there is one segment a sequence and no state is ever written; else the states of all
-segments are computed first (x and B read once more), passed on, and every segment starts from its own.
+segment is what one program computes, chunk by chunk, with the state in registers. Where batch and heads alone
+fill the device there is one segment a sequence and no state is written; else the states of all segments are
+computed first (x and B read once more), scanned over segments, and every segment starts from its own.
+
+Names in kernels, with a the sum of step · A · log₂e over the chunk up to a position, inclusive:
+
+    decay[i] = a[i]               chunk_decay = a[last]
+    from_start[i] = 2^a[i]        to_end[i] = 2^(a[last] - a[i]) step[i]
 
 Scratch is padded: steps to whole chunks (with steps of 0, which change nothing), states to whole tiles.
 """
@@ -12,7 +17,7 @@ Scratch is padded: steps to whole chunks (with steps of 0, which change nothing)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -23,7 +28,7 @@ from .._common import INTERPRETED, cdiv, power_of_2
 from .._pointwise import softplus
 
 ENTRIES = 1024
-"""Numbers of a state that one program of the passing kernel carries."""
+"""Numbers of a state that one program of the scan over segments has."""
 
 PIECE = 8 if INTERPRETED else 16
 """What one product in fp32 sums over, where that is a loop: without tensor cores, a thread has all that it
@@ -40,12 +45,94 @@ class Launch:
 
 
 # ---------------------------------------------------------------------------------------------------------
+# Arguments of kernels, in groups.
+
+
+class Strides(NamedTuple):
+    """Of a tensor (B, S, H, …) or (B, S, G, …), in elements."""
+
+    batch: Any
+    position: Any
+    head: Any
+
+
+def strides(x: torch.Tensor) -> Strides:
+    """Of (B, S, H), or of (B, S, H, P) with a contiguous last dimension."""
+    return Strides(*x.stride()[:3])
+
+
+class Recurrence(NamedTuple):
+    """`step` and `decay` (B, H, S in whole chunks) fp32; skip, D (H,); ids (B, S); entry, states to start from."""
+
+    step: Any
+    decay: Any
+    skip: Any = None
+    ids: Any = None
+    entry: Any = None
+
+    def only(self, *used: str) -> Recurrence:
+        """For a kernel that can use these: some tensor, never read, stands for those that are missing. The others
+        are not parameters of it.
+        """
+        given = {name: self.step if (x := getattr(self, name)) is None else x for name in used}
+        return Recurrence(self.step, self.decay, **given)
+
+
+class Extent(NamedTuple):
+    """Positions, heads, and chunks of a sequence."""
+
+    S: Any
+    H: Any
+    chunks: Any
+
+
+class Segments(NamedTuple):
+    """Of a grid with a program for each segment: heads that share a group, chunks of a segment, segments."""
+
+    S: Any
+    H: Any
+    batches: Any
+    groups: Any
+    chunks: Any
+    per: Any
+    segments: Any
+
+
+class Sizes(NamedTuple):
+    """Of a grid with a program for each chunk and head; `groups` heads share a group."""
+
+    S: Any
+    H: Any
+    groups: Any
+    chunks: Any
+
+
+class Shape(NamedTuple):
+    """Known when compiling: head and state dimension, positions of a chunk, both dimensions as blocks, whether
+    tiles come by the tensor memory accelerator, the precision of products, stages of the loop, and what there is
+    of a `Recurrence`.
+    """
+
+    P: int
+    N: int
+    CHUNK: int
+    BLOCK_P: int
+    BLOCK_N: int
+    TMA: bool
+    PRECISION: str
+    STAGES: int
+    SKIP: bool
+    PACKED: bool
+    ENTRY: bool
+
+
+# ---------------------------------------------------------------------------------------------------------
 # Tiles: (rows, width) blocks of one head of a (B, S, H, P) tensor.
 
 
 @triton.jit
 def load_tile(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, batch, row, head, stride_b, stride_s, stride_h, S,
+    x, strides, batch, row, head, S,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TMA: tl.constexpr, first=0,
 ):  # fmt: skip
     """Rows `row` to `row + ROWS` of a head, zero beyond S and beyond WIDTH; 64-bit products with strides. COLUMNS
@@ -56,8 +143,9 @@ def load_tile(  # type: ignore[no-untyped-def]  # Triton's types are its own
     else:
         rows = tl.arange(0, ROWS)
         columns = first + tl.arange(0, COLUMNS)
-        start = x + batch * stride_b + tl.cast(head, tl.int64) * stride_h + tl.cast(row, tl.int64) * stride_s
-        pointers = start + (rows.to(tl.int64) * stride_s)[:, None] + columns[None, :]
+        start = x + batch * strides.batch + tl.cast(head, tl.int64) * strides.head
+        start += tl.cast(row, tl.int64) * strides.position
+        pointers = start + (rows.to(tl.int64) * strides.position)[:, None] + columns[None, :]
         inside = (row + rows < S)[:, None]
         if WIDTH % COLUMNS != 0:
             inside = inside & (columns < WIDTH)[None, :]
@@ -104,18 +192,20 @@ def sequences(ids, batch, row, S, CHUNK: tl.constexpr):  # type: ignore[no-untyp
 
 @triton.jit
 def _steps(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dt, A, bias, step, decay, stride_b, stride_s, stride_h, S, H, chunks,
+    dt, A, bias, step, decay, strides, extent,
     CHUNK: tl.constexpr, HEADS: tl.constexpr, BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, GATES: tl.constexpr,
 ):  # fmt: skip
     """dt (B, S, H) to `step` (B, H, S') after bias and softplus, and `decay`, log₂ of the decay from the chunk's
     start to each position, inclusive: sums of step · A within a chunk. S' is S in whole chunks. With GATES dt is
     the logarithm of a position's decay itself, and every step is 1.
     """
+    S, H, chunks = extent
     batch = (tl.program_id(0) // chunks).to(tl.int64)
     rows = tl.program_id(0) % chunks * CHUNK + tl.arange(0, CHUNK)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     inside = (rows < S)[:, None] & (heads < H)[None, :]
-    pointers = dt + batch * stride_b + (rows.to(tl.int64) * stride_s)[:, None] + (heads * stride_h)[None, :]
+    pointers = dt + batch * strides.batch + (rows.to(tl.int64) * strides.position)[:, None]
+    pointers += (heads * strides.head)[None, :]
     value = tl.load(pointers, inside, 0.0).to(tl.float32)
     if BIAS:
         value += tl.load(bias + heads, heads < H, 0.0).to(tl.float32)[None, :]
@@ -135,216 +225,221 @@ def _steps(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _states(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, b, step, decay, ids, entry, each, result, total,
-    stride_xb, stride_xs, stride_xh, stride_bb, stride_bs, stride_bg,
-    S, H, batches, groups, chunks, per, segments, left,
-    P: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-    REVERSE: tl.constexpr, ENTRY: tl.constexpr, EACH: tl.constexpr, RESULT: tl.constexpr,
-    PACKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    x, b, recurrence, each, result, total, x_strides, b_strides, sizes, skipped, shape: tl.constexpr,
+    REVERSE: tl.constexpr, EACH: tl.constexpr, RESULT: tl.constexpr,
 ):  # fmt: skip
     """The states of one segment of one head, which begin with `entry` (or 0).
 
-    Forward, state ← decay · state + Σ (step · decay to the end) x ⊗ B. With REVERSE, from the last chunk to
-    the first, for the gradient of the state: x is then the gradient of y and b is C, and
-    state ← decay · state + Σ (decay from the start) x ⊗ C.
-    With EACH the state that each chunk starts from goes to `each` (B, chunks, H, tile); with RESULT the last
-    one goes to `result` (B, H, segments, tile), and log₂ of the segment's decay to `total` (B, H, segments).
-    The first `left` programs of a full grid are not in this one.
+    Forward, x (B, S, H, P) and B: h ← 2^chunk_decay h + Σ to_end x ⊗ B. With REVERSE, from the last chunk to the
+    first, for the gradient g of the state: x is then dy and b is C, and g ← 2^chunk_decay g + Σ from_start dy ⊗ C.
+
+    With EACH the state that each chunk starts from goes to `each` (B, chunks, H, tile); with RESULT the last one
+    goes to `result` (B, H, segments, tile), and log₂ of the segment's decay to `total` (B, H, segments). The first
+    `skipped` programs of a full grid are not in this one.
     """
-    program = tl.program_id(0) + left
+    CHUNK: tl.constexpr = shape.CHUNK
+    BLOCK_P: tl.constexpr = shape.BLOCK_P
+    BLOCK_N: tl.constexpr = shape.BLOCK_N
+    S, H, batches, groups, chunks, per, segments = sizes
+    program = tl.program_id(0) + skipped
     head = program % H
     batch = program // H % batches
     segment = program // (H * batches)
     group = head // groups
-    place = batch.to(tl.int64) * H + head
+    sequence = batch.to(tl.int64) * H + head
     wide = batch.to(tl.int64)
     rows = tl.arange(0, CHUNK)
     tile = tl.arange(0, BLOCK_P)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    spot = (place * segments + segment) * (BLOCK_P * BLOCK_N)
+    offset = (sequence * segments + segment) * (BLOCK_P * BLOCK_N)
     state = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
-    if ENTRY:
-        state += tl.load(entry + spot + tile)
-    step += place * chunks * CHUNK
-    decay += place * chunks * CHUNK
+    if shape.ENTRY:
+        state += tl.load(recurrence.entry + offset + tile)
+    steps = recurrence.step + sequence * chunks * CHUNK
+    decays = recurrence.decay + sequence * chunks * CHUNK
     first = segment * per
     count = tl.minimum(per, chunks - first)
     sums = 0.0
-    for turn in tl.range(0, count, num_stages=STAGES):
-        chunk = first + turn
+    for i in tl.range(0, count, num_stages=shape.STAGES):
+        chunk = first + i
         if REVERSE:
-            chunk = first + count - 1 - turn
+            chunk = first + count - 1 - i
         row = chunk * CHUNK
-        given = load_tile(x, wide, row, head, stride_xb, stride_xs, stride_xh, S, P, CHUNK, BLOCK_P, TMA)
-        other = load_tile(b, wide, row, group, stride_bb, stride_bs, stride_bg, S, N, CHUNK, BLOCK_N, TMA)
-        sofar = tl.load(decay + row + rows)
-        whole = tl.load(decay + row + CHUNK - 1)
-        weight = tl.exp2(sofar) if REVERSE else tl.exp2(whole - sofar) * tl.load(step + row + rows)
-        if PACKED:
-            own, before, last = sequences(ids, wide, row, S, CHUNK)
+        x_tile = load_tile(x, x_strides, wide, row, head, S, shape.P, CHUNK, BLOCK_P, shape.TMA)
+        b_tile = load_tile(b, b_strides, wide, row, group, S, shape.N, CHUNK, BLOCK_N, shape.TMA)
+        decay = tl.load(decays + row + rows)
+        chunk_decay = tl.load(decays + row + CHUNK - 1)
+        weight = tl.exp2(decay) if REVERSE else tl.exp2(chunk_decay - decay) * tl.load(steps + row + rows)
+        if shape.PACKED:
+            own, before, last = sequences(recurrence.ids, wide, row, S, CHUNK)
             weight = tl.where(own == (before if REVERSE else last), weight, 0.0)
-            whole = tl.where(before == last, whole, float("-inf"))
+            chunk_decay = tl.where(before == last, chunk_decay, float("-inf"))
         if EACH:
             to = ((wide * chunks + chunk) * H + head) * (BLOCK_P * BLOCK_N)
             tl.store(each + to + tile, state.to(each.dtype.element_ty))
-        given = (given.to(tl.float32) * weight[:, None]).to(other.dtype)
-        state = tl.dot(tl.trans(given), other, state * tl.exp2(whole), input_precision=PRECISION)
-        sums += whole
+        # h ← 2^chunk_decay h + (weight x)ᵀ · B
+        x_tile = (x_tile.to(tl.float32) * weight[:, None]).to(b_tile.dtype)
+        state = tl.dot(tl.trans(x_tile), b_tile, state * tl.exp2(chunk_decay), input_precision=shape.PRECISION)
+        sums += chunk_decay
     if RESULT:
-        tl.store(result + spot + tile, state)
-        tl.store(total + place * segments + segment, sums)
+        tl.store(result + offset + tile, state)
+        tl.store(total + sequence * segments + segment, sums)
 
 
 @triton.jit
-def _pass(  # type: ignore[no-untyped-def]  # Triton's types are its own
+def _scan_segments(  # type: ignore[no-untyped-def]  # Triton's types are its own
     states, total, entry, result, segments,
     SIZE: tl.constexpr, ENTRIES: tl.constexpr, ENTRY: tl.constexpr, RESULT: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """`states` (B, H, segments, tile), what each segment adds, become what each starts from, in place. With
     REVERSE from the last segment to the first. With RESULT what follows the last one goes to `result`
-    (B, H, tile); without, what that adds is not read.
+    (B, H, tile); without, what the last adds is not read.
     """
-    place = tl.program_id(0).to(tl.int64)
+    sequence = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * ENTRIES + tl.arange(0, ENTRIES)
     state = tl.zeros([ENTRIES], tl.float32)
     if ENTRY:
-        state += tl.load(entry + place * SIZE + at)
-    for turn in range(0, segments):
-        segment = turn
+        state += tl.load(entry + sequence * SIZE + at)
+    for i in range(0, segments):
+        segment = i
         if REVERSE:
-            segment = segments - 1 - turn
-        pointers = states + (place * segments + segment) * SIZE + at
-        if RESULT or turn < segments - 1:
+            segment = segments - 1 - i
+        pointers = states + (sequence * segments + segment) * SIZE + at
+        if RESULT or i < segments - 1:
+            # h ← 2^total h + what the segment adds
             added = tl.load(pointers)
             tl.store(pointers, state)
-            state = state * tl.exp2(tl.load(total + place * segments + segment)) + added
+            state = state * tl.exp2(tl.load(total + sequence * segments + segment)) + added
         else:
             tl.store(pointers, state)
     if RESULT:
-        tl.store(result + place * SIZE + at, state)
+        tl.store(result + sequence * SIZE + at, state)
 
 
 @triton.jit
 def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, b, c, step, decay, skip, ids, entry, y, result,
-    stride_xb, stride_xs, stride_xh, stride_bb, stride_bs, stride_bg, stride_cb, stride_cs, stride_cg,
-    S, H, batches, groups, chunks, per, segments,
-    P: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-    SKIP: tl.constexpr, ENTRY: tl.constexpr, PACKED: tl.constexpr, TMA: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x, b, c, recurrence, y, result, x_strides, b_strides, c_strides, sizes, shape: tl.constexpr
+):
     """y of one segment of one head, with the state (N, P) in registers from chunk to chunk.
 
     Programs beside each other have neighbouring heads at the same chunk: B and C come from the L2 cache.
     """
+    CHUNK: tl.constexpr = shape.CHUNK
+    BLOCK_P: tl.constexpr = shape.BLOCK_P
+    BLOCK_N: tl.constexpr = shape.BLOCK_N
+    S, H, batches, groups, chunks, per, segments = sizes
     program = tl.program_id(0)
     head = program % H
     batch = program // H % batches
     segment = program // (H * batches)
     group = head // groups
-    place = batch.to(tl.int64) * H + head
+    sequence = batch.to(tl.int64) * H + head
     wide = batch.to(tl.int64)
     rows = tl.arange(0, CHUNK)
     causal = rows[:, None] >= rows[None, :]
     tile = tl.arange(0, BLOCK_P)[None, :] * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
-    spot = (place * segments + segment) * (BLOCK_P * BLOCK_N)
+    offset = (sequence * segments + segment) * (BLOCK_P * BLOCK_N)
     state = tl.zeros([BLOCK_N, BLOCK_P], tl.float32)
-    if ENTRY:
-        state += tl.load(entry + spot + tile)
-    if SKIP:
-        through = tl.load(skip + head).to(tl.float32)
-    step += place * chunks * CHUNK
-    decay += place * chunks * CHUNK
+    if shape.ENTRY:
+        state += tl.load(recurrence.entry + offset + tile)
+    if shape.SKIP:
+        skip = tl.load(recurrence.skip + head).to(tl.float32)
+    steps = recurrence.step + sequence * chunks * CHUNK
+    decays = recurrence.decay + sequence * chunks * CHUNK
     first = segment * per
-    for chunk in tl.range(first, tl.minimum(first + per, chunks), num_stages=STAGES):
+    for chunk in tl.range(first, tl.minimum(first + per, chunks), num_stages=shape.STAGES):
         row = chunk * CHUNK
-        read = load_tile(c, wide, row, group, stride_cb, stride_cs, stride_cg, S, N, CHUNK, BLOCK_N, TMA)
-        written = load_tile(b, wide, row, group, stride_bb, stride_bs, stride_bg, S, N, CHUNK, BLOCK_N, TMA)
-        sofar = tl.load(decay + row + rows)
-        size = tl.load(step + row + rows)
-        whole = tl.load(decay + row + CHUNK - 1)
-        carried = tl.exp2(sofar)
-        weight = tl.exp2(whole - sofar) * size
+        c_tile = load_tile(c, c_strides, wide, row, group, S, shape.N, CHUNK, BLOCK_N, shape.TMA)
+        b_tile = load_tile(b, b_strides, wide, row, group, S, shape.N, CHUNK, BLOCK_N, shape.TMA)
+        decay = tl.load(decays + row + rows)
+        step = tl.load(steps + row + rows)
+        chunk_decay = tl.load(decays + row + CHUNK - 1)
+        from_start = tl.exp2(decay)
+        to_end = tl.exp2(chunk_decay - decay) * step
         visible = causal
-        if PACKED:
-            own, before, last = sequences(ids, wide, row, S, CHUNK)
+        if shape.PACKED:
+            own, before, last = sequences(recurrence.ids, wide, row, S, CHUNK)
             visible = visible & (own[:, None] == own[None, :])
-            carried = tl.where(own == before, carried, 0.0)
-            weight = tl.where(own == last, weight, 0.0)
-            whole = tl.where(before == last, whole, float("-inf"))
-        scores = tl.dot(read, tl.trans(written), input_precision=PRECISION)
+            from_start = tl.where(own == before, from_start, 0.0)
+            to_end = tl.where(own == last, to_end, 0.0)
+            chunk_decay = tl.where(before == last, chunk_decay, float("-inf"))
+        # scores = C · Bᵀ ∘ 2^(a_i - a_j) step_j
         # The difference of exponents only where it is not positive: no overflow.
-        scores *= tl.exp2(tl.where(visible, sofar[:, None] - sofar[None, :], float("-inf"))) * size[None, :]
-        out = tl.dot(read, state.to(read.dtype), input_precision=PRECISION) * carried[:, None]
-        given = load_tile(x, wide, row, head, stride_xb, stride_xs, stride_xh, S, P, CHUNK, BLOCK_P, TMA)
-        out = tl.dot(scores.to(given.dtype), given, out, input_precision=PRECISION)
-        wider = given.to(tl.float32)
-        if SKIP:
-            out += wider * through
-        weighted = (wider * weight[:, None]).to(given.dtype)
-        state = tl.dot(tl.trans(written), weighted, state * tl.exp2(whole), input_precision=PRECISION)
-        store_tile(y, out, wide, row, head, S, H, P, CHUNK, BLOCK_P, TMA)
+        scores = tl.dot(c_tile, tl.trans(b_tile), input_precision=shape.PRECISION)
+        scores *= tl.exp2(tl.where(visible, decay[:, None] - decay[None, :], float("-inf"))) * step[None, :]
+        # y = from_start C · h + scores · x + D x
+        out = tl.dot(c_tile, state.to(c_tile.dtype), input_precision=shape.PRECISION) * from_start[:, None]
+        x_tile = load_tile(x, x_strides, wide, row, head, S, shape.P, CHUNK, BLOCK_P, shape.TMA)
+        out = tl.dot(scores.to(x_tile.dtype), x_tile, out, input_precision=shape.PRECISION)
+        wide_x = x_tile.to(tl.float32)
+        if shape.SKIP:
+            out += wide_x * skip
+        # h ← 2^chunk_decay h + Bᵀ · (to_end x)
+        weighted = (wide_x * to_end[:, None]).to(x_tile.dtype)
+        state = tl.dot(tl.trans(b_tile), weighted, state * tl.exp2(chunk_decay), input_precision=shape.PRECISION)
+        store_tile(y, out, wide, row, head, S, H, shape.P, CHUNK, BLOCK_P, shape.TMA)
     if segment == segments - 1:
-        tl.store(result + place * (BLOCK_P * BLOCK_N) + tile, state)
+        tl.store(result + sequence * (BLOCK_P * BLOCK_N) + tile, state)
 
 
 @triton.jit
-def _read(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, b, c, step, decay, skip, ids, h, y,
-    stride_xb, stride_xs, stride_xh, stride_bb, stride_bs, stride_bg, stride_cb, stride_cs, stride_cg,
-    S, H, groups, chunks,
-    P: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-    PIECE: tl.constexpr, SKIP: tl.constexpr, PACKED: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """y of one chunk of one head from the state h (B, chunks, H, tile) that the chunk starts from, in fp32.
+def _y_from_states(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, b, c, recurrence, y, x_strides, b_strides, c_strides, sizes, shape: tl.constexpr, PIECE: tl.constexpr
+):
+    """y of one chunk of one head from the states that chunks start from, entry (B, chunks, H, tile), in fp32.
 
     A product in fp32 has its operands in registers, so that it is made of pieces, PIECE of what is summed over,
     by loops that stay loops.
     """
+    CHUNK: tl.constexpr = shape.CHUNK
+    BLOCK_P: tl.constexpr = shape.BLOCK_P
+    BLOCK_N: tl.constexpr = shape.BLOCK_N
+    S, H, groups, chunks = sizes
     program = tl.program_id(0)
     head = program % H
     chunk = program // H % chunks
     wide = (program // H // chunks).to(tl.int64)
     group = head // groups
-    place = wide * H + head
+    sequence = wide * H + head
     row = chunk * CHUNK
     rows = tl.arange(0, CHUNK)
     few = tl.arange(0, PIECE)
-    at = place * chunks * CHUNK + row
-    sofar = tl.load(decay + at + rows)
-    carried = tl.exp2(sofar)
-    if PACKED:
-        own, before, _ = sequences(ids, wide, row, S, CHUNK)
-        carried = tl.where(own == before, carried, 0.0)
-    spot = ((wide * chunks + chunk) * H + head) * (BLOCK_P * BLOCK_N)
+    at = sequence * chunks * CHUNK + row
+    decay = tl.load(recurrence.decay + at + rows)
+    from_start = tl.exp2(decay)
+    if shape.PACKED:
+        own, before, _ = sequences(recurrence.ids, wide, row, S, CHUNK)
+        from_start = tl.where(own == before, from_start, 0.0)
+    offset = ((wide * chunks + chunk) * H + head) * (BLOCK_P * BLOCK_N)
     tile = tl.arange(0, BLOCK_P)[:, None] * BLOCK_N + few[None, :]
+    # y = from_start C · hᵀ
     out = tl.zeros([CHUNK, BLOCK_P], tl.float32)
-    for n in tl.range(0, N, PIECE, num_stages=STAGES):
-        read = load_tile(c, wide, row, group, stride_cb, stride_cs, stride_cg, S, N, CHUNK, PIECE, False, n)
-        state = tl.load(h + spot + n + tile)
-        out = tl.dot(read, tl.trans(state), out, input_precision="ieee")
-    out *= carried[:, None]
+    for n in tl.range(0, shape.N, PIECE, num_stages=shape.STAGES):
+        c_tile = load_tile(c, c_strides, wide, row, group, S, shape.N, CHUNK, PIECE, False, n)
+        state = tl.load(recurrence.entry + offset + n + tile)
+        out = tl.dot(c_tile, tl.trans(state), out, input_precision="ieee")
+    out *= from_start[:, None]
     for j in tl.range(0, CHUNK, PIECE, num_stages=1):
+        # scores = C · Bᵀ ∘ 2^(a_i - a_j) step_j
         scores = tl.zeros([CHUNK, PIECE], tl.float32)
-        for n in tl.range(0, N, PIECE, num_stages=STAGES):
-            read = load_tile(c, wide, row, group, stride_cb, stride_cs, stride_cg, S, N, CHUNK, PIECE, False, n)
-            written = load_tile(
-                b, wide, row + j, group, stride_bb, stride_bs, stride_bg, S, N, PIECE, PIECE, False, n
-            )
-            scores = tl.dot(read, tl.trans(written), scores, input_precision="ieee")
+        for n in tl.range(0, shape.N, PIECE, num_stages=shape.STAGES):
+            c_tile = load_tile(c, c_strides, wide, row, group, S, shape.N, CHUNK, PIECE, False, n)
+            b_tile = load_tile(b, b_strides, wide, row + j, group, S, shape.N, PIECE, PIECE, False, n)
+            scores = tl.dot(c_tile, tl.trans(b_tile), scores, input_precision="ieee")
         visible = rows[:, None] >= (j + few)[None, :]
-        if PACKED:
-            theirs = tl.load(ids + wide * S + tl.minimum(row + j + few, S - 1))
+        if shape.PACKED:
+            theirs = tl.load(recurrence.ids + wide * S + tl.minimum(row + j + few, S - 1))
             visible = visible & (own[:, None] == theirs[None, :])
-        past = tl.load(decay + at + j + few)
+        past = tl.load(recurrence.decay + at + j + few)
         # The difference of exponents only where it is not positive: no overflow.
-        scores *= tl.exp2(tl.where(visible, sofar[:, None] - past[None, :], float("-inf")))
-        scores *= tl.load(step + at + j + few)[None, :]
-        given = load_tile(x, wide, row + j, head, stride_xb, stride_xs, stride_xh, S, P, PIECE, BLOCK_P, False)
-        out = tl.dot(scores, given, out, input_precision="ieee")
-    if SKIP:
-        given = load_tile(x, wide, row, head, stride_xb, stride_xs, stride_xh, S, P, CHUNK, BLOCK_P, False)
-        out += given * tl.load(skip + head).to(tl.float32)
-    store_tile(y, out, wide, row, head, S, H, P, CHUNK, BLOCK_P, False)
+        scores *= tl.exp2(tl.where(visible, decay[:, None] - past[None, :], float("-inf")))
+        scores *= tl.load(recurrence.step + at + j + few)[None, :]
+        # y += scores · x
+        x_tile = load_tile(x, x_strides, wide, row + j, head, S, shape.P, PIECE, BLOCK_P, False)
+        out = tl.dot(scores, x_tile, out, input_precision="ieee")
+    if shape.SKIP:
+        x_tile = load_tile(x, x_strides, wide, row, head, S, shape.P, CHUNK, BLOCK_P, False)
+        out += x_tile * tl.load(recurrence.skip + head).to(tl.float32)
+    store_tile(y, out, wide, row, head, S, H, shape.P, CHUNK, BLOCK_P, False)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -356,12 +451,12 @@ def launch(kernel: str, dtype: torch.dtype, N: int) -> Launch:
     takes to have registers for operands.
     """
     if dtype == torch.float32:
-        return {"states": Launch(8, 1), "read": Launch(4, 1), "inner": Launch(16, 1), "outer": Launch(8, 1)}[
-            kernel
-        ]
+        fp32 = {"states": (8, 1), "y_from_states": (4, 1), "chunk_backward": (16, 1), "from_states": (8, 1)}
+        return Launch(*fp32[kernel])
     # A larger state has shared memory for two programs of a multiprocessor in one stage only.
     scan = Launch(4, 2) if block(N) <= 128 else Launch(4, 1)
-    return {"states": Launch(4, 3), "scan": scan, "inner": Launch(4, 1), "outer": Launch(4, 3)}[kernel]
+    others = {"states": (4, 3), "chunk_backward": (4, 1), "from_states": (4, 3)}
+    return scan if kernel == "scan" else Launch(*others[kernel])
 
 
 def block(width: int) -> int:
@@ -377,8 +472,9 @@ def steps(
     chunks = cdiv(S, chunk)
     both = torch.empty(2, B, H, chunks * chunk, dtype=torch.float32, device=dt.device)
     _steps[(B * chunks, cdiv(H, 16))](
-        dt, dt if A is None else A, dt if bias is None else bias, both[0], both[1], *dt.stride(), S, H, chunks,
-        CHUNK=chunk, HEADS=16, BIAS=bias is not None, SOFTPLUS=use_softplus, GATES=A is None, num_warps=4,
+        dt, dt if A is None else A, dt if bias is None else bias, both[0], both[1], strides(dt),
+        Extent(S, H, chunks), CHUNK=chunk, HEADS=16, BIAS=bias is not None, SOFTPLUS=use_softplus, GATES=A is None,
+        num_warps=4,
     )  # fmt: skip
     return both[0], both[1]
 
@@ -407,39 +503,51 @@ def source(x: torch.Tensor, chunk: int, described: bool, width: int | None = Non
     return TensorDescriptor(x, [B, S, H * P], [outer, x.stride(1), 1], [1, chunk, width or P])
 
 
+def shape_of(
+    x: torch.Tensor, b: torch.Tensor, recurrence: Recurrence, chunk: int, described: bool, stages: int
+) -> Shape:
+    """Of kernels for x (B, S, H, P) and b (B, S, G, N)."""
+    P, N = x.shape[3], b.shape[3]
+    _, _, *there = (part is not None for part in recurrence)
+    return Shape(P, N, chunk, block(P), block(N), described, precision(x.dtype), stages, *there)
+
+
+def segments_of(x: torch.Tensor, b: torch.Tensor, chunk: int, segments: int) -> Segments:
+    """Of a grid for x (B, S, H, P) and b (B, S, G, N)."""
+    B, S, H, _ = x.shape
+    chunks = cdiv(S, chunk)
+    return Segments(S, H, B, H // b.shape[2], chunks, cdiv(chunks, segments), segments)
+
+
 def states(
-    x: torch.Tensor, b: torch.Tensor, step: torch.Tensor, decay: torch.Tensor, ids: torch.Tensor | None,
-    entry: torch.Tensor | None, each: torch.Tensor | None, result: torch.Tensor | None,
-    total: torch.Tensor | None, *, segments: int, chunk: int, reverse: bool, described: bool,
-    last: bool = True, how: Launch | None = None,
+    x: torch.Tensor, b: torch.Tensor, recurrence: Recurrence, each: torch.Tensor | None,
+    result: torch.Tensor | None, total: torch.Tensor | None, *, segments: int, chunk: int, reverse: bool,
+    described: bool, last: bool = True, how: Launch | None = None,
 ) -> None:  # fmt: skip
     """Launches `_states`; what is None is not read or not written. Without `last` the last segment is left out
     (in reverse the first), whose result nobody wants.
     """
-    B, S, H, P = x.shape
-    G, N = b.shape[2:]
-    chunks = cdiv(S, chunk)
-    how = how or launch("states", x.dtype, N)
-    none = step
+    B, _, H, _ = x.shape
+    how = how or launch("states", x.dtype, b.shape[3])
+    none = recurrence.step
     _states[((segments if last else segments - 1) * B * H,)](
-        source(x, chunk, described), source(b, chunk, described), step, decay, none if ids is None else ids,
-        none if entry is None else entry, none if each is None else each, none if result is None else result,
-        none if total is None else total, *x.stride()[:3], *b.stride()[:3],
-        S, H, B, H // G, chunks, cdiv(chunks, segments), segments, 0 if last or not reverse else B * H,
-        P, N, chunk, block(P), block(N), reverse, entry is not None, each is not None, result is not None,
-        ids is not None, described, precision(x.dtype), how.stages, num_warps=how.warps,
+        source(x, chunk, described), source(b, chunk, described), recurrence.only("ids", "entry"),
+        none if each is None else each, none if result is None else result, none if total is None else total,
+        strides(x), strides(b), segments_of(x, b, chunk, segments), 0 if last or not reverse else B * H,
+        shape_of(x, b, recurrence, chunk, described, how.stages), reverse, each is not None, result is not None,
+        num_warps=how.warps,
     )  # fmt: skip
 
 
-def pass_on(
+def scan_segments(
     local: torch.Tensor, total: torch.Tensor, entry: torch.Tensor | None, *, reverse: bool, last: bool = True
 ) -> torch.Tensor | None:
-    """Launches `_pass` on `local` (B, H, segments, tile), in place; with `last` gives the state after all."""
+    """Launches `_scan_segments` on `local` (B, H, segments, tile), in place; with `last` the state after all."""
     B, H, segments, height, width = local.shape
     size = height * width
     result = torch.empty(B, H, height, width, dtype=torch.float32, device=local.device) if last else None
     entries = min(ENTRIES, size)
-    _pass[(B * H, size // entries)](
+    _scan_segments[(B * H, size // entries)](
         local, total, local if entry is None else entry, local if result is None else result, segments,
         size, entries, entry is not None, last, reverse, num_warps=4,
     )  # fmt: skip
@@ -447,40 +555,32 @@ def pass_on(
 
 
 def scan(
-    x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, step: torch.Tensor, decay: torch.Tensor,
-    skip: torch.Tensor | None, ids: torch.Tensor | None, entry: torch.Tensor | None, y: torch.Tensor,
+    x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, recurrence: Recurrence, y: torch.Tensor,
     result: torch.Tensor, *, segments: int, chunk: int, described: bool, how: Launch | None = None,
 ) -> None:  # fmt: skip
     """Launches `_scan` into y and result, in 16 bits."""
-    B, S, H, P = x.shape
-    G, N = b.shape[2:]
-    chunks = cdiv(S, chunk)
-    how = how or launch("scan", x.dtype, N)
-    none = step
+    B, _, H, _ = x.shape
+    how = how or launch("scan", x.dtype, b.shape[3])
     _scan[(segments * B * H,)](
-        source(x, chunk, described), source(b, chunk, described), source(c, chunk, described), step, decay,
-        none if skip is None else skip, none if ids is None else ids, none if entry is None else entry,
-        source(y, chunk, described), result, *x.stride()[:3], *b.stride()[:3], *c.stride()[:3],
-        S, H, B, H // G, chunks, cdiv(chunks, segments), segments,
-        P, N, chunk, block(P), block(N), skip is not None, entry is not None,
-        ids is not None, described, precision(x.dtype), how.stages, num_warps=how.warps,
+        source(x, chunk, described), source(b, chunk, described), source(c, chunk, described),
+        recurrence.only("skip", "ids", "entry"), source(y, chunk, described), result,
+        strides(x), strides(b), strides(c), segments_of(x, b, chunk, segments),
+        shape_of(x, b, recurrence, chunk, described, how.stages), num_warps=how.warps,
     )  # fmt: skip
 
 
-def read(
-    x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, step: torch.Tensor, decay: torch.Tensor,
-    skip: torch.Tensor | None, ids: torch.Tensor | None, h: torch.Tensor, y: torch.Tensor, *, chunk: int,
+def y_from_states(
+    x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, recurrence: Recurrence, y: torch.Tensor, *, chunk: int,
     how: Launch | None = None,
 ) -> None:  # fmt: skip
-    """Launches `_read` into y, in fp32; h is (B, chunks, H, tile)."""
-    B, S, H, P = x.shape
-    G, N = b.shape[2:]
+    """Launches `_y_from_states` into y, in fp32; the recurrence's entry is (B, chunks, H, tile)."""
+    B, S, H, _ = x.shape
     chunks = cdiv(S, chunk)
-    how = how or launch("read", x.dtype, N)
-    _read[(B * chunks * H,)](
-        x, b, c, step, decay, step if skip is None else skip, step if ids is None else ids, h, y,
-        *x.stride()[:3], *b.stride()[:3], *c.stride()[:3], S, H, H // G, chunks,
-        P, N, chunk, block(P), block(N), PIECE, skip is not None, ids is not None, how.stages, num_warps=how.warps,
+    how = how or launch("y_from_states", x.dtype, b.shape[3])
+    _y_from_states[(B * chunks * H,)](
+        x, b, c, recurrence.only("skip", "ids", "entry"), y, strides(x), strides(b), strides(c),
+        Sizes(S, H, H // b.shape[2], chunks), shape_of(x, b, recurrence, chunk, False, how.stages), PIECE,
+        num_warps=how.warps,
     )  # fmt: skip
 
 

@@ -3,11 +3,11 @@
     h ← a h + (1 - λ) dt a x' ⊗ k' + λ dt x ⊗ k        y = (h q + D x) · silu(z)
 
 with a = exp(adt), λ = sigmoid(trap), and x' and k' those of the position before; k and q are B and C with a bias
-of the head, pairs of them turned by an angle that grows by π tanh(angles) dt.
+of the head, pairs of them rotated by an angle that grows by π tanh(angles) dt.
 
 The second input at a position is the first of the one before: what enters the state is x ⊗ k with the sum of both
 weights, except at its own position. So it is one scan, as in `ssd.py`, with the chunks' diagonals weighed apart.
-Turning, skip and gate happen inside it; nothing of the size of x is read or written but x, z and y.
+Rotation, skip and gate happen inside it; nothing of the size of x is read or written but x, z and y.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 from .._common import cdiv, check, multiprocessors, on, operator
-from ._mamba3_backward import last, lay, settle, torques, turn_back
-from ._mamba3_forward import turns, walk, weights
-from ._ssd_backward import finish, inner, outer
-from ._ssd_forward import block, pass_on, read
+from ._mamba3_backward import Rotated, angle_gradients, correct_diagonal, reduce_gradients, rotate, rotate_back
+from ._mamba3_forward import Ends, Weights, rotation_angles, scan, weights
+from ._ssd_backward import chunk_backward, from_states
+from ._ssd_backward import reduce_gradients as reduce_decay_gradients
+from ._ssd_forward import block, scan_segments, y_from_states
 from .ssd import CHUNK, RESIDENT, WIDEST, _all_states, _described, _plain, _shaped, narrow, segments, sizes
 
 
@@ -42,7 +43,7 @@ def mamba3(
     x and z (B, S, H, P), B and C (B, S, G, N) in one of bf16, fp16, fp32; G divides H, and head h reads group
     h // (H / G). Steps dt, logarithms of decays adt and trap, before its sigmoid, (B, S, H); angles (B, S, A),
     before their tanh, which all heads share; B_bias and C_bias (H, N), D (H,): each in any of the three. N from 1
-    to 256, 2 A at most N: neighbours 2i and 2i + 1 of the first 2 A are turned, from the first to the second. dt
+    to 256, 2 A at most N: neighbours 2i and 2i + 1 of the first 2 A are rotated, from the first to the second. dt
     and adt want fp32, and adt should not be positive.
 
     Matrix products have operands of x's dtype and sums in fp32; fp32 inputs are multiplied as fp32, not TF32. Sums
@@ -104,22 +105,22 @@ def _launch(
     biases = (B_bias.contiguous(), C_bias.contiguous())
     with on(x):
         made = weights(dt, adt, trap, CHUNK)
-        turned = turns(angles, made[0], CHUNK)
+        rotation = rotation_angles(angles, made.step, CHUNK)
         if x.dtype == torch.float32:
-            k, q, product = lay(B, C, made[0], *turned, *biases, chunk=CHUNK)
+            k, q, product = rotate(B, C, made.step, rotation, *biases, chunk=CHUNK)
             h = _states(x, k, made)
             y = _ungated(x, k, q, made, product, skip, h)
             return y if z is None else y.mul_(torch.nn.functional.silu(z))
-        of_all = (x, B, C, z, made, *turned, skip, *biases)
+        of_all = (x, B, C, z, made, rotation, skip, *biases)
         common = _common(x, B, C, *(() if z is None else (z,)))
         entry = None
         if (count := common["segments"]) > 1:
             shape = (x.shape[0], x.shape[2], count, block(x.shape[3]), block(B.shape[3]))
             entry = torch.empty(shape, dtype=torch.float32, device=x.device)
             total = torch.empty(shape[:3], dtype=torch.float32, device=x.device)
-            walk(*of_all, None, None, entry, total, **common)
-            pass_on(entry, total, None, reverse=False, last=False)
-        walk(*of_all, entry, y, None, None, **common)
+            scan(*of_all, None, None, Ends(entry, total), **common)
+            scan_segments(entry, total, None, reverse=False, last=False)
+        scan(*of_all, entry, y, None, **common)
     return y
 
 
@@ -132,22 +133,22 @@ def _segments(x: torch.Tensor) -> int:
     return segments(x.shape[0] * x.shape[2], cdiv(x.shape[1], CHUNK), RESIDENT * multiprocessors(x))
 
 
-def _states(x: torch.Tensor, k: torch.Tensor, made: torch.Tensor, reverse: bool = False) -> torch.Tensor:
+def _states(x: torch.Tensor, k: torch.Tensor, made: Weights, reverse: bool = False) -> torch.Tensor:
     """The state that each chunk starts from, (B, chunks, H, tile), or in reverse, of the gradient of y and q, the
     gradient of what each ends with.
     """
-    each, _ = _all_states(x, k, made[2], made[1], None, None, _segments(x), reverse, _described(x, k), False)
+    each, _ = _all_states(x, k, made.recurrence, _segments(x), reverse, _described(x, k), False)
     return each
 
 
 def _ungated(
-    x: torch.Tensor, k: torch.Tensor, q: torch.Tensor, made: torch.Tensor, product: torch.Tensor,
+    x: torch.Tensor, k: torch.Tensor, q: torch.Tensor, made: Weights, product: torch.Tensor,
     skip: torch.Tensor | None, h: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """y before its gate in fp32, whose products leave no room for what `walk` does at once."""
+    """y before its gate in fp32, whose products leave no room for what `scan` does at once."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    read(x, k, q, made[2], made[1], skip, None, h, y, chunk=CHUNK)
-    own = ((made[2] - made[3]) * product)[..., : x.shape[1]]
+    y_from_states(x, k, q, made.recurrence._replace(skip=skip, entry=h), y, chunk=CHUNK)
+    own = ((made.weight - made.present) * product)[..., : x.shape[1]]
     return y.sub_(own.transpose(1, 2)[..., None] * x)
 
 
@@ -164,11 +165,10 @@ def _launch_backward(
     biases = (B_bias.contiguous(), C_bias.contiguous())
     with on(x):
         made = weights(dt, adt, trap, CHUNK)
-        size, decay, weight, _ = made
-        turned = turns(angles, size, CHUNK)
-        k, q, product = lay(B, C, size, *turned, *biases, chunk=CHUNK)
+        rotation = rotation_angles(angles, made.step, CHUNK)
+        k, q, product = rotate(B, C, made.step, rotation, *biases, chunk=CHUNK)
         h = _states(x, k, made)
-        dz = size.new_empty(0)
+        dz = product.new_empty(0)
         if z is not None:
             z = _plain(z)
             if x.dtype == torch.float32:
@@ -177,25 +177,26 @@ def _launch_backward(
                 dz.mul_(factor * (1.0 + z * (1.0 - factor)))
                 grad = grad * factor * z
             else:
-                of_all = (x, B, C, z, made, *turned, skip, *biases)
+                of_all = (x, B, C, z, made, rotation, skip, *biases)
                 common = _common(x, B, C, z, grad)
                 entry = None
                 if (count := common["segments"]) > 1:
                     entry = h[:, :: cdiv(h.shape[1], count)].transpose(1, 2).float().contiguous()
-                dz, pushed = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
-                walk(*of_all, entry, dz, None, None, grad, pushed, **common)
-                grad = pushed
+                dz, dout = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+                scan(*of_all, entry, dz, None, grad, dout, **common)
+                grad = dout
         g = _states(grad, q, made, reverse=True)
         tiles: dict[str, Any] = {"chunk": CHUNK, "described": _described(x, k, grad)}
-        dx, dscores, dskip, direct, *of_decays = inner(x, k, q, grad, weight, decay, skip, None, h, g, **tiles)
-        dk = outer(x, q, weight, decay, None, g, dscores, read=False, **tiles)
-        dq = outer(grad, k, weight, decay, None, h, dscores, read=True, **tiles)
-        dadt, _, _ = finish(direct, *of_decays, weight, None, adt, False, CHUNK)
-        push, dafter = settle(x, grad, dx, made, product, chunk=CHUNK)
-        behind = torques(h, g, angles.shape[2])
-        back = turn_back(k, q, dk, dq, size, push, *turned, behind, G, chunk=CHUNK)
-        dB, dC, dB_bias, dC_bias, dsize, dangles = back
-        ddt, dtrap = last(dt, trap, size, direct, dafter, dsize, chunk=CHUNK)
+        recurrence = made.recurrence
+        dx, dscores, dskip, parts = chunk_backward(x, k, q, grad, recurrence._replace(skip=skip), h, g, **tiles)
+        dk = from_states(x, q, recurrence, g, dscores, dC=False, **tiles)
+        dq = from_states(grad, k, recurrence, h, dscores, dC=True, **tiles)
+        dadt, _, _ = reduce_decay_gradients(parts, made.weight, None, adt, False, CHUNK)
+        dproduct, dafter = correct_diagonal(x, grad, dx, made, product, chunk=CHUNK)
+        behind = angle_gradients(h, g, angles.shape[2])
+        back = rotate_back(Rotated(k, q, dk, dq), made.step, dproduct, rotation, behind, G, chunk=CHUNK)
+        dB, dC, dB_bias, dC_bias, dstep, dangles = back
+        ddt, dtrap = reduce_gradients(dt, trap, made.step, parts.direct, dafter, dstep, chunk=CHUNK)
     return (
         dx, dB.to(x.dtype), dC.to(x.dtype), ddt, dadt, dtrap, dangles.to(angles.dtype).contiguous(),
         dB_bias.to(B_bias.dtype), dC_bias.to(C_bias.dtype),

@@ -10,7 +10,7 @@ everything else has to stay small beside one exponential:
   numbers: no scan across threads, no sum across threads, four multiply-adds an exponential.
 * B and C are the same for all channels. They are first laid out as pairs (B, C) in fp32, token by token, and
   then read as scalars: one 8-byte load serves all the channels of a warp.
-* Tokens come as vectors of VEC, contiguous in memory, that are taken apart in registers.
+* Tokens come as vectors of VEC, contiguous in memory, that are unpacked in registers.
 * A batch with too few channels for the device is cut into segments of the sequence. What enters a segment is
   computed by a first pass over the segment before it, which begins only where the past is forgotten: walking
   back until the slowest decay is below 2⁻⁴⁵. In long sequences that is a small part of the work.
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -37,7 +37,7 @@ import triton.language as tl
 
 from .._common import INTERPRETED, capability, cdiv, check, dense_like, multiprocessors, on, operator, power_of_2
 from .._pointwise import silu, softplus
-from ..convolution.causal_conv1d import _apart, _together
+from ..convolution.causal_conv1d import pack, unpack
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -111,24 +111,77 @@ def selective_scan(
 
 
 # ---------------------------------------------------------------------------------------------------------
+# Arguments of kernels, in groups. None is no parameter of a kernel, which then has no use for it; in place of what
+# a flag of the shape says is missing stands some other tensor.
+
+
+class Inputs(NamedTuple):
+    """As in `selective_scan`, but for the pairs (B, PADDED, N) of B and C as 64-bit numbers."""
+
+    u: Any
+    delta: Any
+    A: Any
+    pairs: Any
+    D: Any
+    z: Any
+    bias: Any
+
+
+class Results(NamedTuple):
+    """Of the backward scan: du, ddelta and dz; parts (blocks, B, chunks, N/2, 16), sums over a block's channels
+    for B and C, in `_gather`'s order; of_A (B, segments, N, D), of_D and of_bias (B, segments, D), sums over a
+    segment's tokens.
+    """
+
+    du: Any
+    ddelta: Any
+    dz: Any
+    parts: Any
+    of_A: Any
+    of_D: Any
+    of_bias: Any
+
+
+class Rows(NamedTuple):
+    """Strides of a tensor (B, D, S) whose tokens are contiguous."""
+
+    batch: Any
+    channel: Any
+
+
+class Sizes(NamedTuple):
+    """Channels, tokens, tokens of `pairs`, tokens of a segment, and segments."""
+
+    channels: Any
+    S: Any
+    PADDED: Any
+    LENGTH: Any
+    segments: Any
+
+
+class Shape(NamedTuple):
+    """Known when compiling: numbers of a state, tokens of a chunk, what there is of D, z and bias, whether steps
+    go through softplus, S is a multiple of VEC, there are several segments; and channels of a program.
+    """
+
+    N: int
+    VEC: int
+    HAS_D: bool
+    HAS_Z: bool
+    HAS_BIAS: bool
+    SOFTPLUS: bool
+    EVEN: bool
+    SEGMENTED: bool
+    BLOCK: int
+
+
+# ---------------------------------------------------------------------------------------------------------
 # Forward.
 
 
 @triton.jit
 def _pair(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    B,
-    C,
-    pairs,
-    N,
-    S,
-    B_b,
-    B_n,
-    B_s,
-    C_b,
-    C_n,
-    C_s,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    B, C, pairs, N, S, B_strides, C_strides, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
     """B and C (B, N, S) to pairs (B, S, N, 2) in fp32, zero for tokens that fill the last chunk."""
     blocks = tl.num_programs(0)
@@ -137,6 +190,8 @@ def _pair(  # type: ignore[no-untyped-def]  # Triton's types are its own
     n = tl.arange(0, WIDTH)
     inside = (n < N)[:, None] & (s < S)[None, :]
     here = s.to(tl.int64)[None, :]
+    B_b, B_n, B_s = B_strides
+    C_b, C_n, C_s = C_strides
     first = tl.load(B + b * B_b + n[:, None] * B_n + here * B_s, inside, 0.0).to(tl.float32)
     second = tl.load(C + b * C_b + n[:, None] * C_n + here * C_s, inside, 0.0).to(tl.float32)
     both = tl.join(tl.trans(first), tl.trans(second))
@@ -171,13 +226,13 @@ def _tokens(at, s, S, inside, VEC: tl.constexpr, EVEN: tl.constexpr):  # type: i
 
 @triton.jit
 def _steps(raw, bias, s, S, SOFTPLUS: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The steps of a vector of tokens, apart; 0 beyond the sequence, where nothing may change."""
+    """The steps of a vector of tokens, unpacked; 0 beyond the sequence, where nothing may change."""
     step = raw.to(tl.float32) + bias[:, None]
     if SOFTPLUS:
         step = softplus(step)
     if not EVEN:
         step = tl.where((s + tl.arange(0, raw.shape[1]) < S)[None, :], step, 0.0)
-    return _apart(step)
+    return unpack(step)
 
 
 @triton.jit
@@ -195,42 +250,17 @@ def _enter(states, b, segment, segments, d, channels, inside, N: tl.constexpr, S
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    u,
-    delta,
-    A,
-    pairs,
-    D,
-    z,
-    bias,
-    entering,
-    y,
-    kept,
-    channels,
-    S,
-    PADDED,
-    LENGTH,
-    segments,
-    u_b,
-    u_d,
-    delta_b,
-    delta_d,
-    z_b,
-    z_d,
-    N: tl.constexpr,
-    VEC: tl.constexpr,
-    HAS_D: tl.constexpr,
-    HAS_Z: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
-    EVEN: tl.constexpr,
-    SEGMENTED: tl.constexpr,
-    KEEP: tl.constexpr,
-    BLOCK: tl.constexpr,
+    given, entering, y, kept, u_rows, delta_rows, z_rows, sizes, shape: tl.constexpr, KEEP: tl.constexpr
 ):
     """BLOCK channels of one segment of one sequence.
 
     With KEEP there is no y: the states at the beginnings of chunks go to kept (B, chunks, N, D) instead.
     """
+    N: tl.constexpr = shape.N
+    VEC: tl.constexpr = shape.VEC
+    EVEN: tl.constexpr = shape.EVEN
+    BLOCK: tl.constexpr = shape.BLOCK
+    channels, S, PADDED, LENGTH, segments = sizes
     blocks = tl.cdiv(channels, BLOCK)
     program = tl.program_id(0)
     d = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
@@ -238,31 +268,31 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     b = (program // blocks // segments).to(tl.int64)
     inside = d < channels
     wide = d.to(tl.int64)
-    rates = _rates(A, d, inside, N)
-    h = _enter(entering, b, segment, segments, d, channels, inside, N, SEGMENTED)
-    pairs += b * PADDED * N
-    u += b * u_b + wide * u_d
-    delta += b * delta_b + wide * delta_d
-    z += b * z_b + wide * z_d
+    rates = _rates(given.A, d, inside, N)
+    h = _enter(entering, b, segment, segments, d, channels, inside, N, shape.SEGMENTED)
+    pairs = given.pairs + b * PADDED * N
+    u = given.u + (b * u_rows.batch + wide * u_rows.channel)
+    delta = given.delta + (b * delta_rows.batch + wide * delta_rows.channel)
+    z = given.z + (b * z_rows.batch + wide * z_rows.channel)
     y += (b * channels + wide) * S
     offset = tl.zeros([BLOCK], tl.float32)
-    if HAS_BIAS:
-        offset = tl.load(bias + d, inside, 0.0).to(tl.float32)
+    if shape.HAS_BIAS:
+        offset = tl.load(given.bias + d, inside, 0.0).to(tl.float32)
     skip = tl.zeros([BLOCK], tl.float32)
-    if HAS_D:
-        skip = tl.load(D + d, inside, 0.0).to(tl.float32)
+    if shape.HAS_D:
+        skip = tl.load(given.D + d, inside, 0.0).to(tl.float32)
     begin = segment * LENGTH
     end = tl.minimum(begin + LENGTH, S)
     # The next chunk is on its way while this one is computed.
     next_delta = _tokens(delta + begin, begin, S, inside, VEC, EVEN)
     next_u = _tokens(u + begin, begin, S, inside, VEC, EVEN)
     next_z = next_u
-    if HAS_Z:
+    if shape.HAS_Z:
         next_z = _tokens(z + begin, begin, S, inside, VEC, EVEN)
     for s in range(begin, end, VEC):
-        steps = _steps(next_delta, offset, s, S, SOFTPLUS, EVEN)
+        steps = _steps(next_delta, offset, s, S, shape.SOFTPLUS, EVEN)
         wide_u = next_u.to(tl.float32)
-        given = _apart(wide_u)
+        tokens = unpack(wide_u)
         gate = next_z
         ahead = s + VEC
         if KEEP:
@@ -272,11 +302,11 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
         # Beyond the segment's end there is nothing to read ahead: mask out, do not branch.
         next_delta = _tokens(delta + ahead, ahead, end, inside, VEC, EVEN)
         next_u = _tokens(u + ahead, ahead, end, inside, VEC, EVEN)
-        if HAS_Z:
+        if shape.HAS_Z:
             next_z = _tokens(z + ahead, ahead, end, inside, VEC, EVEN)
         results = ()
         for i in tl.static_range(VEC):
-            enters = steps[i] * given[i]
+            enters = steps[i] * tokens[i]
             total = tl.zeros([BLOCK], tl.float32)
             after = ()
             for n in tl.static_range(N):
@@ -287,8 +317,8 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
             h = after
             results = results + (total,)
         if not KEEP:
-            value = _together(results) + skip[:, None] * wide_u
-            if HAS_Z:
+            value = pack(results) + skip[:, None] * wide_u
+            if shape.HAS_Z:
                 value *= silu(gate.to(tl.float32))
             j = tl.arange(0, VEC)
             mask = inside[:, None] & (j < VEC)[None, :] if EVEN else inside[:, None] & (s + j < S)[None, :]
@@ -297,31 +327,15 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _ends(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    u,
-    delta,
-    A,
-    pairs,
-    bias,
-    ends,
-    totals,
-    channels,
-    S,
-    PADDED,
-    LENGTH,
-    segments,
-    u_b,
-    u_d,
-    delta_b,
-    delta_d,
-    N: tl.constexpr,
-    VEC: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
-    EVEN: tl.constexpr,
-    BLOCK: tl.constexpr,
+    given, ends, totals, u_rows, delta_rows, sizes, shape: tl.constexpr
 ):
     """What a segment adds to the state at its end, to ends (B, segments, N, D) of the segment behind it; and
     the sum of its steps, to totals (B, segments, D): by exp2(rate · total) the state that entered decays."""
+    N: tl.constexpr = shape.N
+    VEC: tl.constexpr = shape.VEC
+    EVEN: tl.constexpr = shape.EVEN
+    BLOCK: tl.constexpr = shape.BLOCK
+    channels, S, PADDED, LENGTH, segments = sizes
     blocks = tl.cdiv(channels, BLOCK)
     program = tl.program_id(0)
     d = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
@@ -329,13 +343,13 @@ def _ends(  # type: ignore[no-untyped-def]  # Triton's types are its own
     b = (program // blocks // (segments - 1)).to(tl.int64)
     inside = d < channels
     wide = d.to(tl.int64)
-    rates = _rates(A, d, inside, N)
-    pairs += b * PADDED * N
-    u += b * u_b + wide * u_d
-    delta += b * delta_b + wide * delta_d
+    rates = _rates(given.A, d, inside, N)
+    pairs = given.pairs + b * PADDED * N
+    u = given.u + (b * u_rows.batch + wide * u_rows.channel)
+    delta = given.delta + (b * delta_rows.batch + wide * delta_rows.channel)
     offset = tl.zeros([BLOCK], tl.float32)
-    if HAS_BIAS:
-        offset = tl.load(bias + d, inside, 0.0).to(tl.float32)
+    if shape.HAS_BIAS:
+        offset = tl.load(given.bias + d, inside, 0.0).to(tl.float32)
     slowest = -rates[0]
     for n in tl.static_range(1, N):
         slowest = tl.minimum(slowest, -rates[n])
@@ -349,7 +363,7 @@ def _ends(  # type: ignore[no-untyped-def]  # Triton's types are its own
     left = tl.min(tl.where(inside, 0.0, 1e30), 0)
     while (s > begin) & (left < FORGOTTEN):
         s -= VEC
-        steps = _steps(_tokens(delta + s, s, S, inside, VEC, EVEN), offset, s, S, SOFTPLUS, EVEN)
+        steps = _steps(_tokens(delta + s, s, S, inside, VEC, EVEN), offset, s, S, shape.SOFTPLUS, EVEN)
         for i in tl.static_range(VEC):
             total += steps[i]
         left = tl.min(tl.where(inside, total * slowest, 1e30), 0)
@@ -360,13 +374,13 @@ def _ends(  # type: ignore[no-untyped-def]  # Triton's types are its own
     next_delta = _tokens(delta + s, s, S, inside, VEC, EVEN)
     next_u = _tokens(u + s, s, S, inside, VEC, EVEN)
     for t in range(s, end, VEC):
-        steps = _steps(next_delta, offset, t, S, SOFTPLUS, EVEN)
-        given = _apart(next_u)
+        steps = _steps(next_delta, offset, t, S, shape.SOFTPLUS, EVEN)
+        tokens = unpack(next_u)
         ahead = t + VEC
         next_delta = _tokens(delta + ahead, ahead, end, inside, VEC, EVEN)
         next_u = _tokens(u + ahead, ahead, end, inside, VEC, EVEN)
         for i in tl.static_range(VEC):
-            enters = steps[i] * given[i]
+            enters = steps[i] * tokens[i]
             after = ()
             for n in tl.static_range(N):
                 into = _both(pairs, t + i, n, N)[0]
@@ -403,34 +417,14 @@ def _join_segments(  # type: ignore[no-untyped-def]  # Triton's types are its ow
 
 @triton.jit
 def _ends_reverse(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dout,
-    delta,
-    A,
-    pairs,
-    z,
-    bias,
-    ends,
-    totals,
-    channels,
-    S,
-    PADDED,
-    LENGTH,
-    segments,
-    dout_b,
-    dout_d,
-    delta_b,
-    delta_d,
-    z_b,
-    z_d,
-    N: tl.constexpr,
-    VEC: tl.constexpr,
-    HAS_Z: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
-    EVEN: tl.constexpr,
-    BLOCK: tl.constexpr,
+    dout, given, ends, totals, dout_rows, delta_rows, z_rows, sizes, shape: tl.constexpr
 ):
     """As `_ends`, for q: what a segment, but the first, gives to the one before it."""
+    N: tl.constexpr = shape.N
+    VEC: tl.constexpr = shape.VEC
+    EVEN: tl.constexpr = shape.EVEN
+    BLOCK: tl.constexpr = shape.BLOCK
+    channels, S, PADDED, LENGTH, segments = sizes
     blocks = tl.cdiv(channels, BLOCK)
     program = tl.program_id(0)
     d = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
@@ -438,14 +432,14 @@ def _ends_reverse(  # type: ignore[no-untyped-def]  # Triton's types are its own
     b = (program // blocks // (segments - 1)).to(tl.int64)
     inside = d < channels
     wide = d.to(tl.int64)
-    rates = _rates(A, d, inside, N)
-    pairs += b * PADDED * N
-    dout += b * dout_b + wide * dout_d
-    delta += b * delta_b + wide * delta_d
-    z += b * z_b + wide * z_d
+    rates = _rates(given.A, d, inside, N)
+    pairs = given.pairs + b * PADDED * N
+    dout += b * dout_rows.batch + wide * dout_rows.channel
+    delta = given.delta + (b * delta_rows.batch + wide * delta_rows.channel)
+    z = given.z + (b * z_rows.batch + wide * z_rows.channel)
     offset = tl.zeros([BLOCK], tl.float32)
-    if HAS_BIAS:
-        offset = tl.load(bias + d, inside, 0.0).to(tl.float32)
+    if shape.HAS_BIAS:
+        offset = tl.load(given.bias + d, inside, 0.0).to(tl.float32)
     slowest = -rates[0]
     for n in tl.static_range(1, N):
         slowest = tl.minimum(slowest, -rates[n])
@@ -455,7 +449,7 @@ def _ends_reverse(  # type: ignore[no-untyped-def]  # Triton's types are its own
     s = begin
     left = tl.min(tl.where(inside, 0.0, 1e30), 0)
     while (s < end) & (left < FORGOTTEN):
-        steps = _steps(_tokens(delta + s, s, S, inside, VEC, EVEN), offset, s, S, SOFTPLUS, EVEN)
+        steps = _steps(_tokens(delta + s, s, S, inside, VEC, EVEN), offset, s, S, shape.SOFTPLUS, EVEN)
         for i in tl.static_range(VEC):
             total += steps[i]
         left = tl.min(tl.where(inside, total * slowest, 1e30), 0)
@@ -466,16 +460,16 @@ def _ends_reverse(  # type: ignore[no-untyped-def]  # Triton's types are its own
         q = q + (tl.zeros([BLOCK], tl.float32),)
     while s > begin:
         s -= VEC
-        steps = _steps(_tokens(delta + s, s, S, inside, VEC, EVEN), offset, s, S, SOFTPLUS, EVEN)
+        steps = _steps(_tokens(delta + s, s, S, inside, VEC, EVEN), offset, s, S, shape.SOFTPLUS, EVEN)
         dy = _tokens(dout + s, s, S, inside, VEC, EVEN).to(tl.float32)
-        if HAS_Z:
+        if shape.HAS_Z:
             dy *= silu(_tokens(z + s, s, S, inside, VEC, EVEN).to(tl.float32))
-        given = _apart(dy)
+        dys = unpack(dy)
         for i in tl.static_range(VEC - 1, -1, -1):
             before = ()
             for n in tl.static_range(N):
                 out = _both(pairs, s + i, n, N)[1]
-                before = before + ((q[n] + out * given[i]) * tl.exp2(steps[i] * rates[n]),)
+                before = before + ((q[n] + out * dys[i]) * tl.exp2(steps[i] * rates[n]),)
             q = before
     for n in tl.static_range(N):
         tl.store(ends + ((b * segments + segment - 1) * N + n) * channels + d, q[n], inside)
@@ -491,7 +485,7 @@ def _plus(a, b):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _chunk(h, q, rate, n, s, pairs, steps, enters, given, N: tl.constexpr, VEC: tl.constexpr):  # type: ignore[no-untyped-def]
+def _chunk(h, q, rate, n, s, pairs, steps, enters, dys, N: tl.constexpr, VEC: tl.constexpr):  # type: ignore[no-untyped-def]
     """One number of the state through a chunk, forward and back.
 
     From h before the chunk and q behind it to (q before it, its part of y, of Σ B · e and of Σ A · e · a · h,
@@ -505,6 +499,7 @@ def _chunk(h, q, rate, n, s, pairs, steps, enters, given, N: tl.constexpr, VEC: 
     for i in tl.static_range(VEC):
         into, out = _both(pairs, s + i, n, N)
         decay = tl.exp2(steps[i] * rate)
+        # h ← decay h + Δ B u
         kept = decay * h
         h = kept + into * enters[i]
         decays = decays + (decay,)
@@ -519,67 +514,30 @@ def _chunk(h, q, rate, n, s, pairs, steps, enters, given, N: tl.constexpr, VEC: 
     of_C = ()
     of_A = tl.zeros(h.shape, tl.float32)
     for i in tl.static_range(VEC - 1, -1, -1):
-        e = outs[i] * given[i] + q
+        # e = C · dy + q
+        e = outs[i] * dys[i] + q
         r = e * before[i]
         of_A += r * steps[i]
         y = (outs[i] * after[i],) + y
         x = (ins[i] * e,) + x
         step = (r * rate,) + step
         of_B = (e * enters[i],) + of_B
-        of_C = (after[i] * given[i],) + of_C
+        of_C = (after[i] * dys[i],) + of_C
         q = decays[i] * e
     return q, y, x, step, of_A, of_B + of_C
 
 
 @triton.jit
 def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dout,
-    u,
-    delta,
-    A,
-    pairs,
-    D,
-    z,
-    bias,
-    kept,
-    entering,
-    du,
-    ddelta,
-    dz,
-    parts,
-    of_A,
-    of_D,
-    of_bias,
-    batch,
-    channels,
-    S,
-    PADDED,
-    LENGTH,
-    segments,
-    dout_b,
-    dout_d,
-    u_b,
-    u_d,
-    delta_b,
-    delta_d,
-    z_b,
-    z_d,
-    N: tl.constexpr,
-    VEC: tl.constexpr,
-    HAS_D: tl.constexpr,
-    HAS_Z: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
-    EVEN: tl.constexpr,
-    SEGMENTED: tl.constexpr,
-    EXACT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """BLOCK channels of one segment of one sequence, from its last chunk to its first.
-
-    parts (blocks, B, chunks, N/2, 16): sums over the block's channels for B and C, in `_gather`'s order.
-    of_A (B, segments, N, D), of_D and of_bias (B, segments, D): sums over the segment's tokens.
-    """
+    dout, given, kept, entering, results, batch, sizes, dout_rows, u_rows, delta_rows, z_rows,
+    shape: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """BLOCK channels of one segment of one sequence, from its last chunk to its first."""
+    N: tl.constexpr = shape.N
+    VEC: tl.constexpr = shape.VEC
+    EVEN: tl.constexpr = shape.EVEN
+    BLOCK: tl.constexpr = shape.BLOCK
+    channels, S, PADDED, LENGTH, segments = sizes
     blocks = tl.cdiv(channels, BLOCK)
     program = tl.program_id(0)
     block = program % blocks
@@ -588,33 +546,33 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     b = (program // blocks // segments).to(tl.int64)
     inside = d < channels
     wide = d.to(tl.int64)
-    rates = _rates(A, d, inside, N)
+    rates = _rates(given.A, d, inside, N)
     q = ()
     gradient = ()
     for n in tl.static_range(N):
-        if SEGMENTED:
+        if shape.SEGMENTED:
             at = entering + ((b * segments + segment) * N + n) * channels + d
             q = q + (tl.load(at, inside & (segment < segments - 1), 0.0),)
         else:
             q = q + (tl.zeros([BLOCK], tl.float32),)
         gradient = gradient + (tl.zeros([BLOCK], tl.float32),)
-    pairs += b * PADDED * N
-    dout += b * dout_b + wide * dout_d
-    u += b * u_b + wide * u_d
-    delta += b * delta_b + wide * delta_d
-    z += b * z_b + wide * z_d
+    pairs = given.pairs + b * PADDED * N
+    dout += b * dout_rows.batch + wide * dout_rows.channel
+    u = given.u + (b * u_rows.batch + wide * u_rows.channel)
+    delta = given.delta + (b * delta_rows.batch + wide * delta_rows.channel)
+    z = given.z + (b * z_rows.batch + wide * z_rows.channel)
     to = (b * channels + wide) * S
     offset = tl.zeros([BLOCK], tl.float32)
-    if HAS_BIAS:
-        offset = tl.load(bias + d, inside, 0.0).to(tl.float32)
+    if shape.HAS_BIAS:
+        offset = tl.load(given.bias + d, inside, 0.0).to(tl.float32)
     skip = tl.zeros([BLOCK], tl.float32)
-    if HAS_D:
-        skip = tl.load(D + d, inside, 0.0).to(tl.float32)
+    if shape.HAS_D:
+        skip = tl.load(given.D + d, inside, 0.0).to(tl.float32)
     sum_D = tl.zeros([BLOCK], tl.float32)
     sum_bias = tl.zeros([BLOCK], tl.float32)
     chunks = PADDED // VEC
     kept += b * chunks * N * channels + d
-    parts += (block * batch + b) * chunks * (N * 8)
+    parts = results.parts + (block * batch + b) * chunks * (N * 8)
     begin = segment * LENGTH
     end = tl.minimum(begin + LENGTH, S)
     j = tl.arange(0, VEC)
@@ -625,7 +583,7 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     raw_u = _tokens(u + s, s, S, inside, VEC, EVEN)
     raw_dout = _tokens(dout + s, s, S, inside, VEC, EVEN)
     raw_z = raw_dout
-    if HAS_Z:
+    if shape.HAS_Z:
         raw_z = _tokens(z + s, s, S, inside, VEC, EVEN)
     states = ()
     for n in tl.static_range(N):
@@ -644,21 +602,21 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
         raw_delta = _tokens(delta + t, t, S, inside, VEC, EVEN)
         raw_u = _tokens(u + t, t, S, inside, VEC, EVEN)
         raw_dout = _tokens(dout + t, t, S, inside, VEC, EVEN)
-        if HAS_Z:
+        if shape.HAS_Z:
             raw_z = _tokens(z + t, t, S, inside, VEC, EVEN)
         states = ()
         for n in tl.static_range(N):
             states = states + (tl.load(kept + (tl.cast(t // VEC, tl.int64) * N + n) * channels, inside, 0.0),)
-        steps = _steps(raw, offset, s, S, SOFTPLUS, EVEN)
+        steps = _steps(raw, offset, s, S, shape.SOFTPLUS, EVEN)
         wide_u = now_u.to(tl.float32)
         wide_dout = now_dout.to(tl.float32)
         dy = wide_dout
         gate = wide_dout
-        if HAS_Z:
+        if shape.HAS_Z:
             gate = now_z.to(tl.float32)
             dy = wide_dout * silu(gate)
-        given = _apart(dy)
-        tokens = _apart(wide_u)
+        dys = unpack(dy)
+        tokens = unpack(wide_u)
         enters = ()
         zero = ()
         for i in tl.static_range(VEC):
@@ -670,32 +628,31 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
         for n in tl.static_range(0, N, 2):
             h0 = now[n]
             h1 = now[n + 1]
-            q0, y0, x0, step0, A0, products0 = _chunk(
-                h0, q[n], rates[n], n, s, pairs, steps, enters, given, N, VEC
-            )
+            q0, y0, x0, step0, A0, products0 = _chunk(h0, q[n], rates[n], n, s, pairs, steps, enters, dys, N, VEC)
             q1, y1, x1, step1, A1, products1 = _chunk(
-                h1, q[n + 1], rates[n + 1], n + 1, s, pairs, steps, enters, given, N, VEC
+                h1, q[n + 1], rates[n + 1], n + 1, s, pairs, steps, enters, dys, N, VEC
             )
             next_q = next_q + (q0, q1)
             next_gradient = next_gradient + (gradient[n] + A0, gradient[n + 1] + A1)
             sum_y = _plus(sum_y, _plus(y0, y1))
             sum_x = _plus(sum_x, _plus(x0, x1))
             sum_step = _plus(sum_step, _plus(step0, step1))
-            products = tl.reshape(tl.join(_together(products0), _together(products1)), [BLOCK, 16])
-            place = parts + (tl.cast(chunk, tl.int64) * (N // 2) + n // 2) * 16
+            products = tl.reshape(tl.join(pack(products0), pack(products1)), [BLOCK, 16])
+            to_parts = parts + (tl.cast(chunk, tl.int64) * (N // 2) + n // 2) * 16
+            # dB and dC: 1ᵀ · (Δ u e, dy h)
             if EXACT:
-                tl.store(place + column, tl.sum(products, 0))
+                tl.store(to_parts + column, tl.sum(products, 0))
             else:
                 total = tl.dot(ones, products, input_precision="tf32")
                 row = tl.arange(0, 16)[:, None]
-                tl.store(place + column[None, :] + row * 0, total, (row == 0) & (column >= 0)[None, :])
+                tl.store(to_parts + column[None, :] + row * 0, total, (row == 0) & (column >= 0)[None, :])
         q = next_q
         gradient = next_gradient
-        x = _together(sum_x)
-        result = x * _together(steps) + skip[:, None] * dy
+        x = pack(sum_x)
+        result = x * pack(steps) + skip[:, None] * dy
         # The steps' gradient: rates include log₂e.
-        slope = _together(sum_step) * (1.0 / LOG2E) + x * wide_u
-        if SOFTPLUS:
+        slope = pack(sum_step) * (1.0 / LOG2E) + x * wide_u
+        if shape.SOFTPLUS:
             value = raw.to(tl.float32) + offset[:, None]
             small = tl.exp2(tl.abs(value) * -LOG2E)
             slope *= tl.where(value >= 0.0, 1.0, small) / (1.0 + small)
@@ -705,20 +662,20 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
             mask = inside[:, None] & (s + j < S)[None, :]
             slope = tl.where((s + j < S)[None, :], slope, 0.0)
         here = to[:, None] + s + j[None, :]
-        tl.store(du + here, result.to(du.dtype.element_ty), mask)
-        tl.store(ddelta + here, slope.to(ddelta.dtype.element_ty), mask)
+        tl.store(results.du + here, result.to(results.du.dtype.element_ty), mask)
+        tl.store(results.ddelta + here, slope.to(results.ddelta.dtype.element_ty), mask)
         sum_bias += tl.sum(slope, 1)
         sum_D += tl.sum(dy * wide_u, 1)
-        if HAS_Z:
+        if shape.HAS_Z:
             s_gate = 1.0 / (1.0 + tl.exp2(gate * -LOG2E))
-            y = _together(sum_y) + skip[:, None] * wide_u
+            y = pack(sum_y) + skip[:, None] * wide_u
             y *= wide_dout * s_gate * (1.0 + gate * (1.0 - s_gate))
-            tl.store(dz + here, y.to(dz.dtype.element_ty), mask)
+            tl.store(results.dz + here, y.to(results.dz.dtype.element_ty), mask)
     piece = b * segments + segment
     for n in tl.static_range(N):
-        tl.store(of_A + (piece * N + n) * channels + d, gradient[n], inside)
-    tl.store(of_D + piece * channels + d, sum_D, inside)
-    tl.store(of_bias + piece * channels + d, sum_bias, inside)
+        tl.store(results.of_A + (piece * N + n) * channels + d, gradient[n], inside)
+    tl.store(results.of_D + piece * channels + d, sum_D, inside)
+    tl.store(results.of_bias + piece * channels + d, sum_bias, inside)
 
 
 @triton.jit
@@ -758,6 +715,10 @@ def _lined(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def _rows(x: torch.Tensor) -> Rows:
+    return Rows(*x.stride()[:2])
+
+
 def _pairs(A: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
     """(A with an even N, pairs (B, PADDED, N, 2) of B and C as 64-bit numbers, PADDED)."""
     batch, N, S = B.shape
@@ -770,7 +731,7 @@ def _pairs(A: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> tuple[torch.Ten
         A = torch.nn.functional.pad(A, (0, 1))
         B, C = (torch.nn.functional.pad(t, (0, 0, 0, 1)) for t in (B, C))
     _pair[(padded // block, batch)](
-        B, C, pairs, even, S, *B.stride(), *C.stride(), WIDTH=width, BLOCK=block, num_warps=4
+        B, C, pairs, even, S, B.stride(), C.stride(), WIDTH=width, BLOCK=block, num_warps=4
     )
     return A.contiguous(), pairs.view(torch.int64), padded
 
@@ -855,24 +816,23 @@ def _forward_pass(
     segments, length = _cut(u, block, warps, vec, segments)
     blocks = cdiv(channels, block)
     offset = A if bias is None else bias.contiguous()
-    flags = {"HAS_BIAS": bias is not None, "SOFTPLUS": softplus_, "EVEN": S % vec == 0}
-    strides = (*u.stride()[:2], *delta.stride()[:2])
+    given = Inputs(u, delta, A, pairs, A if D is None else D.contiguous(), gate, offset)
+    there = (D is not None, z is not None, bias is not None)
+    shape = Shape(N, vec, *there, softplus_, S % vec == 0, segments > 1, block)
+    sizes = Sizes(channels, S, padded, length, segments)
     entering = A
     if segments > 1:
         entering = torch.empty(batch, segments, N, channels, dtype=torch.float32, device=u.device)
         totals = torch.empty(batch, segments, channels, dtype=torch.float32, device=u.device)
         _ends[(batch * (segments - 1) * blocks,)](
-            u, delta, A, pairs, offset, entering, totals, channels, S, padded, length, segments, *strides,
-            N=N, VEC=vec, BLOCK=block, **flags, num_warps=warps,
-        )  # fmt: skip
+            given._replace(D=None, z=None), entering, totals, _rows(u), _rows(delta), sizes, shape, num_warps=warps
+        )
         _join_segments[(cdiv(channels, 128), N, batch)](
             A, entering, totals, channels, segments, N, REVERSE=False, BLOCK=128, num_warps=4
         )
     _forward[(batch * segments * blocks,)](
-        u, delta, A, pairs, A if D is None else D.contiguous(), gate, offset, entering,
-        u if y is None else y, A if kept is None else kept, channels, S, padded, length, segments, *strides,
-        *gate.stride()[:2], N=N, VEC=vec, HAS_D=D is not None, HAS_Z=z is not None, **flags,
-        SEGMENTED=segments > 1, KEEP=kept is not None, BLOCK=block, num_warps=warps,
+        given, entering, u if y is None else y, A if kept is None else kept, _rows(u), _rows(delta), _rows(gate),
+        sizes, shape, KEEP=kept is not None, num_warps=warps,
     )  # fmt: skip
 
 
@@ -923,20 +883,17 @@ def _launch_backward(
         segments, length = _cut(u, block, warps, vec, segments)
         blocks = cdiv(channels, block)
         offset = A if delta_bias is None else delta_bias.contiguous()
-        flags = {
-            "HAS_Z": z is not None,
-            "HAS_BIAS": delta_bias is not None,
-            "SOFTPLUS": delta_softplus,
-            "EVEN": S % vec == 0,
-        }
+        given = Inputs(u, delta, A, pairs, A if D is None else D.contiguous(), gate, offset)
+        there = (D is not None, z is not None, delta_bias is not None)
+        shape = Shape(N, vec, *there, delta_softplus, S % vec == 0, segments > 1, block)
+        sizes = Sizes(channels, S, padded, length, segments)
         entering = A
         if segments > 1:
             entering = torch.empty(batch, segments, N, channels, dtype=torch.float32, device=u.device)
             totals = torch.empty(batch, segments, channels, dtype=torch.float32, device=u.device)
             _ends_reverse[(batch * (segments - 1) * blocks,)](
-                dout, delta, A, pairs, gate, offset, entering, totals, channels, S, padded, length, segments,
-                *dout.stride()[:2], *delta.stride()[:2], *gate.stride()[:2], N=N, VEC=vec, BLOCK=block, **flags,
-                num_warps=warps,
+                dout, given._replace(u=None, D=None), entering, totals, _rows(dout), _rows(delta), _rows(gate),
+                sizes, shape, num_warps=warps,
             )  # fmt: skip
             _join_segments[(cdiv(channels, 128), N, batch)](
                 A, entering, totals, channels, segments, N, REVERSE=True, BLOCK=128, num_warps=4
@@ -946,11 +903,9 @@ def _launch_backward(
         of_D, of_bias = torch.empty(2, batch * segments, channels, dtype=torch.float32, device=u.device)
         # One stage: a loop with a product would have all its loads go through shared memory.
         _backward_scan[(batch * segments * blocks,)](
-            dout, u, delta, A, pairs, A if D is None else D.contiguous(), gate, offset, kept, entering,
-            du, ddelta, dz, parts, of_A, of_D, of_bias, batch, channels, S, padded, length, segments,
-            *dout.stride()[:2], *u.stride()[:2], *delta.stride()[:2], *gate.stride()[:2], N=N, VEC=vec,
-            HAS_D=D is not None, **flags, SEGMENTED=segments > 1, EXACT=dB.dtype == torch.float32,
-            BLOCK=block, num_warps=warps, num_stages=1,
+            dout, given, kept, entering, Results(du, ddelta, dz, parts, of_A, of_D, of_bias), batch, sizes,
+            _rows(dout), _rows(u), _rows(delta), _rows(gate), shape, EXACT=dB.dtype == torch.float32,
+            num_warps=warps, num_stages=1,
         )  # fmt: skip
         width = 16 if INTERPRETED else 64
         used = cdiv(S, vec)

@@ -7,6 +7,8 @@ Bound by memory: the state is read and written once, everything else is small be
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -96,42 +98,57 @@ def selective_state_update(
     return result
 
 
+class Inputs(NamedTuple):
+    """As in `selective_state_update`; what flags say is missing is another tensor."""
+
+    x: Any
+    dt: Any
+    A: Any
+    B: Any
+    C: Any
+    D: Any
+    z: Any
+    bias: Any
+    slots: Any
+
+
+class Sizes(NamedTuple):
+    """Heads, channels of a head, numbers of a channel's state, and heads that read one group of B and C."""
+
+    H: Any
+    P: Any
+    N: Any
+    share: Any
+
+
+class Batches(NamedTuple):
+    """Strides from sequence to sequence."""
+
+    x: Any
+    dt: Any
+    B: Any
+    C: Any
+    z: Any
+
+
+class Flags(NamedTuple):
+    """Known when compiling: one step a head, what there is, and whether steps go through softplus."""
+
+    TIED: bool
+    HAS_D: bool
+    HAS_Z: bool
+    HAS_BIAS: bool
+    SOFTPLUS: bool
+    SLOTS: bool
+
+
 @triton.jit
 def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    state,
-    x,
-    dt,
-    A,
-    B,
-    C,
-    D,
-    z,
-    dt_bias,
-    slots,
-    y,
-    H,
-    P,
-    N,
-    SHARE,
-    state_b,
-    state_h,
-    state_p,
-    state_n,
-    x_b,
-    dt_b,
-    B_b,
-    C_b,
-    z_b,
-    TIED: tl.constexpr,
-    HAS_D: tl.constexpr,
-    HAS_Z: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    state, given, y, sizes, state_strides, strides, flags: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """ROWS channels of one head of one sequence. SHARE heads read one group of B and C."""
+    """ROWS channels of one head of one sequence."""
+    H, P, N, share = sizes
+    state_b, state_h, state_p, state_n = state_strides
     blocks = tl.cdiv(P, ROWS)
     program = tl.program_id(0)
     p = (program % blocks) * ROWS + tl.arange(0, ROWS)
@@ -141,42 +158,44 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     channel = h * P + p
     inside = (p < P)[:, None] & (n < N)[None, :]
     slot = b
-    if SLOTS:
-        slot = tl.load(slots + b).to(tl.int64)
+    if flags.SLOTS:
+        slot = tl.load(given.slots + b).to(tl.int64)
         if slot < 0:
             tl.store(y + b * H * P + channel, tl.zeros([ROWS], y.dtype.element_ty), p < P)
             return
     at = slot * state_b + h.to(tl.int64) * state_h + (p.to(tl.int64) * state_p)[:, None] + (n * state_n)[None, :]
     before = tl.load(state + at, inside, 0.0).to(tl.float32)
-    given = tl.load(x + b * x_b + channel, p < P, 0.0).to(tl.float32)
-    group = h // SHARE
-    enters = tl.load(B + b * B_b + group * N + n, n < N, 0.0).to(tl.float32)
-    leaves = tl.load(C + b * C_b + group * N + n, n < N, 0.0).to(tl.float32)
-    if TIED:
-        step = tl.load(dt + b * dt_b + h).to(tl.float32)
-        if HAS_BIAS:
-            step += tl.load(dt_bias + h).to(tl.float32)
-        if SOFTPLUS:
+    x = tl.load(given.x + b * strides.x + channel, p < P, 0.0).to(tl.float32)
+    group = h // share
+    enters = tl.load(given.B + b * strides.B + group * N + n, n < N, 0.0).to(tl.float32)
+    leaves = tl.load(given.C + b * strides.C + group * N + n, n < N, 0.0).to(tl.float32)
+    if flags.TIED:
+        step = tl.load(given.dt + b * strides.dt + h).to(tl.float32)
+        if flags.HAS_BIAS:
+            step += tl.load(given.bias + h).to(tl.float32)
+        if flags.SOFTPLUS:
             step = softplus(step)
-        decay = tl.exp(step * tl.load(A + h).to(tl.float32))
-        after = before * decay + (given * step)[:, None] * enters[None, :]
+        decay = tl.exp(step * tl.load(given.A + h).to(tl.float32))
+        # h ← exp(Δ A) h + Δ x ⊗ B
+        after = before * decay + (x * step)[:, None] * enters[None, :]
     else:
-        step = tl.load(dt + b * dt_b + channel, p < P, 0.0).to(tl.float32)
-        if HAS_BIAS:
-            step += tl.load(dt_bias + channel, p < P, 0.0).to(tl.float32)
-        if SOFTPLUS:
+        step = tl.load(given.dt + b * strides.dt + channel, p < P, 0.0).to(tl.float32)
+        if flags.HAS_BIAS:
+            step += tl.load(given.bias + channel, p < P, 0.0).to(tl.float32)
+        if flags.SOFTPLUS:
             step = softplus(step)
-        rate = tl.load(A + channel[:, None] * N + n[None, :], inside, 0.0).to(tl.float32)
-        after = before * tl.exp(step[:, None] * rate) + (given * step)[:, None] * enters[None, :]
+        rate = tl.load(given.A + channel[:, None] * N + n[None, :], inside, 0.0).to(tl.float32)
+        after = before * tl.exp(step[:, None] * rate) + (x * step)[:, None] * enters[None, :]
     tl.store(state + at, after.to(state.dtype.element_ty), inside)
+    # y = h · C + D x
     result = tl.sum(after * leaves[None, :], 1)
-    if HAS_D:
-        if TIED:
-            result += given * tl.load(D + h).to(tl.float32)
+    if flags.HAS_D:
+        if flags.TIED:
+            result += x * tl.load(given.D + h).to(tl.float32)
         else:
-            result += given * tl.load(D + channel, p < P, 0.0).to(tl.float32)
-    if HAS_Z:
-        result *= silu(tl.load(z + b * z_b + channel, p < P, 0.0).to(tl.float32))
+            result += x * tl.load(given.D + channel, p < P, 0.0).to(tl.float32)
+    if flags.HAS_Z:
+        result *= silu(tl.load(given.z + b * strides.z + channel, p < P, 0.0).to(tl.float32))
     tl.store(y + b * H * P + channel, result.to(y.dtype.element_ty), p < P)
 
 
@@ -213,35 +232,19 @@ def _launch(
     elements, warps = elements or usual[0], warps or usual[1]
     width = power_of_2(max(N, 1))
     height = max(1, min(elements // width, power_of_2(P)))
+    skip = A if D is None else D.contiguous()
+    bias = A if dt_bias is None else dt_bias.contiguous()
+    there = (D is not None, z is not None, dt_bias is not None)
+    flags = Flags(dt.dim() == 2, *there, dt_softplus, slots is not None)
     with on(x):
         _step[(x.shape[0] * H * cdiv(P, height),)](
             state,
-            x,
-            dt,
-            A,
-            B,
-            C,
-            A if D is None else D.contiguous(),
-            gate,
-            A if dt_bias is None else dt_bias.contiguous(),
-            x if slots is None else slots.contiguous(),
+            Inputs(x, dt, A, B, C, skip, gate, bias, x if slots is None else slots.contiguous()),
             y,
-            H,
-            P,
-            N,
-            H // B.shape[1],
-            *state.stride(),
-            x.stride(0),
-            dt.stride(0),
-            B.stride(0),
-            C.stride(0),
-            gate.stride(0),
-            TIED=dt.dim() == 2,
-            HAS_D=D is not None,
-            HAS_Z=z is not None,
-            HAS_BIAS=dt_bias is not None,
-            SOFTPLUS=dt_softplus,
-            SLOTS=slots is not None,
+            Sizes(H, P, N, H // B.shape[1]),
+            state.stride(),
+            Batches(x.stride(0), dt.stride(0), B.stride(0), C.stride(0), gate.stride(0)),
+            flags,
             ROWS=height,
             WIDTH=width,
             num_warps=warps,

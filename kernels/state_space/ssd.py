@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from .._common import INTERPRETED, capability, cdiv, check, multiprocessors, on, operator
-from ._ssd_backward import finish, inner, outer
-from ._ssd_forward import block, pass_on, read, scan, states, steps, tma
+from ._ssd_backward import chunk_backward, from_states, reduce_gradients
+from ._ssd_forward import Recurrence, block, scan, scan_segments, states, steps, tma, y_from_states
 
 CHUNK = 16 if INTERPRETED else 64
 """Positions of a chunk: the least that fills a matrix instruction, as the work within one grows with it."""
@@ -154,27 +154,27 @@ def _padded(state: torch.Tensor | None, height: int, width: int) -> torch.Tensor
 
 
 def _entries(
-    x: torch.Tensor, b: torch.Tensor, step: torch.Tensor, decay: torch.Tensor, ids: torch.Tensor | None,
-    initial: torch.Tensor | None, count: int, reverse: bool, described: bool, last: bool,
+    x: torch.Tensor, b: torch.Tensor, recurrence: Recurrence, count: int, reverse: bool, described: bool,
+    last: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """The state that each of `count` segments starts from, (B, H, count, tile), None for zeros; and the state
-    after all of them where `last` asks for it and there are several.
+    after all of them where `last` asks for it and there are several. The recurrence's entry is the initial state.
     """
     batch, _, H, P = x.shape
     if count == 1:
-        return initial, None
+        return recurrence.entry, None
     local = torch.empty(batch, H, count, block(P), block(b.shape[-1]), dtype=torch.float32, device=x.device)
     total = torch.empty(batch, H, count, dtype=torch.float32, device=x.device)
     states(
-        x, b, step, decay, ids, None, None, local, total,
+        x, b, recurrence._replace(entry=None), None, local, total,
         segments=count, chunk=CHUNK, reverse=reverse, described=described, last=last,
     )  # fmt: skip
-    return local, pass_on(local, total, initial, reverse=reverse, last=last)
+    return local, scan_segments(local, total, recurrence.entry, reverse=reverse, last=last)
 
 
 def _all_states(
-    x: torch.Tensor, b: torch.Tensor, step: torch.Tensor, decay: torch.Tensor, ids: torch.Tensor | None,
-    initial: torch.Tensor | None, count: int, reverse: bool, described: bool, last: bool,
+    x: torch.Tensor, b: torch.Tensor, recurrence: Recurrence, count: int, reverse: bool, described: bool,
+    last: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The state that each chunk starts from, (B, chunks, H, tile) in x's dtype; and the one after all of them,
     (B, H, tile) in fp32, empty where `last` does not ask for it. The initial one has a dimension of 1 before its
@@ -182,7 +182,7 @@ def _all_states(
     """
     batch, S, H, P = x.shape
     tile = (block(P), block(b.shape[-1]))
-    entry, after = _entries(x, b, step, decay, ids, initial, count, reverse, described, last)
+    entry, after = _entries(x, b, recurrence, count, reverse, described, last)
     each = torch.empty(batch, cdiv(S, CHUNK), H, *tile, dtype=x.dtype, device=x.device)
     result = total = None
     if last and after is None:
@@ -190,10 +190,10 @@ def _all_states(
         total = torch.empty(batch, H, 1, dtype=torch.float32, device=x.device)
         after = result.squeeze(2)
     states(
-        x, b, step, decay, ids, entry, each, result, total,
+        x, b, recurrence._replace(entry=entry), each, result, total,
         segments=count, chunk=CHUNK, reverse=reverse, described=described,
     )  # fmt: skip
-    return each, step.new_empty(0) if after is None else after
+    return each, recurrence.step.new_empty(0) if after is None else after
 
 
 def _launch(
@@ -212,15 +212,16 @@ def _launch(
     described = _described(x, B, C)
     count = segments(batch * H, cdiv(S, CHUNK), RESIDENT * multiprocessors(x))
     with on(x):
-        step, decay = steps(dt, A, bias, softplus, CHUNK)
-        tiled = _padded(initial, block(P), block(N))
+        entry = _padded(initial, block(P), block(N))
+        recurrence = Recurrence(*steps(dt, A, bias, softplus, CHUNK), ids=ids, entry=entry)
         if x.dtype == torch.float32:
-            h, result = _all_states(x, B, step, decay, ids, tiled, count, False, described, True)
-            read(x, B, C, step, decay, D, ids, h, y, chunk=CHUNK)
+            h, result = _all_states(x, B, recurrence, count, False, described, True)
+            y_from_states(x, B, C, recurrence._replace(skip=D, entry=h), y, chunk=CHUNK)
             return y, result[:, :, :P, :N].contiguous()
-        entry, _ = _entries(x, B, step, decay, ids, tiled, count, False, described, False)
+        entry, _ = _entries(x, B, recurrence, count, False, described, False)
         result = torch.empty(batch, H, block(P), block(N), dtype=torch.float32, device=x.device)
-        scan(x, B, C, step, decay, D, ids, entry, y, result, segments=count, chunk=CHUNK, described=described)
+        recurrence = recurrence._replace(skip=D, entry=entry)
+        scan(x, B, C, recurrence, y, result, segments=count, chunk=CHUNK, described=described)
     return y, result[:, :, :P, :N].contiguous()
 
 
@@ -255,15 +256,16 @@ def _launch_backward(
     count = segments(batch * H, cdiv(S, CHUNK), RESIDENT * multiprocessors(x))
     height, width = block(P), block(N)
     with on(x):
-        step, decay = steps(dt, A, bias, softplus, CHUNK)
-        h, _ = _all_states(x, B, step, decay, ids, _padded(initial, height, width), count, False, described, False)
-        tiled = _padded(dfinal, height, width)
-        g, first = _all_states(grad, C, step, decay, ids, tiled, count, True, described, initial is not None)
+        recurrence = Recurrence(*steps(dt, A, bias, softplus, CHUNK), ids=ids)
+        starting = recurrence._replace(entry=_padded(initial, height, width))
+        h, _ = _all_states(x, B, starting, count, False, described, False)
+        ending = recurrence._replace(entry=_padded(dfinal, height, width))
+        g, first = _all_states(grad, C, ending, count, True, described, initial is not None)
         tiles: dict[str, Any] = {"chunk": CHUNK, "described": described}
-        dx, dscores, dskip, direct, pairs, after, border = inner(x, B, C, grad, step, decay, D, ids, h, g, **tiles)
-        dB = outer(x, C, step, decay, ids, g, dscores, read=False, **tiles)
-        dC = outer(grad, B, step, decay, ids, h, dscores, read=True, **tiles)
-        ddt, dA, dbias = finish(direct, pairs, after, border, step, A, dt, softplus, CHUNK)
+        dx, dscores, dskip, parts = chunk_backward(x, B, C, grad, recurrence._replace(skip=D), h, g, **tiles)
+        dB = from_states(x, C, recurrence, g, dscores, dC=False, **tiles)
+        dC = from_states(grad, B, recurrence, h, dscores, dC=True, **tiles)
+        ddt, dA, dbias = reduce_gradients(parts, recurrence.step, A, dt, softplus, CHUNK)
     dinitial = dA
     if initial is not None:
         dinitial = first[:, :, :P, :N].to(initial.dtype).contiguous()

@@ -1,5 +1,7 @@
 """Compiles kernels for a GPU that is not here: `python compiled.py 9.0 attention rms_norm` prints one JSON list.
 
+Targets are NVIDIA's compute capabilities (7.5, 9.0) and AMD's architectures (gfx942).
+
 Triton asks a driver what to compile for; the one here says that and nothing else. Tensors are the CPU's, and a
 launch ends where the compiled kernel would be loaded, so that all comes from the very calls that a user makes.
 Results are whatever was in memory: nothing may depend on them.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,11 +44,19 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
 """Shapes beside the quick plan's, for which tiles are chosen otherwise; 16-bit numbers, both passes."""
 
 
-class Driver:
-    """Of a device of that compute capability, as far as compiling needs it."""
+def target_named(name: str) -> GPUTarget:
+    """Of a compute capability, "9.0", or an AMD architecture, "gfx942", of 64 threads a warp for gfx9."""
+    if name.startswith("gfx"):
+        return GPUTarget("hip", name, 64 if name.startswith("gfx9") else 32)
+    major, minor = name.split(".")
+    return GPUTarget("cuda", 10 * int(major) + int(minor), 32)
 
-    def __init__(self, capability: tuple[int, int]) -> None:
-        self.target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+
+class Driver:
+    """Of a device of that target, as far as compiling needs it."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
 
     def get_current_target(self) -> GPUTarget:
         return self.target
@@ -63,11 +74,12 @@ class Forgetful(dict):
     def __setitem__(self, key: Any, value: Any) -> None: ...
 
 
-def cases(operator: Operator) -> list[Case]:
-    """The quick plan's and MORE, each forward and, with gradients, backward."""
+def cases(operator: Operator, plans: Sequence[str]) -> list[Case]:
+    """The plans' and MORE, each forward and, with gradients, backward."""
     wanted = [
         ({axis: min(size, SMALL.get(axis, size)) for axis, size in x.axes.items()}, x.options, x.dtype)
-        for grid in operator.plans["quick"]
+        for plan in plans
+        for grid in operator.plans[plan]
         for x in operator.expand(grid)
     ]
     for given in MORE.get(operator.name, ()):
@@ -95,9 +107,16 @@ def call(operator: Operator, case: Case) -> None:
     torch.autograd.grad(results, leaves, [torch.zeros_like(x) for x in results], allow_unused=True)
 
 
-def main(capability: tuple[int, int], names: list[str]) -> None:
-    driver.set_active(Driver(capability))
+def compiled(
+    target: GPUTarget,
+    names: list[str],
+    plans: Sequence[str] = ("quick",),
+    more: Callable[[Any], dict[str, Any]] = lambda kernel: {},
+) -> list[dict[str, Any]]:
+    """A row for each kernel of each case, in the order of their launches, with what `more` says of the kernel."""
+    driver.set_active(Driver(target))
     # Before the modules that take these from it.
+    capability = divmod(target.arch, 10) if target.backend == "cuda" else (0, 0)
     _common.capability = lambda device: capability
     _common.multiprocessors = lambda tensor: MULTIPROCESSORS
     catalog = Catalog.default()
@@ -111,15 +130,16 @@ def main(capability: tuple[int, int], names: list[str]) -> None:
     run = JITFunction.run
     where = ""
 
-    def compiled(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+    def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *arguments, grid=grid, warmup=True, **options)
         module = self.__module__.rpartition(".")[2]
-        found[where, kernel.hash] = {"module": module, "kernel": self.__name__, "shared": kernel.metadata.shared}
+        about = {"module": module, "kernel": self.__name__, "shared": kernel.metadata.shared}
+        found[where, kernel.hash] = {**about, **more(kernel)}
         return kernel
 
-    JITFunction.run = compiled
+    JITFunction.run = compile_only
     for operator in map(catalog.operator, names):
-        for case in cases(operator):
+        for case in cases(operator, plans):
             where = f"{operator.name} {case.name}"
             try:
                 call(operator, case)
@@ -129,9 +149,9 @@ def main(capability: tuple[int, int], names: list[str]) -> None:
             except Exception as error:
                 found[where, "error"] = {"module": "", "kernel": "", "shared": 0, "error": repr(error)[-300:]}
             torch.use_deterministic_algorithms(False)
-    print(json.dumps([{"case": case, "error": None, **row} for (case, _), row in found.items()]))
+    JITFunction.run = run
+    return [{"case": case, "error": None, **row} for (case, _), row in found.items()]
 
 
 if __name__ == "__main__":
-    major, minor = sys.argv[1].split(".")
-    main((int(major), int(minor)), sys.argv[2:])
+    print(json.dumps(compiled(target_named(sys.argv[1]), sys.argv[2:])))

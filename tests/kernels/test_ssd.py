@@ -154,12 +154,12 @@ def test_what_is_computed_as_several_heads():
 
 def test_launches():
     """What was tuned in 16 bits stays as it is; fp32 needs more registers, and has more threads."""
-    tuned = {"states": (4, 3), "scan": (4, 2), "inner": (4, 1), "outer": (4, 3)}
+    tuned = {"states": (4, 3), "scan": (4, 2), "chunk_backward": (4, 1), "from_states": (4, 3)}
     for kernel, (warps, stages) in tuned.items():
         for N in (16, 64, 128):
             assert launch(kernel, torch.bfloat16, N) == launch(kernel, torch.float16, N) == Launch(warps, stages)
     assert launch("scan", torch.bfloat16, 256) == Launch(4, 1)
-    for kernel in ("states", "inner", "outer"):
+    for kernel in ("states", "chunk_backward", "from_states"):
         assert launch(kernel, torch.float32, 128).warps > launch(kernel, torch.bfloat16, 128).warps
 
 

@@ -1,0 +1,40 @@
+"""Attention within a window on a CPU: PyTorch's fused kernel for pieces of queries, each with the keys it sees.
+
+With a mask of elements alone PyTorch computes every score: all S², of which a window of W needs S · W.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+SHORTEST = 128
+"""Queries of a piece, at least; else as many as the window has keys, so that half of the scores are visible."""
+
+
+def attention_window(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"], window: int
+) -> torch.Tensor:
+    """q (B, H, S, D), k and v (B, Hkv, S, D) to softmax(q·kᵀ / √D)·v over the keys less than `window` places away,
+    under a causal mask none after the query; of q's shape and dtype.
+    """
+    S = q.shape[2]
+    ahead = 0 if mask == "causal" else window - 1
+    parts = []
+    size = max(SHORTEST, window)
+    for first in range(0, S, size):
+        last = min(first + size, S)
+        low, high = max(0, first - window + 1), min(S, last + ahead)
+        distance = torch.arange(first, last)[:, None] - torch.arange(low, high)
+        parts.append(
+            scaled_dot_product_attention(
+                q[:, :, first:last],
+                k[:, :, low:high],
+                v[:, :, low:high],
+                attn_mask=(distance < window) & (distance >= -ahead),
+                enable_gqa=q.shape[1] != k.shape[1],
+            )
+        )
+    return torch.cat(parts, 2) if parts else torch.zeros_like(q)
