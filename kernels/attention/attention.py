@@ -3,7 +3,7 @@
 The forward pass walks the keys once with an online softmax in base 2 and keeps, beside the output, one
 log-sum-exp a row. The backward pass computes the probabilities again from it, in one kernel over blocks of
 keys (dK, dV) and one over blocks of queries (dQ): no atomics, so that gradients are the same in every run.
-On Hopper one kernel makes all three (`_attention_hopper_fused.py`), and parts of dQ are added up in no fixed
+On Hopper one kernel makes all three (`_attention_hopper_backward.py`), and parts of dQ are added up in no fixed
 order, unless PyTorch is asked for deterministic algorithms.
 
 A sliding window (Beltagy et al., arXiv 2004.05150) bounds both walks: blocks outside it are never visited, and of
@@ -11,9 +11,9 @@ those inside only the ones that its edges cut are masked.
 
 Inputs may have any strides with a contiguous last dimension. From compute capability 9.0 on, long sequences
 whose strides are multiples of 16 bytes are loaded by the tensor memory accelerator; everything else through
-pointers, by the same kernels. On compute capability 9.0 itself, `_attention_hopper.py`,
-`_attention_hopper_dealt.py`, `_attention_hopper_backward.py` and `_attention_hopper_fused.py` have kernels of
-their own for the shapes that the first names; which ones run follows from device, shapes and that switch alone.
+pointers, by the same kernels. On compute capability 9.0 itself, the modules
+`_attention_hopper_*.py` have kernels of their own for the shapes that `_hopper.py` names; which ones run follows
+from device, shapes and that switch alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from .._common import capability, check, choice, on, operator, power_of_2, roomy
 
 if TYPE_CHECKING:
-    from ._attention_hopper import Schedule
+    from ._attention_hopper_forward_paired import Schedule
 
 LOG2E = 1.4426950408889634
 LOWEST = tl.constexpr(-3.4028234663852886e38)
@@ -495,14 +495,15 @@ def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its
 
 
 class Hopper(NamedTuple):
-    """The modules for Hopper: the forward pass by pairs of tiles, and by tiles that are dealt out; the backward
-    pass in two kernels, and in one.
+    """The modules for Hopper: what they share; the forward pass with a tile scheduler, and with paired tiles; the
+    backward pass, and the deterministic one.
     """
 
+    common: ModuleType
     forward: ModuleType
-    dealt: ModuleType
+    paired: ModuleType
     backward: ModuleType
-    fused: ModuleType
+    deterministic: ModuleType
 
 
 @cache
@@ -511,13 +512,20 @@ def _hopper(device: torch.device) -> Hopper | None:
     if capability(device) != (9, 0):
         return None
     from . import (
-        _attention_hopper,
         _attention_hopper_backward,
-        _attention_hopper_dealt,
-        _attention_hopper_fused,
+        _attention_hopper_backward_deterministic,
+        _attention_hopper_forward,
+        _attention_hopper_forward_paired,
     )
+    from . import _hopper as common
 
-    return Hopper(_attention_hopper, _attention_hopper_dealt, _attention_hopper_backward, _attention_hopper_fused)
+    return Hopper(
+        common,
+        _attention_hopper_forward,
+        _attention_hopper_forward_paired,
+        _attention_hopper_backward,
+        _attention_hopper_backward_deterministic,
+    )
 
 
 def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor, window: int = 0) -> Tiles:
@@ -637,17 +645,17 @@ def _launch_forward(
     if out.numel() == 0:
         return out, lse
     hopper = _hopper(q.device) if path in (None, "hopper") and "forward" in HOPPER else None
-    if hopper is not None and hopper.forward.fits(q, k, v, hopper.forward.FORWARD_WIDTHS):
-        if power_of_2(D) in hopper.dealt.DIVISIONS and schedule is None:
+    if hopper is not None and hopper.common.fits(q, k, v, hopper.common.FORWARD_WIDTHS):
+        if power_of_2(D) in hopper.forward.DIVISIONS and schedule is None:
             groups = H // k.shape[1]
             # With a full mask all tiles are as long: those of one key head at a time, which read the same keys.
             # Under a short window neighbours of a head do, and others share nothing.
             together = _shared(k, groups) if causal else groups
             if 0 < 4 * window <= S:
                 together = B * H
-            hopper.dealt.forward(q, k, v, out, lse, causal, window, together)
+            hopper.forward.forward(q, k, v, out, lse, causal, window, together)
         else:
-            hopper.forward.forward(q, k, v, out, lse, causal, window, schedule)
+            hopper.paired.forward(q, k, v, out, lse, causal, window, schedule)
         return out, lse
     q, k, v = _plain(q), _plain(k), _plain(v)
     groups = H // k.shape[1]
@@ -699,10 +707,10 @@ def _launch_backward(
             # A row's log-sum-exp has the probabilities for its derivative: dS = P ∘ (dP + dlse - delta).
             delta.sub_(grad_lse, alpha=LOG2E)
         hopper = _hopper(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
-        if hopper is not None and hopper.forward.fits(q, k, v):
-            tensors = (hopper.forward.dense(grad), q, k, v, lse, delta, dq, dk, dv)
+        if hopper is not None and hopper.common.fits(q, k, v):
+            tensors = (hopper.common.dense(grad), q, k, v, lse, delta, dq, dk, dv)
             fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled()
-            kernels = hopper.backward if fixed or not hopper.fused.AVAILABLE else hopper.fused
+            kernels = hopper.deterministic if fixed or not hopper.backward.AVAILABLE else hopper.backward
             kernels.backward(*tensors, causal, window)
             return dq, dk, dv
         tma = _descriptors(path, q, k, v, grad)

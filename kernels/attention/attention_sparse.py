@@ -7,7 +7,7 @@ or from pooled scores in two, in rows of the same length: nothing waits for the 
 Choosing k of n scores is exact and needs no sort: the k-th largest is found bit by bit.
 
 On compute capability 9.0 the kernel of `_attention_sparse_hopper.py` walks the lists for the shapes that
-`_attention_hopper.py` names.
+`_hopper.py` names.
 """
 
 from __future__ import annotations
@@ -402,7 +402,7 @@ def walk(
     groups = H // k.shape[1]
     out = q.new_empty(q.shape)
     hopper = None if portable else _hopper(q.device)
-    if hopper is not None and hopper.forward.fits(q, k, v):
+    if hopper is not None and hopper.common.fits(q, k, v):
         _lists().forward(q, k, v, out, lists, counts, causal, _shared(k, groups))
         return out
     q, k, v = _plain(q), _plain(k), _plain(v)

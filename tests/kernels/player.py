@@ -8,12 +8,14 @@ device's.
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
 from types import SimpleNamespace
 
 import torch
 from kernelmark.kernels._common import power_of_2
+from kernelmark.kernels.attention import _hopper, _pipeline, _softmax
 from triton.experimental.gluon.language import constexpr
 
 SECONDS = 20
@@ -53,6 +55,13 @@ def pointer(x):
         return Pointer(x.view(-1))
     behind = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
     return Pointer(x.as_strided((behind,), (1,)))
+
+
+def pointed(x):
+    """What a kernel is given: pointers for tensors, in tuples too."""
+    if isinstance(x, tuple):
+        return tuple(map(pointed, x))
+    return pointer(x) if isinstance(x, torch.Tensor) else x
 
 
 def load(pointer, mask=None, other=None):
@@ -243,6 +252,7 @@ class Device:
             static_range=range,
             warp_specialize=specialize,
             allocate_shared_memory=allocate,
+            to_tensor=number,
             NVMMADistributedLayout=nothing,
             DotOperandLayout=nothing,
             SliceLayout=nothing,
@@ -251,22 +261,40 @@ class Device:
 
     def launch(self, kernel, key, grid, *arguments):
         self.programs = grid
-        given = [pointer(x) if isinstance(x, torch.Tensor) else x for x in arguments]
+        given = [pointed(x) for x in arguments]
         for self.program in range(grid):
             kernel(*given)
 
 
 SOFTMAX = {
-    "_pack": lambda p, *_: p,
-    "_unpack": lambda packed, *_: packed,
-    "_held": lambda highest: highest,
-    "_scaled": lambda acc, shrink: acc * shrink[:, None],
+    "pack": lambda p, *_: p,
+    "unpack": lambda packed, *_: packed,
+    "pin": lambda row_max: row_max,
+    "rescale": lambda o, correction: o * correction[:, None],
 }
 """The parts of a step that are instructions of the device, over numbers as they are."""
 
 
+SHARED = _hopper, _pipeline, _softmax
+"""Modules that all kernels take parts from."""
+
+
+def aggregate(cls):
+    """An aggregate of Gluon's as a class of Python's: the same fields and methods."""
+    constructor = cls.hash_attrs[0]
+    fields = list(inspect.signature(getattr(constructor, "fn", constructor)).parameters)[1:]
+
+    def __init__(self, *values):
+        vars(self).update(zip(fields, values, strict=True))
+
+    methods = {name: x.fn for name, x in vars(cls).items() if hasattr(x, "fn")}
+    return type(cls.__name__, (), {"__init__": __init__, **methods})
+
+
 def play(monkeypatch, modules, keep=(), **others):
-    """Has the modules' Gluon functions, but those to keep, run as Python over what is played and `others`."""
+    """Has the Gluon functions of the modules and of what they share, but those to keep, run as Python over what is
+    played and `others`.
+    """
     device = Device()
     barriers = SimpleNamespace(
         MBarrierLayout=nothing,
@@ -281,19 +309,24 @@ def play(monkeypatch, modules, keep=(), **others):
         "tma": SimpleNamespace(store_wait=nothing),
         "copy_in": copy_in,
         "copy_out": copy_out,
-        "Tiles": lambda x, shape, strides, block, layout: Tiles(x.view(shape), *block),
-        "tiles": lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, power_of_2(x.shape[-1])),
+        "TensorMap": lambda x, shape, strides, block, layout: Tiles(x.view(shape), *block),
+        "tensor_map": lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, power_of_2(x.shape[-1])),
         "warpgroup_mma": multiply,
         "warpgroup_mma_wait": awaited,
         "fence_async_shared": nothing,
         "launch": device.launch,
         **SOFTMAX,
+        "shared_layout": nothing,
+        "plain_layout": nothing,
         **others,
     }
-    for each in modules:
-        for name, value in vars(each).items():
+    aggregates = {}
+    for each in (*SHARED, *modules):
+        for name, value in list(vars(each).items()):
             if name in played:
                 monkeypatch.setattr(each, name, played[name])
+            elif getattr(value, "__triton_aggregate__", False):
+                monkeypatch.setattr(each, name, aggregates.setdefault(value, aggregate(value)))
             elif isinstance(value, constexpr):
                 monkeypatch.setattr(each, name, value.value)
             elif hasattr(value, "fn") and name not in keep:

@@ -257,7 +257,7 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
         assert module._hopper(torch.device("cpu")) is None
     module._hopper.cache_clear()
     monkeypatch.setattr(module, "capability", lambda device: (9, 0))
-    hopper = module._hopper(torch.device("cpu")).forward
+    hopper = module._hopper(torch.device("cpu")).common
     module._hopper.cache_clear()
 
     def fits(H=2, S=1024, D=64, dtype=torch.bfloat16, widths=hopper.WIDTHS):
@@ -291,9 +291,9 @@ def hopper(monkeypatch):
     return modules
 
 
-def test_forward_on_hopper_deals_out_tiles_of_64_and_128_columns(monkeypatch, hopper):
+def test_forward_on_hopper_by_columns(monkeypatch, hopper):
     taken = []
-    for each in (hopper.forward, hopper.dealt):
+    for each in (hopper.paired, hopper.forward):
         monkeypatch.setattr(each, "forward", lambda *given, each=each: taken.append((each, given)))
 
     def kernel(D, window=0, path=None, schedule=None, S=1024, causal=True):
@@ -304,24 +304,24 @@ def test_forward_on_hopper_deals_out_tiles_of_64_and_128_columns(monkeypatch, ho
         return each, given[5:]
 
     # The last is how many query heads have 24 MiB of K and V, two of them the same.
-    assert kernel(64) == (hopper.dealt, (True, 0, 192))
-    assert kernel(64, path="hopper") == (hopper.dealt, (True, 0, 192))
-    assert kernel(48, S=1280) == (hopper.dealt, (True, 0, 204))
-    assert kernel(64, window=300) == (hopper.dealt, (True, 300, 192))
-    assert kernel(64, window=100) == (hopper.dealt, (True, 100, 4))
-    assert kernel(72) == (hopper.dealt, (True, 0, 170))
-    assert kernel(128) == (hopper.dealt, (True, 0, 96))
+    assert kernel(64) == (hopper.forward, (True, 0, 192))
+    assert kernel(64, path="hopper") == (hopper.forward, (True, 0, 192))
+    assert kernel(48, S=1280) == (hopper.forward, (True, 0, 204))
+    assert kernel(64, window=300) == (hopper.forward, (True, 300, 192))
+    assert kernel(64, window=100) == (hopper.forward, (True, 100, 4))
+    assert kernel(72) == (hopper.forward, (True, 0, 170))
+    assert kernel(128) == (hopper.forward, (True, 0, 96))
     # With a full mask those of one key head.
-    assert kernel(64, causal=False) == (hopper.dealt, (False, 0, 2))
-    schedule = hopper.forward.SCHEDULES[64, True]
-    assert kernel(64, path="hopper", schedule=schedule) == (hopper.forward, (True, 0, schedule))
-    assert kernel(256) == (hopper.forward, (True, 0, None))
+    assert kernel(64, causal=False) == (hopper.forward, (False, 0, 2))
+    schedule = hopper.paired.SCHEDULES[64, True]
+    assert kernel(64, path="hopper", schedule=schedule) == (hopper.paired, (True, 0, schedule))
+    assert kernel(256) == (hopper.paired, (True, 0, None))
 
 
 def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monkeypatch, hopper):
-    two, fused = hopper.backward, hopper.fused
+    deterministic, unordered = hopper.deterministic, hopper.backward
     taken = []
-    for each in (two, fused):
+    for each in (deterministic, unordered):
         monkeypatch.setattr(each, "backward", lambda grad, *_, each=each: taken.append((each, grad)))
     q, k, v, out = torch.zeros(4, 1, 1, 1024, 64, dtype=torch.bfloat16)
     # Contiguous, but where no descriptor can be.
@@ -334,18 +334,18 @@ def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monk
         assert torch.equal(passed, grad)
         return each
 
-    assert kernels() is fused
-    assert kernels(window=100) is fused
-    assert kernels(window=100, path="hopper") is two
-    assert kernels(path="hopper") is two
+    assert kernels() is unordered
+    assert kernels(window=100) is unordered
+    assert kernels(window=100, path="hopper") is deterministic
+    assert kernels(path="hopper") is deterministic
     torch.use_deterministic_algorithms(True)
     try:
-        assert kernels() is two
+        assert kernels() is deterministic
     finally:
         torch.use_deterministic_algorithms(False)
-    assert kernels() is fused
-    monkeypatch.setattr(fused, "AVAILABLE", False)
-    assert kernels() is two
+    assert kernels() is unordered
+    monkeypatch.setattr(unordered, "AVAILABLE", False)
+    assert kernels() is deterministic
 
 
 @pytest.mark.parametrize(

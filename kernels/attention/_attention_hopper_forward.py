@@ -1,0 +1,272 @@
+"""The forward pass of attention for Hopper in tiles of 64 or 128 columns, with a dynamic persistent tile scheduler.
+
+A producer warp group loads tiles of Q, K and V through the tensor memory accelerator, consumer warp groups compute
+64 rows each, and in each the scores of the next block of keys are multiplied while the values of this one are:
+FlashAttention-3's schedule (Shah et al., arXiv 2407.08608). The step over a block is in `_softmax.py`.
+
+At 64 columns a block's exponentials take the exponential unit about as long as its products take the matrix
+units. Two groups leave both idle while they look for maxima, add up and round; a third has work for them then, as
+in FlashAttention-3's tiles of 192 rows, and the three take turns at the matrix units (ping-pong). At 128 columns
+registers hold only two, which are as fast without turns, and under a causal mask faster.
+
+A tile is 128 or 192 query rows of one head. Where S is no multiple of 192, tiles are aligned to the sequence's end
+and the first one begins before its start: under a causal mask it is the shortest. A group's rows are wholly inside
+or wholly before the sequence, S being a multiple of 64; a group before it computes one block of keys and stores
+nothing.
+
+Groups start at their own diagonal: blocks of keys that all of a group's rows lie before are released unread, so
+that each group masks one block, its first. Under a sliding window a tile's walk over the keys starts and ends at
+it, and so does each group's within the tile's; the blocks that an end of the window cuts, one or two at each, are
+steps of their own before and after the others, which know no mask.
+
+Programs are persistent, one a multiprocessor, and take the next tile as they come to it, by a counter that the
+last one to take leaves at 0 (`_grid_barrier.counter`). Tiles come in sections of heads, as many as the caller says,
+the longest first, so that what is short evens out the end. Who computes a row does not change its numbers.
+
+| barrier | one for | arrives | arrivals | waits, and the phase it starts at |
+|---|---|---|---|---|
+| `q.full` | each group's rows of Q | the copy of the producer's | 1 and the bytes | that group, 0 |
+| `q.empty` | the same | that group, after its last S | 1 | producer, 1 |
+| `k.full`, `v.full` | each buffer | the copy of the producer's | 1 and the bytes | all groups, 0 |
+| `k.empty` | each buffer | each group, after S = Q·Kᵀ | groups | producer, 1 |
+| `v.empty` | each buffer | each group, after O += P·V | groups | producer, 1 |
+| `pingpong` | each group | the group before, its products issued | 1 | that group, 1 for the first, else 0 |
+| `tiles.ready` | the next tile | producer | 1 | all groups, 0 |
+| `tiles.free` | the same | each group, the tile read | groups | producer, 1 |
+
+Taken for what `_hopper.fits` approves of with D up to 128.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from .._common import multiprocessors, on, power_of_2
+from .._grid_barrier import counter
+from ._hopper import KEYS, LOG2E, LOWEST, ROWS, launch, product_layout, sectioned, tensor_map
+from ._pipeline import Cursors, Pipes, barriers, copy_in, copy_out, cursor, ring, tile_queue
+from ._softmax import apply_mask, first_block, last_values, scores, skip_block, step
+
+
+@dataclass(frozen=True)
+class Config:
+    """A kernel at compile time: rows of a group and columns of a tile; the mask, a window of 0 being none; consumer
+    groups, whether they take turns at the matrix units, buffers of K and of V, registers of a consumer's thread.
+    """
+
+    width: int
+    causal: bool
+    window: int
+    groups: int
+    pingpong: bool
+    stages: int
+    registers: int
+    rows: int = ROWS
+    keys: int = KEYS
+
+
+DIVISIONS = {64: (3, True, 3, 160), 128: (2, False, 2, 240)}
+"""A tile's groups, whether they take turns, buffers and registers, by columns; what a smaller D leaves of these is
+zeros. Registers are what a multiprocessor has for so many groups, the producer left 32."""
+
+
+@gluon.jit
+def _tile(t, n, length, heads, section, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(batch·head, first row, which may be negative, first and last block of keys) of tile t."""
+    head, nth = sectioned(t, n, heads, section)
+    start = length - (nth + 1) * (c.rows * c.groups)
+    low = nth * 0  # a number of the device's, as it is under a window
+    last = low + length // c.keys - 1
+    if c.causal:
+        last = (start + (c.rows * c.groups) - 1) // c.keys
+    elif c.window:
+        last = gl.minimum((start + (c.rows * c.groups) + c.window - 2) // c.keys, last)
+    if c.window:
+        low = gl.maximum(start - c.window + 1, 0) // c.keys
+    return head, start, low, last
+
+
+@gluon.jit
+def take(counter, total):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The next tile, after those that programs begin with. The last one to take leaves the counter at 0."""
+    taken = gl.atomic_add(counter, 1, sem="relaxed")
+    if taken == total - 1:  # as many are taken as there are tiles
+        gl.atomic_add(counter, -total, sem="relaxed")
+    return gl.num_programs(0) + taken
+
+
+@gluon.jit
+def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, k, v, pipes, counter, total, n, length, heads, groups, section, c: gl.constexpr
+):
+    """Loads each tile's parts of Q and its blocks of K and V, the last keys first, and takes the next tile."""
+    GROUPS: gl.constexpr = c.groups
+    at_k = cursor(1, c.stages)
+    at_v = cursor(1, c.stages)
+    q_phase = 1
+    tile_phase = 1
+    t = gl.program_id(0)
+    while t < total:
+        head, start, low, last = _tile(t, n, length, heads, section, c)
+        row = head * length + start
+        key = head // groups * length + last * c.keys
+        # Keys do not wait for those who still use the queries before.
+        pipes.k.fetch(at_k, k, [key, 0])
+        for i in gl.static_range(GROUPS):
+            mbarrier.wait(pipes.q.empty.index(i), q_phase)
+            mbarrier.expect(pipes.q.full.index(i), q.block_type.nbytes)
+            copy_in(q, [row + i * c.rows, 0], pipes.q.full.index(i), pipes.q.buffers.index(i))
+        q_phase ^= 1
+        for j in range(0, last + 1 - low):
+            at_k = at_k.advanced()
+            pipes.v.fetch(at_v, v, [key - j * c.keys, 0])
+            at_v = at_v.advanced()
+            if j < last - low:
+                pipes.k.fetch(at_k, k, [key - (j + 1) * c.keys, 0])
+        t = take(counter, total)
+        tile_phase = pipes.tiles.push(t, tile_phase)
+
+
+@gluon.jit
+def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    out, lse, staged, pipes, total, n, length, heads, section, scale, c: gl.constexpr, GROUP: gl.constexpr
+):
+    """One group's rows of every tile: online softmax in base 2 over blocks of keys, the last keys first. In the
+    loop K runs one block ahead of V.
+
+    Run 0 of steps is cut by the window's end, 1 is seen by every row, 2 is cut by the window's start. Where a
+    window is so narrow that both ends cut a block, each is looked for in it.
+    """
+    WINDOW: gl.constexpr = c.window
+    AHEAD: gl.constexpr = 0 if c.causal or not c.window else c.window - 1  # keys after itself that a query sees
+    SPAN: gl.constexpr = WINDOW + AHEAD  # keys that it sees
+    NARROW: gl.constexpr = WINDOW > 0 and WINDOW < c.keys
+    FROM: gl.constexpr = 0 if AHEAD else 1
+    UNTIL: gl.constexpr = 3 if WINDOW else 2
+    ROWS: gl.constexpr = c.rows
+    KEYS: gl.constexpr = c.keys
+    WIDTH: gl.constexpr = c.width
+    score: gl.constexpr = product_layout(KEYS)
+    sums: gl.constexpr = product_layout(WIDTH)
+    score_rows: gl.constexpr = gl.SliceLayout(1, score)
+    sums_rows: gl.constexpr = gl.SliceLayout(1, sums)
+    q = pipes.q.buffers.index(GROUP)
+    o = staged.index(GROUP)
+    zero = gl.zeros([ROWS, KEYS], gl.float32, score)
+    rows = gl.arange(0, c.rows, score_rows)
+    at = Cursors(cursor(0, c.stages), cursor(0, c.stages), gl.to_tensor(1 if GROUP == 0 else 0))
+    q_phase = 0
+    tile_phase = 0
+    t = gl.program_id(0)
+    while t < total:
+        head, start, low, last = _tile(t, n, length, heads, section, c)
+        own = start + GROUP * c.rows
+        # Blocks of keys that this group begins and ends with.
+        end = low
+        if c.causal:
+            first = gl.maximum(own + c.rows - 1, 0) // c.keys
+        elif WINDOW:
+            first = gl.minimum(gl.maximum(own + c.rows - 1 + AHEAD, 0) // c.keys, last)
+        else:
+            first = gl.where(own < 0, 0, last)
+        if WINDOW:
+            end = gl.maximum(own - WINDOW + 1, 0) // c.keys
+            first = gl.where(own < 0, 0, first)
+        for _ in range(first, last):
+            at = skip_block(pipes, at, c, GROUP)
+        mbarrier.wait(pipes.q.full.index(GROUP), q_phase)
+        q_phase ^= 1
+        s, at = scores(q, pipes, zero, at)
+        if c.causal or WINDOW:
+            s = apply_mask(s, rows + (own + AHEAD - first * c.keys), SPAN, True, NARROW)
+        state = first_block(s, gl.zeros([ROWS, WIDTH], gl.float32, sums), scale, out.dtype)
+        count = first + 1 - end
+        begin = 1
+        for run in gl.static_range(FROM, UNTIL):
+            until = count
+            if WINDOW and run == 0:  # the blocks after the last that all rows see as a whole
+                until = gl.minimum(gl.maximum(first + 1 - gl.maximum(own + WINDOW, 0) // c.keys, 1), count)
+            elif WINDOW and run == 1:  # from there to the first such
+                until = gl.minimum(first + 1 - gl.maximum(own + c.rows - WINDOW + c.keys - 1, 0) // c.keys, count)
+                until = gl.maximum(until, begin)
+            for j in range(begin, until):
+                limit = rows + (own + AHEAD - (first - j) * c.keys)
+                state, at = step(
+                    q, pipes, zero, state, at, limit, scale, c,
+                    GROUP, SPAN, run != 1 and (run == 0 or NARROW), run != 1 and (run == 2 or NARROW),
+                )  # fmt: skip
+            begin = until
+        # The last product with Q is done: the next tile's can be loaded.
+        mbarrier.arrive(pipes.q.empty.index(GROUP), count=1)
+        acc, at = last_values(state, pipes, at)
+        if WINDOW:
+            for _ in range(low, end):
+                at = skip_block(pipes, at, c, GROUP)
+        if own >= 0:
+            row = head * length + own
+            empty = state.row_max == LOWEST
+            row_sum = gl.convert_layout(gl.sum(state.row_sum, 1), score_rows)
+            gl.store(lse + row + rows, gl.where(empty, float("inf"), state.row_max + gl.log2(row_sum)))
+            share = gl.where(empty, 0.0, 1.0 / row_sum)
+            acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
+            tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
+            o.store(acc.to(out.dtype))
+            fence_async_shared()
+            copy_out(out, [row, 0], o)
+        t, tile_phase = pipes.tiles.pop(tile_phase)
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit(do_not_specialize=["counter", "total", "n", "length", "heads", "groups", "section"])
+def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, k, v, out, lse, counter, total, n, length, heads, groups, section, scale, c: gl.constexpr
+):
+    """Buffers and barriers, then the warp groups. `n` tiles a head, `total` = heads · n, heads B·H."""
+    queries = ring(q, c.rows, c.width, c.groups, 1)
+    staged = gl.allocate_shared_memory(q.dtype, [c.groups, c.rows, c.width], out.layout)
+    keys = ring(k, c.keys, c.width, c.stages, c.groups)
+    values = ring(v, c.keys, c.width, c.stages, c.groups)
+    pipes = Pipes(queries, keys, values, barriers(c.groups, 1 if c.pingpong else 0), tile_queue(c.groups))
+    gl.warp_specialize(
+        [
+            (_producer, (q, k, v, pipes, counter, total, n, length, heads, groups, section, c)),
+            (_consumer, (out, lse, staged, pipes, total, n, length, heads, section, scale, c, 0)),
+            (_consumer, (out, lse, staged, pipes, total, n, length, heads, section, scale, c, 1)),
+            (_consumer, (out, lse, staged, pipes, total, n, length, heads, section, scale, c, 2)),
+        ][: c.groups + 1],
+        [4, 4, 4][: c.groups],
+        [c.registers, c.registers, c.registers][: c.groups],
+    )
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    window: int,
+    section: int,
+) -> None:
+    """Writes the output and its base-2 log-sum-exp (B, H, S), +inf for a row that sees nothing. A window of 0 is
+    none. `section`: query heads whose tiles are taken before others' are. For inputs that `_hopper.fits` approves
+    of for the columns of DIVISIONS.
+    """
+    B, H, S, D = q.shape
+    width = power_of_2(D)
+    c = Config(width, causal, window, *DIVISIONS[width])
+    n = -(-S // (c.rows * c.groups))
+    total = B * H * n
+    with on(q):
+        launch(
+            _kernel, (_kernel, q.device, q.dtype, c), min(total, multiprocessors(q)),
+            tensor_map(q, c.rows), tensor_map(k, c.keys), tensor_map(v, c.keys), tensor_map(out, c.rows),
+            lse, counter(q), total, n, S, B * H, H // k.shape[1], min(section, B * H), LOG2E / math.sqrt(D), c,
+        )  # fmt: skip
