@@ -87,13 +87,15 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, the schedule, the layout of
-    dS in shared memory; rows of a consumer, buffers of dS, a line of the accumulator, a consumer's registers.
+    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether the last block is not
+    whole, the schedule, the layout of dS in shared memory; rows of a consumer, buffers of dS, a line of the
+    accumulator, a consumer's registers.
     """
 
     width: int
     causal: bool
     window: int
+    tail: bool
     schedule: Schedule
     exchanged: gl.NVMMASharedLayout
     rows: int = ROWS
@@ -142,15 +144,15 @@ def _reduce(descriptor, coord, source, _semantic=None):  # type: ignore[no-untyp
 
 @gluon.jit
 def _span(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    block, n, CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, WINDOW: gl.constexpr
+    block, tiles, CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, WINDOW: gl.constexpr
 ):
-    """(first tile of queries, how many) of a block of keys. Under neither mask nor window each block starts at its
+    """(first tile of queries, of so many, how many) of a block of keys. Under neither mask nor window each block starts at its
     own place too, so that not all of a head add to the same rows at a time; after a head's last tile comes its
     first.
     """
     PER: gl.constexpr = 2 * ROWS // QUERIES
     first = PER * block
-    end = PER * n
+    end = tiles
     if WINDOW:
         end = gl.minimum(first + (WINDOW + 2 * ROWS - 2) // QUERIES + 1, end)
         if not CAUSAL:
@@ -181,28 +183,31 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
 ):
     """Loads a block of K and V in halves, then the queries that see it, their dO and their statistics."""
     head, block = sectioned(gl.program_id(0), blocks.n, blocks.heads, blocks.section)
-    row = (head * blocks.n + block) * 2 * c.rows
+    batch = head // blocks.per_batch
+    key_head = head % blocks.per_batch
     for half in gl.static_range(2):
-        resident.fetch(half, k, v, [row + half * c.rows, 0])
+        resident.fetch(half, k, v, [batch, key_head, block * 2 * c.rows + half * c.rows, 0])
     at = cursor(1, c.stages)
-    first, count = _span(block, blocks.n, c.causal, c.rows, c.queries, c.window)
+    tiles = (blocks.length + c.queries - 1) // c.queries
+    first, count = _span(block, tiles, c.causal, c.rows, c.queries, c.window)
     for member in range(0, blocks.groups):
         base = (head * blocks.groups + member) * blocks.n * c.ratio
         more = count
         if c.schedule.ahead:
             # The last step looks one ahead: it gets the last tile once more.
             more = count + gl.where(member == blocks.groups - 1, 1, 0)
+        query_head = key_head * blocks.groups + member
         for i in range(0, more):
             j = first + gl.minimum(i, count - 1)
             if not c.causal and not c.window:
-                j = gl.where(j >= c.ratio * blocks.n, j - c.ratio * blocks.n, j)
+                j = gl.where(j >= tiles, j - tiles, j)
             row = (base + j) * c.queries
             full = stream.full.index(at.stage)
             mbarrier.wait(stream.empty.index(at.stage), at.phase)
             mbarrier.expect(full, 2 * q.block_type.nbytes + 2 * lse.block_type.nbytes)
-            copy_in(q, [row, 0], full, stream.first.index(at.stage))
+            copy_in(q, [batch, query_head, j * c.queries, 0], full, stream.first.index(at.stage))
             copy_in(lse, [row], full, statistics.lse.index(at.stage))
-            copy_in(g, [row, 0], full, stream.second.index(at.stage))
+            copy_in(g, [batch, query_head, j * c.queries, 0], full, stream.second.index(at.stage))
             copy_in(delta, [row], full, statistics.delta.index(at.stage))
             at = at.advanced()
 
@@ -269,7 +274,8 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     fence_async_shared()
     mbarrier.arrive(exchange.ready.index(0), count=1)
     step = 1
-    first, count = _span(block, blocks.n, c.causal, c.rows, c.queries, c.window)
+    tiles = (blocks.length + c.queries - 1) // c.queries
+    first, count = _span(block, tiles, c.causal, c.rows, c.queries, c.window)
     last = ((head * blocks.groups * c.ratio * blocks.n + first) * 2 + HALF) * LINES
     if AHEAD:
         mbarrier.wait(stream.full.index(0), 0)
@@ -282,7 +288,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         for i in range(0, count):
             j = first + i
             if not c.causal and not c.window:
-                j = gl.where(j >= c.ratio * blocks.n, j - c.ratio * blocks.n, j)
+                j = gl.where(j >= tiles, j - tiles, j)
             place = ((base + j) * 2 + HALF) * LINES
             buffer = step % c.buffers
             parity = step // c.buffers % 2
@@ -302,12 +308,21 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             level = statistics.lse.index(at.stage).load(across)
             # P = 2^(S·scale - lse)
             p = gl.exp2(s * scale - gl.expand_dims(level, 0))
-            if c.causal or c.window:
+            if c.causal or c.window or c.tail:
                 ahead = j - c.ratio * block
-                if _cut(ahead, c.causal, c.rows, c.queries, c.window):
+                cut = j < 0
+                if c.causal or c.window:
+                    cut = _cut(ahead, c.causal, c.rows, c.queries, c.window)
+                if c.tail:
+                    cut = cut | (j == tiles - 1) | (block == blocks.n - 1)
+                if cut:
                     queries = gl.expand_dims(columns + ahead * c.queries, 0)
                     keys = gl.expand_dims(rows + HALF * c.rows, 1)
-                    p = gl.where(visible(queries, keys, c.causal, c.window), p, 0.0)
+                    if c.causal or c.window:
+                        p = gl.where(visible(queries, keys, c.causal, c.window), p, 0.0)
+                    if c.tail:
+                        limit = blocks.length - block * 2 * c.rows
+                        p = gl.where((queries < limit) & (keys < limit), p, 0.0)
             weights = gl.convert_layout(p.to(dtype), operand)
             # dV += Pᵀ·dO
             dv = warpgroup_mma(weights, g, dv, is_async=True)
@@ -359,9 +374,9 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     k.store((dk * root).to(dtype))
     v.store(dv.to(dtype))
     fence_async_shared()
-    row = (head * blocks.n + block) * 2 * c.rows + HALF * c.rows
-    copy_out(dk_out, [row, 0], k)
-    copy_out(dv_out, [row, 0], v)
+    row = block * 2 * c.rows + HALF * c.rows
+    copy_out(dk_out, [head // blocks.per_batch, head % blocks.per_batch, row, 0], k)
+    copy_out(dv_out, [head // blocks.per_batch, head % blocks.per_batch, row, 0], v)
     tma.store_wait(pendings=0)
 
 
@@ -382,12 +397,12 @@ def exchanges(sums, dtype: gl.constexpr, c: gl.constexpr):  # type: ignore[no-un
     )
 
 
-@gluon.jit(do_not_specialize=["n", "heads", "section", "groups"])
+@gluon.jit(do_not_specialize=["n", "heads", "per_batch", "section", "groups", "length"])
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, lse, delta, dk, dv, sums, n, heads, section, groups, scale, root, c: gl.constexpr
+    q, g, k, v, lse, delta, dk, dv, sums, n, heads, per_batch, section, groups, length, scale, root, c: gl.constexpr
 ):
     """One block of keys of one key head, over all its query heads: its dK and dV, and its part of dQ·√D added to
-    `sums`. `n` is S / 128, `root` 1/√D.
+    `sums`. `root` is 1/√D; numbers as in `Blocks`.
     """
     resident = pair(k, v, c.rows, c.width)
     stream = pair_ring(q, g, c.queries, c.width, c.stages)
@@ -396,7 +411,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
         gl.allocate_shared_memory(gl.float32, [c.stages, c.queries], lse.layout),
     )
     one, other = exchanges(sums, k.dtype, c)
-    blocks = Blocks(n, heads, section, groups)
+    blocks = Blocks(n, heads, per_batch, section, groups, length)
     gl.warp_specialize(
         [
             (_producer, (q, g, k, v, lse, delta, resident, stream, statistics, blocks, c)),
@@ -408,19 +423,24 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     )
 
 
-@triton.jit
-def _convert_dq(sums, out, root, D: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """64 rows of dQ from the accumulator, whose order within them `_add` says."""
-    start = tl.program_id(0).to(tl.int64) * 64
-    x = tl.load(sums + start * WIDTH + tl.arange(0, 64 * WIDTH))
+@triton.jit(do_not_specialize=["H", "pieces", "S"])
+def _convert_dq(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    sums, out, stride_b, stride_h, stride_s, H, pieces, S, root, D: tl.constexpr, WIDTH: tl.constexpr
+):
+    """64 rows of dQ from the accumulator, of which a head has so many pieces; `add_dq` says their order."""
+    head = tl.program_id(0) // pieces
+    first = tl.program_id(0) % pieces * 64
+    x = tl.load(sums + tl.program_id(0).to(tl.int64) * 64 * WIDTH + tl.arange(0, 64 * WIDTH))
     x = (x * root).to(out.dtype.element_ty)
     x = x.reshape(WIDTH // 8, 4, 8, 4, 2, 2).permute(1, 4, 2, 0, 3, 5).reshape(64, WIDTH)
+    rows = first + tl.arange(0, 64)
     columns = tl.arange(0, WIDTH)[None, :]
-    places = out + start * D + tl.arange(0, 64)[:, None] * D + columns
+    start = out + (head // H).to(tl.int64) * stride_b + (head % H).to(tl.int64) * stride_h
+    places = start + (rows.to(tl.int64) * stride_s)[:, None] + columns
     if WIDTH == D:
-        tl.store(places, x)
+        tl.store(places, x, mask=(rows < S)[:, None])
     else:
-        tl.store(places, x, mask=columns < D)
+        tl.store(places, x, mask=(rows < S)[:, None] & (columns < D))
 
 
 def backward(
@@ -437,30 +457,30 @@ def backward(
     window: int = 0,
     schedule: Schedule | None = None,
 ) -> None:
-    """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, S) in fp32.
-    A window of 0 is none.
+    """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, rows) in fp32 with
+    room for whole blocks of 128 rows, filled up with +inf and 0. A window of 0 is none.
 
-    All contiguous; for inputs that `_hopper.fits` approves of. Takes memory for dq in fp32, its columns filled up
-    to a power of two.
+    For inputs that `_hopper.fits` approves of, as many keys as queries; gradients are `mappable`. Takes memory for
+    dq in fp32, its rows filled up to whole blocks and its columns to a power of two.
     """
     B, H, S, D = q.shape
     heads = k.shape[1]
     width = power_of_2(D)
     schedule = schedule or SCHEDULES[width, causal]
     queries = schedule.rows
-    c = Config(width, causal, window, schedule, shared_layout(ROWS, queries, q.dtype))
+    c = Config(width, causal, window, S % (2 * ROWS) != 0, schedule, shared_layout(ROWS, queries, q.dtype))
     tq, tg = (tensor_map(x, queries) for x in (q, grad))
     tk, tv, tdk, tdv = (tensor_map(x, ROWS) for x in (k, v, dk, dv))
     tlse, tdelta = (TensorMap(x, [x.numel()], [1], [queries], plain_layout(1)) for x in (lse, delta))
-    sums = torch.zeros(B * H * S * width // LINE, LINE, dtype=torch.float32, device=q.device)
+    n = -(-S // (2 * ROWS))
+    sums = torch.zeros(B * H * n * 2 * ROWS * width // LINE, LINE, dtype=torch.float32, device=q.device)
     tsums = TensorMap(sums, list(sums.shape), [LINE, 1], [queries * width // 2 // LINE, LINE], plain_layout(2))
-    n = S // (2 * ROWS)
     root = 1 / math.sqrt(D)
     section = heads_per_l2_group(S, width, H // heads, B * heads) if causal and not window else 1
     with on(q):
         launch(
             _kernel, (_kernel, q.device, q.dtype, c), B * heads * n,
             tq, tg, tk, tv, tlse, tdelta, tdk, tdv, tsums,
-            n, B * heads, section, H // heads, LOG2E * root, root, c,
+            n, B * heads, heads, section, H // heads, S, LOG2E * root, root, c,
         )  # fmt: skip
-        _convert_dq[(B * H * S // 64,)](sums, dq, root, D, width, num_warps=width // 16)
+        _convert_dq[(B * H * n * 2,)](sums, dq, *dq.stride()[:3], H, n * 2, S, root, D, width, num_warps=width // 16)

@@ -46,13 +46,14 @@ L2 = 32 << 20
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, streamed tiles in flight,
-    registers of a consumer's thread; rows of a consumer and of a streamed tile.
+    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether the last block is not
+    whole, streamed tiles in flight, registers of a consumer's thread; rows of a consumer and of a streamed tile.
     """
 
     width: int
     causal: bool
     window: int
+    tail: bool
     stages: int
     registers: int = REGISTERS
     rows: int = ROWS
@@ -68,18 +69,20 @@ def opaque(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit
 def _walk(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    block, n, BEFORE: gl.constexpr, AFTER: gl.constexpr, ROWS: gl.constexpr, WINDOW: gl.constexpr
+    block, tiles, BEFORE: gl.constexpr, AFTER: gl.constexpr, ROWS: gl.constexpr, WINDOW: gl.constexpr
 ):
-    """(first tile, end) of a block's walk. BEFORE and AFTER: whether what lies before and after it is visible."""
+    """(first tile, end) of a block's walk over so many tiles. BEFORE and AFTER: whether what lies before and after it
+    is visible.
+    """
     first = 0
-    end = 2 * n
+    end = tiles
     if WINDOW:
         first = gl.maximum(2 * block - (WINDOW + ROWS - 2) // ROWS, 0)
-        end = gl.minimum(2 * block + (WINDOW + 2 * ROWS - 2) // ROWS + 1, 2 * n)
+        end = gl.minimum(2 * block + (WINDOW + 2 * ROWS - 2) // ROWS + 1, tiles)
     if not BEFORE:
         first = 2 * block
     if not AFTER:
-        end = 2 * block + 2
+        end = gl.minimum(2 * block + 2, tiles)
     return first, end
 
 
@@ -102,18 +105,50 @@ def _cut(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @gluon.jit
+def _tiles(blocks, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Streamed tiles of a head."""
+    return (blocks.length + c.rows - 1) // c.rows
+
+
+@gluon.jit
+def _masked(p, rows, columns, block, j, blocks, c: gl.constexpr, OF_KEYS: gl.constexpr):  # type: ignore[no-untyped-def]
+    """P of a block's rows with a tile's columns, by their places, hidden as the mask, the window and the end of the
+    sequence say; tiles that none of them cuts are left as they are. OF_KEYS: rows are keys and columns queries.
+    """
+    BEFORE: gl.constexpr = not (c.causal and OF_KEYS)
+    AFTER: gl.constexpr = not c.causal or OF_KEYS
+    if c.causal or c.window or c.tail:
+        cut = j < 0
+        if c.causal or c.window:
+            cut = _cut(j - 2 * block, BEFORE, AFTER, c.rows, c.window)
+        if c.tail:
+            cut = cut | (j == _tiles(blocks, c) - 1) | (block == blocks.n - 1)
+        if cut:
+            one = gl.expand_dims(rows, 1)
+            other = gl.expand_dims(columns + j * c.rows, 0)
+            if c.causal or c.window:
+                if OF_KEYS:
+                    p = gl.where(visible(other, one, c.causal, c.window), p, 0.0)
+                else:
+                    p = gl.where(visible(one, other, c.causal, c.window), p, 0.0)
+            if c.tail:
+                p = gl.where((one < blocks.length) & (other < blocks.length), p, 0.0)
+    return p
+
+
+@gluon.jit
 def _keys_producer(q, g, k, v, resident, stream, blocks, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """Loads a block of K and V in halves, then the queries that see it and their dO, head by head."""
     head, block = sectioned(gl.program_id(0), blocks.n, blocks.heads, blocks.section)
-    row = (head * blocks.n + block) * 2 * c.rows
+    batch = head // blocks.per_batch
+    head = head % blocks.per_batch
     for i in gl.static_range(2):
-        resident.fetch(i, k, v, [row + i * c.rows, 0])
+        resident.fetch(i, k, v, [batch, head, block * 2 * c.rows + i * c.rows, 0])
     at = cursor(1, c.stages)
-    first, end = _walk(block, blocks.n, not c.causal, True, c.rows, c.window)
+    first, end = _walk(block, _tiles(blocks, c), not c.causal, True, c.rows, c.window)
     for member in range(0, blocks.groups):
-        base = (head * blocks.groups + member) * blocks.n * 2 * c.rows
         for j in range(first, end):
-            stream.fetch(at, q, g, [base + j * c.rows, 0])
+            stream.fetch(at, q, g, [batch, head * blocks.groups + member, j * c.rows, 0])
             at = at.advanced()
 
 
@@ -132,13 +167,13 @@ def _keys_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     k = resident.first.index(HALF)
     v = resident.second.index(HALF)
     zero = gl.zeros([ROWS, ROWS], gl.float32, score)
-    rows = gl.arange(0, c.rows, gl.SliceLayout(1, score))
+    rows = (block * 2 + HALF) * c.rows + gl.arange(0, c.rows, gl.SliceLayout(1, score))
     columns = gl.arange(0, c.rows, gl.SliceLayout(0, score))
     dk = gl.zeros([ROWS, WIDTH], gl.float32, sums)
     dv = gl.zeros([ROWS, WIDTH], gl.float32, sums)
     resident.wait(HALF)
     at = cursor(0, c.stages)
-    first, end = _walk(block, blocks.n, not c.causal, True, c.rows, c.window)
+    first, end = _walk(block, _tiles(blocks, c), not c.causal, True, c.rows, c.window)
     for member in range(0, blocks.groups):
         base = (head * blocks.groups + member) * blocks.n * 2 * c.rows
         for j in range(first, end):
@@ -155,12 +190,7 @@ def _keys_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its ow
             s = warpgroup_mma_wait(1, deps=[s])
             # P = 2^(S·scale - lse)
             p = gl.exp2(s * scale - gl.expand_dims(level, 0))
-            if c.causal or c.window:
-                ahead = j - 2 * block
-                if _cut(ahead, not c.causal, True, c.rows, c.window):
-                    queries = gl.expand_dims(columns + ahead * c.rows, 0)
-                    keys = gl.expand_dims(rows + HALF * c.rows, 1)
-                    p = gl.where(visible(queries, keys, c.causal, c.window), p, 0.0)
+            p = _masked(p, rows, columns, block, j, blocks, c, True)
             weights = gl.convert_layout(p.to(dtype), operand)
             # dV += Pᵀ·dO
             dv = warpgroup_mma(weights, g, dv, is_async=True)
@@ -176,20 +206,22 @@ def _keys_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     k.store((dk * root).to(dtype))
     v.store(dv.to(dtype))
     fence_async_shared()
-    row = (head * blocks.n + block) * 2 * c.rows + HALF * c.rows
-    copy_out(dk_out, [row, 0], k)
-    copy_out(dv_out, [row, 0], v)
+    row = block * 2 * c.rows + HALF * c.rows
+    copy_out(dk_out, [head // blocks.per_batch, head % blocks.per_batch, row, 0], k)
+    copy_out(dv_out, [head // blocks.per_batch, head % blocks.per_batch, row, 0], v)
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["n", "heads", "section", "groups"])
+@gluon.jit(do_not_specialize=["n", "heads", "per_batch", "section", "groups", "length"])
 def _keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, dk, dv, lse, delta, n, heads, section, groups, scale, root, c: gl.constexpr
+    q, g, k, v, dk, dv, lse, delta, n, heads, per_batch, section, groups, length, scale, root, c: gl.constexpr
 ):
-    """One block of keys of one key head, over all its query heads. `n` is S / 128, `root` 1/√D."""
+    """One block of keys of one key head, over all its query heads. `lse` and `delta` have room for whole blocks,
+    `root` is 1/√D; numbers as in `Blocks`.
+    """
     resident = pair(k, v, c.rows, c.width)
     stream = pair_ring(q, g, c.rows, c.width, c.stages)
-    blocks = Blocks(n, heads, section, groups)
+    blocks = Blocks(n, heads, per_batch, section, groups, length)
     gl.warp_specialize(
         [
             (_keys_producer, (q, g, k, v, resident, stream, blocks, c)),
@@ -216,14 +248,14 @@ def _queries_producer(  # type: ignore[no-untyped-def]  # Triton's types are its
 ):
     """Loads a block of Q and dO in halves, then the keys that it sees and their V."""
     head, block = _own_block(blocks, c)
-    first, end = _walk(block, blocks.n, True, not c.causal, c.rows, c.window)
-    row = (head * blocks.n + block) * 2 * c.rows
+    batch = head // blocks.per_batch
+    head = head % blocks.per_batch
+    first, end = _walk(block, _tiles(blocks, c), True, not c.causal, c.rows, c.window)
     for i in gl.static_range(2):
-        resident.fetch(i, q, g, [row + i * c.rows, 0])
+        resident.fetch(i, q, g, [batch, head, block * 2 * c.rows + i * c.rows, 0])
     at = cursor(1, c.stages)
-    base = head // blocks.groups * blocks.n * 2 * c.rows
     for j in range(first, end):
-        stream.fetch(at, k, v, [base + j * c.rows, 0])
+        stream.fetch(at, k, v, [batch, head // blocks.groups, j * c.rows, 0])
         at = at.advanced()
 
 
@@ -239,7 +271,7 @@ def _queries_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its
     sums: gl.constexpr = product_layout(WIDTH)
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums, k_width=2)
     head, block = _own_block(blocks, c)
-    first, end = _walk(block, blocks.n, True, not c.causal, c.rows, c.window)
+    first, end = _walk(block, _tiles(blocks, c), True, not c.causal, c.rows, c.window)
     q = resident.first.index(HALF)
     g = resident.second.index(HALF)
     zero = gl.zeros([ROWS, ROWS], gl.float32, score)
@@ -248,6 +280,7 @@ def _queries_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its
     row = (head * blocks.n + block) * 2 * c.rows + HALF * c.rows
     level = gl.load(lse + row + rows)
     of_row = gl.load(delta + row + rows)
+    rows = (block * 2 + HALF) * c.rows + rows
     dq = gl.zeros([ROWS, WIDTH], gl.float32, sums)
     resident.wait(HALF)
     at = cursor(0, c.stages)
@@ -261,12 +294,7 @@ def _queries_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its
         s = warpgroup_mma_wait(1, deps=[s])
         # P = 2^(S·scale - lse)
         p = gl.exp2(s * scale - gl.expand_dims(level, 1))
-        if c.causal or c.window:
-            ahead = j - 2 * block
-            if _cut(ahead, True, not c.causal, c.rows, c.window):
-                queries = gl.expand_dims(rows + HALF * c.rows, 1)
-                keys = gl.expand_dims(columns + ahead * c.rows, 0)
-                p = gl.where(visible(queries, keys, c.causal, c.window), p, 0.0)
+        p = _masked(p, rows, columns, block, j, blocks, c, False)
         dp = warpgroup_mma_wait(0, deps=[dp])
         # dS = P ∘ (dP - delta)
         ds = gl.convert_layout((p * (dp - gl.expand_dims(of_row, 1))).to(dtype), operand)
@@ -277,18 +305,19 @@ def _queries_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its
         at = at.advanced()
     q.store((dq * root).to(dtype))
     fence_async_shared()
-    copy_out(dq_out, [row, 0], q)
+    place = [head // blocks.per_batch, head % blocks.per_batch, block * 2 * c.rows + HALF * c.rows, 0]
+    copy_out(dq_out, place, q)
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["n", "heads", "section", "groups"])
+@gluon.jit(do_not_specialize=["n", "heads", "per_batch", "section", "groups", "length"])
 def _queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, dq, lse, delta, n, heads, section, groups, scale, root, c: gl.constexpr
+    q, g, k, v, dq, lse, delta, n, heads, per_batch, section, groups, length, scale, root, c: gl.constexpr
 ):
     """One block of queries of one head."""
     resident = pair(q, g, c.rows, c.width)
     stream = pair_ring(k, v, c.rows, c.width, c.stages)
-    blocks = Blocks(n, heads, section, groups)
+    blocks = Blocks(n, heads, per_batch, section, groups, length)
     gl.warp_specialize(
         [
             (_queries_producer, (q, g, k, v, resident, stream, blocks, c)),
@@ -325,27 +354,28 @@ def backward(
     causal: bool,
     window: int = 0,
 ) -> None:
-    """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, S) in fp32.
-    A window of 0 is none.
+    """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, rows) in fp32 with
+    room for whole blocks of 128 rows, filled up with +inf and 0. A window of 0 is none.
 
-    All contiguous; for inputs that `_hopper.fits` approves of.
+    For inputs that `_hopper.fits` approves of, as many keys as queries; gradients are `mappable`.
     """
     B, H, S, D = q.shape
     heads = k.shape[1]
     width = power_of_2(D)
-    c = Config(width, causal, window, STAGES[width])
+    c = Config(width, causal, window, S % (2 * ROWS) != 0, STAGES[width])
     tq, tg, tk, tv, tdq, tdk, tdv = (tensor_map(x, c.rows) for x in (q, grad, k, v, dq, dk, dv))
-    n = S // (2 * c.rows)
+    n = -(-S // (2 * c.rows))
     root = 1 / math.sqrt(D)
     key = (q.device, q.dtype, c)
     section = heads_per_l2_group(S, width, H // heads, B * heads) if causal and not window else 1
     of_queries = section * (H // heads) if causal and not window else 1
-    rest = (H // heads, LOG2E * root, root, c)
+    rest = (H // heads, S, LOG2E * root, root, c)
     with on(q):
         launch(
-            _keys, (_keys, key), B * heads * n, tq, tg, tk, tv, tdk, tdv, lse, delta, n, B * heads, section, *rest
-        )
+            _keys, (_keys, key), B * heads * n,
+            tq, tg, tk, tv, tdk, tdv, lse, delta, n, B * heads, heads, section, *rest,
+        )  # fmt: skip
         launch(
             _queries, (_queries, key), B * H * n,
-            tq, tg, tk, tv, tdq, lse, delta, n, B * H, of_queries, *rest,
+            tq, tg, tk, tv, tdq, lse, delta, n, B * H, H, of_queries, *rest,
         )  # fmt: skip

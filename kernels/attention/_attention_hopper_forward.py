@@ -9,10 +9,12 @@ units. Two groups leave both idle while they look for maxima, add up and round; 
 in FlashAttention-3's tiles of 192 rows, and the three take turns at the matrix units (ping-pong). At 128 columns
 registers hold only two, which are as fast without turns, and under a causal mask faster.
 
-A tile is 128 or 192 query rows of one head. Where S is no multiple of 192, tiles are aligned to the sequence's end
-and the first one begins before its start: under a causal mask it is the shortest. A group's rows are wholly inside
-or wholly before the sequence, S being a multiple of 64; a group before it computes one block of keys and stores
-nothing.
+A tile is 128 or 192 query rows of one head. A row's place is counted in keys: the last query's is the last key's,
+also where there are more of these than queries, so that under a causal mask a row's place is the last key that it
+sees. Tiles are aligned to the end, under a causal mask rounded up to 64 keys, and the first one may begin before
+the first query: it is the shortest there. A group whose rows all lie there computes one block of keys and stores
+nothing. What the tensor memory accelerator reads outside of a head's rows is zeros, and it writes nothing there;
+under a full mask keys beyond the last are hidden, under a causal one every row that is stored lies before them.
 
 Groups start at their own diagonal: blocks of keys that all of a group's rows lie before are released unread, so
 that each group masks one block, its first. Under a sliding window a tile's walk over the keys starts and ends at
@@ -35,9 +37,8 @@ the longest first, so that what is short evens out the end. Who computes a row d
 | `tiles.free` | the same | each group, the tile read | groups | producer, 1 |
 
 Taken for what `_hopper.fits` approves of with D up to 128.
+No `from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -50,19 +51,21 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .._common import multiprocessors, on, power_of_2
 from .._grid_barrier import counter
 from ._hopper import KEYS, LOG2E, LOWEST, ROWS, launch, product_layout, sectioned, tensor_map
-from ._pipeline import Cursors, Pipes, barriers, copy_in, copy_out, cursor, ring, tile_queue
+from ._pipeline import Cursors, Pipes, aggregate, barriers, copy_in, copy_out, cursor, ring, tile_buffers, tile_queue
 from ._softmax import apply_mask, first_block, last_values, scores, skip_block, step
 
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel at compile time: rows of a group and columns of a tile; the mask, a window of 0 being none; consumer
-    groups, whether they take turns at the matrix units, buffers of K and of V, registers of a consumer's thread.
+    """A kernel at compile time: columns of a tile; the mask, a window of 0 being none; whether keys beyond the last
+    must be hidden; consumer groups, whether they take turns at the matrix units, buffers of K and of V, registers of
+    a consumer's thread; rows of a group, keys of a block.
     """
 
     width: int
     causal: bool
     window: int
+    tail: bool
     groups: int
     pingpong: bool
     stages: int
@@ -76,17 +79,46 @@ DIVISIONS = {64: (3, True, 3, 160), 128: (2, False, 2, 240)}
 zeros. Registers are what a multiprocessor has for so many groups, the producer left 32."""
 
 
+@aggregate
+class Grid:
+    """The tiles of a launch: `n` of each of `heads`, B·H, of which a batch has `per_batch` and `groups` share a key
+    head, taken in sections of heads; a head's queries and keys; the place that tiles are aligned to.
+    """
+
+    n: gl.tensor
+    heads: gl.tensor
+    per_batch: gl.tensor
+    groups: gl.tensor
+    section: gl.tensor
+    queries: gl.tensor
+    keys: gl.tensor
+    end: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(  # type: ignore[no-untyped-def]  # Triton's types are its own
+        self, n, heads, per_batch, groups, section, queries, keys, end
+    ):
+        self.n = n
+        self.heads = heads
+        self.per_batch = per_batch
+        self.groups = groups
+        self.section = section
+        self.queries = queries
+        self.keys = keys
+        self.end = end
+
+
 @gluon.jit
-def _tile(t, n, length, heads, section, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """(batch·head, first row, which may be negative, first and last block of keys) of tile t."""
-    head, nth = sectioned(t, n, heads, section)
-    start = length - (nth + 1) * (c.rows * c.groups)
+def _tile(t, grid, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(batch·head, place of the first row, which may be negative, first and last block of keys) of tile t."""
+    head, nth = sectioned(t, grid.n, grid.heads, grid.section)
+    start = grid.end - (nth + 1) * (c.rows * c.groups)
     low = nth * 0  # a number of the device's, as it is under a window
-    last = low + length // c.keys - 1
+    last = low + (grid.keys + c.keys - 1) // c.keys - 1
     if c.causal:
-        last = (start + (c.rows * c.groups) - 1) // c.keys
+        last = gl.maximum(start + (c.rows * c.groups) - 1, 0) // c.keys
     elif c.window:
-        last = gl.minimum((start + (c.rows * c.groups) + c.window - 2) // c.keys, last)
+        last = gl.minimum(gl.maximum(start + (c.rows * c.groups) + c.window - 2, 0) // c.keys, last)
     if c.window:
         low = gl.maximum(start - c.window + 1, 0) // c.keys
     return head, start, low, last
@@ -103,7 +135,7 @@ def take(counter, total):  # type: ignore[no-untyped-def]  # Triton's types are 
 
 @gluon.jit
 def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, pipes, counter, total, n, length, heads, groups, section, c: gl.constexpr
+    q, k, v, pipes, grid, counter, c: gl.constexpr
 ):
     """Loads each tile's parts of Q and its blocks of K and V, the last keys first, and takes the next tile."""
     GROUPS: gl.constexpr = c.groups
@@ -111,31 +143,35 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     at_v = cursor(1, c.stages)
     q_phase = 1
     tile_phase = 1
+    total = grid.n * grid.heads
     t = gl.program_id(0)
     while t < total:
-        head, start, low, last = _tile(t, n, length, heads, section, c)
-        row = head * length + start
-        key = head // groups * length + last * c.keys
+        head, start, low, last = _tile(t, grid, c)
+        batch = head // grid.per_batch
+        head = head % grid.per_batch
+        key_head = head // grid.groups
+        row = start - (grid.keys - grid.queries)
+        key = last * c.keys
         # Keys do not wait for those who still use the queries before.
-        pipes.k.fetch(at_k, k, [key, 0])
+        pipes.k.fetch(at_k, k, [batch, key_head, key, 0])
         for i in gl.static_range(GROUPS):
             mbarrier.wait(pipes.q.empty.index(i), q_phase)
             mbarrier.expect(pipes.q.full.index(i), q.block_type.nbytes)
-            copy_in(q, [row + i * c.rows, 0], pipes.q.full.index(i), pipes.q.buffers.index(i))
+            copy_in(q, [batch, head, row + i * c.rows, 0], pipes.q.full.index(i), pipes.q.buffers.index(i))
         q_phase ^= 1
         for j in range(0, last + 1 - low):
             at_k = at_k.advanced()
-            pipes.v.fetch(at_v, v, [key - j * c.keys, 0])
+            pipes.v.fetch(at_v, v, [batch, key_head, key - j * c.keys, 0])
             at_v = at_v.advanced()
             if j < last - low:
-                pipes.k.fetch(at_k, k, [key - (j + 1) * c.keys, 0])
+                pipes.k.fetch(at_k, k, [batch, key_head, key - (j + 1) * c.keys, 0])
         t = take(counter, total)
         tile_phase = pipes.tiles.push(t, tile_phase)
 
 
 @gluon.jit
 def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    out, lse, staged, pipes, total, n, length, heads, section, scale, c: gl.constexpr, GROUP: gl.constexpr
+    out, lse, staged, pipes, grid, scale, c: gl.constexpr, GROUP: gl.constexpr
 ):
     """One group's rows of every tile: online softmax in base 2 over blocks of keys, the last keys first. In the
     loop K runs one block ahead of V.
@@ -163,10 +199,13 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     at = Cursors(cursor(0, c.stages), cursor(0, c.stages), gl.to_tensor(1 if GROUP == 0 else 0))
     q_phase = 0
     tile_phase = 0
+    ahead = grid.keys - grid.queries  # the first query's place
+    total = grid.n * grid.heads
     t = gl.program_id(0)
     while t < total:
-        head, start, low, last = _tile(t, n, length, heads, section, c)
+        head, start, low, last = _tile(t, grid, c)
         own = start + GROUP * c.rows
+        outside = own + c.rows <= ahead
         # Blocks of keys that this group begins and ends with.
         end = low
         if c.causal:
@@ -174,17 +213,26 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         elif WINDOW:
             first = gl.minimum(gl.maximum(own + c.rows - 1 + AHEAD, 0) // c.keys, last)
         else:
-            first = gl.where(own < 0, 0, last)
+            first = last
         if WINDOW:
-            end = gl.maximum(own - WINDOW + 1, 0) // c.keys
-            first = gl.where(own < 0, 0, first)
+            end = gl.where(outside, low, gl.maximum(own - WINDOW + 1, 0) // c.keys)
+        first = gl.where(outside, low, first)
         for _ in range(first, last):
             at = skip_block(pipes, at, c, GROUP)
         mbarrier.wait(pipes.q.full.index(GROUP), q_phase)
         q_phase ^= 1
         s, at = scores(q, pipes, zero, at)
         if c.causal or WINDOW:
-            s = apply_mask(s, rows + (own + AHEAD - first * c.keys), SPAN, True, NARROW)
+            limit = rows + (own + AHEAD - first * c.keys)
+            if c.tail and NARROW:
+                s = apply_mask(s, limit, SPAN, True, True)
+                s = apply_mask(s, rows * 0 + (grid.keys - 1 - first * c.keys), 0, True, False)
+            elif c.tail:
+                s = apply_mask(s, gl.minimum(limit, grid.keys - 1 - first * c.keys), SPAN, True, False)
+            else:
+                s = apply_mask(s, limit, SPAN, True, NARROW)
+        elif c.tail:
+            s = apply_mask(s, rows * 0 + (grid.keys - 1 - first * c.keys), 0, True, False)
         state = first_block(s, gl.zeros([ROWS, WIDTH], gl.float32, sums), scale, out.dtype)
         count = first + 1 - end
         begin = 1
@@ -208,37 +256,40 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         if WINDOW:
             for _ in range(low, end):
                 at = skip_block(pipes, at, c, GROUP)
-        if own >= 0:
-            row = head * length + own
+        if own + c.rows > ahead:
+            row = own - ahead
             empty = state.row_max == LOWEST
             row_sum = gl.convert_layout(gl.sum(state.row_sum, 1), score_rows)
-            gl.store(lse + row + rows, gl.where(empty, float("inf"), state.row_max + gl.log2(row_sum)))
+            level = gl.where(empty, float("inf"), state.row_max + gl.log2(row_sum))
+            stored = (rows + row >= 0) & (rows + row < grid.queries)
+            gl.store(lse + (head * grid.queries + row) + rows, level, mask=stored)
             share = gl.where(empty, 0.0, 1.0 / row_sum)
             acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
             tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
             o.store(acc.to(out.dtype))
             fence_async_shared()
-            copy_out(out, [row, 0], o)
+            copy_out(out, [head // grid.per_batch, head % grid.per_batch, row, 0], o)
         t, tile_phase = pipes.tiles.pop(tile_phase)
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["counter", "total", "n", "length", "heads", "groups", "section"])
+@gluon.jit(do_not_specialize=["n", "heads", "per_batch", "groups", "section", "queries", "keys", "end"])
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, lse, counter, total, n, length, heads, groups, section, scale, c: gl.constexpr
+    q, k, v, out, lse, counter, n, heads, per_batch, groups, section, queries, keys, end, scale, c: gl.constexpr
 ):
-    """Buffers and barriers, then the warp groups. `n` tiles a head, `total` = heads · n, heads B·H."""
-    queries = ring(q, c.rows, c.width, c.groups, 1)
-    staged = gl.allocate_shared_memory(q.dtype, [c.groups, c.rows, c.width], out.layout)
-    keys = ring(k, c.keys, c.width, c.stages, c.groups)
-    values = ring(v, c.keys, c.width, c.stages, c.groups)
-    pipes = Pipes(queries, keys, values, barriers(c.groups, 1 if c.pingpong else 0), tile_queue(c.groups))
+    """Buffers and barriers, then the warp groups. Numbers as in `Grid`."""
+    grid = Grid(n, heads, per_batch, groups, section, queries, keys, end)
+    q_ring = ring(q, c.rows, c.width, c.groups, 1)
+    staged = tile_buffers(q.dtype, c.groups, c.rows, c.width)
+    k_ring = ring(k, c.keys, c.width, c.stages, c.groups)
+    v_ring = ring(v, c.keys, c.width, c.stages, c.groups)
+    pipes = Pipes(q_ring, k_ring, v_ring, barriers(c.groups, 1 if c.pingpong else 0), tile_queue(c.groups))
     gl.warp_specialize(
         [
-            (_producer, (q, k, v, pipes, counter, total, n, length, heads, groups, section, c)),
-            (_consumer, (out, lse, staged, pipes, total, n, length, heads, section, scale, c, 0)),
-            (_consumer, (out, lse, staged, pipes, total, n, length, heads, section, scale, c, 1)),
-            (_consumer, (out, lse, staged, pipes, total, n, length, heads, section, scale, c, 2)),
+            (_producer, (q, k, v, pipes, grid, counter, c)),
+            (_consumer, (out, lse, staged, pipes, grid, scale, c, 0)),
+            (_consumer, (out, lse, staged, pipes, grid, scale, c, 1)),
+            (_consumer, (out, lse, staged, pipes, grid, scale, c, 2)),
         ][: c.groups + 1],
         [4, 4, 4][: c.groups],
         [c.registers, c.registers, c.registers][: c.groups],
@@ -256,17 +307,20 @@ def forward(
     section: int,
 ) -> None:
     """Writes the output and its base-2 log-sum-exp (B, H, S), +inf for a row that sees nothing. A window of 0 is
-    none. `section`: query heads whose tiles are taken before others' are. For inputs that `_hopper.fits` approves
-    of for the columns of DIVISIONS.
+    none. The last query and the last key are in one place. `section`: query heads whose tiles are taken before
+    others' are. For inputs that `_hopper.fits` approves of for the columns of DIVISIONS.
     """
     B, H, S, D = q.shape
+    keys = k.shape[2]
     width = power_of_2(D)
-    c = Config(width, causal, window, *DIVISIONS[width])
-    n = -(-S // (c.rows * c.groups))
-    total = B * H * n
+    c = Config(width, causal, window, not causal and keys % KEYS != 0, *DIVISIONS[width])
+    # A group's 64 rows begin at a multiple of 64, so that the diagonal cuts one block of keys only.
+    end = -(-keys // ROWS) * ROWS if causal else keys
+    n = -(-(end - keys + S) // (c.rows * c.groups))
     with on(q):
         launch(
-            _kernel, (_kernel, q.device, q.dtype, c), min(total, multiprocessors(q)),
+            _kernel, (_kernel, q.device, q.dtype, c), min(B * H * n, multiprocessors(q)),
             tensor_map(q, c.rows), tensor_map(k, c.keys), tensor_map(v, c.keys), tensor_map(out, c.rows),
-            lse, counter(q), total, n, S, B * H, H // k.shape[1], min(section, B * H), LOG2E / math.sqrt(D), c,
+            lse, counter(q), n, B * H, H, H // k.shape[1], min(section, B * H), S, keys, end,
+            LOG2E / math.sqrt(D), c,
         )  # fmt: skip

@@ -6,7 +6,8 @@ within each of them the scores of the next block of keys are multiplied while th
 
 Programs are persistent: one a multiprocessor, each with its share of the work. A unit of work is a pair of
 query blocks of one head, the first with the last, the second with the last but one: under a causal mask all
-units are equally long. Consecutive units belong to one head, so that its K and V stay in L2.
+units are equally long. Consecutive units belong to one head, so that its K and V stay in L2. Where S is no multiple
+of 256, the last rows are computed over zeros and not stored.
 
 Under a window the walk over the keys starts and ends at it. The blocks that its edges or the causal mask cut are
 steps of their own before and after the others, which know no mask.
@@ -46,7 +47,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .._common import multiprocessors, on, power_of_2
 from ._hopper import KEYS, LOG2E, LOWEST, ROWS, launch, product_layout, tensor_map, visible
-from ._pipeline import Ring, barriers, copy_in, copy_out, cursor, ring
+from ._pipeline import Ring, barriers, copy_in, copy_out, cursor, ring, tile_buffers
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,14 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, the schedule, whether the
-    output goes through the buffer of Q, and rows of a consumer.
+    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether keys beyond the last
+    must be hidden, the schedule, whether the output goes through the buffer of Q, and rows of a consumer.
     """
 
     width: int
     causal: bool
     window: int
+    tail: bool
     schedule: Schedule
     reuse: bool
     rows: int = ROWS
@@ -136,14 +138,14 @@ def _exp2(x, SHARE: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's t
 
 
 @gluon.jit
-def _unit(step, units, n, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+def _unit(step, units, n, length, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """(batch·head, query block, blocks of keys, the last of them) of a program's step: two steps make a unit."""
     unit = gl.program_id(0) + step // 2 * gl.num_programs(0)
     pairs = n // 2
     head = unit // pairs
     first = unit % pairs
     block = first if step % 2 == 1 else n - 1 - first
-    count = n * c.ratio
+    count = (length + c.keys - 1) // c.keys
     if c.causal:
         count = (block + 1) * c.ratio
     last = count - 1
@@ -151,7 +153,8 @@ def _unit(step, units, n, c: gl.constexpr):  # type: ignore[no-untyped-def]  # T
         # From the last block that the tile's last row sees to the first that its first row sees.
         if not c.causal:
             last = gl.minimum(block * c.ratio + (c.window + 2 * c.rows - 2) // c.keys, last)
-        count = last + 1 - gl.maximum(block * c.ratio - (c.window + c.keys - 2) // c.keys, 0)
+        # Of a block beyond the sequence none is seen, and one is walked.
+        count = gl.maximum(last + 1 - gl.maximum(block * c.ratio - (c.window + c.keys - 2) // c.keys, 0), 1)
     return head, block, count, last
 
 
@@ -179,30 +182,32 @@ def _steps(units):  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit
 def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, queries, keys, values, units, n, groups, c: gl.constexpr
+    q, k, v, queries, keys, values, units, n, length, heads, groups, c: gl.constexpr
 ):
     """Loads each tile's two halves of Q, then its blocks of K and V, the last keys first."""
     at = cursor(1, c.schedule.stages)
     q_phase = 1
     for step in range(0, _steps(units)):
-        head, block, count, last = _unit(step, units, n, c)
-        row = (head * n + block) * 2 * c.rows
+        head, block, count, last = _unit(step, units, n, length, c)
+        batch = head // heads
+        head = head % heads
+        row = block * 2 * c.rows
         for i in gl.static_range(2):
             mbarrier.wait(queries.empty.index(i), q_phase)
             mbarrier.expect(queries.full.index(i), q.block_type.nbytes)
-            copy_in(q, [row + i * c.rows, 0], queries.full.index(i), queries.buffers.index(i))
+            copy_in(q, [batch, head, row + i * c.rows, 0], queries.full.index(i), queries.buffers.index(i))
         q_phase ^= 1
-        last = head // groups * n * 2 * c.rows + last * c.keys
         for j in range(0, count):
-            keys.fetch(at, k, [last - j * c.keys, 0])
-            values.fetch(at, v, [last - j * c.keys, 0])
+            keys.fetch(at, k, [batch, head // groups, (last - j) * c.keys, 0])
+            values.fetch(at, v, [batch, head // groups, (last - j) * c.keys, 0])
             at = at.advanced()
 
 
 @gluon.jit
 def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    out, lse, queries, keys, values, staged, pingpong, units, n, scale, c: gl.constexpr, HALF: gl.constexpr
-):
+    out, lse, queries, keys, values, staged, pingpong, units, n, length, heads, scale,
+    c: gl.constexpr, HALF: gl.constexpr,
+):  # fmt: skip
     """One half of every tile: online softmax in base 2 over blocks of keys, the last keys first.
 
     Without a window only the first blocks, on the diagonal, need the causal mask. In the loop K runs one block
@@ -234,7 +239,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q_phase = 0
     turn_phase = 1 - HALF
     for step in range(0, _steps(units)):
-        head, block, count, last = _unit(step, units, n, c)
+        head, block, count, last = _unit(step, units, n, length, c)
         distance = last - block * c.ratio  # of the first block, in blocks of keys
         # How far this half's first row is from that block's first key.
         below = HALF * c.rows
@@ -253,6 +258,8 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         if CAUSAL or WINDOW:
             seen = visible(gl.expand_dims(rows + below, 1), gl.expand_dims(columns, 0), CAUSAL, WINDOW)
             s = gl.where(seen, s, float("-inf"))
+        if c.tail:
+            s = gl.where(gl.expand_dims(columns < length - last * c.keys, 0), s, float("-inf"))
         row_max = gl.maximum(gl.max(s, 1) * scale, LOWEST)
         # P = 2^(S·scale - m)
         p = _exp2(s * scale - gl.expand_dims(row_max, 1), SHARE)
@@ -305,39 +312,46 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         acc = warpgroup_mma_wait(0, deps=[acc])
         values.release(at_v)
         at_v = at_v.advanced()
-        row = (head * n + block) * 2 * c.rows + HALF * c.rows
+        row = block * 2 * c.rows + HALF * c.rows
         # Not by its row sum, which is that of what the FMA units computed: 2^-126 for -inf.
         empty = row_max == LOWEST
-        gl.store(lse + row + rows, gl.where(empty, float("inf"), row_max + gl.log2(row_sum)))
+        level = gl.where(empty, float("inf"), row_max + gl.log2(row_sum))
+        gl.store(lse + (head * length + row) + rows, level, mask=row + rows < length)
         share = gl.where(empty, 0.0, 1.0 / row_sum)
         acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
         if not c.reuse:
             tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
         o.store(acc.to(dtype))
         fence_async_shared()
-        copy_out(out, [row, 0], o)
+        copy_out(out, [head // heads, head % heads, row, 0], o)
         if c.reuse:
             tma.store_wait(pendings=0)
             mbarrier.arrive(queries.empty.index(HALF), count=1)
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["units", "n", "groups"])
+@gluon.jit(do_not_specialize=["units", "n", "length", "heads", "groups"])
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, lse, units, n, groups, scale, c: gl.constexpr
+    q, k, v, out, lse, units, n, length, heads, groups, scale, c: gl.constexpr
 ):
-    """Buffers and barriers, then the three warp groups. `n` is S / (2 · rows), `units` B·H·n / 2."""
-    buffers = gl.allocate_shared_memory(q.dtype, [2, c.rows, c.width], q.layout)
-    staged = buffers if c.reuse else gl.allocate_shared_memory(q.dtype, [2, c.rows, c.width], out.layout)
+    """Buffers and barriers, then the three warp groups. `n` tiles a head, an even number, `units` B·H·n / 2."""
+    buffers = tile_buffers(q.dtype, 2, c.rows, c.width)
+    staged = buffers if c.reuse else tile_buffers(q.dtype, 2, c.rows, c.width)
     queries = Ring(buffers, barriers(2, 1), barriers(2, 1))
     keys = ring(k, c.keys, c.width, c.schedule.stages, 2)
     values = ring(v, c.keys, c.width, c.schedule.stages, 2)
     pingpong = barriers(2, 1 if c.schedule.pingpong else 0)
     gl.warp_specialize(
         [
-            (_producer, (q, k, v, queries, keys, values, units, n, groups, c)),
-            (_consumer, (out, lse, queries, keys, values, staged, pingpong, units, n, scale, c, 0)),
-            (_consumer, (out, lse, queries, keys, values, staged, pingpong, units, n, scale, c, 1)),
+            (_producer, (q, k, v, queries, keys, values, units, n, length, heads, groups, c)),
+            (
+                _consumer,
+                (out, lse, queries, keys, values, staged, pingpong, units, n, length, heads, scale, c, 0),
+            ),
+            (
+                _consumer,
+                (out, lse, queries, keys, values, staged, pingpong, units, n, length, heads, scale, c, 1),
+            ),
         ],
         [4, 4],
         [c.schedule.registers, c.schedule.registers],
@@ -355,16 +369,17 @@ def forward(
     schedule: Schedule | None = None,
 ) -> None:
     """Writes the output and its base-2 log-sum-exp (B, H, S), +inf for a row that sees nothing. A window of 0 is
-    none. For inputs that `_hopper.fits` approves of for FORWARD_WIDTHS.
+    none. For inputs that `_hopper.fits` approves of for FORWARD_WIDTHS, as many keys as queries.
     """
     B, H, S, D = q.shape
     width = power_of_2(D)
-    c = Config(width, causal, window, schedule or SCHEDULES[width, causal], width > 128)
-    n = S // (2 * c.rows)
+    s = schedule or SCHEDULES[width, causal]
+    c = Config(width, causal, window, not causal and S % s.keys != 0, s, width > 128)
+    n = 2 * -(-S // (4 * c.rows))
     units = B * H * n // 2
     with on(q):
         launch(
             _kernel, (_kernel, q.device, q.dtype, c), min(units, multiprocessors(q)),
             tensor_map(q, c.rows), tensor_map(k, c.keys), tensor_map(v, c.keys), tensor_map(out, c.rows),
-            lse, units, n, H // k.shape[1], LOG2E / math.sqrt(D), c,
+            lse, units, n, S, H, H // k.shape[1], LOG2E / math.sqrt(D), c,
         )  # fmt: skip

@@ -17,7 +17,7 @@ A list is in descending order, so that the causal mask can cut only its first bl
 
 Barriers are those of `_attention_hopper_forward.py`, with two groups.
 
-Taken for what `_hopper.fits` approves of with D up to 128.
+Taken for contiguous tensors, S a multiple of 256 and at least 1024, of what `_hopper.fits` approves of: `fits`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .._common import multiprocessors, on, power_of_2
 from .._grid_barrier import counter
+from . import _hopper as common
 from ._attention_hopper_forward import take
-from ._hopper import KEYS, LOG2E, LOWEST, ROWS, launch, product_layout, sectioned, tensor_map
-from ._pipeline import Cursors, Pipes, barriers, copy_in, copy_out, cursor, ring, tile_queue
+from ._hopper import KEYS, LOG2E, LOWEST, ROWS, flat_map, launch, product_layout, sectioned
+from ._pipeline import Cursors, Pipes, barriers, copy_in, copy_out, cursor, ring, tile_buffers, tile_queue
 from ._softmax import apply_mask, first_block, last_values, scores, step
 
 
@@ -56,6 +57,12 @@ class Config:
 
 DIVISIONS = {64: (True, 3), 128: (False, 2)}
 """Whether groups take turns, and buffers, by columns of tiles; what a smaller D leaves of these is zeros."""
+
+
+def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether the kernel takes the inputs: whole blocks, and contiguous tensors; the device is not looked at."""
+    S = q.shape[2]
+    return S >= 1024 and S % (2 * KEYS) == 0 and common.fits(q, k, v) and all(x.is_contiguous() for x in (q, k, v))
 
 
 @gluon.jit
@@ -165,7 +172,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     (listed, n, n) in descending order, counts (listed, n), listed 1, H or B·H.
     """
     queries = ring(q, c.rows, c.width, c.groups, 1)
-    staged = gl.allocate_shared_memory(q.dtype, [c.groups, c.rows, c.width], out.layout)
+    staged = tile_buffers(q.dtype, c.groups, c.rows, c.width)
     keys = ring(k, c.keys, c.width, c.stages, c.groups)
     values = ring(v, c.keys, c.width, c.stages, c.groups)
     pipes = Pipes(queries, keys, values, barriers(c.groups, 1 if c.pingpong else 0), tile_queue(c.groups))
@@ -192,7 +199,7 @@ def forward(
 ) -> None:
     """Writes the output over lists (heads, n, n) of blocks of keys in descending order, of which counts (heads, n)
     are read; heads is 1, H or B·H. `section`: query heads whose tiles are taken before others' are. For inputs
-    that `_hopper.fits` approves of for the columns of DIVISIONS.
+    that `fits` approves of.
     """
     B, H, S, D = q.shape
     width = power_of_2(D)
@@ -202,7 +209,7 @@ def forward(
     with on(q):
         launch(
             _kernel, (_kernel, q.device, q.dtype, c), min(total, multiprocessors(q)),
-            tensor_map(q, c.rows), tensor_map(k, c.keys), tensor_map(v, c.keys), tensor_map(out, c.rows),
+            flat_map(q, c.rows), flat_map(k, c.keys), flat_map(v, c.keys), flat_map(out, c.rows),
             lists, counts, counter(q), total, n, B * H, lists.shape[0], H // k.shape[1], section,
             LOG2E / math.sqrt(D), c,
         )  # fmt: skip

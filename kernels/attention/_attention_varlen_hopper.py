@@ -36,7 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .._common import multiprocessors, on
 from ._attention_hopper_forward import DIVISIONS, Config
 from ._hopper import LOG2E, LOWEST, ROWS, TensorMap, launch, product_layout, sectioned, shared_layout
-from ._pipeline import Cursors, Pipes, aggregate, barriers, copy_in, copy_out, cursor, ring, tile_queue
+from ._pipeline import Cursors, Pipes, aggregate, barriers, copy_in, copy_out, cursor, ring, tile_buffers, tile_queue
 from ._softmax import apply_mask, first_block, last_values, scores, skip_block, step
 
 thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier
@@ -256,7 +256,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     heads may have `hold` keys.
     """
     queries = ring(q, c.rows, c.width, c.groups, 1)
-    staged = gl.allocate_shared_memory(q.dtype, [c.groups, c.rows, c.width], out.layout)
+    staged = tile_buffers(q.dtype, c.groups, c.rows, c.width)
     keys = ring(k, c.keys, c.width, c.stages, c.groups)
     values = ring(v, c.keys, c.width, c.stages, c.groups)
     pipes = Pipes(queries, keys, values, barriers(c.groups, 1 if c.pingpong else 0), tile_queue(c.groups))
@@ -300,7 +300,7 @@ def forward(
     """
     T, H, D = q.shape
     hold = SECTION // (2 * D * k.element_size())
-    c = Config(D, causal, 0, *DIVISIONS[D])
+    c = Config(D, causal, 0, False, *DIVISIONS[D])
     with on(q):
         launch(
             _kernel, (_kernel, q.device, q.dtype, c), min(rows * H, multiprocessors(q)),

@@ -416,7 +416,7 @@ def backward(
     heads = k.shape[1]
     # There is a slot for each whole block of all tokens, and one for each sequence.
     s = schedule or scheduled(D, causal, len(q), slots - len(q) // (2 * ROWS), longest)
-    c = Config(D, causal, 0, s, shared_layout(ROWS, s.rows, q.dtype))
+    c = Config(D, causal, 0, False, s, shared_layout(ROWS, s.rows, q.dtype))
     tq, tg = (packed(x, s.rows) for x in (q, grad))
     tk, tv, tdk, tdv = (packed(x, ROWS) for x in (k, v, dk, dv))
     tlse, tdelta = (TensorMap(x, [x.numel()], [1], [s.rows], plain_layout(1)) for x in (lse, delta))

@@ -380,7 +380,7 @@ def backward(
     H, D = q.shape[1:]
     slots = lse.shape[1]
     heads = k.shape[1]
-    c = Config(D, causal, 0, STAGES[D])
+    c = Config(D, causal, 0, False, STAGES[D])
     tq, tg, tk, tv, tdq, tdk, tdv = (packed(x, c.rows) for x in (q, grad, k, v, dq, dk, dv))
     root = 1 / math.sqrt(D)
     scale = LOG2E * root

@@ -27,23 +27,37 @@ FORWARD_WIDTHS = (64, 128, 256)
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, widths: tuple[int, ...] = WIDTHS) -> bool:
-    """Whether tiles of one of these widths take the inputs; the device is not looked at."""
-    _, _, S, D = q.shape
+    """Whether tiles of one of these widths take the inputs, of any lengths and any strides that a tensor map takes;
+    the device is not looked at.
+    """
+    B, H, S, D = q.shape
     return (
         q.dtype in (torch.bfloat16, torch.float16)
         and D % 8 == 0
         and power_of_2(D) in widths
-        and S >= 1024
-        and S % (4 * ROWS) == 0
-        and q.numel() // D < 1 << 31
-        and all(x.is_contiguous() and x.data_ptr() % 16 == 0 for x in (q, k, v))
+        and k.shape[2] > 0
+        and B * H * (S + 2 * ROWS) < 1 << 31
+        and mappable(q)
+        and mappable(k)
+        and mappable(v)
     )
 
 
-def dense(x: torch.Tensor) -> torch.Tensor:
-    """Contiguous, and at an address that a tensor map takes."""
-    x = x.contiguous()
-    return x if x.data_ptr() % 16 == 0 else x.clone()
+def mappable(x: torch.Tensor) -> bool:
+    """Whether a tensor map takes a 16-bit tensor: its last dimension contiguous, addresses and strides in units of
+    16 bytes. The stride of a dimension of one does not matter.
+    """
+    if x.data_ptr() % 16 or x.stride(-1) != 1:
+        return False
+    for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True):
+        if size > 1 and (stride % 8 or not 0 < stride < 1 << 39):
+            return False
+    return True
+
+
+def mapped(x: torch.Tensor) -> torch.Tensor:
+    """As it is where a tensor map takes it, else a contiguous copy."""
+    return x if mappable(x) else x.clone(memory_format=torch.contiguous_format)
 
 
 @gluon.constexpr_function
@@ -95,8 +109,25 @@ def plain_layout(rank: int) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=rank)
 
 
+@functools.cache
+def tile_layout(rows: int, width: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    """Of a (1, 1, rows, width) block in shared memory, where it is a (rows, width) tile."""
+    element = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, width], element)
+
+
 def tensor_map(x: torch.Tensor, rows: int) -> TensorMap:
-    """Blocks of `rows` rows of a contiguous (…, D) tensor, their columns a power of two."""
+    """Blocks of `rows` rows of one head of a (B, H, S, D) tensor that is `mappable`, their columns a power of two."""
+    B, H, S, D = x.shape
+    # The stride of a dimension of one may be anything; a tensor map wants a valid one.
+    b, h, s, _ = x.stride()
+    strides = [b if B > 1 else D, h if H > 1 else D, s if S > 1 else D, 1]
+    width = power_of_2(D)
+    return TensorMap(x, [B, H, S, D], strides, [1, 1, rows, width], tile_layout(rows, width, x.dtype))
+
+
+def flat_map(x: torch.Tensor, rows: int) -> TensorMap:
+    """Blocks of `rows` rows of a contiguous (…, D) tensor as one matrix, their columns a power of two."""
     D = x.shape[-1]
     width = power_of_2(D)
     return TensorMap(x, [x.numel() // D, D], [D, 1], [rows, width], shared_layout(rows, width, x.dtype))

@@ -15,9 +15,34 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
-copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 """Of tiles, by the tensor memory accelerator: their names from Triton 3.9 on, and before."""
+
+
+@gluon.constexpr_function
+def _layout(rows, columns, dtype):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
+
+
+@gluon.jit
+def tile_buffers(  # type: ignore[no-untyped-def]  # as above
+    dtype: gl.constexpr, COUNT: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr
+):
+    """Room for so many tiles in shared memory, each as the matrix units and tensor maps of any rank have it."""
+    return gl.allocate_shared_memory(dtype, [COUNT, rows, columns], _layout(rows, columns, dtype))
+
+
+@gluon.jit
+def copy_in(tensor, place, barrier, buffer):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Asks for the tile at `place`, zeros where the tensor has none, to be announced by a barrier."""
+    _load(tensor, place, barrier, buffer.reshape(tensor.block_type.shape))
+
+
+@gluon.jit
+def copy_out(tensor, place, buffer):  # type: ignore[no-untyped-def]  # as above
+    """Has a tile written at `place`, as far as the tensor goes."""
+    _store(tensor, place, buffer.reshape(tensor.block_type.shape))
 
 
 @gluon.jit
@@ -94,7 +119,7 @@ def ring(  # type: ignore[no-untyped-def]  # as above
     tensor, rows: gl.constexpr, columns: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr
 ):
     """A ring of tiles of a tensor, whose buffers are empty when so many consumers have read them."""
-    buffers = gl.allocate_shared_memory(tensor.dtype, [STAGES, rows, columns], tensor.layout)
+    buffers = tile_buffers(tensor.dtype, STAGES, rows, columns)
     full = barriers(STAGES, 1)
     empty = barriers(STAGES, CONSUMERS)
     return Ring(buffers, full, empty)
@@ -221,8 +246,8 @@ class Pair:
 @gluon.jit
 def pair(one, two, rows: gl.constexpr, columns: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """Room for two halves of each of two tensors."""
-    first = gl.allocate_shared_memory(one.dtype, [2, rows, columns], one.layout)
-    second = gl.allocate_shared_memory(two.dtype, [2, rows, columns], two.layout)
+    first = tile_buffers(one.dtype, 2, rows, columns)
+    second = tile_buffers(two.dtype, 2, rows, columns)
     return Pair(first, second, barriers(2, 1))
 
 
@@ -266,8 +291,8 @@ def pair_ring(  # type: ignore[no-untyped-def]  # as above
     one, two, rows: gl.constexpr, columns: gl.constexpr, STAGES: gl.constexpr
 ):
     """A ring for two consumers."""
-    first = gl.allocate_shared_memory(one.dtype, [STAGES, rows, columns], one.layout)
-    second = gl.allocate_shared_memory(two.dtype, [STAGES, rows, columns], two.layout)
+    first = tile_buffers(one.dtype, STAGES, rows, columns)
+    second = tile_buffers(two.dtype, STAGES, rows, columns)
     return PairRing(first, second, barriers(STAGES, 1), barriers(STAGES, 2))
 
 
@@ -315,18 +340,22 @@ class Exchange:
 
 @aggregate
 class Blocks:
-    """The blocks of a backward pass: so many of each of so many heads, taken in sections of heads; `groups` query
-    heads share a key head.
+    """The blocks of a backward pass: `n` of each of `heads`, of which a batch has `per_batch`, taken in sections of
+    heads; `groups` query heads share a key head; a head's rows.
     """
 
     n: gl.tensor
     heads: gl.tensor
+    per_batch: gl.tensor
     section: gl.tensor
     groups: gl.tensor
+    length: gl.tensor
 
     @gluon.constexpr_function
-    def __init__(self, n, heads, section, groups):  # type: ignore[no-untyped-def]  # as above
+    def __init__(self, n, heads, per_batch, section, groups, length):  # type: ignore[no-untyped-def]  # as above
         self.n = n
         self.heads = heads
+        self.per_batch = per_batch
         self.section = section
         self.groups = groups
+        self.length = length

@@ -183,6 +183,18 @@ def _store(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
+def _write(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, tile, batch, head, row, strides, S, D, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Writes a tile to a (B, H, S, D) tensor of these strides, the last of which is 1."""
+    rows = row + tl.arange(0, ROWS)
+    columns = tl.arange(0, WIDTH)
+    start = x + batch.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1]
+    pointers = start + (rows.to(tl.int64) * strides[2])[:, None] + columns[None, :]
+    tl.store(pointers, tile.to(x.dtype.element_ty), mask=(rows < S)[:, None] & (columns < D)[None, :])
+
+
+@triton.jit
 def _place(BLOCKS, HEADS, SHARED, CAUSAL: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """(block, batch·head) of this program: heads in groups of SHARED, whose K and V stay in L2 together.
 
@@ -264,7 +276,7 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit(do_not_specialize=["B", "H", "shared"])
 def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, lse,
+    q, k, v, out, lse, out_strides,
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
     B, H, S, groups, shared, scale,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
@@ -306,7 +318,7 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     )  # fmt: skip
     empty = weight == 0.0
     weight = tl.where(empty, 1.0, weight)
-    _store(out, total / weight[:, None], batch, head, first, H, S, D, BLOCK_M, WIDTH)
+    _write(out, total / weight[:, None], batch, head, first, out_strides, S, D, BLOCK_M, WIDTH)
     rows = first + tl.arange(0, BLOCK_M)
     level = tl.where(empty, float("inf"), highest + tl.log2(weight))
     tl.store(lse + place.to(tl.int64) * S + rows, level, mask=rows < S)
@@ -317,12 +329,14 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
 # dV = Pᵀ·dO, dS = P ∘ (dP - delta), dK = dSᵀ·Q / √D, dQ = dS·K / √D.
 
 
-@triton.jit(do_not_specialize=["H", "blocks"])
+@triton.jit(do_not_specialize=["H", "room", "blocks"])
 def _delta(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    out, grad, delta, stride_ob, stride_oh, stride_os, stride_gb, stride_gh, stride_gs, H, S, blocks,
+    out, grad, lse, delta, levels, stride_ob, stride_oh, stride_os, stride_gb, stride_gh, stride_gs, H, S, room, blocks,
     D: tl.constexpr, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """delta (B, H, S), fp32: the sum of O ∘ dO over each row."""
+    """delta (B, H, room), fp32: the sum of O ∘ dO over each row, 0 beyond S. Where there is more room than rows, the
+    log-sum-exp with as much, +inf beyond S, in `levels`.
+    """
     program = tl.program_id(0)
     place, first = program // blocks, program % blocks * BLOCK_M
     batch, head = place // H, place % H
@@ -330,7 +344,10 @@ def _delta(  # type: ignore[no-untyped-def]  # Triton's types are its own
     b = _load(grad, batch, head, first, stride_gb, stride_gh, stride_gs, S, D, BLOCK_M, WIDTH, False, True)
     rows = first + tl.arange(0, BLOCK_M)
     sums = tl.sum(a.to(tl.float32) * b.to(tl.float32), 1)
-    tl.store(delta + place.to(tl.int64) * S + rows, sums, mask=rows < S)
+    tl.store(delta + place.to(tl.int64) * room + rows, sums, mask=rows < room)
+    if room != S:
+        level = tl.load(lse + place.to(tl.int64) * S + rows, mask=rows < S, other=float("inf"))
+        tl.store(levels + place.to(tl.int64) * room + rows, level, mask=rows < room)
 
 
 @triton.jit
@@ -370,7 +387,7 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit(do_not_specialize=["B", "H", "shared"])
 def _backward_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, grad, lse, delta, dk_out, dv_out,
+    q, k, v, grad, lse, delta, dk_out, dv_out, dk_strides, dv_strides,
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
     stride_gb, stride_gh, stride_gs, B, H, S, groups, shared, scale, root,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
@@ -414,8 +431,8 @@ def _backward_keys(  # type: ignore[no-untyped-def]  # Triton's types are its ow
                 high, stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D,
                 scale, BLOCK_M, BLOCK_N, WIDTH, True, TMA, PRECISION, RAGGED, CAUSAL, WINDOW,
             )  # fmt: skip
-    _store(dk_out, dk * root, batch, head, first, H // groups, S, D, BLOCK_N, WIDTH)
-    _store(dv_out, dv, batch, head, first, H // groups, S, D, BLOCK_N, WIDTH)
+    _write(dk_out, dk * root, batch, head, first, dk_strides, S, D, BLOCK_N, WIDTH)
+    _write(dv_out, dv, batch, head, first, dv_strides, S, D, BLOCK_N, WIDTH)
 
 
 @triton.jit
@@ -447,7 +464,7 @@ def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its o
 
 @triton.jit(do_not_specialize=["B", "H", "shared"])
 def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, grad, lse, delta, dq_out,
+    q, k, v, grad, lse, delta, dq_out, dq_strides,
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
     stride_gb, stride_gh, stride_gs, B, H, S, groups, shared, scale, root,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
@@ -487,7 +504,7 @@ def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its
         stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
         BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, TMA, PRECISION, WINDOW,
     )  # fmt: skip
-    _store(dq_out, dq * root, batch, head, first, H, S, D, BLOCK_M, WIDTH)
+    _write(dq_out, dq * root, batch, head, first, dq_strides, S, D, BLOCK_M, WIDTH)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -619,6 +636,12 @@ def _tile(x: torch.Tensor, rows: int, tma: bool) -> Any:
     return TensorDescriptor(x, list(x.shape), [*strides[:-1], 1], [1, 1, rows, _width(x.shape[-1])])
 
 
+def like(x: torch.Tensor) -> torch.Tensor:
+    """Memory for a tensor of the same shape, in the order of the same dimensions, the last one contiguous."""
+    new = torch.empty_like(x)
+    return new if new.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 def _shared(k: torch.Tensor, groups: int) -> int:
     """How many query heads work at a time so that their K and V stay in L2."""
     S, D = k.shape[2:]
@@ -640,11 +663,11 @@ def _launch_forward(
     schedule, the kernel for Hopper is that of pairs of tiles.
     """
     B, H, S, D = q.shape
-    out = q.new_empty(q.shape)
     lse = torch.empty(B, H, S, dtype=torch.float32, device=q.device)
+    hopper = _hopper(q.device) if path in (None, "hopper") and "forward" in HOPPER else None
+    out = like(q)
     if out.numel() == 0:
         return out, lse
-    hopper = _hopper(q.device) if path in (None, "hopper") and "forward" in HOPPER else None
     if hopper is not None and hopper.common.fits(q, k, v, hopper.common.FORWARD_WIDTHS):
         if power_of_2(D) in hopper.forward.DIVISIONS and schedule is None:
             groups = H // k.shape[1]
@@ -664,7 +687,7 @@ def _launch_forward(
     with on(q):
         _forward[(triton.cdiv(S, t.resident) * B * H,)](
             _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma), out, lse,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+            out.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
             B, H, S, groups, _shared(k, groups), LOG2E / math.sqrt(D),
             D, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype), window,
             num_warps=t.warps, num_stages=t.stages,
@@ -689,26 +712,32 @@ def _launch_backward(
     """
     B, H, S, D = q.shape
     Hkv = k.shape[1]
-    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    dq, dk, dv = like(q), like(k), like(v)
     if dq.numel() == 0:
         return dq, dk.zero_(), dv.zero_()
     q, k, v, grad = _plain(q), _plain(k), _plain(v), _plain(grad)
     groups = H // Hkv
-    delta = torch.empty_like(lse)
-    blocks = triton.cdiv(S, 64)
+    hopper = _hopper(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
+    if hopper is not None and not hopper.common.fits(q, k, v):
+        hopper = None
+    # The kernels for Hopper have statistics of whole blocks of 128 rows.
+    room = S if hopper is None else triton.cdiv(S, 128) * 128
+    delta = torch.empty(B, H, room, dtype=torch.float32, device=q.device)
+    level = lse if room == S else torch.empty_like(delta)
+    blocks = triton.cdiv(room, 64)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3])
     root = 1 / math.sqrt(D)
     scale = LOG2E * root
     with on(q):
         _delta[(blocks * B * H,)](
-            out, grad, delta, *out.stride()[:3], *grad.stride()[:3], H, S, blocks, D, 64, _width(D), num_warps=4
-        )
+            out, grad, lse, delta, level, *out.stride()[:3], *grad.stride()[:3], H, S, room, blocks,
+            D, 64, _width(D), num_warps=4,
+        )  # fmt: skip
         if grad_lse is not None:
             # A row's log-sum-exp has the probabilities for its derivative: dS = P ∘ (dP + dlse - delta).
-            delta.sub_(grad_lse, alpha=LOG2E)
-        hopper = _hopper(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
-        if hopper is not None and hopper.common.fits(q, k, v):
-            tensors = (hopper.common.dense(grad), q, k, v, lse, delta, dq, dk, dv)
+            delta[..., :S].sub_(grad_lse, alpha=LOG2E)
+        if hopper is not None:
+            tensors = (hopper.common.mapped(grad), q, k, v, level, delta, dq, dk, dv)
             fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled()
             kernels = hopper.deterministic if fixed or not hopper.backward.AVAILABLE else hopper.backward
             kernels.backward(*tensors, causal, window)
@@ -717,7 +746,7 @@ def _launch_backward(
         t = tiles("keys", q)
         _backward_keys[(triton.cdiv(S, t.resident) * B * Hkv,)](
             _tile(q, t.streamed, tma), _tile(k, t.resident, tma), _tile(v, t.resident, tma),
-            _tile(grad, t.streamed, tma), lse, delta, dk, dv, *strides,
+            _tile(grad, t.streamed, tma), lse, delta, dk, dv, dk.stride()[:3], dv.stride()[:3], *strides,
             B, H, S, groups, max(1, _shared(k, groups) // groups // groups), scale, root,
             D, t.streamed, t.resident, _width(D), causal, tma, _precision(q.dtype), window, S % t.streamed != 0,
             num_warps=t.warps, num_stages=t.stages,
@@ -725,7 +754,7 @@ def _launch_backward(
         t = tiles("queries", q)
         _backward_queries[(triton.cdiv(S, t.resident) * B * H,)](
             _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma),
-            _tile(grad, t.resident, tma), lse, delta, dq, *strides,
+            _tile(grad, t.resident, tma), lse, delta, dq, dq.stride()[:3], *strides,
             B, H, S, groups, _shared(k, groups), scale, root,
             D, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype), window,
             num_warps=t.warps, num_stages=t.stages,
@@ -756,7 +785,7 @@ def _differentiate(
 _attention = operator(
     "attention(Tensor q, Tensor k, Tensor v, bool causal, int window) -> (Tensor, Tensor)",
     _launch_forward,
-    lambda q, k, v, *_: (q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)),
+    lambda q, k, v, *_: (like(q), q.new_empty(q.shape[:3], dtype=torch.float32)),
     _save,
     _differentiate,
 )
@@ -765,5 +794,5 @@ _gradients = operator(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal,"
     " int window, Tensor? grad_lse) -> (Tensor, Tensor, Tensor)",
     _launch_backward,
-    lambda grad, q, k, v, *_: (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)),
+    lambda grad, q, k, v, *_: (like(q), like(k), like(v)),
 )

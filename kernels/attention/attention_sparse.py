@@ -402,7 +402,7 @@ def walk(
     groups = H // k.shape[1]
     out = q.new_empty(q.shape)
     hopper = None if portable else _hopper(q.device)
-    if hopper is not None and hopper.common.fits(q, k, v):
+    if hopper is not None and _lists().fits(q, k, v):
         _lists().forward(q, k, v, out, lists, counts, causal, _shared(k, groups))
         return out
     q, k, v = _plain(q), _plain(k), _plain(v)

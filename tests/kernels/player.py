@@ -159,7 +159,7 @@ class Tiles:
 def copy_in(tiles, at, barrier, target):
     of_tensor, of_tile = tiles.place(at)
     target.data.zero_()
-    target.data[of_tile] = tiles.tensor[of_tensor]
+    target.data.view(tiles.block_type.shape)[of_tile] = tiles.tensor[of_tensor]
     barrier.expected.bytes -= tiles.block_type.nbytes
     assert barrier.expected.bytes >= 0
     if barrier.expected.bytes == 0:
@@ -168,7 +168,7 @@ def copy_in(tiles, at, barrier, target):
 
 def copy_out(tiles, at, source):
     of_tensor, of_tile = tiles.place(at)
-    tiles.tensor[of_tensor] = source.data[of_tile]
+    tiles.tensor[of_tensor] = source.data.view(tiles.block_type.shape)[of_tile]
 
 
 def reduce(tiles, at, source):
@@ -310,13 +310,16 @@ def play(monkeypatch, modules, keep=(), **others):
         "copy_in": copy_in,
         "copy_out": copy_out,
         "TensorMap": lambda x, shape, strides, block, layout: Tiles(x.view(shape), *block),
-        "tensor_map": lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, power_of_2(x.shape[-1])),
+        "tensor_map": lambda x, rows: Tiles(x, 1, 1, rows, power_of_2(x.shape[-1])),
+        "flat_map": lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, power_of_2(x.shape[-1])),
         "warpgroup_mma": multiply,
         "warpgroup_mma_wait": awaited,
         "fence_async_shared": nothing,
         "launch": device.launch,
         **SOFTMAX,
+        "_layout": nothing,
         "shared_layout": nothing,
+        "tile_layout": nothing,
         "plain_layout": nothing,
         **others,
     }
