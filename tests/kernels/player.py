@@ -114,6 +114,14 @@ class Loading:
     bytes = 0
 
 
+def stored(layout, B, H, S, D, generator):
+    """Random numbers (B, H, S, D): contiguous, as (B, S, H, D), or as part of a projection of more heads."""
+    if layout == "bhsd":
+        return torch.randn(B, H, S, D, generator=generator)
+    heads = H + 3 * (layout == "projection")
+    return torch.randn(B, S, heads, D, generator=generator)[:, :, heads - H :].transpose(1, 2)
+
+
 class Shared:
     def __init__(self, data):
         self.data, self.dtype = data, data.dtype

@@ -18,7 +18,7 @@ from kernelmark.kernels.attention import _attention_hopper_backward_deterministi
 from kernelmark.kernels.attention import _attention_hopper_forward_paired as paired
 from kernelmark.kernels.attention import _hopper as common
 
-from .player import number, play, reduce
+from .player import number, play, reduce, stored
 
 ROWS = common.ROWS
 LANGUAGE = SimpleNamespace(minimum=min, maximum=max, program_id=lambda axis: 0, num_programs=lambda axis: 1)
@@ -59,11 +59,11 @@ def test_forward(half, causal, window, keys):
     """Each block that is seen at all is walked once, in descending order, and masked where it is seen in part."""
     n = 2 * half
     per = 2 * ROWS // keys
-    c = paired.Config(64, causal, window, paired.Schedule(2, False, keys=keys), False)
+    c = paired.Config(64, causal, window, False, paired.Schedule(2, False, keys=keys), False)
     first, until = 0 if (causal and per > 1) or (window and not causal) else 1, 3 if window else 2
     blocks = set()
     for step in range(n):
-        _, block, count, last = paired._unit.fn(step, half, n, c)
+        _, block, count, last = paired._unit.fn(step, half, n, 2 * ROWS * n, c)
         blocks.add(block)
         distance = last - block * per
         masked, clean, begin = ([last] if causal or window else []), ([] if causal or window else [last]), 1
@@ -89,7 +89,7 @@ def test_backward(n, causal, window, of_keys):
     """The walk over queries of a block of keys, and over keys of a block of queries."""
     for block in range(n):
         before, after = (not causal, True) if of_keys else (True, not causal)
-        first, end = deterministic._walk.fn(block, n, before, after, ROWS, window)
+        first, end = deterministic._walk.fn(block, 2 * n, before, after, ROWS, window)
         for j in range(2 * n):
             one, other = places(block, 2 * ROWS), places(j, ROWS)
             mask = seen(other, one, causal, window) if of_keys else seen(one, other, causal, window)
@@ -107,7 +107,7 @@ def test_walk_over_queries(tile, causal, window):
     n = 6
     tiles = range(2 * ROWS * n // tile)
     for block in range(n):
-        first, count = (int(x) for x in backward._span(number(block), n, causal, ROWS, tile, window))
+        first, count = (int(x) for x in backward._span(number(block), len(tiles), causal, ROWS, tile, window))
         # Where all is seen each block starts at a place of its own, and comes back to the first tile.
         walked = range(first, first + count) if causal or window else tiles
         for j in tiles:
@@ -129,9 +129,23 @@ def _played(monkeypatch):
     )
 
 
-def draw(B, H, Hkv, S, D):
+def draw(B, H, Hkv, S, D, layout="bhsd"):
     generator = torch.Generator().manual_seed(S + D)
-    return [torch.randn(B, heads, S, D, generator=generator) for heads in (H, Hkv, Hkv, H)]
+    return [stored(layout, B, heads, S, D, generator) for heads in (H, Hkv, Hkv, H)]
+
+
+def statistics(lse, delta):
+    """With room for whole blocks of rows."""
+    B, H, S = lse.shape
+    levels = torch.full((B, H, -(-S // 128) * 128), math.inf)
+    deltas = torch.zeros_like(levels)
+    levels[..., :S], deltas[..., :S] = lse, delta
+    return levels, deltas
+
+
+KERNELS = pytest.mark.parametrize(
+    "kernels", [backward, deterministic], ids=["unordered", "deterministic"]
+)
 
 
 def wanted(q, k, v, grad, causal, window=0):
@@ -187,21 +201,50 @@ def test_how_many_heads_take_turns(S, width, groups, heads, section):
         (1, 1, 1, 384, 128, 1000),
     ],
 )
-@pytest.mark.parametrize("kernels", [backward, deterministic], ids=["unordered", "deterministic"])
+@KERNELS
 def test_gradients(kernels, B, H, Hkv, S, D, window, causal):
-    inputs = draw(B, H, Hkv, S, D)
+    check(kernels, draw(B, H, Hkv, S, D), causal, window)
+
+
+@pytest.mark.usefixtures("_played")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("layout", "B", "H", "Hkv", "S", "D", "window"),
+    [
+        ("bshd", 2, 4, 2, 200, 64, 0),
+        ("projection", 1, 2, 1, 129, 128, 0),
+        ("bshd", 1, 2, 1, 330, 64, 100),
+        ("projection", 1, 1, 1, 257, 96, 300),
+        ("bhsd", 1, 1, 1, 7, 128, 0),
+    ],
+)
+@KERNELS
+def test_any_length_and_layout(kernels, layout, B, H, Hkv, S, D, window, causal):
+    check(kernels, draw(B, H, Hkv, S, D, layout), causal, window)
+
+
+@pytest.mark.usefixtures("_played")
+@pytest.mark.parametrize("causal", [True, False])
+@KERNELS
+def test_scores_so_low_that_weights_beyond_the_end_overflow(kernels, causal):
+    """2^(0 - level), of a key beyond the end, is inf, and inf · 0 is NaN."""
+    q, k, v, grad = draw(1, 1, 1, 140, 64)
+    check(kernels, (q.abs() + 3.5, -k.abs() - 3.5, v, grad), causal, 0, atol=1e-3)
+
+
+def check(kernels, inputs, causal, window, atol=2e-5):
     expected, lse, delta = wanted(*inputs, causal, window)
     q, k, v, grad = inputs
     found = [torch.full_like(x, torch.nan) for x in (q, k, v)]
-    kernels.backward(grad, q, k, v, lse.float(), delta.float(), *found, causal, window)
+    kernels.backward(grad, q, k, v, *statistics(lse, delta), *found, causal, window)
     for name, got, want in zip(("dq", "dk", "dv"), found, expected, strict=True):
         torch.testing.assert_close(
-            got.double(), want, rtol=1e-4, atol=2e-5, msg=lambda x, name=name: f"{name}: {x}"
+            got.double(), want, rtol=1e-4, atol=atol, msg=lambda x, name=name: f"{name}: {x}"
         )
 
 
 @pytest.mark.usefixtures("_played")
-@pytest.mark.parametrize("kernels", [backward, deterministic], ids=["unordered", "deterministic"])
+@KERNELS
 def test_gradients_in_sections_of_heads(monkeypatch, kernels):
     """Of three key heads two, then one."""
     monkeypatch.setattr(kernels, "heads_per_l2_group", lambda *_: 2)
@@ -215,7 +258,7 @@ def test_gradients_in_sections_of_heads(monkeypatch, kernels):
 
 @pytest.mark.usefixtures("_played")
 @pytest.mark.parametrize("D", [64, 128])
-@pytest.mark.parametrize("kernels", [backward, deterministic], ids=["unordered", "deterministic"])
+@KERNELS
 def test_a_later_key_that_is_no_number(kernels, D):
     """Gradients of the rows of earlier blocks, which do not see it."""
     seen = slice(0, 256)

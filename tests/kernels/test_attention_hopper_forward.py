@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kernelmark.kernels.attention import _attention_hopper_forward as hopper
 from kernelmark.kernels.attention import _hopper as common
 
-from .player import play
+from .player import play, stored
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,9 +67,13 @@ def played(monkeypatch):
     return counter
 
 
-def draw(B, H, Hkv, S, D):
+def draw(B, H, Hkv, S, D, keys=None, layout="bhsd"):
     generator = torch.Generator().manual_seed(S + D)
-    return [torch.randn(B, heads, S, D, generator=generator) for heads in (H, Hkv, Hkv)]
+    lengths = (S, keys or S, keys or S)
+    return [
+        stored(layout, B, heads, length, D, generator)
+        for heads, length in zip((H, Hkv, Hkv), lengths, strict=True)
+    ]
 
 
 def forward(q, k, v, causal, section, window=0):
@@ -83,12 +87,13 @@ def wanted(q, k, v, causal, window=0):
     q, k, v = (x.double() for x in (q, k, v))
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     scores = q @ k.mT * q.shape[-1] ** -0.5
+    apart = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2] - torch.arange(k.shape[2])
     if causal:
-        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+        scores = scores.masked_fill(apart < 0, -math.inf)
     if window:
-        apart = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
         scores = scores.masked_fill(apart.abs() >= window, -math.inf)
-    return scores.softmax(-1) @ v, scores.logsumexp(-1) / math.log(2)
+    level = scores.logsumexp(-1) / math.log(2)
+    return scores.softmax(-1).nan_to_num(0) @ v, torch.where(level == -math.inf, math.inf, level)
 
 
 def same(got, want, atol=2e-5):
@@ -131,6 +136,30 @@ def test_windows(monkeypatch, causal, S, window, D):
     """One end of a window in a block of keys, both, none; wider than a sequence."""
     monkeypatch.setattr(hopper, "multiprocessors", lambda q: 3)
     inputs = draw(1, 2, 1, S, D)
+    same(forward(*inputs, causal, 2, window), wanted(*inputs, causal, window))
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("layout", "S", "keys", "D", "window"),
+    [
+        ("bshd", 200, 200, 64, 0),
+        ("projection", 129, 129, 128, 0),
+        ("projection", 333, 333, 128, 65),
+        ("bshd", 333, 333, 64, 300),
+        ("bhsd", 5, 5, 40, 0),
+        # More keys than queries, and fewer: rows that see nothing.
+        ("bhsd", 1, 300, 128, 0),
+        ("bshd", 70, 333, 64, 0),
+        ("bhsd", 130, 600, 64, 100),
+        ("bshd", 300, 100, 128, 0),
+        ("bshd", 500, 130, 64, 200),
+    ],
+)
+def test_any_length_and_layout(monkeypatch, causal, layout, S, keys, D, window):
+    monkeypatch.setattr(hopper, "multiprocessors", lambda q: 3)
+    inputs = draw(2, 4, 2, S, D, keys, layout)
     same(forward(*inputs, causal, 2, window), wanted(*inputs, causal, window))
 
 
