@@ -32,7 +32,7 @@ def check(q, k, v, mask, tolerance=None, window=None):
     output = attention(q, k, v, mask, window)
     assert output.shape == q.shape
     assert output.dtype == q.dtype
-    assert output.is_contiguous()
+    assert output.stride(-1) == 1
     grad = torch.randn(q.shape, generator=torch.Generator().manual_seed(7)).to(q.dtype)
     gradients = torch.autograd.grad(output, (q, k, v), grad)
     wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
@@ -271,13 +271,24 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
     assert fits(D=256, widths=hopper.FORWARD_WIDTHS)
     assert fits(D=192, widths=hopper.FORWARD_WIDTHS)
     assert not fits(D=256)
-    assert not fits(S=768)
-    assert not fits(S=1152)
+    assert fits(S=1)
+    assert fits(S=5000)
     assert not fits(D=92)
     assert not fits(D=32)
     assert not fits(dtype=torch.float32)
-    x = torch.empty(1, 1024, 2, 64, dtype=torch.bfloat16)
-    assert not hopper.fits(x.transpose(1, 2), x.transpose(1, 2), x.transpose(1, 2))
+    stored = torch.empty(2, 100, 7, 64, dtype=torch.bfloat16)
+    q, k, v = (x.transpose(1, 2) for x in stored.split([4, 1, 2], 2))
+    assert hopper.fits(q, k, v)
+    assert hopper.fits(q, k[:, :, :50], v[:, :, :50])
+    assert not hopper.fits(q, k[:, :, :0], v[:, :, :0])
+    # Strides and addresses that a tensor map does not take.
+    odd = torch.empty(2, 4, 100, 68, dtype=torch.bfloat16)
+    assert not hopper.fits(odd[..., :64], k, v)
+    assert not hopper.fits(torch.empty(2, 4, 100, 72, dtype=torch.bfloat16)[..., 4:68], k, v)
+    assert not hopper.fits(q, k.expand(2, 1, 100, 64)[:1].expand(2, 1, 100, 64), v)
+    assert not hopper.fits(q.mT.contiguous().mT, k, v)
+    assert hopper.mapped(odd[..., :64]).is_contiguous()
+    assert hopper.mapped(q) is q
 
 
 @pytest.fixture
