@@ -11,10 +11,13 @@ registers hold only two, which are as fast without turns, and under a causal mas
 
 A tile is 128 or 192 query rows of one head. A row's place is counted in keys: the last query's is the last key's,
 also where there are more of these than queries, so that under a causal mask a row's place is the last key that it
-sees. Tiles are aligned to the end, under a causal mask rounded up to 64 keys, and the first one may begin before
-the first query: it is the shortest there. A group whose rows all lie there computes one block of keys and stores
-nothing. What the tensor memory accelerator reads outside of a head's rows is zeros, and it writes nothing there;
-under a full mask keys beyond the last are hidden, under a causal one every row that is stored lies before them.
+sees. Under a full mask the first tile begins at the first query and the last one may end after the last; under a
+causal mask tiles are aligned to the last key, rounded up to 64 of them, and the first one, which is the shortest, may
+begin before the first query. A group whose rows all lie outside computes one block of keys and stores nothing. What
+the tensor memory accelerator reads outside of a head's rows is zeros. It writes nothing beyond the last row; a tile
+that begins before the first it cannot write (on an H200 a negative row was an illegal instruction), so that the rows
+of a group that the first query lies within are written through pointers. Under a full mask keys beyond the last are
+hidden, under a causal one every row that is stored lies before them.
 
 Groups start at their own diagonal: blocks of keys that all of a group's rows lie before are released unread, so
 that each group masks one block, its first. Under a sliding window a tile's walk over the keys starts and ends at
@@ -58,7 +61,7 @@ from ._softmax import apply_mask, first_block, last_values, scores, skip_block, 
 @dataclass(frozen=True)
 class Config:
     """A kernel at compile time: columns of a tile; the mask, a window of 0 being none; whether keys beyond the last
-    must be hidden; consumer groups, whether they take turns at the matrix units, buffers of K and of V, registers of
+    must be hidden; whether the first query may lie within a group; head dimension; consumer groups, whether they take turns at the matrix units, buffers of K and of V, registers of
     a consumer's thread; rows of a group, keys of a block.
     """
 
@@ -66,6 +69,8 @@ class Config:
     causal: bool
     window: int
     tail: bool
+    straddled: bool
+    D: int
     groups: int
     pingpong: bool
     stages: int
@@ -171,7 +176,7 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit
 def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    out, lse, staged, pipes, grid, scale, c: gl.constexpr, GROUP: gl.constexpr
+    out, plain, lse, staged, pipes, grid, scale, c: gl.constexpr, GROUP: gl.constexpr
 ):
     """One group's rows of every tile: online softmax in base 2 over blocks of keys, the last keys first. In the
     loop K runs one block ahead of V.
@@ -205,7 +210,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     while t < total:
         head, start, low, last = _tile(t, grid, c)
         own = start + GROUP * c.rows
-        outside = own + c.rows <= ahead
+        outside = (own + c.rows <= ahead) | (own >= grid.keys)
         # Blocks of keys that this group begins and ends with.
         end = low
         if c.causal:
@@ -256,7 +261,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         if WINDOW:
             for _ in range(low, end):
                 at = skip_block(pipes, at, c, GROUP)
-        if own + c.rows > ahead:
+        if (own + c.rows > ahead) & (own < grid.keys):
             row = own - ahead
             empty = state.row_max == LOWEST
             row_sum = gl.convert_layout(gl.sum(state.row_sum, 1), score_rows)
@@ -265,19 +270,28 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             gl.store(lse + (head * grid.queries + row) + rows, level, mask=stored)
             share = gl.where(empty, 0.0, 1.0 / row_sum)
             acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
-            tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
-            o.store(acc.to(out.dtype))
-            fence_async_shared()
-            copy_out(out, [head // grid.per_batch, head % grid.per_batch, row, 0], o)
+            if c.straddled and row < 0:
+                at_rows = row + gl.arange(0, c.rows, sums_rows)
+                columns = gl.arange(0, c.width, gl.SliceLayout(0, sums))
+                origin = (head // grid.per_batch) * out.strides[0] + (head % grid.per_batch) * out.strides[1]
+                places = gl.expand_dims(origin + at_rows * out.strides[2], 1) + gl.expand_dims(columns, 0)
+                there = gl.expand_dims((at_rows >= 0) & (at_rows < grid.queries), 1)
+                gl.store(plain + places, acc.to(out.dtype), mask=there & gl.expand_dims(columns < c.D, 0))
+            else:
+                tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
+                o.store(acc.to(out.dtype))
+                fence_async_shared()
+                copy_out(out, [head // grid.per_batch, head % grid.per_batch, row, 0], o)
         t, tile_phase = pipes.tiles.pop(tile_phase)
     tma.store_wait(pendings=0)
 
 
 @gluon.jit(do_not_specialize=["n", "heads", "per_batch", "groups", "section", "queries", "keys", "end"])
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, lse, counter, n, heads, per_batch, groups, section, queries, keys, end, scale, c: gl.constexpr
-):
-    """Buffers and barriers, then the warp groups. Numbers as in `Grid`."""
+    q, k, v, out, plain, lse, counter, n, heads, per_batch, groups, section, queries, keys, end, scale,
+    c: gl.constexpr,
+):  # fmt: skip
+    """Buffers and barriers, then the warp groups. `plain` is `out` as a pointer; numbers as in `Grid`."""
     grid = Grid(n, heads, per_batch, groups, section, queries, keys, end)
     q_ring = ring(q, c.rows, c.width, c.groups, 1)
     staged = tile_buffers(q.dtype, c.groups, c.rows, c.width)
@@ -287,9 +301,9 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     gl.warp_specialize(
         [
             (_producer, (q, k, v, pipes, grid, counter, c)),
-            (_consumer, (out, lse, staged, pipes, grid, scale, c, 0)),
-            (_consumer, (out, lse, staged, pipes, grid, scale, c, 1)),
-            (_consumer, (out, lse, staged, pipes, grid, scale, c, 2)),
+            (_consumer, (out, plain, lse, staged, pipes, grid, scale, c, 0)),
+            (_consumer, (out, plain, lse, staged, pipes, grid, scale, c, 1)),
+            (_consumer, (out, plain, lse, staged, pipes, grid, scale, c, 2)),
         ][: c.groups + 1],
         [4, 4, 4][: c.groups],
         [c.registers, c.registers, c.registers][: c.groups],
@@ -313,14 +327,21 @@ def forward(
     B, H, S, D = q.shape
     keys = k.shape[2]
     width = power_of_2(D)
-    c = Config(width, causal, window, not causal and keys % KEYS != 0, *DIVISIONS[width])
-    # A group's 64 rows begin at a multiple of 64, so that the diagonal cuts one block of keys only.
-    end = -(-keys // ROWS) * ROWS if causal else keys
-    n = -(-(end - keys + S) // (c.rows * c.groups))
+    ahead = keys - S
+    tail, straddled = not causal and keys % KEYS != 0, causal and ahead % ROWS != 0
+    c = Config(width, causal, window, tail, straddled, D, *DIVISIONS[width])
+    tile = c.rows * c.groups
+    if causal:
+        # A group's 64 rows begin at a multiple of 64, so that the diagonal cuts one block of keys only.
+        end = -(-keys // ROWS) * ROWS
+        n = -(-(end - ahead) // tile)
+    else:
+        n = -(-S // tile)
+        end = ahead + n * tile
     with on(q):
         launch(
             _kernel, (_kernel, q.device, q.dtype, c), min(B * H * n, multiprocessors(q)),
             tensor_map(q, c.rows), tensor_map(k, c.keys), tensor_map(v, c.keys), tensor_map(out, c.rows),
-            lse, counter(q), n, B * H, H, H // k.shape[1], min(section, B * H), S, keys, end,
+            out, lse, counter(q), n, B * H, H, H // k.shape[1], min(section, B * H), S, keys, end,
             LOG2E / math.sqrt(D), c,
         )  # fmt: skip

@@ -300,7 +300,7 @@ def forward(
     """
     T, H, D = q.shape
     hold = SECTION // (2 * D * k.element_size())
-    c = Config(D, causal, 0, False, *DIVISIONS[D])
+    c = Config(D, causal, 0, False, False, D, *DIVISIONS[D])
     with on(q):
         launch(
             _kernel, (_kernel, q.device, q.dtype, c), min(rows * H, multiprocessors(q)),

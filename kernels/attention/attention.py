@@ -679,7 +679,7 @@ def like(x: torch.Tensor) -> torch.Tensor:
 def _shared(k: torch.Tensor, groups: int) -> int:
     """How many query heads work at a time so that their K and V stay in L2."""
     S, D = k.shape[2:]
-    return max(1, L2_SHARE // (2 * S * D * k.element_size())) * groups
+    return max(1, L2_SHARE // max(1, 2 * S * D * k.element_size())) * groups
 
 
 def _launch_forward(

@@ -26,7 +26,18 @@ def draw(B, H, Hkv, S, D, dtype=torch.float32, scale=1.0):
     ]
 
 
-def check(q, k, v, mask, tolerance=None, window=None):
+def plain(q, k, v, mask, window=None):
+    """By its formula, the last query and the last key in one place; zeros where nothing is seen."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    apart = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2] - torch.arange(k.shape[2])
+    hidden = apart < 0 if mask == "causal" else torch.zeros_like(apart, dtype=torch.bool)
+    hidden |= apart.abs() >= (window or 1 << 30)
+    scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(hidden, -math.inf)
+    blind = hidden.all(1, keepdim=True)
+    return (scores.masked_fill(blind, 0).softmax(-1) * ~blind) @ v
+
+
+def check(q, k, v, mask, tolerance=None, window=None, formula=None):
     """Output and gradients of ours beside the reference's."""
     tolerance = tolerance or TOLERANCE[q.dtype]
     output = attention(q, k, v, mask, window)
@@ -36,7 +47,10 @@ def check(q, k, v, mask, tolerance=None, window=None):
     grad = torch.randn(q.shape, generator=torch.Generator().manual_seed(7)).to(q.dtype)
     gradients = torch.autograd.grad(output, (q, k, v), grad)
     wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    expected = reference(*wide, mask) if window is None else window_reference(*wide, mask, window)
+    if formula:
+        expected = formula(*wide, mask, window)
+    else:
+        expected = reference(*wide, mask) if window is None else window_reference(*wide, mask, window)
     wanted = (expected, *torch.autograd.grad(expected, wide, grad.double()))
     for name, got, want in zip(("output", "dq", "dk", "dv"), (output, *gradients), wanted, strict=True):
         assert got.shape == want.shape, name
@@ -62,6 +76,31 @@ def check(q, k, v, mask, tolerance=None, window=None):
 )
 def test_fp32(B, H, Hkv, S, D, mask):
     check(*draw(B, H, Hkv, S, D), mask)
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize(
+    ("S", "Sk", "D", "window"),
+    [(1, 100, 32, None), (70, 200, 16, None), (150, 40, 16, None), (64, 130, 16, 20), (150, 70, 16, 30)],
+)
+def test_as_many_keys_as_there_are(S, Sk, D, window, mask):
+    """More than queries, as for a chunk of a prompt; fewer, so that causal rows see nothing."""
+    generator = torch.Generator().manual_seed(S)
+    shapes = (1, S, 4, D), (1, Sk, 2, D), (1, Sk, 2, D)
+    q, k, v = (torch.randn(x, generator=generator).transpose(1, 2).requires_grad_() for x in shapes)
+    check(q, k, v, mask, window=window, formula=plain)
+    assert attention(q, k, v, mask, window).stride() == q.stride()
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_without_keys(mask):
+    q, k = torch.ones(1, 2, 3, 16, requires_grad=True), torch.ones(1, 1, 0, 16, requires_grad=True)
+    output, lse = attention(q, k, k, mask, return_lse=True)
+    assert output.eq(0).all()
+    assert lse.eq(-math.inf).all()
+    dq, dk = torch.autograd.grad(output, (q, k), torch.ones_like(output))
+    assert dq.eq(0).all()
+    assert dk.shape == k.shape
 
 
 @pytest.fixture
@@ -136,7 +175,10 @@ def test_extreme_magnitudes(dtype, window, mask, scale):
     assert lse.isfinite().all()
     assert all(x.isfinite().all() for x in torch.autograd.grad(output, leaves, torch.ones_like(output)))
     wide = [x.detach().double() for x in leaves]
-    expected = reference(*wide, mask) if window is None else window_reference(*wide, mask, window)
+    if formula:
+        expected = formula(*wide, mask, window)
+    else:
+        expected = reference(*wide, mask) if window is None else window_reference(*wide, mask, window)
     # Scores of a million have no digits below 1/16; a denormal number's last digit is the least number's.
     least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     allowed = (0.05 if scale > 1 else 2e-3) * expected.norm() + least * output.numel() ** 0.5

@@ -38,13 +38,14 @@ def _plain_numbers():
 )
 def test_tiles(columns, blocks, heads, section, causal, window):
     """They cover every row of every head once; sections come one after the other, of each the last rows first."""
-    c = hopper.Config(columns, causal, window, False, *hopper.DIVISIONS[columns])
+    c = hopper.Config(columns, causal, window, False, False, columns, *hopper.DIVISIONS[columns])
     tile = c.rows * c.groups
     length = 2 * c.rows * blocks
     n = -(-length // tile)
-    grid = SimpleNamespace(n=n, heads=heads, section=section, keys=length, end=length)
+    end = length if causal else n * tile
+    grid = SimpleNamespace(n=n, heads=heads, section=section, keys=length, end=end)
     found = [hopper._tile.fn(t, grid, c) for t in range(heads * n)]
-    rows = [(head, row) for head, start, *_ in found for row in range(max(start, 0), start + tile)]
+    rows = [(head, row) for head, start, *_ in found for row in range(max(start, 0), min(start + tile, length))]
     assert sorted(rows) == [(head, row) for head in range(heads) for row in range(length)]
     for head, start, low, last in found:
         assert head < heads
