@@ -423,24 +423,26 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     )
 
 
-@triton.jit(do_not_specialize=["H", "pieces", "S"])
+@triton.jit(do_not_specialize=["stride_b", "stride_h", "stride_s", "H", "pieces", "S"])
 def _convert_dq(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    sums, out, stride_b, stride_h, stride_s, H, pieces, S, root, D: tl.constexpr, WIDTH: tl.constexpr
-):
-    """64 rows of dQ from the accumulator, of which a head has so many pieces; `add_dq` says their order."""
+    sums, out, stride_b: tl.int64, stride_h: tl.int64, stride_s: tl.int64, H, pieces, S, root,
+    D: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """64 rows of dQ from the accumulator, of which a head has so many pieces; `add_dq` says their order. Strides are
+    in units of 8 numbers.
+    """
     head = tl.program_id(0) // pieces
-    first = tl.program_id(0) % pieces * 64
     x = tl.load(sums + tl.program_id(0).to(tl.int64) * 64 * WIDTH + tl.arange(0, 64 * WIDTH))
     x = (x * root).to(out.dtype.element_ty)
     x = x.reshape(WIDTH // 8, 4, 8, 4, 2, 2).permute(1, 4, 2, 0, 3, 5).reshape(64, WIDTH)
-    rows = first + tl.arange(0, 64)
+    rows = tl.program_id(0) % pieces * 64 + tl.arange(0, 64)
     columns = tl.arange(0, WIDTH)[None, :]
-    start = out + (head // H).to(tl.int64) * stride_b + (head % H).to(tl.int64) * stride_h
-    places = start + (rows.to(tl.int64) * stride_s)[:, None] + columns
-    if WIDTH == D:
-        tl.store(places, x, mask=(rows < S)[:, None])
-    else:
-        tl.store(places, x, mask=(rows < S)[:, None] & (columns < D))
+    start = (head // H) * stride_b + (head % H) * stride_h
+    places = ((start + rows.to(tl.int64) * stride_s) * 8)[:, None] + columns
+    inside = (rows < S)[:, None]
+    if WIDTH != D:
+        inside = inside & (columns < D)
+    tl.store(out + places, x, mask=inside)
 
 
 def backward(
@@ -483,4 +485,7 @@ def backward(
             tq, tg, tk, tv, tlse, tdelta, tdk, tdv, tsums,
             n, B * heads, heads, section, H // heads, S, LOG2E * root, root, c,
         )  # fmt: skip
-        _convert_dq[(B * H * n * 2,)](sums, dq, *dq.stride()[:3], H, n * 2, S, root, D, width, num_warps=width // 16)
+        launch(
+            _convert_dq, (_convert_dq, q.device, q.dtype, D), B * H * n * 2,
+            sums, dq, *(x // 8 for x in dq.stride()[:3]), H, n * 2, S, root, D, width, num_warps=width // 16,
+        )  # fmt: skip

@@ -23,6 +23,8 @@ import math
 from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -327,6 +329,49 @@ def _queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
         [4, 4],
         [c.registers, c.registers],
     )
+
+
+@triton.jit(do_not_specialize=["ob", "oh", "os", "gb", "gh", "gs", "H", "S", "room", "blocks"])
+def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    out, grad, lse, levels, delta,
+    ob: tl.int64, oh: tl.int64, os: tl.int64, gb: tl.int64, gh: tl.int64, gs: tl.int64, H, S, room, blocks,
+    D: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """delta = rowsum(O ∘ dO) of 64 rows and, PADDED, their log-sum-exp, as `statistics` lays them out. Strides are in
+    units of 8 numbers.
+    """
+    head = tl.program_id(0) // blocks
+    rows = tl.program_id(0) % blocks * 64 + tl.arange(0, 64)
+    columns = tl.arange(0, WIDTH)[None, :]
+    inside = (rows < S)[:, None]
+    if WIDTH != D:
+        inside = inside & (columns < D)
+    at = rows.to(tl.int64)
+    a = (((head // H) * ob + (head % H) * oh + at * os) * 8)[:, None] + columns
+    b = (((head // H) * gb + (head % H) * gh + at * gs) * 8)[:, None] + columns
+    x = tl.load(out + a, mask=inside, other=0.0).to(tl.float32) * tl.load(grad + b, mask=inside, other=0.0)
+    tl.store(delta + head.to(tl.int64) * room + rows, tl.sum(x, 1), mask=rows < room)
+    if PADDED:
+        level = tl.load(lse + head.to(tl.int64) * S + rows, mask=rows < S, other=float("inf"))
+        tl.store(levels + head.to(tl.int64) * room + rows, level, mask=rows < room)
+
+
+def statistics(out: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(log-sum-exp, delta), both (B, H, rows) in fp32 with room for whole blocks of 128 rows, filled up with +inf and
+    0: of an output and a gradient that are `mappable`.
+    """
+    B, H, S, D = out.shape
+    room = -(-S // (2 * ROWS)) * 2 * ROWS
+    delta = torch.empty(B, H, room, dtype=torch.float32, device=lse.device)
+    levels = lse if room == S else torch.empty_like(delta)
+    strides = (x // 8 for y in (out, grad) for x in y.stride()[:3])
+    constants = (D, max(16, power_of_2(D)), room != S)
+    with on(out):
+        launch(
+            _statistics, (_statistics, out.device, out.dtype, constants), B * H * room // 64,
+            out, grad, lse, levels, delta, *strides, H, S, room, room // 64, *constants,
+        )  # fmt: skip
+    return levels, delta
 
 
 def heads_per_l2_group(S: int, width: int, groups: int, heads: int) -> int:

@@ -43,8 +43,11 @@ Taken for what `_hopper.fits` approves of with D up to 128.
 No `from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.
 """
 
+import functools
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from triton.experimental import gluon
@@ -53,7 +56,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .._common import multiprocessors, on, power_of_2
 from .._grid_barrier import counter
-from ._hopper import KEYS, LOG2E, LOWEST, ROWS, launch, product_layout, sectioned, tensor_map
+from ._hopper import KEYS, LOG2E, LOWEST, ROWS, Strides, launch, mapping, placed, product_layout, sectioned
 from ._pipeline import Cursors, Pipes, aggregate, barriers, copy_in, copy_out, cursor, ring, tile_buffers, tile_queue
 from ._softmax import apply_mask, first_block, last_values, scores, skip_block, step
 
@@ -324,8 +327,48 @@ def forward(
     none. The last query and the last key are in one place. `section`: query heads whose tiles are taken before
     others' are. For inputs that `_hopper.fits` approves of for the columns of DIVISIONS.
     """
-    B, H, S, D = q.shape
-    keys = k.shape[2]
+    plan = _plan(
+        q.shape, k.shape, q.stride(), k.stride(), v.stride(), out.stride(), q.dtype, q.device, causal, window, section
+    )
+    with on(q):
+        launch(
+            _kernel, plan.key, min(plan.tiles, multiprocessors(q)),
+            placed(q, plan.q), placed(k, plan.k), placed(v, plan.v), placed(out, plan.out), out, lse, counter(q),
+            *plan.numbers, plan.c,
+        )  # fmt: skip
+
+
+class Plan(NamedTuple):
+    """What a launch does not have to think about again for the same shapes and strides: what the compiled kernel
+    depends on, tiles, the configuration, the kernel's numbers, what tensor maps say.
+    """
+
+    key: Hashable
+    tiles: int
+    c: Config
+    numbers: tuple[int | float, ...]
+    q: dict[str, Any]
+    k: dict[str, Any]
+    v: dict[str, Any]
+    out: dict[str, Any]
+
+
+@functools.lru_cache(4096)
+def _plan(
+    of_q: torch.Size,
+    of_k: torch.Size,
+    q_strides: Strides,
+    k_strides: Strides,
+    v_strides: Strides,
+    out_strides: Strides,
+    dtype: torch.dtype,
+    device: torch.device,
+    causal: bool,
+    window: int,
+    section: int,
+) -> Plan:
+    B, H, S, D = of_q
+    heads, keys = of_k[1:3]
     width = power_of_2(D)
     ahead = keys - S
     tail, straddled = not causal and keys % KEYS != 0, causal and ahead % ROWS != 0
@@ -338,10 +381,13 @@ def forward(
     else:
         n = -(-S // tile)
         end = ahead + n * tile
-    with on(q):
-        launch(
-            _kernel, (_kernel, q.device, q.dtype, c), min(B * H * n, multiprocessors(q)),
-            tensor_map(q, c.rows), tensor_map(k, c.keys), tensor_map(v, c.keys), tensor_map(out, c.rows),
-            out, lse, counter(q), n, B * H, H, H // k.shape[1], min(section, B * H), S, keys, end,
-            LOG2E / math.sqrt(D), c,
-        )  # fmt: skip
+    return Plan(
+        (_kernel, device, dtype, c),
+        B * H * n,
+        c,
+        (n, B * H, H, H // heads, min(section, B * H), S, keys, end, LOG2E / math.sqrt(D)),
+        mapping(of_q, q_strides, c.rows, dtype),
+        mapping(of_k, k_strides, c.keys, dtype),
+        mapping(of_k, v_strides, c.keys, dtype),
+        mapping(of_q, out_strides, c.rows, dtype),
+    )

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .._common import capability, check, choice, on, operator, power_of_2, roomy
+from .._common import FLOATING, capability, check, choice, on, operator, power_of_2, roomy
 
 if TYPE_CHECKING:
     from ._attention_hopper_forward_paired import Schedule
@@ -115,17 +115,9 @@ def attention(
     device, mask or window.
     """
     choice("mask", mask, ("causal", "full"))
-    check("q", q, dim=4)
-    B, H, S, D = q.shape
-    if not 1 <= D <= 256:
-        raise ValueError(f"q has head dimension {D}, expected 1 to 256")
-    check("k", k, dim=4, dtypes=(q.dtype,), like=q)
-    heads = k.shape[1]
-    if H and (heads == 0 or H % heads):
-        raise ValueError(f"k has {heads} heads, which do not divide the {H} of q")
-    Sk = k.shape[2]
-    check("k", k, shape=(B, heads, Sk, D))
-    check("v", v, shape=(B, heads, Sk, D), dtypes=(q.dtype,), like=q)
+    if not _usual(q, k, v):
+        _check(q, k, v)
+    S, Sk = q.shape[2], k.shape[2]
     if window is not None:
         if isinstance(window, bool) or not isinstance(window, int):
             raise TypeError(f"window must be an integer or None, not {type(window).__name__}")
@@ -139,6 +131,44 @@ def attention(
         return found
     # The kernels' is in base 2, and +inf for a row that sees nothing: 2^(score - level) is 0 then.
     return output, torch.where(level == math.inf, -math.inf, level / LOG2E)
+
+
+def _usual(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether the inputs are as `_check` wants them, in one look at what most calls have: a call's checks there take
+    as long as a short kernel.
+    """
+    return (
+        isinstance(q, torch.Tensor)
+        and q.is_cuda
+        and isinstance(k, torch.Tensor)
+        and isinstance(v, torch.Tensor)
+        and q.dtype in FLOATING
+        and q.dtype == k.dtype == v.dtype
+        and q.device == k.device == v.device
+        and _agree(q.shape, k.shape, v.shape)
+    )
+
+
+@lru_cache(4096)
+def _agree(of_q: torch.Size, of_k: torch.Size, of_v: torch.Size) -> bool:
+    if len(of_q) != 4 or len(of_k) != 4 or of_k != of_v:
+        return False
+    (B, H, _, D), heads = of_q, of_k[1]
+    return of_k[0] == B and of_k[3] == D and 1 <= D <= 256 and heads > 0 and H % heads == 0
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Raises what `attention` says."""
+    check("q", q, dim=4)
+    B, H, _, D = q.shape
+    if not 1 <= D <= 256:
+        raise ValueError(f"q has head dimension {D}, expected 1 to 256")
+    check("k", k, dim=4, dtypes=(q.dtype,), like=q)
+    heads, Sk = k.shape[1:3]
+    if H and (heads == 0 or H % heads):
+        raise ValueError(f"k has {heads} heads, which do not divide the {H} of q")
+    check("k", k, shape=(B, heads, Sk, D))
+    check("v", v, shape=(B, heads, Sk, D), dtypes=(q.dtype,), like=q)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -353,14 +383,12 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
 # dV = Pᵀ·dO, dS = P ∘ (dP - delta), dK = dSᵀ·Q / √D, dQ = dS·K / √D.
 
 
-@triton.jit(do_not_specialize=["H", "room", "blocks"])
+@triton.jit(do_not_specialize=["H", "blocks"])
 def _delta(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    out, grad, lse, delta, levels, out_strides, grad_strides, H, S, room, blocks,
+    out, grad, delta, out_strides, grad_strides, H, S, blocks,
     D: tl.constexpr, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """delta (B, H, room), fp32: the sum of O ∘ dO over each row, 0 beyond S. Where there is more room than rows, the
-    log-sum-exp with as much, +inf beyond S, in `levels`.
-    """
+    """delta (B, H, S), fp32: the sum of O ∘ dO over each row."""
     program = tl.program_id(0)
     place, first = program // blocks, program % blocks * BLOCK_M
     batch, head = place // H, place % H
@@ -368,10 +396,7 @@ def _delta(  # type: ignore[no-untyped-def]  # Triton's types are its own
     b = _load(grad, batch, head, first, grad_strides, S, D, BLOCK_M, WIDTH, False, True)
     rows = first + tl.arange(0, BLOCK_M)
     sums = tl.sum(a.to(tl.float32) * b.to(tl.float32), 1)
-    tl.store(delta + place.to(tl.int64) * room + rows, sums, mask=rows < room)
-    if room != S:
-        level = tl.load(lse + place.to(tl.int64) * S + rows, mask=rows < S, other=float("inf"))
-        tl.store(levels + place.to(tl.int64) * room + rows, level, mask=rows < room)
+    tl.store(delta + place.to(tl.int64) * S + rows, sums, mask=rows < S)
 
 
 @triton.jit
@@ -756,28 +781,27 @@ def _launch_backward(
     hopper = _hopper(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
     if hopper is not None and not (S == Sk and hopper.common.fits(q, k, v)):
         hopper = None
-    # The kernels for Hopper have statistics of whole blocks of 128 rows.
-    room = S if hopper is None else triton.cdiv(S, 128) * 128
-    delta = torch.empty(B, H, room, dtype=torch.float32, device=q.device)
-    level = lse if room == S else torch.empty_like(delta)
-    blocks = triton.cdiv(room, 64)
+    if hopper is not None:
+        grad, out = hopper.common.mapped(grad), hopper.common.mapped(out)
+        level, delta = hopper.deterministic.statistics(out, grad, lse)
+        if grad_lse is not None:
+            # A row's log-sum-exp has the probabilities for its derivative: dS = P ∘ (dP + dlse - delta).
+            delta[..., :S].sub_(grad_lse, alpha=LOG2E)
+        fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled()
+        kernels = hopper.deterministic if fixed or not hopper.backward.AVAILABLE else hopper.backward
+        kernels.backward(grad, q, k, v, level, delta, dq, dk, dv, causal, window)
+        return dq, dk, dv
+    delta = torch.empty_like(lse)
+    blocks = triton.cdiv(S, 64)
     strides = q.stride()[:3], k.stride()[:3], v.stride()[:3]
     root = 1 / math.sqrt(D)
     scale = LOG2E * root
     with on(q):
         _delta[(blocks * B * H,)](
-            out, grad, lse, delta, level, out.stride()[:3], grad.stride()[:3], H, S, room, blocks,
-            D, 64, _width(D), num_warps=4,
-        )  # fmt: skip
+            out, grad, delta, out.stride()[:3], grad.stride()[:3], H, S, blocks, D, 64, _width(D), num_warps=4
+        )
         if grad_lse is not None:
-            # A row's log-sum-exp has the probabilities for its derivative: dS = P ∘ (dP + dlse - delta).
-            delta[..., :S].sub_(grad_lse, alpha=LOG2E)
-        if hopper is not None:
-            tensors = (hopper.common.mapped(grad), q, k, v, level, delta, dq, dk, dv)
-            fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled()
-            kernels = hopper.deterministic if fixed or not hopper.backward.AVAILABLE else hopper.backward
-            kernels.backward(*tensors, causal, window)
-            return dq, dk, dv
+            delta.sub_(grad_lse, alpha=LOG2E)
         tma = _descriptors(path, q, k, v, grad)
         t = tiles("keys", q)
         c = Config(D, t.streamed, t.resident, _width(D), causal, window, tma, _precision(q.dtype), S % t.streamed != 0)

@@ -123,7 +123,7 @@ def _played(monkeypatch):
     play(
         monkeypatch,
         (paired, deterministic, backward),
-        keep=("_convert_dq",),
+        keep=("_convert_dq", "_statistics"),
         opaque=lambda x: 0,
         _reduce=reduce,
     )

@@ -22,7 +22,7 @@ def _played(monkeypatch):
     play(
         monkeypatch,
         (forward, dense, deterministic, backward),
-        keep=("_convert_dq",),
+        keep=("_convert_dq", "_statistics"),
         opaque=lambda x: 0,
         _reduce=reduce,
         thread_barrier=nothing,
