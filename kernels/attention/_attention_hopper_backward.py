@@ -1,22 +1,47 @@
-"""The backward pass of attention for Hopper (compute capability 9.0), in Gluon.
+"""The backward pass of attention for Hopper in one kernel of five products; a small one converts dQ.
 
-As in `attention.py`, one kernel makes dK and dV of a block of keys and one dQ of a block of queries, without
-atomics; the algorithm is FlashAttention-2's (Dao, arXiv 2307.08691). One warp group feeds tiles through the
-tensor memory accelerator, two others own 64 rows each, whose gradients stay in their registers. The products
-of a step are issued asynchronously: probabilities are computed while dP = dO·Vᵀ is multiplied, and dS while
-dV is. Taken for what `_attention_hopper.fits` approves of.
+A program owns 128 keys of one key head and walks over the queries that see them, as `_keys` of
+`_attention_hopper_backward_deterministic.py` does; beside dK and dV it makes its part of dQ. As in
+FlashAttention-3's backward (Shah et al., arXiv 2407.08608) the two consumers exchange dS through shared memory,
+each multiplies all 128 keys for half of a tile's dQ, and the copy engine adds that to an fp32 accumulator in memory.
+dQ is multiplied a step late, from the dS of the step before, for which no consumer waits then.
 
-Under a window each block walks from the first tile that any of its rows sees, or is seen by, to the last. Tiles
-that the window's edges or the causal mask cut are masked, the others not.
+The order of those additions is not fixed: dQ is not the same to the bit in every run. dK and dV are.
+
+The accumulator is not laid out as dQ is. A thread of a warp group holds, of every 8 columns, pairs of two rows
+that are 8 apart; these four numbers lie together, the threads' one after the other: a warp stores 512 bytes in a
+row, and a piece is one box for the copy engine. `_convert_dq` puts things in their place.
+
+The addition is `cp.reduce.async.bulk.tensor`, which Gluon's builder has (`create_async_tma_reduce`) and its Python
+does not: `_reduce` is all that is missing, and AVAILABLE says whether the builder does.
+
+Under a window a block walks from the first tile of queries that sees any of its keys to the last. Tiles that the
+window's edges or the causal mask cut are masked, the others not.
+
+| barrier | one for | arrives | arrivals | waits, and the phase it starts at |
+|---|---|---|---|---|
+| `resident.full` | each half of the block's K and V | the copy of the producer's | 1 and the bytes | both consumers, 0 |
+| `stream.full` | each buffer of Q, dO, lse, delta | the copy of the producer's | 1 and the bytes | both consumers, 0 |
+| `stream.empty` | the same | each consumer, after dK += dSᵀ·Q | 2 | producer, 1 |
+| `ready` | each buffer of dS, each consumer | that consumer, its dS stored | 1 | the other, 0 |
+| `free` | the same | that consumer, after dQ = dS·K of both halves | 1 | the other, 1 |
+| `done` | each consumer | that consumer, its last product done | 1 | the other, 0 |
+
+Taken for what `_hopper.fits` approves of.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
+from triton._C.libtriton import gluon_ir, ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -26,333 +51,398 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .._common import on, power_of_2
-from ._attention_hopper import copy_in, copy_out, launch, onward, product_layout, sectioned, tiles, visible
+from ._attention_hopper_backward_deterministic import REGISTERS, heads_per_l2_group, opaque
+from ._hopper import (
+    LOG2E,
+    ROWS,
+    TensorMap,
+    launch,
+    plain_layout,
+    product_layout,
+    sectioned,
+    shared_layout,
+    tensor_map,
+    visible,
+)
+from ._pipeline import Blocks, Exchange, Statistics, barriers, copy_in, copy_out, cursor, pair, pair_ring
 
-LOG2E = 1.4426950408889634
-ROWS = 64
-"""Rows of one computing warp group, and of one streamed tile; a block has two of them."""
-STAGES = {64: 4, 128: 3}
-"""Streamed tiles in flight, by width."""
-REGISTERS = 240
-"""Registers a thread of the computing warp groups."""
-L2 = 32 << 20
-"""Bytes of Q, dO and dQ that heads whose blocks are taken together may have."""
+LINE = 256
+"""Numbers in a row of the accumulator as the copy engine sees it: the longest box."""
+BUFFERS = 2
+"""Buffers of dS: of this step, and of the one before, which dQ is multiplied from."""
+AVAILABLE = hasattr(gluon_ir.GluonOpBuilder, "create_async_tma_reduce") and hasattr(ir, "DESCRIPTOR_REDUCE_KIND")
+"""Whether this Triton can have the copy engine add."""
 
 
-@gluon.jit
-def opaque(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """0, which the compiler does not know to be. Added to a buffer's index within a loop it keeps the addresses
-    that follow from it, dozens of them, from being computed before the loop and spilled.
+@dataclass(frozen=True)
+class Schedule:
+    """Queries of a step, steps in flight, and whether the scores of the next step are issued before this one's
+    last products are waited for.
     """
-    return gl.inline_asm_elementwise("and.b32 $0, $1, 0;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+    rows: int
+    stages: int
+    ahead: bool = True
+
+
+@dataclass(frozen=True)
+class Config:
+    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether the last block is not
+    whole, the schedule, the layout of dS in shared memory; rows of a consumer, buffers of dS, a line of the
+    accumulator, a consumer's registers.
+    """
+
+    width: int
+    causal: bool
+    window: int
+    tail: bool
+    schedule: Schedule
+    exchanged: gl.NVMMASharedLayout
+    rows: int = ROWS
+    buffers: int = BUFFERS
+    line: int = LINE
+    registers: int = REGISTERS
+
+    @property
+    def queries(self) -> int:
+        """Of a step."""
+        return self.schedule.rows
+
+    @property
+    def stages(self) -> int:
+        """Steps in flight."""
+        return self.schedule.stages
+
+    @property
+    def ratio(self) -> int:
+        """Steps in a block's rows."""
+        return 2 * self.rows // self.queries
+
+    @property
+    def part(self) -> int:
+        """Columns of dQ of one consumer."""
+        return self.width // self.ratio
+
+
+SCHEDULES = {
+    (64, True): Schedule(128, 2, ahead=False),
+    (64, False): Schedule(128, 2),
+    (128, True): Schedule(64, 3),
+    (128, False): Schedule(64, 3),
+}
+"""By width and whether causal, as measured on an H200."""
+
+
+@builtin
+def _reduce(descriptor, coord, source, _semantic=None):  # type: ignore[no-untyped-def]
+    """As `tma.async_copy_shared_to_global`, adding to what is there; `tma.store_wait` waits for it."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(
+        ir.DESCRIPTOR_REDUCE_KIND.ADD, descriptor.handle, coord, source.handle
+    )
 
 
 @gluon.jit
-def _walk(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    block, n, BEFORE: gl.constexpr, AFTER: gl.constexpr, ROWS: gl.constexpr, WINDOW: gl.constexpr
+def _span(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    block, tiles, CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, WINDOW: gl.constexpr
 ):
-    """(first tile, end) of a block's walk. BEFORE and AFTER: whether what lies before and after it is visible."""
-    first = 0
-    end = 2 * n
+    """(first tile of queries, of so many, how many) of a block of keys. Under neither mask nor window each block starts at its
+    own place too, so that not all of a head add to the same rows at a time; after a head's last tile comes its
+    first.
+    """
+    PER: gl.constexpr = 2 * ROWS // QUERIES
+    first = PER * block
+    end = tiles
     if WINDOW:
-        first = gl.maximum(2 * block - (WINDOW + ROWS - 2) // ROWS, 0)
-        end = gl.minimum(2 * block + (WINDOW + 2 * ROWS - 2) // ROWS + 1, 2 * n)
-    if not BEFORE:
-        first = 2 * block
-    if not AFTER:
-        end = 2 * block + 2
-    return first, end
+        end = gl.minimum(first + (WINDOW + 2 * ROWS - 2) // QUERIES + 1, end)
+        if not CAUSAL:
+            first = gl.maximum(first - (WINDOW + QUERIES - 2) // QUERIES, 0)
+    count = end
+    if CAUSAL or WINDOW:
+        count -= first
+    return first, count
 
 
 @gluon.jit
 def _cut(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    ahead, BEFORE: gl.constexpr, AFTER: gl.constexpr, ROWS: gl.constexpr, WINDOW: gl.constexpr
+    ahead, CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, WINDOW: gl.constexpr
 ):
-    """Whether a tile, `ahead` of a block's first by so many, needs a mask: not all of the one sees the other.
-    Not called where everything is visible.
+    """Whether a tile of queries, `ahead` of a block of keys' first by so many, needs a mask: not all of it sees
+    all of them. Not called where everything is visible.
     """
-    LOW: gl.constexpr = (2 * ROWS - WINDOW + ROWS - 1) // ROWS if BEFORE else 2
-    HIGH: gl.constexpr = WINDOW // ROWS - 1 if AFTER else -1
+    LOW: gl.constexpr = 2 * ROWS // QUERIES if CAUSAL else (2 * ROWS - WINDOW + QUERIES - 1) // QUERIES
+    cut = ahead < LOW
     if WINDOW:
-        cut = (ahead < LOW) | (ahead > HIGH)
-    elif BEFORE:
-        cut = ahead > HIGH
-    else:
-        cut = ahead < LOW
+        cut = cut | (ahead > WINDOW // QUERIES - 1)
     return cut
 
 
 @gluon.jit
-def _keys_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, ks, vs, qs, gs, kv_full, full, empty, n, heads, section, groups,
-    CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
-):  # fmt: skip
-    """Loads a block of K and V in halves, then the queries that see it and their dO, head by head."""
-    place, block = sectioned(gl.program_id(0), n, heads, section)
-    row = (place * n + block) * 2 * ROWS
-    for i in gl.static_range(2):
-        mbarrier.expect(kv_full.index(i), 2 * k.block_type.nbytes)
-        copy_in(k, [row + i * ROWS, 0], kv_full.index(i), ks.index(i))
-        copy_in(v, [row + i * ROWS, 0], kv_full.index(i), vs.index(i))
-    stage = 0
-    phase = 1
-    first, end = _walk(block, n, not CAUSAL, True, ROWS, WINDOW)
-    for member in range(0, groups):
-        base = (place * groups + member) * n * 2 * ROWS
-        for j in range(first, end):
-            mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(full.index(stage), 2 * q.block_type.nbytes)
-            copy_in(q, [base + j * ROWS, 0], full.index(stage), qs.index(stage))
-            copy_in(g, [base + j * ROWS, 0], full.index(stage), gs.index(stage))
-            stage, phase = onward(stage, phase, STAGES)
+def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, g, k, v, lse, delta, resident, stream, statistics, blocks, c: gl.constexpr
+):
+    """Loads a block of K and V in halves, then the queries that see it, their dO and their statistics."""
+    head, block = sectioned(gl.program_id(0), blocks.n, blocks.heads, blocks.section)
+    batch = head // blocks.per_batch
+    key_head = head % blocks.per_batch
+    for half in gl.static_range(2):
+        resident.fetch(half, k, v, [batch, key_head, block * 2 * c.rows + half * c.rows, 0])
+    at = cursor(1, c.stages)
+    tiles = (blocks.length + c.queries - 1) // c.queries
+    first, count = _span(block, tiles, c.causal, c.rows, c.queries, c.window)
+    for member in range(0, blocks.groups):
+        base = (head * blocks.groups + member) * blocks.n * c.ratio
+        more = count
+        if c.schedule.ahead:
+            # The last step looks one ahead: it gets the last tile once more.
+            more = count + gl.where(member == blocks.groups - 1, 1, 0)
+        query_head = key_head * blocks.groups + member
+        for i in range(0, more):
+            j = first + gl.minimum(i, count - 1)
+            if not c.causal and not c.window:
+                j = gl.where(j >= tiles, j - tiles, j)
+            row = (base + j) * c.queries
+            full = stream.full.index(at.stage)
+            mbarrier.wait(stream.empty.index(at.stage), at.phase)
+            mbarrier.expect(full, 2 * q.block_type.nbytes + 2 * lse.block_type.nbytes)
+            copy_in(q, [batch, query_head, j * c.queries, 0], full, stream.first.index(at.stage))
+            copy_in(lse, [row], full, statistics.lse.index(at.stage))
+            copy_in(g, [batch, query_head, j * c.queries, 0], full, stream.second.index(at.stage))
+            copy_in(delta, [row], full, statistics.delta.index(at.stage))
+            at = at.advanced()
 
 
 @gluon.jit
-def _keys_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dk_out, dv_out, lse, delta, ks, vs, qs, gs, kv_full, full, empty, n, heads, section, groups, scale, root,
-    HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-    WINDOW: gl.constexpr,
+def product_dq(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    ds, ks, buffer, hidden, none, c: gl.constexpr, HALF: gl.constexpr
+):
+    """Issues a consumer's part of dQ: 64 queries, or some columns of D, over the keys of both halves."""
+    PART: gl.constexpr = c.part
+    ROW: gl.constexpr = HALF * 64 if c.queries == 128 else 0
+    COLUMN: gl.constexpr = HALF * PART if c.queries == 64 else 0
+    at = 2 * buffer + hidden
+    one = ds.index(at).slice(ROW, 64, 1).permute((1, 0))
+    other = ds.index(at + 1).slice(ROW, 64, 1).permute((1, 0))
+    # dQ = dS·K, over the keys of one half and of the other
+    dq = warpgroup_mma(one, ks.index(hidden).slice(COLUMN, PART, 1), none, use_acc=False, is_async=True)
+    return warpgroup_mma(other, ks.index(hidden + 1).slice(COLUMN, PART, 1), dq, is_async=True)
+
+
+@gluon.jit
+def add_dq(sums, dq, staging, at, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """Has a consumer's part of dQ added to the accumulator's rows from `at` on: four of a thread together."""
+    flat = dq.reshape([4, 2, 8, c.part // 8, 4, 2]).permute((3, 0, 2, 4, 1, 5))
+    staging.store(flat.reshape([64 * c.part // c.line, c.line]))
+    fence_async_shared()
+    _reduce(sums, [at, 0], staging)
+
+
+@gluon.jit
+def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dk_out, dv_out, sums, resident, stream, statistics, exchange, blocks, scale, root, c: gl.constexpr,
+    HALF: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV of one half of a block of keys. Scores are transposed here: keys by queries."""
+    """dK and dV of one half of a block of keys, and half of its part of dQ. Scores are transposed here.
+
+    A consumer is `ready` when its dS is in shared memory, and has left both halves of it `free` when it has
+    multiplied them; it need not wait for itself.
+    """
+    AHEAD: gl.constexpr = c.schedule.ahead
     dtype: gl.constexpr = dk_out.dtype
-    score: gl.constexpr = product_layout(ROWS)
-    total: gl.constexpr = product_layout(D)
+    LINES: gl.constexpr = 64 * c.part // c.line
+    ROWS: gl.constexpr = c.rows
+    QUERIES: gl.constexpr = c.queries
+    PART: gl.constexpr = c.part
+    WIDTH: gl.constexpr = c.width
+    score: gl.constexpr = product_layout(QUERIES)
+    total: gl.constexpr = product_layout(WIDTH)
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
-    place, block = sectioned(gl.program_id(0), n, heads, section)
-    k = ks.index(HALF)
-    v = vs.index(HALF)
-    zero = gl.zeros([ROWS, ROWS], gl.float32, score)
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, score))
-    columns = gl.arange(0, ROWS, gl.SliceLayout(0, score))
-    dk = gl.zeros([ROWS, D], gl.float32, total)
-    dv = gl.zeros([ROWS, D], gl.float32, total)
-    mbarrier.wait(kv_full.index(HALF), 0)
-    stage = 0
-    phase = 0
-    first, end = _walk(block, n, not CAUSAL, True, ROWS, WINDOW)
-    for member in range(0, groups):
-        base = (place * groups + member) * n * 2 * ROWS
-        for j in range(first, end):
-            hidden = opaque(stage)
-            k = ks.index(HALF + hidden)
-            v = vs.index(HALF + hidden)
-            level = gl.load(lse + base + j * ROWS + columns)
-            mbarrier.wait(full.index(stage), phase)
-            q = qs.index(stage)
-            g = gs.index(stage)
-            s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
+    across: gl.constexpr = gl.SliceLayout(0, score)
+    head, block = sectioned(gl.program_id(0), blocks.n, blocks.heads, blocks.section)
+    staging = exchange.staged.index(HALF)
+    zero = gl.zeros([ROWS, QUERIES], gl.float32, score)
+    none = gl.zeros([64, PART], gl.float32, product_layout(PART))
+    rows = gl.arange(0, c.rows, gl.SliceLayout(1, score))
+    columns = gl.arange(0, c.queries, across)
+    dk = gl.zeros([ROWS, WIDTH], gl.float32, total)
+    dv = gl.zeros([ROWS, WIDTH], gl.float32, total)
+    resident.wait(0)
+    resident.wait(1)
+    at = cursor(0, c.stages)
+    # The first step adds zeros to the rows that it will add to, so that no step differs.
+    exchange.ds.index(HALF).store(gl.zeros([ROWS, QUERIES], dtype, score))
+    fence_async_shared()
+    mbarrier.arrive(exchange.ready.index(0), count=1)
+    step = 1
+    tiles = (blocks.length + c.queries - 1) // c.queries
+    first, count = _span(block, tiles, c.causal, c.rows, c.queries, c.window)
+    last = ((head * blocks.groups * c.ratio * blocks.n + first) * 2 + HALF) * LINES
+    if AHEAD:
+        mbarrier.wait(stream.full.index(0), 0)
+        # Sᵀ = K·Qᵀ
+        ahead_q = stream.first.index(0).permute((1, 0))
+        s = warpgroup_mma(resident.first.index(HALF), ahead_q, zero, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=[s])
+    for member in range(0, blocks.groups):
+        base = (head * blocks.groups + member) * blocks.n * c.ratio
+        for i in range(0, count):
+            j = first + i
+            if not c.causal and not c.window:
+                j = gl.where(j >= tiles, j - tiles, j)
+            place = ((base + j) * 2 + HALF) * LINES
+            buffer = step % c.buffers
+            parity = step // c.buffers % 2
+            hidden = opaque(step)
+            k = resident.first.index(hidden + HALF)
+            v = resident.second.index(hidden + HALF)
+            q = stream.first.index(at.stage)
+            g = stream.second.index(at.stage)
+            if not AHEAD:
+                stream.wait(at)
+                # Sᵀ = K·Qᵀ
+                s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
+            # dPᵀ = V·dOᵀ
             dp = warpgroup_mma(v, g.permute((1, 0)), zero, use_acc=False, is_async=True)
-            s = warpgroup_mma_wait(1, deps=[s])
+            if not AHEAD:
+                s = warpgroup_mma_wait(1, deps=[s])
+            level = statistics.lse.index(at.stage).load(across)
+            # P = 2^(S·scale - lse)
             p = gl.exp2(s * scale - gl.expand_dims(level, 0))
-            if CAUSAL or WINDOW:
-                ahead = j - 2 * block
-                if _cut(ahead, not CAUSAL, True, ROWS, WINDOW):
-                    queries = gl.expand_dims(columns + ahead * ROWS, 0)
-                    keys = gl.expand_dims(rows + HALF * ROWS, 1)
-                    p = gl.where(visible(queries, keys, CAUSAL, WINDOW), p, 0.0)
+            if c.causal or c.window or c.tail:
+                ahead = j - c.ratio * block
+                cut = j < 0
+                if c.causal or c.window:
+                    cut = _cut(ahead, c.causal, c.rows, c.queries, c.window)
+                if c.tail:
+                    cut = cut | (j == tiles - 1) | (block == blocks.n - 1)
+                if cut:
+                    queries = gl.expand_dims(columns + ahead * c.queries, 0)
+                    keys = gl.expand_dims(rows + HALF * c.rows, 1)
+                    if c.causal or c.window:
+                        p = gl.where(visible(queries, keys, c.causal, c.window), p, 0.0)
+                    if c.tail:
+                        limit = blocks.length - block * 2 * c.rows
+                        p = gl.where((queries < limit) & (keys < limit), p, 0.0)
             weights = gl.convert_layout(p.to(dtype), operand)
+            # dV += Pᵀ·dO
             dv = warpgroup_mma(weights, g, dv, is_async=True)
-            mean = gl.load(delta + base + j * ROWS + columns)
             dp = warpgroup_mma_wait(1, deps=[dp])
-            change = gl.convert_layout((p * (dp - gl.expand_dims(mean, 0))).to(dtype), operand)
-            dk = warpgroup_mma(change, q, dk, is_async=True)
-            dv, dk, weights, change = warpgroup_mma_wait(0, deps=[dv, dk, weights, change])
-            mbarrier.arrive(empty.index(stage), count=1)
-            stage, phase = onward(stage, phase, STAGES)
+            delta = statistics.delta.index(at.stage).load(across)
+            # dS = P ∘ (dP - delta)
+            ds = (p * (dp - gl.expand_dims(delta, 0))).to(dtype)
+            mbarrier.wait(exchange.other_free.index(buffer), parity ^ 1)
+            exchange.ds.index(2 * buffer + HALF).store(ds)
+            fence_async_shared()
+            mbarrier.arrive(exchange.ready.index(buffer), count=1)
+            ds = gl.convert_layout(ds, operand)
+            hidden = opaque(step)
+            following = at.advanced()
+            behind = (step - 1) % c.buffers
+            mbarrier.wait(exchange.other_ready.index(behind), (step - 1) // c.buffers % 2)
+            dq = product_dq(exchange.ds, resident.first, behind, hidden, none, c, HALF)
+            # dK += dSᵀ·Q
+            dk = warpgroup_mma(ds, q, dk, is_async=True)
+            # What was staged a step ago may still be read.
+            tma.store_wait(pendings=0)
+            dv, weights, dq = warpgroup_mma_wait(1, deps=[dv, weights, dq])
+            add_dq(sums, dq, staging, last, c)
+            mbarrier.arrive(exchange.free.index(behind), count=1)
+            if AHEAD:
+                stream.wait(following)
+                # Sᵀ = K·Qᵀ, of the next step
+                ahead_q = stream.first.index(following.stage).permute((1, 0))
+                s = warpgroup_mma(resident.first.index(hidden + HALF), ahead_q, zero, use_acc=False, is_async=True)
+            dk, ds = warpgroup_mma_wait(0 + AHEAD, deps=[dk, ds])
+            stream.release(at)
+            last = place
+            step += 1
+            at = following
+            if AHEAD:
+                # Nothing may be in flight at the end of a loop's body: ptxas would serialize all products.
+                s = warpgroup_mma_wait(0, deps=[s])
+    behind = (step - 1) % c.buffers
+    mbarrier.wait(exchange.other_ready.index(behind), (step - 1) // c.buffers % 2)
+    dq = product_dq(exchange.ds, resident.first, behind, 0, none, c, HALF)
+    tma.store_wait(pendings=0)
+    dq = warpgroup_mma_wait(0, deps=[dq])
+    add_dq(sums, dq, staging, last, c)
+    # The other half may still multiply with this half's K, which the results go over.
+    mbarrier.arrive(exchange.done.index(0), count=1)
+    mbarrier.wait(exchange.other_done.index(0), 0)
+    k = resident.first.index(HALF)
+    v = resident.second.index(HALF)
     k.store((dk * root).to(dtype))
     v.store(dv.to(dtype))
     fence_async_shared()
-    row = (place * n + block) * 2 * ROWS + HALF * ROWS
-    copy_out(dk_out, [row, 0], k)
-    copy_out(dv_out, [row, 0], v)
+    row = block * 2 * c.rows + HALF * c.rows
+    copy_out(dk_out, [head // blocks.per_batch, head % blocks.per_batch, row, 0], k)
+    copy_out(dv_out, [head // blocks.per_batch, head % blocks.per_batch, row, 0], v)
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["n", "heads", "section", "groups"])
-def _keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, dk, dv, lse, delta, n, heads, section, groups, scale, root,
-    CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
-    WINDOW: gl.constexpr,
-):  # fmt: skip
-    """One block of keys of one key head, over all its query heads. `n` is S / 128, `root` 1/√D."""
-    ks = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], k.layout)
-    vs = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], v.layout)
-    qs = gl.allocate_shared_memory(k.dtype, [STAGES, ROWS, D], q.layout)
-    gs = gl.allocate_shared_memory(k.dtype, [STAGES, ROWS, D], g.layout)
-    kv_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(2):
-        mbarrier.init(kv_full.index(i), count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)
-    gl.warp_specialize(
-        [
-            (
-                _keys_feed,
-                (
-                    q, g, k, v, ks, vs, qs, gs, kv_full, full, empty, n, heads, section, groups,
-                    CAUSAL, ROWS, D, STAGES, WINDOW,
-                ),
-            ),
-            (
-                _keys_compute,
-                (
-                    dk, dv, lse, delta, ks, vs, qs, gs, kv_full, full, empty,
-                    n, heads, section, groups, scale, root, 0, CAUSAL, ROWS, D, STAGES, WINDOW,
-                ),
-            ),
-            (
-                _keys_compute,
-                (
-                    dk, dv, lse, delta, ks, vs, qs, gs, kv_full, full, empty,
-                    n, heads, section, groups, scale, root, 1, CAUSAL, ROWS, D, STAGES, WINDOW,
-                ),
-            ),
-        ],
-        [4, 4],
-        [REGISTERS, REGISTERS],
-    )  # fmt: skip
-
-
 @gluon.jit
-def _queries_feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, qs, gs, ks, vs, q_full, full, empty, n, heads, section, groups,
-    CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
-):  # fmt: skip
-    """Loads a block of Q and dO in halves, then the keys that it sees and their V."""
-    place, block = sectioned(gl.program_id(0), n, heads, section)
-    if CAUSAL:
-        block = n - 1 - block
-    first, end = _walk(block, n, True, not CAUSAL, ROWS, WINDOW)
-    row = (place * n + block) * 2 * ROWS
-    for i in gl.static_range(2):
-        mbarrier.expect(q_full.index(i), 2 * q.block_type.nbytes)
-        copy_in(q, [row + i * ROWS, 0], q_full.index(i), qs.index(i))
-        copy_in(g, [row + i * ROWS, 0], q_full.index(i), gs.index(i))
-    stage = 0
-    phase = 1
-    base = place // groups * n * 2 * ROWS
-    for j in range(first, end):
-        mbarrier.wait(empty.index(stage), phase)
-        mbarrier.expect(full.index(stage), 2 * k.block_type.nbytes)
-        copy_in(k, [base + j * ROWS, 0], full.index(stage), ks.index(stage))
-        copy_in(v, [base + j * ROWS, 0], full.index(stage), vs.index(stage))
-        stage, phase = onward(stage, phase, STAGES)
+def exchanges(sums, dtype: gl.constexpr, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """What the two consumers exchange, as each of them sees it."""
+    ds = gl.allocate_shared_memory(dtype, [2 * c.buffers, c.rows, c.queries], c.exchanged)
+    staged = gl.allocate_shared_memory(sums.dtype, [2, c.queries * c.width // 2 // c.line, c.line], sums.layout)
+    ready0 = barriers(c.buffers, 1)
+    ready1 = barriers(c.buffers, 1)
+    free0 = barriers(c.buffers, 1)
+    free1 = barriers(c.buffers, 1)
+    done0 = barriers(1, 1)
+    done1 = barriers(1, 1)
+    return (
+        Exchange(ds, staged, ready0, ready1, free0, free1, done0, done1),
+        Exchange(ds, staged, ready1, ready0, free1, free0, done1, done0),
+    )
 
 
-@gluon.jit
-def _queries_compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dq_out, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, heads, section, scale, root,
-    HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-    WINDOW: gl.constexpr,
-):  # fmt: skip
-    """dQ of one half of a block of queries."""
-    dtype: gl.constexpr = dq_out.dtype
-    score: gl.constexpr = product_layout(ROWS)
-    total: gl.constexpr = product_layout(D)
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
-    place, block = sectioned(gl.program_id(0), n, heads, section)
-    if CAUSAL:
-        block = n - 1 - block
-    first, end = _walk(block, n, True, not CAUSAL, ROWS, WINDOW)
-    q = qs.index(HALF)
-    g = gs.index(HALF)
-    zero = gl.zeros([ROWS, ROWS], gl.float32, score)
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, score))
-    columns = gl.arange(0, ROWS, gl.SliceLayout(0, score))
-    row = (place * n + block) * 2 * ROWS + HALF * ROWS
-    level = gl.load(lse + row + rows)
-    mean = gl.load(delta + row + rows)
-    dq = gl.zeros([ROWS, D], gl.float32, total)
-    mbarrier.wait(q_full.index(HALF), 0)
-    stage = 0
-    phase = 0
-    for j in range(first, end):
-        mbarrier.wait(full.index(stage), phase)
-        k = ks.index(stage)
-        v = vs.index(stage)
-        s = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
-        dp = warpgroup_mma(g, v.permute((1, 0)), zero, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(1, deps=[s])
-        p = gl.exp2(s * scale - gl.expand_dims(level, 1))
-        if CAUSAL or WINDOW:
-            ahead = j - 2 * block
-            if _cut(ahead, True, not CAUSAL, ROWS, WINDOW):
-                queries = gl.expand_dims(rows + HALF * ROWS, 1)
-                keys = gl.expand_dims(columns + ahead * ROWS, 0)
-                p = gl.where(visible(queries, keys, CAUSAL, WINDOW), p, 0.0)
-        dp = warpgroup_mma_wait(0, deps=[dp])
-        change = gl.convert_layout((p * (dp - gl.expand_dims(mean, 1))).to(dtype), operand)
-        dq = warpgroup_mma(change, k, dq, is_async=True)
-        dq, change = warpgroup_mma_wait(0, deps=[dq, change])
-        mbarrier.arrive(empty.index(stage), count=1)
-        stage, phase = onward(stage, phase, STAGES)
-    q.store((dq * root).to(dtype))
-    fence_async_shared()
-    copy_out(dq_out, [row, 0], q)
-    tma.store_wait(pendings=0)
-
-
-@gluon.jit(do_not_specialize=["n", "heads", "section", "groups"])
-def _queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, dq, lse, delta, n, heads, section, groups, scale, root,
-    CAUSAL: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
-    WINDOW: gl.constexpr,
-):  # fmt: skip
-    """One block of queries of one head, the last ones first under a causal mask: they are the longest."""
-    qs = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], q.layout)
-    gs = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], g.layout)
-    ks = gl.allocate_shared_memory(k.dtype, [STAGES, ROWS, D], k.layout)
-    vs = gl.allocate_shared_memory(k.dtype, [STAGES, ROWS, D], v.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(2):
-        mbarrier.init(q_full.index(i), count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)
-    gl.warp_specialize(
-        [
-            (
-                _queries_feed,
-                (
-                    q, g, k, v, qs, gs, ks, vs, q_full, full, empty, n, heads, section, groups,
-                    CAUSAL, ROWS, D, STAGES, WINDOW,
-                ),
-            ),
-            (
-                _queries_compute,
-                (
-                    dq, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, heads, section, scale, root,
-                    0, CAUSAL, ROWS, D, STAGES, WINDOW,
-                ),
-            ),
-            (
-                _queries_compute,
-                (
-                    dq, lse, delta, qs, gs, ks, vs, q_full, full, empty, n, heads, section, scale, root,
-                    1, CAUSAL, ROWS, D, STAGES, WINDOW,
-                ),
-            ),
-        ],
-        [4, 4],
-        [REGISTERS, REGISTERS],
-    )  # fmt: skip
-
-
-def together(S: int, width: int, groups: int, heads: int) -> int:
-    """Key heads whose blocks of keys come before others' under a causal mask.
-
-    A head's first block is seen by all of its queries, its last by few: with one head after the other the long
-    blocks of the last one begin when the others are nearly done, and most multiprocessors wait for them. Of few
-    heads at a time Q, dO and dQ in fp32 stay in L2; four are as many as even the end out, by arithmetic: steps
-    of blocks dealt out to 132 multiprocessors.
+@gluon.jit(do_not_specialize=["n", "heads", "per_batch", "section", "groups", "length"])
+def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, g, k, v, lse, delta, dk, dv, sums, n, heads, per_batch, section, groups, length, scale, root, c: gl.constexpr
+):
+    """One block of keys of one key head, over all its query heads: its dK and dV, and its part of dQ·√D added to
+    `sums`. `root` is 1/√D; numbers as in `Blocks`.
     """
-    most = min(heads, max(4, L2 // (groups * S * width * 8)))
-    return -(-heads // -(-heads // most))
+    resident = pair(k, v, c.rows, c.width)
+    stream = pair_ring(q, g, c.queries, c.width, c.stages)
+    statistics = Statistics(
+        gl.allocate_shared_memory(gl.float32, [c.stages, c.queries], lse.layout),
+        gl.allocate_shared_memory(gl.float32, [c.stages, c.queries], lse.layout),
+    )
+    one, other = exchanges(sums, k.dtype, c)
+    blocks = Blocks(n, heads, per_batch, section, groups, length)
+    gl.warp_specialize(
+        [
+            (_producer, (q, g, k, v, lse, delta, resident, stream, statistics, blocks, c)),
+            (_consumer, (dk, dv, sums, resident, stream, statistics, one, blocks, scale, root, c, 0)),
+            (_consumer, (dk, dv, sums, resident, stream, statistics, other, blocks, scale, root, c, 1)),
+        ],
+        [4, 4],
+        [c.registers, c.registers],
+    )
+
+
+@triton.jit(do_not_specialize=["stride_b", "stride_h", "stride_s", "H", "pieces", "S"])
+def _convert_dq(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    sums, out, stride_b: tl.int64, stride_h: tl.int64, stride_s: tl.int64, H, pieces, S, root,
+    D: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """64 rows of dQ from the accumulator, of which a head has so many pieces; `add_dq` says their order. Strides are
+    in units of 8 numbers.
+    """
+    head = tl.program_id(0) // pieces
+    x = tl.load(sums + tl.program_id(0).to(tl.int64) * 64 * WIDTH + tl.arange(0, 64 * WIDTH))
+    x = (x * root).to(out.dtype.element_ty)
+    x = x.reshape(WIDTH // 8, 4, 8, 4, 2, 2).permute(1, 4, 2, 0, 3, 5).reshape(64, WIDTH)
+    rows = tl.program_id(0) % pieces * 64 + tl.arange(0, 64)
+    columns = tl.arange(0, WIDTH)[None, :]
+    start = (head // H) * stride_b + (head % H) * stride_h
+    places = ((start + rows.to(tl.int64) * stride_s) * 8)[:, None] + columns
+    inside = (rows < S)[:, None]
+    if WIDTH != D:
+        inside = inside & (columns < D)
+    tl.store(out + places, x, mask=inside)
 
 
 def backward(
@@ -367,29 +457,35 @@ def backward(
     dv: torch.Tensor,
     causal: bool,
     window: int = 0,
+    schedule: Schedule | None = None,
 ) -> None:
-    """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, S) in fp32.
-    A window of 0 is none.
+    """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, rows) in fp32 with
+    room for whole blocks of 128 rows, filled up with +inf and 0. A window of 0 is none.
 
-    All contiguous; for inputs that `_attention_hopper.fits` approves of.
+    For inputs that `_hopper.fits` approves of, as many keys as queries; gradients are `mappable`. Takes memory for
+    dq in fp32, its rows filled up to whole blocks and its columns to a power of two.
     """
     B, H, S, D = q.shape
     heads = k.shape[1]
-    tq, tg, tk, tv, tdq, tdk, tdv = (tiles(x, ROWS) for x in (q, grad, k, v, dq, dk, dv))
-    n = S // (2 * ROWS)
-    root = 1 / math.sqrt(D)
-    scale = LOG2E * root
     width = power_of_2(D)
-    constants = (causal, ROWS, width, STAGES[width], REGISTERS, window)
-    key = (q.device, q.dtype, *constants)
-    section = together(S, width, H // heads, B * heads) if causal and not window else 1
-    of_queries = section * (H // heads) if causal and not window else 1
-    rest = (H // heads, scale, root, *constants)
+    schedule = schedule or SCHEDULES[width, causal]
+    queries = schedule.rows
+    c = Config(width, causal, window, S % (2 * ROWS) != 0, schedule, shared_layout(ROWS, queries, q.dtype))
+    tq, tg = (tensor_map(x, queries) for x in (q, grad))
+    tk, tv, tdk, tdv = (tensor_map(x, ROWS) for x in (k, v, dk, dv))
+    tlse, tdelta = (TensorMap(x, [x.numel()], [1], [queries], plain_layout(1)) for x in (lse, delta))
+    n = -(-S // (2 * ROWS))
+    sums = torch.zeros(B * H * n * 2 * ROWS * width // LINE, LINE, dtype=torch.float32, device=q.device)
+    tsums = TensorMap(sums, list(sums.shape), [LINE, 1], [queries * width // 2 // LINE, LINE], plain_layout(2))
+    root = 1 / math.sqrt(D)
+    section = heads_per_l2_group(S, width, H // heads, B * heads) if causal and not window else 1
     with on(q):
         launch(
-            _keys, (_keys, key), B * heads * n, tq, tg, tk, tv, tdk, tdv, lse, delta, n, B * heads, section, *rest
-        )
+            _kernel, (_kernel, q.device, q.dtype, c), B * heads * n,
+            tq, tg, tk, tv, tlse, tdelta, tdk, tdv, tsums,
+            n, B * heads, heads, section, H // heads, S, LOG2E * root, root, c,
+        )  # fmt: skip
         launch(
-            _queries, (_queries, key), B * H * n,
-            tq, tg, tk, tv, tdq, lse, delta, n, B * H, of_queries, *rest,
+            _convert_dq, (_convert_dq, q.device, q.dtype, D), B * H * n * 2,
+            sums, dq, *(x // 8 for x in dq.stride()[:3]), H, n * 2, S, root, D, width, num_warps=width // 16,
         )  # fmt: skip

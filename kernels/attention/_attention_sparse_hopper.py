@@ -1,6 +1,6 @@
-"""Block-sparse attention for Hopper in tiles of 64 or 128 columns, by two computing warp groups, in Gluon.
+"""Block-sparse attention for Hopper in tiles of 64 or 128 columns, by two consumer warp groups, in Gluon.
 
-The schedule within a tile is that of `_attention_hopper_dealt.py`: one warp group feeds tiles through the tensor
+The schedule within a tile is that of `_attention_hopper_forward.py`: a producer warp group loads tiles through the tensor
 memory accelerator, two others compute 64 rows each, at 64 columns in turns at the matrix units, and in each the
 scores of the next block of keys are multiplied while the values of this one are. A third group, which the dense
 kernel has at 64 columns, would have no rows with the same list: a tile of 192 rows would walk the union of two
@@ -8,53 +8,61 @@ lists, and groups with lists of their own would read K and V once per 64 rows, a
 
 Lists are short, and so are tiles: what lies between them counts. Programs are persistent, one a multiprocessor,
 and take the next tile as they come to it, by a counter that the last one to take leaves at 0
-(`_meeting.counter`); lists that differ in length even out so. A tile's first block of K is asked for before its Q,
+(`_grid_barrier.counter`); lists that differ in length even out so. A tile's first block of K is asked for before its Q,
 which waits until the tile before has done with its own. Tiles come in sections of heads whose K and V fit into L2
 together, the last queries first, whose lists are the longest under a causal mask. Who computes a row does not
 change its numbers.
 
 A list is in descending order, so that the causal mask can cut only its first block.
 
-Taken for what `_attention_hopper.fits` approves of with D up to 128.
+Barriers are those of `_attention_hopper_forward.py`, with two groups.
+
+Taken for contiguous tensors, S a multiple of 256 and at least 1024, of what `_hopper.fits` approves of: `fits`.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from .._common import multiprocessors, on, power_of_2
 from .._grid_barrier import counter
-from ._attention_hopper import (
-    KEYS,
-    LOG2E,
-    LOWEST,
-    ROWS,
-    copy_in,
-    copy_out,
-    launch,
-    onward,
-    product_layout,
-    scores,
-    sectioned,
-    tiles,
-)
-from ._attention_hopper_dealt import _first, _hear, _hide, _last, _step, _take, _tell
+from . import _hopper as common
+from ._attention_hopper_forward import take
+from ._hopper import KEYS, LOG2E, LOWEST, ROWS, flat_map, launch, product_layout, sectioned
+from ._pipeline import Cursors, Pipes, barriers, copy_in, copy_out, cursor, ring, tile_buffers, tile_queue
+from ._softmax import apply_mask, first_block, last_values, scores, step
 
-STAGES = {64: 3, 128: 2}
-"""Blocks of K and of V in flight, by columns of tiles; what a smaller D leaves of them is zeros."""
-TURNS = {64: True, 128: False}
-"""Whether the two groups take turns at the matrix units."""
-REGISTERS = 240
-"""Of a thread of a computing group."""
+
+@dataclass(frozen=True)
+class Config:
+    """A kernel at compile time: columns of a tile, the mask; whether the two groups take turns at the matrix units,
+    buffers of K and of V; registers of a consumer's thread, groups, their rows, keys of a block.
+    """
+
+    width: int
+    causal: bool
+    pingpong: bool
+    stages: int
+    registers: int = 240
+    groups: int = 2
+    rows: int = ROWS
+    keys: int = KEYS
+
+
+DIVISIONS = {64: (True, 3), 128: (False, 2)}
+"""Whether groups take turns, and buffers, by columns of tiles; what a smaller D leaves of these is zeros."""
+
+
+def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether the kernel takes the inputs: whole blocks, and contiguous tensors; the device is not looked at."""
+    S = q.shape[2]
+    return S >= 1024 and S % (2 * KEYS) == 0 and common.fits(q, k, v) and all(x.is_contiguous() for x in (q, k, v))
 
 
 @gluon.jit
@@ -65,184 +73,118 @@ def _tile(t, n, heads, section):  # type: ignore[no-untyped-def]  # Triton's typ
 
 
 @gluon.jit
-def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, following, told, heard, counter,
-    lists, counts, total, n, heads, listed, groups, section,
-    ROWS: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, k, v, pipes, lists, counts, counter, total, n, heads, listed, groups, section, c: gl.constexpr
+):
     """Loads each tile's halves of Q and the listed blocks of K and V, and takes the next tile."""
-    k_stage = 0
-    k_phase = 1
-    v_stage = 0
-    v_phase = 1
+    at_k = cursor(1, c.stages)
+    at_v = cursor(1, c.stages)
     q_phase = 1
-    told_phase = 1
+    tile_phase = 1
     t = gl.program_id(0)
     while t < total:
         head, block = _tile(t, n, heads, section)
         at = head % listed * n + block
         chosen = lists + at.to(gl.int64) * n
         last = gl.maximum(gl.load(counts + at), 1) - 1
-        row = (head * n + block) * KEYS
+        row = (head * n + block) * c.keys
         base = head // groups * n
-        key = (base + gl.load(chosen)) * KEYS
+        key = (base + gl.load(chosen)) * c.keys
         # Keys do not wait for those who still use the queries before.
-        mbarrier.wait(k_empty.index(k_stage), k_phase)
-        mbarrier.expect(k_full.index(k_stage), k.block_type.nbytes)
-        copy_in(k, [key, 0], k_full.index(k_stage), ks.index(k_stage))
+        pipes.k.fetch(at_k, k, [key, 0])
         for i in gl.static_range(2):
-            mbarrier.wait(q_empty.index(i), q_phase)
-            mbarrier.expect(q_full.index(i), q.block_type.nbytes)
-            copy_in(q, [row + i * ROWS, 0], q_full.index(i), qs.index(i))
+            mbarrier.wait(pipes.q.empty.index(i), q_phase)
+            mbarrier.expect(pipes.q.full.index(i), q.block_type.nbytes)
+            copy_in(q, [row + i * c.rows, 0], pipes.q.full.index(i), pipes.q.buffers.index(i))
         q_phase ^= 1
         for j in range(0, last + 1):
             # Before this block is waited for, so that the next one's place is known in time.
-            ahead = (base + gl.load(chosen + gl.minimum(j + 1, last))) * KEYS
-            k_stage, k_phase = onward(k_stage, k_phase, STAGES)
-            mbarrier.wait(v_empty.index(v_stage), v_phase)
-            mbarrier.expect(v_full.index(v_stage), v.block_type.nbytes)
-            copy_in(v, [key, 0], v_full.index(v_stage), vs.index(v_stage))
-            v_stage, v_phase = onward(v_stage, v_phase, STAGES)
+            ahead = (base + gl.load(chosen + gl.minimum(j + 1, last))) * c.keys
+            at_k = at_k.advanced()
+            pipes.v.fetch(at_v, v, [key, 0])
+            at_v = at_v.advanced()
             key = ahead
             if j < last:
-                mbarrier.wait(k_empty.index(k_stage), k_phase)
-                mbarrier.expect(k_full.index(k_stage), k.block_type.nbytes)
-                copy_in(k, [key, 0], k_full.index(k_stage), ks.index(k_stage))
-        t = _take(counter, total)
-        told_phase = _tell(t, following, told, heard, told_phase)
+                pipes.k.fetch(at_k, k, [key, 0])
+        t = take(counter, total)
+        tile_phase = pipes.tiles.push(t, tile_phase)
 
 
 @gluon.jit
-def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    out, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following, told, heard,
-    lists, counts, total, n, heads, listed, section, scale,
-    HALF: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr,
+def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    out, staged, pipes, lists, counts, total, n, heads, listed, section, scale, c: gl.constexpr,
+    GROUP: gl.constexpr,
 ):  # fmt: skip
     """One half of every tile: online softmax in base 2 over the listed blocks of keys. In the loop K runs one
     block ahead of V. A list has a block at least, which may not count.
     """
-    dtype: gl.constexpr = out.dtype
+    ROWS: gl.constexpr = c.rows
+    KEYS: gl.constexpr = c.keys
+    WIDTH: gl.constexpr = c.width
     score: gl.constexpr = product_layout(KEYS)
-    sums: gl.constexpr = product_layout(D)
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums, k_width=2)
+    sums: gl.constexpr = product_layout(WIDTH)
     score_rows: gl.constexpr = gl.SliceLayout(1, score)
     sums_rows: gl.constexpr = gl.SliceLayout(1, sums)
-    q = qs.index(HALF)
-    o = os.index(HALF)
+    q = pipes.q.buffers.index(GROUP)
+    o = staged.index(GROUP)
     zero = gl.zeros([ROWS, KEYS], gl.float32, score)
-    rows = gl.arange(0, ROWS, score_rows)
-    k_stage = 0
-    k_phase = 0
-    v_stage = 0
-    v_phase = 0
+    rows = gl.arange(0, c.rows, score_rows)
+    places = Cursors(cursor(0, c.stages), cursor(0, c.stages), gl.to_tensor(1 - GROUP))
     q_phase = 0
-    turn_phase = 1 - HALF
-    told_phase = 0
+    tile_phase = 0
     t = gl.program_id(0)
     while t < total:
         head, block = _tile(t, n, heads, section)
         at = head % listed * n + block
         count = gl.load(counts + at)
         # How far this half's first row is from the first key.
-        below = HALF * ROWS
-        if CAUSAL:
-            below += (block - gl.load(lists + at.to(gl.int64) * n)) * KEYS
-        mbarrier.wait(q_full.index(HALF), q_phase)
+        below = GROUP * c.rows
+        if c.causal:
+            below += (block - gl.load(lists + at.to(gl.int64) * n)) * c.keys
+        mbarrier.wait(pipes.q.full.index(GROUP), q_phase)
         q_phase ^= 1
-        s, k_stage, k_phase = scores(q, ks, zero, k_full, k_empty, k_stage, k_phase, STAGES)
-        if CAUSAL:
-            s = _hide(s, rows + below, 0, True, False, ROWS, KEYS)
-        highest, weight, packed = _first(s, scale, dtype, ROWS, KEYS)
-        acc = gl.zeros([ROWS, D], gl.float32, sums)
+        s, places = scores(q, pipes, zero, places)
+        if c.causal:
+            s = apply_mask(s, rows + below, 0, True, False)
+        state = first_block(s, gl.zeros([ROWS, WIDTH], gl.float32, sums), scale, out.dtype)
         for _ in range(1, count):
-            acc, packed, weight, highest, k_stage, k_phase, v_stage, v_phase, turn_phase = _step(
-                q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
-                k_stage, k_phase, v_stage, v_phase, turn_phase, rows, scale,
-                0, False, False, HALF, 1 - HALF, ROWS, KEYS, STAGES, TURNS,
-            )  # fmt: skip
+            state, places = step(q, pipes, zero, state, places, rows, scale, c, GROUP, 0, False, False)
         # The last product with Q is done: the next tile's can be loaded.
-        mbarrier.arrive(q_empty.index(HALF), count=1)
-        acc, v_stage, v_phase = _last(
-            packed, vs, acc, v_full, v_empty, v_stage, v_phase, operand, ROWS, KEYS, STAGES
-        )
-        whole = gl.convert_layout(gl.sum(weight, 1), score_rows)
-        share = gl.where(highest == LOWEST, 0.0, 1.0 / whole)
+        mbarrier.arrive(pipes.q.empty.index(GROUP), count=1)
+        acc, places = last_values(state, pipes, places)
+        row_sum = gl.convert_layout(gl.sum(state.row_sum, 1), score_rows)
+        share = gl.where(state.row_max == LOWEST, 0.0, 1.0 / row_sum)
         acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
         acc = gl.where(count > 0, acc, 0.0)
         tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
-        o.store(acc.to(dtype))
+        o.store(acc.to(out.dtype))
         fence_async_shared()
-        copy_out(out, [(head * n + block) * KEYS + HALF * ROWS, 0], o)
-        t, told_phase = _hear(following, told, heard, told_phase)
+        copy_out(out, [(head * n + block) * c.keys + GROUP * c.rows, 0], o)
+        t, tile_phase = pipes.tiles.pop(tile_phase)
     tma.store_wait(pendings=0)
 
 
 @gluon.jit(do_not_specialize=["counter", "total", "n", "heads", "listed", "groups", "section"])
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, lists, counts, counter, total, n, heads, listed, groups, section, scale,
-    CAUSAL: gl.constexpr, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-    TURNS: gl.constexpr, REGISTERS: gl.constexpr,
-):  # fmt: skip
+    q, k, v, out, lists, counts, counter, total, n, heads, listed, groups, section, scale, c: gl.constexpr
+):
     """Buffers and barriers, then the warp groups. `n` blocks a head, `total` = heads · n, heads B·H; lists
     (listed, n, n) in descending order, counts (listed, n), listed 1, H or B·H.
     """
-    qs = gl.allocate_shared_memory(q.dtype, [2, ROWS, D], q.layout)
-    os = gl.allocate_shared_memory(q.dtype, [2, ROWS, D], out.layout)
-    ks = gl.allocate_shared_memory(q.dtype, [STAGES, KEYS, D], k.layout)
-    vs = gl.allocate_shared_memory(q.dtype, [STAGES, KEYS, D], v.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    following = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    told = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    heard = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(told, count=1)
-    mbarrier.init(heard, count=2)
-    for i in gl.static_range(2):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=1)
-        if TURNS:  # see `_attention_hopper_dealt.py`
-            mbarrier.init(turn.index(i), count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(v_full.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=2)
-        mbarrier.init(v_empty.index(i), count=2)
+    queries = ring(q, c.rows, c.width, c.groups, 1)
+    staged = tile_buffers(q.dtype, c.groups, c.rows, c.width)
+    keys = ring(k, c.keys, c.width, c.stages, c.groups)
+    values = ring(v, c.keys, c.width, c.stages, c.groups)
+    pipes = Pipes(queries, keys, values, barriers(c.groups, 1 if c.pingpong else 0), tile_queue(c.groups))
     gl.warp_specialize(
         [
-            (
-                _feed,
-                (
-                    q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, following, told, heard,
-                    counter, lists, counts, total, n, heads, listed, groups, section,
-                    ROWS, KEYS, STAGES,
-                ),
-            ),
-            (
-                _compute,
-                (
-                    out, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following, told,
-                    heard, lists, counts, total, n, heads, listed, section, scale,
-                    0, CAUSAL, ROWS, KEYS, D, STAGES, TURNS,
-                ),
-            ),
-            (
-                _compute,
-                (
-                    out, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, following, told,
-                    heard, lists, counts, total, n, heads, listed, section, scale,
-                    1, CAUSAL, ROWS, KEYS, D, STAGES, TURNS,
-                ),
-            ),
+            (_producer, (q, k, v, pipes, lists, counts, counter, total, n, heads, listed, groups, section, c)),
+            (_consumer, (out, staged, pipes, lists, counts, total, n, heads, listed, section, scale, c, 0)),
+            (_consumer, (out, staged, pipes, lists, counts, total, n, heads, listed, section, scale, c, 1)),
         ],
         [4, 4],
-        [REGISTERS, REGISTERS],
-    )  # fmt: skip
+        [c.registers, c.registers],
+    )
 
 
 def forward(
@@ -257,16 +199,17 @@ def forward(
 ) -> None:
     """Writes the output over lists (heads, n, n) of blocks of keys in descending order, of which counts (heads, n)
     are read; heads is 1, H or B·H. `section`: query heads whose tiles are taken before others' are. For inputs
-    that `_attention_hopper.fits` approves of for the columns of STAGES.
+    that `fits` approves of.
     """
     B, H, S, D = q.shape
-    n = S // KEYS
-    total = B * H * n
     width = power_of_2(D)
-    constants = (causal, ROWS, KEYS, width, STAGES[width], TURNS[width], REGISTERS)
+    c = Config(width, causal, *DIVISIONS[width])
+    n = S // c.keys
+    total = B * H * n
     with on(q):
         launch(
-            _kernel, (_kernel, q.device, q.dtype, width, causal), min(total, multiprocessors(q)),
-            tiles(q, ROWS), tiles(k, KEYS), tiles(v, KEYS), tiles(out, ROWS), lists, counts, counter(q),
-            total, n, B * H, lists.shape[0], H // k.shape[1], section, LOG2E / math.sqrt(D), *constants,
+            _kernel, (_kernel, q.device, q.dtype, c), min(total, multiprocessors(q)),
+            flat_map(q, c.rows), flat_map(k, c.keys), flat_map(v, c.keys), flat_map(out, c.rows),
+            lists, counts, counter(q), total, n, B * H, lists.shape[0], H // k.shape[1], section,
+            LOG2E / math.sqrt(D), c,
         )  # fmt: skip

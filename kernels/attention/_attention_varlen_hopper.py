@@ -1,6 +1,6 @@
 """The forward pass of attention over packed sequences for Hopper (compute capability 9.0), in Gluon.
 
-The schedule is that of `_attention_hopper_dealt.py`: one warp group feeds tiles through the tensor memory
+The schedule is that of `_attention_hopper_forward.py`: a producer warp group loads tiles through the tensor memory
 accelerator, three others at 64 columns and two at 128 compute 64 rows each, with the scores of the next block of
 keys under the values of this one.
 
@@ -20,41 +20,26 @@ of `attention_varlen.listed`, as FlashAttention-3's do. That has sequences by th
 sequence's tiles come in sections of heads whose K and V fit into L2 together, of each the longest first. Who
 computes a row does not change its numbers.
 
-Taken for bf16 and fp16, D of 64 or 128, sequences of more than 512 tokens among them, heads side by side: `fits`.
-"""
+Barriers are those of `_attention_hopper_forward.py`.
 
-from __future__ import annotations
+Taken for bf16 and fp16, D of 64 or 128, sequences of more than 512 tokens among them, heads side by side: `fits`.
+No `from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.
+"""
 
 import math
 
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from .._common import multiprocessors, on
-from ._attention_hopper import (
-    KEYS,
-    LOG2E,
-    LOWEST,
-    ROWS,
-    Tiles,
-    _layout,
-    copy_in,
-    copy_out,
-    launch,
-    onward,
-    product_layout,
-    scores,
-    sectioned,
-)
-from ._attention_hopper_dealt import DIVISIONS, _first, _hear, _hide, _last, _pass_over, _step, _tell
+from ._attention_hopper_forward import DIVISIONS, Config
+from ._hopper import LOG2E, LOWEST, ROWS, TensorMap, launch, product_layout, sectioned, shared_layout
+from ._pipeline import Cursors, Pipes, aggregate, barriers, copy_in, copy_out, cursor, ring, tile_buffers, tile_queue
+from ._softmax import apply_mask, first_block, last_values, scores, skip_block, step
 
-_barrier = getattr(gl, "thread_barrier", None) or gl.barrier
+thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier
 """Of the threads of a warp group: its name until Triton 3.6, and since."""
 FIELDS: gl.constexpr = gl.constexpr(8)
 """Numbers of a listed unit, as in `attention_varlen`."""
@@ -85,7 +70,7 @@ def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, longest: int) -> boo
 
 
 @gluon.jit
-def _clean(v, beyond, KEYS: gl.constexpr, D: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+def clear_tail(v, beyond, KEYS: gl.constexpr, D: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Zeros over rows from `beyond` on. Each warp group that multiplies them does it, with the same result."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     rows = gl.arange(0, 32, gl.SliceLayout(1, layout))
@@ -95,266 +80,208 @@ def _clean(v, beyond, KEYS: gl.constexpr, D: gl.constexpr):  # type: ignore[no-u
         part.store(gl.where(gl.expand_dims(rows + i * 32 < beyond, 1), x, gl.zeros_like(x)))
     fence_async_shared()
     # Triton would put it where the tile is read: into the loop, for all the tiles that are whole.
-    _barrier()
+    thread_barrier()
+
+
+@aggregate
+class Units:
+    """The list of `attention_varlen.listed` with its room for rows, query heads, those that share a key head, and
+    keys that a section of heads may have.
+    """
+
+    table: gl.tensor
+    rows: gl.tensor
+    heads: gl.tensor
+    groups: gl.tensor
+    hold: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, table, rows, heads, groups, hold):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        self.table = table
+        self.rows = rows
+        self.heads = heads
+        self.groups = groups
+        self.hold = hold
+
+    @gluon.jit
+    def total(self):  # type: ignore[no-untyped-def]  # as above
+        """Units of all heads."""
+        return gl.load(self.table + self.rows * FIELDS) * self.heads
+
+    @gluon.jit
+    def take(self):  # type: ignore[no-untyped-def]  # as above
+        """The next unit, after those that programs begin with."""
+        return gl.num_programs(0) + gl.atomic_add(self.table + self.rows * FIELDS + 1, 1, sem="relaxed")
 
 
 @gluon.jit
-def _unit(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    table, unit, heads, groups, hold, CAUSAL: gl.constexpr, TILE: gl.constexpr, KEYS: gl.constexpr
-):
+def _tile(units, unit, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """(head, start, length, key start, keys, first row, which may be negative, last block of keys) of a unit. A
-    block of keys there is always; it may be hidden as a whole. A section of heads may have `hold` keys.
+    block of keys there is always; it may be hidden as a whole.
     """
-    row = table + unit // heads * FIELDS
+    row = units.table + unit // units.heads * FIELDS
     start = gl.load(row)
     length = gl.load(row + 1)
     key_start = gl.load(row + 2)
     keys = gl.load(row + 3)
-    within = unit - gl.load(row + 4) * heads
+    within = unit - gl.load(row + 4) * units.heads
     n = gl.load(row + 5)
-    section = gl.minimum(gl.maximum(hold // gl.maximum(keys, 1), 1) * groups, heads)
-    head, nth = sectioned(within, n, heads, section)
+    section = gl.minimum(gl.maximum(units.hold // gl.maximum(keys, 1), 1) * units.groups, units.heads)
+    head, nth = sectioned(within, n, units.heads, section)
     seen = keys
-    if CAUSAL:
-        seen = keys - nth * TILE
-    last = gl.maximum(seen - 1, 0) // KEYS
-    return head, start, length, key_start, keys, length - (nth + 1) * TILE, last
+    if c.causal:
+        seen = keys - nth * (c.rows * c.groups)
+    last = gl.maximum(seen - 1, 0) // c.keys
+    return head, start, length, key_start, keys, length - (nth + 1) * (c.rows * c.groups), last
 
 
 @gluon.jit
-def _feed(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, following, told, heard,
-    table, rows, heads, groups, hold,
-    CAUSAL: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
+def _producer(q, k, v, pipes, units, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Loads each tile's parts of Q and its blocks of K and V, the last keys first, and takes the next tile."""
-    k_stage = 0
-    k_phase = 1
-    v_stage = 0
-    v_phase = 1
+    GROUPS: gl.constexpr = c.groups
+    at_k = cursor(1, c.stages)
+    at_v = cursor(1, c.stages)
     q_phase = 1
-    told_phase = 1
-    total = gl.load(table + rows * FIELDS) * heads
+    tile_phase = 1
+    total = units.total()
     unit = gl.program_id(0)
     while unit < total:
-        head, start, _, key_start, _, first, last = _unit(
-            table, unit, heads, groups, hold, CAUSAL, ROWS * GROUPS, KEYS
-        )
+        head, start, _, key_start, _, first, last = _tile(units, unit, c)
         row = start + first
-        key = key_start + last * KEYS
-        column = head * D
-        key_column = head // groups * D
+        key = key_start + last * c.keys
+        column = head * c.width
+        key_column = head // units.groups * c.width
         # Keys do not wait for those who still use the queries before.
-        mbarrier.wait(k_empty.index(k_stage), k_phase)
-        mbarrier.expect(k_full.index(k_stage), k.block_type.nbytes)
-        copy_in(k, [key, key_column], k_full.index(k_stage), ks.index(k_stage))
+        pipes.k.fetch(at_k, k, [key, key_column])
         for i in gl.static_range(GROUPS):
-            mbarrier.wait(q_empty.index(i), q_phase)
-            mbarrier.expect(q_full.index(i), q.block_type.nbytes)
-            copy_in(q, [row + i * ROWS, column], q_full.index(i), qs.index(i))
+            mbarrier.wait(pipes.q.empty.index(i), q_phase)
+            mbarrier.expect(pipes.q.full.index(i), q.block_type.nbytes)
+            copy_in(q, [row + i * c.rows, column], pipes.q.full.index(i), pipes.q.buffers.index(i))
         q_phase ^= 1
         for j in range(0, last + 1):
-            k_stage, k_phase = onward(k_stage, k_phase, STAGES)
-            mbarrier.wait(v_empty.index(v_stage), v_phase)
-            mbarrier.expect(v_full.index(v_stage), v.block_type.nbytes)
-            copy_in(v, [key, key_column], v_full.index(v_stage), vs.index(v_stage))
-            v_stage, v_phase = onward(v_stage, v_phase, STAGES)
-            key = key - KEYS
+            at_k = at_k.advanced()
+            pipes.v.fetch(at_v, v, [key, key_column])
+            at_v = at_v.advanced()
+            key = key - c.keys
             if j < last:
-                mbarrier.wait(k_empty.index(k_stage), k_phase)
-                mbarrier.expect(k_full.index(k_stage), k.block_type.nbytes)
-                copy_in(k, [key, key_column], k_full.index(k_stage), ks.index(k_stage))
-        unit = gl.num_programs(0) + gl.atomic_add(table + rows * FIELDS + 1, 1, sem="relaxed")
-        told_phase = _tell(unit, following, told, heard, told_phase)
+                pipes.k.fetch(at_k, k, [key, key_column])
+        unit = units.take()
+        tile_phase = pipes.tiles.push(unit, tile_phase)
 
 
 @gluon.jit
-def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    out, plain, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-    following, told, heard, table, rows, heads, groups, hold, tokens, scale,
-    GROUP: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, KEYS: gl.constexpr,
-    D: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
-):  # fmt: skip
+def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    out, plain, lse, staged, pipes, units, tokens, scale, c: gl.constexpr, GROUP: gl.constexpr
+):
     """One group's rows of every tile: online softmax in base 2 over blocks of keys, the last keys first. In the
     loop K runs one block ahead of V.
     """
-    NEXT: gl.constexpr = (GROUP + 1) % GROUPS
-    dtype: gl.constexpr = out.dtype
+    ROWS: gl.constexpr = c.rows
+    KEYS: gl.constexpr = c.keys
+    WIDTH: gl.constexpr = c.width
     score: gl.constexpr = product_layout(KEYS)
-    sums: gl.constexpr = product_layout(D)
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums, k_width=2)
+    sums: gl.constexpr = product_layout(WIDTH)
     score_rows: gl.constexpr = gl.SliceLayout(1, score)
     sums_rows: gl.constexpr = gl.SliceLayout(1, sums)
-    q = qs.index(GROUP)
-    o = os.index(GROUP)
+    q = pipes.q.buffers.index(GROUP)
+    o = staged.index(GROUP)
     zero = gl.zeros([ROWS, KEYS], gl.float32, score)
-    within = gl.arange(0, ROWS, score_rows)
-    k_stage = 0
-    k_phase = 0
-    v_stage = 0
-    v_phase = 0
+    within = gl.arange(0, c.rows, score_rows)
+    at = Cursors(cursor(0, c.stages), cursor(0, c.stages), gl.to_tensor(1 if GROUP == 0 else 0))
     q_phase = 0
-    turn_phase = 1 if GROUP == 0 else 0
-    told_phase = 0
-    total = gl.load(table + rows * FIELDS) * heads
+    tile_phase = 0
+    total = units.total()
     unit = gl.program_id(0)
     while unit < total:
-        head, begin, length, _, keys, row, last = _unit(
-            table, unit, heads, groups, hold, CAUSAL, ROWS * GROUPS, KEYS
-        )
-        row += GROUP * ROWS
+        head, begin, length, _, keys, row, last = _tile(units, unit, c)
+        row += GROUP * c.rows
         # The last key that this group's first row sees, before the sequence where it sees none.
         edge = row + keys - length
-        if CAUSAL:
-            first = gl.maximum(edge + ROWS - 1, 0) // KEYS
-            cut = first - gl.maximum(edge, 0) // KEYS  # blocks after the first that the mask cuts: one or none
+        if c.causal:
+            first = gl.maximum(edge + c.rows - 1, 0) // c.keys
+            cut = first - gl.maximum(edge, 0) // c.keys  # blocks after the first that the mask cuts: one or none
         else:
-            first = gl.where(row + ROWS <= 0, 0, last)
+            first = gl.where(row + c.rows <= 0, 0, last)
             cut = 0
-        start = first * KEYS
+        start = first * c.keys
         for _ in range(first, last):
-            k_stage, k_phase, v_stage, v_phase, turn_phase = _pass_over(
-                k_full, k_empty, v_full, v_empty, turn, k_stage, k_phase, v_stage, v_phase, turn_phase,
-                GROUP, NEXT, STAGES, TURNS,
-            )  # fmt: skip
-        mbarrier.wait(q_full.index(GROUP), q_phase)
+            at = skip_block(pipes, at, c, GROUP)
+        mbarrier.wait(pipes.q.full.index(GROUP), q_phase)
         q_phase ^= 1
-        s, k_stage, k_phase = scores(q, ks, zero, k_full, k_empty, k_stage, k_phase, STAGES)
-        if start + KEYS > keys:
-            mbarrier.wait(v_full.index(v_stage), v_phase)
-            _clean(vs.index(v_stage), keys - start, KEYS, D)
-        limits = within + (edge - start) if CAUSAL else within * 0 + (keys - 1 - start)
-        s = _hide(s, limits, 0, True, False, ROWS, KEYS)
-        highest, weight, packed = _first(s, scale, dtype, ROWS, KEYS)
-        acc = gl.zeros([ROWS, D], gl.float32, sums)
-        if CAUSAL:
+        s, at = scores(q, pipes, zero, at)
+        if start + c.keys > keys:
+            pipes.v.wait(at.v)
+            clear_tail(pipes.v.buffers.index(at.v.stage), keys - start, c.keys, c.width)
+        limits = within + (edge - start) if c.causal else within * 0 + (keys - 1 - start)
+        s = apply_mask(s, limits, 0, True, False)
+        state = first_block(s, gl.zeros([ROWS, WIDTH], gl.float32, sums), scale, out.dtype)
+        if c.causal:
             # By j, though it is 0: what did not change in the loop would be compared before it, needed or not.
             for j in range(0, cut):
-                limit = within + (edge - start + (j + 1) * KEYS)
-                acc, packed, weight, highest, k_stage, k_phase, v_stage, v_phase, turn_phase = _step(
-                    q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
-                    k_stage, k_phase, v_stage, v_phase, turn_phase, limit, scale,
-                    0, True, False, GROUP, NEXT, ROWS, KEYS, STAGES, TURNS,
-                )  # fmt: skip
+                limit = within + (edge - start + (j + 1) * c.keys)
+                state, at = step(q, pipes, zero, state, at, limit, scale, c, GROUP, 0, True, False)
         for _ in range(cut, first):
-            acc, packed, weight, highest, k_stage, k_phase, v_stage, v_phase, turn_phase = _step(
-                q, ks, vs, k_full, k_empty, v_full, v_empty, turn, zero, acc, packed, weight, highest,
-                k_stage, k_phase, v_stage, v_phase, turn_phase, within, scale,
-                0, False, False, GROUP, NEXT, ROWS, KEYS, STAGES, TURNS,
-            )  # fmt: skip
+            state, at = step(q, pipes, zero, state, at, within, scale, c, GROUP, 0, False, False)
         # The last product with Q is done: the next tile's can be loaded.
-        mbarrier.arrive(q_empty.index(GROUP), count=1)
-        acc, v_stage, v_phase = _last(
-            packed, vs, acc, v_full, v_empty, v_stage, v_phase, operand, ROWS, KEYS, STAGES
-        )
-        if row + ROWS > 0:
-            at = within + row
-            blind = highest == LOWEST
-            whole = gl.convert_layout(gl.sum(weight, 1), score_rows)
-            level = gl.where(blind, float("inf"), highest + gl.log2(whole))
-            gl.store(lse + head.to(gl.int64) * tokens + begin + at, level, mask=at >= 0)
-            share = gl.where(blind, 0.0, 1.0 / whole)
+        mbarrier.arrive(pipes.q.empty.index(GROUP), count=1)
+        acc, at = last_values(state, pipes, at)
+        if row + c.rows > 0:
+            places = within + row
+            empty = state.row_max == LOWEST
+            row_sum = gl.convert_layout(gl.sum(state.row_sum, 1), score_rows)
+            level = gl.where(empty, float("inf"), state.row_max + gl.log2(row_sum))
+            gl.store(lse + head.to(gl.int64) * tokens + begin + places, level, mask=places >= 0)
+            share = gl.where(empty, 0.0, 1.0 / row_sum)
             acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
             if row >= 0:
                 tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
-                o.store(acc.to(dtype))
+                o.store(acc.to(out.dtype))
                 fence_async_shared()
-                copy_out(out, [begin + row, head * D], o)
+                copy_out(out, [begin + row, head * c.width], o)
             else:
                 # A tile's store would begin in the sequence before.
-                own = row + gl.arange(0, ROWS, sums_rows)
-                columns = head * D + gl.arange(0, D, gl.SliceLayout(0, sums))
-                places = gl.expand_dims((begin + own).to(gl.int64) * (heads * D), 1) + gl.expand_dims(columns, 0)
-                gl.store(plain + places, acc.to(dtype), mask=gl.expand_dims(own >= 0, 1))
-        unit, told_phase = _hear(following, told, heard, told_phase)
+                own = row + gl.arange(0, c.rows, sums_rows)
+                columns = gl.expand_dims(head * c.width + gl.arange(0, c.width, gl.SliceLayout(0, sums)), 0)
+                pointers = gl.expand_dims((begin + own).to(gl.int64) * (units.heads * c.width), 1) + columns
+                gl.store(plain + pointers, acc.to(out.dtype), mask=gl.expand_dims(own >= 0, 1))
+        unit, tile_phase = pipes.tiles.pop(tile_phase)
     tma.store_wait(pendings=0)
 
 
 @gluon.jit(do_not_specialize=["rows", "heads", "groups", "hold", "tokens"])
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, plain, lse, table, rows, heads, groups, hold, tokens, scale,
-    CAUSAL: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr,
-):  # fmt: skip
+    q, k, v, out, plain, lse, table, rows, heads, groups, hold, tokens, scale, c: gl.constexpr
+):
     """Buffers and barriers, then the warp groups. `plain` is `out` as a pointer, `tokens` its rows; a section of
     heads may have `hold` keys.
     """
-    qs = gl.allocate_shared_memory(q.dtype, [GROUPS, ROWS, D], q.layout)
-    os = gl.allocate_shared_memory(q.dtype, [GROUPS, ROWS, D], out.layout)
-    ks = gl.allocate_shared_memory(q.dtype, [STAGES, KEYS, D], k.layout)
-    vs = gl.allocate_shared_memory(q.dtype, [STAGES, KEYS, D], v.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
-    turn = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
-    following = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    told = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    heard = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(told, count=1)
-    mbarrier.init(heard, count=GROUPS)
-    for i in gl.static_range(GROUPS):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=1)
-        if TURNS:  # see the dense kernel
-            mbarrier.init(turn.index(i), count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(v_full.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=GROUPS)
-        mbarrier.init(v_empty.index(i), count=GROUPS)
+    queries = ring(q, c.rows, c.width, c.groups, 1)
+    staged = tile_buffers(q.dtype, c.groups, c.rows, c.width)
+    keys = ring(k, c.keys, c.width, c.stages, c.groups)
+    values = ring(v, c.keys, c.width, c.stages, c.groups)
+    pipes = Pipes(queries, keys, values, barriers(c.groups, 1 if c.pingpong else 0), tile_queue(c.groups))
+    units = Units(table, rows, heads, groups, hold)
     gl.warp_specialize(
         [
-            (
-                _feed,
-                (
-                    q, k, v, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, following, told,
-                    heard, table, rows, heads, groups, hold,
-                    CAUSAL, ROWS, GROUPS, KEYS, D, STAGES,
-                ),
-            ),
-            (
-                _compute,
-                (
-                    out, plain, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-                    following, told, heard, table, rows, heads, groups, hold, tokens, scale,
-                    0, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES, TURNS,
-                ),
-            ),
-            (
-                _compute,
-                (
-                    out, plain, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-                    following, told, heard, table, rows, heads, groups, hold, tokens, scale,
-                    1, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES, TURNS,
-                ),
-            ),
-            (
-                _compute,
-                (
-                    out, plain, lse, qs, ks, vs, os, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-                    following, told, heard, table, rows, heads, groups, hold, tokens, scale,
-                    2, CAUSAL, ROWS, GROUPS, KEYS, D, STAGES, TURNS,
-                ),
-            ),
-        ][: GROUPS + 1],
-        [4, 4, 4][:GROUPS],
-        [REGISTERS, REGISTERS, REGISTERS][:GROUPS],
-    )  # fmt: skip
+            (_producer, (q, k, v, pipes, units, c)),
+            (_consumer, (out, plain, lse, staged, pipes, units, tokens, scale, c, 0)),
+            (_consumer, (out, plain, lse, staged, pipes, units, tokens, scale, c, 1)),
+            (_consumer, (out, plain, lse, staged, pipes, units, tokens, scale, c, 2)),
+        ][: c.groups + 1],
+        [4, 4, 4][: c.groups],
+        [c.registers, c.registers, c.registers][: c.groups],
+    )
 
 
-def packed(x: torch.Tensor, rows: int) -> Tiles:
+def packed(x: torch.Tensor, rows: int) -> TensorMap:
     """Blocks of `rows` tokens of one head of what `fits` has approved of: head h at column h · D."""
     T, heads, D = x.shape
-    return Tiles(x, [T, heads * D], [x.stride(0), 1], [rows, D], _layout(rows, D, x.dtype))
+    return TensorMap(x, [T, heads * D], [x.stride(0), 1], [rows, D], shared_layout(rows, D, x.dtype))
 
 
 def unit(D: int) -> int:
     """Query rows of a tile, which is a unit of the list."""
-    return ROWS * DIVISIONS[D].groups
+    return ROWS * DIVISIONS[D][0]
 
 
 def forward(
@@ -373,13 +300,10 @@ def forward(
     """
     T, H, D = q.shape
     hold = SECTION // (2 * D * k.element_size())
-    division = DIVISIONS[D]
-    constants = (
-        causal, ROWS, division.groups, KEYS, D, division.stages, division.turns, division.registers
-    )  # fmt: skip
+    c = Config(D, causal, 0, False, False, D, *DIVISIONS[D])
     with on(q):
         launch(
-            _kernel, (_kernel, q.device, q.dtype, D, causal), min(rows * H, multiprocessors(q)),
-            packed(q, ROWS), packed(k, KEYS), packed(v, KEYS), packed(out, ROWS), out, lse, table,
-            rows, H, H // k.shape[1], hold, T, LOG2E / math.sqrt(D), *constants,
+            _kernel, (_kernel, q.device, q.dtype, c), min(rows * H, multiprocessors(q)),
+            packed(q, c.rows), packed(k, c.keys), packed(v, c.keys), packed(out, c.rows), out, lse, table,
+            rows, H, H // k.shape[1], hold, T, LOG2E / math.sqrt(D), c,
         )  # fmt: skip

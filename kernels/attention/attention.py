@@ -3,7 +3,7 @@
 The forward pass walks the keys once with an online softmax in base 2 and keeps, beside the output, one
 log-sum-exp a row. The backward pass computes the probabilities again from it, in one kernel over blocks of
 keys (dK, dV) and one over blocks of queries (dQ): no atomics, so that gradients are the same in every run.
-On Hopper one kernel makes all three (`_attention_hopper_fused.py`), and parts of dQ are added up in no fixed
+On Hopper one kernel makes all three (`_attention_hopper_backward.py`), and parts of dQ are added up in no fixed
 order, unless PyTorch is asked for deterministic algorithms.
 
 A sliding window (Beltagy et al., arXiv 2004.05150) bounds both walks: blocks outside it are never visited, and of
@@ -11,16 +11,16 @@ those inside only the ones that its edges cut are masked.
 
 Inputs may have any strides with a contiguous last dimension. From compute capability 9.0 on, long sequences
 whose strides are multiples of 16 bytes are loaded by the tensor memory accelerator; everything else through
-pointers, by the same kernels. On compute capability 9.0 itself, `_attention_hopper.py`,
-`_attention_hopper_dealt.py`, `_attention_hopper_backward.py` and `_attention_hopper_fused.py` have kernels of
-their own for the shapes that the first names; which ones run follows from device, shapes and that switch alone.
+pointers, by the same kernels. On compute capability 9.0 itself, the modules
+`_attention_hopper_*.py` have kernels of their own for the shapes that `_hopper.py` names; which ones run follows
+from device, shapes and that switch alone.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
@@ -29,10 +29,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .._common import capability, check, choice, on, operator, power_of_2, roomy
+from .._common import FLOATING, capability, check, choice, on, operator, power_of_2, roomy
 
 if TYPE_CHECKING:
-    from ._attention_hopper import Schedule
+    from ._attention_hopper_forward_paired import Schedule
 
 LOG2E = 1.4426950408889634
 LOWEST = tl.constexpr(-3.4028234663852886e38)
@@ -90,12 +90,14 @@ def attention(
     window: int | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(q·kᵀ / √D)·v of q (B, H, S, D), k and v (B, Hkv, S, D): (B, H, S, D), contiguous, in q's dtype.
+    """softmax(q·kᵀ / √D)·v of q (B, H, S, D), k and v (B, Hkv, Sk, D): (B, H, S, D), in q's dtype, stored in the
+    order of q's dimensions, the last one contiguous.
 
     All three in one of bf16, fp16, fp32, on one device; D from 1 to 256; Hkv divides H, and query head h
-    reads key head h // (H / Hkv). `mask` "causal" hides the keys after a query. A `window` of w, at least 1,
-    hides those w or more places away: a query sees itself and the w - 1 keys before it, and under a "full" mask
-    the w - 1 after it. Sums are in fp32; fp32 inputs are multiplied as fp32, not TF32.
+    reads key head h // (H / Hkv). The last query and the last key are in one place: `mask` "causal" hides the keys
+    after a query, so that query i sees the first Sk - S + i + 1, none where that is not positive. A `window` of w, at
+    least 1, hides those w or more places away: a query sees the key in its place and the w - 1 before it, and under a
+    "full" mask the w - 1 after it. Sums are in fp32; fp32 inputs are multiplied as fp32, not TF32.
 
     With `return_lse`, (output, lse): lse (B, H, S), fp32, is the natural logarithm of the sum of exponentials of
     each row's visible scores, by which outputs over several sets of keys can be merged into that over all.
@@ -105,30 +107,23 @@ def attention(
     as that of PyTorch's own attention is. Where `torch.use_deterministic_algorithms(True)` holds when gradients
     are computed, it is deterministic too, by kernels that take 1.2 to 1.6 times as long (docs/attention.md).
 
-    A row whose scores are all -inf, as keys with -inf in them can make them, gives zeros, an lse of -inf and zero
-    gradients in k and v; the gradient in q of such keys is 0·inf = NaN, as PyTorch's is. A score of NaN or +inf,
-    of the inputs or overflowed in fp32, gives NaN in its row.
+    A row that sees no key, or whose scores are all -inf, as keys with -inf in them can make them, gives zeros, an lse
+    of -inf and zero gradients in k and v; the gradient in q of such keys is 0·inf = NaN, as PyTorch's is. A score of
+    NaN or +inf, of the inputs or overflowed in fp32, gives NaN in its row.
 
     Raises `TypeError` for a wrong dtype or a window that is no integer, and `ValueError` for a wrong shape,
     device, mask or window.
     """
     choice("mask", mask, ("causal", "full"))
-    check("q", q, dim=4)
-    B, H, S, D = q.shape
-    if not 1 <= D <= 256:
-        raise ValueError(f"q has head dimension {D}, expected 1 to 256")
-    check("k", k, dim=4, dtypes=(q.dtype,), like=q)
-    heads = k.shape[1]
-    if H and (heads == 0 or H % heads):
-        raise ValueError(f"k has {heads} heads, which do not divide the {H} of q")
-    check("k", k, shape=(B, heads, S, D))
-    check("v", v, shape=(B, heads, S, D), dtypes=(q.dtype,), like=q)
+    if not _usual(q, k, v):
+        _check(q, k, v)
+    S, Sk = q.shape[2], k.shape[2]
     if window is not None:
         if isinstance(window, bool) or not isinstance(window, int):
             raise TypeError(f"window must be an integer or None, not {type(window).__name__}")
         if window < 1:
             raise ValueError(f"window is {window}, expected at least 1")
-        if window >= S:
+        if window >= max(S, Sk):
             window = None
     output, level = _attention(q, k, v, mask == "causal", window or 0)
     if not return_lse:
@@ -138,14 +133,69 @@ def attention(
     return output, torch.where(level == math.inf, -math.inf, level / LOG2E)
 
 
+def _usual(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether the inputs are as `_check` wants them, in one look at what most calls have: a call's checks there take
+    as long as a short kernel.
+    """
+    return (
+        isinstance(q, torch.Tensor)
+        and q.is_cuda
+        and isinstance(k, torch.Tensor)
+        and isinstance(v, torch.Tensor)
+        and q.dtype in FLOATING
+        and q.dtype == k.dtype == v.dtype
+        and q.device == k.device == v.device
+        and _agree(q.shape, k.shape, v.shape)
+    )
+
+
+@lru_cache(4096)
+def _agree(of_q: torch.Size, of_k: torch.Size, of_v: torch.Size) -> bool:
+    if len(of_q) != 4 or len(of_k) != 4 or of_k != of_v:
+        return False
+    (B, H, _, D), heads = of_q, of_k[1]
+    return of_k[0] == B and of_k[3] == D and 1 <= D <= 256 and heads > 0 and H % heads == 0
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Raises what `attention` says."""
+    check("q", q, dim=4)
+    B, H, _, D = q.shape
+    if not 1 <= D <= 256:
+        raise ValueError(f"q has head dimension {D}, expected 1 to 256")
+    check("k", k, dim=4, dtypes=(q.dtype,), like=q)
+    heads, Sk = k.shape[1:3]
+    if H and (heads == 0 or H % heads):
+        raise ValueError(f"k has {heads} heads, which do not divide the {H} of q")
+    check("k", k, shape=(B, heads, Sk, D))
+    check("v", v, shape=(B, heads, Sk, D), dtypes=(q.dtype,), like=q)
+
+
 # ---------------------------------------------------------------------------------------------------------
-# Tiles: a (rows, D) block of one head of a (B, H, S, D) tensor.
+# Tiles: a (rows, D) block of one head of a (B, H, S, D) tensor, whose first three strides come as a tuple.
+
+
+@dataclass(frozen=True)
+class Config:
+    """A kernel at compile time: head dimension, rows of a block of queries and of keys, columns of a tile, the mask,
+    a window of 0 being none, whether the tensor memory accelerator loads, the precision of products, and whether the
+    last block of queries is not whole.
+    """
+
+    D: int
+    queries: int
+    keys: int
+    width: int
+    causal: bool
+    window: int
+    tma: bool
+    precision: str
+    ragged: bool = False
 
 
 @triton.jit
 def _load(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, batch, head, row, stride_b, stride_h, stride_s, S, D,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr, TAIL: tl.constexpr,
+    x, batch, head, row, strides, S, D, ROWS: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr, TAIL: tl.constexpr
 ):  # fmt: skip
     """Rows `row` to `row + ROWS` of a head, zero beyond D and, with TAIL, beyond S.
 
@@ -158,9 +208,12 @@ def _load(  # type: ignore[no-untyped-def]  # Triton's types are its own
         rows = tl.arange(0, ROWS)
         columns = tl.arange(0, WIDTH)
         start = (
-            x + batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h + tl.cast(row, tl.int64) * stride_s
+            x
+            + batch.to(tl.int64) * strides[0]
+            + head.to(tl.int64) * strides[1]
+            + tl.cast(row, tl.int64) * strides[2]
         )
-        pointers = start + (rows.to(tl.int64) * stride_s)[:, None] + columns[None, :]
+        pointers = start + (rows.to(tl.int64) * strides[2])[:, None] + columns[None, :]
         if TAIL:
             tile = tl.load(pointers, mask=(row + rows < S)[:, None] & (columns < D)[None, :], other=0.0)
         elif WIDTH != D:
@@ -179,6 +232,18 @@ def _store(  # type: ignore[no-untyped-def]  # Triton's types are its own
     columns = tl.arange(0, WIDTH)
     start = x + (batch.to(tl.int64) * H + head) * S * D
     pointers = start + (rows.to(tl.int64) * D)[:, None] + columns[None, :]
+    tl.store(pointers, tile.to(x.dtype.element_ty), mask=(rows < S)[:, None] & (columns < D)[None, :])
+
+
+@triton.jit
+def _write(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, tile, batch, head, row, strides, S, D, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Writes a tile to a (B, H, S, D) tensor."""
+    rows = row + tl.arange(0, ROWS)
+    columns = tl.arange(0, WIDTH)
+    start = x + batch.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1]
+    pointers = start + (rows.to(tl.int64) * strides[2])[:, None] + columns[None, :]
     tl.store(pointers, tile.to(x.dtype.element_ty), mask=(rows < S)[:, None] & (columns < D)[None, :])
 
 
@@ -204,21 +269,21 @@ def _span(  # type: ignore[no-untyped-def]  # Triton's types are its own
     first, back, ahead, S, ROWS: tl.constexpr, STEP: tl.constexpr
 ):  # fmt: skip
     """(low, clean, edge, high) of a walk over what rows `first` to `first + ROWS` see: row i sees i - back to
-    i + ahead.
+    i + ahead. `first` may be negative.
 
     The walk is from `low` to `high` in steps of STEP. Every row sees all of the steps from `clean` to `edge`;
     those before and after need a mask. All but `high`, and what lies at it, are multiples of STEP.
     """
     low = tl.maximum(first - back, 0) // STEP * STEP
-    high = tl.minimum(first + ROWS + ahead, S)
+    high = tl.maximum(tl.minimum(first + ROWS + ahead, S), 0)
     clean = tl.minimum(tl.cdiv(tl.maximum(first + ROWS - 1 - back, 0), STEP) * STEP, high)
-    edge = tl.maximum(clean, tl.minimum(first + ahead + 1, S) // STEP * STEP)
+    edge = tl.maximum(clean, tl.minimum(tl.maximum(first + ahead + 1, 0), S) // STEP * STEP)
     return low, clean, edge, high
 
 
 @triton.jit
 def _seen(rows, columns, S, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """Whether queries `rows` see keys `columns`, which broadcast against each other."""
+    """Whether queries at places `rows` see keys `columns`, of S, which broadcast against each other."""
     # Under a causal mask keys beyond S are hidden too: they come after every row that is stored.
     seen = rows >= columns if CAUSAL else columns < S
     if WINDOW:
@@ -229,87 +294,88 @@ def _seen(rows, columns, S, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):  # type
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Forward.
+# Forward. A query's place is counted in keys: the last query and the last key are in one place.
 
 
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    total, highest, weight, q, k, v, batch, head, first, low, high,
-    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
-    WINDOW: tl.constexpr = 0,
+    state, q, k, v, batch, head, first, low, high, k_strides, v_strides, S, scale, c: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Adds keys `low` to `high` to the state of an online softmax. `scale` includes log₂e.
+    """Adds keys `low` to `high`, of S, to the state of an online softmax of queries from place `first` on: (sums, row
+    max, row sum). `scale` includes log₂e.
 
-    `highest` starts at LOWEST: a row may see nothing in its first blocks. It can start at -inf where none does.
+    The row max starts at LOWEST: a row may see nothing in its first blocks.
     """
-    rows = first + tl.arange(0, BLOCK_M)
-    for start in tl.range(low, high, BLOCK_N):
-        keys = _load(k, batch, head, start, stride_kb, stride_kh, stride_ks, S, D, BLOCK_N, WIDTH, TMA, MASKED)
-        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+    total, row_max, row_sum = state
+    rows = first + tl.arange(0, c.queries)
+    for start in tl.range(low, high, c.keys):
+        keys = _load(k, batch, head, start, k_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
+        # S = Q·Kᵀ
+        scores = tl.dot(q, tl.trans(keys), input_precision=c.precision)
         if MASKED:
-            columns = start + tl.arange(0, BLOCK_N)
-            scores = tl.where(_seen(rows[:, None], columns[None, :], S, CAUSAL, WINDOW), scores, float("-inf"))
-        raised = tl.maximum(highest, tl.max(scores, 1) * scale)
+            columns = start + tl.arange(0, c.keys)
+            scores = tl.where(_seen(rows[:, None], columns[None, :], S, c.causal, c.window), scores, float("-inf"))
+        raised = tl.maximum(row_max, tl.max(scores, 1) * scale)
+        # P = 2^(S·scale - m)
         weights = tl.exp2(scores * scale - raised[:, None])
-        shrink = tl.exp2(highest - raised)
-        weight = weight * shrink + tl.sum(weights, 1)
-        total = total * shrink[:, None]
-        values = _load(v, batch, head, start, stride_vb, stride_vh, stride_vs, S, D, BLOCK_N, WIDTH, TMA, MASKED)
-        total = tl.dot(weights.to(values.dtype), values, total, input_precision=PRECISION)
-        highest = raised
-    return total, highest, weight
+        correction = tl.exp2(row_max - raised)
+        # l = l·2^(m_old - m) + rowsum(P)
+        row_sum = row_sum * correction + tl.sum(weights, 1)
+        total = total * correction[:, None]
+        values = _load(v, batch, head, start, v_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
+        # O += P·V
+        total = tl.dot(weights.to(values.dtype), values, total, input_precision=c.precision)
+        row_max = raised
+    return total, row_max, row_sum
 
 
 @triton.jit(do_not_specialize=["B", "H", "shared"])
 def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, lse,
-    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
-    B, H, S, groups, shared, scale,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, WINDOW: tl.constexpr,
+    q, k, v, out, lse, q_strides, k_strides, v_strides, out_strides, B, H, Sq, Sk, groups, shared, scale,
+    c: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head. `lse` (B, H, S) is the base-2 log of the sum of 2^score, +inf for a row
+    """One block of queries of one head. `lse` (B, H, Sq) is the base-2 log of the sum of 2^score, +inf for a row
     without a visible score above -inf.
     """
-    block, place = _place(tl.cdiv(S, BLOCK_M), B * H, shared, CAUSAL)
+    BLOCK: tl.constexpr = c.queries
+    WIDTH: tl.constexpr = c.width
+    block, place = _place(tl.cdiv(Sq, c.queries), B * H, shared, c.causal)
     batch, head = place // H, place % H
-    first = block * BLOCK_M
-    queries = _load(q, batch, head, first, stride_qb, stride_qh, stride_qs, S, D, BLOCK_M, WIDTH, TMA, True)
-    total = tl.zeros([BLOCK_M, WIDTH], tl.float32)
-    highest = tl.full([BLOCK_M], LOWEST, tl.float32)
-    weight = tl.zeros([BLOCK_M], tl.float32)
+    row = block * c.queries
+    first = row + Sk - Sq
+    queries = _load(q, batch, head, row, q_strides, Sq, c.D, c.queries, c.width, c.tma, True)
+    total = tl.zeros([BLOCK, WIDTH], tl.float32)
+    row_max = tl.full([BLOCK], LOWEST, tl.float32)
+    row_sum = tl.zeros([BLOCK], tl.float32)
+    state = (total, row_max, row_sum)
     low = 0
-    if WINDOW:
-        before, low, middle, high = _span(first, WINDOW - 1, 0 if CAUSAL else WINDOW - 1, S, BLOCK_M, BLOCK_N)
-        total, highest, weight = _attend(
-            total, highest, weight, queries, k, v, batch, head // groups, first, before, low,
-            stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
-            BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, TMA, PRECISION, WINDOW,
+    if c.window:
+        before, low, middle, high = _span(
+            first, c.window - 1, 0 if c.causal else c.window - 1, Sk, c.queries, c.keys
         )  # fmt: skip
-    elif CAUSAL:
-        middle = first // BLOCK_N * BLOCK_N
-        high = tl.minimum(first + BLOCK_M, S)
+        state = _attend(
+            state, queries, k, v, batch, head // groups, first, before, low, k_strides, v_strides, Sk, scale, c, True
+        )
+    elif c.causal:
+        middle = tl.maximum(first, 0) // c.keys * c.keys
+        high = tl.maximum(tl.minimum(first + c.queries, Sk), 0)
     else:
-        middle = S // BLOCK_N * BLOCK_N
-        high = S
-    total, highest, weight = _attend(
-        total, highest, weight, queries, k, v, batch, head // groups, first, low, middle,
-        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
-        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, False, TMA, PRECISION, WINDOW,
-    )  # fmt: skip
-    total, highest, weight = _attend(
-        total, highest, weight, queries, k, v, batch, head // groups, first, middle, high,
-        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
-        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, TMA, PRECISION, WINDOW,
-    )  # fmt: skip
-    empty = weight == 0.0
-    weight = tl.where(empty, 1.0, weight)
-    _store(out, total / weight[:, None], batch, head, first, H, S, D, BLOCK_M, WIDTH)
-    rows = first + tl.arange(0, BLOCK_M)
-    level = tl.where(empty, float("inf"), highest + tl.log2(weight))
-    tl.store(lse + place.to(tl.int64) * S + rows, level, mask=rows < S)
+        middle = Sk // c.keys * c.keys
+        high = Sk
+    state = _attend(
+        state, queries, k, v, batch, head // groups, first, low, middle, k_strides, v_strides, Sk, scale, c, False
+    )
+    state = _attend(
+        state, queries, k, v, batch, head // groups, first, middle, high, k_strides, v_strides, Sk, scale, c, True
+    )
+    total, row_max, row_sum = state
+    empty = row_sum == 0.0
+    row_sum = tl.where(empty, 1.0, row_sum)
+    _write(out, total / row_sum[:, None], batch, head, row, out_strides, Sq, c.D, c.queries, c.width)
+    rows = row + tl.arange(0, c.queries)
+    level = tl.where(empty, float("inf"), row_max + tl.log2(row_sum))
+    tl.store(lse + place.to(tl.int64) * Sq + rows, level, mask=rows < Sq)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -319,15 +385,15 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit(do_not_specialize=["H", "blocks"])
 def _delta(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    out, grad, delta, stride_ob, stride_oh, stride_os, stride_gb, stride_gh, stride_gs, H, S, blocks,
+    out, grad, delta, out_strides, grad_strides, H, S, blocks,
     D: tl.constexpr, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """delta (B, H, S), fp32: the sum of O ∘ dO over each row."""
     program = tl.program_id(0)
     place, first = program // blocks, program % blocks * BLOCK_M
     batch, head = place // H, place % H
-    a = _load(out, batch, head, first, stride_ob, stride_oh, stride_os, S, D, BLOCK_M, WIDTH, False, True)
-    b = _load(grad, batch, head, first, stride_gb, stride_gh, stride_gs, S, D, BLOCK_M, WIDTH, False, True)
+    a = _load(out, batch, head, first, out_strides, S, D, BLOCK_M, WIDTH, False, True)
+    b = _load(grad, batch, head, first, grad_strides, S, D, BLOCK_M, WIDTH, False, True)
     rows = first + tl.arange(0, BLOCK_M)
     sums = tl.sum(a.to(tl.float32) * b.to(tl.float32), 1)
     tl.store(delta + place.to(tl.int64) * S + rows, sums, mask=rows < S)
@@ -335,159 +401,168 @@ def _delta(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dk, dv, keys, values, q, grad, lse, delta, batch, head, place, first, low, high,
-    stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D, scale,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    MASKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, RAGGED: tl.constexpr,
-    CAUSAL: tl.constexpr = True, WINDOW: tl.constexpr = 0,
+    sums, keys, values, q, grad, lse, delta, batch, head, place, first, low, high, q_strides, grad_strides, sizes,
+    scale, c: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Adds queries `low` to `high` of one head to dK and dV of a block of keys. Scores are transposed here.
+    """(dK, dV) of a block of keys from `first` on with queries `low` to `high` of one head added. Scores are
+    transposed here. `sizes` are those of queries and keys.
 
-    Rows beyond S, which there are where S is RAGGED, are zeros with a log-sum-exp of +inf, and so have
+    Rows beyond the last query, which there are where it is ragged, are zeros with a log-sum-exp of +inf, and so have
     probabilities of 0 but for keys of -inf: 0 · -inf is NaN.
     """
-    columns = first + tl.arange(0, BLOCK_N)
-    for start in tl.range(low, high, BLOCK_M):
-        rows = start + tl.arange(0, BLOCK_M)
-        queries = _load(q, batch, head, start, stride_qb, stride_qh, stride_qs, S, D, BLOCK_M, WIDTH, TMA, True)
-        level = tl.load(lse + place.to(tl.int64) * S + rows, mask=rows < S, other=float("inf"))
-        scores = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
+    dk, dv = sums
+    Sq, Sk = sizes
+    columns = first + tl.arange(0, c.keys)
+    for start in tl.range(low, high, c.queries):
+        rows = start + tl.arange(0, c.queries)
+        queries = _load(q, batch, head, start, q_strides, Sq, c.D, c.queries, c.width, c.tma, True)
+        level = tl.load(lse + place.to(tl.int64) * Sq + rows, mask=rows < Sq, other=float("inf"))
+        # Sᵀ = K·Qᵀ
+        scores = tl.dot(keys, tl.trans(queries), input_precision=c.precision)
         exponents = scores * scale - level[None, :]
         if MASKED:
-            seen = _seen(rows[None, :], columns[:, None], S, CAUSAL, WINDOW)
+            seen = _seen((rows + (Sk - Sq))[None, :], columns[:, None], Sk, c.causal, c.window)
             exponents = tl.where(seen, exponents, float("-inf"))
+        # P = 2^(S·scale - lse)
         weights = tl.exp2(exponents)
-        if RAGGED:
-            weights = tl.where((rows < S)[None, :], weights, 0.0)
-        g = _load(grad, batch, head, start, stride_gb, stride_gh, stride_gs, S, D, BLOCK_M, WIDTH, TMA, True)
-        dv = tl.dot(weights.to(g.dtype), g, dv, input_precision=PRECISION)
-        mean = tl.load(delta + place.to(tl.int64) * S + rows, mask=rows < S, other=0.0)
-        change = tl.dot(values, tl.trans(g), input_precision=PRECISION)
-        change = weights * (change - mean[None, :])
-        dk = tl.dot(change.to(queries.dtype), queries, dk, input_precision=PRECISION)
+        if c.ragged:
+            weights = tl.where((rows < Sq)[None, :], weights, 0.0)
+        g = _load(grad, batch, head, start, grad_strides, Sq, c.D, c.queries, c.width, c.tma, True)
+        # dV += Pᵀ·dO
+        dv = tl.dot(weights.to(g.dtype), g, dv, input_precision=c.precision)
+        of_row = tl.load(delta + place.to(tl.int64) * Sq + rows, mask=rows < Sq, other=0.0)
+        # dPᵀ = V·dOᵀ
+        dp = tl.dot(values, tl.trans(g), input_precision=c.precision)
+        # dS = P ∘ (dP - delta)
+        ds = weights * (dp - of_row[None, :])
+        # dK += dSᵀ·Q
+        dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision=c.precision)
     return dk, dv
 
 
 @triton.jit(do_not_specialize=["B", "H", "shared"])
 def _backward_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, grad, lse, delta, dk_out, dv_out,
-    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
-    stride_gb, stride_gh, stride_gs, B, H, S, groups, shared, scale, root,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, WINDOW: tl.constexpr, RAGGED: tl.constexpr,
+    q, k, v, grad, lse, delta, dk_out, dv_out, strides, grad_strides, out_strides, B, H, Sq, Sk, groups, shared,
+    scale, root, c: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV of one block of keys of one key head, over all its query heads. `root` is 1/√D."""
+    """dK and dV of one block of keys of one key head, over all its query heads. `strides` are those of q, k, v,
+    `out_strides` of dK and dV; `root` is 1/√D.
+    """
+    BLOCK: tl.constexpr = c.keys
+    WIDTH: tl.constexpr = c.width
     # Under a causal mask the first block of keys is the heaviest: the natural order is the right one.
-    block, place = _place(tl.cdiv(S, BLOCK_N), B * (H // groups), shared, False)
+    block, place = _place(tl.cdiv(Sk, c.keys), B * (H // groups), shared, False)
     batch, head = place // (H // groups), place % (H // groups)
-    first = block * BLOCK_N
-    keys = _load(k, batch, head, first, stride_kb, stride_kh, stride_ks, S, D, BLOCK_N, WIDTH, TMA, True)
-    values = _load(v, batch, head, first, stride_vb, stride_vh, stride_vs, S, D, BLOCK_N, WIDTH, TMA, True)
-    dk = tl.zeros([BLOCK_N, WIDTH], tl.float32)
-    dv = tl.zeros([BLOCK_N, WIDTH], tl.float32)
+    first = block * c.keys
+    at = first - (Sk - Sq)  # in queries
+    keys = _load(k, batch, head, first, strides[1], Sk, c.D, c.keys, c.width, c.tma, True)
+    values = _load(v, batch, head, first, strides[2], Sk, c.D, c.keys, c.width, c.tma, True)
+    dk = tl.zeros([BLOCK, WIDTH], tl.float32)
+    dv = tl.zeros([BLOCK, WIDTH], tl.float32)
+    sums = (dk, dv)
+    sizes = (Sq, Sk)
     for member in tl.range(0, groups, num_stages=1):
         query_head = head * groups + member
         row = batch * H + query_head
         middle = 0
-        edge = S
-        if WINDOW:
+        edge = Sq
+        if c.window:
             low, middle, edge, high = _span(
-                first, 0 if CAUSAL else WINDOW - 1, WINDOW - 1, S, BLOCK_N, BLOCK_M
+                at, 0 if c.causal else c.window - 1, c.window - 1, Sq, c.keys, c.queries
             )  # fmt: skip
-        elif CAUSAL:
-            low = first // BLOCK_M * BLOCK_M
-            middle = tl.cdiv(first + BLOCK_N, BLOCK_M) * BLOCK_M
-        if CAUSAL or WINDOW:
-            dk, dv = _gather_keys(
-                dk, dv, keys, values, q, grad, lse, delta, batch, query_head, row, first, low,
-                tl.minimum(middle, S), stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D,
-                scale, BLOCK_M, BLOCK_N, WIDTH, True, TMA, PRECISION, RAGGED, CAUSAL, WINDOW,
+        elif c.causal:
+            low = tl.maximum(at, 0) // c.queries * c.queries
+            middle = tl.cdiv(tl.maximum(at + c.keys, 0), c.queries) * c.queries
+        if c.causal or c.window:
+            sums = _gather_keys(
+                sums, keys, values, q, grad, lse, delta, batch, query_head, row, first, low, tl.minimum(middle, Sq),
+                strides[0], grad_strides, sizes, scale, c, True,
             )  # fmt: skip
-        dk, dv = _gather_keys(
-            dk, dv, keys, values, q, grad, lse, delta, batch, query_head, row, first, middle,
-            edge, stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D,
-            scale, BLOCK_M, BLOCK_N, WIDTH, False, TMA, PRECISION, RAGGED,
+        sums = _gather_keys(
+            sums, keys, values, q, grad, lse, delta, batch, query_head, row, first, middle, edge,
+            strides[0], grad_strides, sizes, scale, c, False,
         )  # fmt: skip
-        if WINDOW:
-            dk, dv = _gather_keys(
-                dk, dv, keys, values, q, grad, lse, delta, batch, query_head, row, first, edge,
-                high, stride_qb, stride_qh, stride_qs, stride_gb, stride_gh, stride_gs, S, D,
-                scale, BLOCK_M, BLOCK_N, WIDTH, True, TMA, PRECISION, RAGGED, CAUSAL, WINDOW,
+        if c.window:
+            sums = _gather_keys(
+                sums, keys, values, q, grad, lse, delta, batch, query_head, row, first, edge, high,
+                strides[0], grad_strides, sizes, scale, c, True,
             )  # fmt: skip
-    _store(dk_out, dk * root, batch, head, first, H // groups, S, D, BLOCK_N, WIDTH)
-    _store(dv_out, dv, batch, head, first, H // groups, S, D, BLOCK_N, WIDTH)
+    dk, dv = sums
+    _write(dk_out, dk * root, batch, head, first, out_strides[0], Sk, c.D, c.keys, c.width)
+    _write(dv_out, dv, batch, head, first, out_strides[1], Sk, c.D, c.keys, c.width)
 
 
 @triton.jit
 def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dq, queries, g, level, mean, k, v, batch, head, first, low, high,
-    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
-    WINDOW: tl.constexpr = 0,
+    dq, queries, g, level, of_row, k, v, batch, head, first, low, high, k_strides, v_strides, S, scale,
+    c: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Adds keys `low` to `high` to dQ of a block of queries."""
-    rows = first + tl.arange(0, BLOCK_M)
-    for start in tl.range(low, high, BLOCK_N):
-        keys = _load(k, batch, head, start, stride_kb, stride_kh, stride_ks, S, D, BLOCK_N, WIDTH, TMA, MASKED)
-        values = _load(v, batch, head, start, stride_vb, stride_vh, stride_vs, S, D, BLOCK_N, WIDTH, TMA, MASKED)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+    """Adds keys `low` to `high`, of S, to dQ of a block of queries from place `first` on."""
+    rows = first + tl.arange(0, c.queries)
+    for start in tl.range(low, high, c.keys):
+        keys = _load(k, batch, head, start, k_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
+        values = _load(v, batch, head, start, v_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
+        # S = Q·Kᵀ
+        scores = tl.dot(queries, tl.trans(keys), input_precision=c.precision)
         exponents = scores * scale - level[:, None]
         if MASKED:
-            # Keys beyond S are zeros, but 2^(0 - level) can overflow, and inf · 0 is NaN.
-            columns = start + tl.arange(0, BLOCK_N)
-            seen = _seen(rows[:, None], columns[None, :], S, CAUSAL, WINDOW)
+            # Keys beyond S are zeros, but 2^(0 - lse) can overflow, and inf · 0 is NaN.
+            columns = start + tl.arange(0, c.keys)
+            seen = _seen(rows[:, None], columns[None, :], S, c.causal, c.window)
             exponents = tl.where(seen, exponents, float("-inf"))
+        # P = 2^(S·scale - lse)
         weights = tl.exp2(exponents)
-        change = tl.dot(g, tl.trans(values), input_precision=PRECISION)
-        change = weights * (change - mean[:, None])
-        dq = tl.dot(change.to(keys.dtype), keys, dq, input_precision=PRECISION)
+        # dP = dO·Vᵀ
+        dp = tl.dot(g, tl.trans(values), input_precision=c.precision)
+        # dS = P ∘ (dP - delta)
+        ds = weights * (dp - of_row[:, None])
+        # dQ += dS·K
+        dq = tl.dot(ds.to(keys.dtype), keys, dq, input_precision=c.precision)
     return dq
 
 
 @triton.jit(do_not_specialize=["B", "H", "shared"])
 def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, grad, lse, delta, dq_out,
-    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
-    stride_gb, stride_gh, stride_gs, B, H, S, groups, shared, scale, root,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, WINDOW: tl.constexpr,
+    q, k, v, grad, lse, delta, dq_out, strides, grad_strides, out_strides, B, H, Sq, Sk, groups, shared, scale, root,
+    c: tl.constexpr,
 ):  # fmt: skip
-    """dQ of one block of queries of one head."""
-    block, place = _place(tl.cdiv(S, BLOCK_M), B * H, shared, CAUSAL)
+    """dQ of one block of queries of one head. `strides` are those of q, k, v."""
+    BLOCK: tl.constexpr = c.queries
+    WIDTH: tl.constexpr = c.width
+    block, place = _place(tl.cdiv(Sq, c.queries), B * H, shared, c.causal)
     batch, head = place // H, place % H
-    first = block * BLOCK_M
-    rows = first + tl.arange(0, BLOCK_M)
-    queries = _load(q, batch, head, first, stride_qb, stride_qh, stride_qs, S, D, BLOCK_M, WIDTH, TMA, True)
-    g = _load(grad, batch, head, first, stride_gb, stride_gh, stride_gs, S, D, BLOCK_M, WIDTH, TMA, True)
-    level = tl.load(lse + place.to(tl.int64) * S + rows, mask=rows < S, other=float("inf"))
-    mean = tl.load(delta + place.to(tl.int64) * S + rows, mask=rows < S, other=0.0)
-    dq = tl.zeros([BLOCK_M, WIDTH], tl.float32)
+    row = block * c.queries
+    first = row + Sk - Sq
+    rows = row + tl.arange(0, c.queries)
+    queries = _load(q, batch, head, row, strides[0], Sq, c.D, c.queries, c.width, c.tma, True)
+    g = _load(grad, batch, head, row, grad_strides, Sq, c.D, c.queries, c.width, c.tma, True)
+    level = tl.load(lse + place.to(tl.int64) * Sq + rows, mask=rows < Sq, other=float("inf"))
+    of_row = tl.load(delta + place.to(tl.int64) * Sq + rows, mask=rows < Sq, other=0.0)
+    dq = tl.zeros([BLOCK, WIDTH], tl.float32)
     low = 0
-    if WINDOW:
-        before, low, middle, high = _span(first, WINDOW - 1, 0 if CAUSAL else WINDOW - 1, S, BLOCK_M, BLOCK_N)
-        dq = _gather_queries(
-            dq, queries, g, level, mean, k, v, batch, head // groups, first, before, low,
-            stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
-            BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, TMA, PRECISION, WINDOW,
+    if c.window:
+        before, low, middle, high = _span(
+            first, c.window - 1, 0 if c.causal else c.window - 1, Sk, c.queries, c.keys
         )  # fmt: skip
-    elif CAUSAL:
-        middle = first // BLOCK_N * BLOCK_N
-        high = tl.minimum(first + BLOCK_M, S)
+        dq = _gather_queries(
+            dq, queries, g, level, of_row, k, v, batch, head // groups, first, before, low,
+            strides[1], strides[2], Sk, scale, c, True,
+        )  # fmt: skip
+    elif c.causal:
+        middle = tl.maximum(first, 0) // c.keys * c.keys
+        high = tl.maximum(tl.minimum(first + c.queries, Sk), 0)
     else:
-        middle = S // BLOCK_N * BLOCK_N
-        high = S
+        middle = Sk // c.keys * c.keys
+        high = Sk
     dq = _gather_queries(
-        dq, queries, g, level, mean, k, v, batch, head // groups, first, low, middle,
-        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
-        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, False, TMA, PRECISION, WINDOW,
+        dq, queries, g, level, of_row, k, v, batch, head // groups, first, low, middle,
+        strides[1], strides[2], Sk, scale, c, False,
     )  # fmt: skip
     dq = _gather_queries(
-        dq, queries, g, level, mean, k, v, batch, head // groups, first, middle, high,
-        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
-        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, TMA, PRECISION, WINDOW,
+        dq, queries, g, level, of_row, k, v, batch, head // groups, first, middle, high,
+        strides[1], strides[2], Sk, scale, c, True,
     )  # fmt: skip
-    _store(dq_out, dq * root, batch, head, first, H, S, D, BLOCK_M, WIDTH)
+    _write(dq_out, dq * root, batch, head, row, out_strides, Sq, c.D, c.queries, c.width)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -495,14 +570,15 @@ def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its
 
 
 class Hopper(NamedTuple):
-    """The modules for Hopper: the forward pass by pairs of tiles, and by tiles that are dealt out; the backward
-    pass in two kernels, and in one.
+    """The modules for Hopper: what they share; the forward pass with a tile scheduler, and with paired tiles; the
+    backward pass, and the deterministic one.
     """
 
+    common: ModuleType
     forward: ModuleType
-    dealt: ModuleType
+    paired: ModuleType
     backward: ModuleType
-    fused: ModuleType
+    deterministic: ModuleType
 
 
 @cache
@@ -511,13 +587,20 @@ def _hopper(device: torch.device) -> Hopper | None:
     if capability(device) != (9, 0):
         return None
     from . import (
-        _attention_hopper,
         _attention_hopper_backward,
-        _attention_hopper_dealt,
-        _attention_hopper_fused,
+        _attention_hopper_backward_deterministic,
+        _attention_hopper_forward,
+        _attention_hopper_forward_paired,
     )
+    from . import _hopper as common
 
-    return Hopper(_attention_hopper, _attention_hopper_dealt, _attention_hopper_backward, _attention_hopper_fused)
+    return Hopper(
+        common,
+        _attention_hopper_forward,
+        _attention_hopper_forward_paired,
+        _attention_hopper_backward,
+        _attention_hopper_backward_deterministic,
+    )
 
 
 def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor, window: int = 0) -> Tiles:
@@ -577,6 +660,7 @@ def _tma(*tensors: torch.Tensor) -> bool:
         return False
     return all(
         x.data_ptr() % 16 == 0
+        and x.numel() > 0
         and x.stride(-1) == 1
         and all(
             0 < stride < 1 << 40 and stride * x.element_size() % 16 == 0
@@ -611,10 +695,16 @@ def _tile(x: torch.Tensor, rows: int, tma: bool) -> Any:
     return TensorDescriptor(x, list(x.shape), [*strides[:-1], 1], [1, 1, rows, _width(x.shape[-1])])
 
 
+def like(x: torch.Tensor) -> torch.Tensor:
+    """Memory for a tensor of the same shape, in the order of the same dimensions, the last one contiguous."""
+    new = torch.empty_like(x)
+    return new if new.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 def _shared(k: torch.Tensor, groups: int) -> int:
     """How many query heads work at a time so that their K and V stay in L2."""
     S, D = k.shape[2:]
-    return max(1, L2_SHARE // (2 * S * D * k.element_size())) * groups
+    return max(1, L2_SHARE // max(1, 2 * S * D * k.element_size())) * groups
 
 
 def _launch_forward(
@@ -632,33 +722,35 @@ def _launch_forward(
     schedule, the kernel for Hopper is that of pairs of tiles.
     """
     B, H, S, D = q.shape
-    out = q.new_empty(q.shape)
+    Sk = k.shape[2]
     lse = torch.empty(B, H, S, dtype=torch.float32, device=q.device)
+    hopper = _hopper(q.device) if path in (None, "hopper") and "forward" in HOPPER else None
+    out = like(q)
     if out.numel() == 0:
         return out, lse
-    hopper = _hopper(q.device) if path in (None, "hopper") and "forward" in HOPPER else None
-    if hopper is not None and hopper.forward.fits(q, k, v, hopper.forward.FORWARD_WIDTHS):
-        if power_of_2(D) in hopper.dealt.DIVISIONS and schedule is None:
+    if hopper is not None and hopper.common.fits(q, k, v, hopper.common.FORWARD_WIDTHS):
+        if power_of_2(D) in hopper.forward.DIVISIONS and schedule is None:
             groups = H // k.shape[1]
             # With a full mask all tiles are as long: those of one key head at a time, which read the same keys.
             # Under a short window neighbours of a head do, and others share nothing.
             together = _shared(k, groups) if causal else groups
             if 0 < 4 * window <= S:
                 together = B * H
-            hopper.dealt.forward(q, k, v, out, lse, causal, window, together)
-        else:
-            hopper.forward.forward(q, k, v, out, lse, causal, window, schedule)
-        return out, lse
+            hopper.forward.forward(q, k, v, out, lse, causal, window, together)
+            return out, lse
+        if S == Sk:
+            hopper.paired.forward(q, k, v, out, lse, causal, window, schedule)
+            return out, lse
     q, k, v = _plain(q), _plain(k), _plain(v)
     groups = H // k.shape[1]
     t = tiles("forward", q, window)
     tma = _descriptors(path, q, k, v)
+    c = Config(D, t.resident, t.streamed, _width(D), causal, window, tma, _precision(q.dtype))
     with on(q):
         _forward[(triton.cdiv(S, t.resident) * B * H,)](
             _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma), out, lse,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-            B, H, S, groups, _shared(k, groups), LOG2E / math.sqrt(D),
-            D, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype), window,
+            q.stride()[:3], k.stride()[:3], v.stride()[:3], out.stride()[:3],
+            B, H, S, Sk, groups, _shared(k, groups), LOG2E / math.sqrt(D), c,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return out, lse
@@ -680,46 +772,52 @@ def _launch_backward(
     for Hopper is taken where none is asked for, nor PyTorch for deterministic algorithms.
     """
     B, H, S, D = q.shape
-    Hkv = k.shape[1]
-    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    if dq.numel() == 0:
-        return dq, dk.zero_(), dv.zero_()
+    Hkv, Sk = k.shape[1:3]
+    dq, dk, dv = like(q), like(k), like(v)
+    if dq.numel() == 0 or dk.numel() == 0:
+        return dq.zero_(), dk.zero_(), dv.zero_()
     q, k, v, grad = _plain(q), _plain(k), _plain(v), _plain(grad)
     groups = H // Hkv
+    hopper = _hopper(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
+    if hopper is not None and not (S == Sk and hopper.common.fits(q, k, v)):
+        hopper = None
+    if hopper is not None:
+        grad, out = hopper.common.mapped(grad), hopper.common.mapped(out)
+        level, delta = hopper.deterministic.statistics(out, grad, lse)
+        if grad_lse is not None:
+            # A row's log-sum-exp has the probabilities for its derivative: dS = P ∘ (dP + dlse - delta).
+            delta[..., :S].sub_(grad_lse, alpha=LOG2E)
+        fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled()
+        kernels = hopper.deterministic if fixed or not hopper.backward.AVAILABLE else hopper.backward
+        kernels.backward(grad, q, k, v, level, delta, dq, dk, dv, causal, window)
+        return dq, dk, dv
     delta = torch.empty_like(lse)
     blocks = triton.cdiv(S, 64)
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3])
+    strides = q.stride()[:3], k.stride()[:3], v.stride()[:3]
     root = 1 / math.sqrt(D)
     scale = LOG2E * root
     with on(q):
         _delta[(blocks * B * H,)](
-            out, grad, delta, *out.stride()[:3], *grad.stride()[:3], H, S, blocks, D, 64, _width(D), num_warps=4
+            out, grad, delta, out.stride()[:3], grad.stride()[:3], H, S, blocks, D, 64, _width(D), num_warps=4
         )
         if grad_lse is not None:
-            # A row's log-sum-exp has the probabilities for its derivative: dS = P ∘ (dP + dlse - delta).
             delta.sub_(grad_lse, alpha=LOG2E)
-        hopper = _hopper(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
-        if hopper is not None and hopper.forward.fits(q, k, v):
-            tensors = (hopper.forward.dense(grad), q, k, v, lse, delta, dq, dk, dv)
-            fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled()
-            kernels = hopper.backward if fixed or not hopper.fused.AVAILABLE else hopper.fused
-            kernels.backward(*tensors, causal, window)
-            return dq, dk, dv
         tma = _descriptors(path, q, k, v, grad)
         t = tiles("keys", q)
-        _backward_keys[(triton.cdiv(S, t.resident) * B * Hkv,)](
+        c = Config(D, t.streamed, t.resident, _width(D), causal, window, tma, _precision(q.dtype), S % t.streamed != 0)
+        _backward_keys[(triton.cdiv(Sk, t.resident) * B * Hkv,)](
             _tile(q, t.streamed, tma), _tile(k, t.resident, tma), _tile(v, t.resident, tma),
-            _tile(grad, t.streamed, tma), lse, delta, dk, dv, *strides,
-            B, H, S, groups, max(1, _shared(k, groups) // groups // groups), scale, root,
-            D, t.streamed, t.resident, _width(D), causal, tma, _precision(q.dtype), window, S % t.streamed != 0,
+            _tile(grad, t.streamed, tma), lse, delta, dk, dv,
+            strides, grad.stride()[:3], (dk.stride()[:3], dv.stride()[:3]),
+            B, H, S, Sk, groups, max(1, _shared(k, groups) // groups // groups), scale, root, c,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         t = tiles("queries", q)
+        c = Config(D, t.resident, t.streamed, _width(D), causal, window, tma, _precision(q.dtype))
         _backward_queries[(triton.cdiv(S, t.resident) * B * H,)](
             _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma),
-            _tile(grad, t.resident, tma), lse, delta, dq, *strides,
-            B, H, S, groups, _shared(k, groups), scale, root,
-            D, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype), window,
+            _tile(grad, t.resident, tma), lse, delta, dq, strides, grad.stride()[:3], dq.stride()[:3],
+            B, H, S, Sk, groups, _shared(k, groups), scale, root, c,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return dq, dk, dv
@@ -748,7 +846,7 @@ def _differentiate(
 _attention = operator(
     "attention(Tensor q, Tensor k, Tensor v, bool causal, int window) -> (Tensor, Tensor)",
     _launch_forward,
-    lambda q, k, v, *_: (q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)),
+    lambda q, k, v, *_: (like(q), q.new_empty(q.shape[:3], dtype=torch.float32)),
     _save,
     _differentiate,
 )
@@ -757,5 +855,5 @@ _gradients = operator(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal,"
     " int window, Tensor? grad_lse) -> (Tensor, Tensor, Tensor)",
     _launch_backward,
-    lambda grad, q, k, v, *_: (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)),
+    lambda grad, q, k, v, *_: (like(q), like(k), like(v)),
 )

@@ -123,7 +123,7 @@ def _largest(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """The largest magnitude of each group of heads, as the bits of an fp32 number: those are ordered as it is."""
     program = tl.program_id(0)
     place, row = program // blocks, program % blocks * ROWS
-    tile = _load(x, place // H, place % H, row, stride_b, stride_h, stride_s, S, D, ROWS, WIDTH, False, True)
+    tile = _load(x, place // H, place % H, row, (stride_b, stride_h, stride_s), S, D, ROWS, WIDTH, False, True)
     largest = tl.max(tl.max(tl.abs(tile.to(tl.float32)), 1), 0)
     tl.atomic_max(bits + place // groups, largest.to(tl.int32, bitcast=True))
 
@@ -138,7 +138,7 @@ def _lay(  # type: ignore[no-untyped-def]  # Triton's types are its own
     program = tl.program_id(0)
     place, row = program // blocks, program % blocks * ROWS
     batch, head = place // H, place % H
-    tile = _load(x, batch, head, row, stride_b, stride_h, stride_s, S, D, ROWS, WIDTH, False, True)
+    tile = _load(x, batch, head, row, (stride_b, stride_h, stride_s), S, D, ROWS, WIDTH, False, True)
     if QUANTIZE:
         most = tl.maximum(tl.load(largest + place // groups), SMALLEST)
         if row == 0 and head % groups == 0:
@@ -223,7 +223,7 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Adds keys `low` to `high` to the state of an online softmax. `scale` includes the scales and log₂e."""
     rows = first + tl.arange(0, BLOCK_M)
     for start in tl.range(low, high, BLOCK_N):
-        keys = _load(k, batch, head, start, stride_kb, stride_kh, stride_ks, S, D, BLOCK_N, WIDTH, TMA, MASKED)
+        keys = _load(k, batch, head, start, (stride_kb, stride_kh, stride_ks), S, D, BLOCK_N, WIDTH, TMA, MASKED)
         scores = tl.dot(q, tl.trans(keys))
         if MASKED:
             columns = start + tl.arange(0, BLOCK_N)
@@ -266,7 +266,7 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     first = block * BLOCK_M
     scale *= tl.load(q_scale + place) * tl.load(k_scale + key_place)
     scale = tl.where(scale < LEAST_SCALE, LEAST_SCALE, scale)  # and NaN stays one
-    queries = _load(q, batch, head, first, stride_qb, stride_qh, stride_qs, S, D, BLOCK_M, WIDTH, TMA, True)
+    queries = _load(q, batch, head, first, (stride_qb, stride_qh, stride_qs), S, D, BLOCK_M, WIDTH, TMA, True)
     total = tl.zeros([BLOCK_M, WIDTH], tl.float32)
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)

@@ -7,7 +7,7 @@ or from pooled scores in two, in rows of the same length: nothing waits for the 
 Choosing k of n scores is exact and needs no sort: the k-th largest is found bit by bit.
 
 On compute capability 9.0 the kernel of `_attention_sparse_hopper.py` walks the lists for the shapes that
-`_attention_hopper.py` names.
+`_hopper.py` names.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _pool_of(  # type: ignore[no-untyped-def]  # Triton's types are its own
     place, block = program // n, program % n
     batch, head = place // heads, place % heads
     row = block * BLOCK
-    tile = _load(x, batch, head, row, stride_b, stride_h, stride_s, S, D, BLOCK, WIDTH, False, True)
+    tile = _load(x, batch, head, row, (stride_b, stride_h, stride_s), S, D, BLOCK, WIDTH, False, True)
     mean = tl.sum(tile.to(tl.float32), 0) / tl.minimum(BLOCK, S - row)
     lane = tl.arange(0, FEATURES)
     if GATED:
@@ -255,7 +255,7 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
     for i in tl.range(low, high):
         within: tl.constexpr = BLOCK // BLOCK_N
         start = tl.load(chosen + i // within) * BLOCK + i % within * BLOCK_N
-        keys = _load(k, batch, head, start, stride_kb, stride_kh, stride_ks, S, D, BLOCK_N, WIDTH, TMA, MASKED)
+        keys = _load(k, batch, head, start, (stride_kb, stride_kh, stride_ks), S, D, BLOCK_N, WIDTH, TMA, MASKED)
         scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
         if MASKED:
             columns = start + tl.arange(0, BLOCK_N)
@@ -270,7 +270,7 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
         shrink = tl.exp2(highest - raised)
         weight = weight * shrink + tl.sum(weights, 1)
         total = total * shrink[:, None]
-        values = _load(v, batch, head, start, stride_vb, stride_vh, stride_vs, S, D, BLOCK_N, WIDTH, TMA, MASKED)
+        values = _load(v, batch, head, start, (stride_vb, stride_vh, stride_vs), S, D, BLOCK_N, WIDTH, TMA, MASKED)
         total = tl.dot(weights.to(values.dtype), values, total, input_precision=PRECISION)
         highest = raised
     return total, highest, weight
@@ -288,7 +288,7 @@ def _walk(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tile, place = _place(tl.cdiv(S, BLOCK_M), B * H, shared, CAUSAL)
     batch, head = place // H, place % H
     first = tile * BLOCK_M
-    queries = _load(q, batch, head, first, stride_qb, stride_qh, stride_qs, S, D, BLOCK_M, WIDTH, TMA, True)
+    queries = _load(q, batch, head, first, (stride_qb, stride_qh, stride_qs), S, D, BLOCK_M, WIDTH, TMA, True)
     at = (place % heads).to(tl.int64) * n + first // BLOCK
     chosen = lists + at * n
     count = tl.load(counts + at)
@@ -402,7 +402,7 @@ def walk(
     groups = H // k.shape[1]
     out = q.new_empty(q.shape)
     hopper = None if portable else _hopper(q.device)
-    if hopper is not None and hopper.forward.fits(q, k, v):
+    if hopper is not None and _lists().fits(q, k, v):
         _lists().forward(q, k, v, out, lists, counts, causal, _shared(k, groups))
         return out
     q, k, v = _plain(q), _plain(k), _plain(v)

@@ -5,11 +5,11 @@ Blocks of tokens of all sequences are listed on the device, in one launch, by th
 most to do first: nothing waits for the host, no program is there for padding, and what is left at the end is
 short. Otherwise the kernels are those of `attention.py`: an online softmax in base 2 forward, and backward one
 kernel over blocks of keys (dK, dV) and one over blocks of queries (dQ), without atomics, so that gradients are the
-same in every run. On Hopper one kernel makes all three (`_attention_varlen_hopper_fused.py`), and parts of dQ are
+same in every run. On Hopper one kernel makes all three (`_attention_varlen_hopper_backward.py`), and parts of dQ are
 added up in no fixed order, unless PyTorch is asked for deterministic algorithms.
 
 On compute capability 9.0 `_attention_varlen_hopper.py`, `_attention_varlen_hopper_backward.py` and
-`_attention_varlen_hopper_fused.py` have kernels of their own for what the first names.
+`_attention_varlen_hopper_backward_deterministic.py` have kernels of their own for what the first names.
 """
 
 from __future__ import annotations
@@ -469,11 +469,11 @@ def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its
 
 
 class Hopper(NamedTuple):
-    """The modules for Hopper: the forward pass, the backward pass in two kernels, and in one."""
+    """The modules for Hopper: the forward pass, the backward pass, and the deterministic one."""
 
     forward: ModuleType
     backward: ModuleType
-    fused: ModuleType
+    deterministic: ModuleType
 
 
 @cache
@@ -481,9 +481,15 @@ def _hopper(device: torch.device) -> Hopper | None:
     """Where the device is one: compute capability 9.0, no other."""
     if capability(device) != (9, 0):
         return None
-    from . import _attention_varlen_hopper, _attention_varlen_hopper_backward, _attention_varlen_hopper_fused
+    from . import (
+        _attention_varlen_hopper,
+        _attention_varlen_hopper_backward,
+        _attention_varlen_hopper_backward_deterministic,
+    )
 
-    return Hopper(_attention_varlen_hopper, _attention_varlen_hopper_backward, _attention_varlen_hopper_fused)
+    return Hopper(
+        _attention_varlen_hopper, _attention_varlen_hopper_backward, _attention_varlen_hopper_backward_deterministic
+    )
 
 
 def tiles(kernel: Literal["forward", "keys", "queries"], q: torch.Tensor, longest: int) -> Tiles:
@@ -590,15 +596,15 @@ def _launch_backward(
     groups = H // heads
     hopper = _hopper(q.device)
     if hopper is not None and "backward" in HOPPER and hopper.forward.fits(q, k, v, max_seqlen_q):
-        block = hopper.backward.BLOCK
+        block = hopper.deterministic.BLOCK
         lists = listed(starts, key_starts, T, block), listed(key_starts, starts, Tk, block)
         level, delta = statistics(grad, out, lse, *lists[0], block)
         grad = grad.contiguous()
         if grad.data_ptr() % 16:
             grad = grad.clone()
         fixed = torch.are_deterministic_algorithms_enabled()
-        fused = hopper.fused.AVAILABLE and hopper.fused.fits(level) and not fixed
-        kernels = hopper.fused if fused else hopper.backward
+        unordered = hopper.backward.AVAILABLE and hopper.backward.fits(level) and not fixed
+        kernels = hopper.backward if unordered else hopper.deterministic
         kernels.backward(grad, q, k, v, level, delta, dq, dk, dv, *lists, causal, max_seqlen_q)
         return dq, dk, dv
     delta = torch.empty_like(lse)

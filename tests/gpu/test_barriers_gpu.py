@@ -15,7 +15,7 @@ from ..kernels.barriers import laid_over
 CODE = """
 import json
 import torch
-from kernelmark.kernels import _attention_hopper
+from kernelmark.kernels.attention import _hopper
 from kernelmark.kernels.attention import attention
 from kernelmark.kernels.attention.attention_sparse import attention_sparse
 from kernelmark.kernels.attention.attention_varlen import attention_varlen
@@ -38,7 +38,7 @@ for D in (64, 128):
             attention_sparse(*draw(1, 2, 1024, D), mask, blocks=blocks)
             attention(*draw(1, 2, 1024, 256), mask)
 torch.cuda.synchronize()
-print(json.dumps([[str(key), x.asm["ptx"]] for key, x in _attention_hopper._compiled.items()]))
+print(json.dumps([[str(key), x.asm["ptx"]] for key, x in _hopper.compiled.items()]))
 """
 
 

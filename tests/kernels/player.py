@@ -8,12 +8,14 @@ device's.
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
 from types import SimpleNamespace
 
 import torch
 from kernelmark.kernels._common import power_of_2
+from kernelmark.kernels.attention import _hopper, _pipeline, _softmax
 from triton.experimental.gluon.language import constexpr
 
 SECONDS = 20
@@ -53,6 +55,13 @@ def pointer(x):
         return Pointer(x.view(-1))
     behind = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
     return Pointer(x.as_strided((behind,), (1,)))
+
+
+def pointed(x):
+    """What a kernel is given: pointers for tensors, in tuples too."""
+    if isinstance(x, tuple):
+        return tuple(map(pointed, x))
+    return pointer(x) if isinstance(x, torch.Tensor) else x
 
 
 def load(pointer, mask=None, other=None):
@@ -105,6 +114,14 @@ class Loading:
     bytes = 0
 
 
+def stored(layout, B, H, S, D, generator):
+    """Random numbers (B, H, S, D): contiguous, as (B, S, H, D), or as part of a projection of more heads."""
+    if layout == "bhsd":
+        return torch.randn(B, H, S, D, generator=generator)
+    heads = H + 3 * (layout == "projection")
+    return torch.randn(B, S, heads, D, generator=generator)[:, :, heads - H :].transpose(1, 2)
+
+
 class Shared:
     def __init__(self, data):
         self.data, self.dtype = data, data.dtype
@@ -135,6 +152,7 @@ class Tiles:
 
     def __init__(self, tensor, *block):
         self.tensor, self.dtype, self.layout = tensor, torch.float32, None
+        self.strides = tensor.stride()
         self.block_type = SimpleNamespace(nbytes=4 * math.prod(block), shape=block)
 
     def place(self, at):
@@ -150,7 +168,7 @@ class Tiles:
 def copy_in(tiles, at, barrier, target):
     of_tensor, of_tile = tiles.place(at)
     target.data.zero_()
-    target.data[of_tile] = tiles.tensor[of_tensor]
+    target.data.view(tiles.block_type.shape)[of_tile] = tiles.tensor[of_tensor]
     barrier.expected.bytes -= tiles.block_type.nbytes
     assert barrier.expected.bytes >= 0
     if barrier.expected.bytes == 0:
@@ -158,8 +176,9 @@ def copy_in(tiles, at, barrier, target):
 
 
 def copy_out(tiles, at, source):
+    assert min(map(int, at)) >= 0, "an illegal instruction on an H200"
     of_tensor, of_tile = tiles.place(at)
-    tiles.tensor[of_tensor] = source.data[of_tile]
+    tiles.tensor[of_tensor] = source.data.view(tiles.block_type.shape)[of_tile]
 
 
 def reduce(tiles, at, source):
@@ -243,30 +262,52 @@ class Device:
             static_range=range,
             warp_specialize=specialize,
             allocate_shared_memory=allocate,
+            to_tensor=number,
             NVMMADistributedLayout=nothing,
             DotOperandLayout=nothing,
             SliceLayout=nothing,
             BlockedLayout=nothing,
         )
 
-    def launch(self, kernel, key, grid, *arguments):
+    def launch(self, kernel, key, grid, *arguments, num_warps=4):
+        if not inspect.isfunction(kernel):  # one of those to keep: Triton's interpreter has it
+            kernel[(grid,)](*arguments, num_warps=num_warps)
+            return
         self.programs = grid
-        given = [pointer(x) if isinstance(x, torch.Tensor) else x for x in arguments]
+        given = [pointed(x) for x in arguments]
         for self.program in range(grid):
             kernel(*given)
 
 
 SOFTMAX = {
-    "_pack": lambda p, *_: p,
-    "_unpack": lambda packed, *_: packed,
-    "_held": lambda highest: highest,
-    "_scaled": lambda acc, shrink: acc * shrink[:, None],
+    "pack": lambda p, *_: p,
+    "unpack": lambda packed, *_: packed,
+    "pin": lambda row_max: row_max,
+    "rescale": lambda o, correction: o * correction[:, None],
 }
 """The parts of a step that are instructions of the device, over numbers as they are."""
 
 
+SHARED = _hopper, _pipeline, _softmax
+"""Modules that all kernels take parts from."""
+
+
+def aggregate(cls):
+    """An aggregate of Gluon's as a class of Python's: the same fields and methods."""
+    constructor = cls.hash_attrs[0]
+    fields = list(inspect.signature(getattr(constructor, "fn", constructor)).parameters)[1:]
+
+    def __init__(self, *values):
+        vars(self).update(zip(fields, values, strict=True))
+
+    methods = {name: x.fn for name, x in vars(cls).items() if hasattr(x, "fn")}
+    return type(cls.__name__, (), {"__init__": __init__, **methods})
+
+
 def play(monkeypatch, modules, keep=(), **others):
-    """Has the modules' Gluon functions, but those to keep, run as Python over what is played and `others`."""
+    """Has the Gluon functions of the modules and of what they share, but those to keep, run as Python over what is
+    played and `others`.
+    """
     device = Device()
     barriers = SimpleNamespace(
         MBarrierLayout=nothing,
@@ -281,20 +322,32 @@ def play(monkeypatch, modules, keep=(), **others):
         "tma": SimpleNamespace(store_wait=nothing),
         "copy_in": copy_in,
         "copy_out": copy_out,
-        "Tiles": lambda x, shape, strides, block, layout: Tiles(x.view(shape), *block),
-        "tiles": lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, power_of_2(x.shape[-1])),
+        "TensorMap": lambda x, shape, strides, block, layout: Tiles(x.view(shape), *block),
+        "mapping": lambda shape, strides, rows, dtype: (1, 1, rows, power_of_2(shape[-1])),
+        "placed": lambda x, block: Tiles(x, *block),
+        "tensor_map": lambda x, rows: Tiles(x, 1, 1, rows, power_of_2(x.shape[-1])),
+        "flat_map": lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, power_of_2(x.shape[-1])),
         "warpgroup_mma": multiply,
         "warpgroup_mma_wait": awaited,
         "fence_async_shared": nothing,
         "launch": device.launch,
         **SOFTMAX,
+        "_layout": nothing,
+        "shared_layout": nothing,
+        "tile_layout": nothing,
+        "plain_layout": nothing,
         **others,
     }
-    for each in modules:
-        for name, value in vars(each).items():
+    aggregates = {}
+    for each in (*SHARED, *modules):
+        for name, value in list(vars(each).items()):
             if name in played:
                 monkeypatch.setattr(each, name, played[name])
+            elif getattr(value, "__triton_aggregate__", False):
+                monkeypatch.setattr(each, name, aggregates.setdefault(value, aggregate(value)))
             elif isinstance(value, constexpr):
                 monkeypatch.setattr(each, name, value.value)
+            elif hasattr(value, "cache_clear"):  # of what is not played
+                monkeypatch.setattr(each, name, value.__wrapped__)
             elif hasattr(value, "fn") and name not in keep:
                 monkeypatch.setattr(each, name, value.fn)

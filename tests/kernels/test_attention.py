@@ -26,17 +26,31 @@ def draw(B, H, Hkv, S, D, dtype=torch.float32, scale=1.0):
     ]
 
 
-def check(q, k, v, mask, tolerance=None, window=None):
+def plain(q, k, v, mask, window=None):
+    """By its formula, the last query and the last key in one place; zeros where nothing is seen."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    apart = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2] - torch.arange(k.shape[2])
+    hidden = apart < 0 if mask == "causal" else torch.zeros_like(apart, dtype=torch.bool)
+    hidden |= apart.abs() >= (window or 1 << 30)
+    scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(hidden, -math.inf)
+    blind = hidden.all(1, keepdim=True)
+    return (scores.masked_fill(blind, 0).softmax(-1) * ~blind) @ v
+
+
+def check(q, k, v, mask, tolerance=None, window=None, formula=None):
     """Output and gradients of ours beside the reference's."""
     tolerance = tolerance or TOLERANCE[q.dtype]
     output = attention(q, k, v, mask, window)
     assert output.shape == q.shape
     assert output.dtype == q.dtype
-    assert output.is_contiguous()
+    assert output.stride(-1) == 1
     grad = torch.randn(q.shape, generator=torch.Generator().manual_seed(7)).to(q.dtype)
     gradients = torch.autograd.grad(output, (q, k, v), grad)
     wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    expected = reference(*wide, mask) if window is None else window_reference(*wide, mask, window)
+    if formula:
+        expected = formula(*wide, mask, window)
+    else:
+        expected = reference(*wide, mask) if window is None else window_reference(*wide, mask, window)
     wanted = (expected, *torch.autograd.grad(expected, wide, grad.double()))
     for name, got, want in zip(("output", "dq", "dk", "dv"), (output, *gradients), wanted, strict=True):
         assert got.shape == want.shape, name
@@ -62,6 +76,31 @@ def check(q, k, v, mask, tolerance=None, window=None):
 )
 def test_fp32(B, H, Hkv, S, D, mask):
     check(*draw(B, H, Hkv, S, D), mask)
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize(
+    ("S", "Sk", "D", "window"),
+    [(1, 100, 32, None), (70, 200, 16, None), (150, 40, 16, None), (64, 130, 16, 20), (150, 70, 16, 30)],
+)
+def test_as_many_keys_as_there_are(S, Sk, D, window, mask):
+    """More than queries, as for a chunk of a prompt; fewer, so that causal rows see nothing."""
+    generator = torch.Generator().manual_seed(S)
+    shapes = (1, S, 4, D), (1, Sk, 2, D), (1, Sk, 2, D)
+    q, k, v = (torch.randn(x, generator=generator).transpose(1, 2).requires_grad_() for x in shapes)
+    check(q, k, v, mask, window=window, formula=plain)
+    assert attention(q, k, v, mask, window).stride() == q.stride()
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_without_keys(mask):
+    q, k = torch.ones(1, 2, 3, 16, requires_grad=True), torch.ones(1, 1, 0, 16, requires_grad=True)
+    output, lse = attention(q, k, k, mask, return_lse=True)
+    assert output.eq(0).all()
+    assert lse.eq(-math.inf).all()
+    dq, dk = torch.autograd.grad(output, (q, k), torch.ones_like(output))
+    assert dq.eq(0).all()
+    assert dk.shape == k.shape
 
 
 @pytest.fixture
@@ -136,7 +175,10 @@ def test_extreme_magnitudes(dtype, window, mask, scale):
     assert lse.isfinite().all()
     assert all(x.isfinite().all() for x in torch.autograd.grad(output, leaves, torch.ones_like(output)))
     wide = [x.detach().double() for x in leaves]
-    expected = reference(*wide, mask) if window is None else window_reference(*wide, mask, window)
+    if formula:
+        expected = formula(*wide, mask, window)
+    else:
+        expected = reference(*wide, mask) if window is None else window_reference(*wide, mask, window)
     # Scores of a million have no digits below 1/16; a denormal number's last digit is the least number's.
     least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     allowed = (0.05 if scale > 1 else 2e-3) * expected.norm() + least * output.numel() ** 0.5
@@ -257,7 +299,7 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
         assert module._hopper(torch.device("cpu")) is None
     module._hopper.cache_clear()
     monkeypatch.setattr(module, "capability", lambda device: (9, 0))
-    hopper = module._hopper(torch.device("cpu")).forward
+    hopper = module._hopper(torch.device("cpu")).common
     module._hopper.cache_clear()
 
     def fits(H=2, S=1024, D=64, dtype=torch.bfloat16, widths=hopper.WIDTHS):
@@ -271,13 +313,24 @@ def test_hopper_is_chosen_by_capability_and_shape(monkeypatch):
     assert fits(D=256, widths=hopper.FORWARD_WIDTHS)
     assert fits(D=192, widths=hopper.FORWARD_WIDTHS)
     assert not fits(D=256)
-    assert not fits(S=768)
-    assert not fits(S=1152)
+    assert fits(S=1)
+    assert fits(S=5000)
     assert not fits(D=92)
     assert not fits(D=32)
     assert not fits(dtype=torch.float32)
-    x = torch.empty(1, 1024, 2, 64, dtype=torch.bfloat16)
-    assert not hopper.fits(x.transpose(1, 2), x.transpose(1, 2), x.transpose(1, 2))
+    stored = torch.empty(2, 100, 7, 64, dtype=torch.bfloat16)
+    q, k, v = (x.transpose(1, 2) for x in stored.split([4, 1, 2], 2))
+    assert hopper.fits(q, k, v)
+    assert hopper.fits(q, k[:, :, :50], v[:, :, :50])
+    assert not hopper.fits(q, k[:, :, :0], v[:, :, :0])
+    # Strides and addresses that a tensor map does not take.
+    odd = torch.empty(2, 4, 100, 68, dtype=torch.bfloat16)
+    assert not hopper.fits(odd[..., :64], k, v)
+    assert not hopper.fits(torch.empty(2, 4, 100, 72, dtype=torch.bfloat16)[..., 4:68], k, v)
+    assert not hopper.fits(q, k.expand(2, 1, 100, 64)[:1].expand(2, 1, 100, 64), v)
+    assert not hopper.fits(q.mT.contiguous().mT, k, v)
+    assert hopper.mapped(odd[..., :64]).is_contiguous()
+    assert hopper.mapped(q) is q
 
 
 @pytest.fixture
@@ -291,9 +344,9 @@ def hopper(monkeypatch):
     return modules
 
 
-def test_forward_on_hopper_deals_out_tiles_of_64_and_128_columns(monkeypatch, hopper):
+def test_forward_on_hopper_by_columns(monkeypatch, hopper):
     taken = []
-    for each in (hopper.forward, hopper.dealt):
+    for each in (hopper.paired, hopper.forward):
         monkeypatch.setattr(each, "forward", lambda *given, each=each: taken.append((each, given)))
 
     def kernel(D, window=0, path=None, schedule=None, S=1024, causal=True):
@@ -304,24 +357,24 @@ def test_forward_on_hopper_deals_out_tiles_of_64_and_128_columns(monkeypatch, ho
         return each, given[5:]
 
     # The last is how many query heads have 24 MiB of K and V, two of them the same.
-    assert kernel(64) == (hopper.dealt, (True, 0, 192))
-    assert kernel(64, path="hopper") == (hopper.dealt, (True, 0, 192))
-    assert kernel(48, S=1280) == (hopper.dealt, (True, 0, 204))
-    assert kernel(64, window=300) == (hopper.dealt, (True, 300, 192))
-    assert kernel(64, window=100) == (hopper.dealt, (True, 100, 4))
-    assert kernel(72) == (hopper.dealt, (True, 0, 170))
-    assert kernel(128) == (hopper.dealt, (True, 0, 96))
+    assert kernel(64) == (hopper.forward, (True, 0, 192))
+    assert kernel(64, path="hopper") == (hopper.forward, (True, 0, 192))
+    assert kernel(48, S=1280) == (hopper.forward, (True, 0, 204))
+    assert kernel(64, window=300) == (hopper.forward, (True, 300, 192))
+    assert kernel(64, window=100) == (hopper.forward, (True, 100, 4))
+    assert kernel(72) == (hopper.forward, (True, 0, 170))
+    assert kernel(128) == (hopper.forward, (True, 0, 96))
     # With a full mask those of one key head.
-    assert kernel(64, causal=False) == (hopper.dealt, (False, 0, 2))
-    schedule = hopper.forward.SCHEDULES[64, True]
-    assert kernel(64, path="hopper", schedule=schedule) == (hopper.forward, (True, 0, schedule))
-    assert kernel(256) == (hopper.forward, (True, 0, None))
+    assert kernel(64, causal=False) == (hopper.forward, (False, 0, 2))
+    schedule = hopper.paired.SCHEDULES[64, True]
+    assert kernel(64, path="hopper", schedule=schedule) == (hopper.paired, (True, 0, schedule))
+    assert kernel(256) == (hopper.paired, (True, 0, None))
 
 
 def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monkeypatch, hopper):
-    two, fused = hopper.backward, hopper.fused
+    deterministic, unordered = hopper.deterministic, hopper.backward
     taken = []
-    for each in (two, fused):
+    for each in (deterministic, unordered):
         monkeypatch.setattr(each, "backward", lambda grad, *_, each=each: taken.append((each, grad)))
     q, k, v, out = torch.zeros(4, 1, 1, 1024, 64, dtype=torch.bfloat16)
     # Contiguous, but where no descriptor can be.
@@ -334,18 +387,18 @@ def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monk
         assert torch.equal(passed, grad)
         return each
 
-    assert kernels() is fused
-    assert kernels(window=100) is fused
-    assert kernels(window=100, path="hopper") is two
-    assert kernels(path="hopper") is two
+    assert kernels() is unordered
+    assert kernels(window=100) is unordered
+    assert kernels(window=100, path="hopper") is deterministic
+    assert kernels(path="hopper") is deterministic
     torch.use_deterministic_algorithms(True)
     try:
-        assert kernels() is two
+        assert kernels() is deterministic
     finally:
         torch.use_deterministic_algorithms(False)
-    assert kernels() is fused
-    monkeypatch.setattr(fused, "AVAILABLE", False)
-    assert kernels() is two
+    assert kernels() is unordered
+    monkeypatch.setattr(unordered, "AVAILABLE", False)
+    assert kernels() is deterministic
 
 
 @pytest.mark.parametrize(

@@ -13,21 +13,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernelmark.kernels.attention import _attention_hopper as forward
 from kernelmark.kernels.attention import _attention_hopper_backward as backward
-from kernelmark.kernels.attention import _attention_hopper_fused as fused
+from kernelmark.kernels.attention import _attention_hopper_backward_deterministic as deterministic
+from kernelmark.kernels.attention import _attention_hopper_forward_paired as paired
+from kernelmark.kernels.attention import _hopper as common
 
-from .player import nothing, number, play, reduce
+from .player import number, play, reduce, stored
 
-ROWS = forward.ROWS
+ROWS = common.ROWS
 LANGUAGE = SimpleNamespace(minimum=min, maximum=max, program_id=lambda axis: 0, num_programs=lambda axis: 1)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _plain_numbers():
     patch = pytest.MonkeyPatch()
-    patch.setattr(forward, "gl", LANGUAGE)
-    patch.setattr(backward, "gl", LANGUAGE)
+    for each in (common, paired, deterministic):
+        patch.setattr(each, "gl", LANGUAGE)
     yield
     patch.undo()
 
@@ -49,7 +50,7 @@ windows = st.integers(1, 700) | st.sampled_from([64, 127, 128, 129, 256, 1000])
 def test_the_mask_itself():
     places = torch.arange(40)
     for causal, window in ((True, 0), (True, 5), (False, 5), (True, 1), (False, 39)):
-        got = forward.visible.fn(places[:, None], places[None, :], causal, window)
+        got = common.visible.fn(places[:, None], places[None, :], causal, window)
         assert torch.equal(got, seen(places, places, causal, window))
 
 
@@ -58,16 +59,16 @@ def test_forward(half, causal, window, keys):
     """Each block that is seen at all is walked once, in descending order, and masked where it is seen in part."""
     n = 2 * half
     per = 2 * ROWS // keys
-    shape = causal, ROWS, keys
+    c = paired.Config(64, causal, window, False, paired.Schedule(2, False, keys=keys), False)
     first, until = 0 if (causal and per > 1) or (window and not causal) else 1, 3 if window else 2
     blocks = set()
     for step in range(n):
-        _, block, count, last = forward._unit.fn(step, half, n, *shape, window)
+        _, block, count, last = paired._unit.fn(step, half, n, 2 * ROWS * n, c)
         blocks.add(block)
         distance = last - block * per
         masked, clean, begin = ([last] if causal or window else []), ([] if causal or window else [last]), 1
         for run in range(first, until):
-            end = forward._end.fn(run, begin, count, distance, *shape, window)
+            end = paired._end.fn(run, begin, count, distance, c)
             (clean if run == 1 else masked).extend(last - j for j in range(begin, end))
             begin = end
         assert begin == count
@@ -88,25 +89,25 @@ def test_backward(n, causal, window, of_keys):
     """The walk over queries of a block of keys, and over keys of a block of queries."""
     for block in range(n):
         before, after = (not causal, True) if of_keys else (True, not causal)
-        first, end = backward._walk.fn(block, n, before, after, ROWS, window)
+        first, end = deterministic._walk.fn(block, 2 * n, before, after, ROWS, window)
         for j in range(2 * n):
             one, other = places(block, 2 * ROWS), places(j, ROWS)
             mask = seen(other, one, causal, window) if of_keys else seen(one, other, causal, window)
             assert (first <= j < end) == bool(mask.any())
             if first <= j < end and (causal or window):
-                assert backward._cut.fn(j - 2 * block, before, after, ROWS, window) != bool(mask.all())
+                assert deterministic._cut.fn(j - 2 * block, before, after, ROWS, window) != bool(mask.all())
 
 
 @pytest.mark.usefixtures("_played")
 @pytest.mark.parametrize("tile", [64, 128])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [0, 1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 256, 300, 512, 700, 1000])
-def test_fused_walk(tile, causal, window):
+def test_walk_over_queries(tile, causal, window):
     """Tiles of queries are walked if they see any of a block of keys, and masked unless they see all of it."""
     n = 6
     tiles = range(2 * ROWS * n // tile)
     for block in range(n):
-        first, count = (int(x) for x in fused._span(number(block), n, causal, ROWS, tile, window))
+        first, count = (int(x) for x in backward._span(number(block), len(tiles), causal, ROWS, tile, window))
         # Where all is seen each block starts at a place of its own, and comes back to the first tile.
         walked = range(first, first + count) if causal or window else tiles
         for j in tiles:
@@ -114,25 +115,37 @@ def test_fused_walk(tile, causal, window):
             assert (j in walked) == bool(mask.any())
             if j in walked and (causal or window):
                 ahead = number(j - 2 * ROWS // tile * block)
-                assert bool(fused._cut(ahead, causal, ROWS, tile, window)) != bool(mask.all())
+                assert bool(backward._cut(ahead, causal, ROWS, tile, window)) != bool(mask.all())
 
 
 @pytest.fixture
 def _played(monkeypatch):
     play(
         monkeypatch,
-        (forward, backward, fused),
-        keep=("_settle",),
+        (paired, deterministic, backward),
+        keep=("_convert_dq", "_statistics"),
         opaque=lambda x: 0,
         _reduce=reduce,
-        _layout=nothing,
-        _flat=nothing,
     )
 
 
-def draw(B, H, Hkv, S, D):
+def draw(B, H, Hkv, S, D, layout="bhsd"):
     generator = torch.Generator().manual_seed(S + D)
-    return [torch.randn(B, heads, S, D, generator=generator) for heads in (H, Hkv, Hkv, H)]
+    return [stored(layout, B, heads, S, D, generator) for heads in (H, Hkv, Hkv, H)]
+
+
+def statistics(lse, delta):
+    """With room for whole blocks of rows."""
+    B, H, S = lse.shape
+    levels = torch.full((B, H, -(-S // 128) * 128), math.inf)
+    deltas = torch.zeros_like(levels)
+    levels[..., :S], deltas[..., :S] = lse, delta
+    return levels, deltas
+
+
+KERNELS = pytest.mark.parametrize(
+    "kernels", [backward, deterministic], ids=["unordered", "deterministic"]
+)
 
 
 def wanted(q, k, v, grad, causal, window=0):
@@ -150,7 +163,7 @@ def wanted(q, k, v, grad, causal, window=0):
 @given(st.integers(1, 9), st.integers(1, 12), st.integers(1, 14))
 def test_sections(n, heads, section):
     """Each block of each head once; sections one after the other, of each the first blocks of all heads first."""
-    found = [forward.sectioned.fn(nth, n, heads, section) for nth in range(heads * n)]
+    found = [common.sectioned.fn(nth, n, heads, section) for nth in range(heads * n)]
     assert sorted(found) == [(head, block) for head in range(heads) for block in range(n)]
     order = [(head // section, block, head) for head, block in found]
     assert order == sorted(order)
@@ -168,7 +181,7 @@ def test_sections(n, heads, section):
     ],
 )
 def test_how_many_heads_take_turns(S, width, groups, heads, section):
-    assert backward.together(S, width, groups, heads) == section
+    assert deterministic.heads_per_l2_group(S, width, groups, heads) == section
 
 
 @pytest.mark.usefixtures("_played")
@@ -188,24 +201,53 @@ def test_how_many_heads_take_turns(S, width, groups, heads, section):
         (1, 1, 1, 384, 128, 1000),
     ],
 )
-@pytest.mark.parametrize("kernels", [fused, backward], ids=["fused", "two"])
+@KERNELS
 def test_gradients(kernels, B, H, Hkv, S, D, window, causal):
-    inputs = draw(B, H, Hkv, S, D)
+    check(kernels, draw(B, H, Hkv, S, D), causal, window)
+
+
+@pytest.mark.usefixtures("_played")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("layout", "B", "H", "Hkv", "S", "D", "window"),
+    [
+        ("bshd", 2, 4, 2, 200, 64, 0),
+        ("projection", 1, 2, 1, 129, 128, 0),
+        ("bshd", 1, 2, 1, 330, 64, 100),
+        ("projection", 1, 1, 1, 257, 96, 300),
+        ("bhsd", 1, 1, 1, 7, 128, 0),
+    ],
+)
+@KERNELS
+def test_any_length_and_layout(kernels, layout, B, H, Hkv, S, D, window, causal):
+    check(kernels, draw(B, H, Hkv, S, D, layout), causal, window)
+
+
+@pytest.mark.usefixtures("_played")
+@pytest.mark.parametrize("causal", [True, False])
+@KERNELS
+def test_scores_so_low_that_weights_beyond_the_end_overflow(kernels, causal):
+    """2^(0 - level), of a key beyond the end, is inf, and inf · 0 is NaN."""
+    q, k, v, grad = draw(1, 1, 1, 140, 64)
+    check(kernels, (q.abs() + 3.5, -k.abs() - 3.5, v, grad), causal, 0, atol=1e-3)
+
+
+def check(kernels, inputs, causal, window, atol=2e-5):
     expected, lse, delta = wanted(*inputs, causal, window)
     q, k, v, grad = inputs
     found = [torch.full_like(x, torch.nan) for x in (q, k, v)]
-    kernels.backward(grad, q, k, v, lse.float(), delta.float(), *found, causal, window)
+    kernels.backward(grad, q, k, v, *statistics(lse, delta), *found, causal, window)
     for name, got, want in zip(("dq", "dk", "dv"), found, expected, strict=True):
         torch.testing.assert_close(
-            got.double(), want, rtol=1e-4, atol=2e-5, msg=lambda x, name=name: f"{name}: {x}"
+            got.double(), want, rtol=1e-4, atol=atol, msg=lambda x, name=name: f"{name}: {x}"
         )
 
 
 @pytest.mark.usefixtures("_played")
-@pytest.mark.parametrize("kernels", [fused, backward], ids=["fused", "two"])
+@KERNELS
 def test_gradients_in_sections_of_heads(monkeypatch, kernels):
     """Of three key heads two, then one."""
-    monkeypatch.setattr(kernels, "together", lambda *_: 2)
+    monkeypatch.setattr(kernels, "heads_per_l2_group", lambda *_: 2)
     q, k, v, grad = inputs = draw(1, 6, 3, 256, 64)
     expected, lse, delta = wanted(*inputs, True)
     found = [torch.full_like(x, torch.nan) for x in (q, k, v)]
@@ -216,7 +258,7 @@ def test_gradients_in_sections_of_heads(monkeypatch, kernels):
 
 @pytest.mark.usefixtures("_played")
 @pytest.mark.parametrize("D", [64, 128])
-@pytest.mark.parametrize("kernels", [fused, backward], ids=["fused", "two"])
+@KERNELS
 def test_a_later_key_that_is_no_number(kernels, D):
     """Gradients of the rows of earlier blocks, which do not see it."""
     seen = slice(0, 256)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernelmark.kernels.attention import _attention_hopper as hopper
-from kernelmark.kernels.attention import _attention_hopper_dealt as dealt
+from kernelmark.kernels.attention import _attention_hopper_forward as hopper
 from kernelmark.kernels.attention import _attention_sparse_hopper as sparse
+from kernelmark.kernels.attention import _hopper as common
 from kernelmark.kernels.attention import attention_sparse as module
 
 from .player import play
@@ -25,8 +25,8 @@ BLOCK = sparse.KEYS
 @pytest.fixture(scope="module", autouse=True)
 def _plain_numbers():
     patch = pytest.MonkeyPatch()
-    patch.setattr(hopper, "gl", SimpleNamespace(minimum=min))
-    patch.setattr(sparse, "sectioned", hopper.sectioned.fn)
+    patch.setattr(common, "gl", SimpleNamespace(minimum=min))
+    patch.setattr(sparse, "sectioned", common.sectioned.fn)
     yield
     patch.undo()
 
@@ -46,7 +46,7 @@ def played(monkeypatch):
     counter = torch.zeros(1, dtype=torch.int32)
     play(
         monkeypatch,
-        (hopper, sparse, dealt),
+        (hopper, sparse),
         counter=lambda q: counter,
         multiprocessors=lambda q: 5,
     )
@@ -142,7 +142,7 @@ def test_rows_that_see_nothing(causal):
 
 @pytest.mark.parametrize("D", [64, 40, 96, 128])
 def test_taken_on_a_device_for_it(monkeypatch, played, D):
-    monkeypatch.setattr(module, "_hopper", lambda device: SimpleNamespace(forward=hopper))
+    monkeypatch.setattr(module, "_hopper", lambda device: SimpleNamespace(common=common))
     launches = []
     launch = sparse.launch
     monkeypatch.setattr(sparse, "launch", lambda *given: (launches.append(D), launch(*given)))

@@ -62,12 +62,12 @@ def test_specialised_has_pairs_of_tiles(catalog, monkeypatch, D, mask):
     module._hopper.cache_clear()
     monkeypatch.setattr(module, "_hopper", lambda device: hopper)
     taken = []
-    monkeypatch.setattr(hopper.forward, "forward", lambda *given: taken.append(given[5:]))
+    monkeypatch.setattr(hopper.paired, "forward", lambda *given: taken.append(given[5:]))
     _, inputs, call = stage(catalog, "specialised", "bf16", "forward", mask, S=1024, D=D)
     call(**inputs)
     ((causal, window, schedule),) = taken
     assert (causal, window) == (mask == "causal", 0)
-    assert schedule == hopper.forward.SCHEDULES[D, causal]
+    assert schedule == hopper.paired.SCHEDULES[D, causal]
 
 
 def test_a_path_that_is_not_there_is_named(catalog):

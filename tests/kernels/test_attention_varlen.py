@@ -11,7 +11,7 @@ import torch
 import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernelmark.kernels.attention import _attention_varlen_hopper_fused as fused
+from kernelmark.kernels.attention import _attention_varlen_hopper_backward as unordered
 from kernelmark.kernels.attention import attention_varlen as module
 from kernelmark.kernels.attention.attention import attention
 from kernelmark.kernels.attention.attention_varlen import attention_varlen
@@ -362,10 +362,10 @@ def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monk
     modules = module._hopper(torch.device("cpu"))
     module._hopper.cache_clear()
     monkeypatch.setattr(module, "_hopper", lambda device: modules)
-    two = modules.backward
-    assert modules.fused is fused
+    deterministic = modules.deterministic
+    assert modules.backward is unordered
     taken = []
-    for each in (two, fused):
+    for each in (deterministic, unordered):
         monkeypatch.setattr(each, "backward", lambda grad, *_, each=each: taken.append((each, grad)))
     q, k, v, out = torch.zeros(4, 700, 1, 64, dtype=torch.bfloat16)
     # Contiguous, but where no descriptor can be.
@@ -379,24 +379,24 @@ def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monk
         assert torch.equal(passed, grad)
         return each
 
-    assert kernels() is fused
+    assert kernels() is unordered
     torch.use_deterministic_algorithms(True)
     try:
-        assert kernels() is two
+        assert kernels() is deterministic
     finally:
         torch.use_deterministic_algorithms(False)
-    assert kernels() is fused
+    assert kernels() is unordered
     with monkeypatch.context() as patch:
-        patch.setattr(fused, "AVAILABLE", False)
-        assert kernels() is two
-    monkeypatch.setattr(fused, "fits", lambda level: False)
-    assert kernels() is two
+        patch.setattr(unordered, "AVAILABLE", False)
+        assert kernels() is deterministic
+    monkeypatch.setattr(unordered, "fits", lambda level: False)
+    assert kernels() is deterministic
 
 
 def test_statistics_too_many_for_coordinates_do_not_fit():
     level = torch.empty(1, device="meta")
-    assert fused.fits(level.expand(1 << 12, (1 << 12) - 1, 128))
-    assert not fused.fits(level.expand(1 << 12, 1 << 12, 128))
+    assert unordered.fits(level.expand(1 << 12, (1 << 12) - 1, 128))
+    assert not unordered.fits(level.expand(1 << 12, 1 << 12, 128))
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,10 @@ import math
 
 import pytest
 import torch
-from kernelmark.kernels.attention import _attention_hopper as hopper
-from kernelmark.kernels.attention import _attention_hopper_dealt as dealt
-from kernelmark.kernels.attention import _attention_hopper_fused as dense
+from kernelmark.kernels.attention import _attention_hopper_backward as dense
 from kernelmark.kernels.attention import _attention_varlen_hopper as forward
 from kernelmark.kernels.attention import _attention_varlen_hopper_backward as backward
-from kernelmark.kernels.attention import _attention_varlen_hopper_fused as fused
+from kernelmark.kernels.attention import _attention_varlen_hopper_backward_deterministic as deterministic
 from kernelmark.kernels.attention import attention_varlen as module
 from kernelmark.suite.operators.attention_varlen import reference
 
@@ -23,13 +21,11 @@ from .player import Tiles, nothing, play, reduce
 def _played(monkeypatch):
     play(
         monkeypatch,
-        (hopper, dealt, forward, backward, dense, fused),
-        keep=("_settle",),
+        (forward, dense, deterministic, backward),
+        keep=("_convert_dq", "_statistics"),
         opaque=lambda x: 0,
         _reduce=reduce,
-        _layout=nothing,
-        _flat=nothing,
-        _barrier=nothing,
+        thread_barrier=nothing,
         packed=lambda x, rows: Tiles(x.view(x.shape[0], -1), rows, x.shape[2]),
     )
 
@@ -81,8 +77,8 @@ def outputs(q, k, v, cu, cu_keys, causal):
 
 def gradients(kernels, q, k, v, grad, cu, cu_keys, out, lse, causal, *schedule, longest=1024):
     found = [torch.full_like(x, torch.nan) for x in (q, k, v)]
-    lists = module.listed(cu, cu_keys, len(q), backward.BLOCK), module.listed(cu_keys, cu, len(k), backward.BLOCK)
-    level, delta = module.statistics(grad, out, lse, *lists[0], backward.BLOCK)
+    lists = module.listed(cu, cu_keys, len(q), deterministic.BLOCK), module.listed(cu_keys, cu, len(k), deterministic.BLOCK)
+    level, delta = module.statistics(grad, out, lse, *lists[0], deterministic.BLOCK)
     kernels.backward(grad, q, k, v, level, delta, *found, *lists, causal, longest, *schedule)
     return found
 
@@ -119,7 +115,7 @@ CASES = pytest.mark.parametrize(
     ],
 )
 MASKS = pytest.mark.parametrize("mask", ["causal", "full"])
-KERNELS = pytest.mark.parametrize("kernels", [fused, backward], ids=["fused", "two"])
+KERNELS = pytest.mark.parametrize("kernels", [backward, deterministic], ids=["unordered", "deterministic"])
 SPOILT = pytest.mark.parametrize("spoilt", [False, True])
 """Whether a neighbour is all NaN."""
 
@@ -156,7 +152,7 @@ def test_output(lengths, keys, heads, D, mask, spoilt):
         ([191, 63, 384], [64, 383, 900], (6, 3)),
     ],
 )
-@pytest.mark.parametrize("D", sorted(dealt.DIVISIONS))
+@pytest.mark.parametrize("D", sorted(forward.DIVISIONS))
 def test_tiles(monkeypatch, D, lengths, keys, heads, mask):
     """Of three groups and of two."""
     monkeypatch.setattr(forward, "SECTION", 2 * 128 * 8 * D)  # 256 keys, K and V of 4 bytes
@@ -184,7 +180,7 @@ def test_gradients(kernels, lengths, keys, heads, D, mask, spoilt):
 @KERNELS
 def test_gradients_in_sections_of_heads(monkeypatch, kernels):
     """Of three key heads two, then one."""
-    monkeypatch.setattr(kernels, "together", lambda *_: 2)
+    monkeypatch.setattr(kernels, "heads_per_l2_group", lambda *_: 2)
     cu, cu_keys = starts([200, 0, 150]), starts([130, 40, 260])
     tensors = leaves([200, 0, 150], [130, 40, 260], (6, 3), 64)
     out, lse = outputs(*tensors[:3], cu, cu_keys, True)
@@ -282,13 +278,13 @@ def test_rows_that_see_only_keys_of_minus_infinity(kernels, mask):
 @pytest.mark.parametrize(
     ("D", "schedule"), [(64, (128, 2, False)), (64, (128, 2, True)), (64, (64, 4, True)), (128, (64, 3, False))]
 )
-def test_other_schedules_of_the_fused_kernel(D, schedule, mask):
+def test_other_schedules(D, schedule, mask):
     cu, cu_keys = starts([70, 129, 200]), starts([129, 200, 63])
     tensors = leaves([70, 129, 200], [129, 200, 63], (2, 1), D)
     expected = wanted(*tensors, cu, cu_keys, mask)[1:]
     causal = mask == "causal"
     out, lse = outputs(*tensors[:3], cu, cu_keys, causal)
-    found = gradients(fused, *tensors, cu, cu_keys, out, lse, causal, dense.Schedule(*schedule))
+    found = gradients(backward, *tensors, cu, cu_keys, out, lse, causal, dense.Schedule(*schedule))
     compare(["dq", "dk", "dv"], found, expected)
 
 
@@ -297,20 +293,20 @@ def test_other_schedules_of_the_fused_kernel(D, schedule, mask):
 @pytest.mark.parametrize("length", [200, 256])
 def test_equal_lengths_take_the_schedule_of_the_dense_kernel(monkeypatch, length, mask):
     given = []
-    choose = fused.scheduled
-    monkeypatch.setattr(fused, "scheduled", lambda *x: given.append(x) or choose(*x))
+    choose = backward.scheduled
+    monkeypatch.setattr(backward, "scheduled", lambda *x: given.append(x) or choose(*x))
     cu = starts([length] * 3)
     tensors = leaves([length] * 3, [length] * 3, (2, 1), 64)
     causal = mask == "causal"
     out, lse = outputs(*tensors[:3], cu, cu, causal)
-    found = gradients(fused, *tensors, cu, cu, out, lse, causal, longest=length)
+    found = gradients(backward, *tensors, cu, cu, out, lse, causal, longest=length)
     compare(["dq", "dk", "dv"], found, wanted(*tensors, cu, cu, mask)[1:])
     assert given == [(64, causal, 3 * length, 3, length)]
     assert choose(*given[0]) == dense.SCHEDULES[64, causal]
 
 
 def test_a_schedule_is_the_dense_kernels_over_lengths_of_nine_tenths_of_the_longest():
-    assert fused.scheduled(64, True, 9000, 10, 1000) == dense.SCHEDULES[64, True]
-    assert fused.scheduled(64, True, 8999, 10, 1000) == dense.Schedule(64, 4) != dense.SCHEDULES[64, True]
+    assert backward.scheduled(64, True, 9000, 10, 1000) == dense.SCHEDULES[64, True]
+    assert backward.scheduled(64, True, 8999, 10, 1000) == dense.Schedule(64, 4) != dense.SCHEDULES[64, True]
     for other in ((64, False), (128, True), (128, False)):
-        assert fused.scheduled(*other, 8999, 10, 1000) == dense.SCHEDULES[other]
+        assert backward.scheduled(*other, 8999, 10, 1000) == dense.SCHEDULES[other]

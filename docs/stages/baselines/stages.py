@@ -46,7 +46,7 @@ def _kernel(path: str) -> Callable[[Any], Callable[..., Any]]:
         schedule = None
         if path == "hopper":
             from kernelmark.kernels._common import power_of_2
-            from kernelmark.kernels.attention import _attention_hopper as hopper
+            from kernelmark.kernels.attention import _attention_hopper_forward_paired as hopper
 
             width = power_of_2(case.axes["D"])
             if (width, causal) not in hopper.SCHEDULES:

@@ -1,4 +1,4 @@
-"""The forward pass for Hopper by tiles that are dealt out: who computes which rows, and what comes of it.
+"""The forward pass for Hopper with a tile scheduler: who computes which rows, and what comes of it.
 
 Gluon has no interpreter: the kernel is played as a whole (`player.py`).
 """
@@ -12,24 +12,24 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernelmark.kernels.attention import _attention_hopper as hopper
-from kernelmark.kernels.attention import _attention_hopper_dealt as dealt
+from kernelmark.kernels.attention import _attention_hopper_forward as hopper
+from kernelmark.kernels.attention import _hopper as common
 
-from .player import play
+from .player import play, stored
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _plain_numbers():
     patch = pytest.MonkeyPatch()
-    for each in (hopper, dealt):
+    for each in (common, hopper):
         patch.setattr(each, "gl", SimpleNamespace(minimum=min, maximum=max))
-    patch.setattr(dealt, "sectioned", hopper.sectioned.fn)
+    patch.setattr(hopper, "sectioned", common.sectioned.fn)
     yield
     patch.undo()
 
 
 @given(
-    st.sampled_from(sorted(dealt.DIVISIONS)),
+    st.sampled_from(sorted(hopper.DIVISIONS)),
     st.integers(1, 13),
     st.integers(1, 9),
     st.integers(1, 12),
@@ -38,23 +38,24 @@ def _plain_numbers():
 )
 def test_tiles(columns, blocks, heads, section, causal, window):
     """They cover every row of every head once; sections come one after the other, of each the last rows first."""
-    tile = dealt.ROWS * dealt.DIVISIONS[columns].groups
-    length = 2 * dealt.ROWS * blocks
+    c = hopper.Config(columns, causal, window, False, False, columns, *hopper.DIVISIONS[columns])
+    tile = c.rows * c.groups
+    length = 2 * c.rows * blocks
     n = -(-length // tile)
-    found = [
-        dealt._tile.fn(t, n, length, heads, section, causal, tile, dealt.KEYS, window) for t in range(heads * n)
-    ]
-    rows = [(head, row) for head, start, *_ in found for row in range(max(start, 0), start + tile)]
+    end = length if causal else n * tile
+    grid = SimpleNamespace(n=n, heads=heads, section=section, keys=length, end=end)
+    found = [hopper._tile.fn(t, grid, c) for t in range(heads * n)]
+    rows = [(head, row) for head, start, *_ in found for row in range(max(start, 0), min(start + tile, length))]
     assert sorted(rows) == [(head, row) for head in range(heads) for row in range(length)]
     for head, start, low, last in found:
         assert head < heads
         # A whole number of groups lies before the sequence, and not all of them.
         assert start > -tile
-        assert start % dealt.ROWS == 0
+        assert start % c.rows == 0
         end = start + tile - 1
         ahead = 0 if causal else window - 1 if window else length
-        assert last == min(end + ahead, length - 1) // dealt.KEYS
-        assert low == (max(start - window + 1, 0) // dealt.KEYS if window else 0)
+        assert last == min(end + ahead, length - 1) // c.keys
+        assert low == (max(start - window + 1, 0) // c.keys if window else 0)
     order = [(head // section, -start) for head, start, *_ in found]
     assert order == sorted(order)
 
@@ -63,22 +64,22 @@ def test_tiles(columns, blocks, heads, section, causal, window):
 def played(monkeypatch):
     """The counter, which launches share."""
     counter = torch.zeros(1, dtype=torch.int32)
-    play(
-        monkeypatch,
-        (hopper, dealt),
-        counter=lambda q: counter,
-    )
+    play(monkeypatch, (hopper,), counter=lambda q: counter)
     return counter
 
 
-def draw(B, H, Hkv, S, D):
+def draw(B, H, Hkv, S, D, keys=None, layout="bhsd"):
     generator = torch.Generator().manual_seed(S + D)
-    return [torch.randn(B, heads, S, D, generator=generator) for heads in (H, Hkv, Hkv)]
+    lengths = (S, keys or S, keys or S)
+    return [
+        stored(layout, B, heads, length, D, generator)
+        for heads, length in zip((H, Hkv, Hkv), lengths, strict=True)
+    ]
 
 
 def forward(q, k, v, causal, section, window=0):
     out, lse = torch.full_like(q, math.nan), torch.full(q.shape[:3], math.nan)
-    dealt.forward(q, k, v, out, lse, causal, window, section)
+    hopper.forward(q, k, v, out, lse, causal, window, section)
     return out, lse
 
 
@@ -87,12 +88,13 @@ def wanted(q, k, v, causal, window=0):
     q, k, v = (x.double() for x in (q, k, v))
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     scores = q @ k.mT * q.shape[-1] ** -0.5
+    apart = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2] - torch.arange(k.shape[2])
     if causal:
-        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+        scores = scores.masked_fill(apart < 0, -math.inf)
     if window:
-        apart = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
         scores = scores.masked_fill(apart.abs() >= window, -math.inf)
-    return scores.softmax(-1) @ v, scores.logsumexp(-1) / math.log(2)
+    level = scores.logsumexp(-1) / math.log(2)
+    return scores.softmax(-1).nan_to_num(0) @ v, torch.where(level == -math.inf, math.inf, level)
 
 
 def same(got, want, atol=2e-5):
@@ -114,7 +116,7 @@ def same(got, want, atol=2e-5):
     ],
 )
 def test_right(played, monkeypatch, causal, programs, B, H, Hkv, S, D, section):
-    monkeypatch.setattr(dealt, "multiprocessors", lambda q: programs)
+    monkeypatch.setattr(hopper, "multiprocessors", lambda q: programs)
     inputs = draw(B, H, Hkv, S, D)
     same(forward(*inputs, causal, section), wanted(*inputs, causal))
     assert played.item() == 0
@@ -133,8 +135,32 @@ def test_right(played, monkeypatch, causal, programs, B, H, Hkv, S, D, section):
 )
 def test_windows(monkeypatch, causal, S, window, D):
     """One end of a window in a block of keys, both, none; wider than a sequence."""
-    monkeypatch.setattr(dealt, "multiprocessors", lambda q: 3)
+    monkeypatch.setattr(hopper, "multiprocessors", lambda q: 3)
     inputs = draw(1, 2, 1, S, D)
+    same(forward(*inputs, causal, 2, window), wanted(*inputs, causal, window))
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("layout", "S", "keys", "D", "window"),
+    [
+        ("bshd", 200, 200, 64, 0),
+        ("projection", 129, 129, 128, 0),
+        ("projection", 333, 333, 128, 65),
+        ("bshd", 333, 333, 64, 300),
+        ("bhsd", 5, 5, 40, 0),
+        # More keys than queries, and fewer: rows that see nothing.
+        ("bhsd", 1, 300, 128, 0),
+        ("bshd", 70, 333, 64, 0),
+        ("bhsd", 130, 600, 64, 100),
+        ("bshd", 300, 100, 128, 0),
+        ("bshd", 500, 130, 64, 200),
+    ],
+)
+def test_any_length_and_layout(monkeypatch, causal, layout, S, keys, D, window):
+    monkeypatch.setattr(hopper, "multiprocessors", lambda q: 3)
+    inputs = draw(2, 4, 2, S, D, keys, layout)
     same(forward(*inputs, causal, 2, window), wanted(*inputs, causal, window))
 
 
@@ -151,7 +177,7 @@ def test_launches_share_a_counter(played):
 def test_maxima_that_rise(rise, D):
     """From block to block, by less than what is let pass, by more, and in single rows."""
     q, k, v = draw(1, 2, 1, 768, D)
-    q[..., 0], k[..., 0] = D**0.5, torch.arange(768, 0, -1) / dealt.KEYS * rise
+    q[..., 0], k[..., 0] = D**0.5, torch.arange(768, 0, -1) / hopper.KEYS * rise
     q[:, :, 5::7, 0] = 0
     same(forward(q, k, v, False, 2), wanted(q, k, v, False), atol=1e-4)  # scores of 42 have fewer digits
 

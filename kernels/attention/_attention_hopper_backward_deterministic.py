@@ -1,0 +1,426 @@
+"""The deterministic backward pass of attention for Hopper (compute capability 9.0), in Gluon.
+
+As in `attention.py`, one kernel makes dK and dV of a block of keys and one dQ of a block of queries, without
+atomics; the algorithm is FlashAttention-2's (Dao, arXiv 2307.08691). A producer warp group loads tiles through the
+tensor memory accelerator, two consumers own 64 rows each, whose gradients stay in their registers. The products
+of a step are issued asynchronously: P is computed while dP = dO·Vᵀ is multiplied, and dS while dV is.
+
+Under a window each block walks from the first tile that any of its rows sees, or is seen by, to the last. Tiles
+that the window's edges or the causal mask cut are masked, the others not.
+
+| barrier | one for | arrives | arrivals | waits, and the phase it starts at |
+|---|---|---|---|---|
+| `resident.full` | each half of the block's own two tensors | the copy of the producer's | 1 and the bytes | its consumer, 0 |
+| `stream.full` | each buffer of the other two | the copy of the producer's | 1 and the bytes | both consumers, 0 |
+| `stream.empty` | the same | each consumer, its products done | 2 | producer, 1 |
+
+Taken for what `_hopper.fits` approves of.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .._common import on, power_of_2
+from ._hopper import LOG2E, ROWS, launch, product_layout, sectioned, tensor_map, visible
+from ._pipeline import Blocks, copy_out, cursor, pair, pair_ring
+
+STAGES = {64: 4, 128: 3}
+"""Streamed tiles in flight, by width."""
+REGISTERS = 240
+"""Registers a thread of the consumers."""
+L2 = 32 << 20
+"""Bytes of Q, dO and dQ that heads whose blocks are taken together may have."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether the last block is not
+    whole, streamed tiles in flight, registers of a consumer's thread; rows of a consumer and of a streamed tile.
+    """
+
+    width: int
+    causal: bool
+    window: int
+    tail: bool
+    stages: int
+    registers: int = REGISTERS
+    rows: int = ROWS
+
+
+@gluon.jit
+def opaque(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """0, which the compiler does not know to be. Added to a buffer's index within a loop it keeps the addresses
+    that follow from it, dozens of them, from being computed before the loop and spilled.
+    """
+    return gl.inline_asm_elementwise("and.b32 $0, $1, 0;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _walk(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    block, tiles, BEFORE: gl.constexpr, AFTER: gl.constexpr, ROWS: gl.constexpr, WINDOW: gl.constexpr
+):
+    """(first tile, end) of a block's walk over so many tiles. BEFORE and AFTER: whether what lies before and after it
+    is visible.
+    """
+    first = 0
+    end = tiles
+    if WINDOW:
+        first = gl.maximum(2 * block - (WINDOW + ROWS - 2) // ROWS, 0)
+        end = gl.minimum(2 * block + (WINDOW + 2 * ROWS - 2) // ROWS + 1, tiles)
+    if not BEFORE:
+        first = 2 * block
+    if not AFTER:
+        end = gl.minimum(2 * block + 2, tiles)
+    return first, end
+
+
+@gluon.jit
+def _cut(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    ahead, BEFORE: gl.constexpr, AFTER: gl.constexpr, ROWS: gl.constexpr, WINDOW: gl.constexpr
+):
+    """Whether a tile, `ahead` of a block's first by so many, needs a mask: not all of the one sees the other.
+    Not called where everything is visible.
+    """
+    LOW: gl.constexpr = (2 * ROWS - WINDOW + ROWS - 1) // ROWS if BEFORE else 2
+    HIGH: gl.constexpr = WINDOW // ROWS - 1 if AFTER else -1
+    if WINDOW:
+        cut = (ahead < LOW) | (ahead > HIGH)
+    elif BEFORE:
+        cut = ahead > HIGH
+    else:
+        cut = ahead < LOW
+    return cut
+
+
+@gluon.jit
+def _tiles(blocks, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Streamed tiles of a head."""
+    return (blocks.length + c.rows - 1) // c.rows
+
+
+@gluon.jit
+def _masked(p, rows, columns, block, j, blocks, c: gl.constexpr, OF_KEYS: gl.constexpr):  # type: ignore[no-untyped-def]
+    """P of a block's rows with a tile's columns, by their places, hidden as the mask, the window and the end of the
+    sequence say; tiles that none of them cuts are left as they are. OF_KEYS: rows are keys and columns queries.
+    """
+    BEFORE: gl.constexpr = not (c.causal and OF_KEYS)
+    AFTER: gl.constexpr = not c.causal or OF_KEYS
+    if c.causal or c.window or c.tail:
+        cut = j < 0
+        if c.causal or c.window:
+            cut = _cut(j - 2 * block, BEFORE, AFTER, c.rows, c.window)
+        if c.tail:
+            cut = cut | (j == _tiles(blocks, c) - 1) | (block == blocks.n - 1)
+        if cut:
+            one = gl.expand_dims(rows, 1)
+            other = gl.expand_dims(columns + j * c.rows, 0)
+            if c.causal or c.window:
+                if OF_KEYS:
+                    p = gl.where(visible(other, one, c.causal, c.window), p, 0.0)
+                else:
+                    p = gl.where(visible(one, other, c.causal, c.window), p, 0.0)
+            if c.tail:
+                p = gl.where((one < blocks.length) & (other < blocks.length), p, 0.0)
+    return p
+
+
+@gluon.jit
+def _keys_producer(q, g, k, v, resident, stream, blocks, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """Loads a block of K and V in halves, then the queries that see it and their dO, head by head."""
+    head, block = sectioned(gl.program_id(0), blocks.n, blocks.heads, blocks.section)
+    batch = head // blocks.per_batch
+    head = head % blocks.per_batch
+    for i in gl.static_range(2):
+        resident.fetch(i, k, v, [batch, head, block * 2 * c.rows + i * c.rows, 0])
+    at = cursor(1, c.stages)
+    first, end = _walk(block, _tiles(blocks, c), not c.causal, True, c.rows, c.window)
+    for member in range(0, blocks.groups):
+        for j in range(first, end):
+            stream.fetch(at, q, g, [batch, head * blocks.groups + member, j * c.rows, 0])
+            at = at.advanced()
+
+
+@gluon.jit
+def _keys_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dk_out, dv_out, lse, delta, resident, stream, blocks, scale, root, c: gl.constexpr, HALF: gl.constexpr
+):
+    """dK and dV of one half of a block of keys. Scores are transposed here: keys by queries."""
+    dtype: gl.constexpr = dk_out.dtype
+    ROWS: gl.constexpr = c.rows
+    WIDTH: gl.constexpr = c.width
+    score: gl.constexpr = product_layout(ROWS)
+    sums: gl.constexpr = product_layout(WIDTH)
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums, k_width=2)
+    head, block = sectioned(gl.program_id(0), blocks.n, blocks.heads, blocks.section)
+    k = resident.first.index(HALF)
+    v = resident.second.index(HALF)
+    zero = gl.zeros([ROWS, ROWS], gl.float32, score)
+    rows = (block * 2 + HALF) * c.rows + gl.arange(0, c.rows, gl.SliceLayout(1, score))
+    columns = gl.arange(0, c.rows, gl.SliceLayout(0, score))
+    dk = gl.zeros([ROWS, WIDTH], gl.float32, sums)
+    dv = gl.zeros([ROWS, WIDTH], gl.float32, sums)
+    resident.wait(HALF)
+    at = cursor(0, c.stages)
+    first, end = _walk(block, _tiles(blocks, c), not c.causal, True, c.rows, c.window)
+    for member in range(0, blocks.groups):
+        base = (head * blocks.groups + member) * blocks.n * 2 * c.rows
+        for j in range(first, end):
+            hidden = opaque(at.stage)
+            k = resident.first.index(HALF + hidden)
+            v = resident.second.index(HALF + hidden)
+            level = gl.load(lse + base + j * c.rows + columns)
+            stream.wait(at)
+            q = stream.first.index(at.stage)
+            g = stream.second.index(at.stage)
+            # Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ
+            s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
+            dp = warpgroup_mma(v, g.permute((1, 0)), zero, use_acc=False, is_async=True)
+            s = warpgroup_mma_wait(1, deps=[s])
+            # P = 2^(S·scale - lse)
+            p = gl.exp2(s * scale - gl.expand_dims(level, 0))
+            p = _masked(p, rows, columns, block, j, blocks, c, True)
+            weights = gl.convert_layout(p.to(dtype), operand)
+            # dV += Pᵀ·dO
+            dv = warpgroup_mma(weights, g, dv, is_async=True)
+            of_row = gl.load(delta + base + j * c.rows + columns)
+            dp = warpgroup_mma_wait(1, deps=[dp])
+            # dS = P ∘ (dP - delta)
+            ds = gl.convert_layout((p * (dp - gl.expand_dims(of_row, 0))).to(dtype), operand)
+            # dK += dSᵀ·Q
+            dk = warpgroup_mma(ds, q, dk, is_async=True)
+            dv, dk, weights, ds = warpgroup_mma_wait(0, deps=[dv, dk, weights, ds])
+            stream.release(at)
+            at = at.advanced()
+    k.store((dk * root).to(dtype))
+    v.store(dv.to(dtype))
+    fence_async_shared()
+    row = block * 2 * c.rows + HALF * c.rows
+    copy_out(dk_out, [head // blocks.per_batch, head % blocks.per_batch, row, 0], k)
+    copy_out(dv_out, [head // blocks.per_batch, head % blocks.per_batch, row, 0], v)
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit(do_not_specialize=["n", "heads", "per_batch", "section", "groups", "length"])
+def _keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, g, k, v, dk, dv, lse, delta, n, heads, per_batch, section, groups, length, scale, root, c: gl.constexpr
+):
+    """One block of keys of one key head, over all its query heads. `lse` and `delta` have room for whole blocks,
+    `root` is 1/√D; numbers as in `Blocks`.
+    """
+    resident = pair(k, v, c.rows, c.width)
+    stream = pair_ring(q, g, c.rows, c.width, c.stages)
+    blocks = Blocks(n, heads, per_batch, section, groups, length)
+    gl.warp_specialize(
+        [
+            (_keys_producer, (q, g, k, v, resident, stream, blocks, c)),
+            (_keys_consumer, (dk, dv, lse, delta, resident, stream, blocks, scale, root, c, 0)),
+            (_keys_consumer, (dk, dv, lse, delta, resident, stream, blocks, scale, root, c, 1)),
+        ],
+        [4, 4],
+        [c.registers, c.registers],
+    )
+
+
+@gluon.jit
+def _own_block(blocks, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(head, block of queries) of this program, the last ones first under a causal mask: they are the longest."""
+    head, block = sectioned(gl.program_id(0), blocks.n, blocks.heads, blocks.section)
+    if c.causal:
+        block = blocks.n - 1 - block
+    return head, block
+
+
+@gluon.jit
+def _queries_producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, g, k, v, resident, stream, blocks, c: gl.constexpr
+):
+    """Loads a block of Q and dO in halves, then the keys that it sees and their V."""
+    head, block = _own_block(blocks, c)
+    batch = head // blocks.per_batch
+    head = head % blocks.per_batch
+    first, end = _walk(block, _tiles(blocks, c), True, not c.causal, c.rows, c.window)
+    for i in gl.static_range(2):
+        resident.fetch(i, q, g, [batch, head, block * 2 * c.rows + i * c.rows, 0])
+    at = cursor(1, c.stages)
+    for j in range(first, end):
+        stream.fetch(at, k, v, [batch, head // blocks.groups, j * c.rows, 0])
+        at = at.advanced()
+
+
+@gluon.jit
+def _queries_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dq_out, lse, delta, resident, stream, blocks, scale, root, c: gl.constexpr, HALF: gl.constexpr
+):
+    """dQ of one half of a block of queries."""
+    dtype: gl.constexpr = dq_out.dtype
+    ROWS: gl.constexpr = c.rows
+    WIDTH: gl.constexpr = c.width
+    score: gl.constexpr = product_layout(ROWS)
+    sums: gl.constexpr = product_layout(WIDTH)
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums, k_width=2)
+    head, block = _own_block(blocks, c)
+    first, end = _walk(block, _tiles(blocks, c), True, not c.causal, c.rows, c.window)
+    q = resident.first.index(HALF)
+    g = resident.second.index(HALF)
+    zero = gl.zeros([ROWS, ROWS], gl.float32, score)
+    rows = gl.arange(0, c.rows, gl.SliceLayout(1, score))
+    columns = gl.arange(0, c.rows, gl.SliceLayout(0, score))
+    row = (head * blocks.n + block) * 2 * c.rows + HALF * c.rows
+    level = gl.load(lse + row + rows)
+    of_row = gl.load(delta + row + rows)
+    rows = (block * 2 + HALF) * c.rows + rows
+    dq = gl.zeros([ROWS, WIDTH], gl.float32, sums)
+    resident.wait(HALF)
+    at = cursor(0, c.stages)
+    for j in range(first, end):
+        stream.wait(at)
+        k = stream.first.index(at.stage)
+        v = stream.second.index(at.stage)
+        # S = Q·Kᵀ, dP = dO·Vᵀ
+        s = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+        dp = warpgroup_mma(g, v.permute((1, 0)), zero, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(1, deps=[s])
+        # P = 2^(S·scale - lse)
+        p = gl.exp2(s * scale - gl.expand_dims(level, 1))
+        p = _masked(p, rows, columns, block, j, blocks, c, False)
+        dp = warpgroup_mma_wait(0, deps=[dp])
+        # dS = P ∘ (dP - delta)
+        ds = gl.convert_layout((p * (dp - gl.expand_dims(of_row, 1))).to(dtype), operand)
+        # dQ += dS·K
+        dq = warpgroup_mma(ds, k, dq, is_async=True)
+        dq, ds = warpgroup_mma_wait(0, deps=[dq, ds])
+        stream.release(at)
+        at = at.advanced()
+    q.store((dq * root).to(dtype))
+    fence_async_shared()
+    place = [head // blocks.per_batch, head % blocks.per_batch, block * 2 * c.rows + HALF * c.rows, 0]
+    copy_out(dq_out, place, q)
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit(do_not_specialize=["n", "heads", "per_batch", "section", "groups", "length"])
+def _queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, g, k, v, dq, lse, delta, n, heads, per_batch, section, groups, length, scale, root, c: gl.constexpr
+):
+    """One block of queries of one head."""
+    resident = pair(q, g, c.rows, c.width)
+    stream = pair_ring(k, v, c.rows, c.width, c.stages)
+    blocks = Blocks(n, heads, per_batch, section, groups, length)
+    gl.warp_specialize(
+        [
+            (_queries_producer, (q, g, k, v, resident, stream, blocks, c)),
+            (_queries_consumer, (dq, lse, delta, resident, stream, blocks, scale, root, c, 0)),
+            (_queries_consumer, (dq, lse, delta, resident, stream, blocks, scale, root, c, 1)),
+        ],
+        [4, 4],
+        [c.registers, c.registers],
+    )
+
+
+@triton.jit(do_not_specialize=["ob", "oh", "os", "gb", "gh", "gs", "H", "S", "room", "blocks"])
+def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    out, grad, lse, levels, delta,
+    ob: tl.int64, oh: tl.int64, os: tl.int64, gb: tl.int64, gh: tl.int64, gs: tl.int64, H, S, room, blocks,
+    D: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """delta = rowsum(O ∘ dO) of 64 rows and, PADDED, their log-sum-exp, as `statistics` lays them out. Strides are in
+    units of 8 numbers.
+    """
+    head = tl.program_id(0) // blocks
+    rows = tl.program_id(0) % blocks * 64 + tl.arange(0, 64)
+    columns = tl.arange(0, WIDTH)[None, :]
+    inside = (rows < S)[:, None]
+    if WIDTH != D:
+        inside = inside & (columns < D)
+    at = rows.to(tl.int64)
+    a = (((head // H) * ob + (head % H) * oh + at * os) * 8)[:, None] + columns
+    b = (((head // H) * gb + (head % H) * gh + at * gs) * 8)[:, None] + columns
+    x = tl.load(out + a, mask=inside, other=0.0).to(tl.float32) * tl.load(grad + b, mask=inside, other=0.0)
+    tl.store(delta + head.to(tl.int64) * room + rows, tl.sum(x, 1), mask=rows < room)
+    if PADDED:
+        level = tl.load(lse + head.to(tl.int64) * S + rows, mask=rows < S, other=float("inf"))
+        tl.store(levels + head.to(tl.int64) * room + rows, level, mask=rows < room)
+
+
+def statistics(out: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(log-sum-exp, delta), both (B, H, rows) in fp32 with room for whole blocks of 128 rows, filled up with +inf and
+    0: of an output and a gradient that are `mappable`.
+    """
+    B, H, S, D = out.shape
+    room = -(-S // (2 * ROWS)) * 2 * ROWS
+    delta = torch.empty(B, H, room, dtype=torch.float32, device=lse.device)
+    levels = lse if room == S else torch.empty_like(delta)
+    strides = (x // 8 for y in (out, grad) for x in y.stride()[:3])
+    constants = (D, max(16, power_of_2(D)), room != S)
+    with on(out):
+        launch(
+            _statistics, (_statistics, out.device, out.dtype, constants), B * H * room // 64,
+            out, grad, lse, levels, delta, *strides, H, S, room, room // 64, *constants,
+        )  # fmt: skip
+    return levels, delta
+
+
+def heads_per_l2_group(S: int, width: int, groups: int, heads: int) -> int:
+    """Key heads whose blocks of keys come before others' under a causal mask.
+
+    A head's first block is seen by all of its queries, its last by few: with one head after the other the long
+    blocks of the last one begin when the others are nearly done, and most multiprocessors wait for them. Of few
+    heads at a time Q, dO and dQ in fp32 stay in L2; four are as many as even the end out, by arithmetic: steps
+    of blocks dealt out to 132 multiprocessors.
+    """
+    most = min(heads, max(4, L2 // (groups * S * width * 8)))
+    return -(-heads // -(-heads // most))
+
+
+def backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lse: torch.Tensor,
+    delta: torch.Tensor,
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    causal: bool,
+    window: int = 0,
+) -> None:
+    """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, rows) in fp32 with
+    room for whole blocks of 128 rows, filled up with +inf and 0. A window of 0 is none.
+
+    For inputs that `_hopper.fits` approves of, as many keys as queries; gradients are `mappable`.
+    """
+    B, H, S, D = q.shape
+    heads = k.shape[1]
+    width = power_of_2(D)
+    c = Config(width, causal, window, S % (2 * ROWS) != 0, STAGES[width])
+    tq, tg, tk, tv, tdq, tdk, tdv = (tensor_map(x, c.rows) for x in (q, grad, k, v, dq, dk, dv))
+    n = -(-S // (2 * c.rows))
+    root = 1 / math.sqrt(D)
+    key = (q.device, q.dtype, c)
+    section = heads_per_l2_group(S, width, H // heads, B * heads) if causal and not window else 1
+    of_queries = section * (H // heads) if causal and not window else 1
+    rest = (H // heads, S, LOG2E * root, root, c)
+    with on(q):
+        launch(
+            _keys, (_keys, key), B * heads * n,
+            tq, tg, tk, tv, tdk, tdv, lse, delta, n, B * heads, heads, section, *rest,
+        )  # fmt: skip
+        launch(
+            _queries, (_queries, key), B * H * n,
+            tq, tg, tk, tv, tdq, lse, delta, n, B * H, H, of_queries, *rest,
+        )  # fmt: skip

@@ -1,0 +1,393 @@
+"""The forward pass of attention for Hopper in tiles of 64 or 128 columns, with a dynamic persistent tile scheduler.
+
+A producer warp group loads tiles of Q, K and V through the tensor memory accelerator, consumer warp groups compute
+64 rows each, and in each the scores of the next block of keys are multiplied while the values of this one are:
+FlashAttention-3's schedule (Shah et al., arXiv 2407.08608). The step over a block is in `_softmax.py`.
+
+At 64 columns a block's exponentials take the exponential unit about as long as its products take the matrix
+units. Two groups leave both idle while they look for maxima, add up and round; a third has work for them then, as
+in FlashAttention-3's tiles of 192 rows, and the three take turns at the matrix units (ping-pong). At 128 columns
+registers hold only two, which are as fast without turns, and under a causal mask faster.
+
+A tile is 128 or 192 query rows of one head. A row's place is counted in keys: the last query's is the last key's,
+also where there are more of these than queries, so that under a causal mask a row's place is the last key that it
+sees. Under a full mask the first tile begins at the first query and the last one may end after the last; under a
+causal mask tiles are aligned to the last key, rounded up to 64 of them, and the first one, which is the shortest, may
+begin before the first query. A group whose rows all lie outside computes one block of keys and stores nothing. What
+the tensor memory accelerator reads outside of a head's rows is zeros. It writes nothing beyond the last row; a tile
+that begins before the first it cannot write (on an H200 a negative row was an illegal instruction), so that the rows
+of a group that the first query lies within are written through pointers. Under a full mask keys beyond the last are
+hidden, under a causal one every row that is stored lies before them.
+
+Groups start at their own diagonal: blocks of keys that all of a group's rows lie before are released unread, so
+that each group masks one block, its first. Under a sliding window a tile's walk over the keys starts and ends at
+it, and so does each group's within the tile's; the blocks that an end of the window cuts, one or two at each, are
+steps of their own before and after the others, which know no mask.
+
+Programs are persistent, one a multiprocessor, and take the next tile as they come to it, by a counter that the
+last one to take leaves at 0 (`_grid_barrier.counter`). Tiles come in sections of heads, as many as the caller says,
+the longest first, so that what is short evens out the end. Who computes a row does not change its numbers.
+
+| barrier | one for | arrives | arrivals | waits, and the phase it starts at |
+|---|---|---|---|---|
+| `q.full` | each group's rows of Q | the copy of the producer's | 1 and the bytes | that group, 0 |
+| `q.empty` | the same | that group, after its last S | 1 | producer, 1 |
+| `k.full`, `v.full` | each buffer | the copy of the producer's | 1 and the bytes | all groups, 0 |
+| `k.empty` | each buffer | each group, after S = Q·Kᵀ | groups | producer, 1 |
+| `v.empty` | each buffer | each group, after O += P·V | groups | producer, 1 |
+| `pingpong` | each group | the group before, its products issued | 1 | that group, 1 for the first, else 0 |
+| `tiles.ready` | the next tile | producer | 1 | all groups, 0 |
+| `tiles.free` | the same | each group, the tile read | groups | producer, 1 |
+
+Taken for what `_hopper.fits` approves of with D up to 128.
+No `from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.
+"""
+
+import functools
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from .._common import multiprocessors, on, power_of_2
+from .._grid_barrier import counter
+from ._hopper import KEYS, LOG2E, LOWEST, ROWS, Strides, launch, mapping, placed, product_layout, sectioned
+from ._pipeline import Cursors, Pipes, aggregate, barriers, copy_in, copy_out, cursor, ring, tile_buffers, tile_queue
+from ._softmax import apply_mask, first_block, last_values, scores, skip_block, step
+
+
+@dataclass(frozen=True)
+class Config:
+    """A kernel at compile time: columns of a tile; the mask, a window of 0 being none; whether keys beyond the last
+    must be hidden; whether the first query may lie within a group; head dimension; consumer groups, whether they take turns at the matrix units, buffers of K and of V, registers of
+    a consumer's thread; rows of a group, keys of a block.
+    """
+
+    width: int
+    causal: bool
+    window: int
+    tail: bool
+    straddled: bool
+    D: int
+    groups: int
+    pingpong: bool
+    stages: int
+    registers: int
+    rows: int = ROWS
+    keys: int = KEYS
+
+
+DIVISIONS = {64: (3, True, 3, 160), 128: (2, False, 2, 240)}
+"""A tile's groups, whether they take turns, buffers and registers, by columns; what a smaller D leaves of these is
+zeros. Registers are what a multiprocessor has for so many groups, the producer left 32."""
+
+
+@aggregate
+class Grid:
+    """The tiles of a launch: `n` of each of `heads`, B·H, of which a batch has `per_batch` and `groups` share a key
+    head, taken in sections of heads; a head's queries and keys; the place that tiles are aligned to.
+    """
+
+    n: gl.tensor
+    heads: gl.tensor
+    per_batch: gl.tensor
+    groups: gl.tensor
+    section: gl.tensor
+    queries: gl.tensor
+    keys: gl.tensor
+    end: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(  # type: ignore[no-untyped-def]  # Triton's types are its own
+        self, n, heads, per_batch, groups, section, queries, keys, end
+    ):
+        self.n = n
+        self.heads = heads
+        self.per_batch = per_batch
+        self.groups = groups
+        self.section = section
+        self.queries = queries
+        self.keys = keys
+        self.end = end
+
+
+@gluon.jit
+def _tile(t, grid, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(batch·head, place of the first row, which may be negative, first and last block of keys) of tile t."""
+    head, nth = sectioned(t, grid.n, grid.heads, grid.section)
+    start = grid.end - (nth + 1) * (c.rows * c.groups)
+    low = nth * 0  # a number of the device's, as it is under a window
+    last = low + (grid.keys + c.keys - 1) // c.keys - 1
+    if c.causal:
+        last = gl.maximum(start + (c.rows * c.groups) - 1, 0) // c.keys
+    elif c.window:
+        last = gl.minimum(gl.maximum(start + (c.rows * c.groups) + c.window - 2, 0) // c.keys, last)
+    if c.window:
+        low = gl.maximum(start - c.window + 1, 0) // c.keys
+    return head, start, low, last
+
+
+@gluon.jit
+def take(counter, total):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The next tile, after those that programs begin with. The last one to take leaves the counter at 0."""
+    taken = gl.atomic_add(counter, 1, sem="relaxed")
+    if taken == total - 1:  # as many are taken as there are tiles
+        gl.atomic_add(counter, -total, sem="relaxed")
+    return gl.num_programs(0) + taken
+
+
+@gluon.jit
+def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, k, v, pipes, grid, counter, c: gl.constexpr
+):
+    """Loads each tile's parts of Q and its blocks of K and V, the last keys first, and takes the next tile."""
+    GROUPS: gl.constexpr = c.groups
+    at_k = cursor(1, c.stages)
+    at_v = cursor(1, c.stages)
+    q_phase = 1
+    tile_phase = 1
+    total = grid.n * grid.heads
+    t = gl.program_id(0)
+    while t < total:
+        head, start, low, last = _tile(t, grid, c)
+        batch = head // grid.per_batch
+        head = head % grid.per_batch
+        key_head = head // grid.groups
+        row = start - (grid.keys - grid.queries)
+        key = last * c.keys
+        # Keys do not wait for those who still use the queries before.
+        pipes.k.fetch(at_k, k, [batch, key_head, key, 0])
+        for i in gl.static_range(GROUPS):
+            mbarrier.wait(pipes.q.empty.index(i), q_phase)
+            mbarrier.expect(pipes.q.full.index(i), q.block_type.nbytes)
+            copy_in(q, [batch, head, row + i * c.rows, 0], pipes.q.full.index(i), pipes.q.buffers.index(i))
+        q_phase ^= 1
+        for j in range(0, last + 1 - low):
+            at_k = at_k.advanced()
+            pipes.v.fetch(at_v, v, [batch, key_head, key - j * c.keys, 0])
+            at_v = at_v.advanced()
+            if j < last - low:
+                pipes.k.fetch(at_k, k, [batch, key_head, key - (j + 1) * c.keys, 0])
+        t = take(counter, total)
+        tile_phase = pipes.tiles.push(t, tile_phase)
+
+
+@gluon.jit
+def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    out, plain, lse, staged, pipes, grid, scale, c: gl.constexpr, GROUP: gl.constexpr
+):
+    """One group's rows of every tile: online softmax in base 2 over blocks of keys, the last keys first. In the
+    loop K runs one block ahead of V.
+
+    Run 0 of steps is cut by the window's end, 1 is seen by every row, 2 is cut by the window's start. Where a
+    window is so narrow that both ends cut a block, each is looked for in it.
+    """
+    WINDOW: gl.constexpr = c.window
+    AHEAD: gl.constexpr = 0 if c.causal or not c.window else c.window - 1  # keys after itself that a query sees
+    SPAN: gl.constexpr = WINDOW + AHEAD  # keys that it sees
+    NARROW: gl.constexpr = WINDOW > 0 and WINDOW < c.keys
+    FROM: gl.constexpr = 0 if AHEAD else 1
+    UNTIL: gl.constexpr = 3 if WINDOW else 2
+    ROWS: gl.constexpr = c.rows
+    KEYS: gl.constexpr = c.keys
+    WIDTH: gl.constexpr = c.width
+    score: gl.constexpr = product_layout(KEYS)
+    sums: gl.constexpr = product_layout(WIDTH)
+    score_rows: gl.constexpr = gl.SliceLayout(1, score)
+    sums_rows: gl.constexpr = gl.SliceLayout(1, sums)
+    q = pipes.q.buffers.index(GROUP)
+    o = staged.index(GROUP)
+    zero = gl.zeros([ROWS, KEYS], gl.float32, score)
+    rows = gl.arange(0, c.rows, score_rows)
+    at = Cursors(cursor(0, c.stages), cursor(0, c.stages), gl.to_tensor(1 if GROUP == 0 else 0))
+    q_phase = 0
+    tile_phase = 0
+    ahead = grid.keys - grid.queries  # the first query's place
+    total = grid.n * grid.heads
+    t = gl.program_id(0)
+    while t < total:
+        head, start, low, last = _tile(t, grid, c)
+        own = start + GROUP * c.rows
+        outside = (own + c.rows <= ahead) | (own >= grid.keys)
+        # Blocks of keys that this group begins and ends with.
+        end = low
+        if c.causal:
+            first = gl.maximum(own + c.rows - 1, 0) // c.keys
+        elif WINDOW:
+            first = gl.minimum(gl.maximum(own + c.rows - 1 + AHEAD, 0) // c.keys, last)
+        else:
+            first = last
+        if WINDOW:
+            end = gl.where(outside, low, gl.maximum(own - WINDOW + 1, 0) // c.keys)
+        first = gl.where(outside, low, first)
+        for _ in range(first, last):
+            at = skip_block(pipes, at, c, GROUP)
+        mbarrier.wait(pipes.q.full.index(GROUP), q_phase)
+        q_phase ^= 1
+        s, at = scores(q, pipes, zero, at)
+        if c.causal or WINDOW:
+            limit = rows + (own + AHEAD - first * c.keys)
+            if c.tail and NARROW:
+                s = apply_mask(s, limit, SPAN, True, True)
+                s = apply_mask(s, rows * 0 + (grid.keys - 1 - first * c.keys), 0, True, False)
+            elif c.tail:
+                s = apply_mask(s, gl.minimum(limit, grid.keys - 1 - first * c.keys), SPAN, True, False)
+            else:
+                s = apply_mask(s, limit, SPAN, True, NARROW)
+        elif c.tail:
+            s = apply_mask(s, rows * 0 + (grid.keys - 1 - first * c.keys), 0, True, False)
+        state = first_block(s, gl.zeros([ROWS, WIDTH], gl.float32, sums), scale, out.dtype)
+        count = first + 1 - end
+        begin = 1
+        for run in gl.static_range(FROM, UNTIL):
+            until = count
+            if WINDOW and run == 0:  # the blocks after the last that all rows see as a whole
+                until = gl.minimum(gl.maximum(first + 1 - gl.maximum(own + WINDOW, 0) // c.keys, 1), count)
+            elif WINDOW and run == 1:  # from there to the first such
+                until = gl.minimum(first + 1 - gl.maximum(own + c.rows - WINDOW + c.keys - 1, 0) // c.keys, count)
+                until = gl.maximum(until, begin)
+            for j in range(begin, until):
+                limit = rows + (own + AHEAD - (first - j) * c.keys)
+                state, at = step(
+                    q, pipes, zero, state, at, limit, scale, c,
+                    GROUP, SPAN, run != 1 and (run == 0 or NARROW), run != 1 and (run == 2 or NARROW),
+                )  # fmt: skip
+            begin = until
+        # The last product with Q is done: the next tile's can be loaded.
+        mbarrier.arrive(pipes.q.empty.index(GROUP), count=1)
+        acc, at = last_values(state, pipes, at)
+        if WINDOW:
+            for _ in range(low, end):
+                at = skip_block(pipes, at, c, GROUP)
+        if (own + c.rows > ahead) & (own < grid.keys):
+            row = own - ahead
+            empty = state.row_max == LOWEST
+            row_sum = gl.convert_layout(gl.sum(state.row_sum, 1), score_rows)
+            level = gl.where(empty, float("inf"), state.row_max + gl.log2(row_sum))
+            stored = (rows + row >= 0) & (rows + row < grid.queries)
+            gl.store(lse + (head * grid.queries + row) + rows, level, mask=stored)
+            share = gl.where(empty, 0.0, 1.0 / row_sum)
+            acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
+            if c.straddled and row < 0:
+                at_rows = row + gl.arange(0, c.rows, sums_rows)
+                columns = gl.arange(0, c.width, gl.SliceLayout(0, sums))
+                origin = (head // grid.per_batch) * out.strides[0] + (head % grid.per_batch) * out.strides[1]
+                places = gl.expand_dims(origin + at_rows * out.strides[2], 1) + gl.expand_dims(columns, 0)
+                there = gl.expand_dims((at_rows >= 0) & (at_rows < grid.queries), 1)
+                gl.store(plain + places, acc.to(out.dtype), mask=there & gl.expand_dims(columns < c.D, 0))
+            else:
+                tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
+                o.store(acc.to(out.dtype))
+                fence_async_shared()
+                copy_out(out, [head // grid.per_batch, head % grid.per_batch, row, 0], o)
+        t, tile_phase = pipes.tiles.pop(tile_phase)
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit(do_not_specialize=["n", "heads", "per_batch", "groups", "section", "queries", "keys", "end"])
+def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, k, v, out, plain, lse, counter, n, heads, per_batch, groups, section, queries, keys, end, scale,
+    c: gl.constexpr,
+):  # fmt: skip
+    """Buffers and barriers, then the warp groups. `plain` is `out` as a pointer; numbers as in `Grid`."""
+    grid = Grid(n, heads, per_batch, groups, section, queries, keys, end)
+    q_ring = ring(q, c.rows, c.width, c.groups, 1)
+    staged = tile_buffers(q.dtype, c.groups, c.rows, c.width)
+    k_ring = ring(k, c.keys, c.width, c.stages, c.groups)
+    v_ring = ring(v, c.keys, c.width, c.stages, c.groups)
+    pipes = Pipes(q_ring, k_ring, v_ring, barriers(c.groups, 1 if c.pingpong else 0), tile_queue(c.groups))
+    gl.warp_specialize(
+        [
+            (_producer, (q, k, v, pipes, grid, counter, c)),
+            (_consumer, (out, plain, lse, staged, pipes, grid, scale, c, 0)),
+            (_consumer, (out, plain, lse, staged, pipes, grid, scale, c, 1)),
+            (_consumer, (out, plain, lse, staged, pipes, grid, scale, c, 2)),
+        ][: c.groups + 1],
+        [4, 4, 4][: c.groups],
+        [c.registers, c.registers, c.registers][: c.groups],
+    )
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    window: int,
+    section: int,
+) -> None:
+    """Writes the output and its base-2 log-sum-exp (B, H, S), +inf for a row that sees nothing. A window of 0 is
+    none. The last query and the last key are in one place. `section`: query heads whose tiles are taken before
+    others' are. For inputs that `_hopper.fits` approves of for the columns of DIVISIONS.
+    """
+    plan = _plan(
+        q.shape, k.shape, q.stride(), k.stride(), v.stride(), out.stride(), q.dtype, q.device, causal, window, section
+    )
+    with on(q):
+        launch(
+            _kernel, plan.key, min(plan.tiles, multiprocessors(q)),
+            placed(q, plan.q), placed(k, plan.k), placed(v, plan.v), placed(out, plan.out), out, lse, counter(q),
+            *plan.numbers, plan.c,
+        )  # fmt: skip
+
+
+class Plan(NamedTuple):
+    """What a launch does not have to think about again for the same shapes and strides: what the compiled kernel
+    depends on, tiles, the configuration, the kernel's numbers, what tensor maps say.
+    """
+
+    key: Hashable
+    tiles: int
+    c: Config
+    numbers: tuple[int | float, ...]
+    q: dict[str, Any]
+    k: dict[str, Any]
+    v: dict[str, Any]
+    out: dict[str, Any]
+
+
+@functools.lru_cache(4096)
+def _plan(
+    of_q: torch.Size,
+    of_k: torch.Size,
+    q_strides: Strides,
+    k_strides: Strides,
+    v_strides: Strides,
+    out_strides: Strides,
+    dtype: torch.dtype,
+    device: torch.device,
+    causal: bool,
+    window: int,
+    section: int,
+) -> Plan:
+    B, H, S, D = of_q
+    heads, keys = of_k[1:3]
+    width = power_of_2(D)
+    ahead = keys - S
+    tail, straddled = not causal and keys % KEYS != 0, causal and ahead % ROWS != 0
+    c = Config(width, causal, window, tail, straddled, D, *DIVISIONS[width])
+    tile = c.rows * c.groups
+    if causal:
+        # A group's 64 rows begin at a multiple of 64, so that the diagonal cuts one block of keys only.
+        end = -(-keys // ROWS) * ROWS
+        n = -(-(end - ahead) // tile)
+    else:
+        n = -(-S // tile)
+        end = ahead + n * tile
+    return Plan(
+        (_kernel, device, dtype, c),
+        B * H * n,
+        c,
+        (n, B * H, H, H // heads, min(section, B * H), S, keys, end, LOG2E / math.sqrt(D)),
+        mapping(of_q, q_strides, c.rows, dtype),
+        mapping(of_k, k_strides, c.keys, dtype),
+        mapping(of_k, v_strides, c.keys, dtype),
+        mapping(of_q, out_strides, c.rows, dtype),
+    )

@@ -1,0 +1,184 @@
+"""What the attention kernels for Hopper (compute capability 9.0) share: tensor maps, launches, layouts, masks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from .._common import power_of_2
+
+LOG2E = 1.4426950408889634
+LOWEST = gl.constexpr(-3.4028234663852886e38)
+"""The lowest finite fp32 number, below which no row max goes: unlike -inf it can be subtracted from -inf."""
+ROWS = 64
+"""Query rows of one consumer warp group."""
+KEYS = 128
+"""Keys of one step; as many as a tile of two groups has rows, so that the causal mask cuts one block of keys only."""
+WIDTHS = (64, 128)
+"""Columns of tiles that both passes have, and lists of blocks (`_attention_sparse_hopper.py`)."""
+FORWARD_WIDTHS = (64, 128, 256)
+"""Columns of tiles that the forward pass has."""
+
+
+def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, widths: tuple[int, ...] = WIDTHS) -> bool:
+    """Whether tiles of one of these widths take the inputs, of any lengths and any strides that a tensor map takes;
+    the device is not looked at.
+    """
+    return (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 == 0 and _fits(
+        q.dtype, q.shape, k.shape, q.stride(), k.stride(), v.stride(), widths
+    )
+
+
+Strides = tuple[int, ...]
+
+
+@functools.lru_cache(4096)
+def _fits(
+    dtype: torch.dtype,
+    of_q: torch.Size,
+    of_k: torch.Size,
+    q_strides: Strides,
+    k_strides: Strides,
+    v_strides: Strides,
+    widths: tuple[int, ...],
+) -> bool:
+    B, H, S, D = of_q
+    return (
+        dtype in (torch.bfloat16, torch.float16)
+        and D % 8 == 0
+        and power_of_2(D) in widths
+        and of_k[2] > 0
+        and B * H * (S + 2 * ROWS) < 1 << 31
+        and _strides_fit(of_q, q_strides)
+        and _strides_fit(of_k, k_strides)
+        and _strides_fit(of_k, v_strides)
+    )
+
+
+def _strides_fit(shape: torch.Size, strides: tuple[int, ...]) -> bool:
+    return strides[-1] == 1 and all(
+        size == 1 or (stride % 8 == 0 and 0 < stride < 1 << 39)
+        for size, stride in zip(shape[:-1], strides[:-1], strict=True)
+    )
+
+
+def mappable(x: torch.Tensor) -> bool:
+    """Whether a tensor map takes a 16-bit tensor: its last dimension contiguous, addresses and strides in units of
+    16 bytes. The stride of a dimension of one does not matter.
+    """
+    return x.data_ptr() % 16 == 0 and _strides_fit(x.shape, x.stride())
+
+
+def mapped(x: torch.Tensor) -> torch.Tensor:
+    """As it is where a tensor map takes it, else a contiguous copy."""
+    return x if mappable(x) else x.clone(memory_format=torch.contiguous_format)
+
+
+@gluon.constexpr_function
+def product_layout(columns):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Of what a warp group multiplies: 64 rows and so many columns."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
+
+
+@gluon.jit
+def sectioned(nth, n, heads, section):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(head, which of its n blocks) is the nth piece of work where sections of heads come one after the other, of
+    each the first block of every head, then the second.
+    """
+    first = nth // (section * n) * section
+    nth -= first * n
+    width = gl.minimum(section, heads - first)
+    block = nth // width
+    return first + nth - block * width, block
+
+
+@gluon.jit
+def visible(queries, keys, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """Whether a query sees a key, by their places, which broadcast against each other."""
+    if CAUSAL:
+        seen = queries >= keys
+        if WINDOW:
+            seen = seen & (queries < keys + WINDOW)
+    else:
+        seen = (queries < keys + WINDOW) & (keys < queries + WINDOW)
+    return seen
+
+
+class TensorMap(TensorDescriptor):
+    """A descriptor of what `fits` has approved of: made without checks, which take longer than the launch."""
+
+    def __post_init__(self) -> None: ...
+
+
+@functools.cache
+def shared_layout(rows: int, D: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    """Of a 16-bit tile in shared memory."""
+    element = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
+    return gl.NVMMASharedLayout.get_default_for([rows, D], element)
+
+
+@functools.cache
+def plain_layout(rank: int) -> gl.NVMMASharedLayout:
+    """Of fp32 as it lies in memory."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=rank)
+
+
+@functools.cache
+def tile_layout(rows: int, width: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    """Of a (1, 1, rows, width) block in shared memory, where it is a (rows, width) tile."""
+    element = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, width], element)
+
+
+def mapping(shape: torch.Size, strides: Strides, rows: int, dtype: torch.dtype) -> dict[str, Any]:
+    """What a tensor map of blocks of `rows` rows of one head of a (B, H, S, D) tensor says, but for where the tensor
+    is. Columns of blocks are a power of two.
+    """
+    D = shape[-1]
+    width = power_of_2(D)
+    # The stride of a dimension of one may be anything; a tensor map wants a valid one.
+    valid = [stride if size > 1 else D for size, stride in zip(shape[:-1], strides[:-1], strict=True)]
+    layout = tile_layout(rows, width, dtype)
+    # By its own constructor: other fields are as this Triton has them.
+    return vars(TensorMap(None, list(shape), [*valid, 1], [1, 1, rows, width], layout))
+
+
+def placed(x: torch.Tensor, says: dict[str, Any]) -> TensorMap:
+    """A tensor map that says so, of this tensor: in a fraction of the time that making one takes."""
+    new = TensorMap.__new__(TensorMap)
+    vars(new).update(says, base=x)
+    return new
+
+
+def tensor_map(x: torch.Tensor, rows: int) -> TensorMap:
+    """Of a tensor that is `mappable`: see `mapping`."""
+    return placed(x, mapping(x.shape, x.stride(), rows, x.dtype))
+
+
+def flat_map(x: torch.Tensor, rows: int) -> TensorMap:
+    """Blocks of `rows` rows of a contiguous (…, D) tensor as one matrix, their columns a power of two."""
+    D = x.shape[-1]
+    width = power_of_2(D)
+    return TensorMap(x, [x.numel() // D, D], [D, 1], [rows, width], shared_layout(rows, width, x.dtype))
+
+
+compiled: dict[Hashable, Any] = {}
+"""Kernels by what their code depends on."""
+
+
+def launch(kernel: Any, key: Hashable, grid: int, *arguments: Any, num_warps: int = 4) -> None:
+    """`kernel[(grid,)](*arguments)`, past the just-in-time compiler's look at each argument, which takes longer
+    than the launch. `key` must hold all that the compiled code depends on, the device included: dtypes, constants,
+    and of numbers that the kernel specialises on their values; pointers are to multiples of 16 bytes.
+    """
+    found = compiled.get(key)
+    if found is None:
+        compiled[key] = kernel[(grid,)](*arguments, num_warps=num_warps)
+    else:
+        found[(grid, 1, 1)](*arguments)
