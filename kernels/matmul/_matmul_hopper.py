@@ -46,8 +46,9 @@ from ..attention._attention_hopper import Tiles, copy_in, copy_out, launch
 
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 """Among the threads of a warp group: its name from Triton 3.7 on, and before."""
-WIDE = gl.constexpr(64)
+CHUNK = 64
 """Columns that are written at a time: 128 bytes, which one swizzled row of shared memory holds."""
+WIDE = gl.constexpr(CHUNK)
 TENSOR = gl.constexpr("tensor")
 ROW = gl.constexpr("row")
 BLOCK = gl.constexpr("block")
@@ -358,12 +359,12 @@ def _scaled_product(  # type: ignore[no-untyped-def]  # Triton's types are its o
         part = warpgroup_mma_wait(0, deps=[part])
         if c.rows == 64:
             mbarrier.arrive(ring.empty.index(cursor.stage), count=1)
-        acc += part * gl.expand_dims(upper_scale, 1)
+        acc = acc + part * gl.expand_dims(upper_scale, 1)
         if c.rows == 128:
             part = warpgroup_mma(a.slice(64, 64, 0), b, zero, use_acc=False, is_async=True)  # A @ B.T
             part = warpgroup_mma_wait(0, deps=[part])
             mbarrier.arrive(ring.empty.index(cursor.stage), count=1)
-            lower += part * gl.expand_dims(lower_scale, 1)
+            lower = lower + part * gl.expand_dims(lower_scale, 1)
         cursor = cursor.next(c.stages)
     return acc, lower, cursor
 
@@ -406,9 +407,9 @@ def _add_up(acc, other, tile, output, work, c: gl.constexpr, GROUP: gl.constexpr
         second = total
         for q in range(first, last + 1):
             slot = 2 * q + gl.where(work.share(q) // work.steps == nth, 0, 1)
-            total += gl.load(_partial(output, slot, 0, c, GROUP), cache_modifier=".cg")
+            total = total + gl.load(_partial(output, slot, 0, c, GROUP), cache_modifier=".cg")
             if DOUBLE:
-                second += gl.load(_partial(output, slot, 1, c, GROUP), cache_modifier=".cg")
+                second = second + gl.load(_partial(output, slot, 1, c, GROUP), cache_modifier=".cg")
         acc = gl.convert_layout(total, own)
         other = gl.convert_layout(second, own)
     return acc, other, done
@@ -583,6 +584,8 @@ def multiply(
     programs = multiprocessors(a)
     tiles = cdiv(M, schedule.rows * schedule.groups) * cdiv(N, schedule.columns)
     if schedule.shared:
+        # A program without a step would be counted among those that add to a tile.
+        programs = min(programs, (tiles - dealt) * cdiv(K, schedule.step))
         parts = 2 if schedule.gated or schedule.rows == 128 else 1
         size = 2 * programs * schedule.groups * parts * 64 * schedule.columns
         partial = torch.empty(size, dtype=torch.float32, device=a.device)
@@ -598,7 +601,7 @@ def multiply(
             kernel, (kernel, a.device, a.dtype, out.dtype, bias is not None and bias.dtype, schedule), programs,
             _tiles(a, schedule.rows, schedule.step, schedule.a_turned),
             _tiles(b, schedule.columns, schedule.step, schedule.b_turned),
-            _tiles(out, 64, WIDE.value),
+            _tiles(out, 64, CHUNK),
             out if scale_a is None else scale_a, out if scale_b is None else scale_b,
             out if bias is None else bias, partial, counter,
             M, N, cdiv(K, schedule.step), dealt, section, *strides, schedule,

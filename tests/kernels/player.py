@@ -55,7 +55,7 @@ def pointer(x):
     return Pointer(x.as_strided((behind,), (1,)))
 
 
-def load(pointer, mask=None, other=None):
+def load(pointer, mask=None, other=None, cache_modifier=""):
     at = number(pointer.offset)
     if mask is None:
         return number(pointer.memory[at.as_subclass(torch.Tensor).long()])
@@ -72,6 +72,13 @@ def add(pointer, value, sem):
     with COUNTING:
         before = int(pointer.memory[int(pointer.offset)])
         pointer.memory[int(pointer.offset)] += value
+    return number(before)
+
+
+def exchange(pointer, value, sem):
+    with COUNTING:
+        before = int(pointer.memory[int(pointer.offset)])
+        pointer.memory[int(pointer.offset)] = value
     return number(before)
 
 
@@ -135,7 +142,7 @@ class Tiles:
 
     def __init__(self, tensor, *block):
         self.tensor, self.dtype, self.layout = tensor, torch.float32, None
-        self.block_type = SimpleNamespace(nbytes=4 * math.prod(block), shape=block)
+        self.block_type = SimpleNamespace(nbytes=4 * math.prod(block), shape=[*block])
 
     def place(self, at):
         """What of the tensor, and what of the tile."""
@@ -223,6 +230,9 @@ class Device:
             num_programs=lambda axis: self.programs,
             load=load,
             atomic_add=add,
+            atomic_xchg=exchange,
+            to_tensor=number,
+            split=lambda x: tuple(number(part) for part in x.unbind(-1)),
             int32=torch.int32,
             full=lambda shape, value, dtype, layout: number(torch.full(shape, int(value), dtype=dtype)),
             SwizzledSharedLayout=nothing,
@@ -265,6 +275,12 @@ SOFTMAX = {
 """The parts of a step that are instructions of the device, over numbers as they are."""
 
 
+def plain(aggregate):
+    """An aggregate as a class of Python: its fields are whatever it is given, its methods run as they are."""
+    methods = {name: x.fn for name, x in vars(aggregate).items() if hasattr(x, "fn")}
+    return type(aggregate.__name__, (), methods | {"__init__": aggregate.hash_attrs[0].fn})
+
+
 def play(monkeypatch, modules, keep=(), **others):
     """Has the modules' Gluon functions, but those to keep, run as Python over what is played and `others`."""
     device = Device()
@@ -273,7 +289,7 @@ def play(monkeypatch, modules, keep=(), **others):
         init=lambda barrier, count: barrier.init(count),
         expect=expect,
         wait=lambda barrier, parity: barrier.wait(int(parity)),
-        arrive=lambda barrier, count: barrier.arrive(),
+        arrive=lambda barrier, count, pred=True: barrier.arrive() if pred else None,
     )
     played = {
         "gl": device.gl,
@@ -294,6 +310,8 @@ def play(monkeypatch, modules, keep=(), **others):
         for name, value in vars(each).items():
             if name in played:
                 monkeypatch.setattr(each, name, played[name])
+            elif getattr(value, "__triton_aggregate__", False):
+                monkeypatch.setattr(each, name, plain(value))
             elif isinstance(value, constexpr):
                 monkeypatch.setattr(each, name, value.value)
             elif hasattr(value, "fn") and name not in keep:
