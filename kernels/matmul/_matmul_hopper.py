@@ -575,8 +575,8 @@ def multiply(
     scale_b: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> None:
-    """out (M, N) = a (M, K) · b (N, K)ᵀ, with `schedule.gated` b (2N, K). Scales are fp32: single numbers, (M) and
-    (N), or (M, ⌈K / 128⌉) and (⌈N / 128⌉, ⌈K / 128⌉). The first `dealt` tiles are dealt out whole; the tiles of
+    """out (M, N) = a (M, K) · b (N, K)ᵀ, with `schedule.gated` b (2N, K). Scales are fp32: single numbers, (M, 1) and
+    (N, 1), or (M, ⌈K / 128⌉) and (⌈N / 128⌉, ⌈K / 128⌉). The first `dealt` tiles are dealt out whole; the tiles of
     `section` rows of tiles are neighbours. For matrices that are `mapped`.
     """
     M, K = a.shape
@@ -591,7 +591,7 @@ def multiply(
         partial = torch.empty(size, dtype=torch.float32, device=a.device)
         counter = counters(a, (tiles - dealt) * schedule.groups)
     else:
-        programs = min(programs, tiles)
+        programs, dealt = min(programs, tiles), tiles
         partial = counter = out
     strides = [0, 0, 0, 0]
     if scale_a is not None and scale_b is not None:
