@@ -6,8 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from ._terms import refusing
+
 REQUIRES = ("torch",)
-DEVICES = {"torch_varlen": ("cuda",)}
+DEVICES = {"torch_fast_accum": ("cuda",), "torch_varlen": ("cuda",)}
 
 
 def rms_norm(case: Any) -> Callable[..., Any]:
@@ -233,6 +235,62 @@ def fp8_quant(case: Any) -> Callable[..., Any]:
         return (wide / scale).to(dtype).view(down * 128, across * 128)[:M, :N], scale.squeeze((1, 3))
 
     return {"row": row, "block": block, "tile": tile}[case.options["granularity"]]
+
+
+def matmul(case: Any) -> Callable[..., Any]:
+    """`torch.matmul` or `addmm`, cuBLAS; a gate by `silu` and a product after it. fp32 in TF32."""
+    import torch
+
+    def product(a: Any, b: Any, bias: Any, gated: bool) -> Any:
+        if bias is not None:
+            return torch.addmm(bias, a, b)
+        y = torch.matmul(a, b)
+        if gated:
+            gate, up = y.chunk(2, 1)
+            return torch.nn.functional.silu(gate) * up
+        return y
+
+    def in_tf32(**inputs: Any) -> Any:
+        settings = torch.backends.cuda.matmul
+        before, settings.allow_tf32 = settings.allow_tf32, True
+        try:
+            return product(**inputs)
+        finally:
+            settings.allow_tf32 = before
+
+    return in_tf32 if case.dtype == "fp32" else product
+
+
+def _fp8_matmul(fast: bool) -> Callable[[Any], Callable[..., Any]]:
+    def factory(case: Any) -> Callable[..., Any]:
+        import torch
+        from torch.nn import functional
+
+        if case.options["recipe"] == "block":
+            if fast:
+                raise NotImplementedError("cuBLAS has no fast accumulation with scales of blocks")
+            kinds = functional.ScalingType.BlockWise1x128, functional.ScalingType.BlockWise128x128
+
+            def blocks(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
+                return functional.scaled_mm(
+                    a, b, scale_a, kinds[0], scale_b, kinds[1], output_dtype=torch.bfloat16
+                )
+
+            return refusing(blocks, ValueError, saying="Invalid scaling configuration")
+
+        def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
+            return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=fast)
+
+        return call
+
+    factory.__doc__ = "`torch._scaled_mm` and, with scales of blocks, `torch.nn.functional.scaled_mm`: cuBLAS." + (
+        " Sums stay in the matrix units, with about 14 bits." if fast else ""
+    )
+    return factory
+
+
+fp8_matmul = _fp8_matmul(fast=False)
+fp8_matmul_fast = _fp8_matmul(fast=True)
 
 
 def fused_linear_cross_entropy(case: Any) -> Callable[..., Any]:
@@ -730,12 +788,14 @@ IMPLEMENTATIONS = {
     "causal_conv1d": {"torch": causal_conv1d},
     "causal_conv1d_update": {"torch": causal_conv1d_update},
     "cross_entropy": {"torch": cross_entropy},
+    "fp8_matmul": {"torch": fp8_matmul, "torch_fast_accum": fp8_matmul_fast},
     "fp8_quant": {"torch": fp8_quant},
     "fused_linear_cross_entropy": {"torch": fused_linear_cross_entropy},
     "gated_rms_norm": {"torch": gated_rms_norm},
     "geglu": {"torch": geglu},
     "gelu": {"torch": gelu},
     "layer_norm": {"torch": layer_norm},
+    "matmul": {"torch": matmul},
     "mx_quant": {"torch": mx_quant},
     "rms_norm": {"torch": rms_norm},
     "rope": {"torch": rope},

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import INTERPRETED, cdiv, on, sigmoid
+from .._common import INTERPRETED, INTERPRETING, cdiv, on, sigmoid
 
 TENSOR = tl.constexpr("tensor")
 ROW = tl.constexpr("row")
@@ -90,6 +90,9 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
             left = K - k * STEP
             x = tl.load(a_at, depth[None, :] < left, 0.0)
             y = tl.load(b_at, depth[:, None] < left, 0.0)
+        if INTERPRETING:  # which multiplies the bits of 16-bit numbers
+            x = x.to(tl.float32)
+            y = y.to(tl.float32)
         if c.scales == BLOCK:
             # acc += (A @ B.T) · a_scale · b_scale, of the 128 steps of K that this one is in
             block = k * STEP // 128
@@ -103,6 +106,8 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 z = tl.load(b_at + other)
             else:
                 z = tl.load(b_at + other, depth[:, None] < K - k * STEP, 0.0)
+            if INTERPRETING:
+                z = z.to(tl.float32)
             up = tl.dot(x, z, up, input_precision="tf32")  # up += A @ B₂.T
         a_at += a_next
         b_at += b_next
