@@ -61,7 +61,7 @@ class Schedule:
     A tile has `groups` · `rows` rows and `columns` columns of the output, a stage `step` of K. `gated`: B has the
     gate's columns and then as many of the other factor. `a_turned`, `b_turned`: the operand lies in memory with K
     as its rows. `scales`: "" for none, "tensor", "row" (of A and of B) or "block" (1×128 of A, 128×128 of B).
-    `shared`: some tiles are shared out by steps.
+    `shared`: some tiles are shared out by steps. `packed`: numbers of K that one element of A holds.
     """
 
     rows: int = 64
@@ -75,6 +75,7 @@ class Schedule:
     scales: str = ""
     bias: bool = False
     shared: bool = False
+    packed: int = 1
     registers: int = 240
 
 
@@ -242,7 +243,7 @@ def product_layout(columns, dtype):  # type: ignore[no-untyped-def]  # Triton's 
 
 
 @gluon.jit
-def _load(a, b, ring, work, pieces_apart, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+def load(a, b, ring, work, pieces_apart, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """The producer: tiles of A and B, step by step, tile by tile. A gate's other factor lies `pieces_apart` rows of
     B after it.
     """
@@ -265,7 +266,7 @@ def _load(a, b, ring, work, pieces_apart, c: gl.constexpr):  # type: ignore[no-u
                 if c.a_turned:
                     copy_in(a, [depth, row + i * c.rows], full, target)
                 else:
-                    copy_in(a, [row + i * c.rows, depth], full, target)
+                    copy_in(a, [row + i * c.rows, depth // c.packed], full, target)
             for i in gl.static_range(PIECES):
                 target = ring.b.index(cursor.stage * PIECES + i)
                 if c.b_turned:
@@ -382,7 +383,7 @@ def _partial(output, slot, part, c: gl.constexpr, GROUP: gl.constexpr):  # type:
 
 
 @gluon.jit
-def _add_up(acc, other, tile, output, work, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
+def add_up(acc, other, tile, output, work, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
     """(sums over all of K, whether they are): leaves this program's part of a tile for the others and, if it is the
     last to, adds all parts up in the order of K.
     """
@@ -483,7 +484,7 @@ def _compute(ring, work, scales, output, c: gl.constexpr, GROUP: gl.constexpr): 
         if c.shared:
             done = begin == begin
             if end - begin < work.steps:
-                acc, other, done = _add_up(acc, other, tile, output, work, c, GROUP)
+                acc, other, done = add_up(acc, other, tile, output, work, c, GROUP)
             if done:
                 _write(acc, other, row, column, output, scales, c, GROUP)
                 if c.rows == 128:
@@ -527,7 +528,7 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     output = Output(out, buffers, bias, partial, counter, M, N)
     gl.warp_specialize(
         [
-            (_load, (a, b, ring, work, N, c)),
+            (load, (a, b, ring, work, N, c)),
             (_compute, (ring, work, scales, output, c, 0)),
             (_compute, (ring, work, scales, output, c, 1)),
             (_compute, (ring, work, scales, output, c, 2)),
