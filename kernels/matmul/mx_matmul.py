@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .._common import check, choice, needs_e4m3, operator
+from .._common import capability, check, choice, needs_e4m3, operator
 from . import _mx as portable
 from .matmul import matmul
 
@@ -37,7 +37,8 @@ def mx_matmul(
     four bits; scales are float8_e8m0fnu or bytes (N, ⌈K / 32⌉), for "nvfp4" float8_e4m3fn (N, ⌈K / 16⌉) beside one
     fp32 `scale`. K is even. The weights' numbers are multiplied exactly, sums are fp32.
 
-    Hopper multiplies none of these formats in hardware: weights are widened to bf16.
+    Hopper multiplies none of these formats in hardware: weights are widened to bf16. There, with at most 64 rows,
+    MXFP4's scales may be 2^7 at most; of larger ones come NaN.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device or format, NotImplementedError
     on GPUs before compute capability 8.9 where numbers are E4M3; the message names the argument.
@@ -80,6 +81,12 @@ def _launch(
         needs_e4m3(f"mx_matmul of {format}", x)
     q, scales = q.contiguous(), scales.contiguous()
     if x.shape[0] <= FEW:
+        if format == "mxfp4" and capability(x.device)[0] == 9:
+            from . import _weights_hopper as hopper  # where Gluon may be missing, it is not needed
+
+            if hopper.fits(q) and x.stride(1) == 1:
+                hopper.few_rows(x, q, scales, out)
+                return out
         portable.few_rows(x, q, scales, scale, format, out)
         return out
     product = matmul(x, portable.widen(q, scales, format, x.shape[1]).t())
