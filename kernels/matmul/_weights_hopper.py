@@ -39,8 +39,9 @@ from .._grid_barrier import counters
 from ..attention._attention_hopper import Tiles, launch
 from ._matmul_hopper import Cursor, Ring, Schedule, Work, add_up, load, product_layout
 
-DEPTH = gl.constexpr(128)
+BLOCK = 128
 """Steps of K whose weights a thread holds at a time."""
+DEPTH = gl.constexpr(BLOCK)
 REST = gl.constexpr(64.0)
 """What products are multiplied by at the end."""
 
@@ -69,10 +70,10 @@ class Result:
 
 
 @triton.jit
-def _order(x, out, M, K, lead, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+def _order(x, out, M, K, lead, width, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Columns of x in the order in which the matrix units see K, zeros from K to `width`."""
     row = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inner = place % 128
     column = place - inner + inner // 2 % 4 * 32 + inner // 32 * 8 + inner % 2 * 4 + inner // 8 % 4
     value = tl.load(x + row * lead + column, column < K, 0.0)
@@ -229,7 +230,7 @@ def fits(q: torch.Tensor) -> bool:
 def ordered(x: torch.Tensor) -> torch.Tensor:
     """x (M, K) with its columns in the order in which the matrix units see them, filled up to a multiple of 128."""
     M, K = x.shape
-    width = cdiv(K, DEPTH.value) * DEPTH.value
+    width = cdiv(K, BLOCK) * BLOCK
     out = torch.empty(M, width, dtype=x.dtype, device=x.device)
     _order[(M, cdiv(width, 1024))](x, out, M, K, x.stride(0), width, 1024, num_warps=4)
     return out

@@ -141,7 +141,8 @@ class Tiles:
     """A tensor map of (rows, columns) or of numbers in a row: zeros beyond the tensor, nothing written there."""
 
     def __init__(self, tensor, *block):
-        self.tensor, self.dtype, self.layout = tensor, torch.float32, None
+        self.tensor, self.layout = tensor, None
+        self.dtype = torch.int32 if tensor.dtype == torch.int32 else torch.float32
         self.block_type = SimpleNamespace(nbytes=4 * math.prod(block), shape=[*block])
 
     def place(self, at):
@@ -246,7 +247,7 @@ class Device:
             max=lambda x, axis: number(x.amax(axis)),
             sum=lambda x, axis: number(x.sum(axis)),
             arange=lambda low, high, layout: number(torch.arange(low, high)),
-            zeros=lambda shape, dtype, layout: number(torch.zeros(shape)),
+            zeros=lambda shape, dtype, layout: number(torch.zeros([int(x) for x in shape])),
             zeros_like=torch.zeros_like,
             expand_dims=lambda x, axis: x.unsqueeze(axis),
             convert_layout=lambda x, layout, assert_trivial=False: x,
