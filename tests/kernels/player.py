@@ -227,6 +227,7 @@ class Device:
         self.gl = SimpleNamespace(
             int64=torch.int64,
             float32=torch.float32,
+            bfloat16=torch.float32,  # numbers are fp32 throughout
             program_id=lambda axis: number(self.program),
             num_programs=lambda axis: self.programs,
             load=load,
