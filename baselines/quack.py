@@ -124,7 +124,8 @@ def fused_linear_cross_entropy(case: Any) -> Call:
 
 
 def matmul(case: Any) -> Call:
-    """`quack.gemm_interface.gemm`, and `gemm_gated` for a gate beside its other factor, tuned at the first call."""
+    """`quack.gemm_interface.gemm`, and `gemm_gated` for a gate beside its other factor, tuned at the first
+    call."""
     try:
         from quack.gemm_interface import gemm, gemm_gated
     except TypeError as error:  # as above

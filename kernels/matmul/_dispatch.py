@@ -1,7 +1,7 @@
 """Which schedule a product takes on Hopper: a pure function of its size, with what was tuned as data.
 
-`TUNED` holds what was fastest of `candidates` at the shapes that were measured; a product of another size takes what
-`estimate` finds cheapest. Nothing is searched for at run time, so that two processes compute alike.
+`TUNED` holds what was fastest of `candidates` at the shapes that were measured; a product of another size takes
+what `estimate` finds cheapest. Nothing is searched for at run time, so that two processes compute alike.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ._matmul_hopper import Schedule
 SIXTEEN = "16"
 FAST = "fp8"
 PROMOTED = "fp8_block"
-"""Kinds of products: of 16-bit numbers; of 8-bit ones with scales that the sum is multiplied by; and with scales for
-each 128 steps of K."""
+"""Kinds of products: of 16-bit numbers; of 8-bit ones with scales that the sum is multiplied by; and with scales
+for each 128 steps of K."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ def tiles(schedule: Schedule, M: int, N: int) -> int:
 
 
 def dealt(count: int, programs: int) -> int:
-    """Of `count` tiles, how many are dealt out whole: all, if the last round is nearly full; else all rounds but the
-    last full one and what follows it, so that a program's share is between one tile and two, or less than one of
-    too few tiles.
+    """Of `count` tiles, how many are dealt out whole: all, if the last round is nearly full; else all rounds but
+    the last full one and what follows it, so that a program's share is between one tile and two, or less than one
+    of too few tiles.
     """
     rounds, left = divmod(count, programs)
     if left == 0 or left * 8 > programs * 7 or rounds >= 12:
@@ -69,8 +69,8 @@ def dealt(count: int, programs: int) -> int:
 
 
 def estimate(schedule: Schedule, M: int, N: int, K: int, whole: int, programs: int) -> float:
-    """About how many cycles a product takes: of the busiest program, steps times what each takes the matrix units or
-    the loads, whichever is more, and what begins and ends each tile.
+    """About how many cycles a product takes: of the busiest program, steps times what each takes the matrix units
+    or the loads, whichever is more, and what begins and ends each tile.
     """
     count = tiles(schedule, M, N)
     steps = -(-K // schedule.step)
@@ -84,7 +84,7 @@ def estimate(schedule: Schedule, M: int, N: int, K: int, whole: int, programs: i
     if schedule.scales == "block":
         products *= 1.1
     loads = (min(height, M) + columns) * schedule.step * size / 34
-    from_memory = columns * schedule.step * size / 19 if M <= height else 0.0
+    from_memory = columns * schedule.step * size / 19 if height >= M else 0.0
     rounds = -(-whole // programs)
     shared = (count - whole) / programs
     ends = 1200 * (rounds + (2 if shared else 0)) + (2500 if shared else 0)

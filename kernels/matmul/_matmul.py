@@ -102,10 +102,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
         else:
             acc = tl.dot(x, y, acc, input_precision="tf32")  # acc += A @ B.T
         if c.gated:
-            if c.even:
-                z = tl.load(b_at + other)
-            else:
-                z = tl.load(b_at + other, depth[:, None] < K - k * STEP, 0.0)
+            z = tl.load(b_at + other) if c.even else tl.load(b_at + other, depth[:, None] < K - k * STEP, 0.0)
             if INTERPRETING:
                 z = z.to(tl.float32)
             up = tl.dot(x, z, up, input_precision="tf32")  # up += A @ B₂.T

@@ -1,9 +1,9 @@
 """Matrix products for Hopper (compute capability 9.0), in Gluon: out = A · Bᵀ with scales, a bias or a gate.
 
 One warp group, the producer, loads tiles of A and B through the tensor memory accelerator into a ring of stages.
-One to three others, the consumers, multiply 64 or 128 rows of the tile each and write them. Programs are persistent,
-one a multiprocessor, so that the producer loads the next tile while the consumers write this one. This is CUTLASS's
-"persistent cooperative" schedule, without clusters.
+One to three others, the consumers, multiply 64 or 128 rows of the tile each and write them. Programs are
+persistent, one a multiprocessor, so that the producer loads the next tile while the consumers write this one.
+This is CUTLASS's "persistent cooperative" schedule, without clusters.
 
 Barriers of a stage, all in shared memory:
 
@@ -14,14 +14,14 @@ full   the stage's tiles have arrived        1 (and the bytes)   each consumer, 
 empty  no consumer reads the stage any more  one a consumer      the producer, before it loads the next tiles
 =====  ====================================  ==================  ================================================
 
-Work is counted in steps of K. Whole tiles are dealt out one after the other. What is left of the last round, or all
-of a product too small to fill the device, is shared out by steps (Stream-K, Osama et al., arXiv 2301.03598): each
-program takes an equal run of the remaining steps, and a tile that several programs computed is added up, in the order
-of K, by the one that finishes last. Nobody waits, and the result does not depend on who is last.
+Work is counted in steps of K. Whole tiles are dealt out one after the other. What is left of the last round, or
+all of a product too small to fill the device, is shared out by steps (Stream-K, Osama et al., arXiv 2301.03598):
+each program takes an equal run of the remaining steps, and a tile that several programs computed is added up, in
+the order of K, by the one that finishes last. Nobody waits, and the result does not depend on who is last.
 
-FP8 products with a scale for each 128 steps of K add up 128 products in the matrix units, which keep about 14 bits,
-and then scale and add that sum in fp32, as DeepGEMM does. A consumer with 128 rows does so 64 rows at a time, so that
-the other consumer's products run under its additions.
+FP8 products with a scale for each 128 steps of K add up 128 products in the matrix units, which keep about 14
+bits, and then scale and add that sum in fp32, as DeepGEMM does. A consumer with 128 rows does so 64 rows at a
+time, so that the other consumer's products run under its additions.
 """
 # Without `from __future__ import annotations`: aggregates read the types of their fields.
 
@@ -244,8 +244,8 @@ def product_layout(columns, dtype):  # type: ignore[no-untyped-def]  # Triton's 
 
 @gluon.jit
 def load(a, b, ring, work, pieces_apart, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """The producer: tiles of A and B, step by step, tile by tile. A gate's other factor lies `pieces_apart` rows of
-    B after it.
+    """The producer: tiles of A and B, step by step, tile by tile. A gate's other factor lies `pieces_apart` rows
+    of B after it.
     """
     PIECES: gl.constexpr = 2 if c.gated else 1
     GROUPS: gl.constexpr = c.groups
@@ -292,8 +292,8 @@ def _operands(ring, cursor, c: gl.constexpr, GROUP: gl.constexpr, PIECE: gl.cons
 
 @gluon.jit
 def _product(ring, cursor, count, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """(sums over `count` steps, the gate's other factor or the same, the next place). While one step's product runs
-    the one before is waited for and its stage released.
+    """(sums over `count` steps, the gate's other factor or the same, the next place). While one step's product
+    runs the one before is waited for and its stage released.
     """
     layout: gl.constexpr = product_layout(c.columns, ring.a.dtype)
     SHAPE: gl.constexpr = [c.rows, c.columns]
@@ -384,8 +384,8 @@ def _partial(output, slot, part, c: gl.constexpr, GROUP: gl.constexpr):  # type:
 
 @gluon.jit
 def add_up(acc, other, tile, output, work, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
-    """(sums over all of K, whether they are): leaves this program's part of a tile for the others and, if it is the
-    last to, adds all parts up in the order of K.
+    """(sums over all of K, whether they are): leaves this program's part of a tile for the others and, if it is
+    the last to, adds all parts up in the order of K.
     """
     DOUBLE: gl.constexpr = c.gated or c.rows == 128
     layout: gl.constexpr = product_layout(c.columns, gl.float32)
@@ -509,8 +509,8 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     PIECES: gl.constexpr = 2 if c.gated else 1
     STAGES: gl.constexpr = c.stages
     GROUPS: gl.constexpr = c.groups
-    A: gl.constexpr = [STAGES * GROUPS] + a.block_type.shape
-    B: gl.constexpr = [STAGES * PIECES] + b.block_type.shape
+    A: gl.constexpr = [STAGES * GROUPS] + a.block_type.shape  # noqa: RUF005  # a kernel knows no unpacking
+    B: gl.constexpr = [STAGES * PIECES] + b.block_type.shape  # noqa: RUF005  # as above
     ring = Ring(
         gl.allocate_shared_memory(a.dtype, A, a.layout),
         gl.allocate_shared_memory(b.dtype, B, b.layout),
@@ -576,9 +576,9 @@ def multiply(
     scale_b: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> None:
-    """out (M, N) = a (M, K) · b (N, K)ᵀ, with `schedule.gated` b (2N, K). Scales are fp32: single numbers, (M, 1) and
-    (N, 1), or (M, ⌈K / 128⌉) and (⌈N / 128⌉, ⌈K / 128⌉). The first `dealt` tiles are dealt out whole; the tiles of
-    `section` rows of tiles are neighbours. For matrices that are `mapped`.
+    """out (M, N) = a (M, K) · b (N, K)ᵀ, with `schedule.gated` b (2N, K). Scales are fp32: single numbers, (M, 1)
+    and (N, 1), or (M, ⌈K / 128⌉) and (⌈N / 128⌉, ⌈K / 128⌉). The first `dealt` tiles are dealt out whole; the
+    tiles of `section` rows of tiles are neighbours. For matrices that are `mapped`.
     """
     M, K = a.shape
     N = out.shape[1]

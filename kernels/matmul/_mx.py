@@ -1,7 +1,7 @@
 """Products with weights in MXFP8, MXFP4 or NVFP4, on any GPU: widened on the way to the matrix units, or before.
 
-Every number of these formats times its group's scale is exact in bf16, but for scales beyond its range. NVFP4's scale
-of the whole tensor is multiplied by in fp32, at the end.
+Every number of these formats times its group's scale is exact in bf16, but for scales beyond its range. NVFP4's
+scale of the whole tensor is multiplied by in fp32, at the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def power(scale):  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def e2m1(code):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """The number that the lowest four bits stand for, in fp32: as an exponent and a fraction they are it / 2^126."""
+    """The number that the lowest four bits stand for, in fp32: as an exponent and a fraction they are it /
+    2^126."""
     wide = code.to(tl.int32)
     bits = ((wide & 7) << 22) | ((wide & 8) << 28)
     return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
@@ -68,7 +69,9 @@ def widen(q: torch.Tensor, scales: torch.Tensor, format: str, K: int) -> torch.T
     out = torch.empty(N, K, dtype=torch.bfloat16, device=q.device)
     block = 64 if INTERPRETED else 1024
     with on(q):
-        _widen[(N, cdiv(width, block))](q, scales, out, N, K, width, scales.shape[1], format, GROUPS[format], block)
+        _widen[(N, cdiv(width, block))](
+            q, scales, out, N, K, width, scales.shape[1], format, GROUPS[format], block
+        )
     return out
 
 
@@ -128,7 +131,12 @@ def _sum(partial, scale, out, count, splits, SCALED: tl.constexpr, BLOCK: tl.con
 
 
 def few_rows(
-    x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, scale: torch.Tensor | None, format: str, out: torch.Tensor
+    x: torch.Tensor,
+    q: torch.Tensor,
+    scales: torch.Tensor,
+    scale: torch.Tensor | None,
+    format: str,
+    out: torch.Tensor,
 ) -> None:
     """out (M, N) = x (M, K) · weightsᵀ for M up to 64: the weights are read once."""
     (M, K), N = x.shape, q.shape[0]

@@ -1,12 +1,14 @@
-"""Products of up to 64 rows with weights in MXFP4 for Hopper, in Gluon: the weights are read once, as they are stored.
+"""Products of up to 64 rows with weights in MXFP4 for Hopper, in Gluon: the weights are read once, as they are
+stored.
 
 The schedule is that of `_matmul_hopper.py` with the operands' roles exchanged: a tile has 64 rows of weights a
-consumer, and the rows of x are its columns. A consumer widens its weights in registers, from which the matrix units
-take their first operand: outᵀ = W · xᵀ.
+consumer, and the rows of x are its columns. A consumer widens its weights in registers, from which the matrix
+units take their first operand: outᵀ = W · xᵀ.
 
-A thread holds 32 neighbouring numbers of two rows of weights for each 128 steps of K, which share a scale. Of a word
-of eight numbers it makes four words of two in bf16, each by shifting and masking: numbers i and i + 4. So the order of
-K that the matrix units see is another, and x's columns are laid in it before (`ordered`), within each 128:
+A thread holds 32 neighbouring numbers of two rows of weights for each 128 steps of K, which share a scale. Of a
+word of eight numbers it makes four words of two in bf16, each by shifting and masking: numbers i and i + 4. So
+the order of K that the matrix units see is another, and x's columns are laid in it before (`ordered`), within
+each 128:
 
 =====================  ======  ======  ======  ======
 digit of a column      32      8       4       1
@@ -15,7 +17,8 @@ in x                   t (4)   w (4)   e (2)   i (4)
 in the matrix units    w (4)   i (4)   t (4)   e (2), with digits 32, 8, 2, 1
 =====================  ======  ======  ======  ======
 
-with t a thread of the four that share a row, w a word, i its numbers of four bits, e a half of the words made of them.
+with t a thread of the four that share a row, w a word, i its numbers of four bits, e a half of the words made of
+them.
 
 The number that a code's exponent and fraction are in bf16 is 2^-126 of what it stands for. It is multiplied by the
 group's scale times 2^120, so that scales up to 2^7 are bf16 numbers; larger ones become NaN. The rest, 2^6, is
@@ -48,7 +51,8 @@ REST = gl.constexpr(64.0)
 
 @aggregate
 class Result:
-    """Where results go: out (M, N), partial sums of shared tiles and who has added to them, the weights' scales."""
+    """Where results go: out (M, N), partial sums of shared tiles and who has added to them, the weights'
+    scales."""
 
     out: gl.tensor
     scales: gl.tensor
@@ -171,7 +175,7 @@ def _compute(ring, work, result, c: gl.constexpr, GROUP: gl.constexpr):  # type:
             mbarrier.arrive(ring.empty.index(cursor.stage), count=1)
             cursor = cursor.next(c.stages)
         done = begin == begin
-        if c.shared:
+        if c.shared:  # noqa: SIM102  # the one is the compiler's, the other the device's
             if end - begin < work.steps:
                 acc, _, done = add_up(acc, acc, tile, result, work, c, GROUP)
         if done:
@@ -192,8 +196,8 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Buffers and barriers, then the warp groups. out is (M, N)."""
     STAGES: gl.constexpr = c.stages
     GROUPS: gl.constexpr = c.groups
-    A: gl.constexpr = [STAGES * GROUPS] + q.block_type.shape
-    B: gl.constexpr = [STAGES] + x.block_type.shape
+    A: gl.constexpr = [STAGES * GROUPS] + q.block_type.shape  # noqa: RUF005  # a kernel knows no unpacking
+    B: gl.constexpr = [STAGES] + x.block_type.shape  # noqa: RUF005  # as above
     ring = Ring(
         gl.allocate_shared_memory(q.dtype, A, q.layout),
         gl.allocate_shared_memory(x.dtype, B, x.layout),
@@ -203,7 +207,9 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     for i in gl.static_range(STAGES):
         mbarrier.init(ring.full.index(i), count=1)
         mbarrier.init(ring.empty.index(i), count=c.groups)
-    work = Work((N + c.groups * 64 - 1) // (c.groups * 64), (M + c.columns - 1) // c.columns, steps, dealt, section)
+    work = Work(
+        (N + c.groups * 64 - 1) // (c.groups * 64), (M + c.columns - 1) // c.columns, steps, dealt, section
+    )
     result = Result(out, scales, partial, counter, M, N, across)
     gl.warp_specialize(
         [
@@ -228,7 +234,8 @@ def fits(q: torch.Tensor) -> bool:
 
 
 def ordered(x: torch.Tensor) -> torch.Tensor:
-    """x (M, K) with its columns in the order in which the matrix units see them, filled up to a multiple of 128."""
+    """x (M, K) with its columns in the order in which the matrix units see them, filled up to a multiple of
+    128."""
     M, K = x.shape
     width = cdiv(K, BLOCK) * BLOCK
     out = torch.empty(M, width, dtype=x.dtype, device=x.device)

@@ -32,8 +32,8 @@ def fp8_matmul(
     Scales of blocks are read fastest where those of one step of K lie together: a's column by column, as
     `fp8_quant(x, "block", layout="matmul")` makes them.
 
-    Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device or recipe, NotImplementedError on
-    GPUs before compute capability 8.9; the message names the argument.
+    Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device or recipe,
+    NotImplementedError on GPUs before compute capability 8.9; the message names the argument.
     """
     check("a", a, dim=2, dtypes=(torch.float8_e4m3fn,))
     check("b", b, dim=2, like=a, dtypes=(torch.float8_e4m3fn,))

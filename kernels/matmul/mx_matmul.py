@@ -9,8 +9,8 @@ from . import _mx as portable
 from .matmul import matmul
 
 FEW = 64
-"""Rows of x up to which weights are widened on their way to the matrix units, for more before: that costs memory for
-them in bf16, and time that is that of a few more rows."""
+"""Rows of x up to which weights are widened on their way to the matrix units, for more before: that costs memory
+for them in bf16, and time that is that of a few more rows."""
 
 _WEIGHTS = {
     "mxfp8": (torch.float8_e4m3fn,),
@@ -33,9 +33,9 @@ def mx_matmul(
 ) -> torch.Tensor:
     """x @ weight.T in bf16 of x (M, K) in bf16 and a weight (N, K) that `mx_quant` has made q and scales of.
 
-    q is float8_e4m3fn (N, K) for "mxfp8", else float4_e2m1fn_x2 or bytes (N, K/2) with the lower column in the lower
-    four bits; scales are float8_e8m0fnu or bytes (N, ⌈K / 32⌉), for "nvfp4" float8_e4m3fn (N, ⌈K / 16⌉) beside one
-    fp32 `scale`. K is even. The weights' numbers are multiplied exactly, sums are fp32.
+    q is float8_e4m3fn (N, K) for "mxfp8", else float4_e2m1fn_x2 or bytes (N, K/2) with the lower column in the
+    lower four bits; scales are float8_e8m0fnu or bytes (N, ⌈K / 32⌉), for "nvfp4" float8_e4m3fn (N, ⌈K / 16⌉)
+    beside one fp32 `scale`. K is even. The weights' numbers are multiplied exactly, sums are fp32.
 
     Hopper multiplies none of these formats in hardware: weights are widened to bf16. There, with at most 64 rows,
     MXFP4's scales may be 2^7 at most; of larger ones come NaN.

@@ -1,8 +1,9 @@
-"""Matrix products of 8-bit floats (E4M3) with a scale for a tensor, a row, or a block (DeepSeek-V3, arXiv 2412.19437).
+"""Matrix products of 8-bit floats (E4M3) with a scale for a tensor, a row, or a block (DeepSeek-V3, arXiv
+2412.19437).
 
 The inputs are 8-bit floats: quantizing them is outside of what is timed. A row's error is that against the exact
-product of the same 8-bit inputs, so it is the kernel's own; `errors` also says what E4M3 costs, against the product
-of the numbers before they were quantized.
+product of the same 8-bit inputs, so it is the kernel's own; `errors` also says what E4M3 costs, against the
+product of the numbers before they were quantized.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ units keep may add as much again."""
 def original(case: Case, device: torch.device, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """a (M, K) and b (K, N) in bf16: what `inputs` quantizes when it gets the same generator.
 
-    Both are drawn from a normal distribution. With data "outliers" one column of a in a hundred is 30 times as large,
-    as channels of a transformer's activations are (Dettmers et al., arXiv 2208.07339).
+    Both are drawn from a normal distribution. With data "outliers" one column of a in a hundred is 30 times as
+    large, as channels of a transformer's activations are (Dettmers et al., arXiv 2208.07339).
     """
     import torch
 

@@ -18,7 +18,8 @@ TF32 = Tolerance(norm=2e-3, absolute=1e-2, relative=1e-2)
 
 
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
-    """a (M, K), b (K, N) or, gated, (K, 2N) with the gate's columns first, bias (N,) or None, and whether it is gated.
+    """a (M, K), b (K, N) or, gated, (K, 2N) with the gate's columns first, bias (N,) or None, and whether it is
+    gated.
 
     The layout says how a and b lie in memory: n row by row, t column by column.
     """

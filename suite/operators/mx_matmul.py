@@ -36,7 +36,8 @@ def original(case: Case, device: torch.device, generator: torch.Generator) -> tu
 def quantized(weight: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """(q, scales, scale of the tensor or None) of a weight (N, K), K even, by the formats' own rules.
 
-    MX scales are powers of two, floor(log2(largest)) less the format's largest exponent, as bytes; NVFP4's are E4M3.
+    MX scales are powers of two, floor(log2(largest)) less the format's largest exponent, as bytes; NVFP4's are
+    E4M3.
     """
     import torch
 

@@ -49,7 +49,8 @@ def test_work(row_tiles, column_tiles, steps, section, programs, share):
     seen: dict[int, list[tuple[int, int, int]]] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hopper, "gl", device.gl)
-        for device.program in range(device.programs):
+        for program in range(device.programs):
+            device.program = program
             at = 0
             while at < work.positions(shared):
                 tile, begin, end = (int(x) for x in work.unit(at, shared))

@@ -16,7 +16,8 @@ def tiles(x, shape, strides, block, layout):
 
 def widened(words, scale, operand):
     """The operand in the order in which the matrix units see K: as the table in `_weights_hopper.py` says it."""
-    codes = torch.stack([words.as_subclass(torch.Tensor).int() >> (4 * i) & 15 for i in range(8)], -1)  # row, t·w, e·i
+    words = words.as_subclass(torch.Tensor).int()
+    codes = torch.stack([words >> (4 * i) & 15 for i in range(8)], -1)  # row, t·w, e·i
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     numbers = torch.cat((table, -table))[codes.long()].view(64, 4, 4, 2, 4)
     numbers = numbers * torch.exp2(scale.as_subclass(torch.Tensor).float() - 133)[:, :, None, None, None]
@@ -28,7 +29,8 @@ def widened(words, scale, operand):
 def test_right(monkeypatch, M, N, K, programs):
     play(
         monkeypatch, (_matmul_hopper, _weights_hopper), keep=("_order",),
-        Tiles=tiles, _layout=nothing, product_layout=nothing, barrier=nothing, words_layout=nothing, widened=widened,
+        Tiles=tiles, _layout=nothing, product_layout=nothing, barrier=nothing,
+        words_layout=nothing, widened=widened,
     )  # fmt: skip
     # What each module took from the other is what is played there.
     for name in ("Cursor", "Ring", "Work", "add_up", "load"):
