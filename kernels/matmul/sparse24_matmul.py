@@ -10,8 +10,9 @@ from .._common import FLOATING, INTERPRETED, INTERPRETING, cdiv, check, on, oper
 from .matmul import matmul
 
 FEW = 64
-"""Rows of x up to which weights are expanded on their way to the matrix units, which they then limit. Of more rows
-the matrix units are the limit, and 2:4 saves nothing without their own sparse products, which Triton has none of."""
+"""Rows of x up to which weights are expanded on their way to the matrix units, which they then limit. Of more
+rows the matrix units are the limit, and 2:4 saves nothing without their own sparse products, which Triton has
+none of."""
 SPLIT = 2048
 """Steps of K that one program computes of a product of few rows."""
 
@@ -21,11 +22,13 @@ def sparse24_matmul(
 ) -> torch.Tensor:
     """x @ weight.T of x (M, K) and a weight (N, K) of which each group of four columns has two numbers.
 
-    values (N, K/2) has them in x's dtype, bf16 or fp16; positions, bytes (N, K/8), where they are in their groups:
-    four bits a group, the first one's place in the lower two, the lower group in the lower four. `pack24` makes both.
-    K is a multiple of 8. More than 64 rows are multiplied by `weight`, the same in dense form: given, or made here.
+    values (N, K/2) has them in x's dtype, bf16 or fp16; positions, bytes (N, K/8), where they are in their
+    groups: four bits a group, the first one's place in the lower two, the lower group in the lower four. `pack24`
+    makes both. K is a multiple of 8. More than 64 rows are multiplied by `weight`, the same in dense form: given,
+    or made here.
 
-    Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device; the message names the argument.
+    Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device; the message names the
+    argument.
     """
     check("x", x, dim=2, dtypes=FLOATING[:2])
     K = x.shape[1]
@@ -42,8 +45,8 @@ def sparse24_matmul(
 
 
 def pack24(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(values, positions) of a weight (N, K), K a multiple of 8: of each four columns the two largest magnitudes, of
-    equal ones the first, which are all there is if the weight is 2:4 already.
+    """(values, positions) of a weight (N, K), K a multiple of 8: of each four columns the two largest magnitudes,
+    of equal ones the first, which are all there is if the weight is 2:4 already.
     """
     check("weight", weight, dim=2, dtypes=FLOATING[:2])
     if weight.shape[1] % 8:
@@ -106,8 +109,8 @@ def _few_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
     x, values, positions, partial, M, N, K, lead,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums (splits, M, N) in fp32: of a tile over SPLIT steps of K, STEP groups of four at a time. Each place
-    of a group is a product of its own.
+    """Partial sums (splits, M, N) in fp32: of a tile over SPLIT steps of K, STEP groups of four at a time. Each
+    place of a group is a product of its own.
     """
     rows = tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

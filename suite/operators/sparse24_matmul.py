@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 def pruned(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(weight (N, K) with the two largest magnitudes of each four columns, these values (N, K/2), their positions as
-    bytes (N, K/8)): four bits a group, the first one's place in the lower two, the lower group in the lower four.
+    """(weight (N, K) with the two largest magnitudes of each four columns, these values (N, K/2), their positions
+    as bytes (N, K/8)): four bits a group, the first one's place in the lower two, the lower group in the lower
+    four.
     """
     import torch
 
