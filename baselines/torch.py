@@ -9,7 +9,7 @@ from typing import Any
 from ._terms import refusing
 
 REQUIRES = ("torch",)
-DEVICES = {"torch_fast_accum": ("cuda",), "torch_varlen": ("cuda",)}
+DEVICES = {"torch_cusparselt": ("cuda",), "torch_fast_accum": ("cuda",), "torch_varlen": ("cuda",)}
 
 
 def rms_norm(case: Any) -> Callable[..., Any]:
@@ -259,6 +259,78 @@ def matmul(case: Any) -> Callable[..., Any]:
             settings.allow_tf32 = before
 
     return in_tf32 if case.dtype == "fp32" else product
+
+
+def _widened(q: Any, scales: Any, format: str, scale: Any) -> Any:
+    """A weight of a block format in bf16, by PyTorch's operations; a scale of the whole tensor is left out."""
+    import torch
+
+    if format == "mxfp8":
+        numbers = q.bfloat16()
+    else:
+        magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.bfloat16, device=q.device)
+        codes = q.int()
+        numbers = torch.cat((magnitudes, -magnitudes))[torch.stack((codes & 15, codes >> 4), -1)].flatten(1)
+    factors = scales.bfloat16() if format == "nvfp4" else torch.exp2(scales.float() - 127).bfloat16()
+    return numbers * factors.repeat_interleave(16 if format == "nvfp4" else 32, -1)[:, : numbers.shape[1]]
+
+
+def mx_matmul(case: Any) -> Callable[..., Any]:
+    """The weight widened to bf16, then `torch.matmul`, both in the call: PyTorch has no product of these formats
+    before Blackwell.
+    """
+
+    def call(x: Any, q: Any, scales: Any, format: str, scale: Any) -> Any:
+        y = x @ _widened(q, scales, format, scale).t()
+        return y if scale is None else y * scale
+
+    return call
+
+
+def mx_matmul_in_bf16(case: Any) -> Callable[..., Any]:
+    """`torch.matmul` with the weight kept in bf16, as a model is that is not quantized: widened once, before."""
+    made = None
+
+    def call(x: Any, q: Any, scales: Any, format: str, scale: Any) -> Any:
+        nonlocal made
+        if made is None:
+            made = _widened(q, scales, format, scale)
+            made = made if scale is None else (made.float() * scale).bfloat16()
+        return x @ made.t()
+
+    return call
+
+
+def sparse24_matmul(case: Any) -> Callable[..., Any]:
+    """`torch.matmul` with the dense form of the weight: cuBLAS, which the sparse form is to beat."""
+
+    def call(x: Any, values: Any, positions: Any, weight: Any) -> Any:
+        return x @ weight.t()
+
+    return call
+
+
+def sparse24_matmul_cusparselt(case: Any) -> Callable[..., Any]:
+    """cuSPARSELt by `torch._cslt_sparse_mm`, with the algorithm that its search finds; the weight is compressed
+    once, before.
+    """
+    import torch
+
+    if not torch.backends.cusparselt.is_available():
+        raise NotImplementedError("this PyTorch has no cuSPARSELt, or none for this GPU")
+    M, N, K = (case.axes[axis] for axis in "MNK")
+    if N % 32 or K % 32 or M % 8:
+        raise NotImplementedError("cuSPARSELt takes N and K in multiples of 32 and M in multiples of 8 only")
+    made: Any = None
+
+    def call(x: Any, values: Any, positions: Any, weight: Any) -> Any:
+        nonlocal made
+        if made is None:
+            compressed = torch._cslt_compress(weight)
+            made = compressed, torch._cslt_sparse_mm_search(compressed, x.t())
+        return torch._cslt_sparse_mm(made[0], x.t(), alg_id=made[1]).t()
+
+    return call
 
 
 def _fp8_matmul(fast: bool) -> Callable[[Any], Callable[..., Any]]:
@@ -796,6 +868,7 @@ IMPLEMENTATIONS = {
     "gelu": {"torch": gelu},
     "layer_norm": {"torch": layer_norm},
     "matmul": {"torch": matmul},
+    "mx_matmul": {"torch": mx_matmul, "torch_bf16": mx_matmul_in_bf16},
     "mx_quant": {"torch": mx_quant},
     "rms_norm": {"torch": rms_norm},
     "rope": {"torch": rope},
@@ -803,6 +876,7 @@ IMPLEMENTATIONS = {
     "mamba3": {"torch": mamba3},
     "selective_scan": {"torch": selective_scan},
     "selective_state_update": {"torch": selective_state_update},
+    "sparse24_matmul": {"torch": sparse24_matmul, "torch_cusparselt": sparse24_matmul_cusparselt},
     "ssd": {"torch": ssd},
     "swiglu": {"torch": swiglu},
 }
