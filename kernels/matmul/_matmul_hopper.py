@@ -299,7 +299,8 @@ def _product(ring, cursor, count, c: gl.constexpr, GROUP: gl.constexpr):  # type
     SHAPE: gl.constexpr = [c.rows, c.columns]
     acc = gl.zeros(SHAPE, gl.float32, layout)
     other = acc
-    before = cursor
+    # Not the cursor's own stage: what a loop begins with and assigns again, the compiler takes for unchanged in it.
+    before = gl.to_tensor(0)
     for k in range(0, count):
         mbarrier.wait(ring.full.index(cursor.stage), cursor.phase)
         a, b = _operands(ring, cursor, c, GROUP, 0)
@@ -310,15 +311,15 @@ def _product(ring, cursor, count, c: gl.constexpr, GROUP: gl.constexpr):  # type
             acc, other = warpgroup_mma_wait(2, deps=[acc, other])
         else:
             acc = warpgroup_mma_wait(1, deps=[acc])
-        mbarrier.arrive(ring.empty.index(before.stage), count=1, pred=k > 0)
-        before = cursor
+        mbarrier.arrive(ring.empty.index(before), count=1, pred=k > 0)
+        before = cursor.stage
         cursor = cursor.next(c.stages)
     if c.gated:
         acc, other = warpgroup_mma_wait(0, deps=[acc, other])
     else:
         acc = warpgroup_mma_wait(0, deps=[acc])
         other = acc
-    mbarrier.arrive(ring.empty.index(before.stage), count=1)
+    mbarrier.arrive(ring.empty.index(before), count=1)
     return acc, other, cursor
 
 
