@@ -845,7 +845,7 @@ def gated_rms_norm(case: Any) -> Callable[..., Any]:
     return call
 
 
-IMPLEMENTATIONS = {
+IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "adamw": {"torch": adamw, "torch_foreach": adamw_foreach, "torch_fused": adamw_fused},
     "gradient_compression": {"torch": gradient_compression},
     "gradient_decompression": {"torch": gradient_decompression},

@@ -299,7 +299,8 @@ def _product(ring, cursor, count, c: gl.constexpr, GROUP: gl.constexpr):  # type
     SHAPE: gl.constexpr = [c.rows, c.columns]
     acc = gl.zeros(SHAPE, gl.float32, layout)
     other = acc
-    # Not the cursor's own stage: what a loop begins with and assigns again, the compiler takes for unchanged in it.
+    # Not the cursor's own stage: a name that begins as the very value that the loop assigns again is unchanged to
+    # Triton, and every step would release the first stage.
     before = gl.to_tensor(0)
     for k in range(0, count):
         mbarrier.wait(ring.full.index(cursor.stage), cursor.phase)

@@ -120,7 +120,7 @@ def errors(result: torch.Tensor, originals: tuple[torch.Tensor, torch.Tensor], g
     def distance(exact: torch.Tensor) -> float:
         return float(torch.linalg.vector_norm(result.double() - exact) / torch.linalg.vector_norm(exact))
 
-    wide = {name: x.double() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+    wide: Inputs = {name: x.double() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
     pairs = list(zip(originals, (given["a"], given["b"]), strict=True))
     count = sum(x.numel() for x in originals)
     return {

@@ -116,7 +116,7 @@ def errors(result: torch.Tensor, originals: tuple[torch.Tensor, torch.Tensor], g
         return float(torch.linalg.vector_norm(result.double() - exact) / torch.linalg.vector_norm(exact))
 
     x, weight = (y.double() for y in originals)
-    wide = {name: y.double() if isinstance(y, torch.Tensor) else y for name, y in given.items()}
+    wide: Inputs = {name: y.double() if isinstance(y, torch.Tensor) else y for name, y in given.items()}
     stored = sum(given[name].numel() * given[name].element_size() for name in ("q", "scales"))
     return {
         "error_unquantized": distance(x @ weight.T),

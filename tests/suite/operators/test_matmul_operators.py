@@ -1,4 +1,4 @@
-"""The operators of matrix products: their cost, their references, what they say of errors, and PyTorch beside them."""
+"""The operators of matrix products: cost, references, what they say of errors, and PyTorch beside them."""
 
 from __future__ import annotations
 
