@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...registry.store.metric import Metric
 from ...registry.store.record import Case
 from ..operator import BYTES, Inputs, Operator, Option, Tolerance, grid
 
@@ -131,6 +132,22 @@ def errors(result: torch.Tensor, originals: tuple[torch.Tensor, torch.Tensor], g
     }
 
 
+SATURATED = Metric(
+    "saturated",
+    "1",
+    better="neither",
+    about="The share of the inputs' numbers that are the largest of their format.",
+)
+
+
+def saturated(outputs: list[torch.Tensor], references: list[torch.Tensor], inputs: Inputs) -> float:
+    """The share of a's and b's numbers that are the largest of E4M3: those of each scale's largest, and more where
+    a scale cuts others off.
+    """
+    pair = [inputs[name].float().abs() for name in ("a", "b")]
+    return sum(int((x == LARGEST).sum()) for x in pair) / max(1, sum(x.numel() for x in pair))
+
+
 def scales(case: Case) -> int:
     """How many scales there are."""
     M, N, K = (case.axes[axis] for axis in "MNK")
@@ -162,6 +179,7 @@ OPERATOR = Operator(
     inputs=inputs,
     reference=reference,
     results=results,
+    measures={SATURATED: saturated},
     bytes=bytes_,
     flops=flops,
     tokens=lambda case: case.axes["M"],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...registry.store.metric import Metric
 from ...registry.store.record import Case
 from ..operator import BYTES, TOLERANCES, Inputs, Operator, Option, grid
 
@@ -125,6 +126,18 @@ def errors(result: torch.Tensor, originals: tuple[torch.Tensor, torch.Tensor], g
     }
 
 
+WEIGHT_BYTES = Metric(
+    "weight_bytes", "B", about="What a number of the weight takes in memory, its share of the scales included."
+)
+
+
+def weight_bytes(outputs: list[torch.Tensor], references: list[torch.Tensor], inputs: Inputs) -> float:
+    """Bytes of the weight's codes and scales a number of the weight."""
+    q, scales = inputs["q"], inputs["scales"]
+    numbers = q.numel() * (1 if inputs["format"] == "mxfp8" else 2)
+    return float(q.numel() * q.element_size() + scales.numel() * scales.element_size()) / max(1, numbers)
+
+
 def bytes_(case: Case) -> int:
     """Reads x, the weight's numbers and scales; writes the product."""
     M, N, K = (case.axes[axis] for axis in "MNK")
@@ -148,6 +161,7 @@ OPERATOR = Operator(
     options={"format": ("mxfp4", "mxfp8", "nvfp4")},
     inputs=inputs,
     reference=reference,
+    measures={WEIGHT_BYTES: weight_bytes},
     bytes=bytes_,
     flops=flops,
     tokens=lambda case: case.axes["M"],
