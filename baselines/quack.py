@@ -123,6 +123,25 @@ def fused_linear_cross_entropy(case: Any) -> Call:
     return refusing(sparing(call) if case.pass_ == "backward" else call, *CHECKS)
 
 
+def matmul(case: Any) -> Call:
+    """`quack.gemm_interface.gemm`, and `gemm_gated` for a gate beside its other factor, tuned at the first
+    call."""
+    try:
+        from quack.gemm_interface import gemm, gemm_gated
+    except TypeError as error:  # as above
+        raise ImportError(f"quack's matmuls do not load beside this nvidia-cutlass-dsl: {error}") from error
+
+    if case.dtype == "fp32":
+        raise NotImplementedError("quack multiplies fp16 and bf16 here")
+
+    def call(a: Any, b: Any, bias: Any, gated: bool) -> Any:
+        if gated:
+            return gemm_gated(a, b, activation="swiglu", store_preact=False, concat_layout=("B",))[1]
+        return gemm(a, b, bias=bias)
+
+    return refusing(call, *CHECKS)
+
+
 def _chunk(tokens: int, width: int) -> int:
     """`CHUNK`, or the next of its halves with which no chunk has `width` tokens, the last filled up to 128s."""
     for size in (CHUNK, CHUNK // 2, CHUNK // 4):
@@ -137,6 +156,7 @@ IMPLEMENTATIONS = {
     "cross_entropy": {"quack": cross_entropy},
     "fused_linear_cross_entropy": {"quack": fused_linear_cross_entropy},
     "layer_norm": {"quack": layer_norm},
+    "matmul": {"quack": matmul},
     "rms_norm": {"quack": rms_norm},
     "rope": {"quack": rope},
     "softmax": {"quack": softmax},

@@ -1,8 +1,8 @@
 """torch.compile (Inductor, static shapes) of the eager implementation of each operator.
 
 As it comes, and in the mode `max-autotune`, in which it times more tile sizes while it compiles; without that
-mode's CUDA graphs, which are no part of a kernel. The second where Inductor writes the whole kernel: for matrix
-products it would time templates for minutes a shape and choose cuBLAS in the end.
+mode's CUDA graphs, which are no part of a kernel. The second where Inductor writes the whole kernel, and for the
+plain matrix product, where it times templates of its own beside cuBLAS, which can take minutes a shape.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ TUNED = (
     "gradient_compression",
     "gradient_decompression",
     "layer_norm",
+    "matmul",
     "mx_quant",
     "rms_norm",
     "rope",

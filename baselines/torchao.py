@@ -1,4 +1,4 @@
-"""torchao's quantization kernels in Triton.
+"""torchao's quantization kernels in Triton, and its block-scaled product.
 
 What it offers beside them (row-wise scales, MXFP4, 8-bit optimizers) is elementwise code meant for
 torch.compile, which `torch_compile.py` stands for, or another computation.
@@ -29,6 +29,22 @@ def fp8_quant(case: Any) -> Call:
     return refusing(lambda x, granularity, format: function(x, block_size=128), AssertionError)
 
 
+def fp8_matmul(case: Any) -> Call:
+    """The product of its block-wise fp8 training, in Triton; it masks no last part of a block along K."""
+    import torch
+    from torchao.prototype.blockwise_fp8_training.kernels import triton_fp8_gemm_1x128_128x128
+
+    if case.options["recipe"] != "block":
+        raise NotImplementedError("torchao's own product has scales of blocks; the others are torch._scaled_mm")
+    if case.axes["K"] % 128:
+        raise NotImplementedError("torchao's product takes K in multiples of 128 only")
+
+    def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
+        return triton_fp8_gemm_1x128_128x128(a, b, scale_a, scale_b, out_dtype=torch.bfloat16)
+
+    return refusing(call, AssertionError)
+
+
 def mx_quant(case: Any) -> Call:
     """`triton_to_mxfp8_dim0` with the scale that the OCP specification gives, which exists for Blackwell only."""
     import torch
@@ -45,4 +61,8 @@ def mx_quant(case: Any) -> Call:
     )
 
 
-IMPLEMENTATIONS = {"fp8_quant": {"torchao": fp8_quant}, "mx_quant": {"torchao": mx_quant}}
+IMPLEMENTATIONS = {
+    "fp8_matmul": {"torchao": fp8_matmul},
+    "fp8_quant": {"torchao": fp8_quant},
+    "mx_quant": {"torchao": mx_quant},
+}

@@ -42,6 +42,67 @@ def _library(name: str) -> Any:
     return getattr(torch.ops, namespace)
 
 
+def _deep_gemm() -> Any:
+    """The DeepGEMM that vLLM ships, as a package of its own."""
+    import importlib.util
+    import sys
+    from pathlib import Path
+
+    if "deep_gemm" in sys.modules:
+        return sys.modules["deep_gemm"]
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError("vllm is not installed")
+    folder = Path(spec.submodule_search_locations[0]) / "third_party/deep_gemm"
+    if not (folder / "__init__.py").is_file():
+        raise ImportError("this vllm has no third_party/deep_gemm")
+    found = importlib.util.spec_from_file_location(
+        "deep_gemm", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules["deep_gemm"] = module
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules["deep_gemm"]
+        raise
+    return module
+
+
+@serving
+def fp8_matmul(case: Any) -> Call:
+    """`cutlass_scaled_mm`, CUTLASS's products."""
+    import torch
+
+    ops = _library("ops")
+
+    def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
+        out = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
+        ops.cutlass_scaled_mm(out, a, b, scale_a, scale_b, None)
+        return out
+
+    return call
+
+
+@serving
+def fp8_matmul_deep_gemm(case: Any) -> Call:
+    """DeepGEMM's `fp8_gemm_nt`, which takes weights (N, K) and scales of 1×128 and 128×128 blocks."""
+    import torch
+
+    if case.options["recipe"] != "block":
+        raise NotImplementedError("DeepGEMM's scales are those of blocks")
+    function = _deep_gemm().fp8_gemm_nt
+
+    def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
+        out = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
+        function((a, scale_a), (b.t(), scale_b.t()), out, disable_ue8m0_cast=True)
+        return out
+
+    return call
+
+
 @serving
 def rms_norm(case: Any) -> Call:
     """`rms_norm`."""
@@ -558,6 +619,7 @@ IMPLEMENTATIONS = {
     "attention_varlen": {"vllm_fa3": attention_varlen},
     "causal_conv1d": {"vllm": causal_conv1d},
     "causal_conv1d_update": {"vllm": causal_conv1d_update},
+    "fp8_matmul": {"vllm": fp8_matmul, "vllm_deep_gemm": fp8_matmul_deep_gemm},
     "fp8_quant": {"vllm": fp8_quant},
     "gated_rms_norm": {"vllm": gated_rms_norm},
     "geglu": {"vllm": _gated("gelu_tanh_and_mul")},

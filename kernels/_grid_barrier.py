@@ -93,6 +93,12 @@ def counter(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros(1, dtype=torch.int32, device=tensor.device) if place is None else place
 
 
+def counters(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """(count, 2) int32 of which the first of each two is 0, as `counter` gives one."""
+    found = slots(tensor, count)
+    return torch.zeros(count, 2, dtype=torch.int32, device=tensor.device) if found is None else found
+
+
 def launches(place: torch.Tensor | None) -> tuple[tuple[bool, bool], ...]:
     """Launches, each by whether it makes what is exchanged and whether it uses it: one where programs can wait."""
     return ((True, False), (False, True)) if place is None else ((True, True),)

@@ -385,9 +385,9 @@ def plan(x: torch.Tensor, M: int, D: int, backward: bool, access: Access = PLAIN
     vector = 16 // x.element_size()
     limit = (BACKWARD_LIMIT >> access.SHIFTED) if backward else LIMIT
     processors = multiprocessors(x)
-    few = processors > M and D > FEW[backward]
-    if D >= PARTS_FROM and (D != block or D >= WIDE) and limit >= D and not few:
-        most = 8 if access.SHIFTED or D > limit // 4 else 4
+    few = processors > M and FEW[backward] < D
+    if D >= PARTS_FROM and (block != D or D >= WIDE) and limit >= D and not few:
+        most = 8 if access.SHIFTED or limit // 4 < D else 4
         return Plan("parts", *parts_of(D + access.margin, vector, M, access.period, most, 2048))
     if block <= WIDE:
         height = power_of_2(max(1, min(2048 // block, M)))

@@ -399,7 +399,24 @@ def exchanges(sums, dtype: gl.constexpr, c: gl.constexpr):  # type: ignore[no-un
 
 @gluon.jit(do_not_specialize=["n", "heads", "per_batch", "section", "groups", "length"])
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, g, k, v, lse, delta, dk, dv, sums, n, heads, per_batch, section, groups, length, scale, root, c: gl.constexpr
+    q,
+    g,
+    k,
+    v,
+    lse,
+    delta,
+    dk,
+    dv,
+    sums,
+    n,
+    heads,
+    per_batch,
+    section,
+    groups,
+    length,
+    scale,
+    root,
+    c: gl.constexpr,
 ):
     """One block of keys of one key head, over all its query heads: its dK and dV, and its part of dQ·√D added to
     `sums`. `root` is 1/√D; numbers as in `Blocks`.

@@ -57,7 +57,18 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .._common import multiprocessors, on, power_of_2
 from .._grid_barrier import counter
 from ._hopper import KEYS, LOG2E, LOWEST, ROWS, Strides, launch, mapping, placed, product_layout, sectioned
-from ._pipeline import Cursors, Pipes, aggregate, barriers, copy_in, copy_out, cursor, ring, tile_buffers, tile_queue
+from ._pipeline import (
+    Cursors,
+    Pipes,
+    aggregate,
+    barriers,
+    copy_in,
+    copy_out,
+    cursor,
+    ring,
+    tile_buffers,
+    tile_queue,
+)
 from ._softmax import apply_mask, first_block, last_values, scores, skip_block, step
 
 
@@ -190,7 +201,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     WINDOW: gl.constexpr = c.window
     AHEAD: gl.constexpr = 0 if c.causal or not c.window else c.window - 1  # keys after itself that a query sees
     SPAN: gl.constexpr = WINDOW + AHEAD  # keys that it sees
-    NARROW: gl.constexpr = WINDOW > 0 and WINDOW < c.keys
+    NARROW: gl.constexpr = WINDOW > 0 and c.keys > WINDOW
     FROM: gl.constexpr = 0 if AHEAD else 1
     UNTIL: gl.constexpr = 3 if WINDOW else 2
     ROWS: gl.constexpr = c.rows
@@ -328,7 +339,17 @@ def forward(
     others' are. For inputs that `_hopper.fits` approves of for the columns of DIVISIONS.
     """
     plan = _plan(
-        q.shape, k.shape, q.stride(), k.stride(), v.stride(), out.stride(), q.dtype, q.device, causal, window, section
+        q.shape,
+        k.shape,
+        q.stride(),
+        k.stride(),
+        v.stride(),
+        out.stride(),
+        q.dtype,
+        q.device,
+        causal,
+        window,
+        section,
     )
     with on(q):
         launch(

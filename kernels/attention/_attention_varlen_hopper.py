@@ -36,7 +36,18 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .._common import multiprocessors, on
 from ._attention_hopper_forward import DIVISIONS, Config
 from ._hopper import LOG2E, LOWEST, ROWS, TensorMap, launch, product_layout, sectioned, shared_layout
-from ._pipeline import Cursors, Pipes, aggregate, barriers, copy_in, copy_out, cursor, ring, tile_buffers, tile_queue
+from ._pipeline import (
+    Cursors,
+    Pipes,
+    aggregate,
+    barriers,
+    copy_in,
+    copy_out,
+    cursor,
+    ring,
+    tile_buffers,
+    tile_queue,
+)
 from ._softmax import apply_mask, first_block, last_values, scores, skip_block, step
 
 thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier

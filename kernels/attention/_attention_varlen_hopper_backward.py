@@ -303,7 +303,9 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     row = key + HALF * c.rows
     k = resident.first.index(HALF)
     v = resident.second.index(HALF)
-    write_rows(dk_out, dk_plain, (dk * root).to(dtype), k, key_start, row, keys, head, listed.heads, c.rows, c.width)
+    write_rows(
+        dk_out, dk_plain, (dk * root).to(dtype), k, key_start, row, keys, head, listed.heads, c.rows, c.width
+    )
     write_rows(dv_out, dv_plain, dv.to(dtype), v, key_start, row, keys, head, listed.heads, c.rows, c.width)
     # Rows that were not written by tiles leave the last addition unwaited for.
     tma.store_wait(pendings=0)

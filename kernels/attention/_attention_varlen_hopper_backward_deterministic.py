@@ -212,7 +212,9 @@ def _keys_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its ow
             stream.release(at)
             at = at.advanced()
     row = key + HALF * c.rows
-    write_rows(dk_out, dk_plain, (dk * root).to(dtype), k, key_start, row, keys, head, listed.heads, c.rows, c.width)
+    write_rows(
+        dk_out, dk_plain, (dk * root).to(dtype), k, key_start, row, keys, head, listed.heads, c.rows, c.width
+    )
     write_rows(dv_out, dv_plain, dv.to(dtype), v, key_start, row, keys, head, listed.heads, c.rows, c.width)
 
 

@@ -355,7 +355,21 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
             first, c.window - 1, 0 if c.causal else c.window - 1, Sk, c.queries, c.keys
         )  # fmt: skip
         state = _attend(
-            state, queries, k, v, batch, head // groups, first, before, low, k_strides, v_strides, Sk, scale, c, True
+            state,
+            queries,
+            k,
+            v,
+            batch,
+            head // groups,
+            first,
+            before,
+            low,
+            k_strides,
+            v_strides,
+            Sk,
+            scale,
+            c,
+            True,
         )
     elif c.causal:
         middle = tl.maximum(first, 0) // c.keys * c.keys
@@ -738,7 +752,7 @@ def _launch_forward(
                 together = B * H
             hopper.forward.forward(q, k, v, out, lse, causal, window, together)
             return out, lse
-        if S == Sk:
+        if Sk == S:
             hopper.paired.forward(q, k, v, out, lse, causal, window, schedule)
             return out, lse
     q, k, v = _plain(q), _plain(k), _plain(v)
@@ -779,7 +793,7 @@ def _launch_backward(
     q, k, v, grad = _plain(q), _plain(k), _plain(v), _plain(grad)
     groups = H // Hkv
     hopper = _hopper(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
-    if hopper is not None and not (S == Sk and hopper.common.fits(q, k, v)):
+    if hopper is not None and not (Sk == S and hopper.common.fits(q, k, v)):
         hopper = None
     if hopper is not None:
         grad, out = hopper.common.mapped(grad), hopper.common.mapped(out)
@@ -804,7 +818,9 @@ def _launch_backward(
             delta.sub_(grad_lse, alpha=LOG2E)
         tma = _descriptors(path, q, k, v, grad)
         t = tiles("keys", q)
-        c = Config(D, t.streamed, t.resident, _width(D), causal, window, tma, _precision(q.dtype), S % t.streamed != 0)
+        c = Config(
+            D, t.streamed, t.resident, _width(D), causal, window, tma, _precision(q.dtype), S % t.streamed != 0
+        )
         _backward_keys[(triton.cdiv(Sk, t.resident) * B * Hkv,)](
             _tile(q, t.streamed, tma), _tile(k, t.resident, tma), _tile(v, t.resident, tma),
             _tile(grad, t.streamed, tma), lse, delta, dk, dv,

@@ -488,7 +488,9 @@ def _hopper(device: torch.device) -> Hopper | None:
     )
 
     return Hopper(
-        _attention_varlen_hopper, _attention_varlen_hopper_backward, _attention_varlen_hopper_backward_deterministic
+        _attention_varlen_hopper,
+        _attention_varlen_hopper_backward,
+        _attention_varlen_hopper_backward_deterministic,
     )
 
 

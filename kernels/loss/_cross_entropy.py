@@ -473,7 +473,7 @@ def losses_of_rows(logits: torch.Tensor, options: Options, warps: int | None = N
     if warps is None and V <= SHORT:
         tile, grid = _tile(logits, reach)
         return Launch(_short_rows, grid, M, V, stride, *options.numbers(), **tile, **shared)
-    if warps is None and M < multiprocessors(logits) and V > SPLIT[1]:
+    if warps is None and multiprocessors(logits) > M and SPLIT[1] < V:
         return _split(logits, options, reach)
     return Launch(
         _rows,

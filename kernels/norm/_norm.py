@@ -810,9 +810,9 @@ def forward_plan(x: torch.Tensor, N: int, D: int, residual: bool, centred: bool,
     long = block * size > (PLAIN_LIMIT if plain else FORWARD_LIMIT)
     if long and (piece := spread(x, N, D)):
         return Plan("spread", 1, piece, cdiv(D + access.margin, piece), min(max(piece // SPREAD_WARP, 4), 16))
-    if D >= PARTS_FROM and (D != block or D * size > WHOLE_LIMIT) and D * size <= PARTS_LIMIT:
+    if D >= PARTS_FROM and (block != D or D * size > WHOLE_LIMIT) and D * size <= PARTS_LIMIT:
         # Where there are few rows, more threads each; where columns are not read in vectors, fewer.
-        most = 2 if N <= multiprocessors(x) and not access.SHIFTED else MOST_PARTS
+        most = 2 if multiprocessors(x) >= N and not access.SHIFTED else MOST_PARTS
         ahead = plain and not access.SHIFTED and D * size <= AHEAD
         rows, warps, parts, part = parts_of(
             D + access.margin, 16 // size, N, access.period, min(most, 4) if ahead else most, 2048
@@ -990,7 +990,7 @@ def backward_plan(x: torch.Tensor, N: int, D: int, centred: bool, access: Access
         return Plan("spread", 1, piece, cdiv(D + access.margin, piece), min(max(piece // 256, 4), 16))
     wide = D + access.margin
     vector = 16 // x.element_size()
-    if D >= PARTS_FROM and D != block and D <= BACKWARD_LIMIT:
+    if D >= PARTS_FROM and block != D and D <= BACKWARD_LIMIT:
         if D > BACKWARD_PARTS_FROM:
             # 24 numbers of each tensor a thread, and with a mean up to 56: fewer threads then are quicker.
             warps = 4 if centred or access.SHIFTED else 8

@@ -39,6 +39,11 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
         {"B": 1, "Sq": Sq, "H": 8, "Hkv": Hkv, "S": 2048, "D": D, "page": page}
         for Sq, Hkv, D, page in ((1, 2, 128, 0), (4, 1, 128, 64), (1, 8, 64, 0), (1, 2, 256, 16))
     ),
+    "matmul": (
+        {"M": 1024, "N": 4096, "K": 1024, "layout": "tn", "epilogue": "bias"},
+        {"M": 512, "N": 4096, "K": 1024, "layout": "nt", "epilogue": "swiglu"},
+    ),
+    "fp8_matmul": ({"M": 2048, "N": 4096, "K": 1024, "recipe": "block"},),
     "linear_attention": ({"B": 1, "S": 2048, "H": 2, "K": 256, "D": 256},),
 }  # fmt: skip
 """Shapes beside the quick plan's, for which tiles are chosen otherwise; 16-bit numbers, both passes."""

@@ -64,7 +64,7 @@ def pointed(x):
     return pointer(x) if isinstance(x, torch.Tensor) else x
 
 
-def load(pointer, mask=None, other=None):
+def load(pointer, mask=None, other=None, cache_modifier=""):
     at = number(pointer.offset)
     if mask is None:
         return number(pointer.memory[at.as_subclass(torch.Tensor).long()])
@@ -81,6 +81,13 @@ def add(pointer, value, sem):
     with COUNTING:
         before = int(pointer.memory[int(pointer.offset)])
         pointer.memory[int(pointer.offset)] += value
+    return number(before)
+
+
+def exchange(pointer, value, sem):
+    with COUNTING:
+        before = int(pointer.memory[int(pointer.offset)])
+        pointer.memory[int(pointer.offset)] = value
     return number(before)
 
 
@@ -151,9 +158,10 @@ class Tiles:
     """A tensor map of (rows, columns) or of numbers in a row: zeros beyond the tensor, nothing written there."""
 
     def __init__(self, tensor, *block):
-        self.tensor, self.dtype, self.layout = tensor, torch.float32, None
+        self.tensor, self.layout = tensor, None
+        self.dtype = torch.int32 if tensor.dtype == torch.int32 else torch.float32
         self.strides = tensor.stride()
-        self.block_type = SimpleNamespace(nbytes=4 * math.prod(block), shape=block)
+        self.block_type = SimpleNamespace(nbytes=4 * math.prod(block), shape=[*block])
 
     def place(self, at):
         """What of the tensor, and what of the tile."""
@@ -238,10 +246,14 @@ class Device:
         self.gl = SimpleNamespace(
             int64=torch.int64,
             float32=torch.float32,
+            bfloat16=torch.float32,  # numbers are fp32 throughout
             program_id=lambda axis: number(self.program),
             num_programs=lambda axis: self.programs,
             load=load,
             atomic_add=add,
+            atomic_xchg=exchange,
+            to_tensor=number,
+            split=lambda x: tuple(number(part) for part in x.unbind(-1)),
             int32=torch.int32,
             full=lambda shape, value, dtype, layout: number(torch.full(shape, int(value), dtype=dtype)),
             SwizzledSharedLayout=nothing,
@@ -255,7 +267,7 @@ class Device:
             max=lambda x, axis: number(x.amax(axis)),
             sum=lambda x, axis: number(x.sum(axis)),
             arange=lambda low, high, layout: number(torch.arange(low, high)),
-            zeros=lambda shape, dtype, layout: number(torch.zeros(shape)),
+            zeros=lambda shape, dtype, layout: number(torch.zeros([int(x) for x in shape])),
             zeros_like=torch.zeros_like,
             expand_dims=lambda x, axis: x.unsqueeze(axis),
             convert_layout=lambda x, layout, assert_trivial=False: x,
@@ -314,7 +326,7 @@ def play(monkeypatch, modules, keep=(), **others):
         init=lambda barrier, count: barrier.init(count),
         expect=expect,
         wait=lambda barrier, parity: barrier.wait(int(parity)),
-        arrive=lambda barrier, count: barrier.arrive(),
+        arrive=lambda barrier, count, pred=True: barrier.arrive() if pred else None,
     )
     played = {
         "gl": device.gl,

@@ -143,9 +143,7 @@ def statistics(lse, delta):
     return levels, deltas
 
 
-KERNELS = pytest.mark.parametrize(
-    "kernels", [backward, deterministic], ids=["unordered", "deterministic"]
-)
+KERNELS = pytest.mark.parametrize("kernels", [backward, deterministic], ids=["unordered", "deterministic"])
 
 
 def wanted(q, k, v, grad, causal, window=0):

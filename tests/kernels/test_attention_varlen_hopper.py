@@ -77,7 +77,10 @@ def outputs(q, k, v, cu, cu_keys, causal):
 
 def gradients(kernels, q, k, v, grad, cu, cu_keys, out, lse, causal, *schedule, longest=1024):
     found = [torch.full_like(x, torch.nan) for x in (q, k, v)]
-    lists = module.listed(cu, cu_keys, len(q), deterministic.BLOCK), module.listed(cu_keys, cu, len(k), deterministic.BLOCK)
+    lists = (
+        module.listed(cu, cu_keys, len(q), deterministic.BLOCK),
+        module.listed(cu_keys, cu, len(k), deterministic.BLOCK),
+    )
     level, delta = module.statistics(grad, out, lse, *lists[0], deterministic.BLOCK)
     kernels.backward(grad, q, k, v, level, delta, *found, *lists, causal, longest, *schedule)
     return found

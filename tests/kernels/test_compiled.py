@@ -22,8 +22,10 @@ KIB = {"8.0": 163, "8.9": 99, "9.0": 227, "10.0": 227, "12.0": 99}
 programming guide, "Technical specifications per compute capability".)"""
 
 HOPPER = {x.stem for x in KERNELS.rglob("_*_hopper*.py")}
-E4M3 = "fp8_quant", "mx_quant"
+E4M3 = "fp8_matmul", "fp8_quant", "mx_quant"
 """Not for compute capability 8.0."""
+MATRIX = "matmul", "fp8_matmul", "mx_matmul"
+"""Matrix products with kernels of their own for Hopper."""
 APART = "attention", "linear_attention", "selective_scan", *E4M3
 PLAIN = tuple(x for x in Catalog.default().roots[0].files("kernels") if not x.startswith(APART))
 """Operators whose kernels are the same everywhere."""
@@ -34,6 +36,7 @@ PLAIN = tuple(x for x in Catalog.default().roots[0].files("kernels") if not x.st
     [
         ("9.0", ("attention", "attention_window", "attention_decode")),
         ("9.0", ("attention_varlen", "attention_sparse", "attention_fp8", "selective_scan", "linear_attention")),
+        ("9.0", MATRIX),
         ("10.0", ("attention", "linear_attention")),
         ("12.0", ("attention_varlen", "attention_sparse", "attention_fp8", "linear_attention")),
         ("8.9", ("attention", "attention_decode", "linear_attention", *E4M3)),
@@ -55,6 +58,12 @@ def test_compiles_and_fits(tmp_path, capability, operators):
     assert [x for x in found if x["error"]] == []
     assert [x for x in found if x["shared"] > KIB[capability] << 10] == []
     if capability == "9.0":
-        dense = "attention" in operators
-        own = {x["module"] for x in found} & HOPPER
-        assert own == {x for x in HOPPER if x.startswith("_attention_hopper") == dense}
+        kind = "matrix" if operators == MATRIX else "dense" if "attention" in operators else "other"
+        assert {x["module"] for x in found} & HOPPER == {x for x in HOPPER if _kind(x) == kind}
+
+
+def _kind(module: str) -> str:
+    """Which of the groups above a module for Hopper is compiled in."""
+    if module.startswith("_attention_hopper"):
+        return "dense"
+    return "matrix" if module in ("_matmul_hopper", "_weights_hopper") else "other"

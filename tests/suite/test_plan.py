@@ -92,7 +92,7 @@ def test_crossing_is_of_equal_width_at_the_same_lengths():
     assert all(x.options["mask"] == "causal" for x in plan.cases if x.operator == "attention")
 
 
-@pytest.mark.parametrize("name", ["memory", "attention", "state_space"])
+@pytest.mark.parametrize("name", ["memory", "attention", "matmul", "state_space"])
 def test_plans_beside_peers(name):
     """Each case is ours and a peer's, of another library than torch somewhere in its operator."""
     cells = plans.load(name, OWN, "cuda").cells(OWN, "cuda")
@@ -106,7 +106,7 @@ def test_plans_beside_peers_cover_the_operators():
     """And no operator is in two of them."""
     covered = [
         {x.operator for x in plans.load(name, OWN, "cuda").cases}
-        for name in ("memory", "attention", "state_space")
+        for name in ("memory", "attention", "matmul", "state_space")
     ]
     assert set.union(*covered) == set(OWN.operators)
     assert sum(map(len, covered)) == len(OWN.operators)
@@ -129,7 +129,7 @@ def test_nothing_of_an_operator_in_a_plan(root: Path):
         plans.load("standard", Catalog.of(root), "cpu")
 
 
-PLANS = "quick, standard, full, attention, crossing, memory, state_space"
+PLANS = "quick, standard, full, attention, crossing, matmul, memory, state_space"
 
 
 @pytest.mark.parametrize(

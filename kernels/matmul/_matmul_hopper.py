@@ -1,0 +1,616 @@
+"""Matrix products for Hopper (compute capability 9.0), in Gluon: out = A · Bᵀ with scales, a bias or a gate.
+
+One warp group, the producer, loads tiles of A and B through the tensor memory accelerator into a ring of stages.
+One to three others, the consumers, multiply 64 or 128 rows of the tile each and write them. Programs are
+persistent, one a multiprocessor, so that the producer loads the next tile while the consumers write this one.
+This is CUTLASS's "persistent cooperative" schedule, without clusters.
+
+Barriers of a stage, all in shared memory:
+
+=====  ====================================  ==================  ================================================
+name   what its phase says                   arrivals            waited for by
+=====  ====================================  ==================  ================================================
+full   the stage's tiles have arrived        1 (and the bytes)   each consumer, before it multiplies them
+empty  no consumer reads the stage any more  one a consumer      the producer, before it loads the next tiles
+=====  ====================================  ==================  ================================================
+
+Work is counted in steps of K. Whole tiles are dealt out one after the other. What is left of the last round, or
+all of a product too small to fill the device, is shared out by steps (Stream-K, Osama et al., arXiv 2301.03598):
+each program takes an equal run of the remaining steps, and a tile that several programs computed is added up, in
+the order of K, by the one that finishes last. Nobody waits, and the result does not depend on who is last.
+
+FP8 products with a scale for each 128 steps of K add up 128 products in the matrix units, which keep about 14
+bits, and then scale and add that sum in fp32, as DeepGEMM does. A consumer with 128 rows does so 64 rows at a
+time, so that the other consumer's products run under its additions.
+"""
+# Without `from __future__ import annotations`: aggregates read the types of their fields.
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.core import _aggregate as aggregate
+
+from .._common import cdiv, multiprocessors, on
+from .._grid_barrier import counters
+from ..attention._attention_hopper import Tiles, copy_in, copy_out, launch
+
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+"""Among the threads of a warp group: its name from Triton 3.7 on, and before."""
+CHUNK = 64
+"""Columns that are written at a time: 128 bytes, which one swizzled row of shared memory holds."""
+WIDE = gl.constexpr(CHUNK)
+TENSOR = gl.constexpr("tensor")
+ROW = gl.constexpr("row")
+BLOCK = gl.constexpr("block")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a product is divided: all that the compiled code depends on beside dtypes.
+
+    A tile has `groups` · `rows` rows and `columns` columns of the output, a stage `step` of K. `gated`: B has the
+    gate's columns and then as many of the other factor. `a_turned`, `b_turned`: the operand lies in memory with K
+    as its rows. `scales`: "" for none, "tensor", "row" (of A and of B) or "block" (1×128 of A, 128×128 of B).
+    `shared`: some tiles are shared out by steps. `packed`: numbers of K that one element of A holds.
+    """
+
+    rows: int = 64
+    groups: int = 2
+    columns: int = 256
+    step: int = 64
+    stages: int = 4
+    gated: bool = False
+    a_turned: bool = False
+    b_turned: bool = False
+    scales: str = ""
+    bias: bool = False
+    shared: bool = False
+    packed: int = 1
+    registers: int = 240
+
+
+@aggregate
+class Cursor:
+    """A place in the ring: a stage, and the phase of its barriers that is waited for."""
+
+    stage: gl.tensor
+    phase: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, stage, phase):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        self.stage = stage
+        self.phase = phase
+
+    @gluon.jit
+    def next(self, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        """The next stage; the other phase each time round."""
+        stage = self.stage + 1
+        around = stage == STAGES
+        return Cursor(gl.where(around, 0, stage), gl.where(around, self.phase ^ 1, self.phase))
+
+
+@aggregate
+class Ring:
+    """Stages of tiles of A (groups a stage) and of B (one, or a gate's two), and their barriers."""
+
+    a: gl.shared_memory_descriptor
+    b: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, a, b, full, empty):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        self.a = a
+        self.b = b
+        self.full = full
+        self.empty = empty
+
+
+@aggregate
+class Work:
+    """Tiles and who computes them. `dealt` tiles are dealt out whole, the others are shared out by steps of K.
+
+    A program's work is a run of positions: the steps of its whole tiles, then its share of the other tiles' steps.
+    """
+
+    row_tiles: gl.tensor
+    column_tiles: gl.tensor
+    steps: gl.tensor
+    dealt: gl.tensor
+    section: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, row_tiles, column_tiles, steps, dealt, section):  # type: ignore[no-untyped-def]  # as above
+        self.row_tiles = row_tiles
+        self.column_tiles = column_tiles
+        self.steps = steps
+        self.dealt = dealt
+        self.section = section
+
+    @gluon.jit
+    def shared(self):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        """Steps that are shared out."""
+        return (self.row_tiles * self.column_tiles - self.dealt) * self.steps
+
+    @gluon.jit
+    def whole(self):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        """Positions of this program's whole tiles."""
+        return (self.dealt - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0) * self.steps
+
+    @gluon.jit
+    def share(self, program):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        """Where a program's run of the shared steps begins."""
+        return program * self.shared() // gl.num_programs(0)
+
+    @gluon.jit
+    def owner(self, step):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        """Whose a shared step is: the inverse of `share`."""
+        return ((step + 1) * gl.num_programs(0) - 1) // self.shared()
+
+    @gluon.jit
+    def positions(self, SHARED: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        """How many positions this program has."""
+        count = self.whole()
+        if SHARED:
+            count += self.share(gl.program_id(0) + 1) - self.share(gl.program_id(0))
+        return count
+
+    @gluon.jit
+    def unit(self, at, SHARED: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        """(tile, its first step, the step after its last) at a position: all of a tile or a part of one."""
+        tile = gl.program_id(0) + at // self.steps * gl.num_programs(0)
+        begin = at * 0
+        end = begin + self.steps
+        if SHARED:
+            whole = self.whole()
+            step = self.share(gl.program_id(0)) + at - whole
+            left = self.share(gl.program_id(0) + 1) - step
+            apart = at >= whole
+            tile = gl.where(apart, self.dealt + step // self.steps, tile)
+            begin = gl.where(apart, step % self.steps, begin)
+            end = gl.where(apart, gl.minimum(begin + left, self.steps), end)
+        return tile, begin, end
+
+    @gluon.jit
+    def place(self, tile):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        """(row, column) of a tile: sections of `section` rows of tiles, of each one column after the other."""
+        first = tile // (self.section * self.column_tiles) * self.section
+        nth = tile - first * self.column_tiles
+        height = gl.minimum(self.section, self.row_tiles - first)
+        column = nth // height
+        return first + nth - column * height, column
+
+
+@aggregate
+class Scales:
+    """Scales in fp32: one, one a row, or one a block, which lie `row` and `step` numbers apart."""
+
+    a: gl.tensor
+    b: gl.tensor
+    a_row: gl.tensor
+    a_step: gl.tensor
+    b_row: gl.tensor
+    b_step: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, a, b, a_row, a_step, b_row, b_step):  # type: ignore[no-untyped-def]  # as above
+        self.a = a
+        self.b = b
+        self.a_row = a_row
+        self.a_step = a_step
+        self.b_row = b_row
+        self.b_step = b_step
+
+
+@aggregate
+class Output:
+    """Where results go: the output's map and buffers, the bias, its size, and partial sums of shared tiles."""
+
+    tiles: tma.tensor_descriptor
+    buffers: gl.shared_memory_descriptor
+    bias: gl.tensor
+    partial: gl.tensor
+    counter: gl.tensor
+    M: gl.tensor
+    N: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, tiles, buffers, bias, partial, counter, M, N):  # type: ignore[no-untyped-def]  # as above
+        self.tiles = tiles
+        self.buffers = buffers
+        self.bias = bias
+        self.partial = partial
+        self.counter = counter
+        self.M = M
+        self.N = N
+
+
+@gluon.constexpr_function
+def product_layout(columns, dtype):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Of what a warp group multiplies: 64 rows and so many columns, 32 bytes of K an instruction."""
+    depth = 256 // dtype.primitive_bitwidth
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, depth])
+
+
+@gluon.jit
+def load(a, b, ring, work, pieces_apart, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """The producer: tiles of A and B, step by step, tile by tile. A gate's other factor lies `pieces_apart` rows
+    of B after it.
+    """
+    PIECES: gl.constexpr = 2 if c.gated else 1
+    GROUPS: gl.constexpr = c.groups
+    cursor = Cursor(gl.to_tensor(0), gl.to_tensor(1))
+    at = gl.program_id(0) * 0
+    while at < work.positions(c.shared):
+        tile, begin, end = work.unit(at, c.shared)
+        row_tile, column_tile = work.place(tile)
+        row = row_tile * (c.groups * c.rows)
+        column = column_tile * c.columns
+        for k in range(begin, end):
+            depth = k * c.step
+            mbarrier.wait(ring.empty.index(cursor.stage), cursor.phase)
+            full = ring.full.index(cursor.stage)
+            mbarrier.expect(full, c.groups * a.block_type.nbytes + PIECES * b.block_type.nbytes)
+            for i in gl.static_range(GROUPS):
+                target = ring.a.index(cursor.stage * c.groups + i)
+                if c.a_turned:
+                    copy_in(a, [depth, row + i * c.rows], full, target)
+                else:
+                    copy_in(a, [row + i * c.rows, depth // c.packed], full, target)
+            for i in gl.static_range(PIECES):
+                target = ring.b.index(cursor.stage * PIECES + i)
+                if c.b_turned:
+                    copy_in(b, [depth, column + i * pieces_apart], full, target)
+                else:
+                    copy_in(b, [column + i * pieces_apart, depth], full, target)
+            cursor = cursor.next(c.stages)
+        at += end - begin
+
+
+@gluon.jit
+def _operands(ring, cursor, c: gl.constexpr, GROUP: gl.constexpr, PIECE: gl.constexpr):  # type: ignore[no-untyped-def]
+    """(this consumer's rows of A, Bᵀ) of a stage."""
+    PIECES: gl.constexpr = 2 if c.gated else 1
+    a = ring.a.index(cursor.stage * c.groups + GROUP)
+    b = ring.b.index(cursor.stage * PIECES + PIECE)
+    if c.a_turned:
+        a = a.permute((1, 0))
+    if not c.b_turned:
+        b = b.permute((1, 0))
+    return a, b
+
+
+@gluon.jit
+def _product(ring, cursor, count, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """(sums over `count` steps, the gate's other factor or the same, the next place). While one step's product
+    runs the one before is waited for and its stage released.
+    """
+    layout: gl.constexpr = product_layout(c.columns, ring.a.dtype)
+    SHAPE: gl.constexpr = [c.rows, c.columns]
+    acc = gl.zeros(SHAPE, gl.float32, layout)
+    other = acc
+    # Not the cursor's own stage: a name that begins as the very value that the loop assigns again is unchanged to
+    # Triton, and every step would release the first stage.
+    before = gl.to_tensor(0)
+    for k in range(0, count):
+        mbarrier.wait(ring.full.index(cursor.stage), cursor.phase)
+        a, b = _operands(ring, cursor, c, GROUP, 0)
+        acc = warpgroup_mma(a, b, acc, is_async=True)  # acc += A @ B.T
+        if c.gated:
+            a, b = _operands(ring, cursor, c, GROUP, 1)
+            other = warpgroup_mma(a, b, other, is_async=True)  # other += A @ B₂.T
+            acc, other = warpgroup_mma_wait(2, deps=[acc, other])
+        else:
+            acc = warpgroup_mma_wait(1, deps=[acc])
+        mbarrier.arrive(ring.empty.index(before), count=1, pred=k > 0)
+        before = cursor.stage
+        cursor = cursor.next(c.stages)
+    if c.gated:
+        acc, other = warpgroup_mma_wait(0, deps=[acc, other])
+    else:
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        other = acc
+    mbarrier.arrive(ring.empty.index(before), count=1)
+    return acc, other, cursor
+
+
+@gluon.jit
+def _scaled_product(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    ring, cursor, begin, end, row, column, scales, M, N, c: gl.constexpr, GROUP: gl.constexpr
+):
+    """(sums of the upper 64 rows, of the lower or the same, the next place) where each step has scales of its own:
+    acc += (A @ B.T) · a_scale · b_scale. Scales are loaded one step ahead.
+    """
+    layout: gl.constexpr = product_layout(c.columns, ring.a.dtype)
+    along: gl.constexpr = gl.SliceLayout(1, layout)
+    SHAPE: gl.constexpr = [64, c.columns]
+    zero = gl.zeros(SHAPE, gl.float32, layout)
+    acc = zero
+    lower = zero
+    upper_rows = row + gl.arange(0, 64, along)
+    lower_rows = upper_rows + 64
+    a_at = scales.a + begin * scales.a_step
+    b_at = scales.b + gl.minimum(column, N - 1) // 128 * scales.b_row + begin * scales.b_step
+    upper_next = gl.load(a_at + upper_rows * scales.a_row, upper_rows < M, 0.0)
+    lower_next = upper_next
+    if c.rows == 128:
+        lower_next = gl.load(a_at + lower_rows * scales.a_row, lower_rows < M, 0.0)
+    b_next = gl.load(b_at)
+    for k in range(begin, end):
+        upper_scale = upper_next * b_next
+        lower_scale = lower_next * b_next
+        later = k + 1 < end
+        a_at += scales.a_step
+        b_at += scales.b_step
+        upper_next = gl.load(a_at + upper_rows * scales.a_row, (upper_rows < M) & later, 0.0)
+        if c.rows == 128:
+            lower_next = gl.load(a_at + lower_rows * scales.a_row, (lower_rows < M) & later, 0.0)
+        b_next = gl.load(b_at, later, 0.0)
+        mbarrier.wait(ring.full.index(cursor.stage), cursor.phase)
+        a, b = _operands(ring, cursor, c, GROUP, 0)
+        part = warpgroup_mma(a.slice(0, 64, 0), b, zero, use_acc=False, is_async=True)  # A @ B.T
+        part = warpgroup_mma_wait(0, deps=[part])
+        if c.rows == 64:
+            mbarrier.arrive(ring.empty.index(cursor.stage), count=1)
+        acc = acc + part * gl.expand_dims(upper_scale, 1)
+        if c.rows == 128:
+            part = warpgroup_mma(a.slice(64, 64, 0), b, zero, use_acc=False, is_async=True)  # A @ B.T
+            part = warpgroup_mma_wait(0, deps=[part])
+            mbarrier.arrive(ring.empty.index(cursor.stage), count=1)
+            lower = lower + part * gl.expand_dims(lower_scale, 1)
+        cursor = cursor.next(c.stages)
+    return acc, lower, cursor
+
+
+@gluon.jit
+def _partial(output, slot, part, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """Pointers (64, columns) to a program's partial sums of a tile."""
+    PARTS: gl.constexpr = 2 if c.gated or c.rows == 128 else 1
+    layout: gl.constexpr = product_layout(c.columns, gl.float32)
+    rows = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, layout)), 1)
+    COLUMNS: gl.constexpr = c.columns
+    columns = gl.expand_dims(gl.arange(0, COLUMNS, gl.SliceLayout(0, layout)), 0)
+    nth = (slot * c.groups + GROUP) * PARTS + part
+    return output.partial + nth * (64 * c.columns) + rows * c.columns + columns
+
+
+@gluon.jit
+def add_up(acc, other, tile, output, work, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
+    """(sums over all of K, whether they are): leaves this program's part of a tile for the others and, if it is
+    the last to, adds all parts up in the order of K.
+    """
+    DOUBLE: gl.constexpr = c.gated or c.rows == 128
+    layout: gl.constexpr = product_layout(c.columns, gl.float32)
+    own: gl.constexpr = acc.type.layout
+    nth = tile - work.dealt
+    first = work.owner(nth * work.steps)
+    last = work.owner((nth + 1) * work.steps - 1)
+    program = gl.program_id(0)
+    slot = 2 * program + gl.where(work.share(program) // work.steps == nth, 0, 1)
+    gl.store(_partial(output, slot, 0, c, GROUP), gl.convert_layout(acc, layout))
+    if DOUBLE:
+        gl.store(_partial(output, slot, 1, c, GROUP), gl.convert_layout(other, layout))
+    barrier()
+    count = output.counter + 2 * (nth * c.groups + GROUP)
+    done = gl.atomic_add(count, 1, sem="acq_rel") == last - first
+    if done:
+        gl.atomic_xchg(count, 0, sem="relaxed")
+        SHAPE: gl.constexpr = [64, c.columns]
+        total = gl.zeros(SHAPE, gl.float32, layout)
+        second = total
+        for q in range(first, last + 1):
+            slot = 2 * q + gl.where(work.share(q) // work.steps == nth, 0, 1)
+            total = total + gl.load(_partial(output, slot, 0, c, GROUP), cache_modifier=".cg")
+            if DOUBLE:
+                second = second + gl.load(_partial(output, slot, 1, c, GROUP), cache_modifier=".cg")
+        acc = gl.convert_layout(total, own)
+        other = gl.convert_layout(second, own)
+    return acc, other, done
+
+
+@gluon.jit
+def _columns(x, nth: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Columns `nth` · WIDE and on, WIDE of them; they stay in the registers they are in."""
+    if x.shape[1] == WIDE:
+        return x
+    else:
+        HALF: gl.constexpr = x.shape[1] // 2
+        a, b = gl.split(x.reshape([x.shape[0], 2, HALF]).permute((0, 2, 1)))
+        if nth * WIDE < HALF:
+            return _columns(a, nth)
+        else:
+            return _columns(b, nth - HALF // WIDE)
+
+
+@gluon.jit
+def _write(acc, other, row, column, output, scales, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
+    """64 rows of a tile through this consumer's two buffers: out = acc · a_scale · b_scale + bias, or the gated
+    silu(acc) · other.
+    """
+    layout: gl.constexpr = product_layout(WIDE, gl.float32)
+    rows = row + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    row_scale = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, layout))
+    if c.scales == TENSOR:
+        row_scale = row_scale * (gl.load(scales.a) * gl.load(scales.b))
+    if c.scales == ROW:
+        row_scale = gl.load(scales.a + rows * scales.a_row, rows < output.M, 0.0)
+    CHUNKS: gl.constexpr = c.columns // WIDE
+    for i in gl.static_range(CHUNKS):
+        y = gl.convert_layout(_columns(acc, i), layout)
+        columns = column + i * WIDE + gl.arange(0, WIDE, gl.SliceLayout(0, layout))
+        if c.scales == TENSOR or c.scales == ROW:
+            y = y * gl.expand_dims(row_scale, 1)
+        if c.scales == ROW:
+            column_scale = gl.load(scales.b + columns * scales.b_row, columns < output.N, 0.0)
+            y = y * gl.expand_dims(column_scale, 0)
+        if c.bias:
+            bias = gl.load(output.bias + columns, columns < output.N, 0.0).to(gl.float32)
+            y = y + gl.expand_dims(bias, 0)
+        if c.gated:
+            # silu(g) · u = g · u / (1 + exp(-g))
+            up = gl.convert_layout(_columns(other, i), layout)
+            y = y * up / (1.0 + gl.exp2(y * -1.4426950408889634))
+        buffer = output.buffers.index(2 * GROUP + i % 2)
+        tma.store_wait(pendings=1)  # of the last two one may still be read
+        buffer.store(y.to(output.tiles.dtype))
+        fence_async_shared()
+        copy_out(output.tiles, [row, column + i * WIDE], buffer)
+
+
+@gluon.jit
+def _compute(ring, work, scales, output, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
+    """A consumer: its rows of every tile."""
+    cursor = Cursor(gl.to_tensor(0), gl.to_tensor(0))
+    at = gl.program_id(0) * 0
+    while at < work.positions(c.shared):
+        tile, begin, end = work.unit(at, c.shared)
+        row_tile, column_tile = work.place(tile)
+        row = (row_tile * c.groups + GROUP) * c.rows
+        column = column_tile * c.columns
+        if c.scales == BLOCK:
+            acc, other, cursor = _scaled_product(
+                ring, cursor, begin, end, row, column, scales, output.M, output.N, c, GROUP
+            )
+        else:
+            acc, other, cursor = _product(ring, cursor, end - begin, c, GROUP)
+        if c.shared:
+            done = begin == begin
+            if end - begin < work.steps:
+                acc, other, done = add_up(acc, other, tile, output, work, c, GROUP)
+            if done:
+                _write(acc, other, row, column, output, scales, c, GROUP)
+                if c.rows == 128:
+                    _write(other, other, row + 64, column, output, scales, c, GROUP)
+        else:
+            _write(acc, other, row, column, output, scales, c, GROUP)
+            if c.rows == 128:
+                _write(other, other, row + 64, column, output, scales, c, GROUP)
+        at += end - begin
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit(
+    do_not_specialize=["M", "N", "steps", "dealt", "section", "a_row", "a_step", "b_row", "b_step"],
+    do_not_specialize_on_alignment=["scale_a", "scale_b", "bias", "partial", "counter"],
+)
+def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    a, b, out, scale_a, scale_b, bias, partial, counter, M, N, steps, dealt, section, a_row, a_step, b_row, b_step,
+    c: gl.constexpr,
+):  # fmt: skip
+    """Buffers and barriers, then the warp groups. out is (M, N)."""
+    PIECES: gl.constexpr = 2 if c.gated else 1
+    STAGES: gl.constexpr = c.stages
+    GROUPS: gl.constexpr = c.groups
+    A: gl.constexpr = [STAGES * GROUPS] + a.block_type.shape  # noqa: RUF005  # a kernel knows no unpacking
+    B: gl.constexpr = [STAGES * PIECES] + b.block_type.shape  # noqa: RUF005  # as above
+    ring = Ring(
+        gl.allocate_shared_memory(a.dtype, A, a.layout),
+        gl.allocate_shared_memory(b.dtype, B, b.layout),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
+    )
+    buffers = gl.allocate_shared_memory(out.dtype, [2 * GROUPS, 64, WIDE], out.layout)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(ring.full.index(i), count=1)
+        mbarrier.init(ring.empty.index(i), count=c.groups)
+    work = Work(
+        (M + c.groups * c.rows - 1) // (c.groups * c.rows), (N + c.columns - 1) // c.columns, steps, dealt, section
+    )
+    scales = Scales(scale_a, scale_b, a_row, a_step, b_row, b_step)
+    output = Output(out, buffers, bias, partial, counter, M, N)
+    gl.warp_specialize(
+        [
+            (load, (a, b, ring, work, N, c)),
+            (_compute, (ring, work, scales, output, c, 0)),
+            (_compute, (ring, work, scales, output, c, 1)),
+            (_compute, (ring, work, scales, output, c, 2)),
+        ][: GROUPS + 1],
+        [4, 4, 4][:GROUPS],
+        [c.registers, c.registers, c.registers][:GROUPS],
+    )
+
+
+_ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
+
+
+@functools.cache
+def _layout(shape: tuple[int, int], dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for(list(shape), _ELEMENTS[dtype])
+
+
+def _tiles(x: torch.Tensor, rows: int, columns: int, turned: bool = False) -> Tiles:
+    """Tiles of a matrix, which lies in memory row by row, or `turned`: column by column."""
+    if turned:
+        x, rows, columns = x.t(), columns, rows
+    return Tiles(x, [*x.shape], [x.stride(0), 1], [rows, columns], _layout((rows, columns), x.dtype))
+
+
+def turned(x: torch.Tensor) -> bool:
+    """Whether a matrix lies in memory column by column."""
+    return x.stride(1) != 1
+
+
+def mapped(x: torch.Tensor) -> bool:
+    """Whether the tensor memory accelerator can load a matrix: rows (or columns) at multiples of 16 bytes."""
+    one, other = (x.stride(0), x.stride(1)) if turned(x) else (x.stride(1), x.stride(0))
+    size = x.element_size()
+    return one == 1 and other * size % 16 == 0 and other >= x.shape[turned(x) ^ 1] and x.data_ptr() % 16 == 0
+
+
+def multiply(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    schedule: Schedule,
+    dealt: int,
+    section: int,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> None:
+    """out (M, N) = a (M, K) · b (N, K)ᵀ, with `schedule.gated` b (2N, K). Scales are fp32: single numbers, (M, 1)
+    and (N, 1), or (M, ⌈K / 128⌉) and (⌈N / 128⌉, ⌈K / 128⌉). The first `dealt` tiles are dealt out whole; the
+    tiles of `section` rows of tiles are neighbours. For matrices that are `mapped`.
+    """
+    M, K = a.shape
+    N = out.shape[1]
+    programs = multiprocessors(a)
+    tiles = cdiv(M, schedule.rows * schedule.groups) * cdiv(N, schedule.columns)
+    if schedule.shared:
+        # A program without a step would be counted among those that add to a tile.
+        programs = min(programs, (tiles - dealt) * cdiv(K, schedule.step))
+        parts = 2 if schedule.gated or schedule.rows == 128 else 1
+        size = 2 * programs * schedule.groups * parts * 64 * schedule.columns
+        partial = torch.empty(size, dtype=torch.float32, device=a.device)
+        counter = counters(a, (tiles - dealt) * schedule.groups)
+    else:
+        programs, dealt = min(programs, tiles), tiles
+        partial = counter = out
+    strides = [0, 0, 0, 0]
+    if scale_a is not None and scale_b is not None:
+        strides = [*_strides(scale_a), *_strides(scale_b)]
+    with on(a):
+        launch(
+            kernel, (kernel, a.device, a.dtype, out.dtype, bias is not None and bias.dtype, schedule), programs,
+            _tiles(a, schedule.rows, schedule.step, schedule.a_turned),
+            _tiles(b, schedule.columns, schedule.step, schedule.b_turned),
+            _tiles(out, 64, CHUNK),
+            out if scale_a is None else scale_a, out if scale_b is None else scale_b,
+            out if bias is None else bias, partial, counter,
+            M, N, cdiv(K, schedule.step), dealt, section, *strides, schedule,
+        )  # fmt: skip
+
+
+def _strides(scale: torch.Tensor) -> tuple[int, int]:
+    """How far apart the scales of rows and of steps lie."""
+    return (scale.stride(0) if scale.dim() else 0), (scale.stride(1) if scale.dim() == 2 else 0)

@@ -1,0 +1,277 @@
+"""Products of up to 64 rows with weights in MXFP4 for Hopper, in Gluon: the weights are read once, as they are
+stored.
+
+The schedule is that of `_matmul_hopper.py` with the operands' roles exchanged: a tile has 64 rows of weights a
+consumer, and the rows of x are its columns. A consumer widens its weights in registers, from which the matrix
+units take their first operand: outᵀ = W · xᵀ.
+
+A thread holds 32 neighbouring numbers of two rows of weights for each 128 steps of K, which share a scale. Of a
+word of eight numbers it makes four words of two in bf16, each by shifting and masking: numbers i and i + 4. So
+the order of K that the matrix units see is another, and x's columns are laid in it before (`ordered`), within
+each 128:
+
+=====================  ======  ======  ======  ======
+digit of a column      32      8       4       1
+=====================  ======  ======  ======  ======
+in x                   t (4)   w (4)   e (2)   i (4)
+in the matrix units    w (4)   i (4)   t (4)   e (2), with digits 32, 8, 2, 1
+=====================  ======  ======  ======  ======
+
+with t a thread of the four that share a row, w a word, i its numbers of four bits, e a half of the words made of
+them.
+
+The number that a code's exponent and fraction are in bf16 is 2^-126 of what it stands for. It is multiplied by the
+group's scale times 2^120, so that scales up to 2^7 are bf16 numbers; larger ones become NaN. The rest, 2^6, is
+multiplied by in fp32, at the end.
+"""
+# Without `from __future__ import annotations`, as in `_matmul_hopper.py`.
+
+import functools
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.language.core import _aggregate as aggregate
+
+from .._common import cdiv, multiprocessors, on
+from .._grid_barrier import counters
+from ..attention._attention_hopper import Tiles, launch
+from ._matmul_hopper import Cursor, Ring, Schedule, Work, add_up, load, product_layout
+
+BLOCK = 128
+"""Steps of K whose weights a thread holds at a time."""
+DEPTH = gl.constexpr(BLOCK)
+REST = gl.constexpr(64.0)
+"""What products are multiplied by at the end."""
+
+
+@aggregate
+class Result:
+    """Where results go: out (M, N), partial sums of shared tiles and who has added to them, the weights'
+    scales."""
+
+    out: gl.tensor
+    scales: gl.tensor
+    partial: gl.tensor
+    counter: gl.tensor
+    M: gl.tensor
+    N: gl.tensor
+    across: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, out, scales, partial, counter, M, N, across):  # type: ignore[no-untyped-def]  # as above
+        self.out = out
+        self.scales = scales
+        self.partial = partial
+        self.counter = counter
+        self.M = M
+        self.N = N
+        self.across = across
+
+
+@triton.jit
+def _order(x, out, M, K, lead, width, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Columns of x in the order in which the matrix units see K, zeros from K to `width`."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    inner = place % 128
+    column = place - inner + inner // 2 % 4 * 32 + inner // 32 * 8 + inner % 2 * 4 + inner // 8 % 4
+    value = tl.load(x + row * lead + column, column < K, 0.0)
+    tl.store(out + row * width + place, value, place < width)
+
+
+@gluon.constexpr_function
+def words_layout():  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Of a consumer's words (64, 16): four neighbouring ones of rows r and r + 8 a thread."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [8, 0]],
+        lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 16],
+    )
+
+
+@gluon.constexpr_function
+def _nibbles():  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """PTX that makes four words of two bf16 numbers of a word of eight codes, times a pair of scales."""
+    lines = "".join(
+        f"shl.b32 t, $4, {12 - 4 * i}; shr.u32 m, t, 6; and.b32 m, m, 0x01C001C0; and.b32 t, t, 0x80008000;"
+        f" or.b32 t, t, m; mul.bf16x2 ${i}, t, $5;"
+        for i in range(4)
+    )
+    return f"{{ .reg .b32 t, m; {lines} }}"
+
+
+@gluon.jit
+def unpack(packed, dtype: gl.constexpr, OPERAND: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """Words (64, 64) of two numbers as the operand (64, 128) of a product: the registers are the same."""
+    twos = gl.zeros([64, DEPTH], gl.int16, OPERAND).reshape([64, DEPTH // 2, 2])
+    HALVES: gl.constexpr = twos.type.layout
+    one = gl.expand_dims(gl.convert_layout(packed, gl.SliceLayout(2, HALVES), assert_trivial=True), 2)
+    two = one + gl.zeros([64, DEPTH // 2, 2], gl.int32, HALVES)
+    half = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [two], dtype=gl.int16, is_pure=True, pack=2)
+    return gl.convert_layout(half.to(dtype, bitcast=True).reshape([64, DEPTH]), OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def widened(words, scale, OPERAND: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Words (64, 16) of eight codes and scales (64, 4) as bytes: the operand (64, 128) in bf16."""
+    words = words.reshape([64, 4, 4])  # row, t, w
+    power = gl.where(scale > 134, 0x7FC0, (scale + 120) << 7)
+    pair = gl.expand_dims(power * 0x10001, 2) + gl.zeros_like(words)
+    p0, p1, p2, p3 = gl.inline_asm_elementwise(
+        _nibbles(), "=&r,=&r,=&r,=&r,r,r", [words, pair],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
+    )  # fmt: skip
+    packed = gl.join(gl.join(p0, p1), gl.join(p2, p3))  # row, t, w, i % 2, i // 2
+    packed = packed.permute((0, 2, 4, 3, 1)).reshape([64, DEPTH // 2])
+    return unpack(packed, gl.bfloat16, OPERAND)
+
+
+@gluon.jit
+def _scale(result, row, group, inside, WORDS: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """Scales (64, 4) of rows from `row` on and four groups from `group` on, as bytes; 0 beyond."""
+    SCALES: gl.constexpr = gl.SliceLayout(2, WORDS)
+    rows = gl.expand_dims(row + gl.arange(0, 64, gl.SliceLayout(1, SCALES)), 1)
+    groups = gl.expand_dims(group + gl.arange(0, 4, gl.SliceLayout(0, SCALES)), 0)
+    seen = (rows < result.N) & (groups < result.across) & inside
+    return gl.load(result.scales + rows * result.across + groups, seen, 0).to(gl.int32)
+
+
+@gluon.jit
+def _compute(ring, work, result, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """A consumer: its 64 rows of weights of every tile."""
+    layout: gl.constexpr = product_layout(c.columns, gl.bfloat16)
+    OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
+    SHAPE: gl.constexpr = [64, c.columns]
+    BLOCKS: gl.constexpr = c.step // DEPTH
+    COLUMNS: gl.constexpr = c.columns
+    cursor = Cursor(gl.to_tensor(0), gl.to_tensor(0))
+    at = gl.program_id(0) * 0
+    WORDS: gl.constexpr = gl.zeros([64, 16], gl.int32, words_layout()).reshape([64, 4, 4]).type.layout
+    while at < work.positions(c.shared):
+        tile, begin, end = work.unit(at, c.shared)
+        row_tile, column_tile = work.place(tile)
+        row = (row_tile * c.groups + GROUP) * 64
+        column = column_tile * COLUMNS
+        acc = gl.zeros(SHAPE, gl.float32, layout)
+        following = _scale(result, row, begin * (4 * BLOCKS), True, WORDS)
+        for k in range(begin, end):
+            mbarrier.wait(ring.full.index(cursor.stage), cursor.phase)
+            words = ring.a.index(cursor.stage * c.groups + GROUP)
+            x = ring.b.index(cursor.stage).permute((1, 0))
+            for j in gl.static_range(BLOCKS):
+                scale = following
+                group = (k * BLOCKS + j + 1) * 4
+                following = _scale(result, row, group, k + (j + 1) // BLOCKS < end, WORDS)
+                a = widened(words.slice(j * 16, 16, 1).load(words_layout()), scale, OPERAND)
+                acc = warpgroup_mma(a, x.slice(j * DEPTH, DEPTH, 0), acc, is_async=True)  # acc += W @ X.T
+                acc, a = warpgroup_mma_wait(0, deps=[acc, a])
+            mbarrier.arrive(ring.empty.index(cursor.stage), count=1)
+            cursor = cursor.next(c.stages)
+        done = begin == begin
+        if c.shared:  # noqa: SIM102  # the one is the compiler's, the other the device's
+            if end - begin < work.steps:
+                acc, _, done = add_up(acc, acc, tile, result, work, c, GROUP)
+        if done:
+            rows = gl.expand_dims(row + gl.arange(0, 64, gl.SliceLayout(1, layout)), 1)
+            columns = gl.expand_dims(column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout)), 0)
+            to = result.out + columns * result.N + rows
+            gl.store(to, (acc * REST).to(gl.bfloat16), (rows < result.N) & (columns < result.M))
+        at += end - begin
+
+
+@gluon.jit(
+    do_not_specialize=["M", "N", "across", "steps", "dealt", "section"],
+    do_not_specialize_on_alignment=["out", "scales", "partial", "counter"],
+)
+def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, x, out, scales, partial, counter, M, N, across, steps, dealt, section, c: gl.constexpr
+):
+    """Buffers and barriers, then the warp groups. out is (M, N)."""
+    STAGES: gl.constexpr = c.stages
+    GROUPS: gl.constexpr = c.groups
+    A: gl.constexpr = [STAGES * GROUPS] + q.block_type.shape  # noqa: RUF005  # a kernel knows no unpacking
+    B: gl.constexpr = [STAGES] + x.block_type.shape  # noqa: RUF005  # as above
+    ring = Ring(
+        gl.allocate_shared_memory(q.dtype, A, q.layout),
+        gl.allocate_shared_memory(x.dtype, B, x.layout),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
+    )
+    for i in gl.static_range(STAGES):
+        mbarrier.init(ring.full.index(i), count=1)
+        mbarrier.init(ring.empty.index(i), count=c.groups)
+    work = Work(
+        (N + c.groups * 64 - 1) // (c.groups * 64), (M + c.columns - 1) // c.columns, steps, dealt, section
+    )
+    result = Result(out, scales, partial, counter, M, N, across)
+    gl.warp_specialize(
+        [
+            (load, (q, x, ring, work, M, c)),
+            (_compute, (ring, work, result, c, 0)),
+            (_compute, (ring, work, result, c, 1)),
+        ][: GROUPS + 1],
+        [4, 4][:GROUPS],
+        [c.registers, c.registers][:GROUPS],
+    )
+
+
+def schedule(M: int) -> Schedule:
+    """For M up to 64 rows of x."""
+    columns = 16 if M <= 16 else 32 if M <= 32 else 64
+    return Schedule(columns=columns, step=256, stages={16: 8, 32: 6, 64: 4}[columns], packed=8)
+
+
+def fits(q: torch.Tensor) -> bool:
+    """Whether the tensor memory accelerator takes the codes (N, K / 2): whole words at multiples of 16 bytes."""
+    return q.is_contiguous() and q.shape[1] % 16 == 0 and q.data_ptr() % 16 == 0
+
+
+def ordered(x: torch.Tensor) -> torch.Tensor:
+    """x (M, K) with its columns in the order in which the matrix units see them, filled up to a multiple of
+    128."""
+    M, K = x.shape
+    width = cdiv(K, BLOCK) * BLOCK
+    out = torch.empty(M, width, dtype=x.dtype, device=x.device)
+    _order[(M, cdiv(width, 1024))](x, out, M, K, x.stride(0), width, 1024, num_warps=4)
+    return out
+
+
+def few_rows(x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
+    """out (M, N) = x (M, K) · weightsᵀ for M up to 64, codes q (N, K / 2) that `fits` approves of, and scales as
+    contiguous bytes (N, ⌈K / 32⌉).
+    """
+    (M, K), N = x.shape, q.shape[0]
+    c = schedule(M)
+    words = q.view(torch.int32)
+    tiles, steps = cdiv(N, 64 * c.groups) * cdiv(M, c.columns), cdiv(K, c.step)
+    programs = min(multiprocessors(x), tiles * steps)
+    dealt = 0
+    shares = tiles % programs != 0
+    if shares:
+        c = replace(c, shared=True)
+        size = 2 * programs * c.groups * 64 * c.columns
+        partial = torch.empty(size, dtype=torch.float32, device=x.device)
+        counter = counters(x, tiles * c.groups)
+    else:
+        programs, dealt = min(programs, tiles), tiles
+        partial = counter = out
+    with on(x):
+        x = ordered(x)
+        launch(
+            kernel, (kernel, x.device, c), programs,
+            Tiles(words, [*words.shape], [words.stride(0), 1], [64, c.step // 8], _layout(64, c.step // 8, 32)),
+            Tiles(x, [*x.shape], [x.stride(0), 1], [c.columns, c.step], _layout(c.columns, c.step, 16)),
+            out, scales, partial, counter, M, N, scales.shape[1], steps, dealt, 8, c,
+        )  # fmt: skip
+
+
+@functools.cache
+def _layout(rows: int, columns: int, bits: int) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.int32 if bits == 32 else gl.bfloat16)

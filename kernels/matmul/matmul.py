@@ -1,0 +1,68 @@
+"""Matrix products of 16-bit numbers and of fp32 as TF32, with a bias or a gate in the same kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from .._common import FLOATING, capability, check, multiprocessors, operator
+from . import _matmul as portable
+from ._dispatch import SIXTEEN, choose
+
+
+def matmul(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, gated: bool = False
+) -> torch.Tensor:
+    """a @ b + bias, summed in fp32 and rounded once; `gated`: silu(a @ b[:, :N]) · (a @ b[:, N:]) of b (K, 2N).
+
+    a (M, K), b (K, N) and bias (N,) in one of bf16, fp16 and fp32 to (M, N). Both matrices may lie in memory row
+    by row or column by column: `matmul(x, weight.t())` is a linear layer. fp32 is multiplied as TF32 (10 bits).
+
+    Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device; the message names the
+    argument.
+    """
+    check("a", a, dim=2)
+    check("b", b, dim=2, like=a, dtypes=(a.dtype,))
+    if b.shape[0] != a.shape[1]:
+        raise ValueError(f"b has shape {tuple(b.shape)}, expected ({a.shape[1]}, N)")
+    if gated:
+        if b.shape[1] % 2:
+            raise ValueError(f"b has shape {tuple(b.shape)}, expected an even number of columns: gate and factor")
+        if bias is not None:
+            raise ValueError("bias is given, but a gated product takes none")
+    if bias is not None:
+        check("bias", bias, shape=b.shape[1:], like=a, dtypes=(a.dtype,))
+    result: torch.Tensor = _matmul(a, b, bias, gated)
+    return result
+
+
+def _empty(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
+    return a.new_empty(a.shape[0], b.shape[1] // (2 if gated else 1))
+
+
+def _launch(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
+    out = _empty(a, b, bias, gated)
+    if out.numel() == 0:
+        return out
+    if a.shape[1] == 0:
+        out.zero_()
+        return out if bias is None else out.add_(bias)
+    weight = b.t()
+    bias = bias if bias is None else bias.contiguous()
+    if capability(a.device)[0] == 9 and a.dtype in FLOATING[:2]:
+        from . import _matmul_hopper as hopper  # where Gluon may be missing, it is not needed
+
+        if all(map(hopper.mapped, (a, weight, out))):
+            M, K = a.shape
+            chosen = choose(SIXTEEN, M, out.shape[1], K, gated, multiprocessors(a))
+            schedule = replace(
+                chosen.schedule, a_turned=hopper.turned(a), b_turned=hopper.turned(weight), bias=bias is not None
+            )
+            hopper.multiply(a, weight, out, schedule, chosen.dealt, chosen.section, bias=bias)
+            return out
+    portable.multiply(a, weight, out, gated, bias=bias)
+    return out
+
+
+_matmul = operator("matmul(Tensor a, Tensor b, Tensor? bias, bool gated) -> Tensor", _launch, _empty)

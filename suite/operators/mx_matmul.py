@@ -1,0 +1,184 @@
+"""Products of bf16 inputs with weights in MXFP8, MXFP4 (OCP Microscaling 1.0, arXiv 2310.10537) or NVFP4.
+
+Weights are quantized before: that is outside of what is timed. The numbers of these formats are exact in bf16, so
+exact products are asked for; what the format costs is said by `errors`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...registry.store.metric import Metric
+from ...registry.store.record import Case
+from ..operator import BYTES, TOLERANCES, Inputs, Operator, Option, grid
+
+if TYPE_CHECKING:
+    import torch
+
+GROUP = {"mxfp8": 32, "mxfp4": 32, "nvfp4": 16}
+"""Columns that share a scale."""
+
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Of E2M1, by code."""
+
+LARGEST = {"mxfp8": 448.0, "mxfp4": 6.0, "nvfp4": 6.0}
+"""Largest number of the elements' format."""
+
+
+def original(case: Case, device: torch.device, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (M, K) and the weight (N, K) in bf16: what `inputs` quantizes when it gets the same generator."""
+    import torch
+
+    M, N, K = (case.axes[axis] for axis in "MNK")
+    x = torch.randn(M, K, device=device, generator=generator, dtype=torch.bfloat16)
+    return x, torch.randn(N, K, device=device, generator=generator, dtype=torch.bfloat16).mul_(K**-0.5)
+
+
+def quantized(weight: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """(q, scales, scale of the tensor or None) of a weight (N, K), K even, by the formats' own rules.
+
+    MX scales are powers of two, floor(log2(largest)) less the format's largest exponent, as bytes; NVFP4's are
+    E4M3.
+    """
+    import torch
+
+    N, K = weight.shape
+    group = GROUP[format]
+    across = -(-K // group)
+    wide = torch.nn.functional.pad(weight.float(), (0, across * group - K)).view(N, across, group)
+    largest = wide.abs().amax(-1)
+    whole = None
+    if format == "nvfp4":
+        whole = largest.amax().clamp(min=1e-30) / (448.0 * 6.0)
+        scales = (largest / (6.0 * whole)).clamp(max=448.0).to(torch.float8_e4m3fn)
+        factors = scales.float() * whole
+    else:
+        exponent = torch.frexp(largest.clamp(min=2.0**-126))[1] - 1 - (8 if format == "mxfp8" else 2)
+        exponent = exponent.clamp(min=-127)
+        scales = (exponent + 127).to(torch.uint8)
+        factors = torch.exp2(exponent.float())
+    limit = LARGEST[format]
+    y = torch.where(factors[..., None] == 0, 0.0, wide / factors[..., None]).clamp(-limit, limit)
+    y = y.view(N, -1)[:, :K].contiguous()
+    if format == "mxfp8":
+        return y.to(torch.float8_e4m3fn), scales, whole
+    # Halfway between two numbers: the one with the even code.
+    middles = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], device=weight.device)
+    size = y.abs()
+    code = torch.bucketize(size, middles)
+    ties = (size == middles[code.clamp(max=6)]) & (code % 2 == 1) & (code < 7)
+    code = (code + ties.to(code.dtype)) | (y.signbit().to(code.dtype) << 3)
+    packed = code[:, ::2] | (code[:, 1::2] << 4)
+    return packed.to(torch.uint8), scales, whole
+
+
+def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
+    """x (M, K) in bf16; the weight's q, E4M3 (N, K) or bytes (N, K/2), its scales, bytes (N, ⌈K / 32⌉) or E4M3
+    (N, ⌈K / 16⌉); the format, and nvfp4's fp32 scale of the whole tensor (else None).
+    """
+    x, weight = original(case, device, generator)
+    format = str(case.options["format"])
+    q, scales, scale = quantized(weight, format)
+    return {"x": x, "q": q, "scales": scales, "format": format, "scale": scale}
+
+
+def dequantized(
+    q: torch.Tensor, scales: torch.Tensor, format: str, scale: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """The weight (N, K) that q and scales stand for; each may have been raised to another dtype before."""
+    import torch
+
+    if format == "mxfp8":
+        elements = q.to(dtype)
+    else:
+        magnitudes = torch.tensor(MAGNITUDES, dtype=dtype, device=q.device)
+        codes = q.to(torch.int32)
+        elements = torch.cat((magnitudes, -magnitudes))[torch.stack((codes & 15, codes >> 4), -1)].flatten(1)
+    factors = scales.to(dtype) if format == "nvfp4" else torch.exp2(scales.to(dtype) - 127)
+    wide = elements * factors.repeat_interleave(GROUP[format], -1)[:, : elements.shape[1]]
+    return wide if scale is None else wide * scale
+
+
+def reference(
+    x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, format: str, scale: torch.Tensor | None
+) -> torch.Tensor:
+    """x @ weight.T with the weight that q and scales stand for."""
+    return x @ dequantized(q, scales, format, scale, x.dtype).T
+
+
+def errors(result: torch.Tensor, originals: tuple[torch.Tensor, torch.Tensor], given: Inputs) -> dict[str, float]:
+    """‖result − exact‖ / ‖exact‖ by name: against the fp64 product with the weight before it was quantized
+    ("error_unquantized") and with the quantized one ("error_quantized"), and what the weight takes, in bytes a
+    number ("weight_bytes").
+    """
+    import torch
+
+    def distance(exact: torch.Tensor) -> float:
+        return float(torch.linalg.vector_norm(result.double() - exact) / torch.linalg.vector_norm(exact))
+
+    x, weight = (y.double() for y in originals)
+    wide: Inputs = {name: y.double() if isinstance(y, torch.Tensor) else y for name, y in given.items()}
+    stored = sum(given[name].numel() * given[name].element_size() for name in ("q", "scales"))
+    return {
+        "error_unquantized": distance(x @ weight.T),
+        "error_quantized": distance(reference(**wide)),
+        "weight_bytes": stored / weight.numel(),
+    }
+
+
+WEIGHT_BYTES = Metric(
+    "weight_bytes", "B", about="What a number of the weight takes in memory, its share of the scales included."
+)
+
+
+def weight_bytes(outputs: list[torch.Tensor], references: list[torch.Tensor], inputs: Inputs) -> float:
+    """Bytes of the weight's codes and scales a number of the weight."""
+    q, scales = inputs["q"], inputs["scales"]
+    numbers = q.numel() * (1 if inputs["format"] == "mxfp8" else 2)
+    return float(q.numel() * q.element_size() + scales.numel() * scales.element_size()) / max(1, numbers)
+
+
+def bytes_(case: Case) -> int:
+    """Reads x, the weight's numbers and scales; writes the product."""
+    M, N, K = (case.axes[axis] for axis in "MNK")
+    format = str(case.options["format"])
+    weight = N * ((K if format == "mxfp8" else K // 2) + -(-K // GROUP[format]))
+    return weight + (M * K + M * N) * BYTES[case.dtype]
+
+
+def flops(case: Case) -> int:
+    """Two a number of the product times K."""
+    M, N, K = (case.axes[axis] for axis in "MNK")
+    return 2 * M * N * K
+
+
+FORMATS: dict[str, Option | list[Option]] = {"format": ["mxfp4", "mxfp8", "nvfp4"]}
+
+OPERATOR = Operator(
+    name="mx_matmul",
+    summary="matrix product of bf16 inputs with MXFP8, MXFP4 or NVFP4 weights",
+    axes={"M": "tokens", "N": "columns of the output", "K": "columns of the input"},
+    options={"format": ("mxfp4", "mxfp8", "nvfp4")},
+    inputs=inputs,
+    reference=reference,
+    measures={WEIGHT_BYTES: weight_bytes},
+    bytes=bytes_,
+    flops=flops,
+    tokens=lambda case: case.axes["M"],
+    dtypes=("bf16",),
+    tolerances={"bf16": TOLERANCES["bf16"]},
+    plans={
+        "quick": (grid("forward", M=[16, 4096], N=4096, K=4096),),
+        "quick_cpu": (grid("forward", M=16, N=256, K=320),),
+        "standard": (
+            grid("forward", M=[1, 16], N=16384, K=8192, options=FORMATS),
+            grid("forward", M=[64, 1024, 4096], N=16384, K=8192),
+            grid("forward", M=[16, 4096], N=5760, K=2880),
+        ),
+        "full": (
+            grid("forward", M=[4, 32, 256], N=16384, K=8192, options=FORMATS),
+            grid("forward", M=[1, 100, 4095], N=2880, K=2880, options=FORMATS),
+            grid("forward", M=[7, 1000], N=1001, K=1006, options=FORMATS),
+        ),
+    },
+)

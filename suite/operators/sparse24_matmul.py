@@ -1,0 +1,89 @@
+"""Products with weights that have two numbers in each group of four columns (Mishra et al., arXiv 2104.08378).
+
+Pruning and packing are outside of what is timed, as for a model that is served. The weight is given in its packed
+form, which is what must be read, and in its dense form, for what multiplies by that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...registry.store.record import Case
+from ..operator import BYTES, TOLERANCES, Inputs, Operator, grid, torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+
+def pruned(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(weight (N, K) with the two largest magnitudes of each four columns, these values (N, K/2), their positions
+    as bytes (N, K/8)): four bits a group, the first one's place in the lower two, the lower group in the lower
+    four.
+    """
+    import torch
+
+    N, K = weight.shape
+    groups = weight.view(N, K // 4, 4)
+    places = groups.abs().sort(dim=-1, descending=True, stable=True).indices[..., :2].sort(-1).values
+    kept = groups.gather(-1, places)
+    dense = torch.zeros_like(groups).scatter_(-1, places, kept)
+    codes = places[..., 0] | (places[..., 1] << 2)
+    packed = codes[:, ::2] | (codes[:, 1::2] << 4)
+    return dense.view(N, K), kept.reshape(N, K // 2), packed.to(torch.uint8)
+
+
+def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
+    """x (M, K), the weight's values (N, K/2) and positions (N, K/8), and the weight (N, K) in dense form."""
+    import torch
+
+    M, N, K = (case.axes[axis] for axis in "MNK")
+    dtype = torch_dtype(case.dtype)
+    x = torch.randn(M, K, device=device, generator=generator, dtype=dtype)
+    weight, values, positions = pruned(torch.randn(N, K, device=device, generator=generator, dtype=dtype))
+    return {"x": x, "values": values, "positions": positions, "weight": weight}
+
+
+def reference(
+    x: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    """x @ weight.T."""
+    return x @ weight.T
+
+
+def bytes_(case: Case) -> int:
+    """Reads x, the values and positions; writes the product."""
+    M, N, K = (case.axes[axis] for axis in "MNK")
+    return (M * K + N * K // 2 + M * N) * BYTES[case.dtype] + N * K // 8
+
+
+def flops(case: Case) -> int:
+    """Two a number of the product times the half of K that is there."""
+    M, N, K = (case.axes[axis] for axis in "MNK")
+    return M * N * K
+
+
+OPERATOR = Operator(
+    name="sparse24_matmul",
+    summary="matrix product with a 2:4 sparse weight",
+    axes={"M": "tokens", "N": "columns of the output", "K": "columns of the input"},
+    inputs=inputs,
+    reference=reference,
+    bytes=bytes_,
+    flops=flops,
+    tokens=lambda case: case.axes["M"],
+    dtypes=("bf16", "fp16"),
+    tolerances={name: TOLERANCES[name] for name in ("bf16", "fp16")},
+    plans={
+        "quick": (grid("forward", M=[16, 4096], N=4096, K=4096),),
+        "quick_cpu": (grid("forward", M=16, N=256, K=320),),
+        "standard": (
+            grid("forward", M=[1, 16, 64], N=16384, K=8192),
+            grid("forward", M=[16, 4096], N=5760, K=2880),
+            grid("forward", M=8192, N=8192, K=8192),
+        ),
+        "full": (
+            grid("forward", M=[1, 32, 1024], N=7168, K=16384, dtypes=["bf16", "fp16"]),
+            grid("forward", M=[1, 33, 4095], N=1001, K=1000),
+        ),
+    },
+)

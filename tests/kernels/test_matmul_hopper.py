@@ -1,0 +1,147 @@
+"""Matrix products for Hopper: which program computes which steps of which tile, and what comes of it.
+
+Gluon has no interpreter: the kernel is played as a whole (`player.py`), in fp32.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernelmark.kernels.matmul import _dispatch as dispatch
+from kernelmark.kernels.matmul import _matmul_hopper as hopper
+from kernelmark.kernels.matmul._matmul_hopper import Schedule
+
+from .player import Device, Tiles, nothing, plain, play
+
+
+def tiles(x, rows, columns, turned=False):
+    return Tiles(x.t(), columns, rows) if turned else Tiles(x, rows, columns)
+
+
+@pytest.fixture
+def played(monkeypatch):
+    play(monkeypatch, (hopper,), _tiles=tiles, product_layout=nothing, barrier=nothing)
+    return lambda programs: monkeypatch.setattr(hopper, "multiprocessors", lambda x: programs)
+
+
+SMALL = Schedule(columns=128, step=32, stages=2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.integers(1, 7),
+    st.integers(1, 9),
+    st.integers(1, 12),
+    st.floats(0, 1),
+)
+def test_work(row_tiles, column_tiles, steps, section, programs, share):
+    """Every step of every tile is one program's, a tile's programs are neighbours, and each knows them."""
+    device = Device()
+    count = row_tiles * column_tiles
+    dealt = int(count * share)
+    shared = dealt < count
+    device.programs = min(programs, (count - dealt) * steps) if shared else programs
+    work = plain(hopper.Work)(row_tiles, column_tiles, steps, dealt, section)
+    seen: dict[int, list[tuple[int, int, int]]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hopper, "gl", device.gl)
+        for program in range(device.programs):
+            device.program = program
+            at = 0
+            while at < work.positions(shared):
+                tile, begin, end = (int(x) for x in work.unit(at, shared))
+                assert 0 <= begin < end <= steps
+                seen.setdefault(tile, []).append((begin, end, device.program))
+                at += end - begin
+        assert sorted(seen) == list(range(count))
+        for tile, parts in seen.items():
+            assert [begin for begin, _, _ in parts] == [0, *(end for _, end, _ in parts[:-1])]
+            assert parts[-1][1] == steps
+            assert tile >= dealt or len(parts) == 1
+            if tile >= dealt:
+                first, last = ((tile - dealt) * steps, (tile - dealt + 1) * steps - 1)
+                found = list(range(int(work.owner(first)), int(work.owner(last)) + 1))
+                assert found == [program for _, _, program in parts]
+        places = {tuple(int(x) for x in work.place(tile)) for tile in range(count)}
+    assert places == {(i, j) for i in range(row_tiles) for j in range(column_tiles)}
+
+
+def product(M, N, K, schedule, dealt=None, section=2, bias=False):
+    """What the kernel computes and what it should, for random inputs that lie as the schedule says."""
+    generator = torch.Generator().manual_seed(M + N + K)
+
+    def drawn(rows, columns, turned=False):
+        x = torch.randn(rows, columns, generator=generator)
+        return x.t().contiguous().t() if turned else x
+
+    a = drawn(M, K, schedule.a_turned)
+    b = drawn(N * (2 if schedule.gated else 1), K, schedule.b_turned)
+    out = torch.full((M, N), torch.nan)
+    given, wide_a, wide_b = {}, a.double(), b.double()
+    if schedule.scales == "tensor":
+        given = {"scale_a": torch.tensor(0.5), "scale_b": torch.tensor(3.0)}
+        wide_a = wide_a * 1.5
+    elif schedule.scales == "row":
+        given = {"scale_a": drawn(M, 1), "scale_b": drawn(N, 1)}
+        wide_a, wide_b = wide_a * given["scale_a"], wide_b * given["scale_b"]
+    elif schedule.scales == "block":
+        across, down = -(-K // schedule.step), -(-N // 128)
+        given = {"scale_a": drawn(M, across, turned=True), "scale_b": drawn(down, across)}
+        wide_a = wide_a * given["scale_a"].repeat_interleave(schedule.step, 1)[:, :K]
+        each = given["scale_b"].repeat_interleave(128, 0)[:N]
+        wide_b = wide_b * each.repeat_interleave(schedule.step, 1)[:, :K]
+    if bias:
+        given["bias"] = drawn(N, 1)[:, 0]
+    whole = dispatch.tiles(schedule, M, N)
+    hopper.multiply(a, b, out, schedule, whole if dealt is None else dealt, section, **given)
+    if schedule.gated:
+        gate, up = wide_b.split(N)
+        return out, torch.nn.functional.silu(wide_a @ gate.T) * (wide_a @ up.T)
+    return out, wide_a @ wide_b.T + (given["bias"].double() if bias else 0)
+
+
+def same(pair):
+    got, want = pair
+    torch.testing.assert_close(got.double(), want, rtol=2e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"bias": True},
+        {"groups": 1, "columns": 64},
+        {"gated": True},
+        {"b_turned": True},
+        {"a_turned": True, "b_turned": True},
+        {"scales": "tensor"},
+        {"scales": "row"},
+        {"scales": "block"},
+        {"scales": "block", "rows": 128},
+    ],
+    ids=lambda x: "-".join(f"{key}{value}" for key, value in x.items()) or "plain",
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_right(played, changes, shared):
+    """Of a size that no tile divides: whole tiles alone, then some of them, then none dealt out whole."""
+    schedule = Schedule(**{"columns": 128, "step": 32, "stages": 2, "shared": shared, **changes})
+    half = dispatch.tiles(schedule, 200, 272) // 2
+    for programs, dealt in ((3, half), (5, 0)) if shared else ((3, None),):
+        played(programs)
+        same(product(200, 272, 112, schedule, dealt, bias=schedule.bias))
+
+
+@pytest.mark.parametrize("K", [8, 32, 33, 64])
+def test_few_steps(played, K):
+    """Fewer steps than stages, and than programs to share them."""
+    played(7)
+    same(product(64, 64, K, Schedule(groups=1, columns=64, step=32, stages=3, shared=True), 0))
+
+
+def test_wide_tiles(played):
+    played(2)
+    same(product(128, 256, 64, Schedule(step=32, stages=3)))

@@ -1,0 +1,44 @@
+"""Products of few rows with MXFP4 weights for Hopper, played in fp32 (`player.py`)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernelmark.kernels.matmul import _matmul_hopper, _weights_hopper
+from kernelmark.suite.operators.mx_matmul import dequantized, quantized
+
+from .player import Tiles, nothing, play
+
+
+def tiles(x, shape, strides, block, layout):
+    return Tiles(x, *block)
+
+
+def widened(words, scale, operand):
+    """The operand in the order in which the matrix units see K: as the table in `_weights_hopper.py` says it."""
+    words = words.as_subclass(torch.Tensor).int()
+    codes = torch.stack([words >> (4 * i) & 15 for i in range(8)], -1)  # row, t·w, e·i
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    numbers = torch.cat((table, -table))[codes.long()].view(64, 4, 4, 2, 4)
+    numbers = numbers * torch.exp2(scale.as_subclass(torch.Tensor).float() - 133)[:, :, None, None, None]
+    return numbers.permute(0, 2, 4, 1, 3).reshape(64, 128)  # row, w, i, t, e
+
+
+@pytest.mark.parametrize("programs", [1, 3, 8])
+@pytest.mark.parametrize(("M", "N", "K"), [(3, 200, 544), (17, 128, 1024), (40, 130, 96)])
+def test_right(monkeypatch, M, N, K, programs):
+    play(
+        monkeypatch, (_matmul_hopper, _weights_hopper), keep=("_order",),
+        Tiles=tiles, _layout=nothing, product_layout=nothing, barrier=nothing,
+        words_layout=nothing, widened=widened,
+    )  # fmt: skip
+    # What each module took from the other is what is played there.
+    for name in ("Cursor", "Ring", "Work", "add_up", "load"):
+        monkeypatch.setattr(_weights_hopper, name, getattr(_matmul_hopper, name))
+    monkeypatch.setattr(_weights_hopper, "multiprocessors", lambda x: programs)
+    x, weight = torch.randn(M, K), torch.randn(N, K)
+    q, scales, _ = quantized(weight, "mxfp4")
+    out = torch.full((M, N), torch.nan)
+    _weights_hopper.few_rows(x, q, scales, out)
+    want = x.double() @ dequantized(q, scales, "mxfp4", None, torch.float64).T
+    torch.testing.assert_close(out.double(), want, rtol=2e-5, atol=2e-4)
