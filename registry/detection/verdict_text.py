@@ -29,6 +29,7 @@ _COLOURS: dict[str, str] = {
     "warning": "yellow",
     "inconclusive": "cyan",
     "improvement": "green",
+    "below the limit": "blue",
 }
 
 

@@ -1,4 +1,4 @@
-"""The interleaved A/B: two commits measured in turns on one device, fresh processes in random order.
+"""The interleaved A/B: two commits measured in turns on one device, fresh processes in balanced order.
 
 Nothing but `kernels/` and `baselines/` comes from a commit; operators, inputs, timers and the correctness
 gate are those of the harness that runs, for both sides. Both sides of a pair get the same seed, hence the
@@ -10,21 +10,22 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
 from ...registry.detection.comparison import Comparison, History, Options, Side
-from ...registry.detection.decision import Progress, decide
+from ...registry.detection.decision import FEW_OPERATORS, Progress, decide
 from ...registry.detection.pairing import differing, pair
 from ...registry.errors import InputError, KernelmarkError
 from ...registry.store.home import Home
 from ...registry.store.index import Index
 from ...registry.store.journal import Journal, read
-from ...registry.store.record import PROVIDER, Header, Key, Record, Request
+from ...registry.store.record import EAGER, PROVIDER, Header, Key, Record, Request
 from ..catalog import Catalog
 from ..environments import interpreter
 from ..plan import Cell, Plan
@@ -33,6 +34,8 @@ from ..run.supervisor import Run, new_run
 from .revisions import ROOMS, Checkout, Revision
 
 Tell: TypeAlias = Callable[[str], None]
+WITNESSES = 6
+"""Rows of PyTorch that are measured beside those of few operators."""
 
 
 class NotMeasurable(KernelmarkError):
@@ -46,7 +49,8 @@ class Tree:
     """One side of the comparison: a commit and what of the plan it can measure.
 
     `code` maps roots of the catalog to the folders of this commit. `python` is the interpreter of the
-    environment that its code runs in; None means ours.
+    environment that its code runs in; None means ours. `witnesses` were not asked for: they show whether the
+    machine changed, where the rows asked for are of too few operators to show it themselves.
     """
 
     revision: Revision
@@ -54,6 +58,7 @@ class Tree:
     catalog: Catalog
     cells: tuple[Cell, ...]
     python: Path | None = None
+    witnesses: tuple[Cell, ...] = ()
 
     def interpreter(self, name: str) -> Path | None:
         """The interpreter of a named environment: only the core one is exchanged."""
@@ -93,7 +98,7 @@ def trees(
             if catalog.definition(x.case.operator).spec(x.case) == x.case.spec  # a stored plan's may be another
         )
         if cells:
-            found.append(Tree(revision, code, its, cells))
+            found.append(Tree(revision, code, its, cells, witnesses=_witnesses(cells, its, plan, device)))
         else:
             lacking.append(NotMeasurable(f"{revision} has nothing that runs on {device} with these filters."))
     if len(lacking) == len(sides):
@@ -102,6 +107,26 @@ def trees(
         here = found[0].revision
         raise NotMeasurable(f"only {here} has what is asked for, the other has not: {lacking[0]}")
     return found
+
+
+def _witnesses(
+    cells: Sequence[Cell], catalog: Catalog, plan: Plan, device: Literal["cuda", "cpu"]
+) -> tuple[Cell, ...]:
+    """Rows of PyTorch beside those of few operators, spread over the cases; none where they are asked for."""
+    if len({x.case.operator for x in cells}) >= FEW_OPERATORS:
+        return ()
+    if any(x.implementation.name == EAGER for x in cells):
+        return ()
+    shown = {(x.case.operator, x.case.name) for x in cells}
+    there = {
+        (x.case.operator, x.case.name): x
+        for x in replace(plan, only={}).cells(catalog, device)
+        if x.implementation.name == EAGER and (x.case.operator, x.case.name) in shown
+        if device in x.implementation.devices and x.implementation.environment == "core"
+    }
+    found = list(there.values())
+    step = max(1, -(-len(found) // WITNESSES))
+    return tuple(found[::step])
 
 
 def kernel_providers(roots: Collection[str]) -> frozenset[str]:
@@ -167,8 +192,13 @@ class Interleaved:
         chosen = sorted(rows if only is None else rows & set(only))
         if not chosen:
             raise NotMeasurable("none of the rows in question can be measured here.")
-        first = self._measure(dict.fromkeys(chosen, self.options.pairs))
-        self.progress = decide(first, self._measure, self.options)
+        hidden = self._witnesses - set(chosen)
+        first = self._measure(dict.fromkeys([*chosen, *sorted(hidden)], self.options.pairs))
+        shown = partial(self._of_shown, hidden)
+        progress = decide(first, shown, self.options)
+        self.progress = msgspec.structs.replace(
+            progress, verdicts=tuple(x for x in progress.verdicts if x.key not in hidden)
+        )
         if self.header is not None:
             self.index.remember(self.header.key, self.progress)
 
@@ -197,10 +227,22 @@ class Interleaved:
         noted = tuple(f"in two environments: {x}" for x in differing(base.header, current.header) if allowed)
         return [msgspec.structs.replace(x, notes=(*x.notes, *noted)) for x in out]
 
+    def _of_shown(self, hidden: Collection[Key], wanted: Mapping[Key, int]) -> list[Comparison]:
+        """What was asked for again; of a witness the first look is enough."""
+        asked = {key: pairs for key, pairs in wanted.items() if key not in hidden}
+        return self._measure(asked) if asked else []
+
+    @property
+    def _witnesses(self) -> set[Key]:
+        if not self.shared_baselines:
+            return set()
+        return {x.identity for x in self.base.witnesses} & {x.identity for x in self.current.witnesses}
+
     @property
     def _controls(self) -> set[str]:
         ours = kernel_providers(self.base.code)
-        others = {x.implementation.name for x in self.base.cells if x.implementation.provider not in ours}
+        cells = (*self.base.cells, *self.base.witnesses)
+        others = {x.implementation.name for x in cells if x.implementation.provider not in ours}
         return others if self.shared_baselines else set()
 
     def _allowed(self, base: Header, current: Header) -> frozenset[str]:
@@ -234,7 +276,7 @@ def side_run(
     setting: Setting, tree: Tree, wanted: Mapping[Key, int], seed: int, name: str, request: Request
 ) -> Run:
     """The run of one tree over the rows wanted, so many processes of each."""
-    cells = tuple(cell for cell in tree.cells if cell.identity in wanted)
+    cells = tuple(cell for cell in (*tree.cells, *tree.witnesses) if cell.identity in wanted)
     asked = {(cell.case.operator, cell.case.name): cell.case for cell in cells}
     return Run(
         plan=replace(setting.plan, cases=tuple(asked.values()), replicates=max(wanted.values())),
@@ -254,11 +296,11 @@ def side_run(
 
 
 def in_turns(setting: Setting, runs: Sequence[Run], wanted: Mapping[Key, int], seed: str, what: str) -> int:
-    """Measures all runs in rounds, in random order within each, until all rounds are made or the time is over.
+    """Measures all runs in rounds, in balanced order, until all rounds are made or the time is over.
 
     Returns how many rounds were made whole. `what` is the word for a round ("stage 1, pair").
     """
-    generator = random.Random(seed)
+    orders = balanced(len(runs), seed)
     count, made, took = max(wanted.values()), 0, 0.0
     with contextlib.suppress(OutOfTime), contextlib.ExitStack() as sessions:
         for run in runs:
@@ -269,13 +311,27 @@ def in_turns(setting: Setting, runs: Sequence[Run], wanted: Mapping[Key, int], s
                 raise OutOfTime
             rows = [key for key, number in wanted.items() if number > made]
             setting.tell(f"{what} {made + 1} of {count}: {_counted(len(rows))}")
-            for run in generator.sample(runs, len(runs)):
+            for run in (runs[i] for i in next(orders)):
                 run.replicate(made, [cell for cell in run.cells if wanted[cell.identity] > made])
             made += 1
             took = time.monotonic() - begin
     if made < count:
         setting.tell(f"the budget ended after {made} of {count} {what.rpartition(' ')[2]}s")
     return made
+
+
+def balanced(arms: int, seed: str) -> Iterator[tuple[int, ...]]:
+    """Orders of so many arms, round by round: a random one, then the same one reversed (AB BA), and anew.
+
+    Over such a block a linear drift of the machine adds as much to one arm as to another, and so does whatever
+    it costs to be the second of a pair. Random order alone only does so on average: at five pairs one side is
+    first four times or more in three comparisons of eight.
+    """
+    generator = random.Random(seed)
+    while True:
+        order = tuple(generator.sample(range(arms), arms))
+        yield order
+        yield order[::-1]
 
 
 def paired(

@@ -40,6 +40,9 @@ def steps(*levels: tuple[float, int]) -> list[float]:
         (steps((1.0, 20), (1.2, 3)), [20]),  # the shortest segment, at the end
         ([1.0, 1.0, 1.0, 2.0, 2.0, 2.0], [3]),
         ([1.0, 1.0, 2.0, 2.0], []),
+        (steps((1.0, 8), (1.4, 1), (1.0, 11), (1.1, 20)), [20]),  # one odd run before the step
+        (steps((1.0, 20), (1.1, 7), (1.6, 1), (1.1, 12)), [20]),  # and after it
+        (steps((1.0, 5), (0.6, 1), (1.0, 14), (1.1, 9), (1.9, 2), (1.1, 9)), [20]),
     ],
 )
 def test_literal_series(series: list[float], expected: list[int]) -> None:
@@ -80,6 +83,26 @@ def test_noise_is_quiet_and_a_step_is_found() -> None:
         hits += any(abs(point.index - 30) <= 1 for point in change_points(series.tolist(), generator))
     assert alarms == 0
     assert hits >= 14
+
+
+def test_neighbours_that_are_alike_are_no_step() -> None:
+    """Autocorrelation of .6: one state of the machine over several commits."""
+    generator = np.random.default_rng(2)
+    alarms = 0
+    for _ in range(20):
+        logs = generator.normal(0, 0.007, 60)
+        for i in range(1, 60):
+            logs[i] = 0.6 * logs[i - 1] + 0.8 * logs[i]
+        alarms += bool(change_points(np.exp(logs).tolist(), generator))
+    assert alarms <= 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 39), st.floats(0.3, 4.0))
+def test_no_odd_run_hides_a_step(place: int, factor: float) -> None:
+    series = steps((1.0, 20), (1.1, 20))
+    series[place] *= factor
+    assert any(abs(x - 20) <= 1 for x in found(series))
 
 
 @settings(deadline=None, max_examples=50)
