@@ -119,7 +119,7 @@ class Bench(Run):
         CLOCK.now += 1
         for cell in cells:
             sample = TIMES[self.commit[0][0]](cell.case.axes["N"], replicate, self.seed)
-            measured = Measurement((sample,) * 6, "monotonic")
+            measured = Measurement({"latency": (sample,) * 6}, "monotonic")
             one = Record(
                 cell.case,
                 cell.implementation.name,
