@@ -13,6 +13,8 @@ from ..analysis.statistics import median_interval
 from .comparison import Comparison, Options
 from .noise import TRIM_MANY, Estimate, Floats
 
+TRIMMING = 1.06
+"""Variance of a mean trimmed by a tenth at each end over that of the mean, of normal values."""
 POWER = 0.8
 """Detectable effects and needed pairs are stated for finding the truth four times in five."""
 SPENT = (0.7, 0.2, 0.1)
@@ -163,3 +165,11 @@ def _few(estimate: Estimate, rows: NDArray[np.bool_], options: Options) -> tuple
     half = float(special.stdtrit(df, 1 - options.level / 4)) * math.sqrt(max(within, between))
     middle = float(means.mean())
     return middle - half, middle + half
+
+
+def noise_settled(fresh: int, options: Options) -> float:
+    """How much processes may vary (as a share) for so many fresh pairs to find a change of `fail_above`."""
+    df = max((1 - 2 * TRIM_MANY) * fresh - 1, 1.0)
+    both = float(special.stdtrit(df, 1 - surest(options)) + special.stdtrit(df, options.power))
+    # Of a pair's two processes, and what trimming costs.
+    return math.log1p(options.fail_above) * math.sqrt(fresh / (2 * TRIMMING)) / both

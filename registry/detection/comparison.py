@@ -132,6 +132,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     minimum_runs: int = 10
     maximum_runs: int = 20
     minimum_processes: int = 5
+    """Of the side that is judged from storage, over all its runs."""
+    run_processes: int = 3
+    """A stored run of fewer is none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerated <= self.warn_above <= self.fail_above < 10:
@@ -148,7 +151,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InputError(f"power is {self.power:g}; it must lie between 0.5 and 1")
         if not self.shift_above > 0:
             raise InputError(f"shift_above is {self.shift_above:g}; it must be above 0")
-        if min(self.pairs, self.rerun_pairs, self.minimum_processes) < 3 or self.minimum_runs < 3:
+        least = min(self.pairs, self.rerun_pairs, self.minimum_processes, self.minimum_runs)
+        if least < 3 or self.run_processes < 1:
             raise InputError("pairs, rerun pairs, processes and runs must each be at least 3")
         if self.maximum_pairs < self.rerun_pairs:
             raise InputError(f"maximum_pairs {self.maximum_pairs} is below rerun_pairs {self.rerun_pairs}")

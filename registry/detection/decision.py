@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..errors import InputError
 from ..store.metric import Equivalence
 from ..store.record import Key
-from .assessment import MINIMUM_OPERATORS, Assessment, assess, confirming, machine_shift
+from .assessment import MINIMUM_OPERATORS, Assessment, assess, confirming, machine_shift, noise_settled
 from .comparison import Comparison, History, Noise, Options, pooled
 from .eligibility import exclusion, unchanged_runs
 from .noise import (
@@ -213,14 +213,15 @@ def stored(comparisons: Sequence[Comparison], options: Options = DEFAULTS) -> Pr
     """Decides a run against the runs of unchanged code, where the base cannot be measured again.
 
     The unit is the run: within-run tests cry wolf in 30 to 40 % of rows, because a run has an effect of its
-    own. So the new run's mean must fall outside Student's prediction interval of the old runs' means. What
-    alerts or stays inconclusive is in `requests`: an A/B decides it where the device is at hand.
+    own. So the new run's mean must fall outside Student's prediction interval of the old runs' means. A run
+    whose own processes are further apart than that predicts is held to these: its mean is known no better.
+    What alerts or stays inconclusive is in `requests`: an A/B decides it where the device is at hand.
     """
     rows = _unique(comparisons)
     reasons = [exclusion(row, "stored", options) for row in rows]
     usable = np.array([x is None and _by_ratio(row) for x, row in zip(reasons, rows, strict=True)], dtype=bool)
     new = trimmed(log_times([_costs(row, row.current.medians) for row in rows]))
-    estimate = _prediction(new.mean, log_times([_costs(row, unchanged_runs(row, options)) for row in rows]))
+    estimate = _prediction(new, log_times([_costs(row, unchanged_runs(row, options)) for row in rows]))
     seen = _assess(estimate, estimate.variance, estimate.df, options, options.level)
     shift = machine_shift(rows, estimate, usable, options)
     # Each direction is a family of its own, so that swapping the sides mirrors the verdicts. Over few rows a
@@ -247,6 +248,15 @@ def stored(comparisons: Sequence[Comparison], options: Options = DEFAULTS) -> Pr
         if verdict.kind in ("regression", "warning", "improvement", "inconclusive"):
             requests[row.key] = options.pairs
     return Progress(tuple(verdicts), "stored", 1, requests)
+
+
+def promised(pairs: int, options: Options = DEFAULTS) -> str:
+    """What so many pairs of each row can settle, the first ones among them, in words."""
+    fresh = min(pairs - options.pairs, options.maximum_pairs)
+    if fresh < options.rerun_pairs:
+        return f"too few to confirm a change, which takes {options.pairs} + {options.rerun_pairs}"
+    noise = noise_settled(fresh, options)
+    return f"which find {options.fail_above:.1%} where processes vary by up to {noise:.1%}"
 
 
 def replace(progress: Progress, verdicts: Iterable[Verdict]) -> Progress:
@@ -294,14 +304,16 @@ def _costs(row: Comparison, values: Sequence[float]) -> Sequence[float]:
     return [1 / x if x > 0 else math.nan for x in values]
 
 
-def _prediction(new: Floats, runs: Floats) -> Estimate:
-    """The new run's distance from the mean of the runs, with its variance as a prediction of one run."""
+def _prediction(new: Estimate, runs: Floats) -> Estimate:
+    """The new run's distance from the mean of the runs, with its variance: as the runs predict it of one run, or
+    as its own processes have it (Yuen's, over their number), whichever is larger."""
     count = np.isfinite(runs).sum(axis=1).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.nansum(runs, axis=1) / count
         variance = np.nansum(np.square(runs - mean[:, None]), axis=1) / (count - 1)
         variance = np.maximum(variance, FLOOR) * (1 + 1 / count)
-    return Estimate(new - mean, variance, np.maximum(count - 1, 0), np.ones_like(count))
+        variance = np.fmax(variance, new.variance / new.count)
+    return Estimate(new.mean - mean, variance, np.maximum(count - 1, 0), np.ones_like(count))
 
 
 def _only(estimate: Estimate, usable: NDArray[np.bool_]) -> Estimate:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from ...registry.store.home import Home
-from .run import device_named
+from ..run.fingerprint import device_named
 
 MARKS = {"ok": "green", "caught": "green", "warning": "yellow", "failed": "red", "missed": "red"}
 

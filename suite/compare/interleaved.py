@@ -8,6 +8,7 @@ same inputs and the same order of cells. Every side of every stage is a run with
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Literal, Protocol, TypeAlias
 import msgspec
 
 from ...registry.detection.comparison import Comparison, History, Options, Side
-from ...registry.detection.decision import FEW_OPERATORS, Progress, decide
+from ...registry.detection.decision import FEW_OPERATORS, Progress, decide, promised
 from ...registry.detection.pairing import differing, pair
 from ...registry.errors import InputError, KernelmarkError
 from ...registry.store.home import Home
@@ -256,7 +257,41 @@ class Interleaved:
 
     def _pairs(self, runs: Sequence[Run], wanted: Mapping[Key, int]) -> int:
         """Measures pairs until all are made or the time is over; how many were made whole."""
-        return in_turns(self, runs, wanted, f"{self.seed}/{self._stage}", f"stage {self._stage}, pair")
+        timed = None
+        if self._stage == 1:
+            self._promise(self._known_pair_s(wanted), "by an earlier run")
+            timed = self._promise
+        return in_turns(self, runs, wanted, f"{self.seed}/{self._stage}", f"stage {self._stage}, pair", timed)
+
+    def _promise(self, pair_s: float | None, how: str = "measured") -> None:
+        """Says what the budget can settle: before the start as far as earlier runs tell, and after the first pair."""
+        left = self.until - time.monotonic()
+        if math.isinf(left):
+            return
+        if not pair_s:
+            counts = (self.options.pairs + self.options.rerun_pairs, 4 * self.options.rerun_pairs)
+            told = "; ".join(f"{x} pairs of a row, {promised(x, self.options)}" for x in counts)
+            self.tell(f"budget: {left:.0f} s; how long a pair takes is not known yet ({told})")
+            return
+        pairs = int(left / pair_s)
+        more = " more" if how == "measured" else ""
+        self.tell(
+            f"budget: a pair of all rows takes {pair_s:.3g} s ({how}), so there is time for {pairs}{more} pairs, "
+            f"{promised(pairs + (how == 'measured'), self.options)}"
+        )
+
+    def _known_pair_s(self, wanted: Mapping[Key, int]) -> float | None:
+        """What two processes of a stored run of as many cases of the same plan took; None if there is none."""
+        cases = len({(x.operator, x.case) for x in wanted})
+        for entry in self.index.runs(device=self.device, plan=self.plan.name, limit=20):
+            if entry.cases == cases:
+                with contextlib.suppress(OSError, InputError):
+                    journal = read(entry.path)
+                    made = len({x.replicate for x in journal.records})
+                    wall = sum(x.wall_s for x in journal.footers)
+                    if made and wall > 0:
+                        return 2 * wall / made
+        return None
 
 
 class Setting(Protocol):
@@ -295,10 +330,18 @@ def side_run(
     )
 
 
-def in_turns(setting: Setting, runs: Sequence[Run], wanted: Mapping[Key, int], seed: str, what: str) -> int:
+def in_turns(
+    setting: Setting,
+    runs: Sequence[Run],
+    wanted: Mapping[Key, int],
+    seed: str,
+    what: str,
+    timed: Callable[[float], None] | None = None,
+) -> int:
     """Measures all runs in rounds, in balanced order, until all rounds are made or the time is over.
 
-    Returns how many rounds were made whole. `what` is the word for a round ("stage 1, pair").
+    Returns how many rounds were made whole. `what` is the word for a round ("stage 1, pair"); `timed` is told
+    what the first round took, in seconds.
     """
     orders = balanced(len(runs), seed)
     count, made, took = max(wanted.values()), 0, 0.0
@@ -315,6 +358,8 @@ def in_turns(setting: Setting, runs: Sequence[Run], wanted: Mapping[Key, int], s
                 run.replicate(made, [cell for cell in run.cells if wanted[cell.identity] > made])
             made += 1
             took = time.monotonic() - begin
+            if timed is not None and made == 1:
+                timed(took)
     if made < count:
         setting.tell(f"the budget ended after {made} of {count} {what.rpartition(' ')[2]}s")
     return made
