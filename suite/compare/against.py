@@ -1,4 +1,4 @@
-"""What a commit is compared with so that small slowdowns do not add up: a release, or the best of the last commits.
+"""What a commit is compared with so that small slowdowns do not add up: a release, or the best of the last ones.
 
 Five commits that are 2.5 % slower each are below every limit one by one, and 13 % together.
 """

@@ -264,7 +264,7 @@ class Interleaved:
         return in_turns(self, runs, wanted, f"{self.seed}/{self._stage}", f"stage {self._stage}, pair", timed)
 
     def _promise(self, pair_s: float | None, how: str = "measured") -> None:
-        """Says what the budget can settle: before the start as far as earlier runs tell, and after the first pair."""
+        """Says what the budget can settle: before the start by earlier runs, and after the first pair."""
         left = self.until - time.monotonic()
         if math.isinf(left):
             return

@@ -126,7 +126,7 @@ class Checkout:
         return [Commit(*line.split("\x1f", 3)) for line in listed]
 
     def before(self, revision: Revision, count: int) -> list[str]:
-        """So many commits of the mainline before a revision, newest first; its own is among them if it is dirty."""
+        """So many commits of the mainline before a revision, newest first; its own among them if it is dirty."""
         listed = self._git("log", "--first-parent", "--format=%H", f"-n{count + 1}", revision.commit).splitlines()
         return listed[:count] if revision.dirty else listed[1:]
 
