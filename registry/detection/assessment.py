@@ -19,8 +19,8 @@ POWER = 0.8
 """Detectable effects and needed pairs are stated for finding the truth four times in five."""
 SPENT = (0.7, 0.2, 0.1)
 """Shares of a row's level that the looks at its fresh pairs may spend, stage two first."""
-FLAGGED = 4.0
-UNDECIDED = 0.8
+FLAGGED = 3.0
+UNDECIDED = 0.6
 """Levels, in units of `Options.false_calls`, of rows that looked changed at first, and of rows that were only too
 noisy. At most one unchanged row in ten is flagged, however noisy it is, and its level is one-sided; that of the
 others is halved between the sides. tests/calibration/rates.py counts what comes of it."""

@@ -72,6 +72,8 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     differing: tuple[str, ...] = ()
     control: bool = False
     notes: tuple[str, ...] = ()
+    same: str | None = None
+    """What of both sides' code is the same, where it is: then there is nothing to decide by times."""
     metric: Metric = LATENCY
     """The primary metric."""
     beside: tuple[Metric, ...] = ()

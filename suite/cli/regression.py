@@ -174,6 +174,11 @@ _SHOWING = (
 )
 @click.option("--bisect", is_flag=True, help="Of what became slower, find the commit that did it.")
 @_grouped("shown", Shown, *_SHOWING)
+@click.option(
+    "--measure-same",
+    is_flag=True,
+    help="Measure rows whose code is the same in both commits like any other (an A/A), not once.",
+)
 @click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
 @click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
 def command(
@@ -192,6 +197,7 @@ def command(
     current_environment: str | None,
     bisect: bool,
     shown: Shown,
+    measure_same: bool,
     seed: int | None,
     output: Path | None,
 ) -> int:
@@ -256,6 +262,7 @@ def command(
         environments=sides,
         seed=secrets.randbits(31) if seed is None else seed,
         tell=_tell,
+        measure_same=measure_same,
     )
     if not head.dirty and current == "HEAD" and checkout.dirty:
         _tell("there are uncommitted changes, which HEAD does not have; `--current worktree` compares them")

@@ -33,8 +33,10 @@ from ..plan import Cell, Plan
 from ..run.process import OutOfTime
 from ..run.supervisor import Run, new_run
 from .revisions import ROOMS, Checkout, Revision
+from .same_code import same
 
 Tell: TypeAlias = Callable[[str], None]
+SAME = "the same code: all that its file imports is equal but for comments and docstrings; measured once"
 WITNESSES = 6
 """Rows of PyTorch that are measured beside those of few operators."""
 
@@ -177,6 +179,8 @@ class Interleaved:
     until: float
     tell: Tell
     shared_baselines: bool = False
+    measure_same: bool = False
+    """Whether rows whose code is the same are measured like any other: an A/A."""
     header: Header | None = field(default=None, init=False)
     """Of the first run, once there is one."""
     records: tuple[Sequence[Record], Sequence[Record]] = field(default=((), ()), init=False)
@@ -186,6 +190,7 @@ class Interleaved:
     runs: list[str] = field(default_factory=list, init=False)
     """Of the current side, as far as they were begun."""
     _stage: int = field(default=0, init=False)
+    _same: set[Key] = field(default_factory=set, init=False)
 
     def compare(self, only: Collection[Key] | None = None) -> None:
         """The whole procedure, on all rows or on those named."""
@@ -193,8 +198,12 @@ class Interleaved:
         chosen = sorted(rows if only is None else rows & set(only))
         if not chosen:
             raise NotMeasurable("none of the rows in question can be measured here.")
-        hidden = self._witnesses - set(chosen)
-        first = self._measure(dict.fromkeys([*chosen, *sorted(hidden)], self.options.pairs))
+        self._same = self._of_same_code(chosen)
+        if self._same:
+            self.tell(f"the same code on both sides: {_counted(len(self._same))}, of which one pair is measured")
+        hidden = self._witnesses - set(chosen) if len(self._same) < len(chosen) else set()
+        pairs = {key: 1 if key in self._same else self.options.pairs for key in (*chosen, *sorted(hidden))}
+        first = self._measure(pairs)
         shown = partial(self._of_shown, hidden)
         progress = decide(first, shown, self.options)
         self.progress = msgspec.structs.replace(
@@ -226,7 +235,23 @@ class Interleaved:
         enough = 0 if self._stage == 1 else self.options.pairs
         out = paired(base, current, wanted, made, enough, histories, allowed=allowed, controls=self._controls)
         noted = tuple(f"in two environments: {x}" for x in differing(base.header, current.header) if allowed)
-        return [msgspec.structs.replace(x, notes=(*x.notes, *noted)) for x in out]
+        out = [msgspec.structs.replace(x, notes=(*x.notes, *noted)) for x in out]
+        return [msgspec.structs.replace(x, same=SAME) if x.key in self._same else x for x in out]
+
+    def _of_same_code(self, rows: Collection[Key]) -> set[Key]:
+        """Rows whose code and environment are the same on both sides."""
+        if self.measure_same or self.base.python != self.current.python:
+            return set()
+        sides = [{x.identity: tree.catalog.file(x.implementation) for x in tree.cells} for tree in self._trees]
+        return {
+            key
+            for key in rows
+            if (before := sides[0].get(key)) and (after := sides[1].get(key)) and same(before, after)
+        }
+
+    @property
+    def _trees(self) -> tuple[Tree, Tree]:
+        return self.base, self.current
 
     def _of_shown(self, hidden: Collection[Key], wanted: Mapping[Key, int]) -> list[Comparison]:
         """What was asked for again; of a witness the first look is enough."""

@@ -74,6 +74,8 @@ class Question:
     seed: int
     environments: tuple[Environment, Environment]
     tell: Tell = field(compare=False)
+    measure_same: bool = False
+    """Whether rows whose code is the same are measured like any other."""
 
     def answer(self, mode: str, home: Home, index: Index) -> Answer:
         """The verdicts, from stored runs or an A/B."""
@@ -206,6 +208,7 @@ class Question:
                 tell=self.tell,
                 # Another library in another environment is no witness of the machine.
                 shared_baselines=self._shared_baselines and base.python == current.python,
+                measure_same=self.measure_same,
             )
             ab.compare(only)
         return ab

@@ -227,6 +227,30 @@ def test_the_first_of_a_block_is_random():
     assert {next(balanced(2, str(seed))) for seed in range(20)} == {(0, 1), (1, 0)}
 
 
+def test_the_same_code_is_measured_once(make, folders):
+    """The commits differ in words: one pair shows that the rows still run, and nothing is left to decide."""
+    for name in ("kernels/_common.py", "kernels/cpu/_side.py"):
+        (folders[1] / name).write_text("# words\n" + (folders[0] / name).read_text())
+    one = make()
+    one.compare()
+    assert kinds(one) == {16: "no change", 64: "no change"}
+    assert {x.reason.partition(":")[0] for x in one.progress.verdicts} == {"the same code"}
+    assert len(CALLS) == 2
+    again = make()
+    again.measure_same = True
+    again.compare()
+    assert kinds(again)[64] == "regression", "as the bench has it, whatever the code is"
+
+
+def test_what_the_budget_can_settle_is_said(make):
+    one = make(100)
+    one.compare()
+    before, after = [x for x in one.told if x.startswith("budget")]
+    assert before.startswith("budget: 100 s; how long a pair takes is not known yet (16 pairs of a row")
+    assert after.startswith("budget: a pair of all rows takes 2 s (measured), so there is time for 49 more pairs")
+    assert "which find 5.0% where processes vary by up to" in after
+
+
 def test_the_noise_seen_is_remembered(make):
     one = make()
     one.compare()
@@ -261,7 +285,7 @@ def test_when_the_budget_ends(make, until, expected, said):
     one.compare()
     assert kinds(one) == expected
     assert CLOCK.now <= until
-    ended = [x for x in one.told if "budget" in x]
+    ended = [x for x in one.told if "the budget ended" in x]
     assert ended == ([said] if said else [])
 
 
