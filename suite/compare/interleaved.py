@@ -215,7 +215,7 @@ class Interleaved:
     def _measure(self, wanted: Mapping[Key, int]) -> list[Comparison]:
         """So many fresh pairs of each row, or as many as there was time for.
 
-        In later stages rows that got fewer than a first stage has are left out: too little to decide them by.
+        In later stages rows that got less than half of the least that is asked for are left out.
         """
         self._stage += 1
         names = new_run(), new_run()
@@ -232,7 +232,7 @@ class Interleaved:
             self.header, self.records = base.header, (base.records, current.records)
         histories = self.index.histories(base.header.key)
         allowed = self._allowed(base.header, current.header)
-        enough = 0 if self._stage == 1 else self.options.pairs
+        enough = 0 if self._stage == 1 else self.options.rerun_pairs // 2
         out = paired(base, current, wanted, made, enough, histories, allowed=allowed, controls=self._controls)
         noted = tuple(f"in two environments: {x}" for x in differing(base.header, current.header) if allowed)
         out = [msgspec.structs.replace(x, notes=(*x.notes, *noted)) for x in out]

@@ -82,14 +82,17 @@ def test_a_slower_commit_fails_the_build(detector, sleeper, tmp_path):
     )
     report = json.loads(out)
     (verdict,) = report["verdicts"]
-    assert (code, verdict["kind"], verdict["stage"], verdict["pairs"]) == (1, "regression", 2, 10), err
+    assert (code, verdict["kind"]) == (1, "regression"), err
+    assert verdict["stage"] >= 2
+    assert verdict["pairs"] >= 10, "more where the machine is noisy"
     assert 0.15 < verdict["change"] < 0.45
-    assert "stage 2, pair 10 of 10: 1 row" in err
+    assert "stage 2, pair 10 of " in err
+    assert "budget: a pair of all rows takes" in err
     assert files[0].read_text().startswith("### kernelmark: Regression found")
     assert ElementTree.parse(files[1]).getroot().get("failures") == "1"
     headers = [read(x).header for x in sorted((detector.home / "journals").iterdir())]
     commits = sleeper.git("rev-parse", "HEAD~1", "HEAD").split()
-    assert sorted(x.commit for x in headers) == sorted([*commits, *commits])
+    assert {x.commit for x in headers} == set(commits)
     assert not any(x.dirty for x in headers)
     # What was measured is stored: asked again without measuring, it is known to be too little.
     code, out, _ = detector.run("--baseline", "HEAD~1", "--mode", "stored", "--json")
@@ -98,11 +101,14 @@ def test_a_slower_commit_fails_the_build(detector, sleeper, tmp_path):
 
 
 def test_equal_commits_do_not(detector):
+    """Their kernels are the same code, so one pair is enough."""
     code, out, err = detector.run(
         "--baseline", "HEAD~2", "--current", "HEAD~1", "--statistics", "all", "--mode", "ab"
     )
     assert code == 0, out + err
     assert "No regression: 1 no change" in out
+    assert "the same code" in " ".join(out.split())
+    assert "stage 1, pair 1 of 1" in err
     assert "(welch p)" in out
 
 
