@@ -27,6 +27,8 @@ SEGMENT = 3
 PROPOSAL = 0.25
 """Loose, because the t test judges after it: three commits against three have only 20 orders to differ from."""
 PERMUTATIONS = 99
+MINIMUM_SHARED = 2
+"""Series of unchanged code that must change on one day for it to be the machine's doing."""
 ODD = 4.0
 """Standard deviations from the middle of its neighbours at which a run is odd."""
 NEIGHBOURS = 2
@@ -36,11 +38,48 @@ CERTAIN = 1.645
 
 
 class ChangePoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A change between `index` - 1 and `index`: `change` is new over old median of the segments, minus 1."""
+    """A change between `index` - 1 and `index`: `change` is new over old median of the segments, minus 1.
+
+    `machine` says why the machine must be thought to have changed and not the code; None if it need not be.
+    """
 
     index: int
     change: float
     p: float
+    machine: str | None = None
+
+
+class Dated(msgspec.Struct, frozen=True):
+    """A series with its change points, and the day of each of its values. `witness`: no commit changes its code."""
+
+    days: tuple[str, ...]
+    changes: tuple[ChangePoint, ...]
+    witness: bool
+
+
+def of_the_machine(series: Sequence[Dated]) -> list[tuple[ChangePoint, ...]]:
+    """The change points of each series, those marked that come on a day on which half of the witnesses changed.
+
+    A witness's code is another library's: what many of them share on one day, in one direction, no commit did.
+    Only those count that have values on both sides of the day; two of them are the least.
+    """
+    told: dict[tuple[str, bool], str] = {}
+    days = {x.days[change.index] for x in series if x.witness for change in x.changes}
+    for day in days:
+        able = [x for x in series if x.witness and min(x.days) < day <= max(x.days)]
+        for slower in (True, False):
+            moved = [
+                y.change for x in able for y in x.changes if x.days[y.index] == day and (y.change > 0) == slower
+            ]
+            if len(moved) >= max(MINIMUM_SHARED, len(able) / 2):
+                told[day, slower] = (
+                    f"the machine's: {len(moved)} of {len(able)} series of code that no commit changes moved on {day}, "
+                    f"by {float(np.median(moved)):+.1%} in the median"
+                )
+    return [
+        tuple(msgspec.structs.replace(y, machine=told.get((x.days[y.index], y.change > 0))) for y in x.changes)
+        for x in series
+    ]
 
 
 def change_points(

@@ -112,7 +112,7 @@ def _power(report: ComparisonReport) -> list[str]:
     middle = known[len(known) // 2]
     return [
         f"Found four times in five: a slowdown of {report.options.fail_above:.1%} in {found} of {len(known)} "
-        f"rows, of {known[0]:.1%} in the quietest, {middle:.1%} in the median and {known[-1]:.1%} in the noisiest row."
+        f"rows, of {known[0]:.1%} in the quietest, {middle:.1%} in the median, {known[-1]:.1%} in the noisiest."
     ]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernelmark.registry.detection.changepoints import change_points
+from kernelmark.registry.detection.changepoints import ChangePoint, Dated, change_points, of_the_machine
 
 
 def found(series: list[float], seed: int = 1, **more: float) -> list[int]:
@@ -116,3 +116,41 @@ def test_garbage_does_not_crash(series: list[float]) -> None:
 @given(st.integers(3, 15), st.integers(3, 15), st.floats(1.1, 3.0), st.floats(1e-3, 1e3))
 def test_a_clean_step_is_found_at_any_scale(left: int, right: int, factor: float, scale: float) -> None:
     assert found([scale] * left + [scale * factor] * right) == [left]
+
+
+DAYS = ("2026-11-01", "2026-11-02", "2026-11-03", "2026-11-04")
+
+
+def dated(witness: bool, *changes: tuple[int, float], days: tuple[str, ...] = DAYS) -> Dated:
+    return Dated(days, tuple(ChangePoint(i, size, 1e-9) for i, size in changes), witness)
+
+
+def marked(*series: Dated) -> list[list[bool]]:
+    return [[x.machine is not None for x in changes] for changes in of_the_machine(series)]
+
+
+def test_what_many_series_of_unchanged_code_share_is_the_machines() -> None:
+    others = [dated(True, (2, 0.05)), dated(True, (2, 0.06)), dated(True)]
+    ours = dated(False, (1, 0.2), (2, 0.05), (3, 0.1))
+    found = of_the_machine([ours, *others])
+    assert [x.machine is not None for x in found[0]] == [False, True, False]
+    assert found[0][1].machine == (
+        "the machine's: 2 of 3 series of code that no commit changes moved on 2026-11-03, by +5.5% in the median"
+    )
+    assert marked(*others) == [[True], [True], []]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [],
+        [dated(True, (2, 0.05))],  # one alone
+        [dated(True, (2, 0.05)), dated(True, (2, -0.05))],  # not in one direction
+        [dated(True, (2, 0.05)), dated(True, (1, 0.05))],  # not on one day
+        [dated(True, (2, 0.05)), dated(True, (2, 0.05)), *[dated(True)] * 3],  # less than half
+        [dated(False, (2, 0.05))] * 5,  # code that a commit may well change together
+        [dated(True, (2, 0.05), days=DAYS[2:3] * 4)] * 3,  # nothing before that day
+    ],
+)
+def test_what_does_not_make_it_the_machines(others: list[Dated]) -> None:
+    assert marked(dated(False, (2, 0.05)), *others)[0] == [False]
