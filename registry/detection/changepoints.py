@@ -50,7 +50,7 @@ class ChangePoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dated(msgspec.Struct, frozen=True):
-    """A series with its change points, and the day of each of its values. `witness`: no commit changes its code."""
+    """A series with its change points and the day of each value. `witness`: no commit changes its code."""
 
     days: tuple[str, ...]
     changes: tuple[ChangePoint, ...]
@@ -73,8 +73,8 @@ def of_the_machine(series: Sequence[Dated]) -> list[tuple[ChangePoint, ...]]:
             ]
             if len(moved) >= max(MINIMUM_SHARED, len(able) / 2):
                 told[day, slower] = (
-                    f"the machine's: {len(moved)} of {len(able)} series of code that no commit changes moved on {day}, "
-                    f"by {float(np.median(moved)):+.1%} in the median"
+                    f"the machine's: {len(moved)} of {len(able)} series of code that no commit changes moved on "
+                    f"{day}, by {float(np.median(moved)):+.1%} in the median"
                 )
     return [
         tuple(msgspec.structs.replace(y, machine=told.get((x.days[y.index], y.change > 0))) for y in x.changes)

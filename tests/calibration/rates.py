@@ -157,8 +157,8 @@ def found(generator: np.random.Generator, draw: Draw, rows: int, number: int, al
 def lines(number: int, powers: int, seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Iterator[str]:
     """Markdown, line by line: of unchanged rows a kind of noise a line, and of slowed ones."""
     yield (
-        "| processes vary by | called of unchanged rows, compared alone | 10 together | 200 together | left open | "
-        "pairs of a lone row |"
+        "| processes vary by | called of unchanged rows, compared alone | 10 together | 200 together | "
+        "left open | pairs of a lone row |"
     )
     yield "|---|--:|--:|--:|--:|--:|"
     for i, kind in enumerate(kinds):
