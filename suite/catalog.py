@@ -270,6 +270,17 @@ class Catalog:
         """The implementations of one operator."""
         return tuple(x for x in self.implementations if x.operator == operator)
 
+    def file(self, implementation: Implementation) -> tuple[Path, Path] | None:
+        """An implementation's file and the folder that its room lies in; None where it has none of its own."""
+        for root in self.roots:
+            if root.folder == implementation.root:
+                own = implementation.operator, "kernels/cpu" if implementation.name.endswith("_cpu") else "kernels"
+                for name, room in (own, (implementation.provider, "baselines")):
+                    if (room == "baselines") == (implementation.provider in root.files("baselines")):
+                        path = root.files(room).get(name)
+                        return None if path is None else (root.home(room), path)
+        return None
+
     def _ours(self, root: Root) -> Iterator[Implementation]:
         kernels, cpu = set(root.files("kernels")), set(root.files("kernels/cpu"))
         for name, operator in self.operators.items():

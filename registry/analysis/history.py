@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..detection.changepoints import ChangePoint, change_points
+from ..detection.changepoints import ChangePoint, Dated, change_points, of_the_machine
 from ..store.index import Entry, Index, Mean
-from ..store.record import Key
+from ..store.record import PROVIDER, Key
 
 RUNS = 200
 """Newest runs that are looked at: each that was not met before is read whole, once."""
@@ -97,6 +97,7 @@ def over_commits(
     by_time = sorted(first, key=lambda x: (_seconds(times.get(x), first[x]), first[x]))
     keys = sorted({key for _, means in runs for key in means})
     series = []
+    providers = {key: mean.provider for _, means in runs for key, mean in means.items()}
     for key in keys:
         measured = [(str(entry.commit), means[key]) for entry, means in runs if key in means]
         last = measured[-1][1].definition
@@ -111,6 +112,11 @@ def over_commits(
         )
         changes = change_points([x.ms for x in points], np.random.default_rng(0))
         series.append(Series(key, points, changes))
+    dated = [
+        Dated(tuple(y.created[:10] for y in x.points), x.changes, providers[x.key] != PROVIDER) for x in series
+    ]
+    marked = zip(series, of_the_machine(dated), strict=True)
+    series = [msgspec.structs.replace(x, changes=changes) for x, changes in marked]
     return OperatorHistory(operator, runs[0][0].key if runs else "", tuple(series), others)
 
 

@@ -93,6 +93,8 @@ def judge(verdict: Verdict, whole: float) -> Answer:
     """
     if verdict.kind not in COMPARED and verdict.kind != "not comparable":
         return "broken"
+    if verdict.kind == "no change" and verdict.change is None:
+        return "same"  # by its code: nothing had to be measured
     if verdict.low is None or verdict.high is None or verdict.kind == "not comparable":
         return "unknown"
     half = math.expm1(math.log1p(whole) / 2)

@@ -4,7 +4,9 @@ Hierarchical divisive estimation with the energy distance (E-divisive: Matteson 
 Assoc. 109 (2014) 334): the split that sets the two sides furthest apart is proposed, kept if few random
 orders of the segment do as well, and its halves are searched in turn. A permutation test cannot reach the
 p-values that keep a long history quiet, so what is proposed must then pass Student's t between neighbouring
-segments; the weakest is taken back until all pass (reference/regression.md, section 3).
+segments; the weakest is taken back until all pass. Both are made for odd runs: proposals look at the series
+with these pulled in, and the test is Yuen's, of trimmed means. Neighbouring runs that are alike (one state of
+the machine over many commits) count for fewer than they are.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import msgspec
 import numpy as np
 from scipy import special
 
-from .noise import FLOOR, Floats
+from .noise import FLOOR, Floats, trimmed
 
 P = 1e-5
 CHANGE = 0.02
@@ -25,14 +27,59 @@ SEGMENT = 3
 PROPOSAL = 0.25
 """Loose, because the t test judges after it: three commits against three have only 20 orders to differ from."""
 PERMUTATIONS = 99
+MINIMUM_SHARED = 2
+"""Series of unchanged code that must change on one day for it to be the machine's doing."""
+ODD = 4.0
+"""Standard deviations from the middle of its neighbours at which a run is odd."""
+NEIGHBOURS = 2
+"""On each side of a run."""
+CERTAIN = 1.645
+"""Standard errors by which neighbours must be alike to be held so."""
 
 
 class ChangePoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A change between `index` - 1 and `index`: `change` is new over old median of the segments, minus 1."""
+    """A change between `index` - 1 and `index`: `change` is new over old median of the segments, minus 1.
+
+    `machine` says why the machine must be thought to have changed and not the code; None if it need not be.
+    """
 
     index: int
     change: float
     p: float
+    machine: str | None = None
+
+
+class Dated(msgspec.Struct, frozen=True):
+    """A series with its change points and the day of each value. `witness`: no commit changes its code."""
+
+    days: tuple[str, ...]
+    changes: tuple[ChangePoint, ...]
+    witness: bool
+
+
+def of_the_machine(series: Sequence[Dated]) -> list[tuple[ChangePoint, ...]]:
+    """The change points of each series, those marked that come on a day on which half of the witnesses changed.
+
+    A witness's code is another library's: what many of them share on one day, in one direction, no commit did.
+    Only those count that have values on both sides of the day; two of them are the least.
+    """
+    told: dict[tuple[str, bool], str] = {}
+    days = {x.days[change.index] for x in series if x.witness for change in x.changes}
+    for day in days:
+        able = [x for x in series if x.witness and min(x.days) < day <= max(x.days)]
+        for slower in (True, False):
+            moved = [
+                y.change for x in able for y in x.changes if x.days[y.index] == day and (y.change > 0) == slower
+            ]
+            if len(moved) >= max(MINIMUM_SHARED, len(able) / 2):
+                told[day, slower] = (
+                    f"the machine's: {len(moved)} of {len(able)} series of code that no commit changes moved on "
+                    f"{day}, by {float(np.median(moved)):+.1%} in the median"
+                )
+    return [
+        tuple(msgspec.structs.replace(y, machine=told.get((x.days[y.index], y.change > 0))) for y in x.changes)
+        for x in series
+    ]
 
 
 def change_points(
@@ -50,10 +97,13 @@ def change_points(
     values = np.asarray(series, dtype=np.float64)
     kept = np.flatnonzero(np.isfinite(values) & (values > 0))
     logs = np.log(values[kept])
-    cuts = sorted(_propose(logs, 0, len(logs), segment, generator))
+    cuts = sorted(_propose(_tamed(logs), 0, len(logs), segment, generator))
     while cuts:
-        noise = _noise(logs, cuts)
-        judged = [_judge(logs, left, cut, right, noise) for left, cut, right in _neighbours(cuts, len(logs))]
+        noise, alike = _noise(logs, cuts), _alike(logs, cuts)
+        judged = [
+            _judge(logs[left:cut], logs[cut:right], noise, alike)
+            for left, cut, right in _neighbours(cuts, len(logs))
+        ]
         # What changes too little goes first, however certain it is; then what is least certain.
         failing = [
             (abs(size) > math.log1p(change), -value, i)
@@ -123,16 +173,47 @@ def _noise(logs: Floats, cuts: list[int]) -> float:
     return max(float(np.square(1.4826 * np.median(deviations))), FLOOR)
 
 
-def _judge(logs: Floats, left: int, cut: int, right: int, noise: float) -> tuple[float, float]:
-    """Size of the change between two segments, as a logarithm of medians, and Student's two-sided p.
+def _tamed(logs: Floats) -> Floats:
+    """The series with odd runs pulled in towards their neighbours' median, which keeps steps as they are."""
+    if len(logs) <= 2 * NEIGHBOURS:
+        return logs
+    padded = np.pad(logs, NEIGHBOURS, mode="edge")
+    middle = np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * NEIGHBOURS + 1), axis=1)
+    apart = logs - middle
+    limit = ODD * max(1.4826 * float(np.median(np.abs(apart))), math.sqrt(FLOOR))
+    return np.asarray(middle + np.clip(apart, -limit, limit))
+
+
+def _alike(logs: Floats, cuts: list[int]) -> float:
+    """How alike neighbouring runs are beyond the segments' levels: their autocorrelation, 0 where it is in doubt.
+
+    Deviations are pulled in, so that one odd run does not hide it, and corrected for the levels having been
+    fitted to the same runs (Kendall, Biometrika 41 (1954) 403).
+    """
+    parts = [part - np.median(part) for part in np.split(logs, cuts)]
+    flat = np.concatenate(parts)
+    limit = ODD * max(1.4826 * float(np.median(np.abs(flat))), math.sqrt(FLOOR))
+    parts = [np.clip(part, -limit, limit) for part in parts]
+    products = sum(float(part[1:] @ part[:-1]) for part in parts)
+    squares = sum(float(part @ part) for part in parts)
+    if squares <= 0:
+        return 0.0
+    found = products / squares
+    found += (1 + 3 * max(found, 0.0)) * len(parts) / len(flat)
+    return min(found, 0.9) if found > CERTAIN / math.sqrt(len(flat)) else 0.0
+
+
+def _judge(before: Floats, after: Floats, noise: float, alike: float) -> tuple[float, float]:
+    """Size of the change between two segments, as a logarithm of medians, and Yuen's two-sided p.
 
     Three commits that happen to agree are no measure of the noise: the whole series' is the least assumed. And
     a side that disagrees with itself is given its own variance, or two odd runs among three would be a change.
     """
-    before, after = logs[left:cut], logs[cut:right]
-    m, n = len(before), len(after)
-    spreads = float(before.var(ddof=1)), float(after.var(ddof=1))
-    least = max(((m - 1) * spreads[0] + (n - 1) * spreads[1]) / (m + n - 2), noise)
-    error = math.sqrt(max(spreads[0], least) / m + max(spreads[1], least) / n)
-    t = abs(float(after.mean() - before.mean())) / error
-    return float(np.median(after) - np.median(before)), float(2 * special.stdtr(m + n - 2, -t))
+    sides = [trimmed(part[None, :]) for part in (before, after)]
+    # So many independent runs would know the mean as well as these, of which neighbours are `alike`.
+    worth = (1 - alike) / (1 + alike)
+    counts = [max(worth * len(part), 2.0) for part in (before, after)]
+    df = max(sum(float(x.df[0]) for x in sides) * worth, 1.0)
+    error = math.sqrt(sum(max(float(x.variance[0]), noise) / n for x, n in zip(sides, counts, strict=True)))
+    t = abs(float(sides[1].mean[0] - sides[0].mean[0])) / error
+    return float(np.median(after) - np.median(before)), float(2 * special.stdtr(df, -t))

@@ -72,6 +72,8 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     differing: tuple[str, ...] = ()
     control: bool = False
     notes: tuple[str, ...] = ()
+    same: str | None = None
+    """What of both sides' code is the same, where it is: then there is nothing to decide by times."""
     metric: Metric = LATENCY
     """The primary metric."""
     beside: tuple[Metric, ...] = ()
@@ -114,11 +116,17 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tolerated: float = 0.01
     """The null hypothesis is "slower by at most this": nobody is woken for less."""
     level: float = 0.05
-    """One-sided level that flags a row in stage one; 1 - level is the confidence of intervals."""
+    """One-sided level against what is tolerated; 1 - level is the confidence of intervals."""
+    false_calls: float = 0.001
+    """How many unchanged rows may be called slower or faster, however many are compared and however noisy."""
+    power: float = 0.95
+    """How surely a change of `fail_above` is to be found: decides how many fresh pairs a noisy row gets."""
     q: float = 0.05
-    """Benjamini-Hochberg's false discovery rate over the rows that were rerun."""
-    pairs: int = 5
+    """Benjamini-Hochberg's false discovery rate over the rows of a stored comparison."""
+    pairs: int = 6
+    """First pairs. An even number, so that both sides come first equally often."""
     rerun_pairs: int = 10
+    """The least number of fresh pairs."""
     maximum_pairs: int = 100
     """A row that would need more fresh pairs than this is left inconclusive."""
     shift_above: float = 0.01
@@ -126,6 +134,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     minimum_runs: int = 10
     maximum_runs: int = 20
     minimum_processes: int = 5
+    """Of the side that is judged from storage, over all its runs."""
+    run_processes: int = 3
+    """A stored run of fewer is none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerated <= self.warn_above <= self.fail_above < 10:
@@ -135,12 +146,15 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.fail_above <= self.tolerated:
             raise InputError(f"fail above {self.fail_above:g} must exceed what is tolerated, {self.tolerated:g}")
-        for name in ("level", "q"):
+        for name in ("level", "q", "false_calls"):
             if not 0 < getattr(self, name) < 0.5:
                 raise InputError(f"{name} is {getattr(self, name):g}; it must lie between 0 and 0.5")
+        if not 0.5 < self.power < 1:
+            raise InputError(f"power is {self.power:g}; it must lie between 0.5 and 1")
         if not self.shift_above > 0:
             raise InputError(f"shift_above is {self.shift_above:g}; it must be above 0")
-        if min(self.pairs, self.rerun_pairs, self.minimum_processes) < 3 or self.minimum_runs < 3:
+        least = min(self.pairs, self.rerun_pairs, self.minimum_processes, self.minimum_runs)
+        if least < 3 or self.run_processes < 1:
             raise InputError("pairs, rerun pairs, processes and runs must each be at least 3")
         if self.maximum_pairs < self.rerun_pairs:
             raise InputError(f"maximum_pairs {self.maximum_pairs} is below rerun_pairs {self.rerun_pairs}")

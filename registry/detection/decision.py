@@ -2,10 +2,10 @@
 
 The command line and the calibration (tests/calibration) both call what is here; nothing else makes verdicts.
 
-A/B: `stage_one` looks at 5 pairs of every row and names the rows to rerun; `stage_two` decides those it
-flagged on *fresh* pairs alone, with Benjamini and Hochberg's correction over the rerun. `decide` joins the
-two around a caller's way to measure. Stored: `stored` asks whether a new run fits the runs of unchanged code.
-reference/regression.md has the evidence for each number.
+A/B: `stage_one` looks at 6 pairs of every row and names the rows to measure again; `stage_two` calls these
+slower or faster on *fresh* pairs alone, each at a level of its own, so that a row's verdict does not hang on
+how many others there are. `decide` joins the two around a caller's way to measure. Stored: `stored` asks
+whether a new run fits the runs of unchanged code. docs/calibration.md has the evidence for each number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..errors import InputError
 from ..store.metric import Equivalence
 from ..store.record import Key
-from .assessment import Assessment, assess, machine_shift
+from .assessment import MINIMUM_OPERATORS, Assessment, assess, confirming, machine_shift, noise_settled
 from .comparison import Comparison, History, Noise, Options, pooled
 from .eligibility import exclusion, unchanged_runs
 from .noise import (
@@ -28,6 +28,7 @@ from .noise import (
     PRIOR_RUNS,
     Estimate,
     Floats,
+    Prior,
     benjamini_hochberg,
     either,
     empirical_prior,
@@ -40,6 +41,8 @@ from .outcome import by_equivalence, decided, equivalence, excluded, not_rerun, 
 from .verdict import Kind, Mode, Verdict
 
 DEFAULTS = Options()
+FEW_OPERATORS = MINIMUM_OPERATORS
+"""Rows of fewer operators cannot show that the machine changed: others must, whose code is the same."""
 FIRST_LOOK = 0.2
 """Share of the level at which stage one settles a row as unchanged.
 
@@ -49,12 +52,17 @@ end there with intervals that hold the truth in 99 % of cases (98 % over all row
 """
 
 
+NOISY = 2
+"""A row too noisy to be settled gets so many times the least number of fresh pairs: six pairs know its spread
+badly, and a second look at too few fresh ones costs more than they do."""
+
+
 class Progress(msgspec.Struct, frozen=True):
     """Where a comparison stands. It may be reported as it is at any time: what is open is `inconclusive`.
 
-    `requests` maps rows that must be rerun before they can be decided to the number of fresh pairs, and
-    `extra` those that more pairs would probably settle. `directions` is +1 for a row flagged as slower, -1
-    for faster. `kept` holds what was measured of the rows in `extra`, which their fresh pairs are added to.
+    `requests` maps rows that looked changed to the number of fresh pairs that are to confirm it, and `extra`
+    those that were only too noisy to settle. `directions` is +1 for a row that looked slower, -1 for faster.
+    `first` holds the first pairs of rows that were too noisy, `fresh` what was measured of each row since.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -64,7 +72,8 @@ class Progress(msgspec.Struct, frozen=True):
     extra: dict[Key, int] = {}
     directions: dict[Key, int] = {}
     priors: dict[Key, Noise] = {}
-    kept: dict[Key, Comparison] = {}
+    first: dict[Key, Comparison] = {}
+    fresh: dict[Key, Comparison] = {}
 
 
 Rerun = Callable[[Mapping[Key, int]], Sequence[Comparison]]
@@ -94,7 +103,8 @@ def decide(
 
 
 def stage_one(comparisons: Sequence[Comparison], options: Options = DEFAULTS) -> Progress:
-    """Decides what 5 pairs can decide, and flags what must be rerun: p < .05 against "changed by at most 1 %"."""
+    """Settles as unchanged what 6 pairs can settle; what looks changed (p < .05 against "by at most 1 %"), and
+    what is too noisy to tell, is to be measured again."""
     rows = _unique(comparisons)
     reasons = [exclusion(row, "ab", options) for row in rows]
     usable = np.array([x is None and _by_ratio(row) for x, row in zip(reasons, rows, strict=True)], dtype=bool)
@@ -103,7 +113,7 @@ def stage_one(comparisons: Sequence[Comparison], options: Options = DEFAULTS) ->
     prior = either(history_prior([row.history.noise for row in rows]), others)
     variance, df = shrink(estimate, prior)
     seen = _assess(estimate, variance, df, options, options.level, FIRST_LOOK * options.level)
-    shift = machine_shift(rows, estimate.mean, usable, options)
+    shift = machine_shift(rows, estimate, usable, options)
     verdicts: list[Verdict] = []
     requests: dict[Key, int] = {}
     extra: dict[Key, int] = {}
@@ -117,103 +127,108 @@ def stage_one(comparisons: Sequence[Comparison], options: Options = DEFAULTS) ->
             if found[1]:
                 extra[row.key] = found[1]
             continue
-        direction = int(seen.p_slower[i] < options.level) - int(seen.p_faster[i] < options.level)
+        direction = 1 if seen.change[i] > 0 else -1
         why: tuple[Kind, str]
         if shift is not None:
             why = ("not comparable", shift)
-        elif direction:
-            requests[row.key], directions[row.key] = options.rerun_pairs, direction
+        elif _against_tolerated(seen, i, direction) < options.level:
+            requests[row.key], directions[row.key] = int(seen.fresh[i]), direction
             why = ("inconclusive", f"flagged as {'slower' if direction > 0 else 'faster'}, not yet confirmed")
         else:
             why = equivalence(seen, i, options)
             if why[0] == "inconclusive":
-                extra[row.key] = _more_pairs(seen, i, options, 1)
+                extra[row.key] = max(NOISY * options.rerun_pairs, int(seen.fresh[i]))
         verdicts.append(decided(row, why, i, seen, estimate, options, p=_p(seen, i, direction)))
     priors = {
         row.key: Noise(float(prior.variance[i]), float(prior.df[i]))
         for i, row in enumerate(rows)
         if prior.df[i] > 0
     }
-    kept = {row.key: row for row in rows if row.key in extra}
-    return Progress(tuple(verdicts), "ab", 1, requests, extra, directions, priors, kept)
+    first = {row.key: row for row in rows if row.key in extra}
+    return Progress(tuple(verdicts), "ab", 1, requests, extra, directions, priors, first)
 
 
 def stage_two(progress: Progress, fresh: Sequence[Comparison], options: Options = DEFAULTS) -> Progress:
-    """Decides the rerun rows: those that were flagged on their fresh pairs alone, the others on all pairs.
+    """Calls rows slower or faster on their fresh pairs alone; what is not called may be settled as unchanged.
 
-    A row is flagged partly because its first pairs looked large, so these must not speak again: only the
-    direction to test and the prior of the spread are kept, and that prior knows nothing of this row's stage
-    one. A row that was only too noisy was not picked for its change, and to drop its first pairs would bias
-    what is reported the other way, see `FIRST_LOOK`.
+    A row is measured again partly because its first pairs looked large, so these must not speak again: only
+    the direction to test and the prior of the spread are kept, and that prior knows nothing of this row's
+    stage one. A call needs three things: a change beyond the limit, p < .05 against "by at most 1 %", and
+    against no change at all a level of which each look spends its share (`confirming`), so that of a thousand
+    unchanged rows one is called, whether one row is compared or two hundred. A false discovery rate over one
+    row would be p < .05.
 
-    Called again with what is in `extra`, it adds the new pairs to those of `kept` and decides at half the
-    level each time, so that looking often does not cry wolf. Rows that were flagged and rows that were only
-    too noisy are two families of the Benjamini-Hochberg procedure: noisy rows must not cost a flagged one
-    its power. A requested row that was not rerun stays inconclusive.
+    A row that was only too noisy was not picked for its change, so "no change" may rest on all its pairs, and
+    dropping the first ones would bias what is reported the other way, see `FIRST_LOOK`. Called again with what
+    is in `extra`, it adds the new pairs to the fresh ones. A row whose rerun was not made stays inconclusive.
     """
     if progress.mode != "ab":
         raise InputError("only an A/B comparison has a second stage")
-    rows = _unique(fresh)
     asked = progress.requests.keys() | progress.extra.keys()
-    if strangers := [str(row.key) for row in rows if row.key not in asked]:
+    if strangers := [str(row.key) for row in _unique(fresh) if row.key not in asked]:
         raise InputError(f"rerun without being asked for: {', '.join(strangers)}")
     stage = progress.stage + 1
-    level, q = (x / 2 ** (stage - 2) for x in (options.level, options.q))
-    reasons = [exclusion(row, "ab", options) for row in rows]
-    rows = [
-        pooled(progress.kept[row.key], row) if reason is None and row.key in progress.kept else row
-        for row, reason in zip(rows, reasons, strict=True)
+    reasons = [exclusion(row, "ab", options) for row in fresh]
+    anew = [
+        pooled(progress.fresh[row.key], row) if reason is None and row.key in progress.fresh else row
+        for row, reason in zip(fresh, reasons, strict=True)
     ]
-    estimate = _paired(rows)
-    prior = history_prior([[progress.priors[row.key]] if row.key in progress.priors else [] for row in rows])
-    variance, df = shrink(estimate, prior)
-    seen = _assess(estimate, variance, df, options, level)
-    p = np.array(
-        [_p(seen, i, progress.directions.get(row.key, 0)) for i, row in enumerate(rows)], dtype=np.float64
-    )
-    p[[reason is not None or not _by_ratio(row) for reason, row in zip(reasons, rows, strict=True)]] = np.nan
-    flagged = np.array([row.key in progress.directions for row in rows], dtype=bool)
-    rejected = np.zeros(len(rows), dtype=bool)
-    for family in (flagged, ~flagged):
-        rejected |= benjamini_hochberg(np.where(family, p, np.nan), q)
+    both = [
+        pooled(progress.first[row.key], row) if reason is None and row.key in progress.first else row
+        for row, reason in zip(anew, reasons, strict=True)
+    ]
+    prior = history_prior([[progress.priors[row.key]] if row.key in progress.priors else [] for row in fresh])
+    level = options.level / 2 ** (stage - 2)
+    confirmed, seen = (_looked_at(rows, prior, options, level) for rows in (anew, both))
     new: dict[Key, Verdict] = {}
     extra: dict[Key, int] = {}
-    for i, row in enumerate(rows):
+    for i, row in enumerate(anew):
         if (reason := reasons[i]) is not None:
             new[row.key] = msgspec.structs.replace(excluded(row, reason, options, "ab"), stage=stage)
             continue
-        if (found := by_equivalence(row)) is not None:
-            new[row.key] = msgspec.structs.replace(excluded(row, found[0], options, "ab"), stage=stage)
+        if (found := by_equivalence(both[i])) is not None:
+            new[row.key] = msgspec.structs.replace(excluded(both[i], found[0], options, "ab"), stage=stage)
             if found[1]:
                 extra[row.key] = found[1]
             continue
-        why = significant(seen, i, bool(rejected[i]), options) or equivalence(seen, i, options)
-        if why[0] == "inconclusive" and (pairs := _more_pairs(seen, i, options, stage)):
+        shown, (assessed, estimate) = row, confirmed
+        flagged = progress.directions.get(row.key)
+        direction = flagged or (1 if assessed.change[i] > 0 else -1)
+        why = significant(assessed, i, _certain(assessed, i, flagged, options, stage), options)
+        if why is None:
+            shown, (assessed, estimate) = both[i], seen
+            why = equivalence(assessed, i, options)
+        if why[0] == "inconclusive" and (pairs := _more_pairs(confirmed[0], i, confirmed[1], options)):
             extra[row.key] = pairs
-        new[row.key] = decided(row, why, i, seen, estimate, options, stage=stage, p=float(p[i]))
+        p = _p(assessed, i, direction)
+        new[row.key] = decided(shown, why, i, assessed, estimate, options, stage=stage, p=p)
     verdicts = tuple(new.get(v.key) or not_rerun(v, progress.requests) for v in progress.verdicts)
-    kept = {row.key: row for row in rows if row.key in extra}
-    return Progress(verdicts, "ab", stage, {}, extra, progress.directions, progress.priors, kept)
+    kept = {row.key: row for row in anew if row.key in extra}
+    first = {key: row for key, row in progress.first.items() if key in extra}
+    directions = progress.directions
+    return Progress(verdicts, "ab", stage, {}, extra, directions, progress.priors, first, kept)
 
 
 def stored(comparisons: Sequence[Comparison], options: Options = DEFAULTS) -> Progress:
     """Decides a run against the runs of unchanged code, where the base cannot be measured again.
 
     The unit is the run: within-run tests cry wolf in 30 to 40 % of rows, because a run has an effect of its
-    own. So the new run's mean must fall outside Student's prediction interval of the old runs' means. What
-    alerts or stays inconclusive is in `requests`: an A/B decides it where the device is at hand.
+    own. So the new run's mean must fall outside Student's prediction interval of the old runs' means. A run
+    whose own processes are further apart than that predicts is held to these: its mean is known no better.
+    What alerts or stays inconclusive is in `requests`: an A/B decides it where the device is at hand.
     """
     rows = _unique(comparisons)
     reasons = [exclusion(row, "stored", options) for row in rows]
     usable = np.array([x is None and _by_ratio(row) for x, row in zip(reasons, rows, strict=True)], dtype=bool)
     new = trimmed(log_times([_costs(row, row.current.medians) for row in rows]))
-    estimate = _prediction(new.mean, log_times([_costs(row, unchanged_runs(row, options)) for row in rows]))
+    estimate = _prediction(new, log_times([_costs(row, unchanged_runs(row, options)) for row in rows]))
     seen = _assess(estimate, estimate.variance, estimate.df, options, options.level)
-    shift = machine_shift(rows, estimate.mean, usable, options)
-    # Each direction is a family of its own, so that swapping the sides mirrors the verdicts.
+    shift = machine_shift(rows, estimate, usable, options)
+    # Each direction is a family of its own, so that swapping the sides mirrors the verdicts. Over few rows a
+    # false discovery rate asks for little: a row must be beyond doubt by itself, too.
     rejected = np.zeros(len(rows), dtype=bool)
-    for p in (seen.p_slower, seen.p_faster):
-        rejected |= benjamini_hochberg(np.where(usable, p, np.nan), options.q)
+    for p, none in ((seen.p_slower, seen.none_slower), (seen.p_faster, seen.none_faster)):
+        rejected |= benjamini_hochberg(np.where(usable, p, np.nan), options.q) & (none <= options.false_calls)
     verdicts: list[Verdict] = []
     requests: dict[Key, int] = {}
     why: tuple[Kind, str]
@@ -233,6 +248,15 @@ def stored(comparisons: Sequence[Comparison], options: Options = DEFAULTS) -> Pr
         if verdict.kind in ("regression", "warning", "improvement", "inconclusive"):
             requests[row.key] = options.pairs
     return Progress(tuple(verdicts), "stored", 1, requests)
+
+
+def promised(pairs: int, options: Options = DEFAULTS) -> str:
+    """What so many pairs of each row can settle, the first ones among them, in words."""
+    fresh = min(pairs - options.pairs, options.maximum_pairs)
+    if fresh < options.rerun_pairs:
+        return f"too few to confirm a change, which takes {options.pairs} + {options.rerun_pairs}"
+    noise = noise_settled(fresh, options)
+    return f"which find {options.fail_above:.1%} where processes vary by up to {noise:.1%}"
 
 
 def replace(progress: Progress, verdicts: Iterable[Verdict]) -> Progress:
@@ -280,14 +304,16 @@ def _costs(row: Comparison, values: Sequence[float]) -> Sequence[float]:
     return [1 / x if x > 0 else math.nan for x in values]
 
 
-def _prediction(new: Floats, runs: Floats) -> Estimate:
-    """The new run's distance from the mean of the runs, with its variance as a prediction of one run."""
+def _prediction(new: Estimate, runs: Floats) -> Estimate:
+    """The new run's distance from the mean of the runs, with its variance: as the runs predict it of one run, or
+    as its own processes have it (Yuen's, over their number), whichever is larger."""
     count = np.isfinite(runs).sum(axis=1).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.nansum(runs, axis=1) / count
         variance = np.nansum(np.square(runs - mean[:, None]), axis=1) / (count - 1)
         variance = np.maximum(variance, FLOOR) * (1 + 1 / count)
-    return Estimate(new - mean, variance, np.maximum(count - 1, 0), np.ones_like(count))
+        variance = np.fmax(variance, new.variance / new.count)
+    return Estimate(new.mean - mean, variance, np.maximum(count - 1, 0), np.ones_like(count))
 
 
 def _only(estimate: Estimate, usable: NDArray[np.bool_]) -> Estimate:
@@ -303,18 +329,36 @@ def _assess(
         return assess(estimate.mean, variance, count, df, options, level, settled)
 
 
+def _looked_at(
+    rows: list[Comparison], prior: Prior, options: Options, level: float
+) -> tuple[Assessment, Estimate]:
+    estimate = _paired(rows)
+    variance, df = shrink(estimate, prior)
+    return _assess(estimate, variance, df, options, level, FIRST_LOOK * level), estimate
+
+
+def _certain(seen: Assessment, i: int, flagged: int | None, options: Options, stage: int) -> bool:
+    """Whether fresh pairs confirm a change: in the direction it was flagged in, or, more strictly, in either."""
+    for direction in (1, -1):
+        none, tolerated = _p(seen, i, direction), _against_tolerated(seen, i, direction)
+        if none <= confirming(options, stage, direction == flagged) and tolerated <= options.level:
+            return True
+    return False
+
+
 def _p(seen: Assessment, i: int, direction: int) -> float:
-    """One-sided in the direction to test; doubled where none was chosen beforehand."""
-    if direction:
-        return float(seen.p_slower[i] if direction > 0 else seen.p_faster[i])
-    return float(min(1.0, 2 * min(seen.p_slower[i], seen.p_faster[i])))
+    """One-sided against no change at all, in the direction to test."""
+    return float(seen.none_slower[i] if direction > 0 else seen.none_faster[i])
 
 
-def _more_pairs(seen: Assessment, i: int, options: Options, stage: int) -> int:
-    """How many fresh pairs an inconclusive row is worth; 0 for none.
+def _against_tolerated(seen: Assessment, i: int, direction: int) -> float:
+    return float(seen.p_slower[i] if direction > 0 else seen.p_faster[i])
 
-    Five pairs know their spread too badly to give up on them, so stage one never does.
-    """
-    if math.isfinite(seen.needed[i]):
-        return max(options.rerun_pairs, int(seen.needed[i]))
-    return options.rerun_pairs if stage == 1 else 0
+
+def _more_pairs(seen: Assessment, i: int, estimate: Estimate, options: Options) -> int:
+    """How many more fresh pairs an inconclusive row is worth; 0 for none."""
+    made = int(estimate.count[i])
+    wanted = int(seen.fresh[i]) - made
+    if wanted < options.rerun_pairs and math.isfinite(seen.needed[i]):
+        wanted = max(options.rerun_pairs, int(seen.needed[i]))
+    return max(0, min(wanted, options.maximum_pairs - made))

@@ -45,6 +45,8 @@ def exclusion(comparison: Comparison, mode: Mode, options: Options) -> tuple[Kin
         return "missing", f"no time now ({_why(current)})"
     if mode == "stored" and (side := _throttled(base, current)):
         return "not comparable", f"clocks were throttled throughout on the {side} side only"
+    if mode == "ab" and comparison.same is not None:
+        return "no change", comparison.same
     return _too_little(comparison, mode, options)
 
 

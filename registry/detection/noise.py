@@ -21,6 +21,9 @@ from .comparison import Noise
 Floats: TypeAlias = NDArray[np.float64]
 
 TRIM = 0.2
+TRIM_MANY = 0.1
+MANY = 10
+"""From so many values on a tenth is cut at each end: more than odd processes are, and a tenth more precise."""
 PRIOR_RUNS = 10
 PRIOR_DF = 10.0
 """However long the history, today's spread keeps a say: a prior weighs at most this many degrees of freedom.
@@ -65,7 +68,9 @@ def log_times(rows: Sequence[Sequence[float]], width: int | None = None) -> Floa
 
 
 def trimmed(values: Floats) -> Estimate:
-    """The 20 %-trimmed mean of each row and Yuen's variance; NaN are left out.
+    """The trimmed mean of each row (a fifth off each end, of many values a tenth) and Yuen's variance.
+
+    NaN are left out.
 
     The variance returned is Yuen's squared standard error times the count: that of one observation.
     """
@@ -76,7 +81,7 @@ def trimmed(values: Floats) -> Estimate:
     df = np.zeros(len(values))
     for n in set(count.tolist()) - {0}:
         rows = count == n
-        cut = int(TRIM * n + 1e-9)
+        cut = trimmed_off(n)
         kept = n - 2 * cut
         block = values[rows, :n]
         mean[rows] = block[:, cut : n - cut].mean(axis=1)
@@ -85,6 +90,11 @@ def trimmed(values: Floats) -> Estimate:
             variance[rows] = n * (n - 1) * winsorized.var(axis=1, ddof=1) / (kept * (kept - 1))
             df[rows] = kept - 1
     return Estimate(mean, np.maximum(variance, FLOOR), df, count.astype(np.float64))
+
+
+def trimmed_off(count: int) -> int:
+    """How many of so many values are cut at each end."""
+    return int((TRIM_MANY if count >= MANY else TRIM) * count + 1e-9)
 
 
 def run_mean(medians: Sequence[float]) -> float:

@@ -20,10 +20,15 @@ from .verdict import COMPARED, Kind, Mode, Verdict
 
 
 def significant(seen: Assessment, i: int, rejected: bool, options: Options) -> tuple[Kind, str] | None:
-    """Regression, warning or improvement, if the test rejects "changed by at most 1 %" and it is enough."""
+    """What a row is called that certainly changed; None if that is not certain."""
     change = float(seen.change[i])
-    if not rejected or abs(change) <= math.log1p(options.warn_above):
+    if not rejected:
         return None
+    if abs(change) <= math.log1p(options.warn_above):
+        # An interval that reaches beyond the limit of failing leaves that open.
+        if not seen.within[i]:
+            return None
+        return "below the limit", f"{speed(change)}, certainly, and below the limit of {options.warn_above:.1%}"
     if change < 0:
         return "improvement", f"{speed(change)}, significantly and by more than {options.warn_above:.1%}"
     if change > math.log1p(options.fail_above):
@@ -34,7 +39,7 @@ def significant(seen: Assessment, i: int, rejected: bool, options: Options) -> t
 def equivalence(seen: Assessment, i: int, options: Options) -> tuple[Kind, str]:
     """No change if the whole interval, at the stage's level, lies within the margin, else inconclusive."""
     if seen.within[i]:
-        return "no change", f"the interval lies within ±{options.fail_above:.0%}"
+        return "no change", f"the interval lies within ±{100 * options.fail_above:g}%"
     needed = seen.needed[i]
     more = (
         f"about {int(needed)} fresh pairs" if math.isfinite(needed) else f"more than {options.maximum_pairs} pairs"

@@ -20,19 +20,23 @@ Kind: TypeAlias = Literal[
     "warning",
     "inconclusive",
     "improvement",
+    "below the limit",
     "new",
     "skipped",
     "no change",
 ]
 """Worst first. `incorrect`: its result was right and is wrong now. `missing`: it had a time and has none now.
-`new`: it has a time now and had none. `skipped`: neither side has a time."""
+`below the limit`: certainly slower or faster, by less than is warned of. `new`: it has a time now and had none.
+`skipped`: neither side has a time."""
 Mode: TypeAlias = Literal["ab", "stored"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-COMPARED: frozenset[Kind] = frozenset({"regression", "warning", "improvement", "no change", "inconclusive"})
+COMPARED: frozenset[Kind] = frozenset(
+    {"regression", "warning", "improvement", "below the limit", "no change", "inconclusive"}
+)
 
 EXIT_CODES: dict[str, int] = {
-    **dict.fromkeys(("regression", "warning", "improvement"), 1),
+    **dict.fromkeys(("regression", "warning", "improvement", "below the limit"), 1),
     **dict.fromkeys(("incorrect", "missing", "not comparable", "new", "skipped"), 4),
     "inconclusive": 3,
     "no change": 0,
@@ -60,8 +64,8 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     that is better higher: above 0 is worse.
 
     `low` and `high` bound the change with 95 % confidence. `detectable` is the smallest slowdown that this
-    row's noise would let through to a warning four times in five. `p` is one-sided against "changed by at
-    most 1 %", in the direction that was tested. `pairs_needed` is how many fresh pairs would probably
+    row's noise would let through to a warning four times in five. `p` is one-sided against no change at all, in
+    the direction that was tested. `pairs_needed` is how many fresh pairs would probably
     settle an inconclusive row; None if more than are worth running. `stage` is 1 for all rows and counts up
     with every rerun that decided instead. `noise` is what to remember for `History.noise`.
     """

@@ -29,6 +29,7 @@ _COLOURS: dict[str, str] = {
     "warning": "yellow",
     "inconclusive": "cyan",
     "improvement": "green",
+    "below the limit": "blue",
 }
 
 
@@ -98,6 +99,20 @@ def explanations(report: ComparisonReport) -> list[str]:
         *map(describe_attribution, report.attributions),
         *map(describe_finding, report.findings),
         *report.remarks,
+        *_power(report),
+    ]
+
+
+def _power(report: ComparisonReport) -> list[str]:
+    """What this comparison could have found: how low the limits may be set."""
+    known = sorted(x.detectable for x in report.progress.verdicts if x.detectable is not None)
+    if not known:
+        return []
+    found = sum(x <= report.options.fail_above for x in known)
+    middle = known[len(known) // 2]
+    return [
+        f"Found four times in five: a slowdown of {report.options.fail_above:.1%} in {found} of {len(known)} "
+        f"rows, of {known[0]:.1%} in the quietest, {middle:.1%} in the median, {known[-1]:.1%} in the noisiest."
     ]
 
 

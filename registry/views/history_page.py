@@ -56,7 +56,9 @@ def history_table(history: OperatorHistory) -> Table:
 
 def _changes(series: Series) -> str:
     return ", ".join(
-        f"{units.change(1 + x.change)} at {series.points[x.index].commit[:10]}" for x in series.changes
+        f"{units.change(1 + x.change)} at {series.points[x.index].commit[:10]}"
+        + (f" ({x.machine})" if x.machine is not None else "")
+        for x in series.changes
     )
 
 

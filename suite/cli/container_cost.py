@@ -12,8 +12,9 @@ import click
 
 from ...registry.errors import InputError
 from ...registry.store.home import Home
+from ..run.fingerprint import device_named
 from .container_options import build_options, options, tell
-from .run import device_named, writable
+from .run import writable
 from .values import Duration
 
 

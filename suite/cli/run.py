@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 import click
 
@@ -19,7 +18,7 @@ from .. import shards
 from ..catalog import Catalog
 from ..measure.stopping import TimerName
 from ..run import supervisor
-from ..run.fingerprint import has_gpu
+from ..run.fingerprint import device_named
 
 
 @click.command("run")
@@ -110,17 +109,6 @@ def writable(home: Home) -> None:
             f"results cannot be written to {home.folder}: {error.strerror}. "
             f"Choose another folder with --output or KERNELMARK_HOME."
         ) from None
-
-
-def device_named(name: str | None) -> Literal["cuda", "cpu"]:
-    """The device asked for, or the best one here. Raises `InputError` for one that is not there."""
-    here: list[Literal["cuda", "cpu"]] = ["cuda", "cpu"] if has_gpu() else ["cpu"]
-    if name is None:
-        return here[0]
-    for device in here:
-        if name == device:
-            return device
-    raise InputError(f"no device {name!r} here. Known: {', '.join(here)}.")
 
 
 def present(journal: Journal, home: Home, report: bool) -> None:

@@ -1,4 +1,4 @@
-"""The interleaved A/B: two commits measured in turns on one device, fresh processes in random order.
+"""The interleaved A/B: two commits measured in turns on one device, fresh processes in balanced order.
 
 Nothing but `kernels/` and `baselines/` comes from a commit; operators, inputs, timers and the correctness
 gate are those of the harness that runs, for both sides. Both sides of a pair get the same seed, hence the
@@ -8,31 +8,37 @@ same inputs and the same order of cells. Every side of every stage is a run with
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
 from ...registry.detection.comparison import Comparison, History, Options, Side
-from ...registry.detection.decision import Progress, decide
+from ...registry.detection.decision import FEW_OPERATORS, Progress, decide, promised
 from ...registry.detection.pairing import differing, pair
 from ...registry.errors import InputError, KernelmarkError
 from ...registry.store.home import Home
 from ...registry.store.index import Index
 from ...registry.store.journal import Journal, read
-from ...registry.store.record import PROVIDER, Header, Key, Record, Request
+from ...registry.store.record import EAGER, PROVIDER, Header, Key, Record, Request
 from ..catalog import Catalog
 from ..environments import interpreter
 from ..plan import Cell, Plan
 from ..run.process import OutOfTime
 from ..run.supervisor import Run, new_run
 from .revisions import ROOMS, Checkout, Revision
+from .same_code import same
 
 Tell: TypeAlias = Callable[[str], None]
+SAME = "the same code: all that its file imports is equal but for comments and docstrings; measured once"
+WITNESSES = 6
+"""Rows of PyTorch that are measured beside those of few operators."""
 
 
 class NotMeasurable(KernelmarkError):
@@ -46,7 +52,8 @@ class Tree:
     """One side of the comparison: a commit and what of the plan it can measure.
 
     `code` maps roots of the catalog to the folders of this commit. `python` is the interpreter of the
-    environment that its code runs in; None means ours.
+    environment that its code runs in; None means ours. `witnesses` were not asked for: they show whether the
+    machine changed, where the rows asked for are of too few operators to show it themselves.
     """
 
     revision: Revision
@@ -54,6 +61,7 @@ class Tree:
     catalog: Catalog
     cells: tuple[Cell, ...]
     python: Path | None = None
+    witnesses: tuple[Cell, ...] = ()
 
     def interpreter(self, name: str) -> Path | None:
         """The interpreter of a named environment: only the core one is exchanged."""
@@ -93,7 +101,7 @@ def trees(
             if catalog.definition(x.case.operator).spec(x.case) == x.case.spec  # a stored plan's may be another
         )
         if cells:
-            found.append(Tree(revision, code, its, cells))
+            found.append(Tree(revision, code, its, cells, witnesses=_witnesses(cells, its, plan, device)))
         else:
             lacking.append(NotMeasurable(f"{revision} has nothing that runs on {device} with these filters."))
     if len(lacking) == len(sides):
@@ -102,6 +110,26 @@ def trees(
         here = found[0].revision
         raise NotMeasurable(f"only {here} has what is asked for, the other has not: {lacking[0]}")
     return found
+
+
+def _witnesses(
+    cells: Sequence[Cell], catalog: Catalog, plan: Plan, device: Literal["cuda", "cpu"]
+) -> tuple[Cell, ...]:
+    """Rows of PyTorch beside those of few operators, spread over the cases; none where they are asked for."""
+    if len({x.case.operator for x in cells}) >= FEW_OPERATORS:
+        return ()
+    if any(x.implementation.name == EAGER for x in cells):
+        return ()
+    shown = {(x.case.operator, x.case.name) for x in cells}
+    there = {
+        (x.case.operator, x.case.name): x
+        for x in replace(plan, only={}).cells(catalog, device)
+        if x.implementation.name == EAGER and (x.case.operator, x.case.name) in shown
+        if device in x.implementation.devices and x.implementation.environment == "core"
+    }
+    found = list(there.values())
+    step = max(1, -(-len(found) // WITNESSES))
+    return tuple(found[::step])
 
 
 def kernel_providers(roots: Collection[str]) -> frozenset[str]:
@@ -151,6 +179,8 @@ class Interleaved:
     until: float
     tell: Tell
     shared_baselines: bool = False
+    measure_same: bool = False
+    """Whether rows whose code is the same are measured like any other: an A/A."""
     header: Header | None = field(default=None, init=False)
     """Of the first run, once there is one."""
     records: tuple[Sequence[Record], Sequence[Record]] = field(default=((), ()), init=False)
@@ -160,6 +190,7 @@ class Interleaved:
     runs: list[str] = field(default_factory=list, init=False)
     """Of the current side, as far as they were begun."""
     _stage: int = field(default=0, init=False)
+    _same: set[Key] = field(default_factory=set, init=False)
 
     def compare(self, only: Collection[Key] | None = None) -> None:
         """The whole procedure, on all rows or on those named."""
@@ -167,15 +198,24 @@ class Interleaved:
         chosen = sorted(rows if only is None else rows & set(only))
         if not chosen:
             raise NotMeasurable("none of the rows in question can be measured here.")
-        first = self._measure(dict.fromkeys(chosen, self.options.pairs))
-        self.progress = decide(first, self._measure, self.options)
+        self._same = self._of_same_code(chosen)
+        if self._same:
+            self.tell(f"the same code on both sides: {_counted(len(self._same))}, of which one pair is measured")
+        hidden = self._witnesses - set(chosen) if len(self._same) < len(chosen) else set()
+        pairs = {key: 1 if key in self._same else self.options.pairs for key in (*chosen, *sorted(hidden))}
+        first = self._measure(pairs)
+        shown = partial(self._of_shown, hidden)
+        progress = decide(first, shown, self.options)
+        self.progress = msgspec.structs.replace(
+            progress, verdicts=tuple(x for x in progress.verdicts if x.key not in hidden)
+        )
         if self.header is not None:
             self.index.remember(self.header.key, self.progress)
 
     def _measure(self, wanted: Mapping[Key, int]) -> list[Comparison]:
         """So many fresh pairs of each row, or as many as there was time for.
 
-        In later stages rows that got fewer than a first stage has are left out: too little to decide them by.
+        In later stages rows that got less than half of the least that is asked for are left out.
         """
         self._stage += 1
         names = new_run(), new_run()
@@ -192,15 +232,43 @@ class Interleaved:
             self.header, self.records = base.header, (base.records, current.records)
         histories = self.index.histories(base.header.key)
         allowed = self._allowed(base.header, current.header)
-        enough = 0 if self._stage == 1 else self.options.pairs
+        enough = 0 if self._stage == 1 else self.options.rerun_pairs // 2
         out = paired(base, current, wanted, made, enough, histories, allowed=allowed, controls=self._controls)
         noted = tuple(f"in two environments: {x}" for x in differing(base.header, current.header) if allowed)
-        return [msgspec.structs.replace(x, notes=(*x.notes, *noted)) for x in out]
+        out = [msgspec.structs.replace(x, notes=(*x.notes, *noted)) for x in out]
+        return [msgspec.structs.replace(x, same=SAME) if x.key in self._same else x for x in out]
+
+    def _of_same_code(self, rows: Collection[Key]) -> set[Key]:
+        """Rows whose code and environment are the same on both sides."""
+        if self.measure_same or self.base.python != self.current.python:
+            return set()
+        sides = [{x.identity: tree.catalog.file(x.implementation) for x in tree.cells} for tree in self._trees]
+        return {
+            key
+            for key in rows
+            if (before := sides[0].get(key)) and (after := sides[1].get(key)) and same(before, after)
+        }
+
+    @property
+    def _trees(self) -> tuple[Tree, Tree]:
+        return self.base, self.current
+
+    def _of_shown(self, hidden: Collection[Key], wanted: Mapping[Key, int]) -> list[Comparison]:
+        """What was asked for again; of a witness the first look is enough."""
+        asked = {key: pairs for key, pairs in wanted.items() if key not in hidden}
+        return self._measure(asked) if asked else []
+
+    @property
+    def _witnesses(self) -> set[Key]:
+        if not self.shared_baselines:
+            return set()
+        return {x.identity for x in self.base.witnesses} & {x.identity for x in self.current.witnesses}
 
     @property
     def _controls(self) -> set[str]:
         ours = kernel_providers(self.base.code)
-        others = {x.implementation.name for x in self.base.cells if x.implementation.provider not in ours}
+        cells = (*self.base.cells, *self.base.witnesses)
+        others = {x.implementation.name for x in cells if x.implementation.provider not in ours}
         return others if self.shared_baselines else set()
 
     def _allowed(self, base: Header, current: Header) -> frozenset[str]:
@@ -214,7 +282,41 @@ class Interleaved:
 
     def _pairs(self, runs: Sequence[Run], wanted: Mapping[Key, int]) -> int:
         """Measures pairs until all are made or the time is over; how many were made whole."""
-        return in_turns(self, runs, wanted, f"{self.seed}/{self._stage}", f"stage {self._stage}, pair")
+        timed = None
+        if self._stage == 1:
+            self._promise(self._known_pair_s(wanted), "by an earlier run")
+            timed = self._promise
+        return in_turns(self, runs, wanted, f"{self.seed}/{self._stage}", f"stage {self._stage}, pair", timed)
+
+    def _promise(self, pair_s: float | None, how: str = "measured") -> None:
+        """Says what the budget can settle: before the start by earlier runs, and after the first pair."""
+        left = self.until - time.monotonic()
+        if math.isinf(left):
+            return
+        if not pair_s:
+            counts = (self.options.pairs + self.options.rerun_pairs, 4 * self.options.rerun_pairs)
+            told = "; ".join(f"{x} pairs of a row, {promised(x, self.options)}" for x in counts)
+            self.tell(f"budget: {left:.0f} s; how long a pair takes is not known yet ({told})")
+            return
+        pairs = int(left / pair_s)
+        more = " more" if how == "measured" else ""
+        self.tell(
+            f"budget: a pair of all rows takes {pair_s:.3g} s ({how}), so there is time for {pairs}{more} pairs, "
+            f"{promised(pairs + (how == 'measured'), self.options)}"
+        )
+
+    def _known_pair_s(self, wanted: Mapping[Key, int]) -> float | None:
+        """What two processes of a stored run of as many cases of the same plan took; None if there is none."""
+        cases = len({(x.operator, x.case) for x in wanted})
+        for entry in self.index.runs(device=self.device, plan=self.plan.name, limit=20):
+            if entry.cases == cases:
+                with contextlib.suppress(OSError, InputError):
+                    journal = read(entry.path)
+                    made = len({x.replicate for x in journal.records})
+                    wall = sum(x.wall_s for x in journal.footers)
+                    if made and wall > 0:
+                        return 2 * wall / made
+        return None
 
 
 class Setting(Protocol):
@@ -234,7 +336,7 @@ def side_run(
     setting: Setting, tree: Tree, wanted: Mapping[Key, int], seed: int, name: str, request: Request
 ) -> Run:
     """The run of one tree over the rows wanted, so many processes of each."""
-    cells = tuple(cell for cell in tree.cells if cell.identity in wanted)
+    cells = tuple(cell for cell in (*tree.cells, *tree.witnesses) if cell.identity in wanted)
     asked = {(cell.case.operator, cell.case.name): cell.case for cell in cells}
     return Run(
         plan=replace(setting.plan, cases=tuple(asked.values()), replicates=max(wanted.values())),
@@ -253,12 +355,20 @@ def side_run(
     )
 
 
-def in_turns(setting: Setting, runs: Sequence[Run], wanted: Mapping[Key, int], seed: str, what: str) -> int:
-    """Measures all runs in rounds, in random order within each, until all rounds are made or the time is over.
+def in_turns(
+    setting: Setting,
+    runs: Sequence[Run],
+    wanted: Mapping[Key, int],
+    seed: str,
+    what: str,
+    timed: Callable[[float], None] | None = None,
+) -> int:
+    """Measures all runs in rounds, in balanced order, until all rounds are made or the time is over.
 
-    Returns how many rounds were made whole. `what` is the word for a round ("stage 1, pair").
+    Returns how many rounds were made whole. `what` is the word for a round ("stage 1, pair"); `timed` is told
+    what the first round took, in seconds.
     """
-    generator = random.Random(seed)
+    orders = balanced(len(runs), seed)
     count, made, took = max(wanted.values()), 0, 0.0
     with contextlib.suppress(OutOfTime), contextlib.ExitStack() as sessions:
         for run in runs:
@@ -269,13 +379,29 @@ def in_turns(setting: Setting, runs: Sequence[Run], wanted: Mapping[Key, int], s
                 raise OutOfTime
             rows = [key for key, number in wanted.items() if number > made]
             setting.tell(f"{what} {made + 1} of {count}: {_counted(len(rows))}")
-            for run in generator.sample(runs, len(runs)):
+            for run in (runs[i] for i in next(orders)):
                 run.replicate(made, [cell for cell in run.cells if wanted[cell.identity] > made])
             made += 1
             took = time.monotonic() - begin
+            if timed is not None and made == 1:
+                timed(took)
     if made < count:
         setting.tell(f"the budget ended after {made} of {count} {what.rpartition(' ')[2]}s")
     return made
+
+
+def balanced(arms: int, seed: str) -> Iterator[tuple[int, ...]]:
+    """Orders of so many arms, round by round: a random one, then the same one reversed (AB BA), and anew.
+
+    Over such a block a linear drift of the machine adds as much to one arm as to another, and so does whatever
+    it costs to be the second of a pair. Random order alone only does so on average: at five pairs one side is
+    first four times or more in three comparisons of eight.
+    """
+    generator = random.Random(seed)
+    while True:
+        order = tuple(generator.sample(range(arms), arms))
+        yield order
+        yield order[::-1]
 
 
 def paired(

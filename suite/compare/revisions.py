@@ -125,6 +125,17 @@ class Checkout:
             listed = [*self._git("log", "--no-walk", _COMMIT, fork).splitlines(), *listed]
         return [Commit(*line.split("\x1f", 3)) for line in listed]
 
+    def before(self, revision: Revision, count: int) -> list[str]:
+        """So many commits of the mainline before a revision, newest first; its own among them if it is dirty."""
+        listed = self._git("log", "--first-parent", "--format=%H", f"-n{count + 1}", revision.commit).splitlines()
+        return listed[:count] if revision.dirty else listed[1:]
+
+    def tag(self, revision: Revision, pattern: str | None = None) -> str | None:
+        """The last tag before a revision, of those that match a glob pattern; None if there is none."""
+        match = ["--match", pattern] if pattern else []
+        start = revision.commit if revision.dirty else f"{revision.commit}^"
+        return self._ask("describe", "--tags", "--abbrev=0", *match, start)
+
     @contextlib.contextmanager
     def copies(self, revisions: Mapping[str, Revision]) -> Iterator[dict[str, Path]]:
         """A folder with each revision's files, by the names given; nothing of them is left afterwards."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -21,15 +21,17 @@ LOOKED_AT = 20
 
 @dataclass(frozen=True)
 class Stored:
-    """Two stored runs, and the runs of the base's code under the same conditions, oldest first.
+    """Stored runs of two commits, and the runs of the base's code under the same conditions, oldest first.
 
-    `entry` is the index's of the current one.
+    `current` holds the processes of all the current commit's comparable runs: a run of the quick plan has three,
+    and two such runs decide what one cannot. `entry` is the index's of the newest, `runs` names them all.
     """
 
     base: Journal
     current: Journal
     entry: Entry
     past: tuple[Entry, ...]
+    runs: tuple[str, ...] = ()
 
     @property
     def differing(self) -> tuple[str, ...]:
@@ -57,7 +59,7 @@ def find(
         return "runs of a tree with uncommitted changes cannot be told apart, so none is taken from the store"
     now = _runs(index, current.commit, options, device, plan)
     if not now:
-        return f"no run of {current} with {options.minimum_processes} or more processes is stored"
+        return f"no run of {current} with {options.run_processes} or more processes is stored"
     same = _same_code(index, checkout, base.commit, rooms)
     before = [x for commit in same for x in _runs(index, commit, options, device, plan)]
     before.sort(key=lambda x: (x.created, x.name), reverse=True)
@@ -70,8 +72,28 @@ def find(
         if not others:
             return f"no run of {base} is stored"
         chosen = others[0]
-    past = [x for x in past if x.key == chosen[1].key and x.name != chosen[1].name]
-    return Stored(read(chosen[0].path), read(chosen[1].path), chosen[1], tuple(past[: options.maximum_runs][::-1]))
+    mine = [chosen[1], *(x for x in now if _beside(x, chosen[1]) and x.name != chosen[0].name)]
+    names = tuple(x.name for x in mine)
+    past = [x for x in past if x.key == chosen[1].key and x.name not in names]
+    joint = merged([read(x.path) for x in mine])
+    return Stored(read(chosen[0].path), joint, chosen[1], tuple(past[: options.maximum_runs][::-1]), names)
+
+
+def merged(journals: Sequence[Journal]) -> Journal:
+    """Runs of one commit as one: the first's header, and everybody's processes, numbered anew."""
+    first, *others = journals
+    records, count = list(first.records), first.header.replicates
+    for other in others:
+        records += [msgspec.structs.replace(x, replicate=count + x.replicate) for x in other.records]
+        count += other.header.replicates
+    header = msgspec.structs.replace(first.header, replicates=count)
+    return replace(first, header=header, records=tuple(records))
+
+
+def _beside(entry: Entry, chosen: Entry) -> bool:
+    """Whether another run of the same commit measured the same under the same conditions."""
+    same = entry.key == chosen.key and entry.plan == chosen.plan and entry.cases == chosen.cases
+    return same and entry.name != chosen.name
 
 
 def decided(
@@ -90,7 +112,7 @@ def decided(
     header = found.current.header
     like = index.means(found.entry)
     past = [index.means(x) for x in found.past]
-    histories = joined(index.histories(header.key), unchanged(past, like, options.minimum_processes))
+    histories = joined(index.histories(header.key), unchanged(past, like, options.run_processes))
     both = _asked(found.base.header), _asked(found.current.header)
     sides = [
         (journal.header, [x for x in journal.records if _wanted(x, operators, both)])
@@ -127,7 +149,7 @@ def of_runs(
     like = run_means((current.header, current.records))
     definitions = {key: x for means in past for key, x in means.items()}
     mine = {key: definitions[key] for key in like if key in definitions}
-    histories = unchanged(past[-options.maximum_runs :], mine, options.minimum_processes)
+    histories = unchanged(past[-options.maximum_runs :], mine, options.run_processes)
     sides = [
         (journal.header, [x for x in journal.records if not operators or x.case.operator in operators])
         for journal in (base, current)
@@ -143,7 +165,7 @@ def of_runs(
 def _runs(index: Index, commit: str, options: Options, device: str | None, plan: str | None) -> list[Entry]:
     """A commit's runs, those of more cases first: one that was narrowed must not hide the others' rows."""
     runs = clean(index.runs(commit=commit, device=device, plan=plan, limit=LOOKED_AT))
-    found = [x for x in runs if x.replicates >= options.minimum_processes]
+    found = [x for x in runs if x.replicates >= options.run_processes]
     return sorted(found, key=lambda x: -x.cases)  # stable: among equals the newest first
 
 

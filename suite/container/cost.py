@@ -8,7 +8,6 @@ no verdict is given and the difference is named.
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
 from ...registry.store.record import Header, Key, Record
 from ..catalog import Catalog
+from ..compare.interleaved import balanced
 from ..plan import Plan
 from ..run.repro import to_toml
 from .launch import RESULTS, Job, Limits
@@ -76,6 +76,7 @@ class Cost:
         names = sorted({x.implementation for x in wanted})
         bare: list[Journal] = []
         contained: list[Journal] = []
+        orders = balanced(2, str(self.seed))
         took = 0.0
         for number in range(count):
             begin = time.monotonic()
@@ -85,7 +86,7 @@ class Cost:
             self.seed += 1
             self.tell(f"pair {number + 1} of {count}: {len(wanted)} rows")
             sides = [(self._bare, bare), (self._contained, contained)]
-            for measure, journals in random.Random(self.seed).sample(sides, 2):
+            for measure, journals in (sides[i] for i in next(orders)):
                 journals.append(measure(plan, names))
             took = time.monotonic() - begin
         if not bare:

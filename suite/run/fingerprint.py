@@ -13,8 +13,9 @@ import subprocess
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from ...registry.errors import InputError
 from ...registry.store.record import Scalar
 from .. import __version__
 from ..measure import clocks
@@ -177,6 +178,17 @@ def torch_facts(device: str) -> dict[str, Scalar]:
 def has_gpu() -> bool:
     """Whether an NVIDIA GPU answers, without loading torch."""
     return Nvml.open() is not None
+
+
+def device_named(name: str | None) -> Literal["cuda", "cpu"]:
+    """The device asked for, or the best one here. Raises `InputError` for one that is not there."""
+    here: list[Literal["cuda", "cpu"]] = ["cuda", "cpu"] if has_gpu() else ["cpu"]
+    if name is None:
+        return here[0]
+    for device in here:
+        if name == device:
+            return device
+    raise InputError(f"no device {name!r} here. Known: {', '.join(here)}.")
 
 
 def commit(folder: Path) -> tuple[str | None, bool]:

@@ -320,7 +320,7 @@ def markdown(tables: Sequence[Table]) -> str:
         out.append(
             f"x{table.noise:g}: {table.suites} suites of {CASES} cases. Of unchanged rows a suite reruns "
             f"{table.reruns / table.suites:.2f} as flagged and {table.extra / table.suites:.1f} as inconclusive, "
-            f"at {table.pairs / table.suites / CASES:.2f} pairs per row of the suite after the first 5. "
+            f"at {table.pairs / table.suites / CASES:.2f} pairs per row of the suite after the first 6. "
             f"Median smallest detectable slowdown {middle:.1%}."
         )
     return "\n".join(out)

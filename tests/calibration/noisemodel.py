@@ -9,8 +9,10 @@ flattered. Every case draws its own magnitudes; a session is a run of processes 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
+from kernelmark.suite.compare.interleaved import balanced
 from numpy.typing import NDArray
 
 Floats = NDArray[np.floating]
@@ -87,17 +89,18 @@ def run(generator: np.random.Generator, cases: Cases, processes: int) -> Floats:
 
 
 def interleaved(generator: np.random.Generator, cases: Cases, pairs: int) -> tuple[Floats, Floats]:
-    """Base and current medians of one session whose pairs ran in random order within each pair."""
+    """Base and current medians of one session whose pairs ran in balanced order, as the command has it."""
     medians = session(generator, cases, 2 * pairs).reshape(len(cases), pairs, 2)
-    first = generator.random(pairs) < 0.5
+    orders = list(islice(balanced(2, str(generator.integers(1 << 31))), pairs))
+    first = np.array([order[0] == 0 for order in orders])
     return np.where(first, medians[..., 0], medians[..., 1]), np.where(first, medians[..., 1], medians[..., 0])
 
 
 def rounds(generator: np.random.Generator, cases: Cases, arms: int, count: int) -> Floats:
-    """Log medians of so many arms in rounds, their order random within each: (cases, arms, rounds)."""
+    """Log medians of so many arms in rounds, in balanced order: (cases, arms, rounds)."""
     medians = session(generator, cases, arms * count).reshape(len(cases), count, arms)
-    for j in range(count):
-        medians[:, j] = medians[:, j][:, generator.permutation(arms)]
+    for j, order in enumerate(islice(balanced(arms, str(generator.integers(1 << 31))), count)):
+        medians[:, j] = medians[:, j][:, np.argsort(order)]
     return medians.transpose(0, 2, 1)
 
 

@@ -49,7 +49,7 @@ def decided(folder: Path) -> tuple[Progress, int]:
         wanted = {key: number for key, number in wanted.items() if key in there}
         whole = min(_whole(side, wanted) for side in sides)
         allowed = frozenset(sides[0].header.conditions) if _apart(folder) else frozenset()
-        return paired(*sides, wanted, whole, 0 if at == 1 else DEFAULTS.pairs, allowed=allowed)
+        return paired(*sides, wanted, whole, 0 if at == 1 else DEFAULTS.rerun_pairs // 2, allowed=allowed)
 
     first = read(folder / "1-base.jsonl.gz")
     wanted = dict.fromkeys((x.identity for x in first.records), first.header.replicates)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernelmark.registry.detection.changepoints import change_points
+from kernelmark.registry.detection.changepoints import ChangePoint, Dated, change_points, of_the_machine
 
 
 def found(series: list[float], seed: int = 1, **more: float) -> list[int]:
@@ -40,6 +40,9 @@ def steps(*levels: tuple[float, int]) -> list[float]:
         (steps((1.0, 20), (1.2, 3)), [20]),  # the shortest segment, at the end
         ([1.0, 1.0, 1.0, 2.0, 2.0, 2.0], [3]),
         ([1.0, 1.0, 2.0, 2.0], []),
+        (steps((1.0, 8), (1.4, 1), (1.0, 11), (1.1, 20)), [20]),  # one odd run before the step
+        (steps((1.0, 20), (1.1, 7), (1.6, 1), (1.1, 12)), [20]),  # and after it
+        (steps((1.0, 5), (0.6, 1), (1.0, 14), (1.1, 9), (1.9, 2), (1.1, 9)), [20]),
     ],
 )
 def test_literal_series(series: list[float], expected: list[int]) -> None:
@@ -82,6 +85,26 @@ def test_noise_is_quiet_and_a_step_is_found() -> None:
     assert hits >= 14
 
 
+def test_neighbours_that_are_alike_are_no_step() -> None:
+    """Autocorrelation of .6: one state of the machine over several commits."""
+    generator = np.random.default_rng(2)
+    alarms = 0
+    for _ in range(20):
+        logs = generator.normal(0, 0.007, 60)
+        for i in range(1, 60):
+            logs[i] = 0.6 * logs[i - 1] + 0.8 * logs[i]
+        alarms += bool(change_points(np.exp(logs).tolist(), generator))
+    assert alarms <= 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 39), st.floats(0.3, 4.0))
+def test_no_odd_run_hides_a_step(place: int, factor: float) -> None:
+    series = steps((1.0, 20), (1.1, 20))
+    series[place] *= factor
+    assert any(abs(x - 20) <= 1 for x in found(series))
+
+
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=30))
 def test_garbage_does_not_crash(series: list[float]) -> None:
@@ -93,3 +116,41 @@ def test_garbage_does_not_crash(series: list[float]) -> None:
 @given(st.integers(3, 15), st.integers(3, 15), st.floats(1.1, 3.0), st.floats(1e-3, 1e3))
 def test_a_clean_step_is_found_at_any_scale(left: int, right: int, factor: float, scale: float) -> None:
     assert found([scale] * left + [scale * factor] * right) == [left]
+
+
+DAYS = ("2026-11-01", "2026-11-02", "2026-11-03", "2026-11-04")
+
+
+def dated(witness: bool, *changes: tuple[int, float], days: tuple[str, ...] = DAYS) -> Dated:
+    return Dated(days, tuple(ChangePoint(i, size, 1e-9) for i, size in changes), witness)
+
+
+def marked(*series: Dated) -> list[list[bool]]:
+    return [[x.machine is not None for x in changes] for changes in of_the_machine(series)]
+
+
+def test_what_many_series_of_unchanged_code_share_is_the_machines() -> None:
+    others = [dated(True, (2, 0.05)), dated(True, (2, 0.06)), dated(True)]
+    ours = dated(False, (1, 0.2), (2, 0.05), (3, 0.1))
+    found = of_the_machine([ours, *others])
+    assert [x.machine is not None for x in found[0]] == [False, True, False]
+    assert found[0][1].machine == (
+        "the machine's: 2 of 3 series of code that no commit changes moved on 2026-11-03, by +5.5% in the median"
+    )
+    assert marked(*others) == [[True], [True], []]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [],
+        [dated(True, (2, 0.05))],  # one alone
+        [dated(True, (2, 0.05)), dated(True, (2, -0.05))],  # not in one direction
+        [dated(True, (2, 0.05)), dated(True, (1, 0.05))],  # not on one day
+        [dated(True, (2, 0.05)), dated(True, (2, 0.05)), *[dated(True)] * 3],  # less than half
+        [dated(False, (2, 0.05))] * 5,  # code that a commit may well change together
+        [dated(True, (2, 0.05), days=DAYS[2:3] * 4)] * 3,  # nothing before that day
+    ],
+)
+def test_what_does_not_make_it_the_machines(others: list[Dated]) -> None:
+    assert marked(dated(False, (2, 0.05)), *others)[0] == [False]

@@ -30,7 +30,7 @@ from kernelmark.registry.detection.decision import (
     stored,
 )
 from kernelmark.registry.detection.pairing import differing, pair, run_means
-from kernelmark.registry.detection.verdict import KINDS, Verdict
+from kernelmark.registry.detection.verdict import KINDS, Verdict, exit_code
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.metric import OPERATOR_METRICS, summarized
 from kernelmark.registry.store.record import Case, Header, Key, Measurement, Record, Telemetry
@@ -76,7 +76,8 @@ class TestStages:
         ("factor", "kind"),
         [
             (1.0, "no change"),
-            (1.02, "no change"),
+            (1.005, "no change"),
+            (1.02, "below the limit"),
             (1.04, "warning"),
             (1.06, "regression"),
             (1.5, "regression"),
@@ -139,7 +140,7 @@ class TestStages:
 
         def rerun(wanted: Mapping[Key, int]) -> list[Comparison]:
             asked.append(wanted)
-            return [again(1.0)]
+            return [row(5 * STEADY10, 5 * OTHER10)]
 
         assert only(decide([wild], rerun)).kind == "no change"
         assert len(asked) == 1
@@ -154,7 +155,7 @@ class TestStages:
 
     def test_thresholds_are_options(self) -> None:
         options = Options(fail_above=0.2, warn_above=0.1)
-        assert two_stages(1.06, options=options).kind == "no change"
+        assert two_stages(1.06, options=options).kind == "below the limit"
         assert two_stages(1.15, options=options).kind == "warning"
         assert two_stages(1.25, options=options).kind == "regression"
 
@@ -255,7 +256,7 @@ class TestStored:
         progress = self.against(1.5, self.RUNS[:9])
         assert only(progress).kind == "inconclusive"
         assert "9 unchanged runs" in only(progress).reason
-        assert progress.requests == {key(): 5}
+        assert progress.requests == {key(): 6}
 
     def test_only_the_last_twenty_runs_count(self) -> None:
         assert self.against(1.0, (50.0,) * 10 + self.RUNS) == self.against(1.0)
@@ -389,6 +390,24 @@ class TestGuards:
         assert len(steady.requests) == 30
         shifted = stage_one([*ours, *self.suite(1.03, control=True)])
         assert {v.kind for v in shifted.verdicts} == {"not comparable"}
+
+    @pytest.mark.parametrize("witnesses", [1, 2, 5])
+    def test_few_witnesses_do(self, witnesses: int) -> None:
+        """A suite of one operator: PyTorch's rows of it, whose code is the same, show what the machine did."""
+        ours = [row(STEADY, times(1.1, OTHER), f"ours{i}") for i in range(3)]
+        same, moved = (
+            [row(STEADY10, times(x, OTHER10), f"torch{i}", control=True) for i in range(witnesses)]
+            for x in (1.0, 1.1)
+        )
+        assert len(stage_one([*ours, *same]).requests) == 3
+        shifted = stage_one([*ours, *moved])
+        assert {v.kind for v in shifted.verdicts} == {"not comparable"}
+        assert "of unchanged code moved by +10.0%" in shifted.verdicts[0].reason
+
+    def test_noisy_witnesses_do_not_close_the_gate(self) -> None:
+        ours = row(STEADY, times(1.1, OTHER))
+        noisy = row(STEADY, (1.0, 1.3, 0.9, 1.2, 1.1), "torch", control=True)
+        assert list(stage_one([ours, noisy]).requests) == [key()]
 
     def test_stored_runs_are_guarded_too(self) -> None:
         history = History(runs=TestStored.RUNS)
@@ -722,14 +741,80 @@ def test_nothing_descriptive_decides() -> None:
         )
 
 
+class TestConfirmation:
+    """Fresh pairs alone call a row slower or faster, at a level that one row and two hundred have alike."""
+
+    WILD = (1.0, 1.1, 0.9, 1.2, 0.95, 1.0), (1.3, 1.5, 1.1, 1.6, 1.15, 1.4)
+
+    def test_what_was_only_noisy_is_not_called_with_its_first_pairs(self) -> None:
+        """All pairs together would say +5 %; the fresh ones lie about 0."""
+        noisy = row((1.0, 1.1, 0.9, 1.2, 0.95, 1.0), (1.15, 1.1, 1.0, 1.3, 1.2, 0.95))
+        progress = stage_one([noisy])
+        assert list(progress.extra) == [key()]
+        assert progress.directions == {}
+        verdict = only(stage_two(progress, [again(1.0)]))
+        assert verdict.kind in ("no change", "inconclusive")
+        called = only(stage_two(progress, [row(2 * STEADY10, times(1.08, 2 * OTHER10))]))
+        assert (called.kind, called.pairs) == ("regression", 20)
+        assert called.change == pytest.approx(0.08, abs=0.002)
+
+    def test_significant_at_five_per_cent_is_not_enough(self) -> None:
+        """Ten pairs about +4 % with a standard error of 1.5 %: p = .01 against no change."""
+        first = row(STEADY, times(1.06, OTHER))
+        fresh = [1.0, 1.09, 1.05, 0.98, 1.08, 1.02, 1.1, 1.01, 1.06, 1.03]
+        verdict = only(stage_two(stage_one([first]), [row((1.0,) * 10, fresh)]))
+        assert verdict.p is not None
+        assert 0.001 < verdict.p < 0.02
+        assert verdict.kind == "inconclusive"
+
+    @pytest.mark.parametrize("others", [0, 9, 199])
+    def test_a_verdict_does_not_hang_on_how_many_rows_there_are(self, others: int) -> None:
+        """The others are measured again too, and are as noisy as this one's first pairs."""
+        remembered = History(noise=(Noise(1e-4, 4.0),) * 10)
+        rows = [row(STEADY, times(1.04, OTHER), history=remembered)]
+        rows += [row(*self.WILD, name=f"b{i}", history=remembered) for i in range(others)]
+        progress = stage_one(rows)
+        fresh = [1.0, 1.05, 1.045, 1.02, 1.05, 1.03, 1.06, 1.02, 1.05, 1.04]
+        again_ = [msgspec.structs.replace(x, base=x.current, current=x.base) for x in rows[1:]]
+        verdict = stage_two(progress, [row((1.0,) * 10, fresh), *again_]).verdicts[0]
+        assert verdict.kind == "warning"
+
+    def test_the_pairs_asked_for_follow_the_noise(self) -> None:
+        asked = []
+        for spread in (0.01, 0.03, 0.06):
+            logs = spread * math.sqrt(2) * np.array([1.5, -0.5, 1.2, -1.0, 0.8, 1.0])
+            progress = stage_one(
+                [row((1.0,) * 6, np.exp(logs), history=History((Noise(2 * spread**2, 5.0),) * 10))]
+            )
+            asked.append(max([0, *progress.extra.values()]))
+        assert asked[0] == 0
+        assert 20 <= asked[1] <= 40
+        assert 60 <= asked[2] <= 100
+
+    @pytest.mark.parametrize(
+        ("factor", "said"), [(1.0286, "slower by 2.9%, certainly"), (0.98, "1.02 times as fast, certainly")]
+    )
+    def test_a_certain_change_below_the_limit_is_told(self, factor: float, said: str) -> None:
+        verdict = two_stages(factor)
+        assert verdict.kind == "below the limit"
+        assert verdict.reason == f"{said}, and below the limit of 3.0%"
+        assert exit_code([verdict]) == 0
+        assert exit_code([verdict], {"below the limit"}) == 1
+
+    def test_low_limits_find_small_changes_of_quiet_rows(self) -> None:
+        options = Options(fail_above=0.015, warn_above=0.01, tolerated=0.005)
+        assert two_stages(1.02, options=options).kind == "regression"
+        assert two_stages(1.0, options=options).kind == "no change"
+
+
 class TestPooling:
     """Rows that were only too noisy keep their first pairs; rows that were flagged do not."""
 
     WILD = (1.0, 1.1, 0.9, 1.2, 0.95), (1.1, 0.9, 1.05, 1.0, 1.15)
 
     def test_a_noisy_row_is_decided_on_all_its_pairs(self) -> None:
-        verdict = only(decide([row(*self.WILD)], lambda wanted: [again(1.0)]))
-        assert (verdict.pairs, verdict.stage) == (15, 2)
+        verdict = only(decide([row(*self.WILD)], lambda wanted: [row(5 * STEADY10, 5 * OTHER10)]))
+        assert (verdict.kind, verdict.pairs, verdict.stage) == ("no change", 55, 2)
         alone = only(decide([row(STEADY, times(1.1, OTHER))], lambda wanted: [again(1.1)]))
         assert (alone.pairs, alone.stage) == (10, 2)
 

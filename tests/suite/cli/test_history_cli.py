@@ -48,7 +48,7 @@ def store(tmp_path):
             Record(
                 Case("gelu", f"M{size}", {"M": size}, {}, "fp32", "forward", spec, 1, 0),
                 "kernelmark", "kernelmark", "1", i, 0, "cold", "ok", None,
-                Measurement((ms * size / 4 * (1 + generator.gauss(0, 0.002)),), "events"),
+                Measurement({"latency": (ms * size / 4 * (1 + generator.gauss(0, 0.002)),)}, "events"),
             )
             for i in range(3)
             for size in sizes

@@ -24,6 +24,8 @@ from kernelmark.registry.store.journal import encode, read
 from kernelmark.registry.store.record import Case, Footer, Header, Key, Measurement, Record, Request
 from kernelmark.suite.cli import regression, run_command
 from kernelmark.suite.cli.values import Duration, Share
+from kernelmark.suite.compare import question
+from kernelmark.suite.compare.question import Answer, Question
 
 PROGRAM = "from kernelmark.suite.cli.regression import main; main()"
 
@@ -73,21 +75,24 @@ def detector(sleeper, tmp_path, plan_file):
 
 
 def test_a_slower_commit_fails_the_build(detector, sleeper, tmp_path):
-    """On the CPU, with real workers: 5 pairs, and 10 fresh ones for what they flagged."""
+    """On the CPU, with real workers: 6 pairs, and 10 fresh ones for what they flagged."""
     files = tmp_path / "comment.md", tmp_path / "junit.xml"
     code, out, err = detector.run(
         "--baseline", "HEAD~1", "--json", "--markdown", str(files[0]), "--junit", str(files[1])
     )
     report = json.loads(out)
     (verdict,) = report["verdicts"]
-    assert (code, verdict["kind"], verdict["stage"], verdict["pairs"]) == (1, "regression", 2, 10), err
+    assert (code, verdict["kind"]) == (1, "regression"), err
+    assert verdict["stage"] >= 2
+    assert verdict["pairs"] >= 10, "more where the machine is noisy"
     assert 0.15 < verdict["change"] < 0.45
-    assert "stage 2, pair 10 of 10: 1 row" in err
+    assert "stage 2, pair 10 of " in err
+    assert "budget: a pair of all rows takes" in err
     assert files[0].read_text().startswith("### kernelmark: Regression found")
     assert ElementTree.parse(files[1]).getroot().get("failures") == "1"
     headers = [read(x).header for x in sorted((detector.home / "journals").iterdir())]
     commits = sleeper.git("rev-parse", "HEAD~1", "HEAD").split()
-    assert sorted(x.commit for x in headers) == sorted([*commits, *commits])
+    assert {x.commit for x in headers} == set(commits)
     assert not any(x.dirty for x in headers)
     # What was measured is stored: asked again without measuring, it is known to be too little.
     code, out, _ = detector.run("--baseline", "HEAD~1", "--mode", "stored", "--json")
@@ -96,11 +101,14 @@ def test_a_slower_commit_fails_the_build(detector, sleeper, tmp_path):
 
 
 def test_equal_commits_do_not(detector):
+    """Their kernels are the same code, so one pair is enough."""
     code, out, err = detector.run(
         "--baseline", "HEAD~2", "--current", "HEAD~1", "--statistics", "all", "--mode", "ab"
     )
     assert code == 0, out + err
     assert "No regression: 1 no change" in out
+    assert "the same code" in " ".join(out.split())
+    assert "stage 1, pair 1 of 1" in err
     assert "(welch p)" in out
 
 
@@ -108,7 +116,7 @@ def test_the_end_of_the_budget_is_inconclusive(detector):
     code, out, err = detector.run("--baseline", "HEAD~1", "--budget", "1s")
     assert code == 3
     assert "0 of 0 pairs usable" in " ".join(out.split())
-    assert "the budget ended after 0 of 5 pairs" in err
+    assert "the budget ended after 0 of 6 pairs" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -152,9 +160,7 @@ def call(sleeper, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(("asked", "kept"), [((), 0), (("--attribute",), 40), (("--attribute", "--bisect"), 40)])
 def test_a_part_of_the_budget_is_kept_for_explaining(call, monkeypatch, asked, kept):
     seen = []
-    monkeypatch.setattr(
-        regression.Question, "answer", lambda self, *_: seen.append(self) or regression.Answer(Progress(()))
-    )
+    monkeypatch.setattr(Question, "answer", lambda self, *_: seen.append(self) or Answer(Progress(())))
     call("--baseline", "HEAD~1", "--budget", "100s", *asked)
     assert seen[0].until - seen[0].decided_by == pytest.approx(kept)
 
@@ -166,8 +172,9 @@ def store(sleeper, tmp_path):
     generator = random.Random(0)
 
     def store(
-        revision: str, ms: float = 20.0, operator: tuple[str, ...] = ("double",), processes: int = 5, **conditions
-    ) -> str:
+        revision: str, ms: float = 20.0, operator: tuple[str, ...] = ("double",), processes: int = 5,
+        machine: float = 1.0, **conditions
+    ) -> str:  # fmt: skip
         number = next(numbers)
         commit = sleeper.git("rev-parse", revision)
         cases = [msgspec.structs.replace(CASE, operator=x) for x in operator]
@@ -177,6 +184,7 @@ def store(sleeper, tmp_path):
             device="cpu", key=str(conditions), conditions={"device": "cpu"} | conditions, environment={},
             request=Request(cases=tuple(cases)),
         )  # fmt: skip
+        moved = 20.0 * machine / ms  # other libraries' code is the same in all commits
         ms *= math.exp(generator.gauss(0, 0.002))
         times = [ms * math.exp(generator.gauss(0, 0.002)) for _ in range(processes)]
         lines = [
@@ -193,8 +201,8 @@ def store(sleeper, tmp_path):
                 Measurement({"latency": (x,) * 6}, "monotonic"),
             )
             for case in cases
-            for name, provider in (("kernelmark_cpu", "kernelmark"), ("torch", "torch"))
-            for i, x in enumerate(times)
+            for name, provider, slow in (("kernelmark_cpu", "kernelmark", 1.0), ("torch", "torch", moved))
+            for i, x in enumerate(slow * x for x in times)
         ]
         path = Home(tmp_path / "home").journal(header.run)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -211,14 +219,17 @@ def store(sleeper, tmp_path):
         (["--baseline", "mian"], "unknown revision 'mian'. Did you mean 'main'? Known: main, HEAD, worktree"),
         (["--baseline", "HEAD", "--current", "HEAD~9"], "unknown revision 'HEAD~9'"),
         (["--baseline", "HEAD", "--fail-on", "everything"], "unknown verdict to fail on 'everything'"),
-        (["--baseline", "HEAD", "--fail-above", "2%"], "thresholds must rise"),
+        (["--baseline", "HEAD", "--fail-above", "2%", "--warn-above", "3%"], "thresholds must rise"),
+        (["--baseline", "HEAD", "--against", "best:3"], "give --baseline REV or --against best:N, and not both"),
+        (["--against", "worst:3"], "it takes best:N (the fastest of the last N commits"),
+        (["--against", "tag:v*"], "no tag like v* is before HEAD"),
         (["--baseline", "HEAD", "--fail-above", "much"], "'much' is no share"),
         (["--baseline", "HEAD", "--budget", "soon"], "'soon' is no length of time"),
         (["--baseline", "HEAD", "--mode", "ab", "--operator", "duoble"], "Did you mean 'double'?"),
         (["--baseline", "HEAD", "--mode", "ab", "--device", "abacus"], "no device 'abacus' here"),
         (["--baseline", "HEAD", "--mode", "ab", "--plan", "nowhere.toml"], "no plan file at nowhere.toml"),
         (["--baseline", "HEAD", "--mode", "ab", "--implementation", "cuda_magic"], "unknown implementation"),
-        ([], "Missing option '--baseline'"),
+        ([], "give --baseline REV or --against best:N"),
     ],
 )
 def test_wrong_usage_says_what_exists(call, arguments, said):
@@ -242,9 +253,78 @@ def test_nothing_stored_is_not_green(call, store):
     code, _, err = call("--baseline", "HEAD~1", "--mode", "stored")
     assert code == 4
     assert "no run of HEAD~1 @ " in err
-    store("HEAD~1", processes=4)
+    store("HEAD~1", processes=2)
     code, _, err = call("--baseline", "HEAD~1", "--mode", "stored")
-    assert code == 4, "four processes are no run"
+    assert code == 4, "two processes are no run"
+
+
+def test_runs_of_the_quick_plan_are_pooled(call, store):
+    """`make bench` on two commits: three processes each are too few, and two such runs decide like one of six."""
+    store("HEAD~1", processes=3)
+    store("HEAD", 22.0, processes=3)
+    stored = ("--baseline", "HEAD~1", "--mode", "stored")
+    code, out, _ = call(*stored, "--json")
+    report = json.loads(out)
+    assert code == 3
+    assert "3 of 3 processes usable, at least 5 needed" in report["verdicts"][0]["reason"]
+    (told,) = report["remarks"]
+    assert told == (
+        "What is inconclusive is settled by measuring both: "
+        "regression_detector --baseline 'HEAD~1' --current HEAD --mode ab --plan quick"
+    )
+    for _ in range(11):
+        store("HEAD~1", processes=3)
+    second = store("HEAD", 22.0, processes=3)
+    code, out, err = call(*stored, "--json")
+    report = json.loads(out)
+    assert (code, report["verdicts"][0]["kind"], report["remarks"]) == (1, "regression", [])
+    assert second in err
+
+
+def test_a_row_of_unchanged_code_shows_that_the_machine_changed(call, store):
+    """A suite of one operator: PyTorch's row beside ours is slower by as much."""
+    for _ in range(12):
+        store("HEAD~1")
+    store("HEAD", 22.0, machine=1.1)
+    code, out, _ = call("--baseline", "HEAD~1", "--mode", "stored", "--json")
+    assert code == 4
+    assert "the machine changed: the median of 1 row of unchanged code moved" in out
+
+
+@pytest.fixture
+def five_slower(sleeper, store):
+    """Five commits, each slower by 2.5 %, each with a stored run; the commit before them is the tag v1."""
+    sleeper.git("tag", "v1")
+    for i in range(5):
+        sleeper.commit(kernels__cpu__note=f"N = {i}\n")
+    for i in range(6):
+        for _ in range(12 if i == 0 else 1):
+            store(f"HEAD~{5 - i}", 20.0 * 1.025**i)
+
+
+@pytest.mark.parametrize("against", ["best:20", "tag", "tag:v*"])
+def test_small_slowdowns_do_not_add_up_unseen(call, five_slower, against):
+    code, out, _ = call("--baseline", "HEAD~1", "--mode", "stored", "--json")
+    assert code == 3, "one step alone is below the limit, and has too few runs"
+    code, out, err = call("--against", against, "--mode", "stored", "--json")
+    (verdict,) = json.loads(out)["verdicts"]
+    assert (code, verdict["kind"]) == (1, "regression"), err
+    assert verdict["change"] == pytest.approx(1.025**5 - 1, abs=0.01)
+
+
+def test_without_stored_runs_the_oldest_stands_for_the_best(call):
+    code, _, err = call("--against", "best:2", "--mode", "stored")
+    assert code == 4
+    assert "no run of the last 2 commits is stored: the oldest of them stands for the best" in err
+
+
+def test_limits_follow_each_other():
+    from kernelmark.suite.cli.regression import _limits
+
+    low = _limits(0.02, None)
+    assert (low.fail_above, low.warn_above, low.tolerated) == (0.02, 0.02, 0.01)
+    low = _limits(0.015, 0.01)
+    assert (low.fail_above, low.warn_above, low.tolerated) == (0.015, 0.01, 0.005)
 
 
 def test_different_environments_are_not_compared(call, store):
@@ -279,13 +359,14 @@ def test_thresholds_and_what_fails(call, store):
     stored = ("--baseline", "HEAD~1", "--mode", "stored")
     assert call(*stored)[0] == 1
     assert call(*stored, "--fail-above", "20%")[0] == 0
+    assert call(*stored, "--fail-above", "20%", "--warn-above", "15%", "--fail-on", "below the limit")[0] == 1
     assert call(*stored, "--fail-above", "0.2", "--fail-on", "warning")[0] == 1
     assert call(*stored, "--fail-on", "none")[0] == 0
 
 
 def test_auto_rests_on_what_is_stored_if_that_decides(call, store, monkeypatch):
-    monkeypatch.setattr(regression.Question, "_measured", lambda *arguments: pytest.fail("it measured"))
-    monkeypatch.setattr(regression.Question, "_settled", lambda *arguments: pytest.fail("it measured"))
+    monkeypatch.setattr(Question, "_measured", lambda *arguments: pytest.fail("it measured"))
+    monkeypatch.setattr(Question, "_settled", lambda *arguments: pytest.fail("it measured"))
     for _ in range(12):
         store("HEAD~1")
     store("HEAD")
@@ -295,7 +376,7 @@ def test_auto_rests_on_what_is_stored_if_that_decides(call, store, monkeypatch):
 
 
 def test_auto_where_nothing_can_be_measured(call, store, monkeypatch):
-    monkeypatch.setattr(regression, "find_spec", lambda name: None)
+    monkeypatch.setattr(question, "find_spec", lambda name: None)
     code, _, err = call("--baseline", "HEAD~1")
     assert code == 4
     assert "and this machine cannot measure: torch is not installed" in err
@@ -354,7 +435,7 @@ def fresh(monkeypatch):
         )
 
     fresh = SimpleNamespace(key="{}", asked=asked)
-    monkeypatch.setattr(regression.Question, "_interleaved", interleaved)
+    monkeypatch.setattr(Question, "_interleaved", interleaved)
     return fresh
 
 
@@ -472,9 +553,9 @@ def test_what_has_an_environment_of_its_own_is_not_exchanged():
 
     cell = SimpleNamespace(implementation=SimpleNamespace(name="vllm_fa3", environment="vllm"))
     tree = SimpleNamespace(cells=[cell])
-    regression.Question._refuse_apart(SimpleNamespace(environments=(ours, ours)), tree)
+    Question._refuse_apart(SimpleNamespace(environments=(ours, ours)), tree)
     with pytest.raises(InputError, match="vllm_fa3: run in environments of their own"):
-        regression.Question._refuse_apart(SimpleNamespace(environments=(ours, lambda folders: None)), tree)
+        Question._refuse_apart(SimpleNamespace(environments=(ours, lambda folders: None)), tree)
 
 
 def test_the_environments_part_is_told_from_the_codes(detector, sleeper, tmp_path):

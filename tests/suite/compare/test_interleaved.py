@@ -6,8 +6,11 @@ import math
 import shutil
 import time
 from dataclasses import dataclass
+from itertools import islice
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kernelmark.registry.detection.comparison import Options
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.home import Home
@@ -17,7 +20,7 @@ from kernelmark.registry.store.record import Header, Key, Measurement, Record
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.compare import interleaved as ab
-from kernelmark.suite.compare.interleaved import Interleaved, NotMeasurable, rooms, rooted, trees
+from kernelmark.suite.compare.interleaved import Interleaved, NotMeasurable, balanced, rooms, rooted, trees
 from kernelmark.suite.compare.revisions import Checkout, Revision
 from kernelmark.suite.run import supervisor
 from kernelmark.suite.run.process import OutOfTime
@@ -116,7 +119,7 @@ class Bench(Run):
         CLOCK.now += 1
         for cell in cells:
             sample = TIMES[self.commit[0][0]](cell.case.axes["N"], replicate, self.seed)
-            measured = Measurement((sample,) * 6, "monotonic")
+            measured = Measurement({"latency": (sample,) * 6}, "monotonic")
             one = Record(
                 cell.case,
                 cell.implementation.name,
@@ -192,22 +195,60 @@ def test_stage_two_measures_what_was_flagged_on_fresh_pairs(make):
     one.compare()
     assert kinds(one) == {16: "no change", 64: "regression"}
     assert {x.stage for x in one.progress.verdicts} == {1, 2}
-    first, second = CALLS[:10], CALLS[10:]
-    assert [sorted(x[0] for x in first[i : i + 2]) for i in range(0, 10, 2)] == [["b", "c"]] * 5
-    assert len({x[0] for x in first[::2]}) == 2, "the order within pairs is random"
+    first, second = CALLS[:12], CALLS[12:]
+    order = "".join(x[0] for x in first)
+    assert all(order[i : i + 4] in ("bccb", "cbbc") for i in range(0, 12, 4)), "AB BA in balanced blocks"
     assert {x[2] for x in first} == {8}
     assert {x[2] for x in second} == {9}, "other inputs"
     assert len(second) == 20
     assert all(x[3] == [64] for x in second)
     journals = [read(x) for x in sorted(one.home.journals.glob("*.jsonl"))]
     assert sorted((x.header.commit[0], x.header.replicates, x.header.request.stage) for x in journals) == [
-        ("b", 5, "1"), ("b", 10, "2"), ("c", 5, "1"), ("c", 10, "2"),
+        ("b", 6, 1), ("b", 10, 2), ("c", 6, 1), ("c", 10, 2),
     ]  # fmt: skip
     by_name = {x.header.run: x for x in journals}
     for x in journals:
         assert by_name[x.header.request.partner].header.request.partner == x.header.run
         assert x.footers[-1].complete
         assert len(x.header.request.cases) == (2 if x.header.request.stage == 1 else 1)
+
+
+@given(st.integers(2, 6), st.text(max_size=5), st.integers(1, 12))
+def test_orders_are_balanced(arms, seed, blocks):
+    """Every arm comes as early as late: a linear drift adds the same to each, and so does being second."""
+    orders = list(islice(balanced(arms, seed), 2 * blocks))
+    assert all(sorted(x) == list(range(arms)) for x in orders)
+    for arm in range(arms):
+        assert sum(x.index(arm) for x in orders) == blocks * (arms - 1)
+    assert orders == list(islice(balanced(arms, seed), 2 * blocks))
+
+
+def test_the_first_of_a_block_is_random():
+    assert {next(balanced(2, str(seed))) for seed in range(20)} == {(0, 1), (1, 0)}
+
+
+def test_the_same_code_is_measured_once(make, folders):
+    """The commits differ in words: one pair shows that the rows still run, and nothing is left to decide."""
+    for name in ("kernels/_common.py", "kernels/cpu/_side.py"):
+        (folders[1] / name).write_text("# words\n" + (folders[0] / name).read_text())
+    one = make()
+    one.compare()
+    assert kinds(one) == {16: "no change", 64: "no change"}
+    assert {x.reason.partition(":")[0] for x in one.progress.verdicts} == {"the same code"}
+    assert len(CALLS) == 2
+    again = make()
+    again.measure_same = True
+    again.compare()
+    assert kinds(again)[64] == "regression", "as the bench has it, whatever the code is"
+
+
+def test_what_the_budget_can_settle_is_said(make):
+    one = make(100)
+    one.compare()
+    before, after = [x for x in one.told if x.startswith("budget")]
+    assert before.startswith("budget: 100 s; how long a pair takes is not known yet (16 pairs of a row")
+    assert after.startswith("budget: a pair of all rows takes 2 s (measured), so there is time for 49 more pairs")
+    assert "which find 5.0% where processes vary by up to" in after
 
 
 def test_the_noise_seen_is_remembered(make):
@@ -231,12 +272,12 @@ def test_only_the_rows_named(make):
     ("until", "expected", "said"),
     [
         (0, {16: "inconclusive", 64: "inconclusive"}, None),
-        (1, {16: "inconclusive", 64: "inconclusive"}, "the budget ended after 0 of 5 pairs"),
-        (6, {16: "no change", 64: "inconclusive"}, "the budget ended after 3 of 5 pairs"),
-        (10, {16: "no change", 64: "inconclusive"}, None),
-        (19, {16: "no change", 64: "inconclusive"}, "the budget ended after 4 of 10 pairs"),
-        (21, {16: "no change", 64: "regression"}, "the budget ended after 5 of 10 pairs"),
-        (30, {16: "no change", 64: "regression"}, None),
+        (1, {16: "inconclusive", 64: "inconclusive"}, "the budget ended after 0 of 6 pairs"),
+        (6, {16: "no change", 64: "inconclusive"}, "the budget ended after 3 of 6 pairs"),
+        (12, {16: "no change", 64: "inconclusive"}, None),
+        (21, {16: "no change", 64: "inconclusive"}, "the budget ended after 4 of 10 pairs"),
+        (23, {16: "no change", 64: "regression"}, "the budget ended after 5 of 10 pairs"),
+        (32, {16: "no change", 64: "regression"}, None),
     ],
 )
 def test_when_the_budget_ends(make, until, expected, said):
@@ -244,7 +285,7 @@ def test_when_the_budget_ends(make, until, expected, said):
     one.compare()
     assert kinds(one) == expected
     assert CLOCK.now <= until
-    ended = [x for x in one.told if "budget" in x]
+    ended = [x for x in one.told if "the budget ended" in x]
     assert ended == ([said] if said else [])
 
 

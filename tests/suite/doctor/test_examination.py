@@ -21,7 +21,7 @@ REREAD = Case("reread", "M512-N1024-fp32-forward", {"M": 512, "N": 1024}, {}, "f
 FAULTS = {
     "stale": ("incorrect", "stale output"),
     "nan": ("incorrect", "output: 1 of 9 elements are NaN"),
-    "hang": ("timeout", "not finished within 15 s"),
+    "hang": ("timeout", "not finished within 4 s"),
     "kill": ("crashed", "its process was ended by SIGKILL"),
     "hoard": ("out_of_memory", "you tried to allocate"),
     "corrupt": ("error", "illegal memory access"),
@@ -41,7 +41,7 @@ NAMES = {
 def record(
     case: Case, name: str, replicate: int, ms: float | None, cache="cold", status="ok", reason=None
 ) -> Record:
-    seen = None if ms is None else Measurement((ms,) * 7, "events")
+    seen = None if ms is None else Measurement({"latency": (ms,) * 7}, "events")
     return Record(case, name, "faults", None, replicate, 0, cache, status, reason, seen)
 
 
@@ -87,7 +87,8 @@ def test_the_wrong_end_is_no_catch():
         ((1.04, 1.05, 1.06, 1.05, 1.045), "caught"),
         ((1.0, 1.001, 0.999, 1.0, 1.0), "missed"),  # not seen at all
         ((0.95, 0.951, 0.949, 0.95, 0.95), "missed"),  # the wrong way round
-        ((0.8, 1.3, 1.0, 1.2, 0.95), "missed"),  # too noisy to say
+        ((0.8, 1.3, 1.0, 1.2, 0.95), "unsure"),  # too noisy to say
+        ((1.04, 1.05, 1.9, 1.05, 1.045), "caught"),  # one odd process
         ((1.2, 1.201, 1.199, 1.2, 1.2), "missed"),  # much too much: the timer is wrong
         ((1.01, 1.0101, 1.0099, 1.01, 1.01), "missed"),  # much too little
         ((1.05,), "missed"),  # one replicate says nothing
@@ -108,6 +109,17 @@ def test_the_warm_cache():
     assert verdicts(journal(cold=1.2))["lives off a warm cache"] == "caught"
     seen = {x.name: x for x in judge(journal(cold=1.05))}["lives off a warm cache"]
     assert (seen.verdict, seen.detail[:22]) == ("missed", "1.05 times as fast hot")
+    odd = journal(cold=1.2)
+    shaken = [1.6, 0.7, 1.0]
+    noisy = [
+        record(REREAD, "squares", x.replicate, shaken[x.replicate], "cold")
+        if (x.cache, x.case) == ("cold", REREAD)
+        else x
+        for x in odd.records
+    ]
+    seen = {x.name: x for x in judge(Journal(odd.header, tuple(noisy)))}["lives off a warm cache"]
+    assert seen.verdict == "unsure"
+    assert "too noisy" in seen.detail
     seen = {x.name: x for x in judge(journal(leave=("cold",)))}["lives off a warm cache"]
     assert (seen.verdict, seen.detail) == ("missed", "not measured both cold and hot")
 
@@ -213,11 +225,19 @@ def command(capsys, *arguments: str) -> tuple[int, str, str]:
     return int(ended.value.code or 0), out, err
 
 
-def test_quick_plants_nothing(capsys):
-    code, out, err = command(capsys, "--quick", "--device", "cpu")
-    assert (code, err) == (0, "")
-    assert "The machine" in out
-    assert "Planted" not in out
+@pytest.mark.parametrize(
+    ("seen", "code", "said"),
+    [
+        ("caught", 0, ""),
+        ("unsure", 3, "this machine is too noisy to see: 5 % slower. Nothing was missed"),
+        ("missed", 5, "not fit: 5 % slower"),
+    ],
+)
+def test_a_noisy_machine_is_no_missed_fault(capsys, monkeypatch, seen, code, said):
+    monkeypatch.setattr(doctor, "planted", lambda *_: [doctor.Check("5 % slower", seen, "x")])
+    got, _, err = command(capsys, "--quick", "--device", "cpu")
+    assert got == code
+    assert said in err
 
 
 def test_a_gpu_without_a_driver_is_code_5(capsys, gpu, monkeypatch):
@@ -231,14 +251,12 @@ def test_a_gpu_without_a_driver_is_code_5(capsys, gpu, monkeypatch):
 
 
 def test_planted_faults_are_caught_here(capsys, monkeypatch):
-    """Real workers. Fewer replicates and a shorter deadline than a user gets: a test machine is busy."""
-    monkeypatch.setattr(doctor, "DEADLINE_S", 8.0)
-    monkeypatch.setattr(doctor, "REPLICATES", 2)
-    monkeypatch.setattr(doctor, "MOST_REPLICATES", 2)
-    code, out, err = command(capsys, "--json", "--device", "cpu")
-    found = {x["name"]: x["verdict"] for x in json.loads(out)["checks"] if x["verdict"] in ("caught", "missed")}
+    """Real workers, as `--quick` has them: a test machine is busy, so what is timed may be left open."""
+    monkeypatch.setattr(doctor, "QUICK", doctor.Extent(2, 2, 20.0))
+    code, out, err = command(capsys, "--json", "--quick", "--device", "cpu")
+    found = {x["name"]: x["verdict"] for x in json.loads(out)["checks"] if x["verdict"] not in ("ok", "warning")}
     assert found.keys() == {x for x in NAMES.values() if "CUDA" not in x}
-    missed = {x for x, verdict in found.items() if verdict == "missed"}
-    assert missed <= {"5 % slower", "lives off a warm cache"}  # both hang on how quiet the machine is
-    assert code == (5 if missed else 0)
-    assert all(x in err for x in missed)
+    open_ = {x for x, verdict in found.items() if verdict != "caught"}
+    assert open_ <= {"5 % slower", "lives off a warm cache"}  # both hang on how quiet the machine is
+    assert code == (0 if not open_ else 5 if "missed" in found.values() else 3)
+    assert all(x in err for x in open_ if found[x] == "missed" or code == 3)

@@ -1,0 +1,128 @@
+"""Whether two commits have the same code of an implementation: what its file imports, compared as syntax.
+
+Comments, docstrings, formatting and line numbers do not count, so a commit that changes words only is not measured
+twice. What is compared is source and not machine code: in one environment equal source is compiled to equal code,
+while renaming a variable is a difference here that a compiler would not see. Where code looks at files, at its own
+source or at names made at run time, what it does cannot be read off its syntax, and nothing is claimed of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+SELF_MADE = frozenset(
+    {
+        "__file__",
+        "__import__",
+        "__path__",
+        "__spec__",
+        "eval",
+        "exec",
+        "open",
+        "importlib",
+        "inspect",
+        "pkgutil",
+        "runpy",
+    }
+)
+"""Names by which code can depend on more than the modules that it imports."""
+PACKAGE = "kernelmark"
+
+
+def same(first: tuple[Path, Path], second: tuple[Path, Path]) -> bool:
+    """Whether two files, each given as (root folder, file), reach the same code below their roots."""
+    one, other = (reached(*x) for x in (first, second))
+    return one is not None and one == other
+
+
+def reached(root: Path, start: Path) -> dict[str, str] | None:
+    """By path below the root, a hash of each module that a file imports, itself among them; None if it cannot be
+    told from the syntax."""
+    found: dict[str, str] = {}
+    left = [start]
+    while left:
+        path = left.pop()
+        name = path.relative_to(root).as_posix()
+        if name in found:
+            continue
+        read = _read(path, root)
+        if read is None:
+            return None
+        found[name], imports = read
+        left += imports
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _read(path: Path, root: Path) -> tuple[str, tuple[Path, ...]] | None:
+    """A module's hash and the files below the root that it imports; None if it does more than its syntax says."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    names = {x.id for x in ast.walk(tree) if isinstance(x, ast.Name)}
+    imported = [y for x in ast.walk(tree) for y in _imported(x, path, root)]
+    if names & SELF_MADE or any(x is None for x in imported):
+        return None
+    for node in ast.walk(tree):
+        _without_docstring(node)
+    digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    return digest, tuple(x for x in imported if x is not None)
+
+
+def _imported(node: ast.AST, path: Path, root: Path) -> Iterator[Path | None]:
+    """The files below the root that an import statement names; None for one that cannot be followed."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            first, *rest = alias.name.split(".")
+            if first in SELF_MADE:
+                yield None
+            elif first == PACKAGE:
+                yield from _files(root.joinpath(*rest), ())
+    elif isinstance(node, ast.ImportFrom):
+        parts = (node.module or "").split(".") if node.module else []
+        names = tuple(x.name for x in node.names)
+        if node.level:
+            folder = path
+            for _ in range(node.level):
+                folder = folder.parent
+            if not folder.is_relative_to(root):
+                yield None
+            else:
+                yield from _files(folder.joinpath(*parts), names)
+        elif parts[0] == PACKAGE:
+            yield from _files(root.joinpath(*parts[1:]), names)
+        elif parts[0] in SELF_MADE:
+            yield None
+
+
+def _files(module: Path, names: tuple[str, ...]) -> Iterator[Path | None]:
+    """A module's file, or of a package its own and those of the names taken from it.
+
+    What does not lie below the root is of the harness or of the environment, which both sides share.
+    """
+    if (file := module.with_suffix(".py")).is_file():
+        yield file
+    elif module.is_dir():
+        if (own := module / "__init__.py").is_file():
+            yield own
+        for name in names:
+            if name == "*":
+                yield None
+            yield from _files(module / name, ())
+
+
+def _without_docstring(node: ast.AST) -> None:
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        body = node.body
+        # Also the strings below attributes: a string that is a statement does nothing.
+        kept = [x for x in body if not (isinstance(x, ast.Expr) and _is_text(x.value))]
+        node.body = kept or [ast.Pass()]
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)

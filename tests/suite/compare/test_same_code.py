@@ -1,0 +1,84 @@
+"""What counts as the same code: words do not, and whatever an implementation reaches by imports does."""
+
+from __future__ import annotations
+
+import pytest
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.compare.same_code import reached, same
+
+KERNEL = '''"""Doubles."""
+from ._common import twice
+from ..norm._shared import SCALE
+import torch
+
+
+def double(x):
+    """Twice x."""
+    # By addition.
+    return twice(x) * SCALE
+'''
+FILES = {
+    "kernels/activation/double.py": KERNEL,
+    "kernels/activation/_common.py": "from .. import plain\n\n\ndef twice(x):\n    return x + x\n",
+    "kernels/norm/_shared.py": "SCALE = 1\n",
+    "kernels/plain.py": "ONE = 1\n",
+    "kernels/activation/other.py": "TWO = 2\n",
+}
+
+
+def tree(folder, **changed):
+    for name, text in {**FILES, **changed}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder, folder / "kernels/activation/double.py"
+
+
+def test_what_a_file_reaches(tmp_path):
+    assert set(reached(*tree(tmp_path))) == set(FILES) - {"kernels/activation/other.py"}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("kernels/activation/double.py", KERNEL.replace("# By addition.", "# Otherwise said."), True),
+        ("kernels/activation/double.py", KERNEL.replace("Twice x.", "x and x."), True),
+        ("kernels/activation/double.py", KERNEL.replace("import torch\n\n", "import torch\n\n\n\n"), True),
+        ("kernels/activation/double.py", KERNEL.replace("* SCALE", "/ SCALE"), False),
+        ("kernels/activation/_common.py", FILES["kernels/activation/_common.py"] + "# more\n", True),
+        ("kernels/activation/_common.py", "def twice(x):\n    return 2 * x\n", False),
+        ("kernels/norm/_shared.py", "SCALE = 2\n", False),
+        ("kernels/plain.py", "ONE = 3\n", False),
+        ("kernels/activation/other.py", "TWO = 3\n", True),  # nobody imports it
+        ("kernels/plain.py", "ONE = open('x')\n", False),
+    ],
+)
+def test_what_counts(tmp_path, file, text, expected):
+    one, other = tree(tmp_path / "a"), tree(tmp_path / "b", **{file: text})
+    assert same(one, other) is expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import importlib",
+        "from importlib import import_module",
+        "TEXT = open(__file__).read()",
+        "exec('x = 1')",
+        "from ....elsewhere import x",
+        "from ._package import *",
+        "def broken(",
+    ],
+)
+def test_nothing_is_claimed_of_what_syntax_does_not_say(tmp_path, line):
+    changed = {"kernels/plain.py": f"{line}\n", "kernels/_package/x.py": "", "kernels/_package/__init__.py": ""}
+    sides = [tree(tmp_path / name, **changed) for name in "ab"]
+    assert not same(*sides)
+
+
+def test_our_kernels_can_be_told():
+    """Every kernel of this program is reached, and is the same as itself."""
+    catalog = Catalog.default()
+    files = [catalog.file(x) for x in catalog.implementations if x.provider == "kernelmark"]
+    assert len(files) > 20
+    assert all(x is not None and same(x, x) for x in files)
