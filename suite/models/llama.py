@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..model import FINAL_GAIN, Model, Part, Parts, Weight, gains, matrix
+from ._experts import feed
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +41,12 @@ class Llama:
     """Whether a block's norm is of its input or of its output."""
     multipliers: tuple[float, float, float, float] | None = None
     """Granite's: of embeddings, of what a block adds, of scores (in place of head^-0.5), and of logits."""
+    experts: int = 0
+    """How many feed-forwards there are to choose from; 0: one, for all tokens."""
+    active: int = 0
+    """How many of them a token goes through."""
+    renormalized: bool = True
+    """Whether the shares of a token's experts add up to 1."""
 
 
 CONFIGURATIONS: Mapping[str, Llama] = {
@@ -121,10 +128,16 @@ def weights(c: Llama) -> dict[str, Weight]:
             "value": matrix(keys, c.width),
             "output": matrix(c.width, queries, outward),
             "feed_norm": gains(c.width),
-            "gate": matrix(c.hidden, c.width),
-            "up": matrix(c.hidden, c.width),
-            "down": matrix(c.width, c.hidden, outward),
         }
+        if c.experts:
+            share = c.active / c.experts
+            layer["router"] = matrix(c.experts, c.width)
+            inward = Weight((c.experts, c.hidden, c.width), c.width**-0.5, share=share)
+            layer |= {"gate": inward, "up": inward}
+            layer["down"] = Weight((c.experts, c.width, c.hidden), outward * c.hidden**-0.5, share=share)
+        else:
+            layer |= {"gate": matrix(c.hidden, c.width), "up": matrix(c.hidden, c.width)}
+            layer["down"] = matrix(c.width, c.hidden, outward)
         if c.qk_norm != "none":
             wide = c.qk_norm == "width"
             layer["query_norm"] = gains(queries if wide else c.head)
@@ -153,7 +166,7 @@ def parts(c: Llama, B: int, S: int) -> tuple[Part, ...]:
         *found,
         Part("rope", "rope", heads, c.layers, {"layout": "half"}),
         Part("attention", "attention", heads, c.layers, {"mask": "causal"}),
-        Part("gate", "swiglu", {"M": B * S, "N": c.hidden}, c.layers),
+        Part("gate", "swiglu", {"M": B * S * max(1, c.active), "N": c.hidden}, c.layers),
         Part("loss", "fused_linear_cross_entropy", {"M": B * S, "D": c.width, "V": c.vocabulary}, 1),
     )
 
@@ -217,6 +230,9 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
         def feed(self, y: Any) -> Any:
             """(B, S, D) to (B, S, D)."""
             rows = y.flatten(0, 1)
+            if c.experts:
+                weights = self.router, self.gate, self.up, self.down
+                return feed(rows, *weights, c.active, c.renormalized, parts["gate"]).view_as(y)
             gate, up = linear(rows, self.gate), linear(rows, self.up)
             return linear(parts["gate"](gate=gate, up=up), self.down).view_as(y)
 
