@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
@@ -27,14 +28,18 @@ from .model import Chosen, Part
 
 if TYPE_CHECKING:
     from .catalog import Catalog, Implementation
+    from .workload import Workload
 
 Execution: TypeAlias = Literal[
-    "eager", "compile", "reduce_overhead", "max_autotune", "aot_eager", "cudagraphs", "graph"
+    "eager", "compile", "blocks", "reduce_overhead", "max_autotune", "aot_eager", "cudagraphs", "graph"
 ]
-"""`graph` captures forward and backward in one CUDA graph by hand; the others but `eager` are torch.compile's."""
+"""`blocks` compiles one layer, which serves them all, and the loss; `graph` captures forward and backward in one CUDA graph by hand; the others but `eager` are torch.compile's."""
 
 Precision: TypeAlias = Literal["case", "float8_tensorwise", "float8_rowwise"]
 """Of the products inside layers: the case's dtype, or torchao's float8 training."""
+
+OPTIMIZER = "optimizer"
+"""The part that updates weights, which no model has and every training has."""
 
 TRACED = (EAGER, PROVIDER)
 """Providers whose parts torch.compile looks into; those of others it calls as they are."""
@@ -68,6 +73,7 @@ def builtin(providers: Iterable[str]) -> tuple[System, ...]:
     if EAGER in known:
         compiled += [
             System("torch_compile", execution="compile"),
+            System("torch_compile_blocks", execution="blocks"),
             System("torch_compile_reduce_overhead", execution="reduce_overhead"),
             System("torch_compile_max_autotune", execution="max_autotune"),
             System("torch_aot_eager", execution="aot_eager"),
@@ -76,6 +82,7 @@ def builtin(providers: Iterable[str]) -> tuple[System, ...]:
         ]
     if PROVIDER in known:
         compiled.append(System("kernelmark_compile", base=PROVIDER, execution="compile"))
+        compiled.append(System("kernelmark_compile_blocks", base=PROVIDER, execution="blocks"))
     return (*plain, *compiled)
 
 
@@ -127,11 +134,18 @@ class Assembly:
 
     def parts(self, chosen: Chosen, B: int, S: int, dtype: str, device: str) -> dict[str, Callable[..., Any]]:
         """The callables of all parts of a model, and how its layers multiply."""
+        if self.system.base != EAGER and not self.system.parts:
+            self._taking_part(chosen, B, S, device)
         found = {
             part.name: self.call(part.name, part.operator, part.axes, part.options, dtype, device)
             for part in chosen.model.parts(chosen.configuration, B, S)
         }
         return found | {"linear": linear(self.system.precision)}
+
+    def _taking_part(self, chosen: Chosen, B: int, S: int, device: str) -> None:
+        """Raises `NotImplementedError` for a base without any part of the model: it would be PyTorch's row again."""
+        if all(x.provider != self.system.base for _, x in self.table(chosen, B, S, device)):
+            raise NotImplementedError(f"{self.system.base} has no part of {chosen.name}")
 
     def table(self, chosen: Chosen, B: int, S: int, device: str) -> Iterator[tuple[Part, Implementation]]:
         """Each part of a model with what is put in for it."""
@@ -176,30 +190,48 @@ def linear(precision: Precision) -> Callable[..., Any]:
     return multiply
 
 
-def implementations(workload: str, systems: Iterable[System], catalog: Catalog, assemble: Any) -> Any:
-    """The systems as implementations of a workload. `assemble(case, assembly)` makes a system's program.
+ONLY_CUDA = ("reduce_overhead", "max_autotune", "cudagraphs", "graph")
+"""Executions that are of GPUs."""
 
-    Raises `InputError` for a base that no baseline or kernel has.
+
+def implementations(workload: Workload, catalog: Catalog) -> Iterator[Implementation]:
+    """The systems of a catalog as implementations of a workload.
+
+    Raises `InputError` for a base or a part that nobody has.
     """
     from .catalog import Implementation
 
-    providers = {x.provider for x in catalog.parts}
-    for system in systems:
-        if system.base not in providers:
-            raise unknown("provider", system.base, sorted(providers))
+    assert workload.assemble is not None, workload.name
+    by_provider: dict[str, list[Implementation]] = {}
+    for x in catalog.parts:
+        by_provider.setdefault(x.provider, []).append(x)
+    of_models = {x.operator for x in _all_parts(catalog)}
+    several = [x for x, own in by_provider.items() if len({y.operator for y in own} & of_models) > 1]
+    for system in (*builtin(several), *catalog.systems):
+        if system.base not in by_provider:
+            raise unknown("provider", system.base, sorted(by_provider))
+        own = by_provider[system.base]
         named = [_named(catalog, what, name) for what, name in system.parts.items()]
-        own = [x for x in catalog.parts if x.provider == system.base]
-        both = [own[0], *named]
-        devices = tuple(x for x in ("cuda", "cpu") if any(x in y.devices for y in own))
+        here = ("cuda",) if system.execution in ONLY_CUDA else ("cuda", "cpu")
         yield Implementation(
-            operator=workload,
+            operator=workload.name,
             name=system.name,
             provider=system.base,
-            requires=tuple(dict.fromkeys(x for y in both for x in y.requires)),
-            environment=_environment(system, both),
-            devices=tuple(x for x in devices if all(x in y.devices for y in named)),
-            load=lambda system=system: _factory(Assembly(system, catalog), assemble),
+            requires=tuple(dict.fromkeys(x for y in (own[0], *named) for x in y.requires)),
+            environment=_environment(system, (own[0], *named)),
+            devices=tuple(
+                x for x in here if any(x in y.devices for y in own) and all(x in y.devices for y in named)
+            ),
+            load=partial(_factory, Assembly(system, catalog), workload.assemble),
+            assembled=True,
         )
+
+
+def _all_parts(catalog: Catalog) -> Iterator[Part]:
+    """The parts of every model, for the least of inputs."""
+    for model in catalog.models.values():
+        for configuration in model.configurations.values():
+            yield from model.parts(configuration, 1, 1)
 
 
 def _factory(assembly: Assembly, assemble: Callable[[Case, Assembly], Any]) -> Callable[[Case], Any]:
@@ -208,21 +240,16 @@ def _factory(assembly: Assembly, assemble: Callable[[Case, Assembly], Any]) -> C
 
 def _named(catalog: Catalog, what: str, name: str) -> Implementation:
     """The implementation that a table names for a part or an operator."""
-    found = [x for x in catalog.parts if x.name == name and what in (x.operator, *_parts_of(catalog, x.operator))]
-    if not found:
-        raise InputError(f"no implementation named {name!r} for {what!r}, which is neither an operator nor a part.")
-    return found[0]
-
-
-def _parts_of(catalog: Catalog, operator: str) -> set[str]:
-    """Names that any model has for its parts of an operator."""
-    return {
-        part.name
-        for model in catalog.models.values()
-        for configuration in list(model.configurations.values())[:1]
-        for part in model.parts(configuration, 1, 1)
-        if part.operator == operator
-    }
+    operators = {what, *(x.operator for x in _all_parts(catalog) if x.name == what)}
+    if what == OPTIMIZER:
+        operators.add("adamw")
+    there = [x for x in catalog.parts if x.operator in operators]
+    if not there:
+        raise unknown("part", what, sorted({x.name for x in _all_parts(catalog)} | {OPTIMIZER}))
+    for x in there:
+        if x.name == name:
+            return x
+    raise unknown(f"implementation of {what}", name, [x.name for x in there])
 
 
 def _environment(system: System, implementations: Sequence[Implementation]) -> str:

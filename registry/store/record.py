@@ -198,6 +198,8 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     sampling: dict[str, int | float | str] = {}
     deadline_s: float | None = None
     only: dict[str, tuple[str, ...]] = {}
+    systems: tuple[dict[str, str | dict[str, str]], ...] = ()
+    """The systems that the plan names, as its file has them."""
     shard: tuple[int, int] | None = None
     """(i, n): this journal holds the i-th of n shards of its run, counted from 1."""
     imported_from: str | None = None

@@ -236,7 +236,10 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
             gate, up = linear(rows, self.gate), linear(rows, self.up)
             return linear(parts["gate"](gate=gate, up=up), self.down).view_as(y)
 
-        def forward(self, y: Any, h: Any, cos: Any, sin: Any, following: Any) -> Any:
+        def forward(self, *inputs: Any) -> Any:
+            return self.before(*inputs) if c.norms == "before" else self.after(*inputs)
+
+        def before(self, y: Any, h: Any, cos: Any, sin: Any, following: Any) -> Any:
             """Of norms before blocks: y is the norm of the stream h, and `following` the next norm's weight."""
             y, h = parts["add_norm"](x=scaled(self.attend(y, cos, sin)), residual=h, weight=self.feed_norm, eps=c.eps)
             return parts["add_norm"](x=scaled(self.feed(y)), residual=h, weight=following, eps=c.eps)
@@ -284,7 +287,7 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
 
         def behind(self, h: Any) -> Any:
             for layer in self.layers:
-                h = self.run(layer.after, h, self.cos, self.sin)
+                h = self.run(layer, h, self.cos, self.sin)
             return parts["norm"](x=h, weight=self.norm, eps=c.eps)
 
         def run(self, layer: Any, *inputs: Any) -> Any:

@@ -113,7 +113,7 @@ def _compute(recipe: Recipe, catalog: Catalog, seed: int, device: torch.device) 
     losses = []
     first = None
     for step in range(STEPS):
-        this = _step(module, own, batches.draw(step), recipe)
+        this = _step(module, own, batches.draw(step), recipe, keep=step == 0)
         first = first or this
         losses.append(this.loss)
         _update(own, moments, step + 1, catalog.operator("adamw").reference)
@@ -146,9 +146,13 @@ def _module(chosen: Chosen, S: int, catalog: Catalog, device: torch.device) -> A
 
 
 def _step(
-    module: Any, own: Mapping[str, Any], batch: tuple[torch.Tensor, torch.Tensor], recipe: Recipe
+    module: Any,
+    own: Mapping[str, Any],
+    batch: tuple[torch.Tensor, torch.Tensor],
+    recipe: Recipe,
+    keep: bool = True,
 ) -> Step:
-    """Gradients of one step, clipped, left in the parameters too."""
+    """One step's gradients, clipped, left in the parameters too; on the host only those to `keep`."""
     import torch
 
     for x in own.values():
@@ -165,7 +169,8 @@ def _step(
             x.grad.mul_(recipe.clip / norm)
     # As the case stores its own: 2**-9 of an element is nothing beside bf16's bounds, and 8 billion are 16 GB.
     kept = torch_dtype(recipe.dtype)
-    return Step(loss, norm, {name: x.grad.detach().to(kept).cpu() for name, x in own.items()})
+    host = {name: x.grad.detach().to(kept).cpu() for name, x in own.items()} if keep else {}
+    return Step(loss, norm, host)
 
 
 def _update(

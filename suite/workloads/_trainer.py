@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..operator import torch_dtype
-from ..system import Assembly, Execution
+from ..system import OPTIMIZER, Assembly, Execution
 from ._recipe import HYPERPARAMETERS, Recipe
 
 if TYPE_CHECKING:
@@ -95,9 +95,11 @@ class PartsTrainer:
         r = self.recipe
         chosen, dtype = r.chosen, torch_dtype(r.dtype)
         parts = self.assembly.parts(chosen, r.B, r.S, r.dtype, device.type)
+        if self.execution == "blocks":
+            parts["loss"] = torch.compile(parts["loss"], dynamic=False)
         sizes = {"T": len(chosen.model.weights(chosen.configuration)), "D": chosen.configuration.width}
         options = {"sizes": "llama", "state": r.state}
-        self._update = self.assembly.call("optimizer", "adamw", sizes, options, r.dtype, device.type)
+        self._update = self.assembly.call(OPTIMIZER, "adamw", sizes, options, r.dtype, device.type)
         with torch.device("meta"):
             module = chosen.model.module(chosen.configuration, parts)
         self._module = module.to(dtype).to_empty(device=device)
@@ -119,7 +121,10 @@ class PartsTrainer:
         forward = self._module
         if self.execution == "graph":
             return _Captured(self._module, self._params)
-        if self.execution != "eager":
+        if self.execution == "blocks":
+            for layer in forward.layers:
+                layer.compile(dynamic=False)
+        elif self.execution != "eager":
             forward = torch.compile(forward, dynamic=False, **COMPILED[self.execution])
 
         def loss(tokens: Any, targets: Any) -> Any:
