@@ -108,7 +108,7 @@ class Bound:
 
 BOUNDS: Mapping[str, Bound] = {
     "fp32": Bound(loss=1e-4, gradient=2e-3, change=5e-2),
-    "bf16": Bound(loss=1e-2, gradient=1.5e-1, change=4e-1),
+    "bf16": Bound(loss=2e-2, gradient=1.5e-1, change=4e-1),
     "e4m3": Bound(loss=3e-2, gradient=4e-1, change=6e-1),
 }
 """By the dtype of the products. Adam's first steps are nearly the signs of the gradients, so that of a change about

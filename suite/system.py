@@ -190,8 +190,8 @@ def linear(precision: Precision) -> Callable[..., Any]:
     return multiply
 
 
-ONLY_CUDA = ("reduce_overhead", "max_autotune", "cudagraphs", "graph")
-"""Executions that are of GPUs."""
+ANYWHERE = ("eager", "compile")
+"""Executions that a CPU has too; the others are ways around launches and tiles of a GPU."""
 
 
 def implementations(workload: Workload, catalog: Catalog) -> Iterator[Implementation]:
@@ -212,7 +212,7 @@ def implementations(workload: Workload, catalog: Catalog) -> Iterator[Implementa
             raise unknown("provider", system.base, sorted(by_provider))
         own = by_provider[system.base]
         named = [_named(catalog, what, name) for what, name in system.parts.items()]
-        here = ("cuda",) if system.execution in ONLY_CUDA else ("cuda", "cpu")
+        here = ("cuda", "cpu") if system.execution in ANYWHERE else ("cuda",)
         yield Implementation(
             operator=workload.name,
             name=system.name,

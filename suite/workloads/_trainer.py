@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..measure.verify import Incorrect
 from ..operator import torch_dtype
 from ..system import OPTIMIZER, Assembly, Execution
 from ._recipe import HYPERPARAMETERS, Recipe
@@ -152,6 +153,9 @@ class PartsTrainer:
                 value = self._loss(some, wanted)
                 total = value if total is None else total + value
         assert total is not None
+        for name, p in zip(self._names, self._params, strict=True):
+            if p.grad is None:
+                raise Incorrect(f"{name} has no gradient")
         self.clip()
         self.update()
         return total / len(tokens) if len(tokens) > 1 else total
