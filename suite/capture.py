@@ -1,4 +1,4 @@
-"""Which of our operators a PyTorch program calls, with shapes, strides, dtypes and counts, and a plan made of them.
+"""Which of our operators a PyTorch program calls, with shapes, strides, dtypes and counts, and a plan of them.
 
     from kernelmark.suite.capture import Capture
 
@@ -6,11 +6,11 @@
         model(tokens).loss.backward()
     print(seen.plan(catalog))
 
-A mode over PyTorch's public functions sees every call that the program makes outside of compiled code. Some of our
-operators are one such function (`scaled_dot_product_attention`, `layer_norm`), others are what programs write by hand:
-`silu(gate) * up`, an RMS norm of `pow`, `mean` and `rsqrt`, rotary positions of halves. Those are followed from result
-to result. What is neither (a library's own kernels, compiled regions, backward passes) is not attributed; what was
-seen of it is listed with its share of the time.
+A mode over PyTorch's public functions sees every call that the program makes outside of compiled code. Some of
+our operators are one such function (`scaled_dot_product_attention`, `layer_norm`), others are what programs write
+by hand: `silu(gate) * up`, an RMS norm of `pow`, `mean` and `rsqrt`, rotary positions of halves. Those are followed
+from result to result. What is neither (a library's own kernels, compiled regions, backward passes) is not
+attributed; what was seen of it is listed with its share of the time.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from ..registry.errors import InputError
 from .operator import Option
 
 if TYPE_CHECKING:
-    import torch
-
     from .catalog import Catalog
 
 NAMES: Mapping[str, str] = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
@@ -245,11 +243,11 @@ class Capture:
             torch.cuda.synchronize()
 
     def plan(self, catalog: Catalog) -> str:
-        """The text of a plan file: every kind of call that is a case of the catalog, and what is not as comments."""
+        """The text of a plan file: each kind of call that is a case of the catalog; what is not, as comments."""
         total = self.total_ms or 1.0
         lines = [
-            "# Calls of a program, as `kernelmark capture` saw them. Shares are of the time of all calls that it saw; a",
-            "# backward pass is one of them, and not taken apart.",
+            "# Calls of a program, as `kernelmark capture` saw them. Shares are of the time of all calls that it",
+            "# saw; a backward pass is one of them, and not taken apart.",
             "",
         ]
         cases = 0
@@ -264,7 +262,9 @@ class Capture:
             lines += [*table, ""]
         lines.append("# Not attributed to an operator:")
         left += [
-            f"{count} calls, {100 * ms / total:.1f} %: {name}" for name, count, ms in self.rest() if ms / total >= 1e-3
+            f"{count} calls, {100 * ms / total:.1f} %: {name}"
+            for name, count, ms in self.rest()
+            if ms / total >= 1e-3
         ]
         lines += [f"#   {x}" for x in left] or ["#   nothing"]
         if not cases:
@@ -300,7 +300,9 @@ def _table(seen: Seen, catalog: Catalog, total: float) -> list[str]:
 
 
 def _toml(value: Option) -> str:
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+    return (
+        str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+    )
 
 
 def _edge() -> Any:

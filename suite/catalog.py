@@ -53,7 +53,7 @@ class Implementation:
     load: Callable[[], Factory]
     root: Path | None = None
     assembled: bool = False
-    """Whether it is a system of parts, which is asked for by its name: its provider's name is that of the plain one."""
+    """Whether it is a system of parts, which is asked for by its name: its provider's is that of the plain one."""
 
     def among(self, names: Collection[str]) -> bool:
         """Whether names of implementations or providers ask for it."""
@@ -197,9 +197,7 @@ class Catalog:
         """
         if apart := code.keys() - {str(x.folder) for x in self.roots}:
             raise InputError(f"no root is in {', '.join(sorted(apart))}.")
-        changed = (
-            replace(x, code=Path(code[str(x.folder)])) if str(x.folder) in code else x for x in self.roots
-        )
+        changed = (replace(x, code=Path(code[str(x.folder)])) if str(x.folder) in code else x for x in self.roots)
         return replace(self, roots=tuple(changed))
 
     def with_systems(self, systems: Iterable[System]) -> Catalog:
@@ -286,8 +284,7 @@ class Catalog:
 
     @cached_property
     def implementations(self) -> tuple[Implementation, ...]:
-        """All implementations of all operators and workloads: ours first, then baselines in alphabetical order, then
-        systems.
+        """All implementations of operators and workloads: ours, then baselines in alphabetical order, then systems.
 
         Raises `InputError` where two have one name: a journal could not tell them apart.
         """

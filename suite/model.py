@@ -171,9 +171,7 @@ class Chosen:
         have = self.configuration.layers
         if not 1 <= layers <= have:
             raise InputError(f"{self.name} has {have} layers; a slice has 1 to {have}, not {layers}.")
-        return dataclasses.replace(
-            self, configuration=dataclasses.replace(self.configuration, layers=layers)
-        )
+        return dataclasses.replace(self, configuration=dataclasses.replace(self.configuration, layers=layers))
 
 
 def chosen(models: Mapping[str, Model], name: str) -> Chosen:

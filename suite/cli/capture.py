@@ -39,7 +39,9 @@ def command_capture(target: Path, command: tuple[str, ...]) -> None:
     for x in seen.calls():
         axes = " ".join(f"{name}{size}" for name, size in x.call.axes)
         click.echo(f"{x.count:6} × {x.call.operator:24} {axes:36} {x.call.dtype:5} {100 * x.ms / total:5.1f} %")
-    click.echo(f"{100 * attributed / total:.1f} % of the time of all calls that were seen is operators of ours, forward")
+    click.echo(
+        f"{100 * attributed / total:.1f} % of the time of all calls that were seen is operators of ours, forward"
+    )
     click.echo(f"plan      {target}")
     if status:
         click.echo(f"the program ended with status {status}", err=True)

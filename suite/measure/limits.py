@@ -56,7 +56,10 @@ def copy(device: Device, size: int) -> Callable[[], object]:
 
 
 def matmul(device: Device, n: int, dtype: str) -> Callable[[], Any] | None:
-    """A square product on random data, None where the device has none of the dtype: zeros draw less power and run faster than any real work."""
+    """A square product on random data, None where the device has none of the dtype.
+
+    Zeros draw less power and run faster than any real work.
+    """
     import torch
 
     if dtype != "e4m3":

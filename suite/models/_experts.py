@@ -33,7 +33,14 @@ def routed(scores: Any, count: int, renormalized: bool) -> tuple[Any, Any]:
 
 
 def feed(
-    y: Any, router: Any, gate: Any, up: Any, down: Any, count: int, renormalized: bool, activation: Callable[..., Any]
+    y: Any,
+    router: Any,
+    gate: Any,
+    up: Any,
+    down: Any,
+    count: int,
+    renormalized: bool,
+    activation: Callable[..., Any],
 ) -> Any:
     """y (M, D) through `count` experts each: router (E, D), gate and up (E, F, D), down (E, D, F)."""
     import torch

@@ -141,7 +141,8 @@ def module(c: Bert, parts: Parts) -> torch.nn.Module:
             """Positions are learned: nothing to make."""
 
         def forward(self, tokens: Any, targets: Any) -> Any:
-            h = functional.embedding(tokens, self.embedding) + self.positions[: tokens.shape[1]] + self.types[0]
+            own: Any = self
+            h = functional.embedding(tokens, own.embedding) + own.positions[: tokens.shape[1]] + own.types[0]
             h = normed(h, self.norm, self.norm_bias)
             for layer in self.layers:
                 h = checkpoint(layer, h, use_reentrant=False) if self.recompute else layer(h)

@@ -161,11 +161,11 @@ def parts(c: Llama, B: int, S: int) -> tuple[Part, ...]:
             found.append(Part(name, "rms_norm", {"B": B, "S": S * heads, "D": c.head}, c.layers))
         elif c.qk_norm == "width":
             found.append(Part(name, "rms_norm", {"B": B, "S": S, "D": heads * c.head}, c.layers))
-    heads = {"B": B, "H": c.heads, "Hkv": c.kv_heads, "S": S, "D": c.head}
+    shape = {"B": B, "H": c.heads, "Hkv": c.kv_heads, "S": S, "D": c.head}
     return (
         *found,
-        Part("rope", "rope", heads, c.layers, {"layout": "half"}),
-        Part("attention", "attention", heads, c.layers, {"mask": "causal"}),
+        Part("rope", "rope", shape, c.layers, {"layout": "half"}),
+        Part("attention", "attention", shape, c.layers, {"mask": "causal"}),
         Part("gate", "swiglu", {"M": B * S * max(1, c.active), "N": c.hidden}, c.layers),
         Part("loss", "fused_linear_cross_entropy", {"M": B * S, "D": c.width, "V": c.vocabulary}, 1),
     )
@@ -241,7 +241,9 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
 
         def before(self, y: Any, h: Any, cos: Any, sin: Any, following: Any) -> Any:
             """Of norms before blocks: y is the norm of the stream h, and `following` the next norm's weight."""
-            y, h = parts["add_norm"](x=scaled(self.attend(y, cos, sin)), residual=h, weight=self.feed_norm, eps=c.eps)
+            y, h = parts["add_norm"](
+                x=scaled(self.attend(y, cos, sin)), residual=h, weight=self.feed_norm, eps=c.eps
+            )
             return parts["add_norm"](x=scaled(self.feed(y)), residual=h, weight=following, eps=c.eps)
 
         def after(self, h: Any, cos: Any, sin: Any) -> Any:

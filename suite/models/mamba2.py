@@ -118,7 +118,7 @@ def module(c: Mamba2, parts: Parts) -> torch.nn.Module:
                 if name.startswith(prefix):
                     setattr(self, name.removeprefix(prefix), nn.Parameter(torch.empty(shape)))
 
-        def mix(self, y: Any) -> Any:
+        def mix(self: Any, y: Any) -> Any:
             """(B, S, D) to (B, S, D)."""
             z, xbc, dt = linear(y, self.input).split([c.inner, c.convolved, c.heads], -1)
             xbc = parts["convolution"](

@@ -49,9 +49,7 @@ class Batches:
         r = self.recipe
         generator = torch.Generator(self.device).manual_seed(self.seed % (1 << 62) + step)
         shape = (r.accumulation, r.B, r.S + 1)
-        drawn = torch.randint(
-            0, r.chosen.configuration.vocabulary, shape, generator=generator, device=self.device
-        )
+        drawn = torch.randint(0, r.chosen.configuration.vocabulary, shape, generator=generator, device=self.device)
         return drawn[..., :-1].contiguous(), drawn[..., 1:].contiguous()
 
 
@@ -72,7 +70,6 @@ class Expected:
 
     first: Step
     random: Step
-    losses: tuple[float, ...]
     changed: dict[str, torch.Tensor]
 
 
@@ -110,16 +107,14 @@ def _compute(recipe: Recipe, catalog: Catalog, seed: int, device: torch.device) 
     reset()
     later = _step(module, own, batches.draw(RANDOM), recipe)
     moments = {name: (_zeros(x), _zeros(x)) for name, x in own.items()}
-    losses = []
     first = None
     for step in range(STEPS):
         this = _step(module, own, batches.draw(step), recipe, keep=step == 0)
         first = first or this
-        losses.append(this.loss)
         _update(own, moments, step + 1, catalog.operator("adamw").reference)
     assert first is not None
     changed = {name: x.detach().cpu() for name, x in own.items()}
-    return Expected(first, later, tuple(losses), changed)
+    return Expected(first, later, changed)
 
 
 def _zeros(x: Any) -> Any:
@@ -134,8 +129,7 @@ def _module(chosen: Chosen, S: int, catalog: Catalog, device: torch.device) -> A
     from torch.nn import functional
 
     parts: dict[str, Callable[..., Any]] = {
-        x.name: catalog.operator(x.operator).reference
-        for x in chosen.model.parts(chosen.configuration, 1, S)
+        x.name: catalog.operator(x.operator).reference for x in chosen.model.parts(chosen.configuration, 1, S)
     }
     with torch.device("meta"):
         module: Any = chosen.model.module(chosen.configuration, parts | {"linear": functional.linear})

@@ -134,7 +134,9 @@ class PartsTrainer:
             value = forward(tokens, targets)
             (value / self.recipe.accumulation if self.recipe.accumulation > 1 else value).backward()
             # Of a graph's memory, which the next replay writes to.
-            return value.detach().clone() if self.execution in ("reduce_overhead", "cudagraphs") else value.detach()
+            return (
+                value.detach().clone() if self.execution in ("reduce_overhead", "cudagraphs") else value.detach()
+            )
 
         return loss
 
@@ -158,7 +160,8 @@ class PartsTrainer:
                 raise Incorrect(f"{name} has no gradient")
         self.clip()
         self.update()
-        return total / len(tokens) if len(tokens) > 1 else total
+        mean: torch.Tensor = total / len(tokens) if len(tokens) > 1 else total
+        return mean
 
     def clip(self) -> None:
         """Scales all gradients so that their norm is at most the recipe's, without waiting for it."""
@@ -225,7 +228,9 @@ class _Captured:
 
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries choose and allocate at their first calls, which no graph can hold
+        with torch.cuda.stream(
+            side
+        ):  # libraries choose and allocate at their first calls, which no graph can hold
             for _ in range(2):
                 both()
         torch.cuda.current_stream().wait_stream(side)

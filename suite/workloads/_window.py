@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..measure.stopping import Sampling, finished
@@ -47,15 +48,15 @@ class Clock:
         if not edges:
             return []
         if not self.cuda:
-            return [(b - a) / 1e6 for a, b in zip(edges, edges[1:], strict=False)]
+            return [(b - a) / 1e6 for a, b in pairwise(edges)]
         edges[-1].synchronize()
-        return [a.elapsed_time(b) for a, b in zip(edges, edges[1:], strict=False)]
+        return [a.elapsed_time(b) for a, b in pairwise(edges)]
 
 
 @dataclass
 class Window:
-    """Runs a trainer. `draw(step)` gives fresh tokens; they are copied to where the last ones lay, so that a program
-    that goes by an address and not by what lies there is wrong.
+    """Runs a trainer. `draw(step)` gives fresh tokens; they are copied to where the last ones lay, so that a
+    program that goes by an address and not by what lies there is wrong.
     """
 
     trainer: Trainer

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from torch.nn import functional
-
 from kernelmark.registry.errors import InputError
 from kernelmark.suite import plan as plans
 from kernelmark.suite.capture import Capture, run
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.cli.capture import command_capture
+from torch.nn import functional
 
 PROGRAM = """
 import sys

@@ -36,7 +36,9 @@ def catalog() -> Catalog:
 class Bench:
     """One case in one process."""
 
-    def __init__(self, catalog: Catalog, model: str, dtype: str = "fp32", A: int = 1, **options: str | float) -> None:
+    def __init__(
+        self, catalog: Catalog, model: str, dtype: str = "fp32", A: int = 1, **options: str | float
+    ) -> None:
         self.catalog = catalog
         axes = {"B": 2, "S": 32, "A": A}
         self.case = train.WORKLOAD.case(axes, dtype, "program", model=model, **options)
