@@ -8,8 +8,8 @@
 
 A mode over PyTorch's public functions sees every call that the program makes outside of compiled code. Some of
 our operators are one such function (`scaled_dot_product_attention`, `layer_norm`), others are what programs write
-by hand: `silu(gate) * up`, an RMS norm of `pow`, `mean` and `rsqrt`, rotary positions of halves. Those are followed
-from result to result. What is neither (a library's own kernels, compiled regions, backward passes) is not
+by hand: `silu(gate) * up`, an RMS norm of `pow`, `mean` and `rsqrt`, rotary positions of halves. Those are
+followed from result to result. What is neither (a library's own kernels, compiled regions, backward passes) is not
 attributed; what was seen of it is listed with its share of the time.
 """
 

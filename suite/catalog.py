@@ -284,7 +284,8 @@ class Catalog:
 
     @cached_property
     def implementations(self) -> tuple[Implementation, ...]:
-        """All implementations of operators and workloads: ours, then baselines in alphabetical order, then systems.
+        """All implementations of operators and workloads: ours, then baselines in alphabetical order, then
+        systems.
 
         Raises `InputError` where two have one name: a journal could not tell them apart.
         """

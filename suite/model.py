@@ -1,7 +1,7 @@
 """What a model is: published configurations as numbers, and a module in plain PyTorch whose parts are operators.
 
-A model's file builds one `Model`. Everything that a floor or a list needs (weights by name with their shapes, parts
-with their cases and how often they are called) is pure; only `module` imports torch.
+A model's file builds one `Model`. Everything that a floor or a list needs (weights by name with their shapes,
+parts with their cases and how often they are called) is pure; only `module` imports torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     import torch
 
 Parts: TypeAlias = Mapping[str, Callable[..., Any]]
-"""The callables of a model's parts by the part's name, and `linear(x, weight, bias=None)`, by which layers multiply."""
+"""The callables of a model's parts by the part's name, and `linear(x, weight, bias=None)`, by which layers
+multiply.
+"""
 
 FINAL_GAIN = 4.0
 """Mean of the final norm's weight at the start. It makes the first gradients' norm larger than what clipping lets
@@ -51,8 +53,8 @@ class Configuration(Protocol):
 class Weight:
     """One parameter: its shape, and how it is drawn, normal around `mean`.
 
-    `share` is the part of it that one token is multiplied with: 1 for a matrix, 0 for a table that is only looked up
-    and for what is added or scales a row, k / E for the matrices of E experts of which a token takes k.
+    `share` is the part of it that one token is multiplied with: 1 for a matrix, 0 for a table that is only looked
+    up and for what is added or scales a row, k / E for the matrices of E experts of which a token takes k.
     """
 
     shape: tuple[int, ...]
@@ -72,7 +74,8 @@ def matrix(rows: int, columns: int, gain: float = 1.0, share: float = 1.0) -> We
 
 
 def gains(width: int, mean: float = 1.0) -> Weight:
-    """The weight (width,) of a norm. Not all ones: norms that are exchanged by mistake must give another answer."""
+    """The weight (width,) of a norm. Not all ones: norms that are exchanged by mistake must give another answer.
+    """
     return Weight((width,), 0.1 * mean, mean)
 
 
@@ -97,8 +100,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Bound:
-    """How far a system may be from the model in fp32, relative: the loss; each parameter's gradient by its norm; and
-    the change of each parameter over three steps, by its norm, beside what storing the parameter rounds away.
+    """How far a system may be from the model in fp32, relative: the loss; each parameter's gradient by its norm;
+    and the change of each parameter over three steps, by its norm, beside what storing the parameter rounds away.
     """
 
     loss: float
@@ -111,9 +114,9 @@ BOUNDS: Mapping[str, Bound] = {
     "bf16": Bound(loss=2e-2, gradient=1.5e-1, change=4e-1),
     "e4m3": Bound(loss=3e-2, gradient=4e-1, change=6e-1),
 }
-"""By the dtype of the products. Adam's first steps are nearly the signs of the gradients, so that of a change about
-the square root of the gradients' own error is to be expected: 0.25 for 5 %. What is planted (a dropped gradient, a
-skipped layer, a broken mask, an optimizer that does nothing) is off by about 1.
+"""By the dtype of the products. Adam's first steps are nearly the signs of the gradients, so that of a change
+about the square root of the gradients' own error is to be expected: 0.25 for 5 %. What is planted (a dropped
+gradient, a skipped layer, a broken mask, an optimizer that does nothing) is off by about 1.
 """
 
 
@@ -124,8 +127,8 @@ class Model:
     * `configurations`: the published ones by name, each a frozen type with `layers`, `width`, `vocabulary`.
     * `weights(configuration)`: all parameters by name, in the order of the module's; a tied table once.
     * `parts(configuration, B, S)`: where operators are called for B sequences of S tokens, in the order of a pass.
-    * `attention(configuration)`: the sum over layers of heads × head dimension that S × S scores are computed with;
-      a mask that hides nothing counts twice what a causal one does.
+    * `attention(configuration)`: the sum over layers of heads × head dimension that S × S scores are computed
+      with; a mask that hides nothing counts twice what a causal one does.
     * `module(configuration, parts)`: an `nn.Module` with those parameters. `forward(tokens, targets)` takes int64
       (B, S) each and gives the mean loss, a scalar. `prepare(S, device, dtype)` makes what depends on positions.
       With the attribute `recompute` set, each layer is computed again for the backward pass.
@@ -147,13 +150,14 @@ class Model:
         return sum(x.size for x in self.weights(configuration).values())
 
     def multiplied(self, configuration: Any) -> int:
-        """N_mm: the weights that a token is multiplied with. The output projection is in, tied or not; the lookup of
-        an embedding is not; of experts those that a token takes.
+        """N_mm: the weights that a token is multiplied with. The output projection is in, tied or not; the lookup
+        of an embedding is not; of experts those that a token takes.
         """
         return round(sum(x.size * x.share for x in self.weights(configuration).values()))
 
     def training_flops(self, configuration: Any, S: int, tokens: int) -> int:
-        """Floating-point operations of forward and backward for so many tokens in sequences of S; nothing twice."""
+        """Floating-point operations of forward and backward for so many tokens in sequences of S; nothing twice.
+        """
         each = 6 * self.multiplied(configuration) + 6 * S * self.attention(configuration)
         return each * tokens
 
@@ -167,7 +171,8 @@ class Chosen:
     configuration: Any
 
     def first(self, layers: int) -> Chosen:
-        """Only its first layers, with everything before and after them. Raises `InputError` for more than it has."""
+        """Only its first layers, with everything before and after them. Raises `InputError` for more than it has.
+        """
         have = self.configuration.layers
         if not 1 <= layers <= have:
             raise InputError(f"{self.name} has {have} layers; a slice has 1 to {have}, not {layers}.")

@@ -20,6 +20,7 @@ from ..registry.errors import InputError, unknown
 from ..registry.store.record import (
     Cache,
     Case,
+    Exchange,
     Header,
     Key,
     Measurement,
@@ -124,6 +125,7 @@ class Plan:
     deadline_s: float
     only: Only = field(default_factory=dict)
     systems: tuple[System, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
 
     @classmethod
     def of(cls, header: Header) -> Plan | None:
@@ -140,6 +142,7 @@ class Plan:
             deadline_s=asked.deadline_s,
             only=asked.only,
             systems=msgspec.convert(asked.systems, tuple[System, ...]),
+            exchanges=asked.exchanges,
         )
 
     def request(self, cells: Sequence[Cell], besides: Request = NOTHING) -> Request:
@@ -153,6 +156,7 @@ class Plan:
             deadline_s=self.deadline_s,
             only=dict(self.only),
             systems=tuple(msgspec.to_builtins(x) for x in self.systems),
+            exchanges=self.exchanges,
         )
 
     def chosen(self, case: Case) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 the model is executed.
 
 A system becomes an `Implementation` of its workload, so that plans, journals, rows and comparisons need no other
-type. Without any file there is one for each provider that has a part (`kernelmark`, `torch`, `liger`, …: every part
-by that provider, and by `torch` what it lacks), and some with another execution. A plan file names others:
+type. Without any file there is one for each provider that has a part (`kernelmark`, `torch`, `liger`, …: every
+part by that provider, and by `torch` what it lacks), and some with another execution. A plan file names others:
 
     [[systems]]
     name = "torch_fa4"
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 Execution: TypeAlias = Literal[
     "eager", "compile", "blocks", "reduce_overhead", "max_autotune", "aot_eager", "cudagraphs", "graph"
 ]
-"""`blocks` compiles one layer, which serves them all, and the loss; `graph` captures forward and backward in one CUDA graph by hand; the others but `eager` are torch.compile's."""
+"""`blocks` compiles one layer, which serves them all, and the loss; `graph` captures forward and backward in one
+CUDA graph by hand; the others but `eager` are torch.compile's.
+"""
 
 Precision: TypeAlias = Literal["case", "float8_tensorwise", "float8_rowwise"]
 """Of the products inside layers: the case's dtype, or torchao's float8 training."""
@@ -96,7 +98,8 @@ class Assembly:
     def implementation(self, part: str, operator: str, device: str) -> Implementation:
         """What is put in for a part: the one named, else the base's, else PyTorch's.
 
-        Raises `InputError` for a name that does not exist, `NotImplementedError` where nobody has the operator here.
+        Raises `InputError` for a name that does not exist, `NotImplementedError` where nobody has the operator
+        here.
         """
         there = self.catalog.of_operator(operator)
         named = self.system.parts.get(part, self.system.parts.get(operator))
@@ -143,7 +146,8 @@ class Assembly:
         return found | {"linear": linear(self.system.precision)}
 
     def _taking_part(self, chosen: Chosen, B: int, S: int, device: str) -> None:
-        """Raises `NotImplementedError` for a base without any part of the model: it would be PyTorch's row again."""
+        """Raises `NotImplementedError` for a base without any part of the model: it would be PyTorch's row again.
+        """
         if all(x.provider != self.system.base for _, x in self.table(chosen, B, S, device)):
             raise NotImplementedError(f"{self.system.base} has no part of {chosen.name}")
 

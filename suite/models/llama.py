@@ -1,8 +1,8 @@
 """Llama (Touvron et al., arXiv 2302.13971; Grattafiori et al., arXiv 2407.21783) and the families of its shape:
 Mistral, Phi-4, Qwen3, OLMo-2, Granite 3.
 
-A decoder with RMS norms, rotary positions, grouped key and value heads and a gated feed-forward. A family differs in
-its numbers, in norms of queries and keys, in norms after a block in place of before it, and in multipliers.
+A decoder with RMS norms, rotary positions, grouped key and value heads and a gated feed-forward. A family differs
+in its numbers, in norms of queries and keys, in norms after a block in place of before it, and in multipliers.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ CONFIGURATIONS: Mapping[str, Llama] = {
     ),
     # allenai/OLMo: configs/official-1124
     "olmo-2-7b": Llama(
-        layers=32, width=4096, heads=32, kv_heads=32, head=128, hidden=11008, vocabulary=100352, base=5e5, eps=1e-6,
-        qk_norm="width", norms="after",
+        layers=32, width=4096, heads=32, kv_heads=32, head=128, hidden=11008, vocabulary=100352, base=5e5,
+        eps=1e-6, qk_norm="width", norms="after",
     ),
     "olmo-2-13b": Llama(
-        layers=40, width=5120, heads=40, kv_heads=40, head=128, hidden=13824, vocabulary=100352, base=5e5, eps=1e-6,
-        qk_norm="width", norms="after",
+        layers=40, width=5120, heads=40, kv_heads=40, head=128, hidden=13824, vocabulary=100352, base=5e5,
+        eps=1e-6, qk_norm="width", norms="after",
     ),
     # foundation-model-stack: fms/models/granite.py
     "granite-3-8b": Llama(

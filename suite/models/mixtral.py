@@ -22,8 +22,8 @@ CONFIGURATIONS: Mapping[str, Llama] = {
 }  # fmt: skip
 
 ROUTED = {**BOUNDS, "bf16": Bound(loss=2e-2, gradient=3e-1, change=6e-1)}
-"""Where two experts' shares are nearly equal, bf16 chooses another than fp32: a hundredth of the tokens or so, which
-moves an expert's gradient by the root of twice that.
+"""Where two experts' shares are nearly equal, bf16 chooses another than fp32: a hundredth of the tokens or so,
+which moves an expert's gradient by the root of twice that.
 """
 
 MODEL = replace(

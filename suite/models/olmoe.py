@@ -1,4 +1,6 @@
-"""OLMoE (Muennighoff et al., arXiv 2409.02060): 8 of 64 small experts, norms of queries and keys over the whole width."""
+"""OLMoE (Muennighoff et al., arXiv 2409.02060): 8 of 64 small experts, norms of queries and keys over the whole
+width.
+"""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Expected:
-    """The answer. `first` is the first step, `random` one on another batch from the same weights; `changed` is what
-    three steps make of the weights, on the host in fp32.
+    """The answer. `first` is the first step, `random` one on another batch from the same weights; `changed` is
+    what three steps make of the weights, on the host in fp32.
     """
 
     first: Step
@@ -219,7 +219,8 @@ def check_step(what: str, trainer: Trainer, loss: float, expected: Step, bound: 
 
 
 def check_weights(trainer: Trainer, recipe: Recipe, expected: Expected, seed: int, bound: Bound) -> float:
-    """The largest relative error of what three steps changed, beyond what storing may round away. Raises `Incorrect`.
+    """The largest relative error of what three steps changed, beyond what storing may round away. Raises
+    `Incorrect`.
 
     Elements count by their gradient: of one that is nothing but rounding (of the bias of keys, which changes no
     score) Adam makes as large a step as of any other.

@@ -1,4 +1,5 @@
-"""The device's limits in the power state that timed steps left it in: a matmul's and a copy's rate, right after."""
+"""The device's limits in the power state that timed steps left it in: a matmul's and a copy's rate, right after.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ CALLS = 12
 
 
 def rates(device: Device, dtype: str) -> tuple[float, float] | None:
-    """(FLOP/s of products in a dtype, bytes/s of a copy); None where there is no product, or no memory left for one."""
+    """(FLOP/s of products in a dtype, bytes/s of a copy); None where there is no product, or no memory left for
+    one.
+    """
     import torch
 
     n, size = MATMUL_SIZE[device.kind], COPY_BYTES[device.kind][-2]

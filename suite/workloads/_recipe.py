@@ -1,4 +1,5 @@
-"""What all systems of a training case share: the model, its slice, the recipe, and the numbers that follow. Pure."""
+"""What all systems of a training case share: the model, its slice, the recipe, and the numbers that follow. Pure.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +21,12 @@ HYPERPARAMETERS: Mapping[str, float] = {
 """Of AdamW, for every parameter. The rate is large beside the rounding of bf16 weights, so that updates show."""
 
 PEAK_BF16 = 989.4e12
-"""Dense bf16 FLOP/s that NVIDIA states for the H100 and H200 (SXM): what MFU is a fraction of, whatever the dtype."""
+"""Dense bf16 FLOP/s that NVIDIA states for the H100 and H200 (SXM): what MFU is a fraction of, whatever the dtype.
+"""
 
 STATES: Mapping[str, tuple[int | None, int | None]] = {"plain": (None, None), "master32": (4, 4)}
-"""Bytes of a master copy and of one moment, of each option of `state`; None: no master, moments like the weights."""
+"""Bytes of a master copy and of one moment, of each option of `state`; None: no master, moments like the weights.
+"""
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,11 @@ class Recipe:
 
     @property
     def bytes(self) -> int:
-        """What any program must move for a step: weights once a pass, gradients out and in, states in and out, tokens.
+        """What any program must move for a step: weights once a pass, gradients out and in, states in and out,
+        tokens.
 
-        Activations may stay on chip as far as this floor knows; norms and clipping may be made where gradients are.
+        Activations may stay on chip as far as this floor knows; norms and clipping may be made where gradients
+        are.
         """
         master, moment = STATES[self.state]
         own = BYTES[self.dtype]
