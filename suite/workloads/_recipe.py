@@ -72,11 +72,10 @@ class Recipe:
 
     @property
     def bytes(self) -> int:
-        """What any program must move for a step: weights once a pass, gradients out and in, states in and out,
-        tokens.
+        """What any program must move for a step: weights once a pass, gradients out and in, weights and states in
+        and out once more for the update, tokens.
 
-        Activations may stay on chip as far as this floor knows; norms and clipping may be made where gradients
-        are.
+        Activations may stay on chip as far as this floor knows; norms and clipping may be made where gradients are.
         """
         master, moment = STATES[self.state]
         own = BYTES[self.dtype]
