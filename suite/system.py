@@ -146,8 +146,7 @@ class Assembly:
         return found | {"linear": linear(self.system.precision)}
 
     def _taking_part(self, chosen: Chosen, B: int, S: int, device: str) -> None:
-        """Raises `NotImplementedError` for a base without any part of the model: it would be PyTorch's row again.
-        """
+        """Raises `NotImplementedError` for a base without any part of the model: it would be PyTorch's row again."""
         if all(x.provider != self.system.base for _, x in self.table(chosen, B, S, device)):
             raise NotImplementedError(f"{self.system.base} has no part of {chosen.name}")
 
@@ -194,8 +193,8 @@ def linear(precision: Precision) -> Callable[..., Any]:
     return multiply
 
 
-ANYWHERE = ("eager", "compile")
-"""Executions that a CPU has too; the others are ways around launches and tiles of a GPU."""
+ANYWHERE = ("eager",)
+"""Executions that are compared on a CPU too; there compiling a step takes minutes, and a CPU has no launches."""
 
 
 def implementations(workload: Workload, catalog: Catalog) -> Iterator[Implementation]:

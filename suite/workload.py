@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ..registry.store.metric import Metric
 from ..registry.store.record import Case, Measurement, Pass
 from .definition import Definition
-from .measure.session import Session
 
 if TYPE_CHECKING:
+    from .measure.session import Session
     from .system import Assembly
 
 

@@ -122,7 +122,9 @@ def work(
     """
     from .fingerprint import python_facts
 
-    catalog = (catalog or catalog_of(task.roots, task.code)).with_systems(task.systems)
+    catalog = catalog or catalog_of(task.roots, task.code)
+    if task.systems:
+        catalog = catalog.with_systems(task.systems)
     stages = Stages(listen=lambda name: send(Stage(name)))
     send(Facts(facts, python_facts()))
     with device.using():

@@ -1,5 +1,4 @@
-"""What all systems of a training case share: the model, its slice, the recipe, and the numbers that follow. Pure.
-"""
+"""What all systems of a training case share: the model, its slice, the recipe, and the numbers that follow. Pure."""
 
 from __future__ import annotations
 
@@ -75,7 +74,8 @@ class Recipe:
         """What any program must move for a step: weights once a pass, gradients out and in, weights and states in
         and out once more for the update, tokens.
 
-        Activations may stay on chip as far as this floor knows; norms and clipping may be made where gradients are.
+        Activations may stay on chip as far as this floor knows; norms and clipping may be made where gradients
+        are.
         """
         master, moment = STATES[self.state]
         own = BYTES[self.dtype]

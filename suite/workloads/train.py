@@ -18,18 +18,15 @@ from ...registry.store.metric import Equivalence, Metric, Ratio
 from ...registry.store.record import Case, Measurement
 from ..catalog import Catalog
 from ..definition import grid
-from ..measure.session import Session
-from ..measure.stopping import converged
-from ..measure.telemetry import Watch
 from ..system import Assembly
 from ..workload import Workload
 from . import _expected as answer
-from ._rates import rates
 from ._recipe import HYPERPARAMETERS, STATES, Recipe, recipe
 from ._trainer import PartsTrainer
-from ._window import Window
 
 if TYPE_CHECKING:
+    from ..measure.session import Session
+    from ..measure.telemetry import Watch
     from ._trainer import Trainer
 
 METRICS = (
@@ -161,6 +158,8 @@ class Program:
     """One system of a case under way."""
 
     def __init__(self, r: Recipe, trainer: Trainer, session: Session, expected: answer.Expected) -> None:
+        from ._window import Window  # here, as all that measures: listing loads none of it
+
         self.recipe = r
         self.trainer = trainer
         self.session = session
@@ -198,6 +197,8 @@ class Program:
 
     def sample(self) -> tuple[list[float], Watch]:
         """Timed steps; a random one is on known weights and tokens, and is checked when it is over."""
+        from ..measure.telemetry import Watch
+
         sampling = self.session.sampling
         watch = Watch(self.session.device.nvml)
         self._forget_peaks()
@@ -233,6 +234,9 @@ class Program:
 
     def summarize(self, samples: list[float], watch: Watch) -> Measurement:
         """What is recorded."""
+        from ..measure.stopping import converged
+        from ._rates import rates
+
         r = self.recipe
         found: dict[str, tuple[float, ...]] = {
             "step": _rounded(samples),
@@ -304,7 +308,6 @@ WORKLOAD = Train(
     assemble=assemble,
     definition=(answer.compute, answer.check_step, answer.check_weights, tuple(HYPERPARAMETERS.items())),
     plans={
-        "quick": (grid("program", options={"model": "gpt2-124m", "state": "plain"}, B=8, S=1024),),
         "quick_cpu": (
             grid("program", options={"model": "llama-tiny", "state": "plain"}, dtypes="fp32", B=2, S=64),
         ),
