@@ -456,15 +456,21 @@ def _with_masters(case: Any, step: Callable[..., None]) -> Callable[..., Any]:
 def adamw_fused(case: Any) -> Callable[..., Any]:
     """The kernel of `torch.optim.AdamW(fused=True)`, without the optimizer's own work around it on the host.
 
-    Its steps are numbers on the device, here one for all tensors, which the caller has counted up.
+    Its steps are numbers on the device, here one for all tensors, which the caller has counted up; it is written
+    where the caller's count has changed.
     """
     import torch
 
     count: list[Any] = []
+    last = 0
 
     def step(params: Any, grads: Any, exp_avgs: Any, exp_avg_sqs: Any, *, step: int, **rest: Any) -> None:
+        nonlocal last
         if not count:
             count.append(torch.tensor(float(step), device=params[0].device))
+        elif step != last:
+            count[0].fill_(step)
+        last = step
         steps = count * len(params)
         torch._fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, [], steps, amsgrad=False, maximize=False, **rest)
 

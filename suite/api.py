@@ -150,7 +150,7 @@ class Runner:
             if isinstance(message, worker.Result):
                 results.append(message)
 
-        worker.work(task, keep, device, {}, _With(self._catalog.roots, self._added))
+        worker.work(task, keep, device, {}, _With(self._catalog.roots, (), self._added))
         return [
             Cell(case, able[x.index], cache).record(
                 replicate, x.index, x.status, x.reason, x.measurement, x.spent_s

@@ -13,7 +13,7 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,9 @@ from ..registry.store.record import PROVIDER, YARDSTICK, Case, Status
 from . import __version__
 from .definition import Definition
 from .environments import interpreter, version
+from .model import Model
 from .operator import Operator
+from .system import System, implementations
 from .workload import Workload
 
 Factory = Callable[[Case], Callable[..., Any]]
@@ -50,6 +52,12 @@ class Implementation:
     devices: tuple[str, ...]
     load: Callable[[], Factory]
     root: Path | None = None
+    assembled: bool = False
+    """Whether it is a system of parts, which is asked for by its name: its provider's is that of the plain one."""
+
+    def among(self, names: Collection[str]) -> bool:
+        """Whether names of implementations or providers ask for it."""
+        return self.name in names or (self.provider in names and not self.assembled)
 
     @property
     def version(self) -> str | None:
@@ -161,9 +169,12 @@ def _own() -> Root:
 
 @dataclass(frozen=True)
 class Catalog:
-    """All that exists in the roots given; the program's own comes first."""
+    """All that exists in the roots given; the program's own comes first. `systems` are those that a plan names,
+    beside the ones that need no file.
+    """
 
     roots: tuple[Root, ...]
+    systems: tuple[System, ...] = ()
 
     @classmethod
     def default(cls) -> Catalog:
@@ -186,9 +197,13 @@ class Catalog:
         """
         if apart := code.keys() - {str(x.folder) for x in self.roots}:
             raise InputError(f"no root is in {', '.join(sorted(apart))}.")
-        return Catalog(
-            tuple(replace(x, code=Path(code[str(x.folder)])) if str(x.folder) in code else x for x in self.roots)
-        )
+        changed = (replace(x, code=Path(code[str(x.folder)])) if str(x.folder) in code else x for x in self.roots)
+        return replace(self, roots=tuple(changed))
+
+    def with_systems(self, systems: Iterable[System]) -> Catalog:
+        """The same catalog with these systems of a plan."""
+        given = tuple(systems)
+        return replace(self, systems=given) if given != self.systems else self
 
     @cached_property
     def operators(self) -> Mapping[str, Operator]:
@@ -221,6 +236,25 @@ class Catalog:
         return found
 
     @cached_property
+    def models(self) -> Mapping[str, Model]:
+        """Models by name. Raises `InputError` for a name that is taken or a file without `MODEL`."""
+        found: dict[str, Model] = {}
+        names: dict[str, str] = {}
+        for root in self.roots:
+            for name in root.files("models"):
+                model = getattr(root.listed("models", name), "MODEL", None)
+                path = root.files("models")[name]
+                if not isinstance(model, Model) or model.name != name:
+                    raise InputError(f"{path} must define MODEL, a Model named {name!r}.")
+                if name in found:
+                    raise InputError(f"{path}: a model named {name!r} exists already.")
+                for configuration in model.configurations:
+                    if names.setdefault(configuration, name) != name:
+                        raise InputError(f"{path}: {names[configuration]} has a {configuration!r} already.")
+                found[name] = model
+        return found
+
+    @cached_property
     def definitions(self) -> Mapping[str, Definition]:
         """Operators and workloads by name."""
         return {**self.operators, **self.workloads}
@@ -250,21 +284,25 @@ class Catalog:
 
     @cached_property
     def implementations(self) -> tuple[Implementation, ...]:
-        """All implementations of all operators, ours first, then baselines in alphabetical order.
+        """All implementations of operators and workloads: ours, then baselines in alphabetical order, then
+        systems.
 
         Raises `InputError` where two have one name: a journal could not tell them apart.
         """
+        assembled = (
+            x
+            for workload in self.workloads.values()
+            if workload.assemble is not None
+            for x in implementations(workload, self)
+        )
+        return _apart((*self.parts, *assembled))
+
+    @cached_property
+    def parts(self) -> tuple[Implementation, ...]:
+        """Implementations that a file has, of which systems are made."""
         ours = [x for root in self.roots for x in self._ours(root)]
         theirs = [x for root in self.roots for name in root.files("baselines") for x in self._theirs(root, name)]
-        found: dict[tuple[str, str], Implementation] = {}
-        for x in ours + theirs:
-            other = found.setdefault((x.operator, x.name), x)
-            if other is not x:
-                raise InputError(
-                    f"{x.operator} has two implementations named {x.name!r}: "
-                    f"of {other.provider} and of {x.provider}."
-                )
-        return tuple(found.values())
+        return _apart(ours + theirs)
 
     def of_operator(self, operator: str) -> tuple[Implementation, ...]:
         """The implementations of one operator."""
@@ -317,6 +355,18 @@ class Catalog:
                         load=lambda factory=factory: factory,  # type: ignore[misc]  # mypy cannot type the default
                         root=root.folder,
                     )
+
+
+def _apart(all_: Iterable[Implementation]) -> tuple[Implementation, ...]:
+    """Implementations, of which no two have one name."""
+    found: dict[tuple[str, str], Implementation] = {}
+    for x in all_:
+        other = found.setdefault((x.operator, x.name), x)
+        if other is not x:
+            raise InputError(
+                f"{x.operator} has two implementations named {x.name!r}: of {other.provider} and of {x.provider}."
+            )
+    return tuple(found.values())
 
 
 def _devices(given: Sequence[str] | Mapping[str, Sequence[str]], implementation: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from ..registry.errors import InputError, unknown
 from ..registry.store.record import (
     Cache,
     Case,
+    Exchange,
     Header,
     Key,
     Measurement,
@@ -31,6 +32,7 @@ from ..registry.store.record import (
 from .catalog import Catalog, Implementation
 from .definition import Grid, Option
 from .measure.stopping import Sampling, TimerName
+from .system import System
 
 FILES = Path(__file__).with_name("plans")
 BUILTIN = ("quick", "standard", "full", *sorted(x.stem for x in FILES.glob("*.toml")))
@@ -60,6 +62,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A plan as a TOML file gives it; everything but the cases has a default."""
 
     cases: list[Cases]
+    systems: list[System] = []
     replicates: int = 5
     cache: list[Cache] | Cache = "cold"
     deadline_s: float = 120.0
@@ -121,6 +124,8 @@ class Plan:
     sampling: Sampling
     deadline_s: float
     only: Only = field(default_factory=dict)
+    systems: tuple[System, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
 
     @classmethod
     def of(cls, header: Header) -> Plan | None:
@@ -136,6 +141,8 @@ class Plan:
             sampling=msgspec.convert(asked.sampling, Sampling),
             deadline_s=asked.deadline_s,
             only=asked.only,
+            systems=msgspec.convert(asked.systems, tuple[System, ...]),
+            exchanges=asked.exchanges,
         )
 
     def request(self, cells: Sequence[Cell], besides: Request = NOTHING) -> Request:
@@ -148,6 +155,8 @@ class Plan:
             sampling=msgspec.to_builtins(self.sampling),
             deadline_s=self.deadline_s,
             only=dict(self.only),
+            systems=tuple(msgspec.to_builtins(x) for x in self.systems),
+            exchanges=self.exchanges,
         )
 
     def chosen(self, case: Case) -> tuple[str, ...]:
@@ -173,6 +182,7 @@ class Plan:
         What needs a GPU is asked for on a CPU too and gets its `unsupported` row. A CPU's stand-in for a
         kernel is not asked for on a GPU, where the kernel itself is.
         """
+        catalog = catalog.with_systems(self.systems)
         _known(implementations, catalog)
         cells = tuple(
             Cell(case, implementation, cache)
@@ -180,7 +190,7 @@ class Plan:
             for cache in self.caches
             for implementation in catalog.of_operator(case.operator)
             if device in implementation.devices or device == "cpu"
-            if not implementations or {implementation.name, implementation.provider} & set(implementations)
+            if not implementations or implementation.among(implementations)
             if implementation.name in (self.chosen(case) or (implementation.name,))
         )
         if not cells:
@@ -267,6 +277,7 @@ def parse(text: str, name: str, catalog: Catalog) -> Plan:
         raise InputError(f"deadline_s is {file.deadline_s:g}; above 0.")
     if not file.cache:
         raise InputError("cache is empty; cold, hot or both.")
+    catalog = catalog.with_systems(file.systems)
     cases = []
     named: dict[str, list[tuple[str, ...]]] = {}
     for table in file.cases:
@@ -279,7 +290,8 @@ def parse(text: str, name: str, catalog: Catalog) -> Plan:
     caches: tuple[Cache, ...] = (file.cache,) if isinstance(file.cache, str) else tuple(file.cache)
     # A case of several tables is for what any of them names, and for all if one names none.
     only = {key: tuple(dict.fromkeys(chain(*tables))) for key, tables in named.items() if all(tables)}
-    return Plan(name, _once(cases), file.replicates, caches, file.sampling, file.deadline_s, only)
+    limits = file.sampling, file.deadline_s
+    return Plan(name, _once(cases), file.replicates, caches, *limits, only, tuple(file.systems))
 
 
 def _named(table: Cases, catalog: Catalog) -> tuple[str, ...]:
@@ -291,8 +303,8 @@ def _named(table: Cases, catalog: Catalog) -> tuple[str, ...]:
     names = tuple(
         x.name
         for x in catalog.of_operator(table.operator)
-        if not wanted or {x.name, x.provider} & wanted
-        if not {x.name, x.provider} & set(table.without)
+        if not wanted or x.among(wanted)
+        if not x.among(table.without)
     )
     if not names:
         raise InputError(f"{table.operator} has no implementation that this table names.")

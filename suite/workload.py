@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..registry.store.metric import Metric
 from ..registry.store.record import Case, Measurement, Pass
 from .definition import Definition
-from .measure.session import Session
+
+if TYPE_CHECKING:
+    from .measure.session import Session
+    from .system import Assembly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +28,15 @@ class Workload(Definition):
       against (None where there is nothing).
     * `measure(case, system, session, prepared)` runs one system. `system` is what its factory gave for the case.
       Raises `measure.verify.Incorrect` for a wrong answer, NotImplementedError for what the system cannot do.
+    * `assemble(case, assembly)` makes a program of a system of parts (`suite/system.py`); without it only whole
+      programs of baselines are compared.
     * `definition` names what decides the answer besides `prepare` and `measure`: functions and values.
     """
 
     measured: tuple[Metric, ...]
     measure: Callable[[Case, Any, Session, Any], Measurement]
     prepare: Callable[[Case, Session], Any] = lambda case, session: None
+    assemble: Callable[[Case, Assembly], Any] | None = None
     definition: tuple[object, ...] = ()
 
     @property

@@ -185,6 +185,26 @@ class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
             raise ValueError("a ceiling has a size and a time above 0")
 
 
+class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One part of a model's base system put in by another: what a run on kernels' worth compares.
+
+    The rows of `operator`/`case` by `implementation` and by `instead` say what the exchange is worth alone, those
+    of `program`/`step` by `system` and by `base` what it is worth in the model, which makes `calls` of the part a
+    step.
+    """
+
+    system: str
+    base: str
+    part: str
+    program: str
+    step: str
+    operator: str
+    case: str
+    implementation: str
+    instead: str
+    calls: int
+
+
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a run was asked for: enough for `--resume` and `repro` to ask for the same again.
 
@@ -198,6 +218,10 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     sampling: dict[str, int | float | str] = {}
     deadline_s: float | None = None
     only: dict[str, tuple[str, ...]] = {}
+    systems: tuple[dict[str, str | dict[str, str]], ...] = ()
+    """The systems that the plan names, as its file has them."""
+    exchanges: tuple[Exchange, ...] = ()
+    """What a plan on kernels' worth exchanges."""
     shard: tuple[int, int] | None = None
     """(i, n): this journal holds the i-th of n shards of its run, counted from 1."""
     imported_from: str | None = None

@@ -17,6 +17,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "list": ("list", "What exists: operators, cases, implementations, and what is available here."),
     "run": ("run", "Measure a plan and record it."),
     "bench": ("bench", "Measure a plan in a pinned image and record it."),
+    "worth": ("worth", "What each kernel is worth in a model's step: alone, expected, measured."),
+    "capture": ("capture", "Which operators a program of yours calls, as a plan to measure."),
     "show": ("show", "A run's results as a table, or as JSON."),
     "compare": ("compare", "Two runs side by side."),
     "history": ("history", "An operator's times over commits, with change points."),

@@ -22,10 +22,10 @@ SAMPLING = Sampling(min_samples=7, max_samples=30, min_seconds=0.01, max_seconds
 def measure(device: Device, replicate: int) -> Iterator[Ceiling]:
     """All ceilings of a device, cold, by the timers that cases of the same size get."""
     for size in COPY_BYTES[device.kind]:
-        yield Ceiling("copy", size, _time(device, size, 0, _copy(device, size)), replicate)
+        yield Ceiling("copy", size, _time(device, size, 0, copy(device, size)), replicate)
     n = MATMUL_SIZE[device.kind]
     for dtype in MATMUL_DTYPES[device.kind]:
-        call = _matmul(device, n, dtype)
+        call = matmul(device, n, dtype)
         if call is not None:
             flops = 2 * n**3
             yield Ceiling("matmul", flops, _time(device, 3 * n * n, flops, call), replicate, dtype)
@@ -46,7 +46,8 @@ def _time(device: Device, size: int, flops: int, call: Callable[[], object]) -> 
     return median(samples)
 
 
-def _copy(device: Device, size: int) -> Callable[[], object]:
+def copy(device: Device, size: int) -> Callable[[], object]:
+    """A call that reads and writes so many bytes in sum."""
     import torch
 
     source = torch.randint(0, 255, (size // 2,), dtype=torch.uint8, device=device.torch_device)
@@ -54,8 +55,11 @@ def _copy(device: Device, size: int) -> Callable[[], object]:
     return lambda: target.copy_(source)
 
 
-def _matmul(device: Device, n: int, dtype: str) -> Callable[[], Any] | None:
-    """A square product on random data: zeros draw less power and run faster than any real work."""
+def matmul(device: Device, n: int, dtype: str) -> Callable[[], Any] | None:
+    """A square product on random data, None where the device has none of the dtype.
+
+    Zeros draw less power and run faster than any real work.
+    """
     import torch
 
     if dtype != "e4m3":

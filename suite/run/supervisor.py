@@ -254,6 +254,7 @@ class Run:
                 sampling=self.plan.sampling,
                 roots=self.roots,
                 code=dict(self.code),
+                systems=self.plan.systems,
                 ceilings=self.ceilings and first,
             )
             before = len(left)

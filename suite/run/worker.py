@@ -27,6 +27,7 @@ from ..measure.stages import Stages, Trial
 from ..measure.stopping import Sampling
 from ..measure.verify import Incorrect
 from ..measure.workbench import Workbench, seed_of
+from ..system import System
 from ..workload import Workload
 
 BROKEN_CONTEXT = 70
@@ -56,6 +57,7 @@ class Task(msgspec.Struct, frozen=True):
     sampling: Sampling
     roots: tuple[str, ...] = ()
     code: dict[str, str] = {}
+    systems: tuple[System, ...] = ()
     ceilings: bool = True
 
 
@@ -121,6 +123,8 @@ def work(
     from .fingerprint import python_facts
 
     catalog = catalog or catalog_of(task.roots, task.code)
+    if task.systems:
+        catalog = catalog.with_systems(task.systems)
     stages = Stages(listen=lambda name: send(Stage(name)))
     send(Facts(facts, python_facts()))
     with device.using():

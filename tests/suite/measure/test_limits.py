@@ -26,7 +26,7 @@ def test_ceilings_of_a_cpu(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_sizes_are_bytes_read_plus_written():
-    call = limits._copy(Cpu(), 1 << 14)
+    call = limits.copy(Cpu(), 1 << 14)
     assert call().numel() == 1 << 13
     assert limits.COPY_BYTES["cuda"][-1] == 1 << 32
     assert limits.COPY_BYTES["cuda"][0] == limits.COPY_BYTES["cpu"][0] == 16 << 10
@@ -34,6 +34,6 @@ def test_sizes_are_bytes_read_plus_written():
 
 def test_no_fp8_rate_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    assert limits._matmul(Cpu(), 16, "e4m3") is None
+    assert limits.matmul(Cpu(), 16, "e4m3") is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert limits._matmul(Cpu(), 16, "e4m3") is not None
+    assert limits.matmul(Cpu(), 16, "e4m3") is not None

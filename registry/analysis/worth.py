@@ -1,0 +1,141 @@
+"""What a kernel is worth in a model: alone, expected of the model's step, and measured there.
+
+A run on kernels' worth exchanges one part of a base system at a time. From the isolated rows and the number of
+calls follows what the step should gain; the step of the exchanged system says what it does gain. What lies between
+is what no isolated row sees: layouts that the neighbours leave, fusion that is lost, launches, the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from ..store.journal import Journal
+from ..store.metric import summarized
+from ..store.record import Exchange, Measurement, Record, Status
+from .statistics import log_mean_interval
+
+Agreement = Literal["as expected", "more", "less", "unknown"]
+
+
+class Worth(msgspec.Struct, frozen=True):
+    """One exchange. All ratios are of the base's time to the exchanged one's: above 1 the exchange gains."""
+
+    exchange: Exchange
+    status: Status
+    reason: str | None
+    alone: float | None = None
+    expected: float | None = None
+    """Of the step: its time less what the calls gain alone, as if nothing else changed."""
+    measured: float | None = None
+    low: float | None = None
+    high: float | None = None
+    """The 95 % interval of `measured`, over processes, in each of which both systems were timed."""
+    processes: int = 0
+    base_ms: float | None = None
+    """The base system's step."""
+    gained_ms: float | None = None
+    """Of the step, as measured."""
+    expected_ms: float | None = None
+    conversions_ms: float | None = None
+    """What the exchanged calls of a step spend on layouts that their library demands."""
+
+    @property
+    def agreement(self) -> Agreement:
+        """Whether the expectation lies within the interval of what was measured."""
+        if self.expected is None or self.low is None or self.high is None:
+            return "unknown"
+        if self.low <= self.expected <= self.high:
+            return "as expected"
+        return "more" if self.low > self.expected else "less"
+
+    @property
+    def null(self) -> bool:
+        """Whether nothing is shown: the interval holds 1."""
+        return self.low is None or self.high is None or self.low <= 1 <= self.high
+
+
+def worths(journal: Journal) -> tuple[Worth, ...]:
+    """All exchanges of a run, in the order of its request; none where it is no run on worth."""
+    found: dict[tuple[str, str, str], dict[int, Record]] = {}
+    for record in journal.records:
+        key = (record.case.operator, record.case.name, record.implementation)
+        found.setdefault(key, {})[record.replicate] = record
+    return tuple(_worth(x, found) for x in journal.header.request.exchanges)
+
+
+def _worth(x: Exchange, found: Mapping[tuple[str, str, str], Mapping[int, Record]]) -> Worth:
+    base = found.get((x.program, x.step, x.base), {})
+    exchanged = found.get((x.program, x.step, x.system), {})
+    failed = _failure(exchanged) or _failure(base)
+    if failed is not None:
+        return Worth(x, failed.status, f"{failed.implementation}: {failed.reason}")
+    pairs = {
+        replicate: (_primary(base[replicate]), _primary(exchanged[replicate]))
+        for replicate in sorted(base.keys() & exchanged.keys())
+    }
+    if not pairs:
+        return Worth(x, "unavailable", "not measured yet")
+    ratio, low, high = log_mean_interval([a / b for a, b in pairs.values()])
+    step = _mean([a for a, _ in pairs.values()])
+    alone = _alone(x, found)
+    gained = None if alone is None else x.calls * (alone[0] - alone[1])
+    return Worth(
+        exchange=x,
+        status="ok",
+        reason=None,
+        alone=None if alone is None else alone[0] / alone[1],
+        expected=None if gained is None or gained >= step else step / (step - gained),
+        measured=ratio,
+        low=low,
+        high=high,
+        processes=len(pairs),
+        base_ms=step,
+        gained_ms=step - step / ratio,
+        expected_ms=gained,
+        conversions_ms=_conversions(x, found),
+    )
+
+
+def _failure(records: Mapping[int, Record]) -> Record | None:
+    """A record that did not end well; a wrong answer first, which no right one outvotes."""
+    bad = [x for x in records.values() if x.status != "ok"]
+    return next((x for x in bad if x.status == "incorrect"), bad[0] if bad else None)
+
+
+def _primary(record: Record) -> float:
+    """A process's value of the case's primary metric: a time, of which programs and operators have the median."""
+    measurement = record.measurement
+    assert measurement is not None, record.implementation
+    return _of(measurement, record.case.primary)
+
+
+def _of(measurement: Measurement, metric: str) -> float:
+    return summarized(measurement.samples[metric], "median")
+
+
+def _alone(x: Exchange, found: Mapping[tuple[str, str, str], Mapping[int, Record]]) -> tuple[float, float] | None:
+    """Milliseconds of one isolated call, (the base's, the exchanged one's); None where either is missing."""
+    times = []
+    for name in (x.instead, x.implementation):
+        records = [y for y in found.get((x.operator, x.case, name), {}).values() if y.status == "ok"]
+        if not records:
+            return None
+        times.append(_mean([_primary(y) for y in records]))
+    return times[0], times[1]
+
+
+def _conversions(x: Exchange, found: Mapping[tuple[str, str, str], Mapping[int, Record]]) -> float | None:
+    own = found.get((x.operator, x.case, x.implementation), {})
+    times = [
+        _of(y.measurement, "conversion")
+        for y in own.values()
+        if y.measurement is not None and "conversion" in y.measurement.samples
+    ]
+    return x.calls * _mean(times) if times else None
+
+
+def _mean(values: list[float]) -> float:
+    return log_mean_interval(values)[0]

@@ -1,0 +1,200 @@
+"""What a model is: published configurations as numbers, and a module in plain PyTorch whose parts are operators.
+
+A model's file builds one `Model`. Everything that a floor or a list needs (weights by name with their shapes,
+parts with their cases and how often they are called) is pure; only `module` imports torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from ..registry.errors import InputError, unknown
+from .operator import Option
+
+if TYPE_CHECKING:
+    import torch
+
+Parts: TypeAlias = Mapping[str, Callable[..., Any]]
+"""The callables of a model's parts by the part's name, and `linear(x, weight, bias=None)`, by which layers
+multiply.
+"""
+
+FINAL_GAIN = 4.0
+"""Mean of the final norm's weight at the start. It makes the first gradients' norm larger than what clipping lets
+through, so that a step which does not clip gives another answer than one that does.
+"""
+
+
+class Configuration(Protocol):
+    """The numbers of one published model; a model's file has its own frozen type with more of them."""
+
+    @property
+    def layers(self) -> int:
+        """How many layers it has."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """The model dimension D."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows V of the embedding table, padding included."""
+        ...
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One parameter: its shape, and how it is drawn, normal around `mean`.
+
+    `share` is the part of it that one token is multiplied with: 1 for a matrix, 0 for a table that is only looked
+    up and for what is added or scales a row, k / E for the matrices of E experts of which a token takes k.
+    """
+
+    shape: tuple[int, ...]
+    std: float
+    mean: float = 0.0
+    share: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+
+def matrix(rows: int, columns: int, gain: float = 1.0, share: float = 1.0) -> Weight:
+    """The weight (rows, columns) of a linear layer, drawn so that inputs of variance 1 give outputs of gain²."""
+    return Weight((rows, columns), gain * columns**-0.5, share=share)
+
+
+def gains(width: int, mean: float = 1.0) -> Weight:
+    """The weight (width,) of a norm. Not all ones: norms that are exchanged by mistake must give another answer."""
+    return Weight((width,), 0.1 * mean, mean)
+
+
+def biases(width: int) -> Weight:
+    """A bias (width,), not zero, so that one that is left out shows in the answer."""
+    return Weight((width,), 0.02)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A place in a model that an operator's implementation is put into.
+
+    `axes` and `options` make the operator's case, of one micro-batch; `calls` is how often it is called for that.
+    """
+
+    name: str
+    operator: str
+    axes: Mapping[str, int]
+    calls: int
+    options: Mapping[str, Option] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How far a system may be from the model in fp32, relative: the loss; each parameter's gradient by its norm;
+    and the change of each parameter over three steps, by its norm, beside what storing the parameter rounds away.
+    """
+
+    loss: float
+    gradient: float
+    change: float
+
+
+BOUNDS: Mapping[str, Bound] = {
+    "fp32": Bound(loss=1e-4, gradient=2e-3, change=5e-2),
+    "bf16": Bound(loss=2e-2, gradient=1.5e-1, change=4e-1),
+    "e4m3": Bound(loss=3e-2, gradient=4e-1, change=6e-1),
+}
+"""By the dtype of the products. Adam's first steps are nearly the signs of the gradients, so that of a change
+about the square root of the gradients' own error is to be expected: 0.25 for 5 %. What is planted (a dropped
+gradient, a skipped layer, a broken mask, an optimizer that does nothing) is off by about 1.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """An architecture.
+
+    * `configurations`: the published ones by name, each a frozen type with `layers`, `width`, `vocabulary`.
+    * `weights(configuration)`: all parameters by name, in the order of the module's; a tied table once.
+    * `parts(configuration, B, S)`: where operators are called for B sequences of S tokens, in the order of a pass.
+    * `attention(configuration)`: the sum over layers of heads × head dimension that S × S scores are computed
+      with; a mask that hides nothing counts twice what a causal one does.
+    * `module(configuration, parts)`: an `nn.Module` with those parameters. `forward(tokens, targets)` takes int64
+      (B, S) each and gives the mean loss, a scalar. `prepare(S, device, dtype)` makes what depends on positions.
+      With the attribute `recompute` set, each layer is computed again for the backward pass.
+    * `longest(configuration)`: the longest sequence it takes, None for any.
+    """
+
+    name: str
+    summary: str
+    configurations: Mapping[str, Any]
+    weights: Callable[[Any], Mapping[str, Weight]]
+    parts: Callable[[Any, int, int], tuple[Part, ...]]
+    attention: Callable[[Any], int]
+    module: Callable[[Any, Parts], torch.nn.Module]
+    bounds: Mapping[str, Bound] = field(default_factory=lambda: BOUNDS)
+    longest: Callable[[Any], int | None] = lambda configuration: None
+
+    def parameters(self, configuration: Any) -> int:
+        """How many parameters it has; a tied table counts once."""
+        return sum(x.size for x in self.weights(configuration).values())
+
+    def multiplied(self, configuration: Any) -> int:
+        """N_mm: the weights that a token is multiplied with. The output projection is in, tied or not; the lookup
+        of an embedding is not; of experts those that a token takes.
+        """
+        return round(sum(x.size * x.share for x in self.weights(configuration).values()))
+
+    def training_flops(self, configuration: Any, S: int, tokens: int) -> int:
+        """Floating-point operations of forward and backward for so many tokens in sequences of S; nothing twice."""
+        each = 6 * self.multiplied(configuration) + 6 * S * self.attention(configuration)
+        return each * tokens
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A model in one of its configurations."""
+
+    model: Model
+    name: str
+    configuration: Any
+
+    def first(self, layers: int) -> Chosen:
+        """Only its first layers, with everything before and after them. Raises `InputError` for more than it has."""
+        have = self.configuration.layers
+        if not 1 <= layers <= have:
+            raise InputError(f"{self.name} has {have} layers; a slice has 1 to {have}, not {layers}.")
+        return dataclasses.replace(self, configuration=dataclasses.replace(self.configuration, layers=layers))
+
+
+def chosen(models: Mapping[str, Model], name: str) -> Chosen:
+    """The model that has a configuration of that name. Raises `InputError` naming what exists."""
+    for model in models.values():
+        if name in model.configurations:
+            return Chosen(model, name, model.configurations[name])
+    raise unknown("model", name, sorted(x for model in models.values() for x in model.configurations))
+
+
+def draw(
+    weights: Mapping[str, Weight], seed: int, dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters at the start, one after the other, rounded to the dtype that a case stores them in.
+
+    A parameter depends on the seed, its name and its shape alone, so that a slice has the same first layers.
+    """
+    import torch
+
+    for name, weight in weights.items():
+        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+        generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
+        values = torch.randn(weight.shape, generator=generator, device=device, dtype=torch.float32)
+        yield name, values.mul_(weight.std).add_(weight.mean).to(dtype)

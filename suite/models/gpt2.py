@@ -1,0 +1,149 @@
+"""GPT-2 (Radford et al., 2019): a decoder with layer norms, learned positions and biases everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..model import FINAL_GAIN, Model, Part, Parts, Weight, biases, gains, matrix
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpt2:
+    """The numbers of one model; heads have width / heads dimensions."""
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int = 50257
+    positions: int = 1024
+    eps: float = 1e-5
+
+    @property
+    def head(self) -> int:
+        """A head's dimension."""
+        return self.width // self.heads
+
+
+CONFIGURATIONS: Mapping[str, Gpt2] = {
+    # Not published: what tests and CPUs run.
+    "gpt2-tiny": Gpt2(layers=2, width=64, heads=4, vocabulary=512, positions=256),
+    # karpathy/nanoGPT: model.py, which trains with the vocabulary padded to a multiple of 64.
+    "gpt2-124m": Gpt2(layers=12, width=768, heads=12),
+    "gpt2-124m-padded": Gpt2(layers=12, width=768, heads=12, vocabulary=50304),
+    "gpt2-350m": Gpt2(layers=24, width=1024, heads=16),
+    "gpt2-774m": Gpt2(layers=36, width=1280, heads=20),
+    "gpt2-1.5b": Gpt2(layers=48, width=1600, heads=25),
+}
+
+
+def weights(c: Gpt2) -> dict[str, Weight]:
+    """All parameters by name; the table of tokens is the output projection too."""
+    outward = (2 * c.layers) ** -0.5
+    found = {
+        "embedding": Weight((c.vocabulary, c.width), c.width**-0.5, share=1.0),
+        "positions": Weight((c.positions, c.width), c.width**-0.5),
+    }
+    for i in range(c.layers):
+        layer = {
+            "attention_norm": gains(c.width),
+            "attention_norm_bias": biases(c.width),
+            "projection": matrix(3 * c.width, c.width),
+            "projection_bias": biases(3 * c.width),
+            "output": matrix(c.width, c.width, outward),
+            "output_bias": biases(c.width),
+            "feed_norm": gains(c.width),
+            "feed_norm_bias": biases(c.width),
+            "up": matrix(4 * c.width, c.width),
+            "up_bias": biases(4 * c.width),
+            "down": matrix(c.width, 4 * c.width, outward),
+            "down_bias": biases(c.width),
+        }
+        found |= {f"layers.{i}.{name}": weight for name, weight in layer.items()}
+    return found | {"norm": gains(c.width, FINAL_GAIN), "norm_bias": biases(c.width)}
+
+
+def parts(c: Gpt2, B: int, S: int) -> tuple[Part, ...]:
+    """Two norms, attention and an activation a layer."""
+    return (
+        Part("norm", "layer_norm", {"B": B, "S": S, "D": c.width}, 2 * c.layers + 1),
+        Part(
+            "attention",
+            "attention",
+            {"B": B, "H": c.heads, "Hkv": c.heads, "S": S, "D": c.head},
+            c.layers,
+            {"mask": "causal"},
+        ),
+        Part("activation", "gelu", {"M": B * S, "N": 4 * c.width}, c.layers, {"approximate": "tanh"}),
+        Part("loss", "fused_linear_cross_entropy", {"M": B * S, "D": c.width, "V": c.vocabulary}, 1),
+    )
+
+
+def module(c: Gpt2, parts: Parts) -> torch.nn.Module:
+    """The model, of PyTorch's linear layers and the parts given."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+    from torch.utils.checkpoint import checkpoint
+
+    linear = parts["linear"]
+    shapes = {name: weight.shape for name, weight in weights(c).items()}
+
+    class Layer(nn.Module):
+        def __init__(self, index: int) -> None:
+            super().__init__()
+            prefix = f"layers.{index}."
+            for name, shape in shapes.items():
+                if name.startswith(prefix):
+                    setattr(self, name.removeprefix(prefix), nn.Parameter(torch.empty(shape)))
+
+        def forward(self, h: Any) -> Any:
+            """(B, S, D) to (B, S, D); q, k, v are views of one projection."""
+            B, S, D = h.shape
+            y = parts["norm"](x=h, weight=self.attention_norm, bias=self.attention_norm_bias, eps=c.eps)
+            projected = linear(y, self.projection, self.projection_bias)
+            q, k, v = projected.view(B, S, 3, c.heads, c.head).permute(2, 0, 3, 1, 4).unbind(0)
+            out = parts["attention"](q=q, k=k, v=v, mask="causal")
+            h = h + linear(out.transpose(1, 2).reshape(B, S, D), self.output, self.output_bias)
+            y = parts["norm"](x=h, weight=self.feed_norm, bias=self.feed_norm_bias, eps=c.eps)
+            up = linear(y.flatten(0, 1), self.up, self.up_bias)
+            up = parts["activation"](x=up, approximate="tanh")
+            return h + linear(up, self.down, self.down_bias).view_as(h)
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recompute = False
+            self.embedding = nn.Parameter(torch.empty(shapes["embedding"]))
+            self.positions = nn.Parameter(torch.empty(shapes["positions"]))
+            self.layers = nn.ModuleList(Layer(i) for i in range(c.layers))
+            self.norm = nn.Parameter(torch.empty(shapes["norm"]))
+            self.norm_bias = nn.Parameter(torch.empty(shapes["norm_bias"]))
+
+        def prepare(self, S: int, device: torch.device, dtype: torch.dtype) -> None:
+            """Positions are learned: nothing to make."""
+
+        def forward(self, tokens: Any, targets: Any) -> Any:
+            h = functional.embedding(tokens, self.embedding) + self.positions[: tokens.shape[1]]
+            for layer in self.layers:
+                h = checkpoint(layer, h, use_reentrant=False) if self.recompute else layer(h)
+            y = parts["norm"](x=h, weight=self.norm, bias=self.norm_bias, eps=c.eps)
+            return parts["loss"](x=y.flatten(0, 1), weight=self.embedding, target=targets.flatten())
+
+    return Decoder()
+
+
+MODEL = Model(
+    name="gpt2",
+    summary="decoder with layer norms, learned positions and biases",
+    configurations=CONFIGURATIONS,
+    weights=weights,
+    parts=parts,
+    attention=lambda c: c.layers * c.width,
+    module=module,
+    longest=lambda c: c.positions,
+)

@@ -1,0 +1,265 @@
+"""What workloads compare: systems, each a choice of implementation for every part of a model, and how the rest of
+the model is executed.
+
+A system becomes an `Implementation` of its workload, so that plans, journals, rows and comparisons need no other
+type. Without any file there is one for each provider that has a part (`kernelmark`, `torch`, `liger`, …: every
+part by that provider, and by `torch` what it lacks), and some with another execution. A plan file names others:
+
+    [[systems]]
+    name = "torch_fa4"
+    base = "torch"
+    parts = { attention = "flash_attn_4" }
+    execution = "compile"
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import msgspec
+
+from ..registry.errors import InputError, unknown
+from ..registry.store.record import EAGER, PROVIDER, YARDSTICK, Case
+from .model import Chosen, Part
+
+if TYPE_CHECKING:
+    from .catalog import Catalog, Implementation
+    from .workload import Workload
+
+Execution: TypeAlias = Literal[
+    "eager", "compile", "blocks", "reduce_overhead", "max_autotune", "aot_eager", "cudagraphs", "graph"
+]
+"""`blocks` compiles one layer, which serves them all, and the loss; `graph` captures forward and backward in one
+CUDA graph by hand; the others but `eager` are torch.compile's.
+"""
+
+Precision: TypeAlias = Literal["case", "float8_tensorwise", "float8_rowwise"]
+"""Of the products inside layers: the case's dtype, or torchao's float8 training."""
+
+OPTIMIZER = "optimizer"
+"""The part that updates weights, which no model has and every training has."""
+
+TRACED = (EAGER, PROVIDER)
+"""Providers whose parts torch.compile looks into; those of others it calls as they are."""
+
+PREFERRED: Mapping[tuple[str, str], str] = {("torch", "adamw"): "torch_fused"}
+"""Of a provider with several implementations of an operator, the one that its users are told to take."""
+
+
+class System(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A system, as a plan's `[[systems]]` table gives it.
+
+    `parts` maps a part of a model, or an operator for all parts that are one, to an implementation's name.
+    """
+
+    name: str
+    base: str = EAGER
+    parts: dict[str, str] = {}
+    execution: Execution = "eager"
+    precision: Precision = "case"
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9_.+-]*", self.name):
+            raise ValueError(f"a system's name is of a-z, 0-9, '_', '-', '.', '+', not {self.name!r}")
+
+
+def builtin(providers: Iterable[str]) -> tuple[System, ...]:
+    """The systems that need no file, of these providers."""
+    known = [x for x in dict.fromkeys(providers) if x not in (YARDSTICK, "torch_compile")]
+    plain = [System(x, base=x) for x in known]
+    compiled: list[System] = []
+    if EAGER in known:
+        compiled += [
+            System("torch_compile", execution="compile"),
+            System("torch_compile_blocks", execution="blocks"),
+            System("torch_compile_reduce_overhead", execution="reduce_overhead"),
+            System("torch_compile_max_autotune", execution="max_autotune"),
+            System("torch_aot_eager", execution="aot_eager"),
+            System("torch_cudagraphs", execution="cudagraphs"),
+            System("torch_graph", execution="graph"),
+        ]
+    if PROVIDER in known:
+        compiled.append(System("kernelmark_compile", base=PROVIDER, execution="compile"))
+        compiled.append(System("kernelmark_compile_blocks", base=PROVIDER, execution="blocks"))
+    return (*plain, *compiled)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A system with the catalog that its parts come from: what a workload makes its program of."""
+
+    system: System
+    catalog: Catalog
+
+    def implementation(self, part: str, operator: str, device: str) -> Implementation:
+        """What is put in for a part: the one named, else the base's, else PyTorch's.
+
+        Raises `InputError` for a name that does not exist, `NotImplementedError` where nobody has the operator
+        here.
+        """
+        there = self.catalog.of_operator(operator)
+        named = self.system.parts.get(part, self.system.parts.get(operator))
+        if named is not None:
+            for x in there:
+                if x.name == named:
+                    return x
+            raise unknown(f"implementation of {operator}", named, [x.name for x in there])
+        for provider in (self.system.base, EAGER):
+            if found := _preferred(there, provider, operator, device):
+                return found
+        raise NotImplementedError(f"no implementation of {operator} by {self.system.base} or PyTorch on {device}")
+
+    def call(
+        self,
+        part: str,
+        operator: str,
+        axes: Mapping[str, int],
+        options: Mapping[str, Any],
+        dtype: str,
+        device: str,
+    ) -> Callable[..., Any]:
+        """The callable of one part. Raises `NotImplementedError` with its part's name where it cannot be made."""
+        spec = self.catalog.operator(operator)
+        case = spec.case(dict(axes), dtype, spec.passes[-1], **options)
+        chosen = self.implementation(part, operator, device)
+        if (reason := chosen.unavailable(device)) is not None:
+            raise NotImplementedError(f"{part}: {reason[1]}")
+        try:
+            # Inputs of a part are dead after its backward pass, which comes once: no library needs copies of them.
+            found = chosen.load()(msgspec.structs.replace(case, pass_="program"))
+        except NotImplementedError as error:
+            raise NotImplementedError(f"{part}: {error}") from None
+        return found if self.system.execution == "eager" or chosen.provider in TRACED else _untraced(found)
+
+    def parts(self, chosen: Chosen, B: int, S: int, dtype: str, device: str) -> dict[str, Callable[..., Any]]:
+        """The callables of all parts of a model, and how its layers multiply."""
+        if self.system.base != EAGER and not self.system.parts:
+            self._taking_part(chosen, B, S, device)
+        found = {
+            part.name: self.call(part.name, part.operator, part.axes, part.options, dtype, device)
+            for part in chosen.model.parts(chosen.configuration, B, S)
+        }
+        return found | {"linear": linear(self.system.precision)}
+
+    def _taking_part(self, chosen: Chosen, B: int, S: int, device: str) -> None:
+        """Raises `NotImplementedError` for a base without any part of the model: it would be PyTorch's row again."""
+        if all(x.provider != self.system.base for _, x in self.table(chosen, B, S, device)):
+            raise NotImplementedError(f"{self.system.base} has no part of {chosen.name}")
+
+    def table(self, chosen: Chosen, B: int, S: int, device: str) -> Iterator[tuple[Part, Implementation]]:
+        """Each part of a model with what is put in for it."""
+        for part in chosen.model.parts(chosen.configuration, B, S):
+            yield part, self.implementation(part.name, part.operator, device)
+
+
+def _preferred(
+    there: Sequence[Implementation], provider: str, operator: str, device: str
+) -> Implementation | None:
+    """The implementation of a provider that its users would take on this device."""
+    own = [x for x in there if x.provider == provider and device in x.devices]
+    wanted = PREFERRED.get((provider, operator), provider)
+    return next((x for x in own if x.name == wanted), own[0] if own else None)
+
+
+def _untraced(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A part of another library within a compiled model: called as it is, outside of the graph."""
+    import torch
+
+    untraced: Callable[..., Any] = torch.compiler.disable(call)
+    return untraced
+
+
+def linear(precision: Precision) -> Callable[..., Any]:
+    """`linear(x, weight, bias=None)` in one of the precisions. Raises `ImportError` where torchao is missing."""
+    from torch.nn import functional
+
+    if precision == "case":
+        return functional.linear
+    from torchao.float8 import Float8LinearConfig
+    from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
+    from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
+
+    config = Float8LinearConfig.from_recipe_name(precision.removeprefix("float8_"))
+    mm = LinearMMConfig(*(ScaledMMConfig(x, True, False, False) for x in (False, False, False)))
+
+    def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
+        out = matmul_with_hp_or_float8_args.apply(x, weight.t(), mm, config)
+        return out if bias is None else out + bias
+
+    return multiply
+
+
+ANYWHERE = ("eager",)
+"""Executions that are compared on a CPU too; there compiling a step takes minutes, and a CPU has no launches."""
+
+
+def implementations(workload: Workload, catalog: Catalog) -> Iterator[Implementation]:
+    """The systems of a catalog as implementations of a workload.
+
+    Raises `InputError` for a base or a part that nobody has.
+    """
+    from .catalog import Implementation
+
+    assert workload.assemble is not None, workload.name
+    by_provider: dict[str, list[Implementation]] = {}
+    for x in catalog.parts:
+        by_provider.setdefault(x.provider, []).append(x)
+    of_models = {x.operator for x in _all_parts(catalog)}
+    several = [x for x, own in by_provider.items() if len({y.operator for y in own} & of_models) > 1]
+    for system in (*builtin(several), *catalog.systems):
+        if system.base not in by_provider:
+            raise unknown("provider", system.base, sorted(by_provider))
+        own = by_provider[system.base]
+        named = [_named(catalog, what, name) for what, name in system.parts.items()]
+        here = ("cuda", "cpu") if system.execution in ANYWHERE else ("cuda",)
+        yield Implementation(
+            operator=workload.name,
+            name=system.name,
+            provider=system.base,
+            requires=tuple(dict.fromkeys(x for y in (own[0], *named) for x in y.requires)),
+            environment=_environment(system, (own[0], *named)),
+            devices=tuple(
+                x for x in here if any(x in y.devices for y in own) and all(x in y.devices for y in named)
+            ),
+            load=partial(_factory, Assembly(system, catalog), workload.assemble),
+            assembled=True,
+        )
+
+
+def _all_parts(catalog: Catalog) -> Iterator[Part]:
+    """The parts of every model, for the least of inputs."""
+    for model in catalog.models.values():
+        for configuration in model.configurations.values():
+            yield from model.parts(configuration, 1, 1)
+
+
+def _factory(assembly: Assembly, assemble: Callable[[Case, Assembly], Any]) -> Callable[[Case], Any]:
+    return lambda case: assemble(case, assembly)
+
+
+def _named(catalog: Catalog, what: str, name: str) -> Implementation:
+    """The implementation that a table names for a part or an operator."""
+    operators = {what, *(x.operator for x in _all_parts(catalog) if x.name == what)}
+    if what == OPTIMIZER:
+        operators.add("adamw")
+    there = [x for x in catalog.parts if x.operator in operators]
+    if not there:
+        raise unknown("part", what, sorted({x.name for x in _all_parts(catalog)} | {OPTIMIZER}))
+    for x in there:
+        if x.name == name:
+            return x
+    raise unknown(f"implementation of {what}", name, [x.name for x in there])
+
+
+def _environment(system: System, implementations: Sequence[Implementation]) -> str:
+    """The one environment that all parts can be had in."""
+    apart = {x.environment for x in implementations} - {"core"}
+    if len(apart) > 1:
+        raise InputError(
+            f"system {system.name!r} has parts of environments that cannot be one: {', '.join(sorted(apart))}."
+        )
+    return apart.pop() if apart else "core"

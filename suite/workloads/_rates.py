@@ -1,0 +1,37 @@
+"""The device's limits in the power state that timed steps left it in: a matmul's and a copy's rate, right after."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from ..measure.device import Device
+from ..measure.limits import COPY_BYTES, MATMUL_SIZE, copy, matmul
+from ._window import Clock
+
+CALLS = 12
+"""Calls of each; on an H200 they take a fiftieth of a second together, in which its clocks do not move."""
+
+
+def rates(device: Device, dtype: str) -> tuple[float, float] | None:
+    """(FLOP/s of products in a dtype, bytes/s of a copy); None where there is no product, or no memory left for
+    one.
+    """
+    import torch
+
+    n, size = MATMUL_SIZE[device.kind], COPY_BYTES[device.kind][-2]
+    found = []
+    for work, make in ((2 * n**3, lambda: matmul(device, n, dtype)), (size, lambda: copy(device, size))):
+        try:
+            call = make()
+        except torch.OutOfMemoryError:
+            return None
+        if call is None:
+            return None
+        call()
+        clock = Clock(device.kind == "cuda")
+        clock.edge()
+        for _ in range(CALLS):
+            call()
+            clock.edge()
+        found.append(work / (median(clock.take()) * 1e-3))
+    return found[0], found[1]

@@ -1,0 +1,111 @@
+"""What all systems of a training case share: the model, its slice, the recipe, and the numbers that follow. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...registry.store.record import Case
+from ..model import Chosen, Model, chosen
+from ..operator import BYTES
+
+HYPERPARAMETERS: Mapping[str, float] = {
+    "lr": 1e-3,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "eps": 1e-8,
+    "weight_decay": 0.1,
+}
+"""Of AdamW, for every parameter. The rate is large beside the rounding of bf16 weights, so that updates show."""
+
+PEAK_BF16 = 989.4e12
+"""Dense bf16 FLOP/s that NVIDIA states for the H100 and H200 (SXM): what MFU is a fraction of, whatever the dtype.
+"""
+
+STATES: Mapping[str, tuple[int | None, int | None]] = {"plain": (None, None), "master32": (4, 4)}
+"""Bytes of a master copy and of one moment, of each option of `state`; None: no master, moments like the weights.
+"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A case of training, read."""
+
+    chosen: Chosen
+    B: int
+    S: int
+    accumulation: int
+    dtype: str
+    products: str
+    """The dtype that products inside layers may have at the least: what the floor counts and the bound is of."""
+    state: str
+    clip: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.accumulation * self.B * self.S
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the model or the slice."""
+        return self.chosen.model.parameters(self.chosen.configuration)
+
+    @property
+    def moment(self) -> str:
+        """The dtype of a moment."""
+        return "fp32" if self.state == "master32" else self.dtype
+
+    @property
+    def resident(self) -> int:
+        """Bytes that weights, gradients and states alone take."""
+        master, moment = STATES[self.state]
+        own = BYTES[self.dtype]
+        return self.parameters * (2 * own + 2 * (moment or own) + (master or 0))
+
+    @property
+    def flops(self) -> int:
+        """Of a step's products: forward and backward once, attention causal, nothing computed twice."""
+        return self.chosen.model.training_flops(self.chosen.configuration, self.S, self.tokens)
+
+    @property
+    def bytes(self) -> int:
+        """What any program must move for a step: weights once a pass, gradients out and in, weights and states in
+        and out once more for the update, tokens.
+
+        Activations may stay on chip as far as this floor knows; norms and clipping may be made where gradients
+        are.
+        """
+        master, moment = STATES[self.state]
+        own = BYTES[self.dtype]
+        passes = 2 * self.accumulation * own
+        gradients = 2 * self.accumulation * own
+        states = 2 * 2 * (moment or own) + own + (2 * master if master else own)
+        return self.parameters * (passes + gradients + states) + 16 * self.tokens
+
+    def mfu(self, step_ms: float) -> float:
+        """Model FLOP/s utilization: of bf16's dense peak, recompute never counted."""
+        return self.flops / (step_ms * 1e-3) / PEAK_BF16
+
+    def limit_ms(self, flops_per_s: float, bytes_per_s: float) -> float:
+        """The floor of a step: products at one rate and compulsory bytes at another, one after the other."""
+        return 1e3 * (self.flops / flops_per_s + self.bytes / bytes_per_s)
+
+
+def recipe(case: Case, models: Mapping[str, Model]) -> Recipe:
+    """A case, read. Raises `InputError` for an unknown model or a slice of more layers than it has."""
+    options: Mapping[str, Any] = case.options
+    found = chosen(models, str(options["model"]))
+    if options["slice"] != "whole":
+        found = found.first(int(str(options["slice"]).removeprefix("first")))
+    return Recipe(
+        chosen=found,
+        B=case.axes["B"],
+        S=case.axes["S"],
+        accumulation=case.axes["A"],
+        dtype=case.dtype,
+        products=case.dtype if options["products"] == "dtype" else str(options["products"]),
+        state=str(options["state"]),
+        clip=float(options["clip"]),
+    )

@@ -1,0 +1,241 @@
+"""A program that takes whole optimizer steps: what `train` measures, and how one is made of parts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..measure.verify import Incorrect
+from ..operator import torch_dtype
+from ..system import OPTIMIZER, Assembly, Execution
+from ._recipe import HYPERPARAMETERS, Recipe
+
+if TYPE_CHECKING:
+    import torch
+
+    Named = Mapping[str, torch.Tensor]
+
+
+class Trainer(Protocol):
+    """What a system's factory gives. Names are those of the model's weights, whatever the system calls them."""
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Takes these weights, and an optimizer that has made no step; builds on the first call."""
+        ...
+
+    def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """One whole step on int64 (A, B, S) each: gradients of A micro-batches, clipped, and the update.
+
+        Gives the mean loss, a scalar on the device; never waits for the device.
+        """
+        ...
+
+    def gradients(self) -> Named:
+        """What the last step's update was made of: gradients after clipping, until the next step begins."""
+        ...
+
+    def weights(self) -> Named:
+        """The parameters as they are now."""
+        ...
+
+
+COMPILED: Mapping[str, dict[str, Any]] = {
+    "compile": {},
+    "reduce_overhead": {"mode": "reduce-overhead"},
+    "max_autotune": {"mode": "max-autotune-no-cudagraphs"},
+    "aot_eager": {"backend": "aot_eager"},
+    "cudagraphs": {"backend": "cudagraphs"},
+}
+"""Arguments of torch.compile by execution."""
+
+
+class PartsTrainer:
+    """A trainer of a model's own module with any parts, and AdamW by any implementation of that operator."""
+
+    def __init__(self, recipe: Recipe, assembly: Assembly) -> None:
+        system = assembly.system
+        if system.execution == "graph" and recipe.accumulation > 1:
+            raise NotImplementedError("one CUDA graph holds forward and backward of one micro-batch")
+        if system.precision != "case" and recipe.products == recipe.dtype:
+            raise NotImplementedError(f"this case's products are in {recipe.dtype}; float8 is another recipe's")
+        self.recipe = recipe
+        self.assembly = assembly
+        self.execution: Execution = system.execution
+        self._module: Any = None
+        self._update: Callable[..., Any] | None = None
+        self._loss: Callable[..., Any] | None = None
+        self._names: list[str] = []
+        self._params: list[Any] = []
+        self._states: dict[str, list[Any]] = {}
+        self._steps = 0
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        import torch
+
+        left: dict[str, Any] = {}
+        with torch.no_grad():
+            for name, values in weights:
+                if self._module is None:
+                    self._build(values.device)
+                if not left:
+                    left = dict(zip(self._names, self._params, strict=True))
+                left.pop(name).copy_(values)
+            for master, own in zip(self._states["masters"], self._params, strict=False):
+                master.copy_(own)
+            for x in (*self._states["exp_avgs"], *self._states["exp_avg_sqs"]):
+                x.zero_()
+        if left:
+            raise ValueError(f"no values for {', '.join(left)}")
+        self._steps = 0
+
+    def _build(self, device: torch.device) -> None:
+        """The module on the device, with memory for its weights and states; and what it is executed by."""
+        import torch
+
+        r = self.recipe
+        chosen, dtype = r.chosen, torch_dtype(r.dtype)
+        parts = self.assembly.parts(chosen, r.B, r.S, r.dtype, device.type)
+        if self.execution == "blocks":
+            parts["loss"] = torch.compile(parts["loss"], dynamic=False)
+        sizes = {"T": len(chosen.model.weights(chosen.configuration)), "D": chosen.configuration.width}
+        options = {"sizes": "llama", "state": r.state}
+        self._update = self.assembly.call(OPTIMIZER, "adamw", sizes, options, r.dtype, device.type)
+        with torch.device("meta"):
+            module = chosen.model.module(chosen.configuration, parts)
+        self._module = module.to(dtype).to_empty(device=device)
+        self._module.prepare(r.S, device, dtype)
+        names, params = zip(*self._module.named_parameters(), strict=True)
+        self._names, self._params = list(names), list(params)
+        moment = torch_dtype(r.moment)
+        self._states = {
+            "exp_avgs": [torch.empty_like(x, dtype=moment, requires_grad=False) for x in params],
+            "exp_avg_sqs": [torch.empty_like(x, dtype=moment, requires_grad=False) for x in params],
+            "masters": [x.detach().float() for x in params] if r.state == "master32" else [],
+        }
+        self._loss = self._executed()
+
+    def _executed(self) -> Callable[..., Any]:
+        """`loss(tokens, targets)`, which leaves gradients in the parameters, by this system's execution."""
+        import torch
+
+        forward = self._module
+        if self.execution == "graph":
+            return _Captured(self._module, self._params)
+        if self.execution == "blocks":
+            for layer in forward.layers:
+                layer.compile(dynamic=False)
+        elif self.execution != "eager":
+            forward = torch.compile(forward, dynamic=False, **COMPILED[self.execution])
+
+        def loss(tokens: Any, targets: Any) -> Any:
+            if self.execution == "reduce_overhead":
+                torch.compiler.cudagraph_mark_step_begin()
+            value = forward(tokens, targets)
+            (value / self.recipe.accumulation if self.recipe.accumulation > 1 else value).backward()
+            # Of a graph's memory, which the next replay writes to.
+            return (
+                value.detach().clone() if self.execution in ("reduce_overhead", "cudagraphs") else value.detach()
+            )
+
+        return loss
+
+    def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        from torch._functorch import config
+
+        assert self._loss is not None, "a trainer is loaded before it steps"
+        if self.execution != "graph":
+            for p in self._params:
+                p.grad = None
+        total = None
+        # Compiled backward passes run once on their saved tensors here, and may overwrite them. The worker forbids
+        # that for operators, whose backward pass it repeats.
+        with config.patch(donated_buffer=True) if self._steps == 0 else contextlib.nullcontext():
+            for some, wanted in zip(tokens, targets, strict=True):
+                value = self._loss(some, wanted)
+                total = value if total is None else total + value
+        assert total is not None
+        for name, p in zip(self._names, self._params, strict=True):
+            if p.grad is None:
+                raise Incorrect(f"{name} has no gradient")
+        self.clip()
+        self.update()
+        mean: torch.Tensor = total / len(tokens) if len(tokens) > 1 else total
+        return mean
+
+    def clip(self) -> None:
+        """Scales all gradients so that their norm is at most the recipe's, without waiting for it."""
+        import torch
+
+        if self.recipe.clip:
+            torch.nn.utils.clip_grad_norm_(self._params, self.recipe.clip, foreach=True)
+
+    def update(self) -> None:
+        """One step of AdamW over all parameters."""
+        import torch
+
+        assert self._update is not None
+        self._steps += 1
+        with torch.no_grad():
+            self._update(
+                params=[x.detach() for x in self._params],
+                grads=[x.grad for x in self._params],
+                exp_avgs=self._states["exp_avgs"],
+                exp_avg_sqs=self._states["exp_avg_sqs"],
+                masters=self._states["masters"] or None,
+                step=self._steps,
+                **HYPERPARAMETERS,
+            )
+
+    def gradients(self) -> Named:
+        return {name: x.grad for name, x in zip(self._names, self._params, strict=True) if x.grad is not None}
+
+    def weights(self) -> Named:
+        return {name: x.detach() for name, x in zip(self._names, self._params, strict=True)}
+
+
+class _Captured:
+    """Forward and backward as one CUDA graph, captured at the first call; gradients stay where they are."""
+
+    def __init__(self, module: Any, params: Sequence[Any]) -> None:
+        self._module = module
+        self._params = params
+        self._graph: Any = None
+        self._inputs: tuple[Any, ...] = ()
+        self._value: Any = None
+
+    def __call__(self, tokens: Any, targets: Any) -> Any:
+        if self._graph is None:
+            self._capture(tokens, targets)
+        for own, given in zip(self._inputs, (tokens, targets), strict=True):
+            own.copy_(given)
+        self._graph.replay()
+        return self._value.clone()
+
+    def _capture(self, tokens: Any, targets: Any) -> None:
+        import torch
+
+        if tokens.device.type != "cuda":
+            raise NotImplementedError("CUDA graphs are of CUDA devices")
+        self._inputs = (tokens.clone(), targets.clone())
+
+        def both() -> Any:
+            for p in self._params:
+                p.grad = None
+            value = self._module(*self._inputs)
+            value.backward()
+            return value.detach()
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(
+            side
+        ):  # libraries choose and allocate at their first calls, which no graph can hold
+            for _ in range(2):
+                both()
+        torch.cuda.current_stream().wait_stream(side)
+        for p in self._params:
+            p.grad = None
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=side):
+            self._value = both()

@@ -1,0 +1,315 @@
+"""Training: whole optimizer steps of a model on fresh tokens, forward, backward, clipping and update.
+
+All systems of a case share its recipe: the model, the batch, how weights and states are stored, the clipping. They
+are held to the same model in fp32: loss and every gradient of the first step and of a random step within the timed
+window, and the weights after three steps.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import dataclass
+from functools import cache
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ...registry.store.metric import Equivalence, Metric, Ratio
+from ...registry.store.record import Case, Measurement
+from ..catalog import Catalog
+from ..definition import grid
+from ..system import Assembly
+from ..workload import Workload
+from . import _expected as answer
+from ._recipe import HYPERPARAMETERS, STATES, Recipe, recipe
+from ._trainer import PartsTrainer
+
+if TYPE_CHECKING:
+    from ..measure.session import Session
+    from ..measure.telemetry import Watch
+    from ._trainer import Trainer
+
+METRICS = (
+    Metric(
+        "step", "ms", judged=Ratio(), shown="table", about="Time between the edges of optimizer steps in a row."
+    ),
+    Metric(
+        "tokens_per_s",
+        "tokens/s",
+        better="higher",
+        label="tokens/s",
+        shown="table",
+        about="Tokens of a step over its time.",
+    ),
+    Metric(
+        "mfu",
+        "1",
+        better="higher",
+        label="MFU",
+        shown="table",
+        about="Tokens/s × (6·N + 6·L·S·H·d) / 989.4e12: N the weights that are multiplied, attention causal, "
+        "recompute never counted, whatever the dtype of products.",
+    ),
+    Metric(
+        "limit_fraction",
+        "1",
+        better="higher",
+        label="of limit",
+        shown="table",
+        about="The model's floor over the step's time: products at the measured rate of the dtype that the recipe "
+        "allows, plus compulsory bytes at the measured copy rate, both taken right after the timed steps.",
+    ),
+    Metric(
+        "peak_allocated",
+        "B",
+        across="maximum",
+        judged=Ratio(test="median"),
+        shown="table",
+        about="Most bytes that tensors took at a time, weights and states among them.",
+    ),
+    Metric("peak_reserved", "B", across="maximum", about="Most bytes that the allocator held."),
+    Metric("host_peak", "B", across="maximum", about="Most memory that the process took of its host, so far."),
+    Metric("first_step", "ms", about="From weights to the end of the first step: compiling and tuning are in it."),
+    Metric(
+        "energy_per_token", "J", judged=Ratio(), about="Mean board power over the window times a token's time."
+    ),
+    Metric(
+        "loss_error",
+        "1",
+        across="maximum",
+        judged=Equivalence(margin=1e-2, relative=False),
+        about="How far the loss of the checked steps is from the model's in fp32, relative.",
+    ),
+    Metric(
+        "gradient_error",
+        "1",
+        across="maximum",
+        judged=Ratio(above=1.0, test="separation", floor=1e-6),
+        about="Relative norm of the deviation of a parameter's gradient from fp32, the largest over parameters.",
+    ),
+    Metric(
+        "change_error",
+        "1",
+        across="maximum",
+        about="The same of what three steps change of each parameter.",
+    ),
+    Metric("loss", "1", better="neither", shown="never", abscissa="loss_step", about="By step, on random tokens."),
+    Metric("loss_step", "1", better="neither", shown="never", about="The steps that `loss` is of."),
+)
+
+
+@cache
+def catalog() -> Catalog:
+    """What models and references are taken from."""
+    return Catalog.default()
+
+
+def read(case: Case) -> Recipe:
+    """The case's recipe. Raises `InputError` for what its model does not have."""
+    return recipe(case, catalog().models)
+
+
+def assemble(case: Case, assembly: Assembly) -> PartsTrainer:
+    """A system's trainer, of parts."""
+    return PartsTrainer(recipe(case, assembly.catalog.models), assembly)
+
+
+def prepare(case: Case, session: Session) -> answer.Expected:
+    """The answer, in fp32. Raises `MemoryError` where what must be resident is larger than the device."""
+    r = read(case)
+    longest = r.chosen.model.longest(r.chosen.configuration)
+    if longest is not None and longest < r.S:
+        raise NotImplementedError(f"{r.chosen.name} has positions for {longest} tokens, not {r.S}")
+    _fitting(r, session)
+    try:
+        return answer.compute(r, catalog(), session.seed, session.device.torch_device)
+    finally:
+        session.device.release()
+
+
+def _fitting(r: Recipe, session: Session) -> None:
+    if session.device.kind != "cuda":
+        return
+    import torch
+
+    total = torch.cuda.get_device_properties(session.device.torch_device).total_memory
+    if r.resident > total:
+        raise MemoryError(
+            f"weights, gradients and states alone take {r.resident} bytes; the device has {total}. "
+            f"Train a slice of fewer layers, or on several GPUs."
+        )
+
+
+def measure(case: Case, system: Trainer, session: Session, expected: answer.Expected) -> Measurement:
+    """One system: checked, warmed up, and timed over whole steps, one of which is checked again."""
+    r = read(case)
+    run = Program(r, system, session, expected)
+    with session.stage("verify"):
+        run.verify()
+    with session.stage("warm up"):
+        run.window.warm_up(session.sampling.warmup_s)
+    with session.stage("sample"):
+        samples, watch = run.sample()
+    with session.stage("summarize"):
+        return run.summarize(samples, watch)
+
+
+class Program:
+    """One system of a case under way."""
+
+    def __init__(self, r: Recipe, trainer: Trainer, session: Session, expected: answer.Expected) -> None:
+        from ._window import Window  # here, as all that measures: listing loads none of it
+
+        self.recipe = r
+        self.trainer = trainer
+        self.session = session
+        self.expected = expected
+        self.bound = r.chosen.model.bounds[r.products]
+        self.cuda = session.device.kind == "cuda"
+        self.batches = answer.Batches(r, session.seed, session.device.torch_device)
+        self.window = Window(trainer, self.batches.draw, self.cuda)
+        self.errors = {"loss_error": 0.0, "gradient_error": 0.0, "change_error": 0.0}
+        self.first_ms = 0.0
+        self.peaks = (0, 0)
+
+    def load(self) -> None:
+        """The weights at the start, and an optimizer that has done nothing."""
+        self.trainer.load(answer.initial(self.recipe, self.session.seed, self.session.device.torch_device))
+
+    def verify(self) -> None:
+        """The first steps, and what they made of the weights."""
+        begin = time.perf_counter()
+        self.load()
+        for step in range(answer.STEPS):
+            loss = self.window.step()
+            self.session.device.synchronize()
+            if step == 0:
+                self.first_ms = (time.perf_counter() - begin) * 1e3
+                self._checked("the first step", float(loss), self.expected.first)
+        found = answer.check_weights(self.trainer, self.recipe, self.expected, self.session.seed, self.bound)
+        self.errors["change_error"] = found
+
+    def _checked(self, what: str, loss: float, expected: answer.Step) -> None:
+        found = answer.check_step(what, self.trainer, loss, expected, self.bound)
+        self.errors["gradient_error"] = max(self.errors["gradient_error"], found)
+        off = abs(loss - expected.loss) / abs(expected.loss)
+        self.errors["loss_error"] = max(self.errors["loss_error"], off)
+
+    def sample(self) -> tuple[list[float], Watch]:
+        """Timed steps; a random one is on known weights and tokens, and is checked when it is over."""
+        from ..measure.telemetry import Watch
+
+        sampling = self.session.sampling
+        watch = Watch(self.session.device.nvml)
+        self._forget_peaks()
+
+        def check(step: Any) -> float:
+            self._keep_peaks()
+            self.load()
+            self.session.device.synchronize()
+            self._forget_peaks()
+            milliseconds, loss = step()
+            self._keep_peaks()
+            self._checked("a random step of the timed window", float(loss), self.expected.random)
+            self._forget_peaks()
+            return float(milliseconds)
+
+        checked = answer.random_step(self.session.seed, sampling.min_samples)
+        samples = self.window.sample(sampling, watch, checked, check)
+        self._keep_peaks()
+        return samples, watch
+
+    def _forget_peaks(self) -> None:
+        if self.cuda:
+            import torch
+
+            torch.cuda.reset_peak_memory_stats()
+
+    def _keep_peaks(self) -> None:
+        if self.cuda:
+            import torch
+
+            now = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+            self.peaks = (max(self.peaks[0], now[0]), max(self.peaks[1], now[1]))
+
+    def summarize(self, samples: list[float], watch: Watch) -> Measurement:
+        """What is recorded."""
+        from ..measure.stopping import converged
+        from ._rates import rates
+
+        r = self.recipe
+        found: dict[str, tuple[float, ...]] = {
+            "step": _rounded(samples),
+            "tokens_per_s": _rounded([r.tokens / (x * 1e-3) for x in samples]),
+            "first_step": _rounded([self.first_ms]),
+            "host_peak": (float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),),
+        }
+        if self.cuda:
+            found["mfu"] = _rounded([r.mfu(x) for x in samples])
+            found["peak_allocated"], found["peak_reserved"] = ((float(x),) for x in self.peaks)
+        measured = rates(self.session.device, r.products)
+        if measured is not None:
+            found["limit_fraction"] = _rounded([r.limit_ms(*measured) / median(samples)])
+        if (power := watch.power()) is not None:
+            found["energy_per_token"] = _rounded([power * median(samples) * 1e-3 / r.tokens])
+        found |= {name: _rounded([value]) for name, value in self.errors.items()}
+        losses = [float(x) for x in self.window.losses]
+        if all(map(_finite, losses)):  # after hundreds of steps on random tokens a loss may be anything
+            found["loss"] = _rounded(losses)
+            found["loss_step"] = tuple(float(i) for i in range(len(losses)))
+        return Measurement(
+            samples=found,
+            timer="events" if self.cuda else "monotonic",
+            converged=converged(samples, self.session.sampling),
+            telemetry=watch.telemetry(),
+            throttled=tuple(watch.throttled),
+        )
+
+
+def _finite(x: float) -> bool:
+    return abs(x) < float("inf")
+
+
+def _rounded(values: list[float]) -> tuple[float, ...]:
+    return tuple(float(f"{x:.7g}") for x in values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Workload):
+    """The workload. What a case computes is what its own model does; another model's file does not change it."""
+
+    def computes(self, case: Case) -> tuple[object, ...]:
+        """How answers are made and checked, by whose module, from which numbers."""
+        chosen = read(case).chosen
+        model = chosen.model
+        own = (model.module, model.weights, repr(chosen.configuration), repr(sorted(model.bounds.items())))
+        return (*super().computes(case), *own)
+
+
+WORKLOAD = Train(
+    name="train",
+    summary="Whole optimizer steps of a model: forward, backward, clipping and AdamW, on fresh tokens",
+    axes={"B": "sequences a micro-batch", "S": "tokens a sequence", "A": "micro-batches a step"},
+    options={
+        "model": tuple(x for model in catalog().models.values() for x in model.configurations),
+        "slice": ("whole", "first1", "first2", "first4", "first8"),
+        "state": tuple(STATES),
+        "products": ("dtype", "e4m3"),
+        "clip": (1.0, 0.0),
+    },
+    later={"A": 1, "slice": "whole", "products": "dtype", "clip": 1.0},
+    dtypes=("bf16", "fp32"),
+    bytes=lambda case: read(case).bytes,
+    flops=lambda case: read(case).flops,
+    tokens=lambda case: read(case).tokens,
+    measured=METRICS,
+    prepare=prepare,
+    measure=measure,
+    assemble=assemble,
+    definition=(answer.compute, answer.check_step, answer.check_weights, tuple(HYPERPARAMETERS.items())),
+    plans={
+        "quick_cpu": (
+            grid("program", options={"model": "llama-tiny", "state": "plain"}, dtypes="fp32", B=2, S=64),
+        ),
+    },
+)

@@ -1,0 +1,146 @@
+"""Plan `worth`: one part of a base system exchanged at a time, and the same calls alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+
+from ..registry.errors import InputError, unknown
+from ..registry.store.record import YARDSTICK, Case, Exchange
+from .catalog import Catalog, Implementation
+from .definition import Option
+from .measure.stopping import Sampling
+from .model import Chosen, Part
+from .plan import Plan
+from .system import EAGER, OPTIMIZER, Assembly, System, builtin
+from .workloads._recipe import recipe
+
+COMPILED = "torch_compile"
+"""The implementation that is PyTorch's own, compiled."""
+
+DEADLINE_S = 600.0
+REPLICATES = 5
+SAMPLING = Sampling(min_samples=20, max_samples=60, min_seconds=0.05, max_seconds=8.0, warmup_s=2.0)
+"""Of steps and of isolated calls; the least number of samples is what decides for steps."""
+
+
+def base_named(name: str, catalog: Catalog) -> System:
+    """A system that needs no file. Raises `InputError` for another."""
+    known = {x.name: x for x in builtin(dict.fromkeys(x.provider for x in catalog.parts))}
+    if name not in known:
+        raise unknown("system", name, list(known))
+    return known[name]
+
+
+def plan(
+    step: Case,
+    base: System,
+    catalog: Catalog,
+    device: Literal["cuda", "cpu"],
+    parts: Sequence[str] = (),
+    implementations: Sequence[str] = (),
+    nulls: bool = False,
+) -> Plan:
+    """The plan of a model's step.
+
+    `nulls` exchanges each part with itself too, of which nothing may come.
+
+    `parts` narrows what is exchanged, by the part's or the operator's name; `implementations` by what is put in,
+    by name or provider. Raises `InputError` where nothing is left.
+    """
+    chosen = recipe(step, catalog.models).chosen
+    every = sites_of(chosen, step)
+    sites = [x for x in every if not parts or {x.name, x.operator} & set(parts)]
+    if not sites:
+        known = sorted({y for x in every for y in (x.name, x.operator)})
+        raise InputError(f"{chosen.name} has none of the parts {', '.join(parts)}. Known: {', '.join(known)}.")
+    assembly = Assembly(base, catalog)
+    systems: list[System] = []
+    exchanges: list[Exchange] = []
+    cases: dict[str, Case] = {}
+    only: dict[str, list[str]] = {f"{step.operator}/{step.name}": [base.name]}
+    for site in sites:
+        own = assembly.implementation(site.name, site.operator, device)
+        alone = _compiled(site, own, catalog) if base.execution != "eager" else own
+        case = isolated(site, step.dtype, catalog)
+        others = _candidates(site, {own.name, alone.name}, catalog, device, implementations)
+        for x in (*([own] if nulls else ()), *others):
+            system = msgspec.structs.replace(
+                base, name=f"{base.name}+{site.name}.{x.name}", parts={**base.parts, site.name: x.name}
+            )
+            put_in = alone if x is own else x
+            systems.append(system)
+            cases[case.name] = case
+            key = f"{case.operator}/{case.name}"
+            only.setdefault(key, [alone.name]).append(put_in.name)
+            only[f"{step.operator}/{step.name}"].append(system.name)
+            exchanges.append(
+                Exchange(
+                    system=system.name,
+                    base=base.name,
+                    part=site.name,
+                    program=step.operator,
+                    step=step.name,
+                    operator=case.operator,
+                    case=case.name,
+                    implementation=put_in.name,
+                    instead=alone.name,
+                    calls=site.calls,
+                )
+            )
+    if not exchanges:
+        raise InputError(f"nothing to exchange in {chosen.name}: no other implementation can run on {device}.")
+    return Plan(
+        name="worth",
+        cases=(step, *cases.values()),
+        replicates=REPLICATES,
+        caches=("cold",),
+        sampling=SAMPLING,
+        deadline_s=DEADLINE_S,
+        only={key: tuple(dict.fromkeys(names)) for key, names in only.items()},
+        systems=tuple(systems),
+        exchanges=tuple(exchanges),
+    )
+
+
+def sites_of(chosen: Chosen, step: Case) -> tuple[Part, ...]:
+    """The parts of a model with the calls that a step makes of them, the optimizer among them."""
+    own = chosen.model.parts(chosen.configuration, step.axes["B"], step.axes["S"])
+    count = len(chosen.model.weights(chosen.configuration))
+    sizes = {"T": count, "D": chosen.configuration.width}
+    update = Part(OPTIMIZER, "adamw", sizes, 1, {"sizes": "llama", "state": step.options["state"]})
+    return (*(replace(x, calls=x.calls * step.axes.get("A", 1)) for x in own), update)
+
+
+def isolated(site: Part, dtype: str, catalog: Catalog) -> Case:
+    """A part's call alone: forward and backward together, inputs laid out as the model has them, where the
+    operator can be asked for that.
+    """
+    operator = catalog.operator(site.operator)
+    options: dict[str, Option] = dict(site.options)
+    if "bshd" in operator.options.get("layout", ()):
+        options["layout"] = "bshd"
+    return operator.case(dict(site.axes), dtype, operator.passes[-1], **options)
+
+
+def _compiled(site: Part, own: Implementation, catalog: Catalog) -> Implementation:
+    """What a part of a compiled model is alone: PyTorch's own is compiled with the rest."""
+    if own.name != EAGER:
+        return own
+    return next((x for x in catalog.of_operator(site.operator) if x.name == COMPILED), own)
+
+
+def _candidates(
+    site: Part, own: Collection[str], catalog: Catalog, device: str, wanted: Sequence[str]
+) -> Iterator[Implementation]:
+    """What can be put in for a part here."""
+    for x in catalog.of_operator(site.operator):
+        if x.name in own or x.provider == YARDSTICK or x.name.endswith("_reference"):
+            continue
+        if wanted and not x.among(wanted):
+            continue
+        if x.environment == "core" and x.unavailable(device) is None:
+            yield x

@@ -1,0 +1,168 @@
+"""What a kernel is worth in a model, from literal journals: the sums, the intervals, and what happens to failures.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import pytest
+from kernelmark.registry.analysis.worth import Worth, worths
+from kernelmark.registry.store.journal import Journal
+from kernelmark.registry.store.record import Case, Exchange, Header, Measurement, Record, Request, Status
+from kernelmark.registry.views.worth_table import cells, worth_table
+
+CALLS = 16
+
+
+def case(operator: str, name: str, primary: str) -> Case:
+    return Case(operator, name, {}, {}, "bf16", "program", "5bec", 1, 1, primary=primary)
+
+
+STEP, PART = case("train", "B4-tiny", "step"), case("attention", "B4-H16", "latency")
+
+
+def exchange(system: str, implementation: str = "fa4") -> Exchange:
+    return Exchange(
+        system,
+        "torch_compile",
+        "attention",
+        "train",
+        "B4-tiny",
+        "attention",
+        "B4-H16",
+        implementation,
+        "torch",
+        CALLS,
+    )
+
+
+def record(of: Case, implementation: str, replicate: int, ms: float, status: Status = "ok") -> Record:
+    measurement = Measurement({of.primary: (ms, ms, ms), "conversion": (0.01,)}, "events")
+    return Record(
+        case=of,
+        implementation=implementation,
+        provider="torch",
+        version=None,
+        replicate=replicate,
+        position=0,
+        cache="cold",
+        status=status,
+        reason=None if status == "ok" else "why",
+        measurement=measurement if status == "ok" else None,
+    )
+
+
+def journal(
+    steps: Mapping[str, Sequence[float]], alone: Mapping[str, float], exchanges: Sequence[Exchange], *more: Record
+) -> Journal:
+    records = [record(STEP, name, i, ms) for name, times in steps.items() for i, ms in enumerate(times)]
+    records += [record(PART, name, 0, ms) for name, ms in alone.items()]
+    header = Header(
+        2, "r", "", "", None, False, "worth", 0, 5, "cuda", "k", {}, {}, Request(exchanges=tuple(exchanges))
+    )
+    return Journal(header, (*records, *more))
+
+
+def test_alone_expected_and_measured() -> None:
+    times = {"torch_compile": [200.0] * 3, "a": [190.0, 190.0, 190.0]}
+    (found,) = worths(journal(times, {"torch": 2.0, "fa4": 1.5}, [exchange("a")]))
+    assert found.alone == pytest.approx(2.0 / 1.5)
+    assert found.expected_ms == pytest.approx(CALLS * 0.5)
+    assert found.expected == pytest.approx(200 / 192)
+    assert found.measured == pytest.approx(200 / 190)
+    assert (found.low, found.high) == pytest.approx((200 / 190, 200 / 190))
+    assert found.gained_ms == pytest.approx(10.0)
+    assert found.conversions_ms == pytest.approx(CALLS * 0.01)
+    assert found.processes == 3
+    assert found.agreement == "more"
+    assert not found.null
+
+
+def test_pairs_are_of_one_process() -> None:
+    # Processes differ by half; the exchange gains 1 % in each.
+    base = [100.0, 150.0, 120.0, 90.0]
+    (found,) = worths(journal({"torch_compile": base, "a": [x / 1.01 for x in base]}, {}, [exchange("a")]))
+    assert found.measured == pytest.approx(1.01)
+    assert found.low == pytest.approx(1.01)
+    assert found.expected is None
+    assert found.agreement == "unknown"
+
+
+@pytest.mark.parametrize("delay_us", [50, 200, 1000])
+def test_a_delay_of_each_call_is_recovered(delay_us: int) -> None:
+    random = np.random.default_rng(5)
+    drift = random.normal(1, 0.02, 5)
+    base = [200 * x * random.normal(1, 0.0002) for x in drift]
+    slow = [(200 + CALLS * delay_us / 1e3) * x * random.normal(1, 0.0002) for x in drift]
+    (found,) = worths(
+        journal({"torch_compile": base, "a": slow}, {"torch": 2.0, "fa4": 2.0 + delay_us / 1e3}, [exchange("a")])
+    )
+    assert found.gained_ms == pytest.approx(-CALLS * delay_us / 1e3, rel=0.05)
+    assert found.expected_ms == pytest.approx(-CALLS * delay_us / 1e3)
+
+
+def test_a_null_exchange_is_called_null_in_95_of_100() -> None:
+    random = np.random.default_rng(7)
+    null = 0
+    for _ in range(400):
+        base, same = (list(200 * random.normal(1, 0.003, 5)) for _ in range(2))
+        (found,) = worths(journal({"torch_compile": base, "a": same}, {}, [exchange("a")]))
+        null += found.null
+    assert 0.92 <= null / 400 <= 0.98
+
+
+def test_one_process_shows_nothing() -> None:
+    (found,) = worths(journal({"torch_compile": [200.0], "a": [100.0]}, {}, [exchange("a")]))
+    assert found.measured == pytest.approx(2.0)
+    assert found.null
+
+
+def test_what_failed_says_so_and_a_wrong_answer_first() -> None:
+    wrong = record(STEP, "a", 1, 0, "incorrect")
+    (found,) = worths(journal({"torch_compile": [200.0, 200.0], "a": [150.0]}, {}, [exchange("a")], wrong))
+    assert (found.status, found.reason) == ("incorrect", "a: why")
+    (found,) = worths(journal({"torch_compile": [200.0]}, {}, [exchange("a")]))
+    assert found.status == "unavailable"
+
+
+def test_an_isolated_row_that_failed_leaves_the_expectation_open() -> None:
+    lost = record(PART, "fa4", 0, 0, "out_of_memory")
+    (found,) = worths(
+        journal({"torch_compile": [2.0, 2.0], "a": [1.0, 1.0]}, {"torch": 1.0}, [exchange("a")], lost)
+    )
+    assert found.alone is None
+    assert found.measured == pytest.approx(2.0)
+
+
+def test_gains_that_no_step_can_hold_are_not_expected() -> None:
+    (found,) = worths(journal({"torch_compile": [2.0], "a": [1.0]}, {"torch": 9.0, "fa4": 1.0}, [exchange("a")]))
+    assert found.expected is None
+
+
+def test_the_table() -> None:
+    from rich.console import Console
+
+    made = journal(
+        {"torch_compile": [200.0] * 3, "a": [190.0] * 3},
+        {"torch": 2.0, "fa4": 1.5},
+        [exchange("a"), exchange("b")],
+    )
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(worth_table(made))
+    text = console.export_text()
+    assert "base torch_compile, 200.00 ms" in text
+    assert "1.0526" in text
+    assert "not measured yet" in text
+    assert worth_table(journal({}, {}, [])) is None
+
+
+def test_a_header_with_exchanges_is_read_back() -> None:
+    header = journal({}, {}, [exchange("a")]).header
+    assert msgspec.json.decode(msgspec.json.encode(header), type=Header) == header
+
+
+def test_cells_of_what_is_not_known() -> None:
+    assert cells(Worth(exchange("a"), "ok", None))[3:] == ("–",) * 6

@@ -1,0 +1,254 @@
+"""Every fault that is planted into a training step is found, and nothing is found in a step that is right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from kernelmark.suite.measure.verify import Incorrect
+from kernelmark.suite.system import System
+from kernelmark.suite.workloads._trainer import PartsTrainer
+
+
+class NoOptimizer(PartsTrainer):
+    """Never updates."""
+
+    def update(self) -> None: ...
+
+
+class LazyOptimizer(PartsTrainer):
+    """Makes no step but the first."""
+
+    def update(self) -> None:
+        if self._steps == 0:
+            super().update()
+
+
+class NoClipping(PartsTrainer):
+    """Leaves gradients as long as they are."""
+
+    def clip(self) -> None: ...
+
+
+class ByAddress(PartsTrainer):
+    """Takes tokens that lie where others lay for those."""
+
+    kept: dict[int, tuple[Any, list[Any]]]
+
+    def step(self, tokens: Any, targets: Any) -> Any:
+        self.kept = getattr(self, "kept", {})
+        if tokens.data_ptr() in self.kept and self._steps:
+            loss, gradients = self.kept[tokens.data_ptr()]
+            for p, gradient in zip(self._params, gradients, strict=True):
+                p.grad = gradient.clone()
+            self.update()
+            return loss
+        loss = super().step(tokens, targets)
+        self.kept[tokens.data_ptr()] = loss, [x.grad.clone() for x in self._params]
+        return loss
+
+
+class OneBatch(ByAddress):
+    """The same from its first step on, whatever was loaded since."""
+
+    def load(self, weights: Any) -> None:
+        super().load(weights)
+        self._steps = 1 if getattr(self, "kept", None) else 0
+
+
+class DroppedGradient(PartsTrainer):
+    """One small gradient is zero."""
+
+    def clip(self) -> None:
+        self._params[self._names.index("layers.1.feed_norm")].grad.zero_()
+        super().clip()
+
+
+class MissingGradient(PartsTrainer):
+    """One parameter is left out, of the gradients and of the update."""
+
+    def gradients(self) -> Any:
+        return {name: x for name, x in super().gradients().items() if name != "layers.0.key"}
+
+
+class SkippedLayer(PartsTrainer):
+    """The last layer is not run; its parameters get no gradient but zeros."""
+
+    def _executed(self) -> Any:
+        module: Any = self._module
+
+        class Skipped(torch.nn.Module):
+            def forward(self, y: Any, h: Any, cos: Any, sin: Any, following: Any) -> Any:
+                unused = sum(x.sum() for x in layer.parameters()) * 0
+                return self_parts["add_norm"](
+                    x=torch.zeros_like(h) + unused, residual=h, weight=following, eps=1e-5
+                )
+
+        layer = module.layers[-1]
+        self_parts = self.assembly.parts(
+            self.recipe.chosen, self.recipe.B, self.recipe.S, self.recipe.dtype, "cpu"
+        )
+        stand_in = Skipped()
+        stand_in.attention_norm = layer.attention_norm
+        module.layers[-1] = stand_in
+        return super()._executed()
+
+
+class Rescaled(PartsTrainer):
+    """The loss of a micro-batch counts twice where there are two."""
+
+    def update(self) -> None:
+        super().update()
+        with torch.no_grad():
+            for x in self._params:
+                x.add_(1e-3 * torch.sign(x))
+
+
+class NotFinite(PartsTrainer):
+    """One element of one gradient."""
+
+    def clip(self) -> None:
+        super().clip()
+        self._params[0].grad.view(-1)[7] = math.nan
+
+
+TRAINERS = {
+    NoOptimizer: "change of",
+    LazyOptimizer: "change of",
+    NoClipping: "gradient of",
+    ByAddress: "change of|loss|gradient",
+    OneBatch: "change of|loss|gradient",
+    DroppedGradient: "gradient of layers.1.feed_norm",
+    MissingGradient: "layers.0.key has no gradient",
+    SkippedLayer: "loss is|gradient of",
+    Rescaled: "change of",
+    NotFinite: "is not finite",
+}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", ["llama-tiny", "gpt2-tiny"])
+def test_a_right_step_is_found_right(bench: Any, model: str, dtype: str) -> None:
+    here = bench(model, dtype=dtype)
+    found = here.measure(here.trainer()).samples
+    assert found["gradient_error"][0] < (1e-4 if dtype == "fp32" else 0.1)
+    assert found["change_error"][0] < (1e-2 if dtype == "fp32" else 0.2)
+    assert len(found["step"]) == len(found["tokens_per_s"]) == 4
+    assert here.expected.first.norm > 1.5  # else a step that does not clip could not be told
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", TRAINERS, ids=lambda x: x.__name__)
+def test_a_faulty_trainer_is_found(bench: Any, kind: type[PartsTrainer], dtype: str) -> None:
+    here = bench("llama-tiny", dtype=dtype)
+    with pytest.raises(Incorrect, match=TRAINERS[kind]):
+        here.measure(here.trainer(kind))
+
+
+def _wrong_part(name: str, wrong: Callable[..., Any]) -> type[PartsTrainer]:
+    class Wrong(PartsTrainer):
+        def __init__(self, recipe: Any, assembly: Any) -> None:
+            super().__init__(recipe, assembly)
+            outer = assembly
+
+            class Other:
+                system = outer.system
+                call = staticmethod(outer.call)
+
+                @staticmethod
+                def parts(*given: Any) -> dict[str, Callable[..., Any]]:
+                    found = outer.parts(*given)
+                    return found | {name: lambda **inputs: wrong(found[name], **inputs)}
+
+            self.assembly = Other()  # type: ignore[assignment]  # all that a trainer asks of it
+
+    return Wrong
+
+
+def _rotated() -> Callable[..., Any]:
+    def wrong(right: Any, q: Any, k: Any, cos: Any, sin: Any, layout: str) -> Any:
+        def turn(x: Any) -> Any:
+            a, b = x[..., ::2], x[..., 1::2]
+            return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+
+        return turn(q), turn(k)
+
+    return wrong
+
+
+PARTS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "a mask that hides nothing": (
+        "attention",
+        lambda right, q, k, v, mask: torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+    ),
+    "a mask that hides the query itself but for the first": (
+        "attention",
+        lambda right, q, k, v, mask: torch.nn.functional.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+            .tril_(-1)
+            .index_fill_(0, torch.tensor(0), True),
+            enable_gqa=True,
+        ),
+    ),
+    "pairs of neighbours in place of halves": ("rope", _rotated()),
+    "keys that are not turned": (
+        "rope",
+        lambda right, q, k, cos, sin, layout: (right(q=q, k=k, cos=cos, sin=sin, layout=layout)[0], k),
+    ),
+    "positions that are one on": (
+        "rope",
+        lambda right, q, k, cos, sin, layout: (
+            right(q=q, k=k, cos=cos, sin=sin, layout=layout)[0],
+            right(q=q, k=k, cos=cos.roll(1, 0), sin=sin.roll(1, 0), layout=layout)[1],
+        ),
+    ),
+    "a norm that forgets its weight": (
+        "norm",
+        lambda right, x, weight, eps: right(x=x, weight=torch.ones_like(weight) + 0 * weight, eps=eps),
+    ),
+    "a gate whose backward pass is cut": ("gate", lambda right, gate, up: right(gate=gate.detach(), up=up)),
+    "a loss of the tokens themselves": (
+        "loss",
+        lambda right, x, weight, target: right(x=x, weight=weight, target=target.roll(1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("what", PARTS)
+def test_a_faulty_part_is_found(bench: Any, what: str, dtype: str) -> None:
+    here = bench("llama-tiny", dtype=dtype)
+    name, wrong = PARTS[what]
+    with pytest.raises(Incorrect):
+        here.measure(here.trainer(_wrong_part(name, wrong)))
+
+
+def test_a_fault_that_begins_after_the_first_steps_is_found_in_the_window(bench: Any) -> None:
+    class Later(PartsTrainer):
+        loads = 0
+
+        def load(self, weights: Any) -> None:
+            super().load(weights)
+            self.loads += 1
+
+        def clip(self) -> None:
+            if self.loads > 1:
+                self._params[3].grad.zero_()
+            super().clip()
+
+    here = bench("llama-tiny")
+    with pytest.raises(Incorrect, match="random step of the timed window: the gradient of"):
+        here.measure(here.trainer(Later))
+
+
+@pytest.mark.parametrize("execution", ["eager", "aot_eager"])
+def test_micro_batches_masters_and_executions_give_the_same_answer(bench: Any, execution: Any) -> None:
+    here = bench("llama-tiny", A=2, dtype="bf16", state="master32", slice="first1")
+    found = here.measure(here.trainer(system=System("x", execution=execution))).samples
+    assert found["gradient_error"][0] < 0.1
