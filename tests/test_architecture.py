@@ -1,4 +1,4 @@
-"""The house of DESIGN.md: floors that import one way only, and names that shadow nobody's."""
+"""The house of docs/architecture.md: floors that import one way only, and names that shadow nobody's."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Hierarchical divisive estimation with the energy distance (E-divisive: Matteson 
 Assoc. 109 (2014) 334): the split that sets the two sides furthest apart is proposed, kept if few random
 orders of the segment do as well, and its halves are searched in turn. A permutation test cannot reach the
 p-values that keep a long history quiet, so what is proposed must then pass Student's t between neighbouring
-segments; the weakest is taken back until all pass (reference/regression.md, section 3).
+segments; the weakest is taken back until all pass (docs/deciding.md).
 """
 
 from __future__ import annotations

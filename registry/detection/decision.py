@@ -5,7 +5,7 @@ The command line and the calibration (tests/calibration) both call what is here;
 A/B: `stage_one` looks at 5 pairs of every row and names the rows to rerun; `stage_two` decides those it
 flagged on *fresh* pairs alone, with Benjamini and Hochberg's correction over the rerun. `decide` joins the
 two around a caller's way to measure. Stored: `stored` asks whether a new run fits the runs of unchanged code.
-reference/regression.md has the evidence for each number.
+docs/deciding.md has the evidence and the literature.
 """
 
 from __future__ import annotations
