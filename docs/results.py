@@ -1,13 +1,15 @@
 """Writes `docs/results-h200.md` from the journals of `registry/reference/`; no figure there stands by hand.
 
-    python docs/results.py            prints the page
-    python docs/results.py --write    writes it; a test holds the page to what this prints
+    python docs/results.py            prints the page, and the row that the README explains
+    python docs/results.py --write    writes both; a test holds the two pages to what this prints
 
-A new run takes the place of an old one in the table below.
+A new run takes the place of an old one in the constants below.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,9 +20,13 @@ from kernelmark.registry.analysis.rows import Row, rows
 from kernelmark.registry.store.journal import Journal, read
 from kernelmark.registry.store.record import PROVIDER
 from kernelmark.registry.views import crossing, summary, units
+from kernelmark.registry.views.tables import half_width, run_table
+from rich.console import Console
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "results-h200.md"
+README = HERE.parent / "README.md"
+MARKS = ("<!-- row -->\n", "<!-- end of row -->\n")
 JOURNALS = HERE.parent / "registry" / "reference"
 
 MEMORY = "20261121-105936-48c0"
@@ -45,6 +51,9 @@ replicates, which are fresh processes ([how it is measured](measuring.md))."""
 
 COMMITTED_ANEW = {"c7ddef66a577": "c23940f"}
 """Commits of runs that this history has under another name; `registry/reference/README.md` says why."""
+
+ROW = ("rms_norm", "B4-S2048-D4096-bf16-backward")
+"""The case of plan `memory` that the README shows."""
 
 DENSE: Sequence[tuple[str, str, str]] = (
     (ATTENTION, "flash_attn_4", "FlashAttention 4"),
@@ -76,6 +85,33 @@ def page() -> str:
         *_limits(),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def row() -> str:
+    """One case as `kernelmark show` prints it, without what was not measured, and what to read in it."""
+    made = journal(MEMORY)
+    records = tuple(x for x in made.records if (x.case.operator, x.case.name) == ROW and x.measurement)
+    one = dataclasses.replace(made, records=records)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(run_table(one))
+    lines = [x.rstrip() for x in console.export_text().splitlines()]
+    start = next(i for i, x in enumerate(lines) if x.startswith(f"{ROW[0]} · "))
+    end = next(i for i, x in enumerate(lines) if i > start and not x)
+    ours = next(x for x in rows(one) if x.provider == PROVIDER)
+    told = (
+        f"Our kernel takes {units.number(ours.latency_ms)} ms, ± {half_width(ours)} (95 % interval over fresh "
+        f"processes). That is {units.percent(ours.fraction_of_limit)} of what\nthis device could do (`limit`), "
+        f"and {_ratio(ours.speedup_vs_best_baseline)} times as fast as the fastest correct baseline (`vs best`):\n"
+        "the number to look at."
+    )
+    return "\n".join(["```", *lines[start:end], "```", "", told]) + "\n"
+
+
+def placed(document: str, text: str) -> str:
+    """The document with `text` between its marks."""
+    start, end = MARKS
+    head, rest = document.split(start)
+    return head + start + text + end + rest.split(end)[1]
 
 
 def _plan(title: str, run: str) -> list[str]:
@@ -250,5 +286,6 @@ if __name__ == "__main__":
     made = page()
     if sys.argv[1:] == ["--write"]:
         PAGE.write_text(made, encoding="utf-8")
+        README.write_text(placed(README.read_text(encoding="utf-8"), row()), encoding="utf-8")
     else:
-        print(made, end="")
+        print(made, row(), sep="\n", end="")

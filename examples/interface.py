@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernelmark.suite.api import MemoryProfiler, Runner
+from kernelmark.suite.measure.stopping import Sampling
 
 
 def by_hand(case: Any) -> Any:
@@ -18,7 +19,8 @@ def by_hand(case: Any) -> Any:
 
 
 # %% Measure it beside PyTorch, on whatever device is here. A wrong answer would be a row without a time.
-runner = Runner("rms_norm", only=("torch",))
+quick = Sampling(max_seconds=0.2, warmup_s=0.1)
+runner = Runner("rms_norm", only=("torch",), sampling=quick)
 runner.add("by_hand", by_hand)
 with MemoryProfiler() as memory:
     runner.run(axes={"B": 1, "S": 256, "D": 1024}, dtype="fp32", replicates=3)

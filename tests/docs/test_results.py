@@ -1,15 +1,16 @@
-"""`docs/results-h200.md` is what its command writes from the journals."""
+"""`docs/results-h200.md` and the README's row are what their command writes from the journals."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
-DOCS = Path(__file__).parents[2] / "docs"
+TOLD = "run `python docs/results.py --write`"
 
 
-def test_the_page_is_what_the_journals_say():
-    done = subprocess.run([sys.executable, DOCS / "results.py"], capture_output=True, text=True, check=True)
-    told = "run `python docs/results.py --write`"
-    assert done.stdout == (DOCS / "results-h200.md").read_text(encoding="utf-8"), told
+def test_the_page_is_what_the_journals_say(program):
+    results = program("results")
+    assert results.page() == results.PAGE.read_text(encoding="utf-8"), TOLD
+
+
+def test_the_readmes_row_is_one_of_them(program):
+    results = program("results")
+    readme = results.README.read_text(encoding="utf-8")
+    assert results.placed(readme, results.row()) == readme, TOLD
