@@ -53,7 +53,7 @@ def rows() -> Iterator[Sides]:
             for record in read(folder / f"1-{side}.jsonl.gz").records:
                 if record.measurement is not None:
                     name = (record.case.operator, record.case.name, record.implementation, record.cache)
-                    found[name][side][record.replicate] = np.array(record.measurement.samples_ms)
+                    found[name][side][record.replicate] = np.array(record.measurement.samples["latency"])
         for sides in found.values():
             pairs = sorted(sides["base"].keys() & sides["current"].keys())
             if len(pairs) >= 3:

@@ -99,7 +99,7 @@ def row() -> str:
     end = next(i for i, x in enumerate(lines) if i > start and not x)
     ours = next(x for x in rows(one) if x.provider == PROVIDER)
     told = (
-        f"Our kernel takes {units.number(ours.latency_ms)} ms, ± {half_width(ours)} (95 % interval over fresh "
+        f"Our kernel takes {units.number(ours.value())} ms, ± {half_width(ours)} (95 % interval over fresh "
         f"processes). That is {units.percent(ours.fraction_of_limit)} of what\nthis device could do (`limit`), "
         f"and {_ratio(ours.speedup_vs_best_baseline)} times as fast as the fastest correct baseline (`vs best`):\n"
         "the number to look at."
@@ -193,8 +193,8 @@ def _against(found: Iterable[Row], name: str, chosen: Callable[[Row], bool]) -> 
     """The peer's latency over ours, for the chosen cases that both have."""
     times: dict[str, dict[str, float]] = {}
     for row in found:
-        if chosen(row) and row.latency_ms is not None and row.implementation in (PROVIDER, name):
-            times.setdefault(row.case, {})[row.implementation] = row.latency_ms
+        if chosen(row) and (ms := row.value()) is not None and row.implementation in (PROVIDER, name):
+            times.setdefault(row.case, {})[row.implementation] = ms
     return [x[name] / x[PROVIDER] for x in times.values() if len(x) == 2]
 
 
@@ -242,11 +242,10 @@ def _slower() -> list[str]:
 def _noise() -> list[str]:
     """What the same code differs by between two runs, and between processes of one."""
     first, second = (journal(x) for x in SAME_CODE)
-    times = {x.identity: x.latency_ms for x in rows(first) if x.latency_ms}
-    apart = sorted(
-        abs(x.latency_ms / times[x.identity] - 1) for x in rows(second) if x.latency_ms and x.identity in times
-    )
-    within = sorted(x.cv_between for x in rows(first) if x.cv_between is not None)
+    times = {x.identity: ms for x in rows(first) if (ms := x.value())}
+    again = {x.identity: ms for x in rows(second) if (ms := x.value())}
+    apart = sorted(abs(again[x] / times[x] - 1) for x in again.keys() & times.keys())
+    within = sorted(y.cv_between for x in rows(first) if (y := x.get()) is not None and y.cv_between is not None)
 
     def at(values: Sequence[float], percentile: float) -> str:
         return f"{float(np.percentile(values, percentile)) * 100:.2f} %"

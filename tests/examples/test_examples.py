@@ -19,7 +19,7 @@ from kernelmark.suite.measure.stopping import Sampling
 HERE = Path(__file__).resolve().parents[2]
 EXAMPLES = HERE / "examples"
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-JOURNAL = HERE / "tests" / "registry" / "schema_1" / "current.jsonl.gz"
+JOURNAL = HERE / "tests" / "registry" / "store" / "schema_1" / "current.jsonl.gz"
 
 
 @pytest.fixture
@@ -111,7 +111,9 @@ def test_journals_are_read_with_and_without_pandas(capsys, monkeypatch):
     journals = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(journals)
     ok = [x for x in read(JOURNAL).records if x.measurement is not None]
-    assert [x["ms"] for x in journals.samples(JOURNAL)] == [ms for x in ok for ms in x.measurement.samples_ms]
+    assert [x["ms"] for x in journals.samples(JOURNAL)] == [
+        ms for x in ok for ms in x.measurement.samples["latency"]
+    ]
     monkeypatch.setitem(sys.modules, "pandas", None)
     journals.main([JOURNAL])
     without = capsys.readouterr().out.splitlines()
