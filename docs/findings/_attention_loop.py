@@ -52,8 +52,8 @@ def attention_loop(
     out, n, scale, ROWS: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr,
     PACK: gl.constexpr, PIN: gl.constexpr, DRAIN: gl.constexpr,
 ):  # fmt: skip
-    """PACK: probabilities go round the loop in words. PIN: the row maximum is pinned before the wait for the product
-    with V. DRAIN: no product is in flight at the end of the loop's body; else that with V is.
+    """PACK: probabilities go round the loop in words. PIN: the row maximum is pinned before the wait for P·V.
+    DRAIN: no product is in flight at the end of the loop's body; else P·V is.
     """
     SHARED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, D], gl.bfloat16)
     OF_S: gl.constexpr = gl.NVMMADistributedLayout(
