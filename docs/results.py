@@ -9,6 +9,7 @@ A new run takes the place of an old one in the constants below.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -65,9 +66,16 @@ DENSE: Sequence[tuple[str, str, str]] = (
 """Run, implementation, and what a reader knows it by."""
 
 
+@functools.cache
 def journal(run: str) -> Journal:
     """A run of `registry/reference/`."""
     return read(JOURNALS / f"{run}.jsonl.gz")
+
+
+@functools.cache
+def rows_of(run: str) -> tuple[Row, ...]:
+    """Its rows."""
+    return rows(journal(run))
 
 
 def page() -> str:
@@ -117,7 +125,7 @@ def placed(document: str, text: str) -> str:
 def _plan(title: str, run: str) -> list[str]:
     """A heading, where the run was made, and one line an operator."""
     made = journal(run)
-    found = summary.standings(rows(made))
+    found = summary.standings(rows_of(run))
     lines = [
         "| operator | cases | geometric mean (worst – best) | faster / undecided / slower |",
         "|---|---|---|---|",
@@ -159,7 +167,7 @@ def _dense() -> list[str]:
     ]
     counts = set()
     for run, name, told in DENSE:
-        found = rows(journal(run))
+        found = rows_of(run)
         cells = []
         for pass_, D in columns:
             ratios = list(_against(found, name, _dense_case(pass_, D)))
@@ -202,7 +210,7 @@ def _crossing() -> list[str]:
     """From which length on operators of O(S) are ahead of attention."""
     made = journal(CROSSING)
     lines = []
-    for contest in crossing.contests(made, rows(made)):
+    for contest in crossing.contests(made, rows_of(CROSSING)):
         for other in contest.linear:
             found = contest.crossing(other, "time")
             if found is not None:
@@ -224,7 +232,7 @@ def _slower() -> list[str]:
     found = [
         x
         for run in (MEMORY, ATTENTION, STATE_SPACE)
-        for x in rows(journal(run))
+        for x in rows_of(run)
         if x.provider == PROVIDER and x.speedup_ci_high is not None and x.speedup_ci_high < 1
     ]
     for x in sorted(found, key=lambda x: (x.operator, x.speedup_vs_best_baseline or 0)):
@@ -241,11 +249,11 @@ def _slower() -> list[str]:
 
 def _noise() -> list[str]:
     """What the same code differs by between two runs, and between processes of one."""
-    first, second = (journal(x) for x in SAME_CODE)
-    times = {x.identity: ms for x in rows(first) if (ms := x.value())}
-    again = {x.identity: ms for x in rows(second) if (ms := x.value())}
+    first, second = (rows_of(x) for x in SAME_CODE)
+    times = {x.identity: ms for x in first if (ms := x.value())}
+    again = {x.identity: ms for x in second if (ms := x.value())}
     apart = sorted(abs(again[x] / times[x] - 1) for x in again.keys() & times.keys())
-    within = sorted(y.cv_between for x in rows(first) if (y := x.get()) is not None and y.cv_between is not None)
+    within = sorted(y.cv_between for x in first if (y := x.get()) is not None and y.cv_between is not None)
 
     def at(values: Sequence[float], percentile: float) -> str:
         return f"{float(np.percentile(values, percentile)) * 100:.2f} %"
@@ -263,11 +271,11 @@ def _noise() -> list[str]:
 
 def _limits() -> list[str]:
     """What these runs do not show."""
-    throttled = {x: sum(bool(y.throttled) for y in rows(journal(x))) for x in (MEMORY, ATTENTION, STATE_SPACE)}
+    throttled = {x: sum(bool(y.throttled) for y in rows_of(x)) for x in (MEMORY, ATTENTION, STATE_SPACE)}
     told = ", ".join(f"{count} in `{run}`" for run, count in throttled.items())
     missing: dict[str, set[str]] = {}
     for run in (MEMORY, ATTENTION, STATE_SPACE):
-        for x in rows(journal(run)):
+        for x in rows_of(run):
             if x.status == "unavailable":
                 missing.setdefault(x.implementation, set()).add(x.operator)
     names = ", ".join(f"`{name}` ({', '.join(sorted(x))})" for name, x in sorted(missing.items()))
