@@ -27,11 +27,11 @@ with MemoryProfiler() as memory:
 
 # %% Rows are the replicates taken together.
 for row in runner.rows():
-    if row.latency_ms is None:
+    if row.value() is None:
         print(f"{row.implementation:10} {row.status}: {row.reason}")
     else:
         print(
-            f"{row.implementation:10} {row.latency_ms:8.4f} ms, {row.speedup_vs_best_baseline or 1:.2f} x the best"
+            f"{row.implementation:10} {row.value():8.4f} ms, {row.speedup_vs_best_baseline or 1:.2f} x the best"
         )
 
 # %% Peak memory is the device's; None where the device does not say.
