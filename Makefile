@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --require-hashes --no-deps
 LOCKS := requirements/$(FLAVOUR).txt $(if $(filter cpu,$(FLAVOUR)),requirements/torch-cpu.txt)
 
-.PHONY: bench test check format lock environment clean
+.PHONY: bench test check types contracts pages format lock environment clean
 
 bench: $(VENV)/.ready
 	$(BIN)/kernelmark $(if $(IMAGE),bench $(IMAGE) $(if $(GPUS),--gpus $(GPUS)),run) --plan $(PLAN)
@@ -53,11 +53,23 @@ test: $(VENV)/.tested check
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
-check: $(VENV)/.tested typing
+check: $(VENV)/.tested
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(MAKE) --no-print-directory types contracts
+
+# Also one by one, for .pre-commit-config.yaml.
+types: $(VENV)/.tested typing
 	$(BIN)/mypy -p kernelmark.suite -p kernelmark.registry -p kernelmark.baselines
+
+contracts: $(VENV)/.tested typing
 	PYTHONPATH=build/typing $(BIN)/lint-imports --no-cache
+
+# The pages that are written from journals and from the code; tests hold them to it.
+pages: $(VENV)/.ready
+	$(BIN)/python docs/architecture.py --write
+	$(BIN)/python docs/deciding.py --write
+	$(BIN)/python docs/results.py --write
 
 format: $(VENV)/.tested
 	$(BIN)/ruff format .

@@ -1,4 +1,4 @@
-"""Errors that end a command, each with the exit code that DESIGN.md gives it.
+"""Errors that end a command, each with its exit code (README.md lists them).
 
 A case that does not end well is never one of these: it is a `Status` with a reason.
 """

@@ -50,12 +50,13 @@ def _column(found: Sequence[Row]) -> list[str]:
     before: float | None = None
     for name in STAGES:
         row = next((x for x in found if x.implementation == name), None)
-        if row is None or row.latency_ms is None:
+        ms = row.value() if row else None
+        if row is None or ms is None:
             out.append(row.status if row else units.DASH)
             continue
-        gain = f", ×{before / row.latency_ms:.2f}" if before else ""
-        out.append(f"{units.number(row.latency_ms, 3)} ms, {units.number(row.tflops, 3)} TFLOP/s{gain}")
-        before = row.latency_ms
+        gain = f", ×{before / ms:.2f}" if before else ""
+        out.append(f"{units.number(ms, 3)} ms, {units.number(row.value('throughput'), 3)} TFLOP/s{gain}")
+        before = ms
     return out
 
 

@@ -43,7 +43,7 @@ def adamw(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """One step over lists of tensors, in place; computed in fp32, see `kernels/adamw.py`."""
+    """One step over lists of tensors, in place; computed in fp32, see `kernels/optimizer/adamw.py`."""
     # As a tensor: numbers would be compiled in, and every step would compile again.
     factors = torch.tensor(
         [

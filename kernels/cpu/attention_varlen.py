@@ -19,7 +19,7 @@ def attention_varlen(
     max_seqlen_k: int,
     mask: Literal["causal", "full"] = "causal",
 ) -> torch.Tensor:
-    """As `kernels/attention_varlen.py` says, of tensors on a CPU."""
+    """As `kernels/attention/attention_varlen.py` says, of tensors on a CPU."""
     lengths = zip(*(x.diff().tolist() for x in (cu_seqlens_q, cu_seqlens_k)), strict=True)
     outputs = []
     row = key = 0

@@ -22,7 +22,10 @@ def _quantized(
 def gradient_compression(
     gradient: torch.Tensor, residual: torch.Tensor, scheme: str, keep: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """gradient, residual (N,) to payload (bytes,) uint8, new residual; see `kernels/gradient_compression.py`."""
+    """gradient, residual (N,) to payload (bytes,) uint8 and new residual.
+
+    See `kernels/quantization/gradient_compression.py`.
+    """
     N = gradient.numel()
     if scheme != "topk":
         sent, scale, rest = _quantized(gradient, residual, scheme)

@@ -13,7 +13,10 @@ def _dequantized(values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype)
 def gradient_decompression(
     payload: torch.Tensor, size: int, dtype: torch.dtype, scheme: str, keep: int
 ) -> torch.Tensor:
-    """payload (bytes,) uint8 to the gradient (size,) in `dtype`; see `kernels/gradient_decompression.py`."""
+    """payload (bytes,) uint8 to the gradient (size,) in `dtype`.
+
+    See `kernels/quantization/gradient_decompression.py`.
+    """
     if scheme != "topk":
         middle = -(-size // 128) * 128
         kind = torch.int8 if scheme == "int8" else torch.float8_e4m3fn

@@ -15,8 +15,8 @@ def linear_attention(
     initial_state: torch.Tensor | None = None,
     return_final_state: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """As `kernels/linear_attention.py`: o (B, S, H, D) in v's dtype, and with `return_final_state` (B, H, K, D)
-    in fp32.
+    """As `kernels/state_space/linear_attention.py`: o (B, S, H, D) in v's dtype, and with `return_final_state`
+    (B, H, K, D) in fp32.
     """
     S = v.shape[1]
     added, kept, inner, carried = _chunks(q, k, v, g)

@@ -22,7 +22,7 @@ def mamba3(
     D: torch.Tensor | None = None,
     z: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `kernels/mamba3.py`: y (B, S, H, P) in x's dtype."""
+    """As `kernels/state_space/mamba3.py`: y (B, S, H, P) in x's dtype."""
     chunks = -(-x.shape[1] // CHUNK)
     # A sum over all positions: in fp32 it would lose what tells neighbours apart.
     rates = torch.tanh(angles.double())[:, :, None] * dt.double()[..., None]

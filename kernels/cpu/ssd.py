@@ -20,7 +20,9 @@ def ssd(
     dt_softplus: bool = False,
     return_final_state: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """As `kernels/ssd.py`: y (B, S, H, P) in x's dtype, and with `return_final_state` (B, H, P, N) in fp32."""
+    """As `kernels/state_space/ssd.py`: y (B, S, H, P) in x's dtype, and with `return_final_state` (B, H, P, N) in
+    fp32.
+    """
     batch, S, H, P = x.shape
     chunks = -(-S // CHUNK)
     ids = seq_idx if seq_idx is not None else torch.zeros(batch, S, dtype=torch.int32)

@@ -1,7 +1,7 @@
 """Statistics that people ask for and that decide nothing: `statistics all`.
 
 Each answers another question than "did this commit make it slower", and on unchanged code each cries wolf
-(reference/regression.md, section 2). Nothing in `decision.py` reads them.
+(docs/deciding.md). Nothing in `decision.py` reads them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One row's verdict from its numbers: the verdict table of reference/regression.md, section 3, in code."""
+"""One row's verdict from its numbers: the rule of docs/deciding.md in code."""
 
 from __future__ import annotations
 

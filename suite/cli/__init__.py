@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "repro": ("repro", "The command that repeats a recorded run, or its execution."),
     "image": ("image", "The pinned images: which there are, building, pinning."),
     "container-cost": ("container_cost", "What a container costs: in turns with bare metal, case by case."),
+    "new": ("new", "Write the files of a new operator or baseline, which run as they are."),
     "ui": ("ui", "The MLflow UI on the registry, at a ready comparison."),
 }
 """Command → (module here, one line of help)."""

@@ -12,6 +12,7 @@ from ...registry.store.home import Home
 from ...registry.store.journal import read
 from ...registry.store.transfer import whole_lines
 from .container_options import build_options, options, tell
+from .plan_option import plan_option
 from .run import present, writable
 
 
@@ -20,9 +21,7 @@ from .run import present, writable
 @click.option(
     "--gpus", metavar="0,1", help="GPUs as nvidia-smi numbers them; default: 0. The suite uses the first."
 )
-@click.option(
-    "--plan", default="quick", show_default=True, help="quick, standard, full, crossing, or a plan file."
-)
+@plan_option
 @click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
 @click.option("--implementation", "implementations", multiple=True, help="Only this implementation or provider.")
 @click.option("--replicates", type=click.IntRange(1, 1000), help="Fresh processes; default: the plan's.")

@@ -14,6 +14,7 @@ from ...registry.errors import InputError
 from ...registry.store.home import Home
 from ..run.fingerprint import device_named
 from .container_options import build_options, options, tell
+from .plan_option import plan_option
 from .run import writable
 from .values import Duration
 
@@ -21,9 +22,7 @@ from .values import Duration
 @click.command("container-cost")
 @click.argument("image", metavar="IMAGE")
 @click.option("--gpus", metavar="0", help="GPU as nvidia-smi numbers it; default: 0.")
-@click.option(
-    "--plan", default="quick", show_default=True, help="quick, standard, full, crossing, or a plan file."
-)
+@plan_option
 @click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
 @click.option("--implementation", "implementations", multiple=True, help="Only this implementation or provider.")
 @click.option("--budget", type=Duration(), default="30m", show_default=True, help="Time for measuring.")

@@ -19,10 +19,11 @@ from ..catalog import Catalog
 from ..measure.stopping import TimerName
 from ..run import supervisor
 from ..run.fingerprint import device_named
+from .plan_option import plan_option
 
 
 @click.command("run")
-@click.option("--plan", default="quick", show_default=True, help=f"{', '.join(plans.BUILTIN)}, or a plan file.")
+@plan_option
 @click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
 @click.option("--implementation", "implementations", multiple=True, help="Only this implementation or provider.")
 @click.option("--device", help="cuda or cpu; default: the best one here.")

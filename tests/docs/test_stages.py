@@ -72,7 +72,7 @@ def record(catalog: Catalog, implementation: str, pass_: str, ms: float | None, 
         cache="cold",
         status="ok" if ms else "unsupported",
         reason=None if ms else "there is none",
-        measurement=Measurement((ms,), "events") if ms else None,
+        measurement=Measurement({"latency": (ms,)}, "events") if ms else None,
     )
 
 

@@ -1,0 +1,298 @@
+"""Writes `docs/results-h200.md` from the journals of `registry/reference/`; no figure there stands by hand.
+
+    python docs/results.py            prints the page, and the row that the README explains
+    python docs/results.py --write    writes both; a test holds the two pages to what this prints
+
+A new run takes the place of an old one in the constants below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from kernelmark.registry.analysis.rows import Row, rows
+from kernelmark.registry.store.journal import Journal, read
+from kernelmark.registry.store.record import PROVIDER
+from kernelmark.registry.views import crossing, summary, units
+from kernelmark.registry.views.tables import half_width, run_table
+from rich.console import Console
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE / "results-h200.md"
+README = HERE.parent / "README.md"
+MARKS = ("<!-- row -->\n", "<!-- end of row -->\n")
+JOURNALS = HERE.parent / "registry" / "reference"
+
+MEMORY = "20261121-105936-48c0"
+ATTENTION = "20261122-000725-00c3"
+FLASHINFER = "20261121-193506-4853"
+"""The run of plan `attention` before, with older kernels of ours, which has FlashInfer."""
+STATE_SPACE = "20261121-105936-8d81"
+CROSSING = "20261121-110018-0b0a"
+SAME_CODE = ("20261121-013846-d039", "20261121-015122-83b1")
+
+TITLE = "# Results on an H200"
+INTRODUCTION = """\
+This page is written by `python docs/results.py --write` from journals in `registry/reference/`, and a test
+holds it to them. [registry/reference/README.md](../registry/reference/README.md) says where each run was
+made. To look at one yourself: `kernelmark show registry/reference/RUN.jsonl.gz`, or `kernelmark report
+registry/reference/RUN.jsonl.gz --output page.html`.
+
+Each table compares our kernel with the *fastest correct baseline of each case*. A case is one shape, dtype
+and pass. A ratio above 1 means that ours is faster. *Faster* and *slower* count the cases whose whole 95 %
+interval lies on that side of 1; *undecided* counts the others. The interval rests on the ratios within
+replicates, which are fresh processes ([how it is measured](measuring.md))."""
+
+COMMITTED_ANEW = {"c7ddef66a577": "c23940f"}
+"""Commits of runs that this history has under another name; `registry/reference/README.md` says why."""
+
+ROW = ("rms_norm", "B4-S2048-D4096-bf16-backward")
+"""The case of plan `memory` that the README shows."""
+
+DENSE: Sequence[tuple[str, str, str]] = (
+    (ATTENTION, "flash_attn_4", "FlashAttention 4"),
+    (ATTENTION, "vllm_fa3", "FlashAttention 3 (vLLM's)"),
+    (FLASHINFER, "flashinfer", "FlashInfer, beside older kernels of ours"),
+    (ATTENTION, "sdpa_cudnn", "cuDNN"),
+    (ATTENTION, "sdpa_flash", "FlashAttention 2 (PyTorch's)"),
+)
+"""Run, implementation, and what a reader knows it by."""
+
+
+@functools.cache
+def journal(run: str) -> Journal:
+    """A run of `registry/reference/`."""
+    return read(JOURNALS / f"{run}.jsonl.gz")
+
+
+@functools.cache
+def rows_of(run: str) -> tuple[Row, ...]:
+    """Its rows."""
+    return rows(journal(run))
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [
+        TITLE,
+        INTRODUCTION,
+        *_plan("Memory-bound operators", MEMORY),
+        *_plan("Attention", ATTENTION),
+        *_dense(),
+        *_plan("State-space models and linear attention", STATE_SPACE),
+        *_crossing(),
+        *_slower(),
+        *_noise(),
+        *_limits(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def row() -> str:
+    """One case as `kernelmark show` prints it, without what was not measured, and what to read in it."""
+    made = journal(MEMORY)
+    records = tuple(x for x in made.records if (x.case.operator, x.case.name) == ROW and x.measurement)
+    one = dataclasses.replace(made, records=records)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(run_table(one))
+    lines = [x.rstrip() for x in console.export_text().splitlines()]
+    start = next(i for i, x in enumerate(lines) if x.startswith(f"{ROW[0]} · "))
+    end = next(i for i, x in enumerate(lines) if i > start and not x)
+    ours = next(x for x in rows(one) if x.provider == PROVIDER)
+    told = (
+        f"Our kernel takes {units.number(ours.value())} ms, ± {half_width(ours)} (95 % interval over fresh "
+        f"processes). That is {units.percent(ours.fraction_of_limit)} of what\nthis device could do (`limit`), "
+        f"and {_ratio(ours.speedup_vs_best_baseline)} times as fast as the fastest correct baseline (`vs best`):\n"
+        "the number to look at."
+    )
+    return "\n".join(["```", *lines[start:end], "```", "", told]) + "\n"
+
+
+def placed(document: str, text: str) -> str:
+    """The document with `text` between its marks."""
+    start, end = MARKS
+    head, rest = document.split(start)
+    return head + start + text + end + rest.split(end)[1]
+
+
+def _plan(title: str, run: str) -> list[str]:
+    """A heading, where the run was made, and one line an operator."""
+    made = journal(run)
+    found = summary.standings(rows_of(run))
+    lines = [
+        "| operator | cases | geometric mean (worst – best) | faster / undecided / slower |",
+        "|---|---|---|---|",
+    ]
+    for x in sorted(found, key=lambda x: x.operator):
+        if x.compared:
+            span = f"{_ratio(x.versus_best)} ({_ratio(_speedup(x.worst))} – {_ratio(_speedup(x.best))})"
+            lines.append(f"| `{x.operator}` | {len(x.compared)} | {span} | {x.won} / {x.undecided} / {x.lost} |")
+    return [f"## {title}", _where(made), "\n".join(lines)]
+
+
+def _where(made: Journal) -> str:
+    """One sentence: which run, of what, and whether it is whole."""
+    header = made.header
+    commit = summary.commit(header)
+    named = f", here `{COMMITTED_ANEW[commit]}`" if commit in COMMITTED_ANEW else ""
+    text = f"Run `{header.run}`: plan `{header.plan}`, {summary.device_name(header)}, commit `{commit}`{named}"
+    if any(x.complete for x in made.footers):
+        return f"{text}, {header.replicates} replicates."
+    counts = {x: sum(y.replicate == x for y in made.records) for x in range(header.replicates)}
+    last = ", ".join(f"replicate {x + 1} has {counts[x]}" for x in counts if counts[x] < counts[0])
+    return f"{text}, {header.replicates} replicates. The run is not complete: of {counts[0]} measurements, {last}."
+
+
+def _speedup(row: Row | None) -> float | None:
+    return row.speedup_vs_best_baseline if row else None
+
+
+def _ratio(value: float | None) -> str:
+    return f"{value:.2f}" if value is not None else units.DASH
+
+
+def _dense() -> list[str]:
+    """Dense attention against each peer: medians and ranges of the ratios of latencies."""
+    columns = [(pass_, D) for pass_ in ("forward", "backward") for D in (128, 64)]
+    lines = [
+        "| ours against | " + " | ".join(f"{pass_}, D = {D}" for pass_, D in columns) + " |",
+        "|---|" + "---|" * len(columns),
+    ]
+    counts = set()
+    for run, name, told in DENSE:
+        found = rows_of(run)
+        cells = []
+        for pass_, D in columns:
+            ratios = list(_against(found, name, _dense_case(pass_, D)))
+            if ratios:
+                counts.add(len(ratios))
+                cells.append(f"{median(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f})")
+            else:
+                cells.append(units.DASH)
+        lines.append(f"| {told} | {' | '.join(cells)} |")
+    text = (
+        "Dense attention against each peer: the peer's time over ours, as the median (and range) over "
+        f"{' or '.join(map(str, sorted(counts)))} cases, S = 2,048 to 16,384, causal and full,\nas many key heads "
+        f"as query heads. FlashInfer's line is of run `{FLASHINFER}`, where our kernels were older.\n"
+        "[attention.md](attention.md) describes the kernels."
+    )
+    return [text, "\n".join(lines)]
+
+
+def _dense_case(pass_: str, D: int) -> Callable[[Row], bool]:
+    def chosen(row: Row) -> bool:
+        return (
+            (row.operator, row.pass_, row.axes.get("D")) == ("attention", pass_, D)
+            and 2048 <= row.axes["S"] <= 16384
+            and row.axes["H"] == row.axes["Hkv"]
+        )
+
+    return chosen
+
+
+def _against(found: Iterable[Row], name: str, chosen: Callable[[Row], bool]) -> Iterable[float]:
+    """The peer's latency over ours, for the chosen cases that both have."""
+    times: dict[str, dict[str, float]] = {}
+    for row in found:
+        if chosen(row) and (ms := row.value()) is not None and row.implementation in (PROVIDER, name):
+            times.setdefault(row.case, {})[row.implementation] = ms
+    return [x[name] / x[PROVIDER] for x in times.values() if len(x) == 2]
+
+
+def _crossing() -> list[str]:
+    """From which length on operators of O(S) are ahead of attention."""
+    made = journal(CROSSING)
+    lines = []
+    for contest in crossing.contests(made, rows_of(CROSSING)):
+        for other in contest.linear:
+            found = contest.crossing(other, "time")
+            if found is not None:
+                told = crossing.tell(found, f"`{other.operator}`", "attention", "time")
+                lines.append(
+                    f"- {other.operator} ({other.implementation}) against attention "
+                    f"({contest.quadratic.implementation}), width {contest.width}, {contest.common}: {told}."
+                )
+    return [
+        "## From which length on O(S) beats O(S²)",
+        _where(made) + " The interval is a bootstrap over replicates, with the confidence that so many can give.",
+        "\n".join(lines),
+    ]
+
+
+def _slower() -> list[str]:
+    """Every row of ours whose whole interval lies below 1."""
+    lines = ["| operator | case | fastest baseline | ratio | 95 % interval |", "|---|---|---|---|---|"]
+    found = [
+        x
+        for run in (MEMORY, ATTENTION, STATE_SPACE)
+        for x in rows_of(run)
+        if x.provider == PROVIDER and x.speedup_ci_high is not None and x.speedup_ci_high < 1
+    ]
+    for x in sorted(found, key=lambda x: (x.operator, x.speedup_vs_best_baseline or 0)):
+        lines.append(
+            f"| `{x.operator}` | {x.case} | {x.best_baseline} | {_ratio(x.speedup_vs_best_baseline)} "
+            f"| {_ratio(x.speedup_ci_low)} – {_ratio(x.speedup_ci_high)} |"
+        )
+    return [
+        "## Where ours is slower",
+        "Every case of the three plans whose whole 95 % interval lies below 1.",
+        "\n".join(lines),
+    ]
+
+
+def _noise() -> list[str]:
+    """What the same code differs by between two runs, and between processes of one."""
+    first, second = (rows_of(x) for x in SAME_CODE)
+    times = {x.identity: ms for x in first if (ms := x.value())}
+    again = {x.identity: ms for x in second if (ms := x.value())}
+    apart = sorted(abs(again[x] / times[x] - 1) for x in again.keys() & times.keys())
+    within = sorted(y.cv_between for x in first if (y := x.get()) is not None and y.cv_between is not None)
+
+    def at(values: Sequence[float], percentile: float) -> str:
+        return f"{float(np.percentile(values, percentile)) * 100:.2f} %"
+
+    return [
+        "## How large noise is",
+        f"Runs `{SAME_CODE[0]}` and `{SAME_CODE[1]}` measured one commit twice, one after the other.\n"
+        f"Of {len(apart)} rows the median one differs by {at(apart, 50)}, the 90th percentile by {at(apart, 90)}, "
+        f"the 99th by {at(apart, 99)}, the largest by {at(apart, 100)}.\nBetween the processes of one run the "
+        f"coefficient of variation is {at(within, 50)} in the median row, "
+        f"{at(within, 90)} at the 90th percentile.\n"
+        "A difference smaller than these is not one.",
+    ]
+
+
+def _limits() -> list[str]:
+    """What these runs do not show."""
+    throttled = {x: sum(bool(y.throttled) for y in rows_of(x)) for x in (MEMORY, ATTENTION, STATE_SPACE)}
+    told = ", ".join(f"{count} in `{run}`" for run, count in throttled.items())
+    missing: dict[str, set[str]] = {}
+    for run in (MEMORY, ATTENTION, STATE_SPACE):
+        for x in rows_of(run):
+            if x.status == "unavailable":
+                missing.setdefault(x.implementation, set()).add(x.operator)
+    names = ", ".join(f"`{name}` ({', '.join(sorted(x))})" for name, x in sorted(missing.items()))
+    points = [
+        "- Clocks were not locked. Rows for which the device was throttled during most of their samples: "
+        f"{told}.\n  Such rows say so.",
+        "- Three replicates make wide intervals for noisy rows. Rows with a single replicate have no interval.",
+        f"- Not installed there, and so `unavailable`: {names}.",
+        "- One GPU of one kind: Hopper is the only architecture on which our kernels were measured.",
+    ]
+    return ["## What these runs do not show", "\n".join(points)]
+
+
+if __name__ == "__main__":
+    made = page()
+    if sys.argv[1:] == ["--write"]:
+        PAGE.write_text(made, encoding="utf-8")
+        README.write_text(placed(README.read_text(encoding="utf-8"), row()), encoding="utf-8")
+    else:
+        print(made, row(), sep="\n", end="")

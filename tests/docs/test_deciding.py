@@ -1,0 +1,9 @@
+"""The table of `docs/deciding.md` is what its command prints from the journals."""
+
+from __future__ import annotations
+
+
+def test_the_table_is_what_the_journals_say(program):
+    deciding = program("deciding")
+    page = deciding.DOCUMENT.read_text(encoding="utf-8")
+    assert deciding.placed(page, deciding.table()) == page, "run `python docs/deciding.py --write`"
