@@ -17,7 +17,6 @@ from ...registry.store.transfer import checked_run
 from ..catalog import Catalog
 from ..plan import BUILTIN, Plan, load
 
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """What may become a file's name or a word of a printed command; a journal may hold anything."""
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")

@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 
 import filelock
 
-from ...registry.errors import HarnessError, InputError, KernelmarkError
+from ...registry.errors import Ended, HarnessError, InputError, KernelmarkError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, Writer, read
 from ...registry.store.record import SCHEMA_VERSION, Footer, Header, Key, Record, Request, Scalar, Status
@@ -46,9 +46,14 @@ class NotResumable(KernelmarkError):
 
 
 class Interrupted(KernelmarkError):
-    """Ended by Ctrl-C; the message says how to go on. 130 is what shells expect of a program so ended."""
+    """Ended by Ctrl-C or another signal; the message says how to go on.
 
-    exit_code = 130
+    The exit code is what shells expect of a program so ended: 130 after Ctrl-C.
+    """
+
+    def __init__(self, message: str, exit_code: int = 130) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class Listener(Protocol):
@@ -62,6 +67,28 @@ class Listener(Protocol):
 
     def end(self, record: Record) -> None:
         """A cell ended."""
+
+
+class Unbroken:
+    """Shows as another does until that cannot: an output that went away or is full is no reason to stop."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener: Listener = listener
+
+    def begin(self, run: str, cells: int, finished: int) -> None:
+        self._heard(lambda x: x.begin(run, cells, finished))
+
+    def stage(self, replicate: int, name: str, cell: Cell | None) -> None:
+        self._heard(lambda x: x.stage(replicate, name, cell))
+
+    def end(self, record: Record) -> None:
+        self._heard(lambda x: x.end(record))
+
+    def _heard(self, show: Callable[[Listener], None]) -> None:
+        try:
+            show(self._listener)
+        except OSError:
+            self._listener = Silent()
 
 
 class Silent:
@@ -112,6 +139,9 @@ class Run:
     _settled: dict[Key, Status] = field(default_factory=dict, init=False)
     _done: set[tuple[Key, int]] = field(default_factory=set, init=False)
 
+    def __post_init__(self) -> None:
+        self.listener = Unbroken(self.listener)
+
     @property
     def path(self) -> Path:
         """The run's journal, or that of its shard."""
@@ -124,11 +154,12 @@ class Run:
                 self.listener.begin(self.name, len(self.cells) * self.plan.replicates, len(self._done))
                 for replicate in range(self.plan.replicates):
                     self.replicate(replicate, self.cells)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             raise Interrupted(
                 f"interrupted; what was finished is in {self.path}. Go on with: {self._again}"
                 if self._header_known
-                else "interrupted before anything was measured."
+                else "interrupted before anything was measured.",
+                error.exit_code if isinstance(error, Ended) else 130,
             ) from None
         return self.path
 

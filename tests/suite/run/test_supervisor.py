@@ -367,3 +367,32 @@ def test_a_disk_too_full_for_anything(program, plan_file):
     assert "cannot be written" in err
     assert "--resume" not in err
     assert not list(program.home.glob("journals/*"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_other_signals_end_a_run_in_order(program, plan_file, processes, number, code):
+    plan = plan_file([16, 32, 64, 128], replicates=2)
+    process = program.start("run", "--plan", str(plan), "--implementation", "slow")
+    program.records(1)
+    workers = processes.children(process.pid)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    path = program.journal()
+    assert process.returncode == code
+    assert f"kernelmark run --resume {path.stem}" in err
+    assert not any(map(processes.alive, workers))
+    assert [x.complete for x in read(path).footers] == [False]
+
+
+@pytest.mark.parametrize("output", ["closed", "full"])
+def test_an_output_that_cannot_be_written_stops_no_run(program, plan_file, output):
+    arguments = ("run", "--plan", str(plan_file([16, 32])), "--implementation", "fails")
+    process = program.start(*arguments, limit="exec >/dev/full" if output == "full" else "true")
+    if output == "closed":
+        process.stdout.close()
+        process.stdout = None
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    journal = read(program.journal())
+    assert len(journal.records) == 2
+    assert journal.footers[0].complete
