@@ -142,6 +142,7 @@ def _gpu_noted() -> dict[str, Scalar]:
     return {
         "gpu/max_sm_mhz": nvml.get("MaxClockInfo", nvml.library.NVML_CLOCK_SM),
         "gpu/max_memory_mhz": nvml.get("MaxClockInfo", nvml.library.NVML_CLOCK_MEM),
+        "gpu/memory_bus_bits": nvml.get("MemoryBusWidth"),
         "gpu/memory_bytes": memory.total if memory else None,
         "gpu/memory_used_at_start_bytes": memory.used if memory else None,
         "gpu/persistence": bool(nvml.get("PersistenceMode")),

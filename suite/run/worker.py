@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import Literal, TypeAlias
+from typing import BinaryIO, Literal, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,7 @@ from ...registry.store.record import PROVIDER, YARDSTICK, Cache, Case, Ceiling, 
 from ..catalog import Catalog, Implementation
 from ..measure.device import Cpu, Cuda, Device
 from ..measure.session import Session
+from ..measure.pristine import Pristine
 from ..measure.stages import Stages, Trial
 from ..measure.stopping import Sampling
 from ..measure.verify import Incorrect
@@ -57,6 +58,8 @@ class Task(msgspec.Struct, frozen=True):
     roots: tuple[str, ...] = ()
     code: dict[str, str] = {}
     ceilings: bool = True
+    token: str = ""
+    """Stands before every message on the pipe; what an implementation prints there has none."""
 
 
 class Facts(msgspec.Struct, frozen=True, tag_field="message", tag="facts"):
@@ -123,6 +126,7 @@ def work(
     catalog = catalog or catalog_of(task.roots, task.code)
     stages = Stages(listen=lambda name: send(Stage(name)))
     send(Facts(facts, python_facts()))
+    pristine = Pristine()
     with device.using():
         if task.ceilings:
             from ..measure import limits
@@ -133,7 +137,7 @@ def work(
         for (name, _), group in groupby(task.cells, key=lambda x: (x.case.operator, x.case.name)):
             definition = catalog.definition(name)
             case = _program if isinstance(definition, Workload) else _case
-            for result in case(task, list(group), catalog, device, stages, send):
+            for result in case(task, list(group), catalog, device, stages, send, pristine):
                 send(result)
     send(Done(stages.spent_s))
 
@@ -145,6 +149,7 @@ def _case(
     device: Device,
     shared: Stages,
     send: Callable[[Message], None],
+    pristine: Pristine,
 ) -> Iterator[Result]:
     """All cells of one case, on one workbench."""
     case = cells[0].case
@@ -161,7 +166,7 @@ def _case(
         return
     for cell in cells:
         implementation = next(x for x in catalog.of_operator(case.operator) if x.name == cell.implementation)
-        yield _cell(task, cell, implementation, bench, device, send)
+        yield _cell(task, cell, implementation, bench, device, send, pristine)
     del bench
     device.release()
     _forget_compiled()
@@ -174,6 +179,7 @@ def _program(
     device: Device,
     shared: Stages,
     send: Callable[[Message], None],
+    pristine: Pristine,
 ) -> Iterator[Result]:
     """All systems of one case of a workload, held against one preparation."""
     case = cells[0].case
@@ -208,6 +214,7 @@ def _program(
         else:
             result = Result(cell.index, "ok", None, measurement, given.stages.spent_s)
         _forget_compiled()
+        pristine.settle()  # a program seeds and switches as it needs; the next one finds nothing of it
         try:
             device.release()
             device.synchronize()
@@ -225,6 +232,7 @@ def _cell(
     bench: Workbench,
     device: Device,
     send: Callable[[Message], None],
+    pristine: Pristine,
 ) -> Result:
     stages = Stages(listen=lambda name: send(Stage(name, cell.index)))
     trial = Trial(
@@ -236,6 +244,7 @@ def _cell(
         gated=implementation.provider != YARDSTICK,
         tuned=implementation.provider == PROVIDER,
         pinned=cell.pinned,
+        pristine=pristine,
     )
     try:
         measurement = trial.run(lambda: implementation.load()(cell.case))
@@ -307,14 +316,8 @@ def main(pipe: int) -> None:
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the supervisor, which ends us in order
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
-    encoder = msgspec.json.Encoder()
-
-    out = os.fdopen(pipe, "wb")
-
-    def send(message: Message) -> None:
-        out.write(encoder.encode(message) + b"\n")
-        out.flush()
-
+    send = _sender(os.fdopen(pipe, "wb"), task.token.encode())
+    task = msgspec.structs.replace(task, token="")
     send(Stage("start"))
     import torch
     import torch._functorch.config
@@ -326,6 +329,16 @@ def main(pipe: int) -> None:
     device: Device = Cuda.open() if task.device == "cuda" else Cpu.open()
     facts = torch_facts(task.device)
     work(task, send, device, facts)
+
+
+def _sender(out: BinaryIO, token: bytes) -> Callable[[Message], None]:
+    encode = msgspec.json.Encoder().encode
+
+    def send(message: Message) -> None:
+        out.write(token + encode(message) + b"\n")
+        out.flush()
+
+    return send
 
 
 def _end() -> None:
