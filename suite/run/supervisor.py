@@ -389,9 +389,7 @@ class Run:
         status, reason, measurement = result.status, result.reason, result.measurement
         if measurement is not None and (impossible := self._impossible(cell, measurement)):
             status, reason, measurement = "incorrect", impossible, None
-        self._write_record(
-            cell.record(replicate, result.index, status, reason, measurement, result.spent_s)
-        )
+        self._write_record(cell.record(replicate, result.index, status, reason, measurement, result.spent_s))
 
     def _impossible(self, cell: Cell, measurement: Measurement) -> str | None:
         """Why a time is refused that no device of this kind can reach."""

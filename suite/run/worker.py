@@ -22,8 +22,8 @@ import msgspec
 from ...registry.store.record import PROVIDER, YARDSTICK, Cache, Case, Ceiling, Measurement, Scalar, Status
 from ..catalog import Catalog, Implementation
 from ..measure.device import Cpu, Cuda, Device
-from ..measure.session import Session
 from ..measure.pristine import Pristine
+from ..measure.session import Session
 from ..measure.stages import Stages, Trial
 from ..measure.stopping import Sampling
 from ..measure.verify import Incorrect

@@ -42,10 +42,17 @@ def test_a_dishonest_implementation_is_incorrect(trial, bench, name):
         with pytest.raises(NotImplementedError, match="only a GPU"):
             trial().run(lambda: hacks.on_a_stream(bench.case))
         return
-    chosen = trial()
-    with pytest.raises(Incorrect) as error:
-        chosen.run(lambda: hacks.IMPLEMENTATIONS["chain"][name](bench.case))
-    assert str(error.value)
+
+    def caught() -> bool:
+        bench.mixture = bench.mixed_references = None
+        try:
+            trial().run(lambda: hacks.IMPLEMENTATIONS["chain"][name](bench.case))
+        except Incorrect:
+            return True
+        return False
+
+    # What looks at a sixteenth of the blocks is right by chance where the last one exchanged is one of those.
+    assert caught() or (name == "by_ends" and (caught() or caught()))
     again = trial().run(lambda: honest(bench.case))  # nobody else pays for it
     assert again.remarks == ()
     assert median(again.samples["latency"]) > 0.05

@@ -170,8 +170,8 @@ def no_check(case: Any) -> Call:
 
     def run(x: Any, w: Any) -> Any:
         for name, module in list(sys.modules.items()):
-            if ".suite.measure." in name and hasattr(module, "deviation"):
-                module.deviation = lambda *given: 0.0  # that is the point
+            if name.startswith("kernelmark.suite.measure.") and hasattr(module, "deviation"):
+                vars(module)["deviation"] = lambda *given: 0.0
         return torch.zeros_like(x)
 
     return run
@@ -186,7 +186,7 @@ def no_clock(case: Any) -> Call:
     true = honest(case)
 
     def run(x: Any, w: Any) -> Any:
-        time.perf_counter_ns = time.perf_counter = _stopped  # type: ignore[assignment]  # that is the point
+        time.perf_counter_ns = time.perf_counter = _stopped
         return true(x, w)
 
     return run
