@@ -244,7 +244,7 @@ def _refusal(error: Exception, uri: str) -> str | None:
 
 
 def _within_mlflow(error: Exception) -> bool:
-    """Whether MLflow's own code raised it, as it does for an answer whose fields have other types than it expects."""
+    """Whether MLflow's own code raised it, as it does for an answer whose fields have other types."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
