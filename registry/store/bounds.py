@@ -8,7 +8,7 @@ read, with its line. Free text (why a row failed, what a condition is) is kept, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -56,10 +56,9 @@ class Bounds:
 
     def checked(self, line: Line, raw: bytes) -> Line:
         """The line. Raises `OutOfBounds`."""
-        suspect = _SUSPECT.search(raw) is not None
         match line:
             case Record():
-                return self._record(line, suspect)
+                return self._record(line, raw)
             case Header():
                 return _header(line)
             case Ceiling():
@@ -72,7 +71,7 @@ class Bounds:
                 _name(line.ended, "ended")
         return line
 
-    def _record(self, record: Record, suspect: bool) -> Record:
+    def _record(self, record: Record, raw: bytes) -> Record:
         set_ = msgspec.structs.force_setattr
         case = record.case
         key = (case.operator, case.name, case.dtype, case.pass_, case.spec, case.bytes, case.flops, case.primary)
@@ -90,14 +89,14 @@ class Bounds:
             _whole(record.replicate, 0, REPLICATES, "replicate")
         if not 0 <= record.position < LINES:
             _whole(record.position, 0, LINES, "position")
-        if record.reason is not None and (suspect or len(record.reason) > TEXT):
+        if record.reason is not None and (len(record.reason) > TEXT or _SUSPECT.search(raw)):
             set_(record, "reason", _text(record.reason) or "-")
         _seconds(record.spent_s, "spent_s")
         if record.measurement is not None:
-            self._measurement(record.measurement, suspect)
+            self._measurement(record.measurement, raw)
         return record
 
-    def _measurement(self, measurement: Measurement, suspect: bool) -> None:
+    def _measurement(self, measurement: Measurement, raw: bytes) -> None:
         set_ = msgspec.structs.force_setattr
         set_(measurement, "timer", self._shared(measurement.timer, "timer"))
         _whole(measurement.batch, 1, 1 << 40, "batch")
@@ -124,7 +123,8 @@ class Bounds:
                     _whole(mhz, 0, 1_000_000, "clocks")
             _measured([x for x in (seen.power_w,) if x is not None], "power_w")
             _whole(seen.temperature_c or 0, -300, 1000, "temperature_c")
-            set_(seen, "reasons", tuple(_text(x) for x in seen.reasons[:ENTRIES])) if suspect else None
+            if seen.reasons and _SUSPECT.search(raw):
+                set_(seen, "reasons", tuple(_text(x) for x in seen.reasons[:ENTRIES]))
 
     def _shared(self, name: str, field: str) -> str:
         known = self._names.get(name)
@@ -199,7 +199,9 @@ def _whole(value: int, least: int, most: int, what: str) -> None:
         raise OutOfBounds(f"{what}: {str(value)[:40]} is not within {least} and {most:g}")
 
 
-def _measured(values: Sequence[float] | Iterable[float], what: str) -> None:
+def _measured(values: Sequence[float], what: str) -> None:
+    if not values or LEAST <= min(values) <= max(values) <= MOST:
+        return
     for x in values:
         if x != 0 and not LEAST <= abs(x) <= MOST:
             raise OutOfBounds(f"{what}: {x!r} is no measured number")

@@ -15,7 +15,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -103,9 +103,11 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         with open(path, "rb") as raw:
             yield cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw
     except FileNotFoundError:
-        raise InputError(f"no journal at {path}") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
+        raise InputError(f"no journal at {path}: No such file or directory") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"{path} cannot be read, it is not a whole gzip file: {error}") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def _too_large(name: str) -> str:
@@ -132,6 +134,7 @@ def _lines(file: BinaryIO, name: str, path: Path | None) -> Journal:
     decode: Callable[[bytes], Line] = _decoder.decode
     header: Header | None = None
     records: list[Record] = []
+    seen: dict[tuple[str, str, str, str], set[int]] = {}
     ceilings: list[Ceiling] = []
     footers: list[Footer] = []
     torn = False
@@ -163,7 +166,12 @@ def _lines(file: BinaryIO, name: str, path: Path | None) -> Journal:
             case Header():
                 header = line
             case Record():
-                records.append(line)
+                # A run killed between writing a record and noting it may measure it again: the first one counts.
+                row = (line.case.operator, line.case.name, line.implementation, line.cache)
+                replicates = seen.setdefault(row, set())
+                if line.replicate not in replicates:
+                    replicates.add(line.replicate)
+                    records.append(line)
             case Ceiling():
                 ceilings.append(line)
             case Footer():
@@ -174,7 +182,7 @@ def _lines(file: BinaryIO, name: str, path: Path | None) -> Journal:
         raise InputError(f"{name} is empty or holds no whole line: not a kernelmark journal")
     if header is None:
         raise InputError(f"{name}: line 1 is not a header: not a kernelmark journal")
-    return Journal(header, tuple(_unique(records)), tuple(ceilings), tuple(footers), torn, path)
+    return Journal(header, tuple(records), tuple(ceilings), tuple(footers), torn, path)
 
 
 def _told(error: Exception) -> str:
@@ -201,15 +209,6 @@ def _version(line: bytes) -> int | None:
         return msgspec.json.decode(line, type=_Version).schema_version
     except _UNREADABLE:
         return None
-
-
-def _unique(records: Iterable[Record]) -> Iterator[Record]:
-    """A run killed between writing a record and noting it may measure it again: the first one counts."""
-    seen = set()
-    for record in records:
-        if (record.identity, record.replicate) not in seen:
-            seen.add((record.identity, record.replicate))
-            yield record
 
 
 class Writer:

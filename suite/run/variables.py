@@ -50,7 +50,7 @@ _NAMES = frozenset(prefix + name for prefix, names in NAMES.items() for name in 
 _WORD = r"(?:[A-Za-z_]{1,40}|[A-Za-z_]{0,9}[0-9][A-Za-z0-9_]{0,7})"
 _BETWEEN = r"[-+:,;=. ()\[\]{}*]"
 _VALUE = re.compile(rf"{_BETWEEN}{{0,3}}(?:{_WORD}(?:{_BETWEEN}{{1,3}}|$))*")
-"""Words of letters, or short ones with digits, and what divides them. Paths, addresses and keys have other forms."""
+"""Words of letters, or short ones with digits, and what divides them. Paths, addresses, keys have other forms."""
 _UUID = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-")
 LONGEST = 120
 
