@@ -157,7 +157,7 @@ def _record(
 
 
 def named(text: str) -> str:
-    """A name as a journal may hold it: one line of bounded length. One that is cut is told from others by a hash."""
+    """A name as a journal may hold it: one line of bounded length. A hash tells cut ones from one another."""
     flat = " ".join(
         re.sub(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]", " ", text).split()
     )

@@ -222,7 +222,7 @@ def names(chance: random.Random, home: Home) -> None:
 def files(chance: random.Random, home: Home) -> None:
     """Files of other tools."""
     form = chance.choice(list(FORMATS))
-    example = next(x for x in EXAMPLES.iterdir() if x.stem == FORMATS[form] or x.stem == form)
+    example = next(x for x in EXAMPLES.iterdir() if x.is_file() and x.stem in (FORMATS[form], form))
     raw = example.read_bytes()
     if chance.random() < 0.6 and raw[:1] == b"{" and example.suffix == ".json":
         raw = json.dumps(altered(json.loads(raw), chance, 3)).encode()
