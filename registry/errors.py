@@ -24,11 +24,28 @@ class HarnessError(KernelmarkError):
     exit_code = 5
 
 
+class Ended(KeyboardInterrupt):
+    """Ended by a signal that is not Ctrl-C, in the same order. Shells expect 128 and the signal's number."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + signal
+
+
+LONGEST_NAME = 100
+"""Characters of a name that a message repeats."""
+
+
+def short(name: str) -> str:
+    """A name for a message: one of megabytes would bury it."""
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…"
+
+
 def unknown(kind: str, name: str, known: list[str]) -> InputError:
     """The one wording for a name that does not exist, with what exists and the nearest match."""
     from difflib import get_close_matches
 
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(name, known, n=1) if len(name) <= LONGEST_NAME else []
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    what = ", ".join(known) if known else "none"
-    return InputError(f"unknown {kind} {name!r}.{hint} Known: {what}.")
+    what = ", ".join(map(short, known)) if known else "none"
+    return InputError(f"unknown {kind} {short(name)!r}.{hint} Known: {what}.")

@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +34,7 @@ from .workload import Workload
 
 Factory = Callable[[Case], Callable[..., Any]]
 BOTH = ("cuda", "cpu")
+_ENVIRONMENT = re.compile(r"[A-Za-z0-9_-]{1,60}")
 HARNESS_ROOMS = ("operators", "workloads", "models")
 """Rooms that are part of the harness: the same for every commit that is measured."""
 
@@ -126,7 +128,7 @@ class Root:
         """Imports one file of a room for listing. Raises `InputError` if it cannot be imported."""
         try:
             return self.module(room, name)
-        except Exception as error:  # somebody's file may raise anything
+        except (Exception, SystemExit) as error:  # somebody's file may raise anything, and a command's file exits
             raise InputError(
                 f"{self.files(room)[name]} cannot be imported: {type(error).__name__}: {error}"
             ) from error
@@ -340,18 +342,24 @@ class Catalog:
         path = root.files("baselines")[name]
         if not isinstance(getattr(module, "IMPLEMENTATIONS", None), dict):
             raise InputError(f"{path} must define IMPLEMENTATIONS, a dict.")
+        requires = _names(getattr(module, "REQUIRES", ()), path, "REQUIRES")
+        environment = getattr(module, "ENVIRONMENT", "core")
+        if not isinstance(environment, str) or not _ENVIRONMENT.fullmatch(environment):
+            raise InputError(f"{path}: ENVIRONMENT must be a name of letters, digits, - and _.")
         for operator, factories in module.IMPLEMENTATIONS.items():
             if not isinstance(factories, dict):
                 raise InputError(f"{path}: IMPLEMENTATIONS[{operator!r}] must be a dict of factories.")
             if operator in self.definitions:
                 for implementation, factory in factories.items():
+                    if not isinstance(implementation, str) or not callable(factory):
+                        raise InputError(f"{path}: IMPLEMENTATIONS[{operator!r}] must be a dict of factories.")
                     yield Implementation(
                         operator=operator,
                         name=implementation,
                         provider=name,
-                        requires=tuple(getattr(module, "REQUIRES", ())),
-                        environment=getattr(module, "ENVIRONMENT", "core"),
-                        devices=_devices(getattr(module, "DEVICES", BOTH), implementation),
+                        requires=requires,
+                        environment=environment,
+                        devices=_devices(getattr(module, "DEVICES", BOTH), implementation, path),
                         load=lambda factory=factory: factory,  # type: ignore[misc]  # mypy cannot type the default
                         root=root.folder,
                     )
@@ -369,9 +377,16 @@ def _apart(all_: Iterable[Implementation]) -> tuple[Implementation, ...]:
     return tuple(found.values())
 
 
-def _devices(given: Sequence[str] | Mapping[str, Sequence[str]], implementation: str) -> tuple[str, ...]:
+def _devices(given: object, implementation: str, path: Path) -> tuple[str, ...]:
     """A baseline file's `DEVICES` for one of its implementations."""
-    return tuple(given.get(implementation, BOTH) if isinstance(given, Mapping) else given)
+    return _names(given.get(implementation, BOTH) if isinstance(given, Mapping) else given, path, "DEVICES")
+
+
+def _names(given: object, path: Path, what: str) -> tuple[str, ...]:
+    """A sequence of strings of a baseline file. Raises `InputError` for anything else."""
+    if not isinstance(given, list | tuple) or not all(isinstance(x, str) for x in given):
+        raise InputError(f"{path}: {what} must be a tuple of strings.")
+    return tuple(given)
 
 
 def _own_implementation(

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from ..registry.errors import InputError, unknown
+from ..registry.errors import InputError, short, unknown
 from ..registry.store.record import (
     Cache,
     Case,
@@ -34,6 +34,8 @@ from .definition import Grid, Option
 from .measure.stopping import Sampling, TimerName
 from .system import System
 
+LARGEST = 4 << 20
+"""Characters of a plan file."""
 FILES = Path(__file__).with_name("plans")
 BUILTIN = ("quick", "standard", "full", *sorted(x.stem for x in FILES.glob("*.toml")))
 """The first three from the operators' own grids, the others from the files of those names in `plans/`."""
@@ -253,24 +255,31 @@ def _builtin(name: str, catalog: Catalog, device: str) -> Plan:
 
 
 def _file(path: Path, catalog: Catalog) -> Plan:
-    if not path.exists():
-        if path.suffix != ".toml":
-            raise unknown("plan", str(path), [*BUILTIN, "a .toml file"])
-        raise InputError(f"no plan file at {path}.")
+    name = short(str(path))
     try:
-        return parse(path.read_text(), path.stem, catalog)
+        if not path.exists():
+            if path.suffix != ".toml":
+                raise unknown("plan", str(path), [*BUILTIN, "a .toml file"])
+            raise InputError(f"no plan file at {name}.")
+        with open(path, encoding="utf-8") as file:
+            text = file.read(LARGEST + 1)
+    except (OSError, ValueError) as error:  # no UTF-8, a name that no file has
+        raise InputError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        return parse(text, path.stem, catalog)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
+        raise InputError(f"{name}: {error}") from None
 
 
 def parse(text: str, name: str, catalog: Catalog) -> Plan:
     """A plan from the text of a plan file."""
     try:
+        if len(text) > LARGEST:
+            raise ValueError(f"more than {LARGEST >> 20} MiB")
         file = msgspec.convert(tomllib.loads(text), PlanFile)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise InputError(f"not a valid plan: {error}") from None
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:  # TOML's errors are ValueErrors
+        said = "nested too deep" if isinstance(error, RecursionError) else str(error)[:1000]
+        raise InputError(f"not a valid plan: {said}") from None
     if file.replicates < 1:
         raise InputError(f"replicates is {file.replicates}; at least 1.")
     if not file.deadline_s > 0:

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 from typing import Any, get_args
 
@@ -136,7 +137,7 @@ class _Group:
     def first(self) -> Record:
         return self.records[0]
 
-    @property
+    @cached_property
     def status(self) -> tuple[Status, str | None]:
         bad = [x for x in self.records if x.status != "ok"]
         if not bad:
@@ -147,20 +148,26 @@ class _Group:
             return "ok", f"{len(bad)} of {len(self.records)} replicates: {chosen.status}: {chosen.reason}"
         return chosen.status, chosen.reason
 
-    @property
+    @cached_property
     def measured(self) -> dict[int, Measurement]:
         """Measurements by replicate; empty unless the group as a whole is ok."""
         if self.status[0] != "ok":
             return {}
         return {x.replicate: x.measurement for x in self.records if x.measurement is not None}
 
+    @cached_property
+    def _values(self) -> dict[str, dict[int, float]]:
+        return {}
+
     def values(self, metric: Metric) -> dict[int, float]:
         """Each process's value of a metric, by replicate, where it has any."""
-        return {
-            replicate: summarized(x.samples[metric.name], metric.summary)
-            for replicate, x in self.measured.items()
-            if metric.name in x.samples
-        }
+        if metric.name not in self._values:
+            self._values[metric.name] = {
+                replicate: summarized(x.samples[metric.name], metric.summary)
+                for replicate, x in self.measured.items()
+                if metric.name in x.samples
+            }
+        return self._values[metric.name]
 
 
 def rows(journal: Journal) -> tuple[Row, ...]:
@@ -239,9 +246,10 @@ def _value(group: _Group, metric: Metric) -> Value:
     """One metric of a row."""
     values = list(group.values(metric).values())
     by_process = [x.samples[metric.name] for x in group.measured.values() if metric.name in x.samples]
-    samples = np.concatenate([np.asarray(x) for x in by_process])
+    samples = np.asarray([x for process in by_process for x in process], dtype=np.float64)
+    ordered = sorted(samples.tolist())
     low, high = interval(values, by_process[0])
-    p5, p20, p80, p95 = (float(x) for x in np.percentile(samples, [5, 20, 80, 95]))
+    p5, p20, p80, p95 = (_quantile(ordered, x / 100) for x in (5, 20, 80, 95))
     return Value(
         value=max(values) if metric.across == "maximum" else median(values),
         unit=metric.unit,
@@ -252,15 +260,24 @@ def _value(group: _Group, metric: Metric) -> Value:
         high=high,
         cv_between=coefficient_of_variation(values),
         mean=float(samples.mean()),
-        median=float(np.median(samples)),
+        median=median(ordered),
         sd=float(samples.std(ddof=1)) if len(samples) > 1 else None,
-        minimum=float(samples.min()),
-        maximum=float(samples.max()),
+        minimum=ordered[0],
+        maximum=ordered[-1],
         p5=p5,
         p20=p20,
         p80=p80,
         p95=p95,
     )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """The quantile of sorted values, with a straight line between two of them, as NumPy has it by default."""
+    place = (len(ordered) - 1) * share
+    below = int(place)
+    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    rest = place - below
+    return low + (high - low) * rest if rest < 0.5 else high - (high - low) * (1 - rest)
 
 
 def derived(case: Case, time: Value) -> dict[str, Value]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..store.record import Key
+from ..views import escape
 from .attribution import Attribution, Part
 from .bisection import Finding, Suspect
 from .comparison_report import ComparisonReport
@@ -262,14 +262,11 @@ def _value(value: float | None) -> str:
 
 
 def _cell(text: str, limit: int = _REASON_LIMIT) -> str:
-    """Text that cannot break out of a Markdown table's cell."""
-    flat = " ".join(text.split())
-    flat = flat if len(flat) <= limit else flat[: limit - 1] + "…"
-    return re.sub(r"([\\|`*_<>\[\]@#])", r"\\\1", flat.replace("&", "&amp;")).replace(r"\<", "&lt;")
+    return escape.markdown(text, limit)
 
 
 def _code(text: str) -> str:
-    return " ".join(text.replace("`", "'").split())[:_REASON_LIMIT]
+    return escape.code(text, _REASON_LIMIT)
 
 
 def _size(lines: Sequence[str]) -> int:

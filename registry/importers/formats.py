@@ -22,38 +22,56 @@ FORMATS: Mapping[str, str] = {
     "google-benchmark": "google_benchmark",
     "nvbench": "nvbench",
     "go": "go_benchmark",
+    "asv": "asv",
+    "hyperfine": "hyperfine",
+    "tritonbench": "tritonbench",
+    "flashinfer-bench": "flashinfer_bench",
 }
 """Name for users → module here."""
 
 
-def read(name: str, path: Path) -> tuple[Results, bytes]:
-    """A file of a format, and its bytes. Raises `InputError` that names line or field."""
+LARGEST = 256 << 20
+
+
+def read(name: str, path: Path) -> tuple[list[Results], bytes]:
+    """A file of a format, by device where it has several, and its bytes. Raises `InputError` with the place."""
     if name not in FORMATS:
         raise unknown("format", name, list(FORMATS))
     try:
-        raw = path.read_bytes()
+        with open(path, "rb") as file:
+            raw = file.read(LARGEST + 1)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    if len(raw) > LARGEST:
+        raise InputError(f"{path}: more than {LARGEST >> 20} MiB are no file of results")
     module: Any = importlib.import_module(f".{FORMATS[name]}", __package__)
-    results: Results = module.read(raw, path)
-    if not results.benchmarks:
+    found: Results | list[Results] = module.read(raw, path)
+    results = found if isinstance(found, list) else [found]
+    if not any(x.benchmarks for x in results):
         raise InputError(f"{path.name}: no benchmark in it")
     return results, raw
 
 
-def made(name: str, paths: Sequence[Path], commit: str | None = None) -> Journal:
-    """The journal of these files, each from a process of its own."""
+def made(name: str, paths: Sequence[Path], commit: str | None = None) -> list[Journal]:
+    """The journals of these files, each from a process of its own: one, or one a device."""
     files = [read(name, path) for path in paths]
     # Go's text has no date; the file's is the next best, and the same whenever it is asked for.
     oldest = min(os.stat(path).st_mtime for path in paths)
-    return journal(files, datetime.fromtimestamp(oldest, UTC).isoformat(timespec="seconds"), commit)
+    created = datetime.fromtimestamp(oldest, UTC).isoformat(timespec="seconds")
+    parts: dict[str, list[tuple[Results, bytes]]] = {}
+    for found, raw in files:
+        for results in found:
+            parts.setdefault(results.part, []).append((results, raw))
+    return [journal(part, created, commit) for part in parts.values()]
 
 
-def take_in(name: str, paths: Sequence[Path], home: Home, commit: str | None = None) -> str:
-    """Imports files as one run and returns its name; twice the same files are one run."""
-    run = made(name, paths, commit)
-    lines: list[Line] = [run.header, *run.records, *run.footers]
+def take_in(name: str, paths: Sequence[Path], home: Home, commit: str | None = None) -> list[str]:
+    """Imports files as one run, or one a device, and returns their names; twice the same files are one run."""
+    out = []
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{run.header.run}.jsonl"
-        path.write_bytes(b"".join(encode(x) for x in lines))
-        return import_journal(path, home)
+        for run in made(name, paths, commit):
+            lines: list[Line] = [run.header, *run.records, *run.footers]
+            path = Path(folder) / f"{run.header.run}.jsonl"
+            path.write_bytes(b"".join(encode(x) for x in lines))
+            out.append(import_journal(path, home))
+    return out

@@ -1,7 +1,8 @@
 """Go's benchmark text (`go test -bench`), as "Proposal: Go Benchmark Data Format" describes it.
 
 A line is a name, the number of iterations, and pairs of value and unit. With `-count` a name occurs several
-times: each is a sample, the mean of its iterations.
+times: each is a sample, the mean of its iterations. Configuration lines (`note: before`) hold for what follows
+them: where they change within a file, results under different ones are different benchmarks.
 """
 
 from __future__ import annotations
@@ -27,19 +28,28 @@ def read(raw: bytes, path: Path) -> Results:
     except UnicodeDecodeError:
         raise InputError(f"{path.name}: not UTF-8, so no output of go test") from None
     settings: dict[str, str] = {}
-    samples: dict[tuple[str, str], list[float]] = {}
-    iterations: dict[tuple[str, str], int] = {}
+    found: list[tuple[dict[str, str], str, float, int]] = []
     for number, line in enumerate(lines, 1):
         if setting := _KEY.fullmatch(line.rstrip()):
             settings[setting[1]] = setting[2]
-        elif line.startswith("Benchmark") and (found := _LINE.fullmatch(line.rstrip())):
-            name = f"Benchmark{found[1] or ''}"
-            key = (settings.get("pkg", _TOOL), name)
-            samples.setdefault(key, []).append(_time(found[3].split(), f"{path.name}: line {number}"))
-            iterations[key] = max(1, int(found[2]))
-    if not samples:
+        elif line.startswith("Benchmark") and (match := _LINE.fullmatch(line.rstrip())):
+            ms = _time(match[3].split(), f"{path.name}: line {number}")
+            found.append((dict(settings), f"Benchmark{match[1] or ''}", ms, max(1, int(match[2][:18]))))
+    if not found:
         raise InputError(f"{path.name}: no line begins with Benchmark, so no output of go test -bench")
-    conditions: dict[str, Scalar] = {name: settings.get(name) for name in ("goos", "goarch", "cpu")}
+    # What holds for all results is a condition of the run; what changes between them tells two samples apart.
+    names = {x for given, *_ in found for x in given if x != "pkg"}
+    varying = sorted(x for x in names if len({given.get(x) for given, *_ in found}) > 1)
+    samples: dict[tuple[str, str], list[float]] = {}
+    iterations: dict[tuple[str, str], int] = {}
+    for given, name, ms, count in found:
+        label = " ".join([name, *(f"{x}:{given[x]}" for x in varying if given.get(x))])
+        key = (given.get("pkg", _TOOL), label)
+        samples.setdefault(key, []).append(ms)
+        iterations[key] = count
+    settled = {x: found[0][0].get(x) for x in sorted(names - set(varying))}
+    conditions: dict[str, Scalar] = {x: settled.get(x) for x in ("goos", "goarch", "cpu")}
+    conditions |= {x: value for x, value in settled.items() if x not in conditions}
     return Results(
         tool=_TOOL,
         version=None,

@@ -1,12 +1,14 @@
 """NVBench's JSON (`--json FILE`, `--jsonbin FILE`).
 
 With `--jsonbin` the cold samples lie beside the JSON as 32-bit little-endian floats, in seconds. Without them
-the mean GPU time of a state is its only sample. Every measured device must be the same.
+the mean GPU time of a state is its only sample. A file of several devices becomes a run for each.
 """
 
 from __future__ import annotations
 
+import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import InputError
@@ -18,43 +20,62 @@ SAMPLES = "nv/json/bin:nv/cold/sample_times"
 MEANS = ("nv/cold/time/gpu/mean", "nv/batch/time/gpu/mean")
 
 
-def read(raw: bytes, path: Path) -> Results:
-    """The states of all benchmarks of a file; the samples are looked for beside `path`."""
+def read(raw: bytes, path: Path) -> list[Results]:
+    """The states of all benchmarks of a file by device; the samples are looked for beside `path`."""
     file = Field.parse(raw, path.name)
-    found = []
+    found: dict[int | None, list[Benchmark]] = {}
     for item in file.need("benchmarks").items():
         name = item.need("name").text()
         states = item.get("states")
-        found += [_state(name, x, path) for x in (states.items() if states else [])]
+        for x in states.items() if states else []:
+            device = x.get("device")
+            found.setdefault(int(device.number()) if device else None, []).append(_state(name, x, path))
     meta = file.get("meta")
     versions = meta.get("version") if meta else None
     nvbench = versions.get("nvbench") if versions else None
     text = nvbench.get("string") if nvbench else None
-    return Results(
-        tool="nvbench",
-        version=text.text() if text else None,
-        device="cuda",
-        timer="nvbench cold",
-        cache="cold",
-        benchmarks=tuple(found),
-        conditions=_device(file),
-    )
+    devices = _devices(file)
+    if len(found) == 1 and len(devices) <= 1:  # older files do not say which of one it was
+        found = {next(iter(devices), None): next(iter(found.values()))}
+    return [
+        Results(
+            tool="nvbench",
+            version=text.text() if text else None,
+            device="cuda",
+            timer="nvbench cold",
+            cache="cold",
+            benchmarks=tuple(_without_device(x, device) if len(found) > 1 else x for x in benchmarks),
+            conditions=_conditions(devices, device, file),
+            part=f"device {device}" if len(found) > 1 else "",
+        )
+        for device, benchmarks in found.items()
+    ]
 
 
-def _device(file: Field) -> dict[str, Scalar]:
+def _devices(file: Field) -> dict[int, Field]:
     devices = file.get("devices")
     items = devices.items() if devices else []
-    names = {x.need("name").text() for x in items}
-    if len(names) > 1:
-        raise InputError(f"{file.path}: devices: {', '.join(sorted(names))} in one file; measure them apart")
-    if not items:
+    return {int(id_.number()) if (id_ := x.get("id")) else i: x for i, x in enumerate(items)}
+
+
+def _conditions(devices: dict[int, Field], device: int | None, file: Field) -> dict[str, Scalar]:
+    if not devices:
         return {"gpu": None}
-    out: dict[str, Scalar] = {"gpu": names.pop()}
+    if device not in devices:
+        raise InputError(f"{file.path}: states of device {device}, which is not among its devices")
+    item = devices[device]
+    out: dict[str, Scalar] = {"gpu": item.need("name").text()}
     for ours, theirs in (("gpu_sm_version", "sm_version"), ("gpu_sm_count", "number_of_sms")):
-        value = items[0].get(theirs)
+        value = item.get(theirs)
         out[ours] = int(value.number()) if value else None
-    ecc = items[0].get("ecc_state")
+    ecc = item.get("ecc_state")
     return out | {"ecc": bool(ecc.value) if ecc else None}
+
+
+def _without_device(benchmark: Benchmark, device: int | None) -> Benchmark:
+    """A state's name begins with its device; the run says that."""
+    name = re.sub(rf"^Device={device}\b\s*", "", benchmark.name)
+    return replace(benchmark, name=name or "(no axes)")
 
 
 def _state(benchmark: str, state: Field, path: Path) -> Benchmark:

@@ -14,7 +14,18 @@ from typing import Any, Literal
 from ..errors import InputError
 from ..store.journal import Journal
 from ..store.metric import LATENCY
-from ..store.record import SCHEMA_VERSION, Cache, Case, Footer, Header, Measurement, Record, Request, Scalar
+from ..store.record import (
+    SCHEMA_VERSION,
+    Cache,
+    Case,
+    Footer,
+    Header,
+    Measurement,
+    Record,
+    Request,
+    Scalar,
+    Status,
+)
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,10 @@ class Benchmark:
     samples_ms: tuple[float, ...]
     batch: int = 1
     reason: str | None = None
+    implementation: str | None = None
+    """Who computed it, where a file compares several; else the tool itself."""
+    status: Status = "error"
+    """How it ended where it has no samples."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +59,10 @@ class Results:
     commit: str | None = None
     dirty: bool = False
     notes: tuple[str, ...] = field(default=())
+    part: str = ""
+    """What tells these results from others of the same file, such as the device: they become their own run."""
+    processes: bool = False
+    """Whether each sample is of a process of its own, and so a replicate."""
 
 
 def journal(files: Sequence[tuple[Results, bytes]], created: str, commit: str | None = None) -> Journal:
@@ -60,7 +79,9 @@ def journal(files: Sequence[tuple[Results, bytes]], created: str, commit: str | 
             raise InputError(f"the files are no one run: they differ in {', '.join(apart) or 'tool or commit'}")
     conditions: dict[str, Scalar] = {"device": first.device, "tool": first.tool, "tool_version": first.version}
     conditions |= first.conditions
-    digest = hashlib.sha256(b"\0".join(raw for _, raw in files)).hexdigest()
+    parts = [first.part.encode()] if first.part else []
+    digest = hashlib.sha256(b"\0".join([*(raw for _, raw in files), *parts])).hexdigest()
+    widths = [_width(results) for results, _ in files]
     when = _utc(first.created or created, first.tool)
     header = Header(
         schema_version=SCHEMA_VERSION,
@@ -71,7 +92,7 @@ def journal(files: Sequence[tuple[Results, bytes]], created: str, commit: str | 
         dirty=False if commit else first.dirty,
         plan=first.tool,
         seed=0,
-        replicates=len(files),
+        replicates=sum(widths),
         device=first.device,
         key=hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:16],
         conditions=conditions,
@@ -80,18 +101,36 @@ def journal(files: Sequence[tuple[Results, bytes]], created: str, commit: str | 
         metrics=(LATENCY,),
     )
     records = [
-        _record(results, benchmark, replicate, position)
-        for replicate, (results, _) in enumerate(files)
+        record
+        for number, (results, _) in enumerate(files)
         for position, benchmark in enumerate(results.benchmarks)
+        for record in _records(results, benchmark, sum(widths[:number]), position)
     ]
     _once(records)
     return Journal(header, tuple(records), footers=(Footer(header.created, 0.0, True, {}),))
 
 
-def _record(results: Results, benchmark: Benchmark, replicate: int, position: int) -> Record:
+def _width(results: Results) -> int:
+    """How many replicates a file holds."""
+    return max((len(x.samples_ms) for x in results.benchmarks), default=1) or 1 if results.processes else 1
+
+
+def _records(results: Results, benchmark: Benchmark, first: int, position: int) -> list[Record]:
+    """A benchmark's record, or where each sample is of a process of its own, one for each."""
+    if not results.processes or not benchmark.samples_ms:
+        return [_record(results, benchmark, benchmark.samples_ms, first, position)]
+    return [
+        _record(results, benchmark, (x,), first + number, position)
+        for number, x in enumerate(benchmark.samples_ms)
+    ]
+
+
+def _record(
+    results: Results, benchmark: Benchmark, samples_ms: Sequence[float], replicate: int, position: int
+) -> Record:
     case = Case(
-        operator=benchmark.group,
-        name=benchmark.name,
+        operator=named(benchmark.group),
+        name=named(benchmark.name),
         axes={},
         options={},
         dtype="unknown",
@@ -100,20 +139,32 @@ def _record(results: Results, benchmark: Benchmark, replicate: int, position: in
         bytes=0,
         flops=0,
     )
-    samples = tuple(float(f"{x:.9g}") for x in benchmark.samples_ms)
+    samples = tuple(float(f"{x:.9g}") for x in samples_ms)
     measured = Measurement({LATENCY.name: samples}, results.timer, benchmark.batch) if samples else None
+    implementation = named(benchmark.implementation or results.tool)
     return Record(
         case=case,
-        implementation=results.tool,
-        provider=results.tool,
+        implementation=implementation,
+        provider=implementation if benchmark.implementation else results.tool,
         version=results.version,
         replicate=replicate,
         position=position,
         cache=results.cache,
-        status="ok" if measured else "error",
+        status="ok" if measured else benchmark.status,
         reason=None if measured else benchmark.reason or "the file holds no time of it",
         measurement=measured,
     )
+
+
+def named(text: str) -> str:
+    """A name as a journal may hold it: one line of bounded length. A hash tells cut ones from one another."""
+    flat = " ".join(
+        re.sub(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]", " ", text).split()
+    )
+    if flat == text and len(text) <= LONGEST:
+        return text
+    digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:8]
+    return f"{flat[: LONGEST - 10]} {digest}".strip()
 
 
 def _once(records: Sequence[Record]) -> None:
@@ -137,6 +188,9 @@ def hexadecimal(commit: object) -> str | None:
     return commit if isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit) else None
 
 
+LONGEST = 200
+
+
 class Field:
     """A place in a JSON document that knows its path, so that errors can name it."""
 
@@ -150,8 +204,10 @@ class Field:
             return cls(json.loads(raw), name)
         except UnicodeDecodeError:
             raise InputError(f"{name}: not UTF-8, so no JSON") from None
-        except json.JSONDecodeError as error:
-            raise InputError(f"{name}: line {error.lineno}: no JSON: {error.msg}") from None
+        except (RecursionError, ValueError) as error:
+            if isinstance(error, json.JSONDecodeError):
+                raise InputError(f"{name}: line {error.lineno}: no JSON: {error.msg}") from None
+            raise InputError(f"{name}: nested too deep, or a number too long, to be results") from None
 
     def get(self, name: str) -> Field | None:
         """A member; None where it is not there or null."""
@@ -167,6 +223,12 @@ class Field:
         if found is None:
             raise InputError(f"{self.path}: no field {name!r}")
         return found
+
+    def members(self) -> list[str]:
+        """The names of an object's members."""
+        if not isinstance(self.value, dict):
+            raise InputError(f"{self.path}: expected an object, found {_kind(self.value)}")
+        return list(self.value)
 
     def items(self) -> list[Field]:
         """The elements of an array."""
@@ -186,7 +248,7 @@ class Field:
             if isinstance(self.value, bool):
                 raise TypeError
             number = float(self.value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise InputError(f"{self.path}: expected a number, found {_kind(self.value)}") from None
         if not math.isfinite(number):
             raise InputError(f"{self.path}: {number} is no finite number")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..errors import InputError, unknown
+from ..errors import InputError, short, unknown
 from .journal import Journal, read
-
-_ENDINGS = (".jsonl", ".jsonl.gz")
 
 
 class Home:
@@ -46,10 +44,21 @@ class Home:
         """Where a run's journal is or will be."""
         return self.journals / f"{run}.jsonl"
 
+    def paths(self) -> dict[str, Path]:
+        """The journals here by their runs' names, oldest first: names begin with the time."""
+        found: dict[str, Path] = {}
+        try:
+            for path in sorted(self.journals.iterdir() if self.journals.is_dir() else ()):
+                for ending in (".jsonl", ".jsonl.gz"):
+                    if path.name.endswith(ending) and not path.name.startswith("."):
+                        found.setdefault(path.name.removesuffix(ending), path)
+        except OSError as error:
+            raise InputError(f"{self.journals} cannot be read: {error.strerror}.") from None
+        return dict(sorted(found.items()))
+
     def runs(self) -> list[str]:
-        """Names of the runs here, oldest first: names begin with the time."""
-        names = (x.name for x in self.journals.glob("*.jsonl*"))
-        return sorted({name.removesuffix(end) for name in names for end in _ENDINGS if name.endswith(end)})
+        """Names of the runs here, oldest first."""
+        return list(self.paths())
 
     def find(self, run: str) -> Path:
         """The journal of a run, given its name, the beginning of one, `latest`, or a journal's path.
@@ -57,19 +66,25 @@ class Home:
         Raises `InputError` if there is none or more than one.
         """
         path = Path(run)
-        if path.suffix in (".jsonl", ".gz") or os.sep in run:
-            if not path.exists():
-                raise InputError(f"no journal at {run}.")
-            return path
-        runs = self.runs()
-        if not runs:
+        try:
+            if path.suffix in (".jsonl", ".gz") or os.sep in run:
+                if not path.exists():
+                    raise InputError(f"no journal at {short(run)}.")
+                return path
+        except (OSError, ValueError) as error:  # somebody else's folder; a name of megabytes
+            raise InputError(f"no journal at {short(run)}: {getattr(error, 'strerror', None) or error}.") from None
+        paths = self.paths()
+        if not paths:
             raise InputError(f"no runs in {self.folder}; make one with `kernelmark run` or import a journal.")
-        found = runs[-1:] if run == "latest" else [run] if run in runs else [x for x in runs if x.startswith(run)]
+        runs = list(paths)
+        found = runs[-1:] if run == "latest" else [run] if run in paths else [x for x in runs if x.startswith(run)]
         if len(found) > 1:
-            raise InputError(f"run {run!r} is ambiguous: {', '.join(found)}.")
+            raise InputError(
+                f"run {run!r} is ambiguous: {', '.join(found[:20])}{' …' if len(found) > 20 else ''}."
+            )
         if not found:
             raise unknown("run", run, ["latest", *runs[-10:]])
-        return min(x for x in self.journals.glob(f"{found[0]}.*") if x.name[len(found[0]) :] in _ENDINGS)
+        return paths[found[0]]
 
     def load(self, run: str) -> Journal:
         """Reads the journal that `find` finds."""

@@ -11,6 +11,7 @@ import gzip
 import os
 import sqlite3
 import weakref
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -25,6 +26,7 @@ from ..detection.noise import PRIOR_RUNS
 from ..detection.pairing import run_means
 from ..errors import InputError
 from ..store.record import Key
+from . import bounds
 from .home import Home
 from .journal import Journal, decoder, read
 from .record import Header, Record
@@ -251,9 +253,9 @@ def _header(path: Path) -> Header | None:
     """A journal's header, the rest of it unread; None if there is none."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            line = file.readline()
-        found = decoder(line)(line)
-    except (OSError, EOFError, ValueError):  # msgspec's errors and bad UTF-8 are ValueErrors
+            line = file.readline(bounds.LINE)
+        found = bounds.Bounds().checked(decoder(line)(line), line)
+    except (OSError, EOFError, ValueError, zlib.error, RecursionError):  # msgspec's and bad UTF-8 are ValueErrors
         return None
     return found if isinstance(found, Header) else None
 

@@ -7,26 +7,30 @@ bad line anywhere else is an error that names its number. A path ending in `.gz`
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import gzip
 import inspect
+import io
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO, cast
 
 import msgspec
 
 from ..errors import InputError
-from . import schema_1
+from . import bounds, schema_1
 from .metric import Metric
 from .record import SCHEMA_VERSION, Ceiling, Footer, Header, Line, Record
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, bounds.OutOfBounds, RecursionError)
 """What decoding raises for bytes that are no line: bad JSON, the wrong fields, not UTF-8."""
 
 
@@ -74,60 +78,120 @@ def schema() -> dict[str, object]:
 
 def read(path: Path) -> Journal:
     """Reads a journal. Raises `InputError` with the line number for anything but a torn last line."""
-    try:
-        raw = path.read_bytes()
-        text = gzip.decompress(raw) if path.suffix == ".gz" else raw
-    except FileNotFoundError:
-        raise InputError(f"no journal at {path}") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    return parse(text, path)
+    with _opened(path) as file:
+        return _parsed(file, path)
 
 
 def parse(text: bytes, path: Path | None = None) -> Journal:
     """Parses the bytes of a journal; `path` is for messages."""
-    name = str(path) if path else "journal"
-    lines = text.split(b"\n")
-    tail = lines.pop()  # what follows the last newline: empty unless the last write was cut off
-    if not lines:
-        raise InputError(f"{name} is empty or holds no whole line: not a kernelmark journal")
-    if lines[0].strip():
-        _check_version(lines[0], 1, name)  # a newer header may well decode here, and mean something else
-    decode = decoder(lines[0])
-    decoded = {number: _decode(decode, line, number, name) for number, line in enumerate(lines, 1) if line.strip()}
-    torn = False
-    if tail.strip():
-        try:  # an editor may have taken the last newline away: a line that parses whole is whole
-            decoded[len(lines) + 1] = decode(tail)
-        except _UNREADABLE:
-            torn = True
-    header = decoded.get(1)
-    if not isinstance(header, Header):
-        raise InputError(f"{name}: line 1 is not a header: not a kernelmark journal")
-    for number, line in decoded.items():
-        if isinstance(line, Header) and number > 1:
-            raise InputError(f"{name}: line {number} is a second header: two journals in one file; split them")
-    return Journal(
-        header=header,
-        records=tuple(_unique(x for x in decoded.values() if isinstance(x, Record))),
-        ceilings=tuple(x for x in decoded.values() if isinstance(x, Ceiling)),
-        footers=tuple(x for x in decoded.values() if isinstance(x, Footer)),
-        torn=torn,
-        path=path,
+    return _parsed(io.BytesIO(text), path)
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a journal, inflated. Raises `InputError` for one that cannot be read or is too large."""
+    with _opened(path) as file:
+        text = file.read(bounds.INFLATED + 1)
+    if len(text) > bounds.INFLATED:
+        raise InputError(_too_large(str(path)))
+    return text
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The file, inflated as it is read."""
+    try:
+        with open(path, "rb") as raw:
+            yield cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw
+    except FileNotFoundError:
+        raise InputError(f"no journal at {path}: No such file or directory") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"{path} cannot be read, it is not a whole gzip file: {error}") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _too_large(name: str) -> str:
+    return (
+        f"{name}: more than {bounds.INFLATED >> 20} MiB, {bounds.LINES:,} lines or {bounds.LINE >> 20} MiB a "
+        "line: no journal of a run"
     )
+
+
+def _parsed(file: BinaryIO, path: Path | None) -> Journal:
+    """A line at a time: of a large journal only what is kept is ever in memory."""
+    name = str(path) if path else "journal"
+    collecting = gc.isenabled()
+    gc.disable()  # nothing that is made here is ever part of a cycle, and looking for them takes most of the time
+    try:
+        return _lines(file, name, path)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _lines(file: BinaryIO, name: str, path: Path | None) -> Journal:
+    check = bounds.Bounds().checked
+    decode: Callable[[bytes], Line] = _decoder.decode
+    header: Header | None = None
+    records: list[Record] = []
+    seen: dict[tuple[str, str, str, str], set[int]] = {}
+    ceilings: list[Ceiling] = []
+    footers: list[Footer] = []
+    torn = False
+    number = size = 0
+    while raw := file.readline(bounds.LINE + 1):
+        number += 1
+        size += len(raw)
+        if len(raw) > bounds.LINE or size > bounds.INFLATED or number > bounds.LINES:
+            raise InputError(_too_large(name))
+        whole = raw.endswith(b"\n")  # what follows the last newline was cut off, unless it parses whole
+        if number == 1:
+            if not whole:
+                raise InputError(f"{name} is empty or holds no whole line: not a kernelmark journal")
+            _check_version(raw, 1, name)  # a newer header may well decode here, and mean something else
+            decode = decoder(raw)
+        if not raw.strip():
+            continue
+        try:
+            line = check(decode(raw), raw)
+        except _UNREADABLE as error:
+            if not whole:
+                torn = True
+                break
+            _check_version(raw, number, name)
+            raise InputError(f"{name}: line {number}: {_told(error)}") from None
+        match line:
+            case Header() if number > 1:
+                raise InputError(f"{name}: line {number} is a second header: two journals in one file; split them")
+            case Header():
+                header = line
+            case Record():
+                # A run killed between writing a record and noting it may measure it again: the first one counts.
+                row = (line.case.operator, line.case.name, line.implementation, line.cache)
+                replicates = seen.setdefault(row, set())
+                if line.replicate not in replicates:
+                    replicates.add(line.replicate)
+                    records.append(line)
+            case Ceiling():
+                ceilings.append(line)
+            case Footer():
+                footers.append(line)
+        if header is None:
+            break
+    if number == 0:
+        raise InputError(f"{name} is empty or holds no whole line: not a kernelmark journal")
+    if header is None:
+        raise InputError(f"{name}: line 1 is not a header: not a kernelmark journal")
+    return Journal(header, tuple(records), tuple(ceilings), tuple(footers), torn, path)
+
+
+def _told(error: Exception) -> str:
+    return "nested too deep" if isinstance(error, RecursionError) else str(error)
 
 
 def decoder(header: bytes) -> Callable[[bytes], Line]:
     """What reads the lines of a journal that begins with this line."""
     return schema_1.decode if _version(header) == 1 else _decoder.decode
-
-
-def _decode(decode: Callable[[bytes], Line], line: bytes, number: int, name: str) -> Line:
-    try:
-        return decode(line)
-    except _UNREADABLE as error:
-        _check_version(line, number, name)
-        raise InputError(f"{name}: line {number}: {error}") from None
 
 
 def _check_version(line: bytes, number: int, name: str) -> None:
@@ -145,15 +209,6 @@ def _version(line: bytes) -> int | None:
         return msgspec.json.decode(line, type=_Version).schema_version
     except _UNREADABLE:
         return None
-
-
-def _unique(records: Iterable[Record]) -> Iterator[Record]:
-    """A run killed between writing a record and noting it may measure it again: the first one counts."""
-    seen = set()
-    for record in records:
-        if (record.identity, record.replicate) not in seen:
-            seen.add((record.identity, record.replicate))
-            yield record
 
 
 class Writer:

@@ -100,7 +100,7 @@ def summarized(samples: Sequence[float], summary: Summary) -> float:
 
 def finite(samples: Sequence[float]) -> bool:
     """Whether JSON can hold them."""
-    return all(math.isfinite(x) for x in samples)
+    return all(map(math.isfinite, samples))
 
 
 LATENCY = Metric("latency", "ms", judged=Ratio(), shown="table", about="Device time of a call.")

@@ -122,6 +122,8 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Indices of samples of the primary metric during which a throttle reason was raised."""
     tuning: dict[str, str] = {}
     """Autotuned kernels that ran, each with the configuration that won."""
+    remarks: tuple[str, ...] = ()
+    """What the implementation had changed in the process of its rivals that the harness put back."""
 
     def __post_init__(self) -> None:
         # JSON has no NaN or infinity: such a sample would make a line that cannot be read back.

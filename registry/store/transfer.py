@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from ..errors import HarnessError, InputError
 from .home import Home
-from .journal import parse, read
+from .journal import content, parse, read
 from .shards import join as joined
 from .shards import lines_of, path_of, shards_of
 
@@ -35,15 +35,7 @@ def whole_lines(path: Path) -> list[bytes]:
 
     Raises `InputError` for what is no valid journal.
     """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    if path.suffix == ".gz":
-        try:
-            raw = gzip.decompress(raw)
-        except (OSError, EOFError) as error:
-            raise InputError(f"{path} is not a whole gzip file: {error}") from None
+    raw = content(path)
     journal = parse(raw, path)
     checked_run(journal.header.run)
     lines = [x.strip() for x in raw.split(b"\n") if x.strip()]

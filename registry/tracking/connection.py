@@ -129,7 +129,12 @@ def reachable(uri: str, patience: Mapping[str, str]) -> Iterator[None]:
         yield
     except Exception as error:
         if not type(error).__module__.startswith(("mlflow", "requests", "urllib3", "sqlalchemy")):
-            raise
+            if not _within_mlflow(error):
+                raise
+            raise StoreError(
+                f"the registry at {shown(uri)} does not answer as MLflow does: {type(error).__name__}: "
+                f"{_short(error, uri)}"
+            ) from error
         if refusal := _refusal(error, uri):
             raise RefusedError(refusal) from error
         raise StoreError(f"the registry at {shown(uri)} failed: {_short(error, uri)}") from error
@@ -236,6 +241,15 @@ def _refusal(error: Exception, uri: str) -> str | None:
             "administrator add this one to KERNELMARK_REGISTRY_HOSTS"
         )
     return f"this account may not do that in the registry at {shown(uri)}: have its administrator grant it"
+
+
+def _within_mlflow(error: Exception) -> bool:
+    """Whether MLflow's own code raised it, as it does for an answer whose fields have other types."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    return str(module).startswith(("mlflow.", "google.protobuf", "json"))
 
 
 def _short(error: Exception, uri: str) -> str:

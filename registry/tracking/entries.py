@@ -40,6 +40,7 @@ sorts them by alphabet.
 """
 
 _TAG_LENGTH = 2000  # MLflow cuts longer tags with no more than a warning; the whole reason is in the journal
+_PARAM_LENGTH = 500
 _FAILED = ("incorrect", "out_of_memory", "timeout", "crashed", "error")
 
 
@@ -162,7 +163,7 @@ def _entry(journal: Journal, row: Row, start_ms: int) -> Entry:
         end_ms=start_ms,
         failed=row.status in _FAILED,
         tags=tags,
-        params={name: str(value) for name, value in (row.axes | row.options).items()},
+        params={name: str(value)[:_PARAM_LENGTH] for name, value in (row.axes | row.options).items()},
         metrics=_metrics(row),
         curves=_curves(journal, row),
     )

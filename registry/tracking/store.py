@@ -272,7 +272,7 @@ def sync(home: Home, runs: Sequence[str] = (), uri: str | None = None, progress:
     A named run is gone through row by row even if the registry calls it complete. A journal that cannot
     be read does not keep the others out.
     """
-    paths = [home.find(x) for x in runs] or [home.find(x) for x in home.runs()]
+    paths = [home.find(x) for x in runs] or list(home.paths().values())
     store = Store.open(uri, home)
     known = {} if runs else store.complete()
     out = Synced((), (), {})
@@ -288,4 +288,12 @@ def sync(home: Home, runs: Sequence[str] = (), uri: str | None = None, progress:
             out = replace(out, ingested=(*out.ingested, done))
         except InputError as error:
             out = replace(out, unreadable={**out.unreadable, path.name: str(error)})
+        except (ArithmeticError, ValueError, LookupError) as error:  # odd numbers that no measurement gives
+            said = f"{path} makes no sense: {type(error).__name__}: {error}"
+            out = replace(out, unreadable={**out.unreadable, path.name: said})
+        except StoreError as error:
+            if getattr(error.__cause__, "error_code", None) != "INVALID_PARAMETER_VALUE":
+                raise
+            said = f"{path} is refused by the registry: {error.__cause__}"
+            out = replace(out, unreadable={**out.unreadable, path.name: said})
     return out

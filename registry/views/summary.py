@@ -153,10 +153,22 @@ def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
     if throttled:
         slowed = _slowed(throttled, journal.header)
         out.append(f"{_rows(len(throttled))} measured while the device was throttled for most samples{slowed}.")
+    out += _remarked(journal)
     loose = sum(x.converged is False for x in rows)
     if loose:
         out.append(f"{_rows(loose)} that did not reach the stopping rule's precision within its limits.")
     return tuple(out)
+
+
+def _remarked(journal: Journal) -> list[str]:
+    """What implementations had changed in their rivals' process, once each."""
+    found = dict.fromkeys(
+        f"{record.implementation}: {remark}."
+        for record in journal.records
+        if record.measurement is not None
+        for remark in record.measurement.remarks
+    )
+    return list(found)[:20]
 
 
 def _rows(count: int) -> str:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+MOST_ROWS, MOST_REASONS = 1000, 100
+"""A terminal shows no more: nobody reads further, and laying out a table takes longer than all else."""
 _STYLES = {"excellent": "bold green", "good": "green", "measured": "green", "investigate": "red"}
 
 
@@ -40,20 +42,32 @@ def run_table(journal: Journal) -> RenderableType:
     parts += [Text(f"! {x}", style="yellow") for x in summary.warnings(journal, found)]
     if not found:
         parts.append(Text("Nothing was measured."))
+    shown = 0
     for group in groups(found):
         if any(case.ok for case in group.cases):
+            if shown >= MOST_ROWS:
+                break
             parts += [Text(), _group_table(group, header.metrics)]
+        shown += sum(len(case.rows) for case in group.cases)
+    parts += _left_out(len(found) - shown, f"kernelmark show {header.run} --json")
     for contest in contests(journal, found):
         parts += [Text(), *_contest(contest)]
     lost = summary.failures(found)
     if lost:
         parts += [Text(), Text("Skipped or failed", style="bold")]
-        parts += [_failure(x) for x in lost]
+        parts += [_failure(x) for x in lost[:MOST_REASONS]]
+        parts += _left_out(len(lost) - MOST_REASONS, f"kernelmark show {header.run} --json", "reasons")
     standings = [x for x in summary.standings(found) if x.compared]
     if standings:
         total = [summary.overall(found)] if len(standings) > 1 else []
         parts += [Text(), _standings_table([*standings, *total])]
     return Lines(*parts)
+
+
+def _left_out(count: int, command: str, what: str = "rows") -> list[RenderableType]:
+    from rich.text import Text
+
+    return [Text(f"… and {count:,} {what} more: {command}", style="dim")] if count > 0 else []
 
 
 def _table(title: str) -> Table:
@@ -199,14 +213,16 @@ def compare_table(comparison: RunComparison) -> RenderableType:
         text = f"  {x.condition}: {units.value(x.first)} → {units.value(x.second)}"
         parts.append(Text(f"{text}", style="yellow"))
     sections: dict[tuple[str, str], list[RowComparison]] = {}
-    for row in comparison.compared:
+    compared = comparison.compared
+    for row in compared[:MOST_ROWS]:
         sections.setdefault((row.operator, row.pass_), []).append(row)
     for (operator, pass_), found in sections.items():
         parts += [Text(), _comparison_table(f"{operator} · {pass_.replace('_', ' ')}", found)]
+    parts += _left_out(len(compared) - MOST_ROWS, "kernelmark compare --json")
     parts += _not_compared(comparison)
-    if comparison.compared:
+    if compared:
         about = "Change: second over first, with its 95 % interval; of 100 unchanged rows about five leave out 0."
-        parts += [Text(), Text(f"{len(comparison.compared)} rows compared. {about}", style="dim")]
+        parts += [Text(), Text(f"{len(compared)} rows compared. {about}", style="dim")]
     return Lines(*parts)
 
 
@@ -248,8 +264,8 @@ def _not_compared(comparison: RunComparison) -> list[RenderableType]:
             reason = f"{row.outcome}: {row.reason}" if row.reason else row.outcome
             reasons[reason] = reasons.get(reason, 0) + 1
     notes = dict.fromkeys(f"{x.implementation}: {y}" for x in comparison.compared for y in x.notes)
-    parts: list[RenderableType] = [Text(f"* {x}", style="dim") for x in notes]
+    parts: list[RenderableType] = [Text(f"* {x}", style="dim") for x in list(notes)[:MOST_REASONS]]
     if reasons:
         parts += [Text(), Text("Not compared", style="bold")]
-        parts += [Text(f"  ×{count}  {reason}") for reason, count in reasons.items()]
+        parts += [Text(f"  ×{count}  {reason}") for reason, count in list(reasons.items())[:MOST_REASONS]]
     return parts

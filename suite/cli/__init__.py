@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
+import signal
 import sys
 from collections.abc import Mapping
+from types import FrameType
 from typing import NoReturn
 
 import click
 
-from ...registry.errors import KernelmarkError
+from ...registry.errors import Ended, KernelmarkError
+from ...registry.views.escape import lines
 from .. import __version__
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -69,6 +74,14 @@ def cli() -> None:
 
 def run_command(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     """Runs a command; an error of ours becomes one message and its exit code, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # an output in ASCII shows ? for what it lacks
+            stream.reconfigure(errors="replace")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # What was begun is ended in order, as on Ctrl-C. Under nohup the signal is ignored and stays so.
+        if signal.getsignal(number) == signal.SIG_DFL:
+            with contextlib.suppress(ValueError):  # only the main thread may
+                signal.signal(number, _end)
     try:
         code = command.main(arguments, standalone_mode=False)
         sys.stdout.flush()
@@ -79,16 +92,37 @@ def run_command(command: click.Command, arguments: list[str] | None = None) -> N
     except click.ClickException as error:
         error.show()
         sys.exit(2 if isinstance(error, click.UsageError) else error.exit_code)
+    except Ended as error:
+        _say("ended by a signal")
+        sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _say("interrupted")
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output went away: not our failure
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        mute()
         sys.exit(0)
+    except OSError as error:
+        if error.filename is not None:  # a folder of somebody else, say
+            _say(f"{error.filename}: {error.strerror}")
+            sys.exit(2)
+        mute()
+        _say(f"the output cannot be written: {error.strerror or error}")
+        sys.exit(5)
+
+
+def mute() -> None:
+    """From now on what is printed goes nowhere: the reader of our output went away, or its disk is full."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise Ended(number)
 
 
 def _say(message: str) -> None:
-    click.echo(click.style("kernelmark: ", fg="red", bold=True) + message, err=True)
+    with contextlib.suppress(OSError):
+        click.echo(click.style("kernelmark: ", fg="red", bold=True) + lines(message), err=True)
 
 
 def main() -> NoReturn:

@@ -30,11 +30,10 @@ def command_compare(ctx: click.Context, first: str, second: str, as_json: bool) 
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(comparison.to_builtins()), indent=2))
     else:
-        from rich.console import Console
-
+        from ...registry.views.escape import console
         from ...registry.views.tables import compare_table
 
-        Console().print(compare_table(comparison))
+        console().print(compare_table(comparison))
     if not comparison.compared:
         if not as_json:
             click.echo("No row of the two runs can be compared.", err=True)

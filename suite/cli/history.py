@@ -56,11 +56,10 @@ def command_history(operator: str, case: str | None, device: str | None, as_json
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(history.to_builtins()), indent=2))
         return
-    from rich.console import Console
-
+    from ...registry.views.escape import console
     from ...registry.views.history_page import history_table
 
-    Console().print(history_table(history))
+    console().print(history_table(history))
     if others:
         click.echo(f"Left out as not comparable with the newest: {others} of {others + len(runs)} runs.")
     if html is not None:

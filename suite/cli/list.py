@@ -65,9 +65,10 @@ def _availability(implementation: Implementation, device: str) -> dict[str, Any]
 
 
 def _table(described: list[dict[str, Any]], device: str) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from ...registry.views.escape import console
 
     table = Table(title=f"Operators and implementations, on {device}", title_justify="left", box=None)
     table.add_column("operator", style="bold", no_wrap=True)
@@ -80,6 +81,6 @@ def _table(described: list[dict[str, Any]], device: str) -> None:
         absent = [f"{x['name']}: {x['reason']}" for x in implementations if not x["available"]]
         cases = operator["standard_cases"]
         table.add_row(operator["name"], str(cases), Text(", ".join(names)), Text("\n".join(absent)))
-    console = Console()
-    console.print(table)
-    console.print(Text("Cases are those of the standard plan; all by name: kernelmark list --json", style="dim"))
+    terminal = console()
+    terminal.print(table)
+    terminal.print(Text("Cases are those of the standard plan; all by name: kernelmark list --json", style="dim"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from ...registry.store.record import Record
+from ...registry.views import escape
 from ..plan import Cell
 from ..run.supervisor import Listener
 
@@ -61,11 +62,12 @@ class Lines(_Counted):
         self.finished += 1
         what = f"{record.case.operator} {record.case.name} {record.implementation}"
         if record.status not in ("ok", "unsupported", "unavailable"):
-            print(f"  {what}: {record.status}: {record.reason}", flush=True)
+            print(f"  {escape.plain(what)}: {record.status}: {escape.plain(record.reason)}", flush=True)
         elif time.monotonic() - self._last >= QUIET_S or self.finished == self.cells:
             self._last = time.monotonic()
             print(
-                f"[{self.finished}/{self.cells}] replicate {record.replicate + 1}, {what}; {self.left()} left",
+                f"[{self.finished}/{self.cells}] replicate {record.replicate + 1}, {escape.plain(what)}; "
+                f"{self.left()} left",
                 flush=True,
             )
 
@@ -80,8 +82,9 @@ class Live(_Counted):
         self.progress = Progress(
             BarColumn(24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[left]} left"),
-            TextColumn("{task.description}"),
+            TextColumn("{task.fields[left]} left", markup=False),
+            TextColumn("{task.description}", markup=False),
+            console=escape.console(),
         )
         self._task = self.progress.add_task("starting", total=None, left="–")
 
@@ -99,15 +102,19 @@ class Live(_Counted):
         self.progress.update(self._task, completed=self.finished, left=self.left())
         if record.status not in ("ok", "unsupported", "unavailable"):
             what = f"{record.case.operator} {record.case.name} {record.implementation}"
-            self.progress.console.print(f"{what}: {record.status}: {record.reason}", markup=False)
+            self.progress.console.print(f"{what}: {record.status}: {record.reason}")
 
 
-@contextmanager
+@contextlib.contextmanager
 def progress() -> Iterator[Listener]:
     """The right way of showing for where the output goes."""
     if not sys.stdout.isatty():
         yield Lines()
         return
     live = Live()
-    with live.progress:
+    try:
+        live.progress.start()
         yield live
+    finally:
+        with contextlib.suppress(OSError):  # a terminal that was closed: what was measured is in the journal
+            live.progress.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -313,14 +312,14 @@ def _present(report: ComparisonReport, asked: Shown) -> None:
         text = msgspec.json.encode(verdict_output.to_json(report))
         click.echo(msgspec.json.format(text, indent=2))
         return
-    from rich.console import Console
+    from ...registry.views.escape import console
 
     shown = asked.everything or len(report.progress.verdicts) <= FEW
     # A log has no width of its own, and 80 columns would break every row over many lines.
-    console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
-    console.print(verdict_text.to_table(report, shown))
+    terminal = console(width=None if sys.stdout.isatty() else LOG_WIDTH)
+    terminal.print(verdict_text.to_table(report, shown))
     for line in verdict_text.explanations(report):
-        console.print(line, markup=False, highlight=False)
+        terminal.print(line, markup=False, highlight=False)
 
 
 def _of_runs(
@@ -353,6 +352,4 @@ def _write_back(report: ComparisonReport, base: str, runs: tuple[str, ...], home
 
 def main() -> NoReturn:
     """Entry point of `regression_detector`."""
-    # What runs in CI is ended by SIGTERM: worktrees and workers go away then as they do on Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     run_command(command)

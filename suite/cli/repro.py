@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def command_repro(run: str, execute: bool, as_json: bool) -> None:
         for warning in found.warnings:
             click.echo(f"# {warning}")
         if found.commit:
-            click.echo(f"git checkout {found.commit}")
+            click.echo(shlex.join(["git", "checkout", found.commit]))
         click.echo(found.line)
     if not execute:
         return

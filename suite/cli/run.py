@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from ..catalog import Catalog
 from ..measure.stopping import TimerName
 from ..run import supervisor
 from ..run.fingerprint import device_named
+from . import mute
 from .plan_option import plan_option
 
 
@@ -89,10 +92,11 @@ def command_run(
         if run.past is None and run.path.exists():
             raise InputError(f"run {run.name} is here already; go on with it by --resume, or take another name.")
         path = run.execute()
+    _heard(lambda: None)
     if run.request.shard is not None:
         missing = join(home, run.name)
         if missing:
-            click.echo(f"not here yet: shards {', '.join(missing)}; `kernelmark import` joins them to this run")
+            _tell(f"not here yet: shards {', '.join(missing)}; `kernelmark import` joins them to this run")
         path = home.journal(run.name)
     if not journal_only:
         present(read(path), home, report=not no_report)
@@ -113,39 +117,54 @@ def writable(home: Home) -> None:
 
 
 def present(journal: Journal, home: Home, report: bool) -> None:
-    """After a run: the table, how time was spent, the report, the registry."""
-    from rich.console import Console
+    """After a run: the table, how time was spent, the report, the registry.
 
+    Where the output cannot be written all else is done the same.
+    """
+    from ...registry.views.escape import console
     from ...registry.views.tables import run_table
 
-    Console().print(run_table(journal))
-    click.echo(f"run       {journal.header.run}")
-    click.echo(f"journal   {journal.path}")
+    _heard(lambda: console().print(run_table(journal)))
+    _tell(f"run       {journal.header.run}")
+    _tell(f"journal   {journal.path}")
     if report:
         _report(journal, home)
     _record(journal, home)
+
+
+def _heard(show: Callable[[], object]) -> None:
+    """Shows something; a reader that went away, or a full disk behind the output, is no failure of the run."""
+    try:
+        show()
+        sys.stdout.flush()
+    except OSError:
+        mute()
+
+
+def _tell(line: str, err: bool = False) -> None:
+    _heard(lambda: click.echo(line, err=err))
 
 
 def _report(journal: Journal, home: Home) -> None:
     from .report import write_report
 
     try:
-        click.echo(f"report    {write_report([journal], home)}")
+        _tell(f"report    {write_report([journal], home)}")
     except InputError as error:  # no page is no reason to lose the rest
-        click.echo(f"report    not written: {error}")
+        _tell(f"report    not written: {error}")
 
 
 def _record(journal: Journal, home: Home) -> None:
     """Into the registry, where there is one; the journal is safe either way."""
     if find_spec("mlflow") is None:
-        click.echo("registry  not filled: MLflow is not installed here; import the journal where it is")
+        _tell("registry  not filled: MLflow is not installed here; import the journal where it is")
         return
     from ...registry.tracking.store import StoreError, sync
 
     try:
         done = sync(home, [journal.header.run])
     except StoreError as error:
-        click.echo(f"registry  not filled: {error}", err=True)
+        _tell(f"registry  not filled: {error}", err=True)
         return
     for x in done.ingested:
-        click.echo(f"registry  {x.created} rows recorded; look with: kernelmark ui")
+        _tell(f"registry  {x.created} rows recorded; look with: kernelmark ui")

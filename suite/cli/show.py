@@ -26,8 +26,7 @@ def command_show(run: str, as_json: bool) -> None:
         found = {**summarize(journal), "crossings": crossing.summarize(journal)}
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
         return
-    from rich.console import Console
-
+    from ...registry.views.escape import console
     from ...registry.views.tables import run_table
 
-    Console().print(run_table(journal))
+    console().print(run_table(journal))

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from ...registry.errors import InputError
+from ...registry.importers.formats import FORMATS
 from ...registry.store import transfer
 from ...registry.store.home import Home
 
@@ -37,7 +38,7 @@ def command_export(runs: tuple[str, ...], output: Path, force: bool) -> None:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["journal", "pytest-benchmark", "google-benchmark", "nvbench", "go"]),
+    type=click.Choice(["journal", *FORMATS]),
     default="journal",
     show_default=True,
     help="What wrote the files. Other tools' files become runs, a file a run.",
@@ -91,7 +92,7 @@ def _foreign(form: str, files: tuple[Path, ...], home: Home, one_run: bool, comm
     if commit is not None and hexadecimal(commit) is None:
         raise InputError(f"--commit {commit!r} is no whole git hash: 40 or 64 digits, as `git rev-parse` prints.")
     groups = [files] if one_run else [(x,) for x in files]
-    return [take_in(form, group, home, commit) for group in groups]
+    return [run for group in groups for run in take_in(form, group, home, commit)]
 
 
 @click.command("sync")

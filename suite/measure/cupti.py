@@ -10,9 +10,12 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .timers import Call
+
+if TYPE_CHECKING:
+    from .fresh import Fresh
 
 FENCE = "spin_kernel"
 CALLS = 20
@@ -78,7 +81,7 @@ class Cupti:
             for kind in kinds:
                 cupti.activity_disable(kind)
 
-    def sample(self, call: Call) -> list[float]:
+    def sample(self, call: Call, fresh: Fresh | None = None) -> list[float]:
         """Samples of a queue of calls, held back until all are launched."""
         import torch
 
@@ -88,11 +91,16 @@ class Cupti:
             begin = time.perf_counter()
             torch.cuda._sleep(int(self._host_s * 1.3 * self._spin_hz) + 1)
             for _ in range(CALLS):
+                if fresh is not None:
+                    fresh.before()
                 if self._flush is not None:
                     self._flush()
                 torch.cuda._sleep(1)
-                call()
+                result = call()
                 torch.cuda._sleep(1)
+                if fresh is not None:
+                    fresh.after(result)
+                del result
             self._host_s = min(time.perf_counter() - begin, LONGEST_HOLD_S)
             stream.synchronize()
         return spans(self._records)

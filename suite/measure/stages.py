@@ -14,6 +14,8 @@ from ...registry.store.metric import CONVERSION, ENERGY, ERROR, LATENCY, LAUNCH,
 from ...registry.store.record import Cache, Measurement
 from ..operator import Tolerance
 from .device import Device, TimerUnavailable, wall_ms
+from .fresh import Fresh
+from .pristine import Pristine
 from .stopping import Sampling, TimerName, converged, finished, steady
 from .telemetry import Watch
 from .timers import Timer
@@ -67,15 +69,23 @@ class Trial:
     """Configurations that autotuners of that module are held to, by name."""
     measured: dict[str, float] = field(default_factory=dict, init=False)
     """What the operator's own metrics say of the answer."""
+    pristine: Pristine | None = None
+    """What the process was before any implementation was loaded."""
+    remarks: tuple[str, ...] = field(default=(), init=False)
+    """What the implementation had changed in the process that was put back."""
 
     def run(self, implementation: Callable[[], Callable[..., Any]]) -> Measurement:
         """The whole measurement. Raises `Incorrect` and whatever the implementation raises."""
+        if self.pristine is not None:
+            self.pristine.begin()
         with contextlib.ExitStack() as held:  # what building pins stays so until the last call
+            held.callback(self._settle)
             with self.stages.stage("build"):
                 loaded = implementation()
                 namespace = vars(sys.modules[loaded.__module__]) if self.pinned else {}
                 held.enter_context(pinned(namespace, self.pinned))
                 call = self.bench.call(loaded)
+                self._untouched()
             return self._built(loaded, call)
 
     def _built(self, loaded: Callable[..., Any], call: Callable[[], Any]) -> Measurement:
@@ -86,14 +96,21 @@ class Trial:
         with stage("warm up"):
             self.warm_up(call)
         with stage("calibrate"):
-            timer = self.calibrate(call)
+            self._untouched()
+            fresh = Fresh(self.bench) if self.gated else None
+            timer = self.calibrate(call, fresh)
         with stage("sample"):
-            samples, watch = self.sample(timer, call)
+            samples, watch = self.sample(timer, call, fresh)
+            self._untouched()
+            self._settle()
             launches = wall_ms(self.device, call, LAUNCHES, LAUNCHES_S)
             conversion = self.conversion(timer, self.bench.conversion(loaded))
         with stage("verify"):
             if self.gated:
                 self.verify_again(call)
+            if fresh is not None:
+                fresh.check(call, self.bench.operator.tolerances[self.bench.case.dtype])
+            self._untouched()
         with stage("summarize"):
             tuning = autotuned(vars(sys.modules[loaded.__module__])) if self.tuned else {}
             return self.summarize(call, timer, samples, watch, launches, conversion, error, tuning)
@@ -101,7 +118,7 @@ class Trial:
     def verify(self, call: Callable[[], Any]) -> float:
         """Runs on other inputs first, spoils that result, and compares the one on the true inputs."""
         bench = self.bench
-        bench.lay(bench.decoys)
+        bench.lay_doubled()
         result = call()
         self.device.synchronize()
         inputs = {x.untyped_storage().data_ptr() for x in bench.varied}
@@ -123,7 +140,7 @@ class Trial:
         if not bench.finite():
             raise Incorrect("what it updates in place is not finite any more after repeated calls")
         tolerance = bench.operator.tolerances[bench.case.dtype]
-        bench.lay(bench.decoys)
+        bench.lay_doubled()
         if self._matches(call, tolerance) and all(x.numel() for x in bench.references):
             raise Incorrect("stale output: other inputs gave the same answer")
         bench.lay(bench.values)
@@ -145,25 +162,42 @@ class Trial:
         ):
             times += wall_ms(self.device, call, 1)
 
-    def calibrate(self, call: Callable[[], Any]) -> Timer:
+    def _settle(self) -> None:
+        """Puts the process back before the answers are checked, and for whoever comes next."""
+        if self.pristine is not None:
+            self.remarks = tuple(dict.fromkeys((*self.remarks, *self.pristine.settle())))
+
+    def _untouched(self) -> None:
+        """Raises `Incorrect` where the implementation replaced what others rely on, clock and check too."""
+        if self.pristine is not None and (found := self.pristine.tampered()):
+            raise Incorrect(f"it replaced {found}")
+
+    def calibrate(self, call: Callable[[], Any], fresh: Fresh | None = None) -> Timer:
         """The case's timer, tried once. Where it cannot time this call, events do, and the record says so."""
         try:
             timer = self.device.timer(self.bench.case, self.cache, call, self.sampling.timer)
         except TimerUnavailable:
             timer = self.device.fallback(self.cache)
-        timer.sample(call)
+        timer.sample(call, fresh)
         return timer
 
-    def sample(self, timer: Timer, call: Callable[[], Any]) -> tuple[list[float], Watch]:
+    def sample(
+        self, timer: Timer, call: Callable[[], Any], fresh: Fresh | None = None
+    ) -> tuple[list[float], Watch]:
         """Samples until the stopping rule says enough."""
+        if fresh is not None:
+            fresh.start(self.sampling.min_samples)
         watch = Watch(self.device.nvml)
         watch.read()
         samples: list[float] = []
         begin = time.monotonic()
         while not finished(samples, time.monotonic() - begin, self.sampling):
             first = len(samples)
-            samples += timer.sample(call)
+            samples += timer.sample(call, fresh)
             watch.read(first, len(samples))
+        if fresh is not None and fresh.due:
+            fresh.hurry()
+            timer.sample(call, fresh)
         return samples, watch
 
     def conversion(self, timer: Timer, convert: Callable[[], Any] | None) -> float | None:
@@ -214,6 +248,7 @@ class Trial:
             telemetry=watch.telemetry(),
             throttled=tuple(watch.throttled),
             tuning=tuning,
+            remarks=self.remarks,
         )
 
 

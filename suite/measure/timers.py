@@ -23,6 +23,8 @@ from .stopping import TimerName
 if TYPE_CHECKING:
     import torch
 
+    from .fresh import Fresh
+
 Call = Callable[[], object]
 QUEUE_MS = 20.0
 """How much device work is queued at a time."""
@@ -30,6 +32,7 @@ QUEUE_CALLS = 50
 """At most so many calls in a queue: some implementations launch dozens of kernels, and the driver's queue
 of about a thousand launches must not fill up, for then the host blocks and the device waits for it."""
 GRAPH_CALLS = 20
+REPLAYS = 5
 SHORT_BYTES = 64 << 20
 SHORT_FLOPS = 8e9
 """A case below both takes about 20 µs at most on a current data-centre GPU and goes to `graph`. Decided by
@@ -42,8 +45,8 @@ class Timer(Protocol):
     name: str
     batch: int
 
-    def sample(self, call: Call) -> list[float]:
-        """A handful of samples, in milliseconds a call."""
+    def sample(self, call: Call, fresh: Fresh | None = None) -> list[float]:
+        """A handful of samples, in milliseconds a call; `fresh` changes the inputs and is shown the answers."""
         ...
 
 
@@ -63,13 +66,20 @@ class Monotonic:
     def __init__(self, flush: Call | None) -> None:
         self._flush = flush
 
-    def sample(self, call: Call) -> list[float]:
-        """One sample."""
+    def sample(
+        self, call: Call, fresh: Fresh | None = None, now: Callable[[], int] = time.perf_counter_ns
+    ) -> list[float]:
+        """One sample. The clock is bound where this is defined: another under its name changes nothing."""
+        if fresh is not None:
+            fresh.before()
         if self._flush is not None:
             self._flush()
-        start = time.perf_counter_ns()
-        call()
-        return [(time.perf_counter_ns() - start) / 1e6]
+        start = now()
+        result = call()
+        end = now()
+        if fresh is not None:
+            fresh.after(result)
+        return [(end - start) / 1e6]
 
 
 class Events:
@@ -84,7 +94,7 @@ class Events:
         self._calls = 1
         self._host_s = 0.0
 
-    def sample(self, call: Call) -> list[float]:
+    def sample(self, call: Call, fresh: Fresh | None = None) -> list[float]:
         """As many samples as fill the queue; the first call of this method gives one and calibrates."""
         import torch
 
@@ -93,11 +103,16 @@ class Events:
         torch.cuda._sleep(int((self._host_s * 1.3 * self._calls + 50e-6) * self._spin_hz))
         begin = time.perf_counter()
         for start, end in zip(starts, ends, strict=True):
+            if fresh is not None:
+                fresh.before()
             if self._flush is not None:
                 self._flush()
             start.record()
-            call()
+            result = call()
             end.record()
+            if fresh is not None:
+                fresh.after(result)
+            del result
         host_s = (time.perf_counter() - begin) / self._calls
         torch.cuda.current_stream().synchronize()
         samples = [_elapsed_ms(start, end) for start, end in zip(starts, ends, strict=True)]
@@ -117,13 +132,15 @@ class Graph:
         import torch
 
         self.batch = batch
+        self._result: object = None
         self._flushes: torch.cuda.CUDAGraph | None = None
         self._calls = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._calls, stream=stream):
             for _ in range(batch):
                 if flush is not None:
                     flush()
-                call()
+                self._result = None  # its memory goes to the next call, as it does without a graph
+                self._result = call()
         if flush is not None:
             self._flushes = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._flushes, stream=stream):
@@ -139,16 +156,20 @@ class Graph:
         end.record()
         return start, end
 
-    def sample(self, call: Call) -> list[float]:
-        """Five samples of `batch` calls each; the call itself is in the graph already."""
+    def sample(self, call: Call, fresh: Fresh | None = None) -> list[float]:
+        """Five samples of `batch` calls each; the call itself is in the graph already, with its answer's place."""
         import torch
 
+        if fresh is not None:
+            fresh.before()
         torch.cuda._sleep(200_000)  # about 0.1 ms: the replays below are queued behind it
         pairs = []
-        for _ in range(5):
+        for _ in range(REPLAYS):
             flushes = self._replay(self._flushes) if self._flushes is not None else None
             pairs.append((self._replay(self._calls), flushes))
         torch.cuda.current_stream().synchronize()
+        if fresh is not None:
+            fresh.after(self._result, REPLAYS * self.batch)
         return [
             (_elapsed_ms(*calls) - (_elapsed_ms(*flushes) if flushes else 0.0)) / self.batch
             for calls, flushes in pairs

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...registry.store.record import Case
+from ...registry.store.record import Case, Pass
 from ..operator import Inputs, Operator
 from .verify import flat
 
@@ -28,9 +29,9 @@ def seed_of(case: Case, seed: int, replicate: int) -> int:
 class Workbench:
     """Inputs of one case in one process.
 
-    `inputs` are what calls see; `values` and `decoys` are two sets of contents that can be laid into the
-    same memory (for the backward pass the gradients of the outputs, else the inputs themselves).
-    `references` is the right answer for `values`.
+    `inputs` are what calls see; `values` and `decoys` are two sets of contents, drawn alike, that can be laid into
+    the same memory (for the backward pass the gradients of the outputs, else the inputs themselves).
+    `references` is the right answer for `values`, and `reference_s` the seconds that it took.
     """
 
     case: Case
@@ -41,6 +42,12 @@ class Workbench:
     values: list[torch.Tensor]
     decoys: list[torch.Tensor]
     references: list[torch.Tensor]
+    wide: torch.dtype
+    reference_s: float = 0.0
+    mixture: frozenset[tuple[int, int]] | None = None
+    """The blocks in which a timed call's inputs are the decoys' where its answer is checked (`fresh`)."""
+    mixed_references: list[torch.Tensor] | None = None
+    """The right answer for the mixture, once it was asked for."""
 
     @classmethod
     def build(cls, operator: Operator, case: Case, device: torch.device, seed: int) -> Workbench:
@@ -53,26 +60,22 @@ class Workbench:
         backward = case.pass_ != "forward"
         size = sum(x.numel() for _, x in tensors(inputs))
         wide = torch.float32 if operator.fp32_reference or size > FP64_ELEMENTS else torch.float64
-        gradients: tuple[torch.Tensor, ...] = ()
+        begin = time.monotonic()
+        gradients, references = _references(operator, inputs, case.pass_, wide, generator)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        reference_s = time.monotonic() - begin
         if backward:
-            gradients, references = _backward(operator, inputs, wide, generator)
-            if case.pass_ == "forward_backward":
-                references = [*_forward(operator, inputs, wide), *references]
             for name in operator.gradients:
                 inputs[name].requires_grad_(True)
-        else:
-            references = _forward(operator, inputs, wide)
         if case.pass_ == "backward":
             varied = list(gradients)
             decoys = [torch.empty_like(x).normal_(generator=generator) for x in gradients]
         else:
             varied = [x for _, x in tensors(inputs)]
             decoys = [x for _, x in tensors(decoy)]
-        for x in decoys:  # twice as large, so that even a mean over all elements comes out different
-            if x.is_floating_point() and x.itemsize > 1:  # 8-bit floats have no product; their scales have
-                x.mul_(2)
         values = [x.detach().clone() for x in varied]
-        return cls(case, operator, inputs, gradients, varied, values, decoys, references)
+        return cls(case, operator, inputs, gradients, varied, values, decoys, references, wide, reference_s)
 
     def lay(self, contents: list[torch.Tensor]) -> None:
         """Copies contents into the memory that calls read."""
@@ -82,11 +85,26 @@ class Workbench:
             for target, content in zip(self.varied, contents, strict=True):
                 target.detach().copy_(content)
 
+    def lay_doubled(self) -> None:
+        """Lays the decoys twice as large, so that even a mean over all elements comes out different."""
+        import torch
+
+        self.lay(self.decoys)
+        with torch.no_grad():
+            for x in self.varied:
+                if x.is_floating_point() and x.itemsize > 1:  # 8-bit floats have no product; their scales have
+                    x.detach().mul_(2)
+
+    def reference(self) -> list[torch.Tensor]:
+        """The right answer for what the inputs hold now."""
+        given = self.gradients if self.case.pass_ != "forward" else None
+        return _references(self.operator, self.inputs, self.case.pass_, self.wide, None, given)[1]
+
     def changed(self, results: Sequence[torch.Tensor] = ()) -> bool:
         """Whether a call wrote to its inputs, other than these results of it to where the operator allows it."""
         import torch
 
-        allowed = {x.data_ptr() for x in self._updated()} & {x.data_ptr() for x in results}
+        allowed = {x.data_ptr() for x in self.updated()} & {x.data_ptr() for x in results}
         return any(
             target.data_ptr() not in allowed and not torch.equal(_bits(target.detach()), _bits(value))
             for target, value in zip(self.varied, self.values, strict=True)
@@ -96,9 +114,10 @@ class Workbench:
         """Whether what calls update in place holds numbers still, after however many calls."""
         import torch
 
-        return all(bool(torch.isfinite(x).all()) for x in self._updated() if x.is_floating_point())
+        return all(bool(torch.isfinite(x).all()) for x in self.updated() if x.is_floating_point())
 
-    def _updated(self) -> list[torch.Tensor]:
+    def updated(self) -> list[torch.Tensor]:
+        """The inputs that calls may write to."""
         return [x for name, x in tensors(self.inputs) if name in self.operator.in_place]
 
     def call(self, implementation: Callable[..., Any]) -> Callable[[], Any]:
@@ -149,10 +168,10 @@ class Workbench:
 
         return converted
 
-    def comparable(self, result: Any) -> list[torch.Tensor]:
-        """A result in the form of the reference."""
+    def comparable(self, result: Any, left: Inputs | None = None) -> list[torch.Tensor]:
+        """A result in the form of the reference. `left` takes the place of inputs that were updated since."""
         if self.operator.results is not None and self.case.pass_ == "forward":
-            return flat(self.operator.results(result, self.inputs))
+            return flat(self.operator.results(result, {**self.inputs, **(left or {})}))
         return flat(result)
 
 
@@ -191,18 +210,39 @@ def _forward(operator: Operator, inputs: Inputs, dtype: torch.dtype) -> list[tor
         return flat(operator.reference(**_raised(inputs, dtype)))
 
 
-def _backward(
-    operator: Operator, inputs: Inputs, dtype: torch.dtype, generator: torch.Generator
+def _references(
+    operator: Operator,
+    inputs: Inputs,
+    pass_: Pass,
+    dtype: torch.dtype,
+    generator: torch.Generator | None,
+    given: Sequence[torch.Tensor] | None = None,
 ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
-    """Random gradients of the outputs, in the inputs' dtype, and the gradients of the inputs for them."""
+    """The gradients of the outputs, drawn where none are given, and the right answer of a pass."""
+    if pass_ == "forward":
+        return (), _forward(operator, inputs, dtype)
+    gradients, references = _backward(operator, inputs, dtype, generator, given)
+    if pass_ == "forward_backward":
+        references = [*_forward(operator, inputs, dtype), *references]
+    return gradients, references
+
+
+def _backward(
+    operator: Operator,
+    inputs: Inputs,
+    dtype: torch.dtype,
+    generator: torch.Generator | None,
+    given: Sequence[torch.Tensor] | None,
+) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
+    """Gradients of the outputs, random in the inputs' dtype if not given, and those of the inputs for them."""
     import torch
 
     raised = _raised(inputs, dtype)
     leaves = [raised[name].requires_grad_(True) for name in operator.gradients]
     outputs = flat(operator.reference(**raised))
-    given = inputs[operator.gradients[0]].dtype
-    gradients = tuple(
-        torch.empty(x.shape, dtype=given, device=x.device).normal_(generator=generator) for x in outputs
+    like = inputs[operator.gradients[0]].dtype
+    gradients = tuple(given or ()) or tuple(
+        torch.empty(x.shape, dtype=like, device=x.device).normal_(generator=generator) for x in outputs
     )
     references = torch.autograd.grad(outputs, leaves, [x.to(dtype) for x in gradients])
     return gradients, [x.detach() for x in references]

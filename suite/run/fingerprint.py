@@ -20,14 +20,8 @@ from ...registry.store.record import Scalar
 from .. import __version__
 from ..measure import clocks
 from ..measure.telemetry import Nvml
+from .variables import allowed
 
-ALLOWED = ("CUDA_", "TRITON_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "MKL_", "NVIDIA_TF32_OVERRIDE", "CUBLAS_")
-"""Prefixes of the environment variables that change what is measured."""
-SECRET = (
-    *("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "AUTH", "USER", "HOST"),
-    *("DIR", "PATH", "HOME", "FILE", "URL", "URI", "PROXY"),
-)
-"""Words in a variable's name that keep it out all the same: credentials and places."""
 IMAGE_DIGEST = "KERNELMARK_IMAGE_DIGEST"
 """Set by the launcher of a container: the digest of the image it runs."""
 IMAGE_NAME = "KERNELMARK_IMAGE"
@@ -70,7 +64,7 @@ def environment(device: str, own: Mapping[str, Scalar] | None = None) -> dict[st
         "cpu_count": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
-    noted |= {f"env/{name}": value for name, value in sorted(os.environ.items()) if allowed(name)}
+    noted |= {f"env/{name}": value for name, value in sorted(os.environ.items()) if allowed(name, value)}
     return noted | (_gpu_noted() if device == "cuda" else {"cpu_governor": cpu_governor()})
 
 
@@ -79,11 +73,6 @@ def python_facts() -> dict[str, Scalar]:
     image = {"image": name} if (name := os.environ.get(IMAGE_NAME)) else {}
     libraries = {f"lib/{name}": version for name in LIBRARIES if (version := _version(name))}
     return {"python": platform.python_version(), **image, **libraries}
-
-
-def allowed(name: str) -> bool:
-    """Whether an environment variable may be recorded."""
-    return name.startswith(ALLOWED) and not any(word in name for word in SECRET)
 
 
 def _version(distribution: str) -> str | None:
@@ -143,6 +132,7 @@ def _gpu_noted() -> dict[str, Scalar]:
     return {
         "gpu/max_sm_mhz": nvml.get("MaxClockInfo", nvml.library.NVML_CLOCK_SM),
         "gpu/max_memory_mhz": nvml.get("MaxClockInfo", nvml.library.NVML_CLOCK_MEM),
+        "gpu/memory_bus_bits": nvml.get("MemoryBusWidth"),
         "gpu/memory_bytes": memory.total if memory else None,
         "gpu/memory_used_at_start_bytes": memory.used if memory else None,
         "gpu/persistence": bool(nvml.get("PersistenceMode")),

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 import selectors
 import signal
 import subprocess
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 import msgspec
 
@@ -20,35 +23,92 @@ from .worker import Message, Task
 
 END_S = 10.0
 """How long a worker that is asked to end may take for it; one of Python alone takes no time."""
+PRINTED = 4 << 20
+"""Bytes of what a worker prints that are kept: a kernel may print without end."""
+LAST_WORDS = 4 << 10
+"""Bytes of its end that are kept in any case."""
+LONGEST_MESSAGE = 256 << 20
+"""Bytes of a line on its pipe: the samples of a measurement are some kilobytes."""
 
 
 class OutOfTime(Exception):
     """The time given to measuring is over; what was finished is in the journal."""
 
 
+class Garbled(Exception):
+    """Something came through the pipe that is no message."""
+
+
+class Output:
+    """What a worker prints, taken from a pipe and kept up to a bound, so that it fills neither disk nor pipe."""
+
+    def __init__(self, log: Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log: IO[bytes] = open(log, "ab", buffering=0)  # noqa: SIM115  # closed in `close`
+        self._last: deque[bytes] = deque()
+        self._kept = 0
+        self._reader, self.writer = os.pipe()
+        self._thread = threading.Thread(target=self._read, name="worker output", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with open(self._reader, "rb", buffering=0) as pipe:
+            while data := pipe.read(1 << 16):
+                self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        self._last.append(data)
+        while sum(map(len, self._last)) - len(self._last[0]) >= LAST_WORDS:
+            self._last.popleft()
+        room = PRINTED - self._kept
+        if room <= 0:
+            return
+        self._kept += len(data)
+        with contextlib.suppress(OSError):  # a full disk: what is measured matters more than what is printed
+            self._log.write(data[:room])
+            if self._kept >= PRINTED:
+                self._log.write(b"\n[more was printed than is kept]\n")
+
+    def last_lines(self) -> list[str]:
+        """The last lines that are not empty."""
+        text = b"".join(self._last)[-LAST_WORDS:].decode(errors="replace")
+        return text.strip().splitlines()[-3:]
+
+    def close(self) -> None:
+        """Once all that printed has ended; what still holds the pipe open is not waited for."""
+        self._thread.join(1.0)
+        if not self._thread.is_alive():
+            self._log.close()
+
+
 class Worker:
     """A worker process and the pipe it speaks through."""
 
+    _alive: ClassVar[set[int]] = set()
+
     def __init__(self, task: Task, python: Path, log: Path, until: float = math.inf) -> None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self._log: IO[bytes] = open(log, "ab")  # noqa: SIM115  # closed in __exit__
-        self._log_start = self._log.tell()
+        _adopt_orphans()
+        self._strangers = _children()
+        self._output = Output(log)
         self._late = False
         self._allowed_s = 0.0
         self._deadline = 0.0
         self._until = until
+        self._token = task.token.encode()
         self._reader, writer = os.pipe()
         self._process = subprocess.Popen(
             [str(python), "-m", f"{__package__}.worker", str(writer)],
             stdin=subprocess.PIPE,
-            stdout=self._log,
+            stdout=self._output.writer,
             stderr=subprocess.STDOUT,
             pass_fds=(writer,),
             start_new_session=True,
             env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
         )
+        self._alive.add(self._process.pid)
         try:
             os.close(writer)
+            os.close(self._output.writer)
             assert self._process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it died at once; its end says why
                 self._process.stdin.write(msgspec.json.encode(task))
@@ -65,7 +125,7 @@ class Worker:
     def messages(self) -> Iterator[Message]:
         """Messages until the worker ends or its time is up; then nothing of it runs any more.
 
-        Raises `OutOfTime` when all measuring is to stop.
+        Raises `OutOfTime` when all measuring is to stop, `Garbled` for what is no message.
         """
         decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
         pending = b""
@@ -90,8 +150,15 @@ class Worker:
                     self._process.wait()
                     return
                 *lines, pending = (pending + data).split(b"\n")
+                if len(pending) > LONGEST_MESSAGE:
+                    raise Garbled("a line without end came through its pipe")
                 for line in lines:
-                    yield decoder.decode(line)
+                    if not line.startswith(self._token):
+                        raise Garbled("what came through its pipe is not of the harness")
+                    try:
+                        yield decoder.decode(line[len(self._token) :])
+                    except (msgspec.MsgspecError, ValueError, RecursionError):
+                        raise Garbled("what came through its pipe is no message") from None
 
     def fate(self) -> tuple[Status, str]:
         """How a worker ended that did not say `done`."""
@@ -103,11 +170,16 @@ class Worker:
                 return "crashed", f"its process was ended by {signal.Signals(-code).name}"
         return "crashed", f"its process ended with exit code {code}"
 
+    @property
+    def killed(self) -> bool:
+        """Whether somebody ended it from outside by a signal: the system for want of memory, say."""
+        return not self._late and (self._process.poll() or 0) < 0
+
     def last_words(self) -> str:
         """The end of what the worker printed."""
-        self._log.flush()
-        text = Path(self._log.name).read_bytes()[self._log_start :].decode(errors="replace").strip()
-        return "It said: " + " | ".join(text.splitlines()[-3:]) if text else "It said nothing."
+        self._output.close()
+        found = self._output.last_lines()
+        return "It said: " + " | ".join(found) if found else "It said nothing."
 
     def kill(self) -> None:
         """Ends the worker and all it started."""
@@ -128,5 +200,35 @@ class Worker:
         else:
             with contextlib.suppress(ProcessLookupError):  # helpers that it left behind
                 os.killpg(self._process.pid, signal.SIGKILL)
+        self._alive.discard(self._process.pid)
+        _end_orphans(self._strangers | self._alive)
         os.close(self._reader)
-        self._log.close()
+        self._output.close()
+
+
+def _adopt_orphans() -> None:
+    """What a worker leaves behind in a session of its own becomes our child, and can be ended (Linux)."""
+    PR_SET_CHILD_SUBREAPER = 36
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _children() -> set[int]:
+    """Ids of our children, those that ended and were not waited for among them; none where /proc does not say."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError, ValueError):
+        for task in Path("/proc/self/task").iterdir():
+            found |= {int(x) for x in (task / "children").read_text().split()}
+    return found
+
+
+def _end_orphans(known: set[int]) -> None:
+    """Ends the children that were not ours when the worker began, and theirs, which become ours in turn."""
+    end = time.monotonic() + END_S
+    while (orphans := _children() - known) and time.monotonic() < end:
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in orphans:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)

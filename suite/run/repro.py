@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,8 +13,15 @@ import msgspec
 from ...registry.errors import InputError, KernelmarkError
 from ...registry.store.home import Home
 from ...registry.store.record import Case, Header
+from ...registry.store.transfer import checked_run
 from ..catalog import Catalog
 from ..plan import BUILTIN, Plan, load
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""What may become a file's name or a word of a printed command; a journal may hold anything."""
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class NotRepeatable(KernelmarkError):
@@ -44,7 +52,11 @@ class Repeat:
 
 
 def repeat(header: Header, home: Home, catalog: Catalog) -> Repeat:
-    """How to repeat the run of a header. Raises `InputError` for a run that does not say what it measured."""
+    """How to repeat the run of a header. Raises `InputError` for a run that does not say what it measured.
+
+    Nothing in a header is taken for a path, a command or TOML: names that do not have a name's form are refused,
+    or left out where they are only noted.
+    """
     if header.request.partner is not None:
         raise InputError(
             f"run {header.run} is one side of a comparison of commits; repeat that with regression_detector."
@@ -52,14 +64,15 @@ def repeat(header: Header, home: Home, catalog: Catalog) -> Repeat:
     plan = Plan.of(header)
     if plan is None:
         raise InputError(f"run {header.run} does not say what it measured; it cannot be repeated.")
-    image = header.conditions.get("image_digest")
-    image = str(image) if image else None
+    image = _formed(header.conditions.get("image_digest"), _DIGEST, "image digest")
+    commit = _formed(header.commit, _COMMIT, "commit")
     name = str(header.environment.get("image") or "")
     arguments = [] if image is None else ["--gpus", "0"] if header.device == "cuda" else []
     file = text = None
     narrowing = _narrowing(plan, catalog, header)
     if narrowing is None:
-        file = home.folder / "plans" / header.run / f"{plan.name}.toml"
+        stem = plan.name if _NAME.fullmatch(plan.name) else "plan"
+        file = home.folder / "plans" / checked_run(header.run) / f"{stem}.toml"
         text = to_toml(plan)
         arguments += ["--plan", str(file)]
     else:
@@ -71,9 +84,16 @@ def repeat(header: Header, home: Home, catalog: Catalog) -> Repeat:
     if image is None:
         arguments += ["--device", header.device]
     command = ["kernelmark", *(["run"] if image is None else ["bench", image]), *arguments]
-    return Repeat(
-        tuple(command), None if image else header.commit, image, file, text, _warnings(header, image, name)
-    )
+    return Repeat(tuple(command), None if image else commit, image, file, text, _warnings(header, image, name))
+
+
+def _formed(value: object, form: re.Pattern[str], what: str) -> str | None:
+    """A value of a header that becomes part of a command. Raises `InputError` for what has not its form."""
+    if not value:
+        return None
+    if not isinstance(value, str) or not form.fullmatch(value):
+        raise InputError(f"the run's {what} {str(value)[:80]!r} is none: the journal is not to be trusted.")
+    return value
 
 
 def _warnings(header: Header, image: str | None, name: str) -> tuple[str, ...]:
@@ -84,7 +104,8 @@ def _warnings(header: Header, image: str | None, name: str) -> tuple[str, ...]:
         said.append("the run does not know its commit")
     if image is not None and header.commit:
         said.append(
-            f"without that image: git checkout {header.commit} && make image IMAGE={name or 'NAME'}; where the "
+            f"without that image: git checkout {header.commit} && make image "
+            f"IMAGE={name if _NAME.fullmatch(name) else 'NAME'}; where the "
             f"builder is exact its digest is the same"
         )
     return tuple(said)
@@ -114,7 +135,7 @@ def to_toml(plan: Plan) -> str:
     lines = [f"replicates = {plan.replicates}", f"cache = {_value(list(plan.caches))}"]
     lines += [f"deadline_s = {float(plan.deadline_s)}", "", "[sampling]"]
     sampling = msgspec.to_builtins(plan.sampling)
-    lines += [f"{name} = {_value(value)}" for name, value in sampling.items()]
+    lines += [f"{_key(name)} = {_value(value)}" for name, value in sampling.items()]
     for case in plan.cases:
         lines += ["", "[[cases]]", f"operator = {_value(case.operator)}", f"axes = {_table(case.axes)}"]
         lines += [
@@ -131,12 +152,18 @@ def _pass(case: Case) -> str:
     return str(case.pass_)
 
 
-def _table(values: dict[str, int] | dict[str, bool | int | float | str]) -> str:
+def _table(values: Mapping[str, bool | int | float | str]) -> str:
     return (
-        "{ " + ", ".join(f"{name} = {_value(value)}" for name, value in values.items()) + " }" if values else "{}"
+        "{ " + ", ".join(f"{_key(name)} = {_value(value)}" for name, value in values.items()) + " }"
+        if values
+        else "{}"
     )
 
 
+def _key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else _value(name)
+
+
 def _value(value: bool | int | float | str | Sequence[str]) -> str:
-    """A value in TOML's spelling, which for these is JSON's."""
-    return msgspec.json.encode(value).decode()
+    """A value in TOML's spelling, which for these is JSON's but that DEL is escaped."""
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")

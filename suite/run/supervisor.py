@@ -14,23 +14,40 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Literal, Protocol
 
 import filelock
 
-from ...registry.errors import HarnessError, InputError, KernelmarkError
+from ...registry.errors import Ended, HarnessError, InputError, KernelmarkError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, Writer, read
-from ...registry.store.record import SCHEMA_VERSION, Footer, Header, Key, Record, Request, Scalar, Status
+from ...registry.store.metric import LATENCY
+from ...registry.store.record import (
+    SCHEMA_VERSION,
+    YARDSTICK,
+    Footer,
+    Header,
+    Key,
+    Measurement,
+    Record,
+    Request,
+    Scalar,
+    Status,
+)
 from ...registry.store.shards import path_of, shards_of
 from .. import __version__
 from ..catalog import Catalog
 from ..environments import interpreter
 from ..plan import NOTHING, Cell, Plan, order
 from . import fingerprint
-from .process import Worker
+from .conversation import PROGRAM, Conversation, OutOfTurn
+from .peaks import least_ms
+from .process import Garbled, Worker
 from .worker import CeilingDone, Done, Facts, Result, Stage, Task, TaskCell
 
+TRIES = 3
+"""How often a worker is started that is killed before its first cell."""
 START_DEADLINE_S = 300.0
 """For a worker to start, load torch, open its device and measure the ceilings."""
 LASTING: frozenset[Status] = frozenset(
@@ -46,9 +63,14 @@ class NotResumable(KernelmarkError):
 
 
 class Interrupted(KernelmarkError):
-    """Ended by Ctrl-C; the message says how to go on. 130 is what shells expect of a program so ended."""
+    """Ended by Ctrl-C or another signal; the message says how to go on.
 
-    exit_code = 130
+    The exit code is what shells expect of a program so ended: 130 after Ctrl-C.
+    """
+
+    def __init__(self, message: str, exit_code: int = 130) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class Listener(Protocol):
@@ -64,6 +86,28 @@ class Listener(Protocol):
         """A cell ended."""
 
 
+class Unbroken:
+    """Shows as another does until that cannot: an output that went away or is full is no reason to stop."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener: Listener = listener
+
+    def begin(self, run: str, cells: int, finished: int) -> None:
+        self._heard(lambda x: x.begin(run, cells, finished))
+
+    def stage(self, replicate: int, name: str, cell: Cell | None) -> None:
+        self._heard(lambda x: x.stage(replicate, name, cell))
+
+    def end(self, record: Record) -> None:
+        self._heard(lambda x: x.end(record))
+
+    def _heard(self, show: Callable[[Listener], None]) -> None:
+        try:
+            show(self._listener)
+        except OSError:
+            self._listener = Silent()
+
+
 class Silent:
     """Shows nothing."""
 
@@ -72,6 +116,14 @@ class Silent:
     def stage(self, replicate: int, name: str, cell: Cell | None) -> None: ...
 
     def end(self, record: Record) -> None: ...
+
+
+@dataclass(frozen=True)
+class Lost:
+    """How a worker ended. `killed`: by a signal from outside of it, as far as can be told."""
+
+    killed: bool
+    reason: str
 
 
 def new_run() -> str:
@@ -112,6 +164,9 @@ class Run:
     _settled: dict[Key, Status] = field(default_factory=dict, init=False)
     _done: set[tuple[Key, int]] = field(default_factory=set, init=False)
 
+    def __post_init__(self) -> None:
+        self.listener = Unbroken(self.listener)
+
     @property
     def path(self) -> Path:
         """The run's journal, or that of its shard."""
@@ -124,11 +179,12 @@ class Run:
                 self.listener.begin(self.name, len(self.cells) * self.plan.replicates, len(self._done))
                 for replicate in range(self.plan.replicates):
                     self.replicate(replicate, self.cells)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             raise Interrupted(
                 f"interrupted; what was finished is in {self.path}. Go on with: {self._again}"
                 if self._header_known
-                else "interrupted before anything was measured."
+                else "interrupted before anything was measured.",
+                error.exit_code if isinstance(error, Ended) else 130,
             ) from None
         return self.path
 
@@ -242,6 +298,7 @@ class Run:
         )
         python = self.python(environment)
         assert python is not None, environment
+        tries = 1
         while left:
             task = Task(
                 device=self.device,
@@ -256,68 +313,105 @@ class Run:
                 code=dict(self.code),
                 systems=self.plan.systems,
                 ceilings=self.ceilings and first,
+                token=secrets.token_hex(16),
             )
             before = len(left)
-            self._process(task, python, left)
-            first = False
-            if len(left) == before:
+            lost = self._process(task, python, left)
+            if len(left) < before:
+                first, tries = False, 1
+            elif lost.killed and tries < TRIES:  # nothing of ours did that: the system, for want of memory, say
+                tries += 1
+            elif self._header_known:
                 raise HarnessError(
                     f"the worker made no progress; its output is in {self._log}. Finished results are safe; "
                     f"go on with: {self._again}"
                 )
+            else:
+                raise HarnessError(f"the worker could not start: {lost.reason}")
 
     @property
     def _log(self) -> Path:
         return self.home.logs / f"{self.path.stem}.log"
 
-    def _process(self, task: Task, python: Path, left: dict[int, Cell]) -> None:
+    def _process(self, task: Task, python: Path, left: dict[int, Cell]) -> Lost:
         """Runs one worker to its end; takes each cell that ends out of `left`."""
         with Worker(task, python, self._log, self.until) as worker:
             begin = time.monotonic()
             worker.allow(START_DEADLINE_S)
+            conversation = Conversation(task, begin)
             current: int | None = None
             stage = "start"
-            for message in worker.messages():
-                match message:
-                    case Facts(conditions=facts, python=own):
-                        exchanged = self.python("core") != interpreter("core")
-                        self._header(facts, own if exchanged else None)
-                        self._spend({"start": time.monotonic() - begin})
-                    case CeilingDone(ceiling=ceiling):
-                        assert self._writer is not None
-                        self._writer.write(ceiling)
-                    case Stage(name=stage, index=index):
-                        if index is not None and index != current:
-                            current = index
+            held: Result | None = None  # until the next message shows that the harness sent it
+            try:
+                for message in worker.messages():
+                    conversation.check(message, time.monotonic())
+                    if held is not None:
+                        self._result(task.replicate, held, left)
+                        held = None
+                    match message:
+                        case Facts(conditions=facts, python=own):
+                            exchanged = self.python("core") != interpreter("core")
+                            self._header(facts, own if exchanged else None)
+                            self._spend({"start": time.monotonic() - begin})
+                        case CeilingDone(ceiling=ceiling):
+                            assert self._writer is not None
+                            self._writer.write(ceiling)
+                        case Stage(name=stage, index=index):
+                            if index is not None and index != current:
+                                current = index
+                                worker.allow(self.plan.deadline_s)
+                            cell = left.get(index) if index is not None else None
+                            self.listener.stage(task.replicate, stage, cell)
+                        case Result():
+                            held = message
+                            current = None
                             worker.allow(self.plan.deadline_s)
-                        self.listener.stage(task.replicate, stage, left.get(index) if index is not None else None)
-                    case Result():
-                        self._result(task.replicate, message, left)
-                        current = None
-                        worker.allow(self.plan.deadline_s)
-                    case Done(spent_s=spent):
-                        self._spend(spent)
-                        return
-            self._lost(worker, task.replicate, current, stage, left)
+                        case Done(spent_s=spent):
+                            self._spend(spent)
+                            return Lost(False, "it said that it was done")
+            except (OutOfTurn, Garbled) as error:
+                worker.kill()
+                guilty = held.index if held is not None else current
+                reason = f"{stage}: {error}: something other than the harness wrote to its pipe"
+                self._give_up(task.replicate, guilty, "incorrect", reason, left)
+                return Lost(False, reason)
+            status, reason = worker.fate()
+            if held is not None and held.status != "ok":
+                self._result(task.replicate, held, left)
+            elif held is not None:
+                self._give_up(task.replicate, held.index, status, f"after its last stage: {reason}", left)
+            else:
+                self._give_up(task.replicate, current, status, f"{stage}: {reason}", left)
+            return Lost(worker.killed, f"{reason}. {worker.last_words()}")
 
     def _result(self, replicate: int, result: Result, left: dict[int, Cell]) -> None:
         cell = left.pop(result.index)
         self._spend(result.spent_s)
-        self._write_record(
-            cell.record(replicate, result.index, result.status, result.reason, result.measurement, result.spent_s)
+        status, reason, measurement = result.status, result.reason, result.measurement
+        if measurement is not None and (impossible := self._impossible(cell, measurement)):
+            status, reason, measurement = "incorrect", impossible, None
+        self._write_record(cell.record(replicate, result.index, status, reason, measurement, result.spent_s))
+
+    def _impossible(self, cell: Cell, measurement: Measurement) -> str | None:
+        """Why a time is refused that no device of this kind can reach."""
+        assert self.past is not None
+        header = self.past.header
+        times = measurement.samples.get(LATENCY.name, ())
+        if not times or cell.implementation.provider == YARDSTICK or cell.case.pass_ == PROGRAM:
+            return None
+        least, ms = least_ms(cell.case, header.device, header.conditions, header.environment), median(times)
+        if ms >= least:
+            return None
+        return (
+            f"faster than the device: {ms:.3g} ms, and this case takes at least {least:.3g} ms at its peak rates"
         )
 
-    def _lost(
-        self, worker: Worker, replicate: int, current: int | None, stage: str, left: dict[int, Cell]
+    def _give_up(
+        self, replicate: int, index: int | None, status: Status, reason: str, left: dict[int, Cell]
     ) -> None:
-        """The worker ended without saying so: the cell under way pays for it."""
-        status, reason = worker.fate()
-        if not self._header_known:
-            raise HarnessError(f"the worker could not start: {reason}. {worker.last_words()}")
-        if current is None or current not in left:
-            return
-        cell = left.pop(current)
-        self._write_record(cell.record(replicate, current, status, f"{stage}: {reason}"))
+        """The worker ended, or was ended, before its time: the cell under way pays for it."""
+        if index is not None and index in left:
+            self._write_record(left.pop(index).record(replicate, index, status, reason))
 
     def _spend(self, spent: dict[str, float]) -> None:
         for name, seconds in spent.items():

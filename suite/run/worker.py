@@ -15,13 +15,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import Literal, TypeAlias
+from typing import BinaryIO, Literal, TypeAlias
 
 import msgspec
 
 from ...registry.store.record import PROVIDER, YARDSTICK, Cache, Case, Ceiling, Measurement, Scalar, Status
 from ..catalog import Catalog, Implementation
 from ..measure.device import Cpu, Cuda, Device
+from ..measure.pristine import Pristine
 from ..measure.session import Session
 from ..measure.stages import Stages, Trial
 from ..measure.stopping import Sampling
@@ -59,6 +60,8 @@ class Task(msgspec.Struct, frozen=True):
     code: dict[str, str] = {}
     systems: tuple[System, ...] = ()
     ceilings: bool = True
+    token: str = ""
+    """Stands before every message on the pipe; what an implementation prints there has none."""
 
 
 class Facts(msgspec.Struct, frozen=True, tag_field="message", tag="facts"):
@@ -127,6 +130,7 @@ def work(
         catalog = catalog.with_systems(task.systems)
     stages = Stages(listen=lambda name: send(Stage(name)))
     send(Facts(facts, python_facts()))
+    pristine = Pristine()
     with device.using():
         if task.ceilings:
             from ..measure import limits
@@ -137,7 +141,7 @@ def work(
         for (name, _), group in groupby(task.cells, key=lambda x: (x.case.operator, x.case.name)):
             definition = catalog.definition(name)
             case = _program if isinstance(definition, Workload) else _case
-            for result in case(task, list(group), catalog, device, stages, send):
+            for result in case(task, list(group), catalog, device, stages, send, pristine):
                 send(result)
     send(Done(stages.spent_s))
 
@@ -149,6 +153,7 @@ def _case(
     device: Device,
     shared: Stages,
     send: Callable[[Message], None],
+    pristine: Pristine,
 ) -> Iterator[Result]:
     """All cells of one case, on one workbench."""
     case = cells[0].case
@@ -165,7 +170,7 @@ def _case(
         return
     for cell in cells:
         implementation = next(x for x in catalog.of_operator(case.operator) if x.name == cell.implementation)
-        yield _cell(task, cell, implementation, bench, device, send)
+        yield _cell(task, cell, implementation, bench, device, send, pristine)
     del bench
     device.release()
     _forget_compiled()
@@ -178,6 +183,7 @@ def _program(
     device: Device,
     shared: Stages,
     send: Callable[[Message], None],
+    pristine: Pristine,
 ) -> Iterator[Result]:
     """All systems of one case of a workload, held against one preparation."""
     case = cells[0].case
@@ -212,6 +218,7 @@ def _program(
         else:
             result = Result(cell.index, "ok", None, measurement, given.stages.spent_s)
         _forget_compiled()
+        pristine.settle()  # a program seeds and switches as it needs; the next one finds nothing of it
         try:
             device.release()
             device.synchronize()
@@ -229,6 +236,7 @@ def _cell(
     bench: Workbench,
     device: Device,
     send: Callable[[Message], None],
+    pristine: Pristine,
 ) -> Result:
     stages = Stages(listen=lambda name: send(Stage(name, cell.index)))
     trial = Trial(
@@ -240,6 +248,7 @@ def _cell(
         gated=implementation.provider != YARDSTICK,
         tuned=implementation.provider == PROVIDER,
         pinned=cell.pinned,
+        pristine=pristine,
     )
     try:
         measurement = trial.run(lambda: implementation.load()(cell.case))
@@ -311,14 +320,8 @@ def main(pipe: int) -> None:
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the supervisor, which ends us in order
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
-    encoder = msgspec.json.Encoder()
-
-    out = os.fdopen(pipe, "wb")
-
-    def send(message: Message) -> None:
-        out.write(encoder.encode(message) + b"\n")
-        out.flush()
-
+    send = _sender(os.fdopen(pipe, "wb"), task.token.encode())
+    task = msgspec.structs.replace(task, token="")
     send(Stage("start"))
     import torch
     import torch._functorch.config
@@ -330,6 +333,16 @@ def main(pipe: int) -> None:
     device: Device = Cuda.open() if task.device == "cuda" else Cpu.open()
     facts = torch_facts(task.device)
     work(task, send, device, facts)
+
+
+def _sender(out: BinaryIO, token: bytes) -> Callable[[Message], None]:
+    encode = msgspec.json.Encoder().encode
+
+    def send(message: Message) -> None:
+        out.write(token + encode(message) + b"\n")
+        out.flush()
+
+    return send
 
 
 def _end() -> None:

@@ -202,6 +202,36 @@ def test_what_is_missing_is_said(root, monkeypatch, tmp_path):
             "baselines/thrice.py: IMPLEMENTATIONS['triple'] must be a dict of factories.",
         ),
         (
+            {"baselines__thrice": "import sys; sys.exit(0)"},
+            "baselines/thrice.py cannot be imported: SystemExit: 0",
+        ),
+        (
+            {"baselines__thrice": "REQUIRES = 5; IMPLEMENTATIONS = {}"},
+            "baselines/thrice.py: REQUIRES must be a tuple of strings.",
+        ),
+        (
+            {"baselines__thrice": "REQUIRES = 'torch'; IMPLEMENTATIONS = {}"},
+            "baselines/thrice.py: REQUIRES must be a tuple of strings.",
+        ),
+        (
+            {"baselines__thrice": "ENVIRONMENT = '../x'; IMPLEMENTATIONS = {}"},
+            "baselines/thrice.py: ENVIRONMENT must be a name",
+        ),
+        (
+            {
+                "baselines__thrice": "DEVICES = 3; IMPLEMENTATIONS = {'triple': {'x': len}}",
+                "operators__triple": NEW_OPERATOR,
+            },
+            "baselines/thrice.py: DEVICES must be a tuple of strings.",
+        ),
+        (
+            {
+                "baselines__thrice": "IMPLEMENTATIONS = {'triple': {3: len}}",
+                "operators__triple": NEW_OPERATOR,
+            },
+            "baselines/thrice.py: IMPLEMENTATIONS['triple'] must be a dict of factories.",
+        ),
+        (
             {"operators__triple": NEW_OPERATOR, "baselines__one": NEW_BASELINE, "baselines__two": NEW_BASELINE},
             "triple has two implementations named 'thrice': of one and of two.",
         ),

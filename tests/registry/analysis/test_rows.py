@@ -417,9 +417,9 @@ seen_in = st.fixed_dictionaries(
         "beside": st.fixed_dictionaries(
             {
                 "launch": st.lists(times, max_size=3),
-                "error": st.none() | st.floats(0, 1e9),
+                "error": st.none() | st.just(0.0) | st.floats(1e-9, 1e9),
                 "conversion": st.none() | times,
-                "energy": st.none() | st.floats(0, 1e9),
+                "energy": st.none() | st.just(0.0) | st.floats(1e-9, 1e9),
                 "memory": st.none() | st.integers(-(2**50), 2**50),
             }
         ),

@@ -19,7 +19,7 @@ from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.importers.formats import FORMATS, made, read, take_in
 from kernelmark.registry.store.home import Home
-from kernelmark.registry.store.journal import encode, parse
+from kernelmark.registry.store.journal import Journal, encode, parse
 from kernelmark.registry.store.record import Request
 
 EXAMPLES = Path(__file__).with_name("examples")
@@ -28,7 +28,17 @@ FILES = {
     "google-benchmark": "google_benchmark.json",
     "nvbench": "nvbench.json",
     "go": "go.txt",
+    "asv": "asv.json",
+    "hyperfine": "hyperfine.json",
+    "tritonbench": "tritonbench.json",
+    "flashinfer-bench": "flashinfer_bench.jsonl",
 }
+
+
+def only(journals: list[Journal]) -> Journal:
+    """The journal, where there is one."""
+    (journal,) = journals
+    return journal
 
 
 @pytest.fixture
@@ -63,18 +73,18 @@ def test_every_format_has_an_example() -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_an_example_becomes_a_valid_journal(form: str) -> None:
-    journal = made(form, [EXAMPLES / FILES[form]])
+    journal = only(made(form, [EXAMPLES / FILES[form]]))
     lines = (journal.header, *journal.records, *journal.footers)
     assert parse(b"".join(encode(x) for x in lines)).records == journal.records
     assert journal.header.request == Request(imported_from=form)
-    assert journal.header.replicates == 1
+    assert journal.header.replicates == (3 if form == "hyperfine" else 1)
     assert rows(journal)
     said = encode(journal.header).decode()
     assert '"host"' not in said, "the host's name stays out"
 
 
 def samples(form: str) -> dict[str, tuple[float, ...]]:
-    records = made(form, [EXAMPLES / FILES[form]]).records
+    records = only(made(form, [EXAMPLES / FILES[form]])).records
     return {f"{x.case.operator} {x.case.name}": x.primary for x in records if x.measurement}
 
 
@@ -84,7 +94,7 @@ def test_pytest_benchmark() -> None:
     assert [*found] == ["t_bench.py test_sum[100]", "t_bench.py test_sum[1000]", "t_bench.py test_sort"]
     data = document["benchmarks"][0]["stats"]["data"]
     assert found["t_bench.py test_sum[100]"] == pytest.approx([1e3 * x for x in data])
-    header = made("pytest-benchmark", [EXAMPLES / "pytest_benchmark.json"]).header
+    header = only(made("pytest-benchmark", [EXAMPLES / "pytest_benchmark.json"])).header
     assert header.commit == "0123456789abcdef0123456789abcdef01234567"
     assert (header.conditions["tool_version"], header.conditions["python"]) == ("5.3.1", "3.11.7")
     assert header.created == "2026-11-21T03:46:47+00:00"
@@ -92,7 +102,7 @@ def test_pytest_benchmark() -> None:
 
 def test_pytest_benchmark_without_raw_data(altered: Callable[..., Path]) -> None:
     path = altered("pytest-benchmark", ..., "benchmarks", 0, "stats", "data")
-    first = made("pytest-benchmark", [path]).records[0]
+    first = only(made("pytest-benchmark", [path])).records[0]
     assert first.measurement is not None
     assert len(first.primary) == 1
     assert first.measurement.batch == 5
@@ -102,7 +112,7 @@ def test_google_benchmark() -> None:
     found = samples("google-benchmark")
     assert found["BM_Sum BM_Sum/64"] == pytest.approx((31.2e-6, 30.9e-6, 31.4e-6))
     assert found["BM_Copy BM_Copy/4096/real_time"] == pytest.approx((1.52e-3, 1.49e-3, 1.55e-3))
-    broken = made("google-benchmark", [EXAMPLES / "google_benchmark.json"]).records[-1]
+    broken = only(made("google-benchmark", [EXAMPLES / "google_benchmark.json"])).records[-1]
     assert (broken.status, broken.reason) == ("error", "no such file")
 
 
@@ -111,7 +121,7 @@ def test_google_benchmark_of_aggregates_alone(tmp_path: Path) -> None:
     document["benchmarks"] = [x for x in document["benchmarks"] if x["run_type"] == "aggregate"]
     path = tmp_path / "aggregates.json"
     path.write_text(json.dumps(document))
-    results, _ = read("google-benchmark", path)
+    (results,), _ = read("google-benchmark", path)
     assert [len(x.samples_ms) for x in results.benchmarks] == [1, 1]
     assert results.benchmarks[0].samples_ms == pytest.approx((31.2e-6,))
 
@@ -122,7 +132,7 @@ def test_go() -> None:
         "example.org/sums BenchmarkSum/n=64-8": pytest.approx((32.91e-6, 33.02e-6)),
         "example.org/sums BenchmarkCopy-8": pytest.approx((1712e-6,)),
     }
-    header = made("go", [EXAMPLES / "go.txt"]).header
+    header = only(made("go", [EXAMPLES / "go.txt"])).header
     assert header.conditions["cpu"] == "AMD EPYC 7B13"
 
 
@@ -130,7 +140,7 @@ def test_nvbench() -> None:
     found = samples("nvbench")
     assert found["copy Device=0 Elements=2^20"] == pytest.approx((12.5e-3, 12.25e-3, 12.75e-3, 12.5e-3))
     assert found["copy Device=0 Elements=2^24"] == pytest.approx((45e-3,))
-    journal = made("nvbench", [EXAMPLES / "nvbench.json"])
+    journal = only(made("nvbench", [EXAMPLES / "nvbench.json"]))
     assert (journal.header.device, journal.header.conditions["gpu"]) == ("cuda", "NVIDIA H200")
     assert journal.records[-1].reason == "Out of memory"
     assert {x.cache for x in journal.records} == {"cold"}
@@ -226,7 +236,7 @@ def test_twice_the_same_file_is_one_run(home: Home) -> None:
 def test_files_of_several_processes_are_one_run(altered: Callable[..., Path], tmp_path: Path, home: Home) -> None:
     first = EXAMPLES / FILES["pytest-benchmark"]
     second = altered("pytest-benchmark", [2e-6] * 5, "benchmarks", 0, "stats", "data")
-    journal = made("pytest-benchmark", [first, second], "f" * 40)
+    journal = only(made("pytest-benchmark", [first, second], "f" * 40))
     assert (journal.header.replicates, journal.header.commit) == (2, "f" * 40)
     assert {x.replicate for x in journal.records} == {0, 1}
     other = altered("pytest-benchmark", "Another CPU", "machine_info", "cpu", "brand_raw")
@@ -237,3 +247,115 @@ def test_files_of_several_processes_are_one_run(altered: Callable[..., Path], tm
 def test_a_name_twice_is_refused(altered: Callable[..., Path]) -> None:
     with pytest.raises(InputError, match=r"test_sum\[1000\] occurs twice"):
         made("pytest-benchmark", [altered("pytest-benchmark", "test_sum[1000]", "benchmarks", 0, "name")])
+
+
+def test_asv() -> None:
+    assert samples("asv") == {
+        "sums.Sums sums.Sums.time_sum(100)": pytest.approx((11e-3, 12e-3, 13e-3)),
+        "sums sums.time_copy": pytest.approx((2.0,)),
+    }
+    journal = only(made("asv", [EXAMPLES / "asv.json"]))
+    assert [x.reason for x in journal.records if not x.measurement] == ["asv gives no result for it"]
+    assert journal.header.commit == "0123456789abcdef0123456789abcdef01234567"
+    assert journal.header.conditions["cpu"] == "AMD EPYC 7B13"
+    assert "somebody" not in encode(journal.header).decode()
+
+
+def test_hyperfines_times_are_of_processes_of_their_own() -> None:
+    journal = only(made("hyperfine", [EXAMPLES / "hyperfine.json"]))
+    assert [(x.case.name, x.replicate, x.primary) for x in journal.records[:3]] == [
+        ("sort numbers threads=2", i, pytest.approx((ms,))) for i, ms in enumerate((100.0, 101.0, 102.0))
+    ]
+    assert journal.records[3].reason == "it ended with exit code 1 1 times"
+    twice = only(made("hyperfine", [EXAMPLES / "hyperfine.json"] * 2))
+    assert twice.header.replicates == 6
+    assert {x.replicate for x in twice.records if x.measurement} == {*range(6)}
+
+
+def test_tritonbench(tmp_path: Path) -> None:
+    records = only(made("tritonbench", [EXAMPLES / "tritonbench.json"])).records
+    assert [(x.case.operator, x.case.name, x.implementation, x.primary) for x in records] == [
+        ("softmax_fwd", "(4096, 256)", "naive_softmax", (0.0512,)),
+        ("softmax_fwd", "(4096, 256)", "triton_softmax", (0.0123,)),
+        ("softmax_fwd", "(4096, 384)", "triton_softmax", ()),
+    ]
+    path = tmp_path / "op_gemm_x1.csv"
+    path.write_text("x_val;aten-latency;aten-tflops;triton-latency\n(16, 16);0.5 (±1.2%);3;0.25\n")
+    records = only(made("tritonbench", [path])).records
+    assert [(x.case.operator, x.implementation, x.primary) for x in records] == [
+        ("gemm", "aten", (0.5,)),
+        ("gemm", "triton", (0.25,)),
+    ]
+
+
+def test_flashinfer_bench() -> None:
+    journal = only(made("flashinfer-bench", [EXAMPLES / "flashinfer_bench.jsonl"]))
+    assert [(x.case.name, x.implementation, x.status, x.primary) for x in journal.records] == [
+        ("batch_size32-0a1b2c3d", "rmsnorm_triton", "ok", (0.0091,)),
+        ("batch_size32-0a1b2c3d", "rmsnorm_wrong", "incorrect", ()),
+    ]
+    assert journal.header.conditions["gpu"] == "NVIDIA_H100"
+
+
+def test_results_of_go_under_different_notes_are_kept_apart(tmp_path: Path) -> None:
+    path = tmp_path / "go.txt"
+    line = "BenchmarkX-8 10 {} ns/op\n"
+    path.write_text(f"goos: linux\nnote: before\n{line.format(10)}note: after\n{line.format(20)}")
+    journal = only(made("go", [path]))
+    assert {x.case.name: x.primary for x in journal.records} == {
+        "BenchmarkX-8 note:before": pytest.approx((1e-5,)),
+        "BenchmarkX-8 note:after": pytest.approx((2e-5,)),
+    }
+    assert "note" not in journal.header.conditions
+    path.write_text(f"goos: linux\nnote: before\n{line.format(10)}{line.format(20)}")
+    journal = only(made("go", [path]))
+    assert (journal.header.conditions["note"], len(journal.records)) == ("before", 1)
+
+
+def test_nvbench_on_two_devices_is_two_runs(tmp_path: Path, home: Home) -> None:
+    document = json.loads((EXAMPLES / "nvbench.json").read_text())
+    document["devices"].append({**document["devices"][0], "id": 1, "name": "NVIDIA L4"})
+    document["devices"][0]["id"] = 0
+    (benchmark,) = document["benchmarks"]
+    mean = benchmark["states"][1]
+    benchmark["states"] = [mean, {**mean, "device": 1, "name": mean["name"].replace("Device=0", "Device=1")}]
+    path = tmp_path / "nvbench.json"
+    path.write_text(json.dumps(document))
+    first, second = made("nvbench", [path])
+    assert [x.header.conditions["gpu"] for x in (first, second)] == ["NVIDIA H200", "NVIDIA L4"]
+    assert first.header.run != second.header.run
+    assert first.records[0].case == second.records[0].case
+    assert len(take_in("nvbench", [path], home)) == 2
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[" * 200_000,
+        b'{"a":' * 50_000,
+        b"\xff\xfe",
+        b"1" * 10_000,
+        b'{"results": 1e999}',
+        b"null",
+        b"\0" * 99,
+    ],
+)
+def test_what_is_no_file_of_results_is_an_input_error(tmp_path: Path, form: str, raw: bytes) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(raw)
+    with pytest.raises(InputError):
+        made(form, [path])
+
+
+def test_long_and_odd_names_become_names(tmp_path: Path, home: Home) -> None:
+    document = json.loads((EXAMPLES / "hyperfine.json").read_text())
+    document["results"][0]["command"] = "x" * 5_000_000
+    document["results"][1]["command"] = "a\x1b[31m\nb"
+    path = tmp_path / "hyperfine.json"
+    path.write_text(json.dumps(document))
+    (run,) = take_in("hyperfine", [path], home)
+    names = {x.case.name for x in home.load(run).records}
+    assert all(len(x) <= 200 for x in names)
+    assert "\x1b" not in "".join(names)

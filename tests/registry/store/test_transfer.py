@@ -81,7 +81,7 @@ def test_a_torn_last_line_is_left_out(given: Path, home: Home) -> None:
     [
         (lambda x: x.replace(b'"kind":"ceiling"', b'"kind":"sealing"', 1), "line 10: "),
         (lambda x: x.replace(b'"schema_version":2', b'"schema_version":99', 1), "schema 99"),
-        (lambda x: x.replace(RUN.encode(), b"../../etc/passwd"), "not a run's name"),
+        (lambda x: x.replace(RUN.encode(), b"../../etc/passwd"), "has not the form of one"),
         (lambda x: b"", "empty"),
         (lambda x: b"hello\n", "line 1"),
     ],

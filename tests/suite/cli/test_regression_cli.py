@@ -503,7 +503,7 @@ def foreign(tmp_path, name, factor, processes, commit=None):
         document["benchmarks"][0]["stats"]["data"] = [factor * 1e-6 * math.exp(generator.gauss(0, 0.001))] * 6
         paths.append(tmp_path / f"{name}-{number}.json")
         paths[-1].write_text(json.dumps({**document, "benchmarks": document["benchmarks"][:1]}))
-    return take_in("pytest-benchmark", paths, Home(tmp_path / "home"), commit)
+    return take_in("pytest-benchmark", paths, Home(tmp_path / "home"), commit)[0]
 
 
 def test_one_process_of_another_tool_is_inconclusive_and_says_so(call, tmp_path, monkeypatch):

@@ -31,8 +31,12 @@ class Scripted:
     batch: int = 4
     taken: int = 0
 
-    def sample(self, call: Any) -> list[float]:
-        call()
+    def sample(self, call: Any, fresh: Any = None) -> list[float]:
+        if fresh is not None:
+            fresh.before()
+        result = call()
+        if fresh is not None:
+            fresh.after(result)
         self.taken += 1
         return self.script.pop(0) if len(self.script) > 1 else self.script[0]
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kernelmark.suite.measure.telemetry import Nvml
-from kernelmark.suite.run import fingerprint
+from kernelmark.suite.run import fingerprint, variables
 
 FACTS = {"threads": 2}
 
@@ -65,12 +65,43 @@ def test_every_condition_counts(conditions):
         ("USER", False),
         ("PATH", False),
         ("MY_CUDA_THING", False),
+        ("OMP_PASSPHRASE", False),
+        ("CUDA_PW", False),
+        ("PYTORCH_CONNSTRING", False),
     ],
 )
 def test_allowed(name, may, monkeypatch):
-    assert fingerprint.allowed(name) is may
+    assert variables.allowed(name, "seen") is may
     monkeypatch.setenv(name, "seen")
     assert (f"env/{name}" in fingerprint.environment("cpu")) is may
+
+
+@pytest.mark.parametrize(
+    ("value", "may"),
+    [
+        ("", True),
+        ("0,1", True),
+        ("expandable_segments:True,garbage_collection_threshold:0.6", True),
+        (":4096:8", True),
+        ("spread", True),
+        ("{0:4},{4:4}", True),
+        ("granularity=fine,compact,1,0", True),
+        ("TRITON,ATEN,CUTLASS", True),
+        ("512K", True),
+        ("/home/somebody/x", False),
+        ("https://somebody:pw@example.org", False),
+        ("somebody@example.org", False),
+        ("AKIAIOSFODNN7EXAMPLE", False),
+        ("ghp_16C7e42F292c6912E7710c838347Ae178B4a", False),
+        ("wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", False),
+        ("d41d8cd98f00b204e9800998ecf8427e", False),
+        ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", False),
+        ("a\nb", False),
+        ("x" * 200, False),
+    ],
+)
+def test_a_value_has_the_form_of_a_setting(value, may):
+    assert variables.allowed("OMP_PLACES", value) is may
 
 
 def test_nobody_and_no_place_is_named(monkeypatch):

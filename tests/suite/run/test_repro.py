@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 
 import msgspec
 import pytest
@@ -107,3 +108,39 @@ def test_what_cannot_be_repeated(tmp_path):
         )
     with pytest.raises(InputError, match="does not say what it measured"):
         repeat(header(plan, request=Request()), Home(tmp_path), CATALOG)
+
+
+@pytest.mark.parametrize("plan_name", ["/elsewhere/pyproject", "../../x", "-x", "a\nb", ""])
+def test_a_plan_is_written_inside_the_home_whatever_its_name(tmp_path, plan_name):
+    text = '[[cases]]\noperator = "gelu"\naxes = { M = 3, N = 64 }\ndtype = "fp32"\n'
+    found = repeat(header(plans.parse(text, plan_name, CATALOG)), Home(tmp_path), CATALOG)
+    assert found.plan_file == tmp_path / "plans" / "20260101-000000-0000" / "plan.toml"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": "../../x"},
+        {"run": "/elsewhere/x"},
+        {"commit": "main; rm -rf ."},
+        {"commit": "--orphan"},
+        {"conditions": {"image_digest": "--entrypoint=x"}},
+    ],
+)
+def test_what_is_no_name_becomes_no_path_and_no_command(tmp_path, changes):
+    text = '[[cases]]\noperator = "gelu"\naxes = { M = 3, N = 64 }\ndtype = "fp32"\n'
+    with pytest.raises(InputError):
+        repeat(header(plans.parse(text, "mine", CATALOG), **changes), Home(tmp_path), CATALOG)
+
+
+def test_an_images_name_is_no_command(tmp_path):
+    made = header(plans.load("quick", CATALOG, "cpu"), DIGEST, environment={"image": "x; rm -rf ."})
+    assert "make image IMAGE=NAME;" in repeat(made, Home(tmp_path), CATALOG).warnings[0]
+
+
+@given(st.dictionaries(st.text(), st.integers() | st.booleans() | st.text(), min_size=1))
+def test_no_name_or_value_leaves_its_place_in_toml(values):
+    from kernelmark.suite.run import repro
+
+    text = f"table = {repro._table(values)}\n"
+    assert tomllib.loads(text) == {"table": values}

@@ -49,6 +49,8 @@ def kinds(path: Path) -> Counter[str]:
     return Counter(json.loads(line)["kind"] for line in path.read_text().splitlines())
 
 
+TOKEN = """token=$(sed 's/.*"token":"\\([^"]*\\)".*/\\1/')\n"""
+"""For a script that stands for a worker: what each of its messages begins with."""
 SPENT = {"spent_s": {"verify": 0.5}}
 
 
@@ -122,7 +124,7 @@ def test_a_worker_that_cannot_start(make, tmp_path, monkeypatch, script, said):
 def test_a_worker_that_ends_between_cells_for_ever_is_not_started_for_ever(make, tmp_path, monkeypatch):
     facts = json.dumps({"message": "facts", "conditions": {"threads": 1}})
     python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho '{facts}' >/dev/fd/$3\n")
+    python.write_text(f"#!/bin/sh\n{TOKEN}echo \"$token\"'{facts}' >/dev/fd/$3\n")
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     run = make(python=lambda environment: python)
     with pytest.raises(HarnessError, match="the worker made no progress") as error:
@@ -145,12 +147,13 @@ def test_a_context_that_breaks_costs_the_cell_that_broke_it(make, tmp_path):
         for i, why in enumerate(["sample: misaligned address", "verify: no", "verify: no"])
     ]
     done = json.dumps({"message": "done"} | SPENT)
-    first, second = "\n".join([*said, ends[0]]), "\n".join([*said, *ends[1:], done])
+    first, second = (" ".join(f"'{x}'" for x in y) for y in ([*said, ends[0]], [*said, *ends[1:], done]))
     python = tmp_path / "python"
     python.write_text(
-        "#!/bin/sh\ncat > /dev/null\n"
-        f"if mkdir {tmp_path}/once; then echo '{first}' >/dev/fd/$3; exit 70; fi\n"
-        f"echo '{second}' >/dev/fd/$3\n"
+        f"#!/bin/sh\n{TOKEN}"
+        f'say() {{ for x in "$@"; do echo "$token$x"; done; }}\n'
+        f"if mkdir {tmp_path}/once; then say {first} >/dev/fd/$3; exit 70; fi\n"
+        f"say {second} >/dev/fd/$3\n"
     )
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     run.python = lambda environment: python
@@ -367,3 +370,122 @@ def test_a_disk_too_full_for_anything(program, plan_file):
     assert "cannot be written" in err
     assert "--resume" not in err
     assert not list(program.home.glob("journals/*"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_other_signals_end_a_run_in_order(program, plan_file, processes, number, code):
+    plan = plan_file([16, 32, 64, 128], replicates=2)
+    process = program.start("run", "--plan", str(plan), "--implementation", "slow")
+    program.records(1)
+    workers = processes.children(process.pid)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    path = program.journal()
+    assert process.returncode == code
+    assert f"kernelmark run --resume {path.stem}" in err
+    assert not any(map(processes.alive, workers))
+    assert [x.complete for x in read(path).footers] == [False]
+
+
+@pytest.mark.parametrize("output", ["closed", "full"])
+def test_an_output_that_cannot_be_written_stops_no_run(program, plan_file, output):
+    arguments = ("run", "--plan", str(plan_file([16, 32])), "--implementation", "fails")
+    process = program.start(*arguments, limit="exec >/dev/full" if output == "full" else "true")
+    if output == "closed":
+        process.stdout.close()
+        process.stdout = None
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    journal = read(program.journal())
+    assert len(journal.records) == 2
+    assert journal.footers[0].complete
+
+
+@pytest.mark.parametrize("kills", [2, 3])
+def test_a_worker_killed_at_its_start_is_tried_again_twice(make, tmp_path, kills):
+    run = make()
+    said = [json.dumps({"message": "facts", "conditions": {"threads": 1}})]
+    said.append(
+        json.dumps(
+            {"message": "result", "index": 0, "status": "error", "reason": "x", "measurement": None} | SPENT
+        )
+    )
+    said.append(json.dumps({"message": "done"} | SPENT))
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!/bin/sh\n{TOKEN}"
+        f"for i in $(seq {kills}); do if mkdir {tmp_path}/$i 2>/dev/null; then kill -9 $$; fi; done\n"
+        + "".join(f"echo \"$token\"'{x}' >/dev/fd/$3\n" for x in said)
+    )
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    run.python = lambda environment: python
+    if kills == 2:
+        assert kinds(run.execute()) == {"header": 1, "record": 1, "footer": 1}
+    else:
+        with pytest.raises(HarnessError, match="could not start: its process was ended by SIGKILL"):
+            run.execute()
+
+
+FORGER = '''
+import json
+import os
+
+REQUIRES = ("torch",)
+MEASURED = {"samples": {"latency": [1e-6] * 20}, "timer": "monotonic"}
+
+
+def send(text):
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if "pipe" in os.readlink(f"/proc/self/fd/{name}") and int(name) > 2:
+                os.write(int(name), text)
+        except OSError:
+            pass
+
+
+def forges(x):
+    said = {"message": "result", "index": 0, "status": "ok", "reason": None, "measurement": MEASURED}
+    said["spent_s"] = {}
+    send(json.dumps(said).encode() + b"\\n")
+    return x * 2
+
+
+def babbles(x):
+    send(b"\\xff\\xfe{[nonsense\\n")
+    return x * 2
+
+
+def asks(x):
+    """Finds the harness's own way to send, and has it send a result that nobody measured."""
+    import sys
+
+    frame = sys._getframe()
+    while "send" not in frame.f_locals:
+        frame = frame.f_back
+    from kernelmark.registry.store.record import Measurement
+    from kernelmark.suite.run.worker import Result
+
+    frame.f_locals["send"](Result(0, "ok", None, Measurement({"latency": (1e-6,) * 20}, "monotonic"), {}))
+    return x * 2
+
+
+IMPLEMENTATIONS = {"double": {x.__name__: (lambda case, x=x: x) for x in (forges, babbles, asks)}}
+'''
+
+
+def test_a_kernel_that_writes_to_the_pipe_forges_nothing(make, root):
+    (root / "baselines" / "forger.py").write_text(FORGER)
+    journal = read(make(implementations=("forges", "babbles", "asks", "plain")).execute())
+    found = {x.implementation: x for x in journal.records}
+    assert found["plain"].status == "ok"
+    for name in ("forges", "babbles", "asks"):
+        assert found[name].status == "incorrect"
+        assert "something other than the harness wrote to its pipe" in found[name].reason
+    assert journal.footers[0].complete
+
+
+def test_a_time_that_no_device_can_reach_is_refused(make, monkeypatch):
+    monkeypatch.setattr(supervisor, "least_ms", lambda *given: 1e6)
+    (record,) = read(make().execute()).records
+    assert record.status == "incorrect"
+    assert record.reason.startswith("faster than the device: ")

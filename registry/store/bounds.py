@@ -1,0 +1,232 @@
+"""What a line of a journal may hold beyond its types: forms of names, bounds of numbers and of sizes.
+
+A journal may come from anywhere. A name becomes a file's name, a tag, a word in a table; a number is divided by,
+raised and looped over. What lies outside these bounds was not written by a measurement, and is refused when it is
+read, with its line. Free text (why a row failed, what a condition is) is kept, without what a terminal obeys.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from .record import Case, Ceiling, Footer, Header, Line, Measurement, Record
+
+INFLATED = 512 << 20
+"""Bytes of a journal, compressed or not. A run of 2,000 rows and a million samples has 40 MB."""
+LINE = 16 << 20
+LINES = 1_000_000
+SAMPLES = 20_000_000
+"""Numbers of all measurements of a journal."""
+REPLICATES = 100_000
+NAME, TEXT = 250, 4000
+"""Characters of a name and of free text."""
+ENTRIES = 2000
+"""Names in a table: conditions, options, metrics."""
+LEAST, MOST = 1e-15, 1e18
+"""A sample is 0 or of such a size."""
+LARGEST = 1 << 100
+"""Of bytes and operations."""
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_SUSPECT = re.compile(rb"\\u|\\[bfnrt]|[\x00-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2[\x80\x81]")
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
+_COMMIT = re.compile(r"[0-9A-Za-z][0-9A-Za-z._+-]{0,99}")
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_METRIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ ./-]{0,99}")
+
+
+class OutOfBounds(ValueError):
+    """A line that no measurement wrote; the text says which field."""
+
+
+class Bounds:
+    """Checks the lines of one journal, and lets equal cases and names be one object each.
+
+    A journal repeats its cases in every record: of 200,000 records that is most of the memory.
+    """
+
+    def __init__(self) -> None:
+        self._cases: dict[tuple[object, ...], Case] = {}
+        self._names: dict[str, str] = {}
+        self._samples = 0
+
+    def checked(self, line: Line, raw: bytes) -> Line:
+        """The line. Raises `OutOfBounds`."""
+        match line:
+            case Record():
+                return self._record(line, raw)
+            case Header():
+                return _header(line)
+            case Ceiling():
+                _whole(line.size, 1, LARGEST, "size")
+                _whole(line.replicate, 0, REPLICATES, "replicate")
+                _measured((line.time_ms,), "time_ms")
+                _name(line.dtype, "dtype")
+            case Footer():
+                _seconds({"wall_s": line.wall_s, **line.spent_s}, "spent_s")
+                _name(line.ended, "ended")
+        return line
+
+    def _record(self, record: Record, raw: bytes) -> Record:
+        set_ = msgspec.structs.force_setattr
+        case = record.case
+        key = (case.operator, case.name, case.dtype, case.pass_, case.spec, case.bytes, case.flops, case.primary)
+        known = self._cases.get(key)
+        if known is not None and known == case:
+            set_(record, "case", known)
+        else:
+            _case(case)
+            self._cases[key] = case
+        for field in ("implementation", "provider", "version"):
+            value = getattr(record, field)
+            if value is not None:
+                set_(record, field, self._shared(value, field))
+        if not 0 <= record.replicate < REPLICATES:
+            _whole(record.replicate, 0, REPLICATES, "replicate")
+        if not 0 <= record.position < LINES:
+            _whole(record.position, 0, LINES, "position")
+        if record.reason is not None and (len(record.reason) > TEXT or _SUSPECT.search(raw)):
+            set_(record, "reason", _text(record.reason) or "-")
+        _seconds(record.spent_s, "spent_s")
+        if record.measurement is not None:
+            self._measurement(record.measurement, raw)
+        return record
+
+    def _measurement(self, measurement: Measurement, raw: bytes) -> None:
+        set_ = msgspec.structs.force_setattr
+        set_(measurement, "timer", self._shared(measurement.timer, "timer"))
+        _whole(measurement.batch, 1, 1 << 40, "batch")
+        if len(measurement.samples) > ENTRIES:
+            raise OutOfBounds(f"samples: more than {ENTRIES} metrics")
+        for name, values in measurement.samples.items():
+            if name not in self._names:
+                _form(name, _METRIC, "a metric's name")
+                self._names[name] = name
+            _measured(values, f"samples of {name}")
+            self._samples += len(values)
+        if self._samples > SAMPLES:
+            raise OutOfBounds(f"the journal holds more than {SAMPLES} samples")
+        count = max(map(len, measurement.samples.values()), default=0)
+        if measurement.throttled and not 0 <= min(measurement.throttled) <= max(measurement.throttled) < count:
+            raise OutOfBounds("throttled: an index of no sample")
+        if measurement.tuning or measurement.remarks:
+            set_(measurement, "tuning", _table(measurement.tuning, "tuning"))
+            set_(measurement, "remarks", tuple(_text(x) for x in measurement.remarks[:ENTRIES]))
+        seen = measurement.telemetry
+        if seen is not None:
+            for span in (seen.sm_mhz, seen.memory_mhz):
+                for mhz in span or ():
+                    _whole(mhz, 0, 1_000_000, "clocks")
+            _measured([x for x in (seen.power_w,) if x is not None], "power_w")
+            _whole(seen.temperature_c or 0, -300, 1000, "temperature_c")
+            if seen.reasons and _SUSPECT.search(raw):
+                set_(seen, "reasons", tuple(_text(x) for x in seen.reasons[:ENTRIES]))
+
+    def _shared(self, name: str, field: str) -> str:
+        known = self._names.get(name)
+        if known is None:
+            _name(name, field)
+            known = self._names[name] = name
+        return known
+
+
+def _header(header: Header) -> Header:
+    _form(header.run, _RUN, "run")
+    if header.commit is not None:
+        _form(header.commit, _COMMIT, "commit")
+    for field in ("created", "harness", "plan", "key"):
+        _name(getattr(header, field), field)
+    _whole(header.replicates, 1, REPLICATES, "replicates")
+    _whole(header.seed, -(1 << 63), 1 << 64, "seed")
+    request = header.request
+    for names, what in ((request.implementations, "implementations"), (request.only, "only")):
+        for name in names:
+            _name(name, what)
+    for case in request.cases:
+        _case(case)
+    if request.deadline_s is not None and not 0 < request.deadline_s <= 1e7:
+        raise OutOfBounds("deadline_s: no length of time")
+    _whole(request.stage, 0, REPLICATES, "stage")
+    for metric in header.metrics:
+        _form(metric.name, _METRIC, "a metric's name")
+        for text in (metric.unit, metric.label, metric.about):
+            if len(text) > TEXT or _CONTROL.search(text):
+                raise OutOfBounds(f"metric {metric.name}: its texts are no line")
+    if len(header.metrics) > ENTRIES:
+        raise OutOfBounds(f"metrics: more than {ENTRIES}")
+    return msgspec.structs.replace(
+        header,
+        conditions=_table(header.conditions, "conditions"),
+        environment=_table(header.environment, "environment"),
+    )
+
+
+def _case(case: Case) -> None:
+    for field in ("operator", "name", "dtype", "spec", "primary"):
+        _name(getattr(case, field), field)
+    for names, what in ((case.axes, "an axis"), (case.options, "an option")):
+        if len(names) > 64:
+            raise OutOfBounds(f"{what}: more than 64 of them")
+        for name, value in names.items():
+            _form(name, _IDENTIFIER, what)
+            if isinstance(value, str):
+                _name(value, f"{what} {name}")
+            elif isinstance(value, int):
+                _whole(value, -LARGEST, LARGEST, f"{what} {name}")
+            elif not abs(value) <= MOST:
+                raise OutOfBounds(f"{what} {name}: {value!r} is out of bounds")
+    _whole(case.bytes, 0, LARGEST, "bytes")
+    _whole(case.flops, 0, LARGEST, "flops")
+    _whole(case.tokens or 0, 0, LARGEST, "tokens")
+
+
+def _form(value: str, form: re.Pattern[str], what: str) -> None:
+    if not form.fullmatch(value):
+        raise OutOfBounds(f"{what}: {value[:60]!r} has not the form of one")
+
+
+def _name(value: str | None, what: str) -> None:
+    if value is not None and (len(value) > NAME or _CONTROL.search(value)):
+        raise OutOfBounds(f"{what}: {value[:60]!r} is no name of at most {NAME} characters on one line")
+
+
+def _whole(value: int, least: int, most: int, what: str) -> None:
+    if not least <= value <= most:
+        raise OutOfBounds(f"{what}: {str(value)[:40]} is not within {least} and {most:g}")
+
+
+def _measured(values: Sequence[float], what: str) -> None:
+    if not values or LEAST <= min(values) <= max(values) <= MOST:
+        return
+    for x in values:
+        if x != 0 and not LEAST <= abs(x) <= MOST:
+            raise OutOfBounds(f"{what}: {x!r} is no measured number")
+
+
+def _seconds(spent: Mapping[str, float], what: str) -> None:
+    if len(spent) > ENTRIES:
+        raise OutOfBounds(f"{what}: more than {ENTRIES} stages")
+    for name, seconds in spent.items():
+        if len(name) > NAME or not 0 <= seconds <= 1e9:
+            raise OutOfBounds(f"{what}: {name[:60]!r} took no length of time")
+
+
+def _table(values: Mapping[str, Any], what: str) -> dict[str, Any]:
+    if len(values) > ENTRIES:
+        raise OutOfBounds(f"{what}: more than {ENTRIES} names")
+    for name, value in values.items():
+        _name(name, what)
+        if isinstance(value, int) and not isinstance(value, bool):
+            _whole(value, -LARGEST, LARGEST, f"{what} {name}")
+        elif isinstance(value, float) and not abs(value) <= 1e300:
+            raise OutOfBounds(f"{what} {name}: {value!r} is out of bounds")
+    return {name: _text(x) if isinstance(x, str) else x for name, x in values.items()}
+
+
+def _text(value: str) -> str:
+    cut = value if len(value) <= TEXT else value[: TEXT - 1] + "…"
+    return _CONTROL.sub("�", cut)

@@ -1,0 +1,160 @@
+"""Dishonest implementations on real trials, and what honest ones pay for the watch over them."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+import torch
+from kernelmark.suite.doctor.planted.baselines import hacks
+from kernelmark.suite.doctor.planted.baselines.faults import honest
+from kernelmark.suite.doctor.planted.operators.chain import OPERATOR
+from kernelmark.suite.measure.device import Cpu
+from kernelmark.suite.measure.fresh import Fresh, copied
+from kernelmark.suite.measure.pristine import Pristine
+from kernelmark.suite.measure.stages import Stages, Trial
+from kernelmark.suite.measure.stopping import Sampling
+from kernelmark.suite.measure.verify import Incorrect
+from kernelmark.suite.measure.workbench import Workbench
+from kernelmark.suite.operator import Tolerance
+from kernelmark.suite.operators import adamw, rms_norm
+
+SAMPLING = Sampling(min_samples=10, max_samples=15, min_seconds=0, max_seconds=5, warmup_s=0)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return Workbench.build(OPERATOR, OPERATOR.case({"N": 128}, "fp32", "forward"), CPU, 1)
+
+
+@pytest.fixture
+def trial(bench):
+    def make() -> Trial:
+        return Trial(Cpu.open(), bench, "hot", SAMPLING, Stages(), pristine=Pristine())
+
+    return make
+
+
+@pytest.mark.parametrize("name", [x for x, outcome in hacks.OUTCOMES.items() if outcome == "incorrect"])
+def test_a_dishonest_implementation_is_incorrect(trial, bench, name):
+    if name == "on_a_stream":
+        with pytest.raises(NotImplementedError, match="only a GPU"):
+            trial().run(lambda: hacks.on_a_stream(bench.case))
+        return
+
+    def caught() -> bool:
+        bench.mixture = bench.mixed_references = None
+        try:
+            trial().run(lambda: hacks.IMPLEMENTATIONS["chain"][name](bench.case))
+        except Incorrect:
+            return True
+        return False
+
+    # What looks at a sixteenth of the blocks is right by chance where the last one exchanged is one of those.
+    assert caught() or (name == "by_ends" and (caught() or caught()))
+    again = trial().run(lambda: honest(bench.case))  # nobody else pays for it
+    assert again.remarks == ()
+    assert median(again.samples["latency"]) > 0.05
+
+
+def test_a_memory_by_version_is_of_no_use(trial, bench, monkeypatch):
+    computed: list[object] = []
+
+    def counting(case):
+        true = honest(case)
+        return lambda x, w: (computed.append(0), true(x, w))[1]
+
+    monkeypatch.setattr(hacks, "honest", counting)
+    samples = trial().run(lambda: hacks.by_version(bench.case)).samples["latency"]
+    assert len(computed) >= len(samples)
+
+
+def test_switches_are_put_back_and_remarked_upon(trial, bench):
+    before = torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.initial_seed()
+    remarks = trial().run(lambda: hacks.switches(bench.case)).remarks
+    for what in ("default dtype", "deterministic", "precision of fp32", "TRITON_PLANTED", "seeded"):
+        assert any(what in x for x in remarks), what
+    assert (torch.get_default_dtype(), torch.get_float32_matmul_precision()) == before[:2]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("pass_", ["forward", "backward", "forward_backward"])
+def test_every_pass_is_checked_while_timed(pass_):
+    case = rms_norm.OPERATOR.case({"B": 2, "S": 32, "D": 64}, "fp32", pass_)
+    bench = Workbench.build(rms_norm.OPERATOR, case, CPU, 1)
+    kept: list[object] = []
+
+    def right(x, weight, eps):
+        return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+
+    fresh = Fresh(bench)
+    fresh.start(1)
+    call = bench.call(right)
+    for _ in range(3):
+        fresh.before()
+        kept.append(call())
+        fresh.after(kept[-1])
+    fresh.check(call, Tolerance(1e-4, 1e-3, 1e-3))
+    fresh = Fresh(bench)
+    fresh.start(1)
+    for _ in range(3):
+        fresh.before()
+        fresh.after(kept[0])
+    with pytest.raises(Incorrect, match="while timed"):
+        fresh.check(call, Tolerance(1e-4, 1e-3, 1e-3))
+
+
+@pytest.mark.parametrize("calls", [1, 100])
+def test_what_is_updated_in_place(calls):
+    case = adamw.OPERATOR.case({"T": 2, "D": 16}, "fp32", "forward")
+    bench = Workbench.build(adamw.OPERATOR, case, CPU, 1)
+    tolerance = adamw.OPERATOR.tolerances["fp32"]
+
+    def step(**inputs):
+        adamw.OPERATOR  # noqa: B018  # the operator's own update, in place of an implementation
+        values = adamw.reference(**inputs)
+        own = [x for name in adamw.OPERATOR.in_place for x in inputs[name] or ()]
+        for x, y in zip(own, values, strict=True):
+            x.copy_(y)
+
+    for call, ends in ((bench.call(step), None), (lambda: None, "nothing" if calls > 1 else "while timed")):
+        fresh = Fresh(bench)
+        fresh.start(1)
+
+        def timed(fresh=fresh, call=call):
+            fresh.before()
+            result = call()
+            fresh.after(result, calls)
+            fresh.check(call, tolerance)
+
+        if ends is None:
+            timed()
+        else:
+            with pytest.raises(Incorrect, match=ends):
+                timed()
+
+
+def test_only_plain_tensors_are_answers():
+    class Own(torch.Tensor):
+        pass
+
+    x = torch.ones(2)
+    assert torch.equal(copied([x, None])[0], x)
+    assert copied(torch.nn.Parameter(x)) is not x
+    with pytest.raises(Incorrect, match="its output is a Own and no plain tensor"):
+        copied((x, x.as_subclass(Own)))
+
+
+def test_the_watch_costs_an_honest_row_nothing_that_is_timed():
+    """The clock's time of a call with the watch, and without it, in turns."""
+    case = rms_norm.OPERATOR.case({"B": 4, "S": 128, "D": 1024}, "fp32", "forward")
+    bench = Workbench.build(rms_norm.OPERATOR, case, CPU, 1)
+    call = bench.call(lambda x, weight, eps: torch.nn.functional.rms_norm(x, weight.shape, weight, eps))
+    fresh = Fresh(bench)
+    fresh.start(400)
+    for cache in ("cold", "hot"):
+        timer = Cpu.open().fallback(cache)
+        pairs = [(timer.sample(call)[0], timer.sample(call, fresh)[0]) for _ in range(60)]
+        ratio = median(y / x for x, y in pairs[10:])
+        assert ratio < 1.25, cache  # 1.05 on a quiet machine; this one is busy
