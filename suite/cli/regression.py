@@ -41,6 +41,7 @@ class Narrowed:
     plan: str | None
     operators: tuple[str, ...]
     implementations: tuple[str, ...]
+    shard: str | None
     device: str | None
 
 
@@ -82,6 +83,11 @@ _NARROWING = (
         "implementations",
         multiple=True,
         help="Only this implementation or provider; repeatable. Default: the kernels that the commits hold.",
+    ),
+    click.option(
+        "--shard",
+        metavar="I/N",
+        help="Only the I-th of N parts of the plan, cut by case: both sides of a pair stay on one machine.",
     ),
     click.option("--device", help="cuda or cpu; default: the best one here, or that of the stored runs."),
 )
@@ -212,6 +218,7 @@ def command(
     from ..compare.against import against as best
     from ..compare.question import Question
     from ..compare.revisions import Checkout
+    from ..shards import parse
     from .environment_options import environments
 
     if (baseline is None) == (against is None):
@@ -255,6 +262,7 @@ def command(
         implementations=narrowed.implementations,
         device=narrowed.device,
         plan=narrowed.plan,
+        shard=None if narrowed.shard is None else parse(narrowed.shard),
         options=options,
         decided_by=until - EXPLAINING * budget * (attribute or bisect),
         until=until,

@@ -26,6 +26,7 @@ from ..catalog import Catalog
 from ..environments import Environment, ours
 from ..plan import Plan
 from ..run.fingerprint import device_named
+from ..shards import cut
 from .attribute import Factorial
 from .bisect import Bisection
 from .interleaved import Interleaved, NotMeasurable, Tell, Tree, kernel_providers, rooms, rooted, trees
@@ -66,6 +67,8 @@ class Question:
     implementations: tuple[str, ...]
     device: str | None
     plan: str | None
+    shard: tuple[int, int] | None
+    """Which part of the plan, of how many; None for all of it."""
     options: Options
     decided_by: float
     """When measuring for the verdicts ends, by `time.monotonic`."""
@@ -219,7 +222,10 @@ class Question:
         device = device_named(self.device)
         catalog = Catalog.default()
         places = self._rooted
-        plan = plan or plans.load(self.plan or "quick", catalog, device, self.operators)
+        if plan is None:
+            plan = plans.load(self.plan or "quick", catalog, device, self.operators)
+            if self.shard is not None:
+                plan = cut(plan, plan.cells(catalog, device, self.implementations), self.shard)
         with self.checkout.copies({"base": first, "current": second}) as folders:
             sides = [(first, folders["base"]), (second, folders["current"])]
             base, current = trees(sides, places, catalog, plan, device, self.implementations)
