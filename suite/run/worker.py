@@ -28,6 +28,7 @@ from ..measure.stages import Stages, Trial
 from ..measure.stopping import Sampling
 from ..measure.verify import Incorrect
 from ..measure.workbench import Workbench, seed_of
+from ..operator import Operator
 from ..system import System
 from ..workload import Workload
 
@@ -157,7 +158,8 @@ def _case(
 ) -> Iterator[Result]:
     """All cells of one case, on one workbench."""
     case = cells[0].case
-    operator = catalog.operator(case.operator)
+    operator = catalog.definition(case.operator)
+    assert isinstance(operator, Operator)
     send(Stage("build", cells[0].index))
     try:
         with shared.stage("build"):

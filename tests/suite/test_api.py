@@ -38,7 +38,7 @@ def test_a_runner_measures_what_is_there_and_what_is_added(runner):
     assert runner.records == list(records)
     rows = {x.implementation: x for x in runner.rows()}
     assert rows["mine"].replicates == 2
-    assert rows["mine"].limit_ms is not None
+    assert rows["mine"].limit is not None
     assert rows["wrong"].value() is None
     journal = runner.journal()
     assert journal.header.replicates == 2

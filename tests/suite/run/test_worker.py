@@ -164,7 +164,7 @@ def test_a_context_that_breaks_while_building(task, root, breaks):
     catalog = Catalog.of(root)
     operator = catalog.operators["double"]
     spoilt = type(
-        "Spoilt", (), {"operator": lambda self, name: type(operator)(**{**vars(operator), "inputs": breaks})}
+        "Spoilt", (), {"definition": lambda self, name: type(operator)(**{**vars(operator), "inputs": breaks})}
     )
     sent: list[Message] = []
     with pytest.raises(Left):
