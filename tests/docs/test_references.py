@@ -45,6 +45,8 @@ EXAMPLES = ("swish", "mine", "theirs", "trial", "mylib", "triple", "thrice", "do
 """Names that pages and tests give to files which a reader, or a test, makes."""
 ELSEWHERE = {
     "mamba_ssm/__init__.py": "a library's",
+    "after.json": "what a command in a docstring writes",
+    "before.json": "what a command in a docstring writes",
     "comment.md": "what a job writes",
     "kernelmark.html": "what a job writes",
     "page.html": "what a command in a page writes",
