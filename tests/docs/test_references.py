@@ -43,7 +43,7 @@ NAMED = re.compile(rf"(?<![\w./$()<{{*@-])(?:\.{{1,2}}/)*[\w.-]+(?:/[\w.-]+)*\.(
 PLACEHOLDER = re.compile(r"\b(NAME|RUN|FILE|SIDE|MACHINE|FOLDER|OPERATOR|FAMILY|JOURNAL)\b")
 EXAMPLES = ("swish", "mine", "theirs", "trial", "mylib", "triple", "thrice", "double", "many", "absent", "planted")
 """Names that pages and tests give to files which a reader, or a test, makes."""
-ELSEWHERE = {  # fmt: skip
+ELSEWHERE = {
     "mamba_ssm/__init__.py": "a library's",
     **dict.fromkeys(
         (
