@@ -5,7 +5,8 @@ The command line and the calibration (tests/calibration) both call what is here;
 A/B: `stage_one` looks at 6 pairs of every row and names the rows to measure again; `stage_two` calls these
 slower or faster on *fresh* pairs alone, each at a level of its own, so that a row's verdict does not hang on
 how many others there are. `decide` joins the two around a caller's way to measure. Stored: `stored` asks
-whether a new run fits the runs of unchanged code. docs/deciding.md has the evidence, docs/calibration.md the figures.
+whether a new run fits the runs of unchanged code. docs/deciding.md has the evidence, docs/calibration.md the
+figures.
 """
 
 from __future__ import annotations

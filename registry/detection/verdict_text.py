@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from .. import escape
 from ..store.record import Key
-from ..views import escape
 from .attribution import Attribution, Part
 from .bisection import Finding, Suspect
 from .comparison_report import ComparisonReport

@@ -15,7 +15,7 @@ from typing import NoReturn
 import click
 
 from ...registry.errors import Ended, KernelmarkError
-from ...registry.views.escape import lines
+from ...registry.escape import lines
 from .. import __version__
 
 COMMANDS: Mapping[str, tuple[str, str]] = {

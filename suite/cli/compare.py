@@ -30,7 +30,7 @@ def command_compare(ctx: click.Context, first: str, second: str, as_json: bool) 
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(comparison.to_builtins()), indent=2))
     else:
-        from ...registry.views.escape import console
+        from ...registry.escape import console
         from ...registry.views.tables import compare_table
 
         console().print(compare_table(comparison))

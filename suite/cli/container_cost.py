@@ -90,7 +90,7 @@ def command_container_cost(
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(verdict_output.to_json(report)), indent=2))
         return report.exit_code
-    from ...registry.views.escape import console
+    from ...registry.escape import console
 
     console(width=None if sys.stdout.isatty() else 180).print(verdict_text.to_table(report, everything))
     return report.exit_code

@@ -56,7 +56,7 @@ def command_history(operator: str, case: str | None, device: str | None, as_json
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(history.to_builtins()), indent=2))
         return
-    from ...registry.views.escape import console
+    from ...registry.escape import console
     from ...registry.views.history_page import history_table
 
     console().print(history_table(history))

@@ -68,7 +68,7 @@ def _table(described: list[dict[str, Any]], device: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from ...registry.views.escape import console
+    from ...registry.escape import console
 
     table = Table(title=f"Operators and implementations, on {device}", title_justify="left", box=None)
     table.add_column("operator", style="bold", no_wrap=True)

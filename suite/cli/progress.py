@@ -7,8 +7,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+from ...registry import escape
 from ...registry.store.record import Record
-from ...registry.views import escape
 from ..plan import Cell
 from ..run.supervisor import Listener
 

@@ -320,7 +320,7 @@ def _present(report: ComparisonReport, asked: Shown) -> None:
         text = msgspec.json.encode(verdict_output.to_json(report))
         click.echo(msgspec.json.format(text, indent=2))
         return
-    from ...registry.views.escape import console
+    from ...registry.escape import console
 
     shown = asked.everything or len(report.progress.verdicts) <= FEW
     # A log has no width of its own, and 80 columns would break every row over many lines.

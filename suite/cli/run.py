@@ -121,7 +121,7 @@ def present(journal: Journal, home: Home, report: bool) -> None:
 
     Where the output cannot be written all else is done the same.
     """
-    from ...registry.views.escape import console
+    from ...registry.escape import console
     from ...registry.views.tables import run_table
 
     _heard(lambda: console().print(run_table(journal)))

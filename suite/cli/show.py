@@ -26,7 +26,7 @@ def command_show(run: str, as_json: bool) -> None:
         found = {**summarize(journal), "crossings": crossing.summarize(journal)}
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
         return
-    from ...registry.views.escape import console
+    from ...registry.escape import console
     from ...registry.views.tables import run_table
 
     console().print(run_table(journal))

@@ -40,11 +40,27 @@ DOCUMENTS = [x for x in READ if x.suffix == ".md"]
 NAMES = {str(path.relative_to(HERE)) for path in FILES}
 LAST = {path.name for path in FILES}
 NAMED = re.compile(rf"(?<![\w./$()<{{*@-])(?:\.{{1,2}}/)*[\w.-]+(?:/[\w.-]+)*\.(?:{ENDINGS})(?![\w/(*]|\.\w)")
-PLACEHOLDER = re.compile(r"\b(NAME|RUN|FILE|SIDE|FOLDER|OPERATOR|FAMILY|JOURNAL)\b")
+PLACEHOLDER = re.compile(r"\b(NAME|RUN|FILE|SIDE|MACHINE|FOLDER|OPERATOR|FAMILY|JOURNAL)\b")
 EXAMPLES = ("swish", "mine", "theirs", "trial", "mylib", "triple", "thrice", "double", "many", "absent", "planted")
 """Names that pages and tests give to files which a reader, or a test, makes."""
 ELSEWHERE = {
     "mamba_ssm/__init__.py": "a library's",
+    **dict.fromkeys(
+        (
+            "configuration_bert.py",
+            "llm/bert/model/bert.py",
+            "litgpt/config.py",
+            "model_preset.py",
+            "fms/models/granite.py",
+            "mamba_ssm/modules/mamba2.py",
+            "gpt/model/ssm.py",
+            "olmoe_provider.py",
+        ),
+        "where a configuration's numbers are from",
+    ),
+    "after.json": "what a command in a docstring writes",
+    "before.json": "what a command in a docstring writes",
+    "captured.toml": "what a command writes",
     "comment.md": "what a job writes",
     "kernelmark.html": "what a job writes",
     "page.html": "what a command in a page writes",

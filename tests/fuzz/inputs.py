@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from kernelmark.registry import escape
 from kernelmark.registry.analysis.rows import rows, summarize
 from kernelmark.registry.errors import KernelmarkError
 from kernelmark.registry.importers.formats import FORMATS, made
@@ -29,7 +30,7 @@ from kernelmark.registry.store.index import Index
 from kernelmark.registry.store.journal import Journal, parse
 from kernelmark.registry.store.transfer import import_journal
 from kernelmark.registry.tracking.entries import entries, summary
-from kernelmark.registry.views import comparison_table, escape, tables
+from kernelmark.registry.views import comparison_table, tables
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure.stopping import Sampling

@@ -6,9 +6,10 @@ import io
 import re
 
 import pytest
+from kernelmark.registry import escape
 from kernelmark.registry.errors import unknown
 from kernelmark.registry.store.journal import Journal
-from kernelmark.registry.views import comparison_table, escape, tables
+from kernelmark.registry.views import comparison_table, tables
 
 HOSTILE = [
     "[/red]",
