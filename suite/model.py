@@ -74,7 +74,7 @@ def matrix(rows: int, columns: int, gain: float = 1.0, share: float = 1.0) -> We
 
 
 def gains(width: int, mean: float = 1.0) -> Weight:
-    """The weight (width,) of a norm. Not all ones: norms that are exchanged by mistake must give another answer."""
+    """The weight (width,) of a norm. Not all ones: norms exchanged by mistake must give another answer."""
     return Weight((width,), 0.1 * mean, mean)
 
 
@@ -155,7 +155,7 @@ class Model:
         return round(sum(x.size * x.share for x in self.weights(configuration).values()))
 
     def training_flops(self, configuration: Any, S: int, tokens: int) -> int:
-        """Floating-point operations of forward and backward for so many tokens in sequences of S; nothing twice."""
+        """Operations of forward and backward for so many tokens in sequences of S; nothing twice."""
         each = 6 * self.multiplied(configuration) + 6 * S * self.attention(configuration)
         return each * tokens
 
@@ -169,7 +169,7 @@ class Chosen:
     configuration: Any
 
     def first(self, layers: int) -> Chosen:
-        """Only its first layers, with everything before and after them. Raises `InputError` for more than it has."""
+        """Only its first layers, with all before and after them. Raises `InputError` for more than it has."""
         have = self.configuration.layers
         if not 1 <= layers <= have:
             raise InputError(f"{self.name} has {have} layers; a slice has 1 to {have}, not {layers}.")

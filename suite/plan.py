@@ -181,8 +181,8 @@ class Plan:
     ) -> tuple[Cell, ...]:
         """All cells, `implementations` (names or providers) narrowing them; raises `InputError` if none match.
 
-        What needs a GPU is asked for on a CPU too and gets its `unsupported` row. A CPU's stand-in for a
-        kernel is not asked for on a GPU, where the kernel itself is.
+        What needs a GPU is asked for on a CPU too and gets its `unsupported` row, but for systems of parts.
+        A CPU's stand-in for a kernel is not asked for on a GPU, where the kernel itself is.
         """
         catalog = catalog.with_systems(self.systems)
         _known(implementations, catalog)
@@ -191,7 +191,7 @@ class Plan:
             for case in self.cases
             for cache in self.caches
             for implementation in catalog.of_operator(case.operator)
-            if device in implementation.devices or device == "cpu"
+            if device in implementation.devices or (device == "cpu" and not implementation.assembled)
             if not implementations or implementation.among(implementations)
             if implementation.name in (self.chosen(case) or (implementation.name,))
         )

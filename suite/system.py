@@ -146,7 +146,7 @@ class Assembly:
         return found | {"linear": linear(self.system.precision)}
 
     def _taking_part(self, chosen: Chosen, B: int, S: int, device: str) -> None:
-        """Raises `NotImplementedError` for a base without any part of the model: it would be PyTorch's row again."""
+        """Raises `NotImplementedError` for a base without any part of the model: PyTorch's row again."""
         if all(x.provider != self.system.base for _, x in self.table(chosen, B, S, device)):
             raise NotImplementedError(f"{self.system.base} has no part of {chosen.name}")
 

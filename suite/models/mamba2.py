@@ -1,4 +1,4 @@
-"""Mamba-2 (Dao and Gu, arXiv 2405.21060): layers of a causal convolution, a scan and a gated norm; no attention."""
+"""Mamba-2 (Dao and Gu, arXiv 2405.21060): a causal convolution, a scan and a gated norm a layer; no attention."""
 
 from __future__ import annotations
 

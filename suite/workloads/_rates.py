@@ -1,4 +1,4 @@
-"""The device's limits in the power state that timed steps left it in: a matmul's and a copy's rate, right after."""
+"""The device's limits in the power state that timed steps left: a matmul's and a copy's rate, right after."""
 
 from __future__ import annotations
 

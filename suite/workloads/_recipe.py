@@ -1,4 +1,4 @@
-"""What all systems of a training case share: the model, its slice, the recipe, and the numbers that follow. Pure."""
+"""What all systems of a training case share: model, slice, recipe, and the numbers that follow. Pure."""
 
 from __future__ import annotations
 
