@@ -9,13 +9,13 @@ from typing import Literal
 import msgspec
 
 from ..registry.errors import InputError, unknown
-from ..registry.store.record import YARDSTICK, Case, Exchange
+from ..registry.store.record import EAGER, YARDSTICK, Case, Exchange
 from .catalog import Catalog, Implementation
 from .definition import Option
 from .measure.stopping import Sampling
 from .model import Chosen, Part
 from .plan import Plan
-from .system import EAGER, OPTIMIZER, Assembly, System, builtin
+from .system import OPTIMIZER, Assembly, System, builtin
 from .workloads._recipe import recipe
 
 COMPILED = "torch_compile"

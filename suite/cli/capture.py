@@ -22,8 +22,8 @@ def command_capture(target: Path, command: tuple[str, ...]) -> None:
     """Run a Python program, and write a plan of the operators that it calls.
 
     \b
-    kernelmark capture -- python train.py --steps 2
-    kernelmark run --plan captured.toml
+    kernelmark capture --plan mine.toml -- python train.py --steps 2
+    kernelmark run --plan mine.toml
 
     The program runs in this process and eagerly: what it compiles, and kernels of libraries, are not seen.
     """

@@ -36,7 +36,7 @@ class Bert:
 CONFIGURATIONS: Mapping[str, Bert] = {
     # Not published: what tests and CPUs run.
     "bert-tiny": Bert(layers=2, width=64, heads=4, vocabulary=512),
-    # huggingface/transformers: configuration_bert.py; NVIDIA-NeMo/NeMo: llm/bert/model/bert.py
+    # huggingface/transformers and NVIDIA-NeMo/NeMo, their BERT
     "bert-base": Bert(layers=12, width=768, heads=12),
     "bert-large": Bert(layers=24, width=1024, heads=16),
 }

@@ -32,7 +32,7 @@ class Gpt2:
 CONFIGURATIONS: Mapping[str, Gpt2] = {
     # Not published: what tests and CPUs run.
     "gpt2-tiny": Gpt2(layers=2, width=64, heads=4, vocabulary=512, positions=256),
-    # karpathy/nanoGPT: model.py, which trains with the vocabulary padded to a multiple of 64.
+    # karpathy/nanoGPT, which trains with the vocabulary padded to a multiple of 64.
     "gpt2-124m": Gpt2(layers=12, width=768, heads=12),
     "gpt2-124m-padded": Gpt2(layers=12, width=768, heads=12, vocabulary=50304),
     "gpt2-350m": Gpt2(layers=24, width=1024, heads=16),

@@ -58,7 +58,7 @@ CONFIGURATIONS: Mapping[str, Llama] = {
     "llama-1.2b": Llama(
         layers=16, width=2048, heads=16, kv_heads=8, head=128, hidden=8192, vocabulary=128256, base=5e5, tied=True
     ),
-    # meta-llama/llama-models: model cards; Lightning-AI/litgpt: litgpt/config.py
+    # meta-llama/llama-models, the cards; Lightning-AI/litgpt, its configurations
     "llama-2-7b": Llama(
         layers=32, width=4096, heads=32, kv_heads=32, head=128, hidden=11008, vocabulary=32000, base=1e4
     ),
@@ -79,7 +79,7 @@ CONFIGURATIONS: Mapping[str, Llama] = {
     "llama-3.1-70b": Llama(
         layers=80, width=8192, heads=64, kv_heads=8, head=128, hidden=28672, vocabulary=128256, base=5e5, stretch=8
     ),
-    # Lightning-AI/litgpt: litgpt/config.py; mlc-ai/mlc-llm: model_preset.py
+    # Lightning-AI/litgpt, its configurations; mlc-ai/mlc-llm, its presets
     "qwen3-0.6b": Llama(
         layers=28, width=1024, heads=16, kv_heads=8, head=128, hidden=3072, vocabulary=151936, base=1e6, eps=1e-6,
         tied=True, qk_norm="head",
@@ -98,7 +98,7 @@ CONFIGURATIONS: Mapping[str, Llama] = {
     "phi-4": Llama(
         layers=40, width=5120, heads=40, kv_heads=10, head=128, hidden=17920, vocabulary=100352, base=2.5e5
     ),
-    # allenai/OLMo: configs/official-1124
+    # allenai/OLMo, the configurations of November 2024
     "olmo-2-7b": Llama(
         layers=32, width=4096, heads=32, kv_heads=32, head=128, hidden=11008, vocabulary=100352, base=5e5,
         eps=1e-6, qk_norm="width", norms="after",
@@ -107,7 +107,7 @@ CONFIGURATIONS: Mapping[str, Llama] = {
         layers=40, width=5120, heads=40, kv_heads=40, head=128, hidden=13824, vocabulary=100352, base=5e5,
         eps=1e-6, qk_norm="width", norms="after",
     ),
-    # foundation-model-stack: fms/models/granite.py
+    # foundation-model-stack, its Granite
     "granite-3-8b": Llama(
         layers=40, width=4096, heads=32, kv_heads=8, head=128, hidden=12800, vocabulary=49155, base=1e4, tied=True,
         multipliers=(12.0, 0.22, 1 / 128, 1 / 16),

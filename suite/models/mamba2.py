@@ -45,7 +45,7 @@ class Mamba2:
 CONFIGURATIONS: Mapping[str, Mamba2] = {
     # Not published: what tests and CPUs run.
     "mamba2-tiny": Mamba2(layers=2, width=64, vocabulary=512, head=16, state=16),
-    # state-spaces/mamba: mamba_ssm/modules/mamba2.py; NVIDIA-NeMo/NeMo: gpt/model/ssm.py (the padded vocabulary)
+    # state-spaces/mamba, its Mamba2; NVIDIA-NeMo/NeMo (the padded vocabulary)
     "mamba2-130m": Mamba2(layers=24, width=768),
     "mamba2-1.3b": Mamba2(layers=48, width=2048),
     "mamba2-2.7b": Mamba2(layers=64, width=2560),

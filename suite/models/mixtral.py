@@ -14,7 +14,7 @@ CONFIGURATIONS: Mapping[str, Llama] = {
     "mixtral-tiny": Llama(
         layers=2, width=64, heads=4, kv_heads=2, head=16, hidden=96, vocabulary=512, base=1e4, experts=4, active=2
     ),
-    # Lightning-AI/litgpt: litgpt/config.py; mlc-ai/mlc-llm: model_preset.py
+    # Lightning-AI/litgpt, its configurations; mlc-ai/mlc-llm, its presets
     "mixtral-8x7b": Llama(
         layers=32, width=4096, heads=32, kv_heads=8, head=128, hidden=14336, vocabulary=32000, base=1e6,
         experts=8, active=2,

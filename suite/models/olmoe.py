@@ -16,7 +16,7 @@ CONFIGURATIONS: Mapping[str, Llama] = {
         layers=2, width=64, heads=4, kv_heads=4, head=16, hidden=32, vocabulary=512, base=1e4, qk_norm="width",
         experts=8, active=2, renormalized=False,
     ),
-    # NVIDIA-NeMo/Megatron-Bridge: olmoe_provider.py
+    # NVIDIA-NeMo/Megatron-Bridge, its OLMoE
     "olmoe-1b-7b": Llama(
         layers=16, width=2048, heads=16, kv_heads=16, head=128, hidden=1024, vocabulary=50304, base=1e4,
         qk_norm="width", experts=64, active=8, renormalized=False,
