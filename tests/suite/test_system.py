@@ -1,0 +1,151 @@
+"""Systems: which there are without a file, what a plan may name, and what is put in for each part."""
+
+from __future__ import annotations
+
+import pytest
+from kernelmark.registry.errors import InputError
+from kernelmark.suite import plan as plans
+from kernelmark.suite import worth
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.model import chosen
+from kernelmark.suite.system import Assembly, System, builtin
+
+CATALOG = Catalog.default()
+LLAMA = chosen(CATALOG.models, "llama-1.2b")
+
+PLAN = """
+[[systems]]
+name = "{name}"
+base = "{base}"
+parts = {{ {part} = "{implementation}" }}
+execution = "{execution}"
+
+[[cases]]
+operator = "train"
+axes = {{ B = 4, S = 4096 }}
+options = {{ model = "llama-1.2b" }}
+pass = "program"
+implementations = ["{name}", "torch"]
+"""
+
+
+def parsed(**changes: str) -> plans.Plan:
+    fields = {"name": "mine", "base": "torch", "part": "attention", "implementation": "flash_attn_4"}
+    return plans.parse(PLAN.format(**(fields | {"execution": "compile"} | changes)), "file", CATALOG)
+
+
+def table(system: System) -> dict[str, str]:
+    return {part.name: x.name for part, x in Assembly(system, CATALOG).table(LLAMA, 4, 4096, "cuda")}
+
+
+def test_a_provider_gives_its_parts_and_pytorch_the_rest() -> None:
+    assert set(table(System("torch")).values()) == {"torch"}
+    assert set(table(System("kernelmark", base="kernelmark")).values()) == {"kernelmark"}
+    liger = table(System("liger", base="liger"))
+    assert liger["rope"] == liger["add_norm"] == liger["loss"] == "liger"
+    assert liger["attention"] == "torch"
+
+
+def test_a_part_is_named_by_itself_or_by_its_operator() -> None:
+    by_operator = table(System("x", parts={"rms_norm": "quack", "attention": "sdpa_cudnn"}))
+    assert (by_operator["norm"], by_operator["attention"]) == ("quack", "sdpa_cudnn")
+    qwen = chosen(CATALOG.models, "qwen3-0.6b")
+    one = Assembly(System("x", parts={"query_norm": "quack"}), CATALOG)
+    names = {part.name: x.name for part, x in one.table(qwen, 1, 128, "cuda")}
+    assert (names["query_norm"], names["key_norm"]) == ("quack", "torch")
+
+
+def test_the_optimizer_that_users_take() -> None:
+    assert Assembly(System("torch"), CATALOG).implementation("optimizer", "adamw", "cuda").name == "torch_fused"
+
+
+def test_an_unknown_implementation_or_operator() -> None:
+    with pytest.raises(InputError, match="implementation of attention 'flash'"):
+        Assembly(System("x", parts={"attention": "flash"}), CATALOG).implementation(
+            "attention", "attention", "cuda"
+        )
+    with pytest.raises(NotImplementedError, match="no implementation of attention_fp8 by deepspeed or PyTorch"):
+        Assembly(System("x", base="deepspeed"), Catalog.of()).implementation("a", "attention_fp8", "cuda")
+
+
+def test_what_needs_no_file() -> None:
+    names = [x.name for x in builtin(["kernelmark", "torch", "torch_compile", "yardstick", "liger"])]
+    assert names[:3] == ["kernelmark", "torch", "liger"]
+    assert "kernelmark_compile" in names
+    assert len(set(names)) == len(names)
+    assert {"torch", "torch_compile", "kernelmark", "liger"} <= {x.name for x in CATALOG.of_operator("train")}
+    assert [x.name for x in builtin(["liger"])] == ["liger"]
+
+
+def test_a_plan_names_a_system() -> None:
+    plan = parsed()
+    (mine,) = [x for x in CATALOG.with_systems(plan.systems).of_operator("train") if x.name == "mine"]
+    assert mine.provider == "torch"
+    assert mine.requires == ("torch", "flash-attn-4", "nvidia-cutlass-dsl")
+    assert mine.devices == ("cuda",)
+    cells = plan.cells(CATALOG, "cuda")
+    assert {x.implementation.name for x in cells} == {"mine", "torch"}  # not all that PyTorch provides
+    again = plan.request(cells)
+    assert again.systems == (
+        {
+            "name": "mine",
+            "base": "torch",
+            "parts": {"attention": "flash_attn_4"},
+            "execution": "compile",
+            "precision": "case",
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"base": "torhc"}, "unknown provider 'torhc'. Did you mean 'torch'"),
+        ({"part": "attentoin"}, "unknown part 'attentoin'"),
+        ({"implementation": "flash"}, "unknown implementation of attention 'flash'"),
+        ({"execution": "fast"}, "not a valid plan"),
+        ({"name": "torch"}, "two implementations named 'torch'"),
+        ({"name": "Mine!"}, "not a valid plan"),
+    ],
+)
+def test_what_a_plan_may_not_name(changes: dict[str, str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        parsed(**changes)
+
+
+def test_parts_of_two_environments_are_no_system() -> None:
+    systems = [System("x", base="transformer_engine", parts={"attention": "xformers"})]
+    with pytest.raises(InputError, match="environments that cannot be one"):
+        CATALOG.with_systems(systems).of_operator("train")
+
+
+def step(model: str = "llama-1.2b"):
+    return CATALOG.definition("train").case({"B": 4, "S": 4096}, "bf16", "program", model=model, state="plain")
+
+
+def test_a_plan_on_worth_exchanges_one_part_at_a_time() -> None:
+    base = worth.base_named("torch_compile_blocks", CATALOG)
+    plan = worth.plan(step(), base, CATALOG, "cpu", parts=["attention", "optimizer"], nulls=True)
+    assert {x.part for x in plan.exchanges} == {"attention", "optimizer"}
+    by_system = {x.system: x for x in plan.exchanges}
+    flash = by_system["torch_compile_blocks+attention.sdpa_flash"]
+    # Alone, PyTorch's own part of a compiled model is its compiled one.
+    assert (flash.implementation, flash.instead, flash.calls) == ("sdpa_flash", "torch_compile", 16)
+    null = by_system["torch_compile_blocks+attention.torch"]
+    assert null.implementation == null.instead
+    for system in plan.systems:
+        assert len(system.parts) == 1
+        assert system.execution == "blocks"
+    operators = [x.operator for x in plan.cases]
+    assert operators == ["train", "attention", "adamw"]
+    assert plan.only[f"train/{step().name}"][0] == "torch_compile_blocks"
+
+
+def test_what_cannot_be_exchanged() -> None:
+    base = worth.base_named("torch", CATALOG)
+    with pytest.raises(InputError, match="none of the parts gelu"):
+        worth.plan(step(), base, CATALOG, "cpu", parts=["gelu"])
+    with pytest.raises(InputError, match="nothing to exchange"):
+        worth.plan(step(), base, CATALOG, "cpu", implementations=["no_such"])
+    with pytest.raises(InputError, match="unknown system 'torhc'"):
+        worth.base_named("torhc", CATALOG)
