@@ -1,8 +1,8 @@
 """Liger-Kernel's functional interface (Hsu et al., arXiv 2410.10989), its Triton kernels.
 
 Its backward passes write their results over what they read: over the gate and up of a feed-forward block, the
-logits of a loss. In training those are dead by then; here they are inputs, and a gradient is asked for more
-than once. So the calls make a copy of just that, named as `conversion`. The norms have an option to write
+logits of a loss. In training, and so in a case that is part of a program, those are dead by then; else they are
+inputs, and a gradient is asked for more than once. So those calls make a copy of just that, named as `conversion`. The norms have an option to write
 elsewhere (`in_place=False`), which is used.
 """
 
@@ -15,6 +15,8 @@ from ._terms import Call, forcing, refusing, sparing
 REQUIRES = ("liger-kernel", "triton")
 DEVICES = ("cuda",)
 
+KEPT = ("forward", "program")
+"""Passes in which nobody reads again what it overwrites."""
 TOO_WIDE = "exceeds the recommended Triton blocksize"
 """What it says of rows longer than one block, of 65536 elements; all but rope and the losses hold a row in one."""
 
@@ -61,7 +63,7 @@ def _gated(case: Any, function: Call) -> Call:
     def call(gate: Any, up: Any) -> Any:
         return function(gate, up)
 
-    if case.pass_ == "forward":
+    if case.pass_ in KEPT:
         return refusing(call, saying=TOO_WIDE)
     copies = forcing(sparing(call), lambda gate, up: (gate.detach().clone(), up.detach().clone()))
     return refusing(copies, saying=TOO_WIDE)
@@ -110,7 +112,7 @@ def cross_entropy(case: Any) -> Call:
     def plain(logits: Any, target: Any, label_smoothing: float = 0.0, z_loss: float = 0.0) -> Any:
         return liger_cross_entropy(logits, target, lse_square_scale=z_loss, label_smoothing=label_smoothing)
 
-    if case.pass_ == "forward":
+    if case.pass_ in KEPT:
         return plain
 
     def call(logits: Any, target: Any, **options: float) -> Any:
