@@ -6,8 +6,8 @@ A file here imports its library only inside functions and defines
   with `axes`, `options`, `dtype` and `pass_`) and returns the callable that is timed; the callable takes
   the operator's inputs by keyword. What the library cannot do raises `NotImplementedError(reason)` in the
   factory or at the first call, and becomes an `unsupported` row with that reason.
-  The pass is "forward", "backward", "forward_backward", or "program" for a part of a model in training: forward and
-  backward once each, after which nobody reads the inputs again.
+  The pass is "forward", "backward", "forward_backward", or "program" for a part of a model in training: forward
+  and backward once each, after which nobody reads the inputs again.
   What a library forces on its user beside its own work (a copy of what it overwrites, another order in memory)
   is inside that call; the callable's attribute `conversion`, where it has one, does that part alone, on the
   same keyword arguments, so that it can be timed beside the call (`_terms.py`).

@@ -2,8 +2,8 @@
 
 Its backward passes write their results over what they read: over the gate and up of a feed-forward block, the
 logits of a loss. In training, and so in a case that is part of a program, those are dead by then; else they are
-inputs, and a gradient is asked for more than once. So those calls make a copy of just that, named as `conversion`. The norms have an option to write
-elsewhere (`in_place=False`), which is used.
+inputs, and a gradient is asked for more than once. So those calls make a copy of just that, named as
+`conversion`. The norms have an option to write elsewhere (`in_place=False`), which is used.
 """
 
 from __future__ import annotations

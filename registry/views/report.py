@@ -13,6 +13,7 @@ from typing import Any
 
 from ..analysis.ceilings import Ceilings
 from ..analysis.rows import Row, category, rows, spent
+from ..analysis.worth import Worth, worths
 from ..errors import InputError
 from ..store.journal import Journal
 from ..store.metric import Metric, Ratio
@@ -22,6 +23,7 @@ from .charts import Series
 from .comparison_table import RunComparison, compare
 from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, cases, columns, groups
+from .worth_table import cells
 
 STAGES = ("start", "ceilings", "build", "verify", "warm up", "calibrate", "sample", "summarize")
 """The stages of a run in their order, for the picture of how time was spent."""
@@ -119,6 +121,7 @@ class Run:
     overview: str | None
     sections: tuple[Section, ...]
     races: tuple[Race, ...]
+    worths: tuple[Worth, ...]
     speedups: tuple[tuple[CaseRows, Row], ...]
     matrices: tuple[tuple[Metric, tuple[Matrix, ...]], ...]
     shares: tuple[Share, ...]
@@ -188,6 +191,7 @@ def render(journals: Sequence[Journal]) -> str:
         looks=looks,
         categories=summary.CATEGORIES,
         category=category,
+        worth_cells=cells,
         excludes_one=_excludes_one,
         wide=_wide,
         incomparable=_incomparable,
@@ -244,6 +248,7 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         overview=overview,
         sections=_sections(journal, found, looks, anchor),
         races=_races(journal, found, looks, anchor),
+        worths=worths(journal),
         speedups=speedups,
         matrices=tuple((x, _matrices(found, looks, x)) for x in header.metrics if _compared(x, found)),
         shares=_shares(seconds),

@@ -16,6 +16,7 @@ from . import summary, units
 from .comparison_table import RowComparison, RunComparison
 from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, columns, groups
+from .worth_table import worth_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -52,6 +53,9 @@ def run_table(journal: Journal) -> RenderableType:
     parts += _left_out(len(found) - shown, f"kernelmark show {header.run} --json")
     for contest in contests(journal, found):
         parts += [Text(), *_contest(contest)]
+    worth = worth_table(journal)
+    if worth is not None:
+        parts += [Text(), worth]
     lost = summary.failures(found)
     if lost:
         parts += [Text(), Text("Skipped or failed", style="bold")]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from kernelmark.registry.analysis.worth import Worth, worths
 from kernelmark.registry.store.journal import Journal
+from kernelmark.registry.store.metric import OPERATOR_METRICS, Metric
 from kernelmark.registry.store.record import Case, Exchange, Header, Measurement, Record, Request, Status
 from kernelmark.registry.views.worth_table import cells, worth_table
 
@@ -21,6 +22,9 @@ def case(operator: str, name: str, primary: str) -> Case:
 
 
 STEP, PART = case("train", "B4-tiny", "step"), case("attention", "B4-H16", "latency")
+
+
+METRICS = (Metric("step", "ms"), *OPERATOR_METRICS)
 
 
 def exchange(system: str, implementation: str = "fa4") -> Exchange:
@@ -60,7 +64,21 @@ def journal(
     records = [record(STEP, name, i, ms) for name, times in steps.items() for i, ms in enumerate(times)]
     records += [record(PART, name, 0, ms) for name, ms in alone.items()]
     header = Header(
-        2, "r", "", "", None, False, "worth", 0, 5, "cuda", "k", {}, {}, Request(exchanges=tuple(exchanges))
+        2,
+        "r",
+        "",
+        "",
+        None,
+        False,
+        "worth",
+        0,
+        5,
+        "cuda",
+        "k",
+        {},
+        {},
+        Request(exchanges=tuple(exchanges)),
+        METRICS,
     )
     return Journal(header, (*records, *more))
 
@@ -165,3 +183,23 @@ def test_a_header_with_exchanges_is_read_back() -> None:
 
 def test_cells_of_what_is_not_known() -> None:
     assert cells(Worth(exchange("a"), "ok", None))[3:] == ("–",) * 6
+
+
+def test_the_table_of_a_run_and_its_report_have_them() -> None:
+    from kernelmark.registry.views.report import render
+    from kernelmark.registry.views.tables import run_table
+    from rich.console import Console
+
+    made = journal(
+        {"torch_compile": [200.0] * 3, "a": [190.0] * 3},
+        {"torch": 2.0, "fa4": 1.5},
+        [exchange("a"), exchange("b")],
+    )
+    page = render([made])
+    assert "What a kernel is worth in a model" in page
+    assert "1.0526" in page
+    assert "not measured yet" in page
+    assert "worth in a model" not in render([journal({"torch_compile": [200.0]}, {}, [])])
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(run_table(made))
+    assert "1.0526" in console.export_text()
