@@ -85,6 +85,7 @@ def builtin(providers: Iterable[str]) -> tuple[System, ...]:
     if PROVIDER in known:
         compiled.append(System("kernelmark_compile", base=PROVIDER, execution="compile"))
         compiled.append(System("kernelmark_compile_blocks", base=PROVIDER, execution="blocks"))
+        compiled.append(System("kernelmark_graph", base=PROVIDER, execution="graph"))
     return (*plain, *compiled)
 
 
