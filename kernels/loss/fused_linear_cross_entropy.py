@@ -22,6 +22,11 @@ BUFFER = 2048 if INTERPRETED else 1 << 30
 STEP = 4 if INTERPRETED else 256
 """Rows of a chunk are a multiple of it, so that the products fill their tiles."""
 
+EVEN = 8
+"""A vocabulary that is no multiple of it is padded to whole rows of the buffer, which costs a copy of the weight:
+cuBLAS multiplies odd shapes by kernels that load element by element, several times as slow.
+"""
+
 ALIGNMENT = 128
 """Bytes that a row of the buffer is a multiple of, so that every row can be read in vectors."""
 
@@ -125,12 +130,19 @@ def _launch(
     height = min(chunk, M) if chunk else rows_of_chunk(M, V, x.element_size())
     vectors = ALIGNMENT // x.element_size()
     buffer = x.new_empty(height, cdiv(V, vectors) * vectors)
+    padded = weight
+    if V % EVEN:
+        padded = weight.new_zeros(buffer.shape[1], weight.shape[1])
+        padded[:V].copy_(weight.detach())
+        dweight = dweight.new_empty(padded.shape) if for_weight else dweight
     with on(x), torch.no_grad():
         kernels.share_of_rows(M, ignore_index)(x.device, target, share)
         for start in range(0, M, height):
             piece = slice(start, start + height)
             some = x[piece]
-            logits = torch.mm(some, weight.t(), out=buffer[: some.shape[0], :V])
+            wide = torch.mm(some, padded.t(), out=buffer[: some.shape[0], : padded.shape[0]])
+            # Beyond V they are zeros, times zeros: they add nothing to either product below.
+            logits = wide[:, :V]
             if not (for_x or for_weight):
                 # As many lanes as below: the loss is the same bit by bit.
                 warps = kernels.warps_for_both(logits)
@@ -140,11 +152,11 @@ def _launch(
             both = kernels.losses_and_gradients(logits, logits, options)
             both(x.device, logits, target[piece], share, losses[piece], logits)
             if for_x:
-                _product(logits, weight, dx[piece])
+                _product(wide, padded, dx[piece])
             if for_weight:
-                _product(logits.t(), some, dweight, add=start > 0)
+                _product(wide.t(), some, dweight, add=start > 0)
         kernels.mean_of_rows(M, ignore_index)(x.device, losses, target, loss, share)
-    return loss, dx, dweight
+    return loss, dx, dweight[:V]
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, add: bool = False) -> None:
