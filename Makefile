@@ -60,6 +60,14 @@ SEED ?= 0
 fuzz: $(VENV)/.tested
 	cd tests/fuzz && ../../$(BIN)/python inputs.py $(FUZZ) --seed $(SEED)
 
+# Every Triton kernel of these operators, compiled for GPUs that are not here; what fails is listed. Minutes.
+.PHONY: test-targets
+TARGETS := 7.5 8.0 8.6 8.9 9.0 10.0 12.0 gfx942 gfx950 gfx1100 gfx1201
+COMPILED := ssd mamba3 linear_attention selective_scan selective_state_update causal_conv1d causal_conv1d_update \
+	fp8_quant mx_quant gradient_compression gradient_decompression
+test-targets: $(VENV)/.tested
+	for target in $(TARGETS); do $(BIN)/python tests/kernels/compiled.py --count $$target $(COMPILED); done
+
 check: $(VENV)/.tested
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

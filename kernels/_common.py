@@ -18,6 +18,13 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 INTERPRETING: tl.constexpr = tl.constexpr(INTERPRETED)
 """The same for kernels."""
 
+
+@triton.constexpr_function
+def assembles() -> bool:
+    """Whether the target takes PTX: an NVIDIA GPU's compiler, not the interpreter's or AMD's."""
+    return not INTERPRETING and bool(tl.target_info.is_cuda())
+
+
 FLOATING = (torch.bfloat16, torch.float16, torch.float32)
 """What the kernels read and write; they compute in fp32."""
 
@@ -160,8 +167,12 @@ def multiprocessors(tensor: torch.Tensor) -> int:
 
 @functools.cache
 def capability(device: torch.device) -> tuple[int, int]:
-    """A GPU's compute capability; (0, 0) without one, which means the interpreter."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    """An NVIDIA GPU's compute capability; (0, 0) without one: for the interpreter, and for AMD's GPUs, whose
+    numbers mean other things.
+    """
+    if device.type != "cuda" or torch.version.hip:
+        return (0, 0)
+    return torch.cuda.get_device_capability(device)
 
 
 def roomy(capability: tuple[int, int]) -> bool:
@@ -169,6 +180,11 @@ def roomy(capability: tuple[int, int]) -> bool:
     is 163 KiB, on Ada and the other Ampere and Blackwell 99.
     """
     return capability[0] in (9, 10, 11)
+
+
+def most_registers(tensor: torch.Tensor, most: int | None) -> dict[str, int]:
+    """The launch option for the most registers of a thread, which only NVIDIA's compiler takes."""
+    return {} if most is None or capability(tensor.device) == (0, 0) else {"maxnreg": most}
 
 
 def needs_e4m3(name: str, tensor: torch.Tensor) -> None:
@@ -203,7 +219,7 @@ def packed(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """x as it is, two 16-bit numbers a register. Behind a wait the compiler would else hold them as the fp32 that
     was computed of them before it, in twice the registers.
     """
-    if x.dtype.primitive_bitwidth == 16 and not INTERPRETING:
+    if x.dtype.primitive_bitwidth == 16 and assembles():
         x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
     return x
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ._common import INTERPRETING
+from ._common import assembles
 
 
 @triton.jit
@@ -15,7 +15,7 @@ def sigmoid(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
     Both are as accurate as `tl.exp` and `/`, which take four times the instructions to be right also where
     numbers are subnormal; at two bytes read and two written a number, that is more than the memory's time.
     """
-    if INTERPRETING:
+    if not assembles():
         return 1.0 / (1.0 + tl.exp2(-1.4426950408889634 * x))
     else:
         return tl.inline_asm_elementwise(

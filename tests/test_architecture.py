@@ -65,6 +65,34 @@ def test_no_package_that_would_shadow_anothers(room):
     assert not (HOUSE / room / "__init__.py").exists()
 
 
+PARAMETERS = 20
+"""Of a function that Triton compiles; more are grouped in tuples or aggregates."""
+FIELDS = 12
+"""Of such a group."""
+
+
+def decorated(node: ast.AST, word: str) -> bool:
+    return any(word in ast.unparse(x) for x in getattr(node, "decorator_list", ()))
+
+
+@pytest.mark.parametrize("family", ["state_space", "convolution", "quantization"])
+def test_what_kernels_take_can_be_read(family):
+    wrong = []
+    for path in files(f"kernels/{family}"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and decorated(node, "jit"):
+                count, most = len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]), PARAMETERS
+            elif isinstance(node, ast.ClassDef) and (
+                decorated(node, "aggregate") or "NamedTuple" in map(ast.unparse, node.bases)
+            ):
+                count, most = sum(isinstance(x, ast.AnnAssign) for x in node.body), FIELDS
+            else:
+                continue
+            if count > most:
+                wrong.append(f"{path.relative_to(HOUSE)}: {node.name} has {count}")
+    assert wrong == []
+
+
 ALONE = """
 import os, sys, traceback
 bad = []

@@ -18,7 +18,18 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import INTERPRETED, cdiv, check, choice, dense_like, multiprocessors, on, operator, power_of_2
+from .._common import (
+    INTERPRETED,
+    cdiv,
+    check,
+    choice,
+    dense_like,
+    most_registers,
+    multiprocessors,
+    on,
+    operator,
+    power_of_2,
+)
 from .._pointwise import silu, silu_slope
 
 LANES = 8 if INTERPRETED else 256
@@ -674,6 +685,7 @@ def _launch_backward(
     vec = _vec(x)
     flags = Flags(W, bias is not None, initial is not None, silu, not last and S % vec == 0, hint)
     strides = (dy.stride(0), dy.stride(1), x.stride(0), x.stride(1))
+    limit = most_registers(x, registers)
     with on(x):
         if last:
             block = min(block, power_of_2(D))
@@ -684,7 +696,7 @@ def _launch_backward(
             parts = torch.empty(programs, W + 1, D, dtype=torch.float32, device=x.device)
             _backward_bsd[(programs * cdiv(D, block),)](
                 dy, given, Outputs(dx, dinitial, parts), D, S, *strides, chunk, flags, BLOCK=block,
-                num_warps=warps or 2, maxnreg=registers,
+                num_warps=warps or 2, **limit,
             )  # fmt: skip
         else:
             lanes = min(lanes, power_of_2(cdiv(S, vec)))
@@ -694,7 +706,7 @@ def _launch_backward(
             parts = torch.empty(programs, W + 1, D, dtype=torch.float32, device=x.device)
             _backward_bds[(D, programs)](
                 dy, given, Outputs(dx, dinitial, parts), Sizes(B, D, S), *strides, flags,
-                LANES=lanes, VEC=vec, num_warps=min(warps or 4, max(1, lanes // 32)), maxnreg=registers,
+                LANES=lanes, VEC=vec, num_warps=min(warps or 4, max(1, lanes // 32)), **limit,
             )  # fmt: skip
         _add_parts[(cdiv(D, 32), W + 1)](
             parts,

@@ -16,7 +16,19 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import INTERPRETED, cdiv, check, choice, dense_like, needs_e4m3, on, on_e4m3, operator, power_of_2
+from .._common import (
+    INTERPRETED,
+    cdiv,
+    check,
+    choice,
+    dense_like,
+    most_registers,
+    needs_e4m3,
+    on,
+    on_e4m3,
+    operator,
+    power_of_2,
+)
 
 GROUP = 128
 """Elements that share a scale."""
@@ -339,7 +351,7 @@ def run(
                 CHUNK=CHUNK,
                 SLOTS=power_of_2(keep),
                 num_warps=warps or 1,
-                maxnreg=registers,
+                **most_registers(gradient, registers),
             )
         else:
             _quantize[(cdiv(N, GROUP * groups),)](

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import INTERPRETING, cdiv
+from .._common import assembles, cdiv
 from .._pointwise import sigmoid, silu, silu_slope
 from ._ssd_forward import (
     Extent,
@@ -106,7 +106,7 @@ class Shape(NamedTuple):
 def cos_sin(angle):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """(cos, sin) of angles in 2⁻³² revolutions, int32: from -π to π, where the hardware's are good to 2⁻²⁰."""
     radians = angle.to(tl.float32) * 1.4629180792671596e-09  # 2π · 2⁻³²
-    if INTERPRETING:
+    if not assembles():
         return tl.cos(radians), tl.sin(radians)
     else:
         cos = tl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [radians], tl.float32, True, 1)

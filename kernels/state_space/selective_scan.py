@@ -250,7 +250,7 @@ def _enter(states, b, segment, segments, d, channels, inside, N: tl.constexpr, S
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    given, entering, y, kept, u_rows, delta_rows, z_rows, sizes, shape: tl.constexpr, KEEP: tl.constexpr
+    given, entering, y, kept, sizes, u_rows, delta_rows, z_rows, shape: tl.constexpr, KEEP: tl.constexpr
 ):
     """BLOCK channels of one segment of one sequence.
 
@@ -327,7 +327,7 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _ends(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    given, ends, totals, u_rows, delta_rows, sizes, shape: tl.constexpr
+    given, ends, totals, sizes, u_rows, delta_rows, shape: tl.constexpr
 ):
     """What a segment adds to the state at its end, to ends (B, segments, N, D) of the segment behind it; and
     the sum of its steps, to totals (B, segments, D): by exp2(rate · total) the state that entered decays."""
@@ -417,7 +417,7 @@ def _join_segments(  # type: ignore[no-untyped-def]  # Triton's types are its ow
 
 @triton.jit
 def _ends_reverse(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dout, given, ends, totals, dout_rows, delta_rows, z_rows, sizes, shape: tl.constexpr
+    dout, given, ends, totals, sizes, dout_rows, delta_rows, z_rows, shape: tl.constexpr
 ):
     """As `_ends`, for q: what a segment, but the first, gives to the one before it."""
     N: tl.constexpr = shape.N
@@ -825,14 +825,14 @@ def _forward_pass(
         entering = torch.empty(batch, segments, N, channels, dtype=torch.float32, device=u.device)
         totals = torch.empty(batch, segments, channels, dtype=torch.float32, device=u.device)
         _ends[(batch * (segments - 1) * blocks,)](
-            given._replace(D=None, z=None), entering, totals, _rows(u), _rows(delta), sizes, shape, num_warps=warps
+            given._replace(D=None, z=None), entering, totals, sizes, _rows(u), _rows(delta), shape, num_warps=warps
         )
         _join_segments[(cdiv(channels, 128), N, batch)](
             A, entering, totals, channels, segments, N, REVERSE=False, BLOCK=128, num_warps=4
         )
     _forward[(batch * segments * blocks,)](
-        given, entering, u if y is None else y, A if kept is None else kept, _rows(u), _rows(delta), _rows(gate),
-        sizes, shape, KEEP=kept is not None, num_warps=warps,
+        given, entering, u if y is None else y, A if kept is None else kept, sizes, _rows(u), _rows(delta),
+        _rows(gate), shape, KEEP=kept is not None, num_warps=warps,
     )  # fmt: skip
 
 
@@ -892,8 +892,8 @@ def _launch_backward(
             entering = torch.empty(batch, segments, N, channels, dtype=torch.float32, device=u.device)
             totals = torch.empty(batch, segments, channels, dtype=torch.float32, device=u.device)
             _ends_reverse[(batch * (segments - 1) * blocks,)](
-                dout, given._replace(u=None, D=None), entering, totals, _rows(dout), _rows(delta), _rows(gate),
-                sizes, shape, num_warps=warps,
+                dout, given._replace(u=None, D=None), entering, totals, sizes, _rows(dout), _rows(delta),
+                _rows(gate), shape, num_warps=warps,
             )  # fmt: skip
             _join_segments[(cdiv(channels, 128), N, batch)](
                 A, entering, totals, channels, segments, N, REVERSE=True, BLOCK=128, num_warps=4

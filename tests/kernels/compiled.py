@@ -158,5 +158,19 @@ def compiled(
     return [{"case": case, "error": None, **row} for (case, _), row in found.items()]
 
 
+def counted(target: str, rows: list[dict[str, Any]]) -> str:
+    """How many kernels compiled and the most shared memory of one; then what did not compile, and why."""
+    failed = [row for row in rows if row["error"]]
+    most = max((row["shared"] for row in rows), default=0)
+    lines = [
+        f"{target}: {len(rows) - len(failed)} compiled, at most {most >> 10} KiB shared, {len(failed)} failed"
+    ]
+    return "\n".join([*lines, *(f"  {row['case']}: {row['error']}" for row in failed)])
+
+
 if __name__ == "__main__":
-    print(json.dumps(compiled(target_named(sys.argv[1]), sys.argv[2:])))
+    _, *given = sys.argv
+    count = given[0] == "--count"
+    target, *operators = given[count:]
+    found = compiled(target_named(target), operators)
+    print(counted(target, found) if count else json.dumps(found))

@@ -3,9 +3,10 @@
     python machine_code.py 9.0 standard,full ssd mamba3 > before.json
     python machine_code.py --compare before.json after.json
 
-compiles the cases of these plans for NVIDIA GPUs, as `compiled.py` does, and compares kernels case by case, in the order of their launches.
-Of the PTX what counts is the body of the function, without debug information and parameters' names; of the SASS,
-the instructions as they lie in the cubin.
+compiles the cases of these plans for NVIDIA GPUs, as `compiled.py` does, and compares kernels case by case, in
+the order of their launches. Of the PTX what counts is the body of the function, without debug information, its
+parameters numbered as they are first read; of the SASS, the instructions as they lie in the cubin. The same PTX
+can give other registers in the SASS where a kernel has another name.
 """
 
 from __future__ import annotations

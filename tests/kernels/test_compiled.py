@@ -17,9 +17,16 @@ from kernelmark.suite.catalog import Catalog
 
 FOLDER = Path(__file__).parent
 KERNELS = FOLDER.parents[1] / "kernels"
-KIB = {"8.0": 163, "8.9": 99, "9.0": 227, "10.0": 227, "12.0": 99}
+KIB = {
+    "8.0": 163,
+    "8.9": 99,
+    "9.0": 227,
+    "10.0": 227,
+    "12.0": 99,
+    "gfx942": 64,
+}
 """Shared memory of a program, by compute capability: A100, Ada, Hopper, B200, and Blackwell with displays. (CUDA's
-programming guide, "Technical specifications per compute capability".)"""
+programming guide, "Technical specifications per compute capability".) MI300 has 64 KiB a workgroup."""
 
 HOPPER = {x.stem for x in KERNELS.rglob("_*_hopper*.py")}
 E4M3 = "fp8_matmul", "fp8_quant", "mx_quant"
@@ -41,6 +48,7 @@ PLAIN = tuple(x for x in Catalog.default().roots[0].files("kernels") if not x.st
         ("12.0", ("attention_varlen", "attention_sparse", "attention_fp8", "linear_attention")),
         ("8.9", ("attention", "attention_decode", "linear_attention", *E4M3)),
         ("8.0", PLAIN),
+        ("gfx942", ("causal_conv1d", "causal_conv1d_update", "fp8_quant")),
     ],
 )
 def test_compiles_and_fits(tmp_path, capability, operators):
