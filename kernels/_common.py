@@ -66,12 +66,13 @@ def operator(
     save: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
     check: Callable[..., None] | None = None,
+    hidden: int = 0,
 ) -> Callable[..., Any]:
     """Registers `kernelmark::<schema>` and returns the call of it.
 
     `launch` computes; `fake` only allocates the results; `save(ctx, inputs, output)` and
     `backward(ctx, *gradients)` make it differentiable. `check` raises for wrong arguments where `launch` is not
-    what sees them first. Plain tensors in eager mode go around the
+    what sees them first. The last `hidden` results are for `save` alone, and nobody may count on getting them. Plain tensors in eager mode go around the
     dispatcher, which costs as long a call in Python as some of these kernels run;
     torch.compile, fake tensors and subclasses see the registered operator.
     """
@@ -85,7 +86,7 @@ def operator(
     if backward is not None:
         assert save is not None, schema
         torch.library.register_autograd(name, backward, setup_context=save, lib=_library)
-        eager = _differentiable(launch, save, backward)
+        eager = _differentiable(launch, save, backward, hidden)
 
     def dispatched(*arguments: Any) -> Any:
         if check is not None:
@@ -107,19 +108,22 @@ def operator(
 
 
 def _differentiable(
-    launch: Callable[..., Any], save: Callable[..., None], gradients: Callable[..., Any]
+    launch: Callable[..., Any], save: Callable[..., None], gradients: Callable[..., Any], hidden: int
 ) -> Callable[..., Any]:
+    nothing = (None,) * hidden
+
     class Eager(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
             output = launch(*inputs)
             save(ctx, inputs, output)
-            return output
+            # Each result that autograd knows of costs the host two microseconds.
+            return output[:-hidden] if hidden else output
 
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, *given: Any) -> Any:
-            return gradients(ctx, *given)
+            return gradients(ctx, *given, *nothing)
 
     apply: Callable[..., Any] = Eager.apply
     return apply

@@ -181,7 +181,9 @@ def get_part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     VECTOR: tl.constexpr,
     SHIFTED: tl.constexpr,
 ):
-    """`get` of the PLACE-th of a row's PARTS parts of PART columns, with masks only where the row may end."""
+    """`get` of the n-th (PLACE) of a row's PARTS parts of PART columns, of which it has no more than it needs: masks
+    are only where the row may begin or end.
+    """
     col = PLACE * PART + tl.arange(0, PART)[None, :]
     EDGE: tl.constexpr = PLACE >= PARTS - 1 - SHIFTED or (SHIFTED and PLACE == 0)
     return get(pointer, col, shift, end, rows, other, "", VECTOR if EDGE else 0, SHIFTED and EDGE)
@@ -200,7 +202,7 @@ def put_part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     VECTOR: tl.constexpr,
     SHIFTED: tl.constexpr,
 ):
-    """`put` of the PLACE-th of a row's PARTS parts of PART columns, with masks only where the row may end."""
+    """`put` of the n-th (PLACE) of a row's PARTS parts of PART columns, as `get_part`."""
     col = PLACE * PART + tl.arange(0, PART)[None, :]
     EDGE: tl.constexpr = PLACE >= PARTS - 1 - SHIFTED or (SHIFTED and PLACE == 0)
     put(pointer, col, value, shift, end, rows, "", VECTOR if EDGE else 0, SHIFTED and EDGE)
@@ -218,8 +220,9 @@ def of_part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     VECTOR: tl.constexpr,
     SHIFTED: tl.constexpr,
 ):
-    """A weight's numbers for the PLACE-th of a row's PARTS parts of PART columns, (1 or ROWS, PART): read in vectors, as
-    many rows as there are of what it is multiplied with, so that each warp reads its own in the layout that it needs.
+    """A weight's numbers for the n-th (PLACE) of a row's PARTS parts of PART columns, (1 or ROWS, PART): read in
+    vectors, as many rows as there are of what it is multiplied with, so that each warp reads its own in the layout
+    that it needs.
     """
     col = PLACE * PART + tl.arange(0, PART)[None, :]
     if not SHIFTED:

@@ -195,6 +195,7 @@ _cross_entropy = operator(
     _save,
     _backward,
     check=_check,
+    hidden=2,
 )
 _cross_entropy_backward = operator(
     "cross_entropy_backward(Tensor dloss, Tensor logits, Tensor target, Tensor lse, Tensor share,"

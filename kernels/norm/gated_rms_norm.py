@@ -547,6 +547,7 @@ _saving = operator(
     _save,
     _backward,
     check=_check,
+    hidden=1,
 )
 _gradients = operator(
     "gated_rms_norm_backward(Tensor dy, Tensor x, Tensor z, Tensor weight, Tensor rstd, int group, "

@@ -94,6 +94,7 @@ _saving = operator(
     _save,
     _backward,
     check=_check,
+    hidden=2,
 )
 _gradients = operator(
     "layer_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor rstd)"

@@ -79,6 +79,7 @@ _saving = operator(
     _save,
     _backward,
     check=_check,
+    hidden=1,
 )
 _gradients = operator(
     "rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> (Tensor, Tensor)",
