@@ -71,10 +71,10 @@ def operator(
     """Registers `kernelmark::<schema>` and returns the call of it.
 
     `launch` computes; `fake` only allocates the results; `save(ctx, inputs, output)` and
-    `backward(ctx, *gradients)` make it differentiable. `check` raises for wrong arguments where `launch` is not
-    what sees them first. The last `hidden` results are for `save` alone, and nobody may count on getting them. Plain tensors in eager mode go around the
-    dispatcher, which costs as long a call in Python as some of these kernels run;
-    torch.compile, fake tensors and subclasses see the registered operator.
+    `backward(ctx, *gradients)` make it differentiable. `check` raises for wrong arguments where the registered
+    operator sees them before `launch`. The last `hidden` results are for `save` alone: eager mode leaves them out.
+    Plain tensors in eager mode go around the dispatcher, which costs as long a call in Python as some of these
+    kernels run; torch.compile, fake tensors and subclasses see the registered operator.
     """
     name = f"kernelmark::{schema.partition('(')[0]}"
     _library.define(schema)

@@ -1,10 +1,10 @@
 """Launches whose preparation is done once for all calls that are alike.
 
-A kernel of a few microseconds is over before Python has described the next one. Of what a call does on the host,
-most gives the same result for tensors of the same dtypes, shapes, strides, device and alignment: checks, the choice
-of a plan, and the just-in-time compiler's look at each argument. `prepared` keeps what is decided by those, and
-`Launch` a compiled kernel with all of its arguments but addresses. Addresses, and so memory that was freed and given
-to a tensor of another shape, are read at each call.
+A kernel of a few microseconds is over before Python has launched the next one. Most of what a call does on the
+host has the same result for all tensors of the same dtypes, shapes, strides, device and alignment: checks, the
+choice of a plan, and the just-in-time compiler's specialization on each argument. `prepared` keeps what those
+decide, and `Launch` keeps a compiled kernel with all of its arguments but addresses. Addresses are read at each
+call, so memory that was freed and given to a tensor of another shape is no special case.
 """
 
 from __future__ import annotations

@@ -463,8 +463,8 @@ class Options(NamedTuple):
 
 
 def losses_of_rows(logits: torch.Tensor, options: Options, warps: int | None = None) -> Callable[..., None]:
-    """A launch that fills losses (M,) and log-sum-exp (M,) from logits (M, V) like these, whose rows are dense, and
-    target: of (device, logits, target, losses, lse). With `warps`, one row a program.
+    """A launch that fills losses (M,) and log-sum-exp (M,) from logits (M, V) like these, whose rows are dense,
+    and target: of (device, logits, target, losses, lse). With `warps`, one row a program.
     """
     M, V = logits.shape
     stride = logits.stride(0)
@@ -556,8 +556,8 @@ def losses_and_gradients(
 
 
 def gradients_of_rows(logits: torch.Tensor, dlogits: torch.Tensor, options: Options) -> Launch:
-    """A launch that fills dlogits (M, V), dense, from logits whose rows are dense: of (dloss, share, logits, target,
-    lse, dlogits).
+    """A launch that fills dlogits (M, V), dense, from logits whose rows are dense: of (dloss, share, logits,
+    target, lse, dlogits).
     """
     M, V = logits.shape
     reach = access((logits, dlogits), (logits.stride(0), V), V)

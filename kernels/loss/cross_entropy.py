@@ -38,10 +38,8 @@ def cross_entropy(
     names the argument.
     """
     choice("gradient", gradient, ("backward", "forward"))
-    if gradient == "forward" and needs_gradient(logits):
-        call = _with_gradient
-    else:
-        call = _cross_entropy
+    both = gradient == "forward" and needs_gradient(logits)
+    call = _with_gradient if both else _cross_entropy
     loss: torch.Tensor = call(logits, target, ignore_index, label_smoothing, z_loss)[0]
     return loss
 

@@ -9,7 +9,8 @@ import torch
 
 from .._common import check, needs_gradient, operator
 from .._launch import prepared
-from ._norm import empty, empty_gradients, prepare_backward, prepare_forward
+from ._norm_backward import empty_gradients, prepare_backward
+from ._norm_forward import empty, prepare_forward
 
 
 def add_rms_norm(

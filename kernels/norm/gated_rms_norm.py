@@ -386,7 +386,7 @@ def prepare_forward(
     elements: int = 2048,
     each: int = 16,
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """The forward pass for tensors like these, with `elements` of a program, at least one group, and `each` a thread.
+    """The forward pass for tensors like these: `elements` of a program, at least one group, and `each` a thread.
 
     It gives y and, where `save` says so, rstd of each group.
     """

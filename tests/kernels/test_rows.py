@@ -1,4 +1,4 @@
-"""Rows at 16-byte boundaries: what is said of them, and that a row is read and written whole and nothing beside it."""
+"""Rows at 16-byte boundaries: what is said of them, and that they are accessed whole and nothing beside them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,18 @@ def test_parts_cover_a_row(D, most, vector):
 
 
 @triton.jit
-def _copy(x, y, N, D, x_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):  # fmt: skip
+def _copy(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    y,
+    N,
+    D,
+    x_stride,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    SHIFTED: tl.constexpr,
+):
     """Adds 1 to rows: with one part as a row of its own, with more in parts."""
     first, row, down = same_rows(tl.program_id(0), ROWS, VECTOR, SHIFTED)
     shift = shift_of(x, first * x_stride, SHIFTED)
@@ -84,7 +95,7 @@ def test_a_row_is_written_whole_and_nothing_beside_it(D, dtype):
     y = memory[1:-1]
     reach = access((x, y), (D, D), D)
     # As above: both start one row behind what is aligned.
-    assert reach.SHIFTED == bool(D % reach.VECTOR)
+    assert bool(D % reach.VECTOR) == reach.SHIFTED
     for rows, block in ((1, 64), (2, 16), (2, 8)):
         parts = -(-(D + reach.margin) // block)
         y.fill_(torch.nan)
