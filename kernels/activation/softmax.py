@@ -389,7 +389,7 @@ def plan(x: torch.Tensor, M: int, D: int, backward: bool, access: Access = PLAIN
     few = processors > M and FEW[backward] < D
     if D >= PARTS_FROM and (block != D or D >= WIDE) and limit >= D and not few:
         most = 8 if access.SHIFTED or limit // 4 < D else 4
-        return Plan("parts", *parts_of(D + access.margin, vector, M, access.period, most, 2048))
+        return Plan("parts", *parts_of(D + access.margin, vector, cdiv(M, processors), access.period, most, 2048))
     if block <= WIDE:
         height = power_of_2(max(1, min(2048 // block, M)))
         per_warp = 256 if backward else 1024  # 8 or 32 numbers a thread of each tensor

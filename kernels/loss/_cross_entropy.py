@@ -491,7 +491,9 @@ def _tile(logits: torch.Tensor, reach: Access) -> tuple[dict[str, Any], tuple[in
     """Constants and grid of a kernel that has whole rows of logits, at most SHORT each."""
     M, V = logits.shape
     reach = reach if V >= VECTORS_FROM else PLAIN
-    rows, warps, parts, part = parts_of(V + reach.margin, 16 // logits.element_size(), M, reach.period, 4, 2048)
+    rows, warps, parts, part = parts_of(
+        V + reach.margin, 16 // logits.element_size(), cdiv(M, multiprocessors(logits)), reach.period, 4, 2048
+    )
     tile = {"ROWS": rows, "PART": part, "PARTS": parts, **reach.constants(), "num_warps": warps}
     return tile, (cdiv(M, rows * reach.period) * reach.period,)
 

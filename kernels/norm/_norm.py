@@ -56,9 +56,9 @@ class Plan(NamedTuple):
     flag: bool = False
 
 
-def spread(x: torch.Tensor, N: int, D: int) -> int:
+def spread(x: torch.Tensor, N: int, D: int, least: int = SPREAD) -> int:
     """Elements of a piece of a row that is spread over programs; 0 where rows are many, short or too long."""
-    if D < SPREAD or (processors := multiprocessors(x)) < N:
+    if least > D or (processors := multiprocessors(x)) < N:
         return 0
     # Four programs a multiprocessor, but no piece so small that starting it takes longer than its work.
     piece = min(max(power_of_2(N * D // (4 * processors)), SPREAD_PIECES[0]), SPREAD_PIECES[1])

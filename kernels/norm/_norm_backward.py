@@ -401,14 +401,15 @@ def _add_parts(  # type: ignore[no-untyped-def]  # Triton's types are its own
 def backward_plan(x: torch.Tensor, N: int, D: int, centred: bool, access: Access) -> Plan:
     """The backward pass of N rows of D elements, by measurements on an H200."""
     block = power_of_2(D)
-    if block > BACKWARD_LIMIT and (piece := spread(x, N, D)):
+    if block > BACKWARD_LIMIT and (piece := spread(x, N, D, BACKWARD_LIMIT)):
         return Plan("spread", 1, piece, cdiv(D + access.margin, piece), min(max(piece // 256, 4), 16))
     wide = D + access.margin
     vector = 16 // x.element_size()
     if D >= PARTS_FROM and block != D and D <= BACKWARD_LIMIT:
         if D > BACKWARD_PARTS_FROM:
             # 24 numbers of each tensor a thread, and with a mean up to 56: fewer threads then are quicker.
-            warps = 4 if centred or access.SHIFTED else 8
+            few = multiprocessors(x) >= N
+            warps = 4 if (centred or access.SHIFTED) and not few else 8
             part = 32 * warps * vector
             if cdiv(wide, part) <= MOST_PARTS:
                 return Plan("parts", 1, part, cdiv(wide, part), warps)

@@ -376,12 +376,17 @@ def forward_plan(x: torch.Tensor, N: int, D: int, residual: bool, centred: bool,
         most = 2 if multiprocessors(x) >= N and not access.SHIFTED else MOST_PARTS
         ahead = plain and not access.SHIFTED and D * size <= AHEAD
         rows, warps, parts, part = parts_of(
-            D + access.margin, 16 // size, N, access.period, min(most, 4) if ahead else most, 2048
+            D + access.margin,
+            16 // size,
+            cdiv(N, multiprocessors(x)),
+            access.period,
+            min(most, 4) if ahead else most,
+            2048,
         )
         return Plan("parts", rows, part, parts, warps, ahead)
     if long:
         return Plan("pieces", 1, PLAIN_PIECE if plain and block * size <= FORWARD_LIMIT // 2 else PIECE, 0, 16)
-    rows = power_of_2(max(1, min(2048 // block, N)))
+    rows = power_of_2(max(1, min(2048 // block, cdiv(N, multiprocessors(x)))))
     # 32 numbers a thread: four 16-byte loads in flight, and registers for 8 or more warps.
     return Plan("whole", rows, block, 1, 8 if again else min(max(rows * block // 1024, 4), 32), again)
 
