@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from ._launch import likeness, prepared
+
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether Triton interprets (`TRITON_INTERPRET=1`), which is how the kernels run on a CPU."""
 
@@ -22,6 +24,8 @@ FLOATING = (torch.bfloat16, torch.float16, torch.float32)
 """What the kernels read and write; they compute in fp32."""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Whether torch.func transforms what is called; no public function tells, autograd asks the same one."""
 _HERE = contextlib.nullcontext()
 _library = torch.library.Library("kernelmark", "FRAGMENT")
 
@@ -94,8 +98,15 @@ def operator(
         return registered(*arguments)
 
     def call(*arguments: Any) -> Any:
-        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or _transforming():
             return dispatched(*arguments)
+        if isinstance(launch, prepared):
+            alike, differentiate = likeness(arguments)
+            if alike is None:
+                return dispatched(*arguments)
+            if differentiate and eager is not launch:
+                return eager(alike, *arguments)
+            return launch.run(alike, arguments)
         differentiate = False
         for x in arguments:
             if isinstance(x, torch.Tensor):
@@ -110,12 +121,18 @@ def operator(
 def _differentiable(
     launch: Callable[..., Any], save: Callable[..., None], gradients: Callable[..., Any], hidden: int
 ) -> Callable[..., Any]:
+    """The call of an operator in eager mode; of one that is prepared, behind its arguments' likeness."""
+    known = isinstance(launch, prepared)
     nothing = (None,) * hidden
 
     class Eager(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
-            output = launch(*inputs)
+            if known:
+                alike, inputs = inputs[0], inputs[1:]
+                output = launch.run(alike, inputs)  # type: ignore[attr-defined]  # it is prepared
+            else:
+                output = launch(*inputs)
             save(ctx, inputs, output)
             # Each result that autograd knows of costs the host two microseconds.
             return output[:-hidden] if hidden else output
@@ -123,15 +140,23 @@ def _differentiable(
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, *given: Any) -> Any:
-            return gradients(ctx, *given, *nothing)
+            found = gradients(ctx, *given, *nothing)
+            if not known:
+                return found
+            return (None, *found) if isinstance(found, tuple) else (None, found)
 
-    apply: Callable[..., Any] = Eager.apply
+    # Not `Eager.apply`, which asks for transforms of torch.func again: `operator` has and goes the other way.
+    apply: Callable[..., Any] = super(torch.autograd.Function, Eager).apply
     return apply
 
 
 def needs_gradient(*arguments: Any) -> bool:
     """Whether autograd wants to know of what is computed of these."""
-    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments)
+    if torch.is_grad_enabled():
+        for x in arguments:
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                return True
+    return False
 
 
 def on(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
