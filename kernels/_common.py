@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from ._launch import likeness, prepared
+
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether Triton interprets (`TRITON_INTERPRET=1`), which is how the kernels run on a CPU."""
 
@@ -29,6 +31,8 @@ FLOATING = (torch.bfloat16, torch.float16, torch.float32)
 """What the kernels read and write; they compute in fp32."""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Whether torch.func transforms what is called; no public function tells, autograd asks the same one."""
 _HERE = contextlib.nullcontext()
 _library = torch.library.Library("kernelmark", "FRAGMENT")
 
@@ -73,14 +77,15 @@ def operator(
     save: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
     check: Callable[..., None] | None = None,
+    hidden: int = 0,
 ) -> Callable[..., Any]:
     """Registers `kernelmark::<schema>` and returns the call of it.
 
     `launch` computes; `fake` only allocates the results; `save(ctx, inputs, output)` and
-    `backward(ctx, *gradients)` make it differentiable. `check` raises for wrong arguments where `launch` is not
-    what sees them first. Plain tensors in eager mode go around the
-    dispatcher, which costs as long a call in Python as some of these kernels run;
-    torch.compile, fake tensors and subclasses see the registered operator.
+    `backward(ctx, *gradients)` make it differentiable. `check` raises for wrong arguments where the registered
+    operator sees them before `launch`. The last `hidden` results are for `save` alone: eager mode leaves them out.
+    Plain tensors in eager mode go around the dispatcher, which costs as long a call in Python as some of these
+    kernels run; torch.compile, fake tensors and subclasses see the registered operator.
     """
     name = f"kernelmark::{schema.partition('(')[0]}"
     _library.define(schema)
@@ -92,7 +97,7 @@ def operator(
     if backward is not None:
         assert save is not None, schema
         torch.library.register_autograd(name, backward, setup_context=save, lib=_library)
-        eager = _differentiable(launch, save, backward)
+        eager = _differentiable(launch, save, backward, hidden)
 
     def dispatched(*arguments: Any) -> Any:
         if check is not None:
@@ -100,8 +105,15 @@ def operator(
         return registered(*arguments)
 
     def call(*arguments: Any) -> Any:
-        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or _transforming():
             return dispatched(*arguments)
+        if isinstance(launch, prepared):
+            alike, differentiate = likeness(arguments)
+            if alike is None:
+                return dispatched(*arguments)
+            if differentiate and eager is not launch:
+                return eager(alike, *arguments)
+            return launch.run(alike, arguments)
         differentiate = False
         for x in arguments:
             if isinstance(x, torch.Tensor):
@@ -114,27 +126,44 @@ def operator(
 
 
 def _differentiable(
-    launch: Callable[..., Any], save: Callable[..., None], gradients: Callable[..., Any]
+    launch: Callable[..., Any], save: Callable[..., None], gradients: Callable[..., Any], hidden: int
 ) -> Callable[..., Any]:
+    """The call of an operator in eager mode; of one that is prepared, behind its arguments' likeness."""
+    known = isinstance(launch, prepared)
+    nothing = (None,) * hidden
+
     class Eager(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
-            output = launch(*inputs)
+            if known:
+                alike, inputs = inputs[0], inputs[1:]
+                output = launch.run(alike, inputs)  # type: ignore[attr-defined]  # it is prepared
+            else:
+                output = launch(*inputs)
             save(ctx, inputs, output)
-            return output
+            # Each result that autograd knows of costs the host two microseconds.
+            return output[:-hidden] if hidden else output
 
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, *given: Any) -> Any:
-            return gradients(ctx, *given)
+            found = gradients(ctx, *given, *nothing)
+            if not known:
+                return found
+            return (None, *found) if isinstance(found, tuple) else (None, found)
 
-    apply: Callable[..., Any] = Eager.apply
+    # Not `Eager.apply`, which asks for transforms of torch.func again: `operator` has and goes the other way.
+    apply: Callable[..., Any] = super(torch.autograd.Function, Eager).apply
     return apply
 
 
 def needs_gradient(*arguments: Any) -> bool:
     """Whether autograd wants to know of what is computed of these."""
-    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments)
+    if torch.is_grad_enabled():
+        for x in arguments:
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                return True
+    return False
 
 
 def on(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:

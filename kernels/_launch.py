@@ -1,10 +1,10 @@
 """Launches whose preparation is done once for all calls that are alike.
 
-A kernel of a few microseconds is over before Python has described the next one. Of what a call does on the host,
-most gives the same result for tensors of the same dtypes, shapes, strides, device and alignment: checks, the choice
-of a plan, and the just-in-time compiler's look at each argument. `prepared` keeps what is decided by those, and
-`Launch` a compiled kernel with all of its arguments but addresses. Addresses, and so memory that was freed and given
-to a tensor of another shape, are read at each call.
+A kernel of a few microseconds is over before Python has launched the next one. Most of what a call does on the
+host has the same result for all tensors of the same dtypes, shapes, strides, device and alignment: checks, the
+choice of a plan, and the just-in-time compiler's specialization on each argument. `prepared` keeps what those
+decide, and `Launch` keeps a compiled kernel with all of its arguments but addresses. Addresses are read at each
+call, so memory that was freed and given to a tensor of another shape is no special case.
 """
 
 from __future__ import annotations
@@ -24,38 +24,60 @@ _DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) in ((3, 6), (3, 7),
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
-def prepared(
-    prepare: Callable[..., Callable[..., Any]], check: Callable[..., None] | None = None
-) -> Callable[..., Any]:
+def likeness(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, bool]:
+    """What arguments that are alike have in common, and whether autograd wants to know of what is made of them.
+
+    Tensors are alike by dtype, shape, strides, device and place within 16 bytes, other arguments by value. None
+    where there are tensors of a subclass, which may have no memory of their own.
+    """
+    found: list[Any] = []
+    differentiate = False
+    for x in arguments:
+        kind = type(x)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            found += (x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15)
+            if x.requires_grad:
+                differentiate = True
+        elif isinstance(x, torch.Tensor):
+            return None, False
+        else:
+            found.append(x)
+    return tuple(found), differentiate and torch.is_grad_enabled()
+
+
+class prepared:
     """A function that calls `prepare(*arguments)(*arguments)`, preparing once for all arguments that are alike.
 
-    Tensors are alike by dtype, shape, strides, device and place within 16 bytes, other arguments by value. What is
-    prepared must not keep anything else of a tensor. `check` sees arguments before they are prepared for.
+    What is prepared must not keep anything else of a tensor. `check` sees arguments before they are prepared for.
     """
-    runs: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
-    def call(*arguments: Any) -> Any:
-        key: list[Any] = []
-        for x in arguments:
-            if isinstance(x, torch.Tensor):
-                key += (x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15)
-            else:
-                key.append(x)
-        alike = tuple(key)
+    __slots__ = ("_check", "_prepare", "_runs")
+
+    def __init__(
+        self, prepare: Callable[..., Callable[..., Any]], check: Callable[..., None] | None = None
+    ) -> None:
+        self._prepare = prepare
+        self._check = check
+        self._runs: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.run(likeness(arguments)[0], arguments)
+
+    def run(self, alike: tuple[Any, ...] | None, arguments: tuple[Any, ...]) -> Any:
+        """The call of arguments whose likeness is known."""
         try:
-            run = runs.get(alike)
+            run = self._runs.get(alike)  # type: ignore[arg-type]  # None is never a key
         except TypeError:  # something that is no tensor and cannot be a key
             run = None
         if run is None:
-            if check is not None:
-                check(*arguments)
-            run = prepare(*arguments)
-            if len(runs) >= MOST:
-                runs.clear()
-            runs[alike] = run
+            if self._check is not None:
+                self._check(*arguments)
+            run = self._prepare(*arguments)
+            if len(self._runs) >= MOST:
+                self._runs.clear()
+            if alike is not None:
+                self._runs[alike] = run
         return run(*arguments)
-
-    return call
 
 
 class Launch:

@@ -12,9 +12,10 @@ element at its two ends.
 
 | VECTOR | SHIFTED | rows |
 |---|---|---|
-| 16 bytes | false | start at a boundary, with a width that is a multiple of VECTOR |
-| 16 bytes | true | start anywhere, but in all tensors at the same distance from a boundary |
-| 1 | false | are multiples of 16 elements, which the compiler sees; or start at different distances, and are accessed by element |
+| elements of 16 bytes | false | start at a boundary; the width is a multiple of VECTOR |
+| elements of 16 bytes | true | start anywhere, but in all tensors at the same distance from a boundary |
+| 1 | false | start at different distances, so one element at a time; or the compiler sees by itself how they lie |
+| 0 | false | the last, where in addition no block of a row is cut: no masks |
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def access(tensors: Sequence[torch.Tensor], strides: Sequence[int], D: int) -> A
 
 
 def parts_of(D: int, vector: int, N: int, period: int, most: int, elements: int) -> tuple[int, int, int, int]:
-    """(rows, warps, parts, elements of a part) of a program for N rows of D elements, held in at most `most` parts of
-    one vector a thread; several rows, of up to `elements` elements together, where they are short.
+    """(rows, warps, parts, elements of a part) of a program for N rows of D elements, held in at most `most` parts
+    of one vector a thread; several rows, of up to `elements` elements together, where they are short.
     """
     warps = 1
     while warps < 32 and cdiv(D, 32 * warps * vector) > most:
@@ -88,8 +89,8 @@ def parts_of(D: int, vector: int, N: int, period: int, most: int, elements: int)
 
 @triton.jit
 def same_rows(program, ROWS: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(first, rows (ROWS, 1), rows from the first to each) of a program whose rows lie equally to 16-byte boundaries:
-    as a vector has VECTOR elements, each VECTOR-th row does.
+    """(first, rows (ROWS, 1), rows from the first to each) of a program whose rows lie equally to 16-byte
+    boundaries: as a vector has VECTOR elements, each VECTOR-th row does.
     """
     PERIOD: tl.constexpr = VECTOR if SHIFTED else 1
     program = program.to(tl.int64)
@@ -120,7 +121,7 @@ def boundary(base, offset, shift, VECTOR: tl.constexpr):  # type: ignore[no-unty
 
 @triton.jit
 def touched(col, end, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """Whether columns' vectors hold an element before `end`; equal for a whole vector, which is so read at once."""
+    """Whether columns' vectors hold an element before `end`: equal for a whole vector, and so read at once."""
     if VECTOR == 0:
         return tl.full(col.shape, 1, tl.int1)
     if VECTOR > 1:
@@ -161,10 +162,7 @@ def put(pointer, col, value, shift, end, rows, HINT: tl.constexpr, VECTOR: tl.co
 @triton.jit
 def of_columns(weight, col, shift, end, HINT: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr):  # type: ignore[no-untyped-def]
     """A weight's numbers for columns of a row, by element where the row is shifted."""
-    if SHIFTED:
-        inside = within(col, shift, end, SHIFTED)
-    else:
-        inside = touched(col, end, VECTOR)
+    inside = within(col, shift, end, SHIFTED) if SHIFTED else touched(col, end, VECTOR)
     return tl.load(weight + (col - shift), inside, 0.0, eviction_policy=HINT)
 
 
@@ -181,7 +179,9 @@ def get_part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     VECTOR: tl.constexpr,
     SHIFTED: tl.constexpr,
 ):
-    """`get` of the PLACE-th of a row's PARTS parts of PART columns, with masks only where the row may end."""
+    """`get` of the n-th (PLACE) of a row's PARTS parts of PART columns. PARTS is not more than the row needs:
+    there are masks only where the row may begin or end.
+    """
     col = PLACE * PART + tl.arange(0, PART)[None, :]
     EDGE: tl.constexpr = PLACE >= PARTS - 1 - SHIFTED or (SHIFTED and PLACE == 0)
     return get(pointer, col, shift, end, rows, other, "", VECTOR if EDGE else 0, SHIFTED and EDGE)
@@ -200,7 +200,7 @@ def put_part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     VECTOR: tl.constexpr,
     SHIFTED: tl.constexpr,
 ):
-    """`put` of the PLACE-th of a row's PARTS parts of PART columns, with masks only where the row may end."""
+    """`put` of the n-th (PLACE) of a row's PARTS parts of PART columns, as `get_part`."""
     col = PLACE * PART + tl.arange(0, PART)[None, :]
     EDGE: tl.constexpr = PLACE >= PARTS - 1 - SHIFTED or (SHIFTED and PLACE == 0)
     put(pointer, col, value, shift, end, rows, "", VECTOR if EDGE else 0, SHIFTED and EDGE)
@@ -218,8 +218,9 @@ def of_part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     VECTOR: tl.constexpr,
     SHIFTED: tl.constexpr,
 ):
-    """A weight's numbers for the PLACE-th of a row's PARTS parts of PART columns, (1 or ROWS, PART): read in vectors, as
-    many rows as there are of what it is multiplied with, so that each warp reads its own in the layout that it needs.
+    """A weight's numbers for the n-th (PLACE) of a row's PARTS parts of PART columns, (1 or ROWS, PART): read in
+    vectors, as many rows as there are of what it is multiplied with, so that each warp reads its own in the layout
+    that it needs.
     """
     col = PLACE * PART + tl.arange(0, PART)[None, :]
     if not SHIFTED:

@@ -17,8 +17,8 @@ BLOCK = 1024
 the quickest forward (129.1 → 128.6 µs at 8192×11008, 2048 elements before) and backward.
 """
 
-SMALLEST = 256
-"""Fewest elements of a program: one warp with one 16-byte access of each tensor of a 2-byte type."""
+SMALLEST = 512
+"""Fewest elements of a program: 4 a thread. 1000 x 1001 of gelu took 6.9 µs on an H200, in blocks of 2048 8.1."""
 
 
 @triton.jit
@@ -74,12 +74,10 @@ def _gradients(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 def block_of(n: int, processors: int, block: int) -> tuple[int, int]:
-    """(elements, warps) of a program for n elements: `block`, or less where that leaves multiprocessors idle. The
-    elements a thread stay the same down to one warp.
-    """
-    while block > SMALLEST and cdiv(n, block) < 2 * processors:
+    """(elements, warps) of a program for n elements: `block`, or less where programs are few for the device."""
+    while block > SMALLEST and cdiv(n, block) < 16 * processors:
         block //= 2
-    return block, min(max(block // 256, 1), 4)
+    return block, 4
 
 
 def _check(gate: torch.Tensor, up: torch.Tensor) -> None:

@@ -61,7 +61,8 @@ class Plan(NamedTuple):
     """How rows are shared out.
 
     `whole`: `size` rows a program, each in a block of a power of two. `parts`: the same, each in `parts` parts of
-    `block` elements. `pieces`: one row, twice, in pieces of `size` lanes. `split`: one piece of `size` elements of one row.
+    `block` elements. `pieces`: one row, twice, in pieces of `size` lanes. `split`: one piece of `size` elements of
+    one row.
     """
 
     kind: Literal["whole", "parts", "pieces", "split"]
@@ -388,7 +389,7 @@ def plan(x: torch.Tensor, M: int, D: int, backward: bool, access: Access = PLAIN
     few = processors > M and FEW[backward] < D
     if D >= PARTS_FROM and (block != D or D >= WIDE) and limit >= D and not few:
         most = 8 if access.SHIFTED or limit // 4 < D else 4
-        return Plan("parts", *parts_of(D + access.margin, vector, M, access.period, most, 2048))
+        return Plan("parts", *parts_of(D + access.margin, vector, cdiv(M, processors), access.period, most, 2048))
     if block <= WIDE:
         height = power_of_2(max(1, min(2048 // block, M)))
         per_warp = 256 if backward else 1024  # 8 or 32 numbers a thread of each tensor
@@ -483,8 +484,8 @@ def prepare_backward(
 def _in_pieces(
     kernel: Any, M: int, D: int, strides: tuple[int, ...], chosen: Plan, reach: Access, kinds: int, held: int
 ) -> Callable[..., None]:
-    """Rows in pieces that programs hold: in one launch where the programs of a row can wait for each other, else in
-    two. Of each piece `kinds` numbers are exchanged; `held` numbers are in registers meanwhile.
+    """Rows in pieces that programs hold: in one launch where the programs of a row can wait for each other, else
+    in two. Of each piece `kinds` numbers are exchanged; `held` numbers are in registers meanwhile.
     """
     pieces = cdiv(D + reach.margin, chosen.size)
 

@@ -463,8 +463,8 @@ class Options(NamedTuple):
 
 
 def losses_of_rows(logits: torch.Tensor, options: Options, warps: int | None = None) -> Callable[..., None]:
-    """A launch that fills losses (M,) and log-sum-exp (M,) from logits (M, V) like these, whose rows are dense, and
-    target: of (device, logits, target, losses, lse). With `warps`, one row a program.
+    """A launch that fills losses (M,) and log-sum-exp (M,) from logits (M, V) like these, whose rows are dense,
+    and target: of (device, logits, target, losses, lse). With `warps`, one row a program.
     """
     M, V = logits.shape
     stride = logits.stride(0)
@@ -491,7 +491,9 @@ def _tile(logits: torch.Tensor, reach: Access) -> tuple[dict[str, Any], tuple[in
     """Constants and grid of a kernel that has whole rows of logits, at most SHORT each."""
     M, V = logits.shape
     reach = reach if V >= VECTORS_FROM else PLAIN
-    rows, warps, parts, part = parts_of(V + reach.margin, 16 // logits.element_size(), M, reach.period, 4, 2048)
+    rows, warps, parts, part = parts_of(
+        V + reach.margin, 16 // logits.element_size(), cdiv(M, multiprocessors(logits)), reach.period, 4, 2048
+    )
     tile = {"ROWS": rows, "PART": part, "PARTS": parts, **reach.constants(), "num_warps": warps}
     return tile, (cdiv(M, rows * reach.period) * reach.period,)
 
@@ -556,8 +558,8 @@ def losses_and_gradients(
 
 
 def gradients_of_rows(logits: torch.Tensor, dlogits: torch.Tensor, options: Options) -> Launch:
-    """A launch that fills dlogits (M, V), dense, from logits whose rows are dense: of (dloss, share, logits, target,
-    lse, dlogits).
+    """A launch that fills dlogits (M, V), dense, from logits whose rows are dense: of (dloss, share, logits,
+    target, lse, dlogits).
     """
     M, V = logits.shape
     reach = access((logits, dlogits), (logits.stride(0), V), V)

@@ -38,10 +38,8 @@ def cross_entropy(
     names the argument.
     """
     choice("gradient", gradient, ("backward", "forward"))
-    if gradient == "forward" and needs_gradient(logits):
-        call = _with_gradient
-    else:
-        call = _cross_entropy
+    both = gradient == "forward" and needs_gradient(logits)
+    call = _with_gradient if both else _cross_entropy
     loss: torch.Tensor = call(logits, target, ignore_index, label_smoothing, z_loss)[0]
     return loss
 
@@ -195,6 +193,7 @@ _cross_entropy = operator(
     _save,
     _backward,
     check=_check,
+    hidden=2,
 )
 _cross_entropy_backward = operator(
     "cross_entropy_backward(Tensor dloss, Tensor logits, Tensor target, Tensor lse, Tensor share,"

@@ -9,7 +9,8 @@ import torch
 
 from .._common import check, needs_gradient, operator
 from .._launch import prepared
-from ._norm import empty, empty_gradients, prepare_backward, prepare_forward
+from ._norm_backward import empty_gradients, prepare_backward
+from ._norm_forward import empty, prepare_forward
 
 
 def add_rms_norm(
@@ -22,7 +23,7 @@ def add_rms_norm(
     dtype, ValueError for a wrong shape or device; the message names the argument.
     """
     if needs_gradient(x, residual, weight):
-        y, h, _ = _saving(x, residual, weight, eps)
+        y, h = _saving(x, residual, weight, eps)[:2]
     else:
         y, h = _plain(x, residual, weight, eps)
     return y, h
@@ -107,6 +108,7 @@ _saving = operator(
     _save,
     _backward,
     check=_check,
+    hidden=1,
 )
 _gradients = operator(
     "add_rms_norm_backward(Tensor dy, Tensor? dh, Tensor h, Tensor weight, Tensor rstd) -> (Tensor, Tensor)",

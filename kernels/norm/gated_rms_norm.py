@@ -198,7 +198,7 @@ def _forward_long(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """One group a program, in pieces, twice; the second time it comes from the L2 cache."""
     x, z, weight = inputs
     y, rstds = outputs
-    _, D, groups = sizes
+    D, groups = sizes[1], sizes[2]
     x_stride, z_stride = strides
     at = tl.program_id(0).to(tl.int64)
     start = (at % groups) * D
@@ -299,7 +299,7 @@ def _project(  # type: ignore[no-untyped-def]  # Triton's types are its own
 ):
     """The mean of inner · x̂ of one long group."""
     dy, x, z, weight, rstds = inputs
-    _, D, groups = sizes
+    D, groups = sizes[1], sizes[2]
     dy_stride, x_stride, z_stride = strides
     at = tl.program_id(0).to(tl.int64)
     row, start = at // groups, (at % groups) * D
@@ -386,7 +386,7 @@ def prepare_forward(
     elements: int = 2048,
     each: int = 16,
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """The forward pass for tensors like these, with `elements` of a program, at least one group, and `each` a thread.
+    """The forward pass for tensors like these: `elements` of a program, at least one group, and `each` a thread.
 
     It gives y and, where `save` says so, rstd of each group.
     """
@@ -547,6 +547,7 @@ _saving = operator(
     _save,
     _backward,
     check=_check,
+    hidden=1,
 )
 _gradients = operator(
     "gated_rms_norm_backward(Tensor dy, Tensor x, Tensor z, Tensor weight, Tensor rstd, int group, "

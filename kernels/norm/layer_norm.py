@@ -9,7 +9,8 @@ import torch
 
 from .._common import check, needs_gradient, operator
 from .._launch import prepared
-from ._norm import empty, empty_gradients, prepare_backward, prepare_forward
+from ._norm_backward import empty_gradients, prepare_backward
+from ._norm_forward import empty, prepare_forward
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
@@ -19,11 +20,8 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     Differentiable in x, weight and bias. Raises TypeError for a wrong type or dtype, ValueError for a wrong
     shape or device; the message names the argument.
     """
-    y: torch.Tensor
-    if needs_gradient(x, weight, bias):
-        y = _saving(x, weight, bias, eps)[0]
-    else:
-        y = _plain(x, weight, bias, eps)
+    saving = needs_gradient(x, weight, bias)
+    y: torch.Tensor = _saving(x, weight, bias, eps)[0] if saving else _plain(x, weight, bias, eps)
     return y
 
 
@@ -94,6 +92,7 @@ _saving = operator(
     _save,
     _backward,
     check=_check,
+    hidden=2,
 )
 _gradients = operator(
     "layer_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor rstd)"

@@ -9,7 +9,8 @@ import torch
 
 from .._common import check, needs_gradient, operator
 from .._launch import prepared
-from ._norm import empty, empty_gradients, prepare_backward, prepare_forward
+from ._norm_backward import empty_gradients, prepare_backward
+from ._norm_forward import empty, prepare_forward
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
@@ -79,6 +80,7 @@ _saving = operator(
     _save,
     _backward,
     check=_check,
+    hidden=1,
 )
 _gradients = operator(
     "rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> (Tensor, Tensor)",

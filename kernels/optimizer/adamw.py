@@ -147,15 +147,7 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     owners,
     count,
     lr,
-    rate,
-    decay,
-    rest1,
-    rest2,
-    root,
-    eps,
-    weight_decay,
-    log_beta1,
-    log_beta2,
+    numbers,
     P: tl.constexpr,
     G: tl.constexpr,
     M: tl.constexpr,
@@ -169,6 +161,7 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     ROUNDS: tl.constexpr,
 ):
     """One piece of ROUNDS · BLOCK elements of one tensor."""
+    rate, decay, rest1, rest2, root, eps, weight_decay, log_beta1, log_beta2 = numbers
     program = tl.program_id(0)
     row = table + tl.load(owners + program) * 8
     start = (program - tl.load(row)) * (ROUNDS * BLOCK)
@@ -410,6 +403,16 @@ def launch_pieces(
     logs = [math.log(x) if x else -math.inf for x in (beta1, beta2)]
     if count is None and rate is not None:
         logs[0] = unbias1
+    numbers = (
+        lr if count is not None else lr / unbias1,
+        1.0 - lr * weight_decay,
+        1.0 - beta1,
+        1.0 - beta2,
+        unbias2**-0.5,
+        eps,
+        weight_decay,
+        *logs,
+    )
     P, G, M, V = (_TYPES[x] for x in table.dtypes[:4])
     masters = bool(lists[4])
     with on(lists[0][0]):
@@ -418,14 +421,7 @@ def launch_pieces(
             table.owners,
             table.words if count is None else count,
             table.words if rate is None else rate,
-            lr if count is not None else lr / unbias1,
-            1.0 - lr * weight_decay,
-            1.0 - beta1,
-            1.0 - beta2,
-            unbias2**-0.5,
-            eps,
-            weight_decay,
-            *logs,
+            numbers,
             P=P,
             G=G,
             M=M,

@@ -69,6 +69,8 @@ def _turn(  # type: ignore[no-untyped-def]  # Triton's types are its own
 ):
     """HEADS heads of a block of positions, (HEADS, positions, BLOCK): all is loaded before anything is stored.
 
+    (a, b) → (a · cos - b · sin, b · cos + a · sin).
+
     Strides are in units of UNIT elements, so that the compiler knows what it may read at once.
     """
     head = (head + tl.arange(0, HEADS))[:, None, None]
@@ -111,7 +113,7 @@ def _both(  # type: ignore[no-untyped-def]  # Triton's types are its own
     INTERLEAVED: tl.constexpr,
     INVERSE: tl.constexpr,
 ):
-    """HEADS heads of q or of k at POSITIONS positions a program: (a, b) → (a · cos - b · sin, b · cos + a · sin)."""
+    """HEADS heads of q or of k at POSITIONS positions a program."""
     q, k, cos, sin = inputs
     q_out, k_out = outputs
     H, Hkv, S = sizes
@@ -134,12 +136,14 @@ def _both(  # type: ignore[no-untyped-def]  # Triton's types are its own
     head = group * HEADS
     if head < groups * HEADS:
         _turn(
-            q, q_out, c, s, head, H, b, position, S, q_strides, q_out_strides, HALF, BLOCK, HEADS, UNIT, INTERLEAVED
+            q, q_out, c, s, head, H, b, position, S, q_strides, q_out_strides,
+            HALF, BLOCK, HEADS, UNIT, INTERLEAVED,
         )  # fmt: skip
     else:
         head -= groups * HEADS
         _turn(
-            k, k_out, c, s, head, Hkv, b, position, S, k_strides, k_out_strides, HALF, BLOCK, HEADS, UNIT, INTERLEAVED
+            k, k_out, c, s, head, Hkv, b, position, S, k_strides, k_out_strides,
+            HALF, BLOCK, HEADS, UNIT, INTERLEAVED,
         )  # fmt: skip
 
 

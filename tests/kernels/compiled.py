@@ -10,6 +10,7 @@ Results are whatever was in memory: nothing may depend on them.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,6 +46,9 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "fp8_matmul": ({"M": 2048, "N": 4096, "K": 1024, "recipe": "block"},),
     "linear_attention": ({"B": 1, "S": 2048, "H": 2, "K": 256, "D": 256},),
+    "rms_norm": ({"B": 1, "S": 256, "D": 5120}, {"B": 1, "S": 256, "D": 5001}, {"B": 1, "S": 256, "D": 1001}),
+    "softmax": ({"M": 256, "D": 5001}, {"M": 256, "D": 50257}),
+    "cross_entropy": ({"M": 256, "V": 50257}, {"M": 256, "V": 1001}),
 }  # fmt: skip
 """Shapes beside the quick plan's, for which tiles are chosen otherwise; 16-bit numbers, both passes."""
 
@@ -138,7 +142,15 @@ def compiled(
     def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *arguments, grid=grid, warmup=True, **options)
         module = self.__module__.rpartition(".")[2]
-        about = {"module": module, "kernel": self.__name__, "shared": kernel.metadata.shared}
+        ptx = kernel.asm["ptx"]
+        about = {
+            "module": module,
+            "kernel": self.__name__,
+            "shared": kernel.metadata.shared,
+            # Accesses of 16 bytes, and loads of two.
+            "wide": len(re.findall(r"(ld|st)\.global\S*\.v4\.b32|cp\.async\.cg", ptx)),
+            "narrow": len(re.findall(r"ld\.global\S*\.b16", ptx)),
+        }
         found[where, kernel.hash] = {**about, **more(kernel)}
         return kernel
 
@@ -152,7 +164,14 @@ def compiled(
                     torch.use_deterministic_algorithms(True)  # other kernels, on Hopper
                     call(operator, case)
             except Exception as error:
-                found[where, "error"] = {"module": "", "kernel": "", "shared": 0, "error": repr(error)[-300:]}
+                found[where, "error"] = {
+                    "module": "",
+                    "kernel": "",
+                    "shared": 0,
+                    "wide": 0,
+                    "narrow": 0,
+                    "error": repr(error)[-300:],
+                }
             torch.use_deterministic_algorithms(False)
     JITFunction.run = run
     return [{"case": case, "error": None, **row} for (case, _), row in found.items()]

@@ -1,4 +1,4 @@
-"""Where programs of one launch meet. More than one member needs a GPU: the interpreter runs them one by one."""
+"""The barrier of one launch's programs. More than one member needs a GPU: the interpreter runs them one by one."""
 
 from __future__ import annotations
 
@@ -6,43 +6,38 @@ import torch
 import triton
 import triton.language as tl
 from kernelmark.kernels import _grid_barrier as module
-from kernelmark.kernels._grid_barrier import arrive_and_wait, counter, launches, phase, slots
+from kernelmark.kernels._grid_barrier import arrive_and_wait, counter, phase, slots
 
 
 @triton.jit
-def _alone(place, out):
-    before = phase(place)
-    arrive_and_wait(place, 1, before)
+def _alone(slot, out):
+    before = phase(slot)
+    arrive_and_wait(slot, 1, before)
     tl.store(out, before)
 
 
 def test_who_comes_last_moves_the_number_on_and_clears_the_count():
-    place, out = torch.zeros(1, 2, dtype=torch.int32), torch.full((1,), -1, dtype=torch.int32)
+    slot, out = torch.zeros(1, 2, dtype=torch.int32), torch.full((1,), -1, dtype=torch.int32)
     for turn in range(3):
-        _alone[(1,)](place, out)
+        _alone[(1,)](slot, out)
         assert out.item() == turn
-        assert place.tolist() == [[0, turn + 1]]
+        assert slot.tolist() == [[0, turn + 1]]
 
 
-def test_nobody_meets_under_the_interpreter():
+def test_there_are_no_slots_under_the_interpreter():
     assert slots(torch.zeros(3), 3) is None
 
 
-def test_a_counter_is_a_place_where_there_is_one(monkeypatch):
+def test_a_counter_is_a_slots_where_there_is_one(monkeypatch):
     made = counter(torch.ones(3))
     assert made.dtype == torch.int32
     assert made.tolist() == [0]
-    place = torch.zeros(1, 2, dtype=torch.int32)
-    monkeypatch.setattr(module, "slots", lambda tensor, count: place if count == 1 else None)
-    assert counter(torch.ones(3)) is place
+    slot = torch.zeros(1, 2, dtype=torch.int32)
+    monkeypatch.setattr(module, "slots", lambda tensor, count: slot if count == 1 else None)
+    assert counter(torch.ones(3)) is slot
 
 
-def test_launches():
-    assert launches(None) == ((True, False), (False, True))
-    assert launches(torch.zeros(1, 2, dtype=torch.int32)) == ((True, True),)
-
-
-def test_a_pool_hands_out_each_place_once():
+def test_a_pool_hands_out_each_slot_once():
     pool = module._Pool.__new__(module._Pool)
     pool.memory, pool.free, pool.streams = torch.arange(module.SLOTS), 0, {}
     taken = [pool.take(n) for n in (3, 1, module.MOST)]

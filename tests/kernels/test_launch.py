@@ -1,0 +1,153 @@
+"""Calls that are prepared once, and launches past the just-in-time compiler: what they hand over, and when not."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from kernelmark.kernels import _launch
+from kernelmark.kernels._launch import Launch, prepared
+
+
+@pytest.fixture
+def made():
+    """What was prepared for, and a function that is prepared so."""
+    seen = []
+
+    def prepare(x, size):
+        seen.append((tuple(x.shape), x.stride(), x.dtype, size))
+        return lambda x, size: (x.shape, size)
+
+    return seen, prepared(prepare)
+
+
+def test_a_call_is_prepared_once_for_tensors_that_are_alike(made):
+    seen, call = made
+    for _ in range(3):
+        assert call(torch.empty(2, 4), 1) == ((2, 4), 1)
+    assert seen == [((2, 4), (4, 1), torch.float32, 1)]
+
+
+def test_a_call_is_prepared_anew_for_what_differs(made):
+    seen, call = made
+    x = torch.empty(64)
+    for tensor, size in (
+        (x[:8].view(2, 4), 1),
+        (x[:8].view(4, 2), 1),  # the same memory with another shape
+        (x[:8].view(4, 2).t(), 1),  # with other strides
+        (x[:8].view(torch.int32).view(2, 4), 1),
+        (x[1:9].view(2, 4), 1),  # elsewhere between two boundaries
+        (x[:8].view(2, 4), 2),
+    ):
+        assert call(tensor, size) == (tensor.shape, size)
+    assert len(seen) == 6
+    assert call(x[4:12].view(2, 4), 1) == ((2, 4), 1)
+    assert len(seen) == 6
+
+
+def test_memory_that_was_freed_and_given_to_another_shape(made):
+    _, call = made
+    for shape in ((3, 5), (5, 3), (15,), (3, 5)) * 8:
+        x = torch.empty(shape)
+        assert call(x, 0)[0] == shape
+        del x
+
+
+def test_only_so_many_kinds_are_remembered(made, monkeypatch):
+    seen, call = made
+    monkeypatch.setattr(_launch, "MOST", 4)
+    for size in (*range(6), 5, 0):
+        call(torch.empty(1), size)
+    assert [x[-1] for x in seen] == [0, 1, 2, 3, 4, 5, 0]
+
+
+def test_wrong_arguments_are_checked_before_anything_is_prepared():
+    def check(x):
+        raise TypeError("x is wrong")
+
+    call = prepared(lambda x: pytest.fail("prepared"), check)
+    for x in ([1.0], None, torch.empty(1)):
+        with pytest.raises(TypeError, match="x is wrong"):
+            call(x)
+
+
+@triton.jit
+def _add(pair, out, n, amount, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(pair[0] + at, at < n) + amount, at < n)
+
+
+def test_a_launch_on_a_cpu_is_the_interpreters():
+    launch = Launch(_add, (1,), 3, 2.0, BLOCK=4)
+    for _ in range(2):
+        x, out = torch.randn(3), torch.empty(3)
+        launch(x.device, (x, None), out)
+        assert torch.equal(out, x + 2)
+
+
+class Kernel:
+    """A stand-in for what Triton compiles: notes launches, the usual ones and those of what was compiled."""
+
+    arg_names = ("pair", "out", "n", "BLOCK", "LAST")
+
+    def __init__(self):
+        self.usual, self.direct = [], []
+        self.compiled = SimpleNamespace(
+            function="function", packed_metadata="metadata", run=lambda *arguments: self.direct.append(arguments)
+        )
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **constants):
+            self.usual.append((grid, arguments, constants))
+            return self.compiled
+
+        return launch
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    streams = iter(range(100, 200))
+    monkeypatch.setattr(_launch, "_stream", lambda index: next(streams))
+    return Kernel()
+
+
+def test_later_launches_hand_addresses_to_the_compiled_kernel(kernel):
+    device = torch.device("cuda", 0)
+    launch = Launch(kernel, (7,), 5, LAST=2, BLOCK=64, num_warps=4)
+    tensors = [torch.empty(3) for _ in range(6)]
+    for x, y in zip(tensors[::2], tensors[1::2], strict=True):
+        launch(device, (x, None), y)
+    ((grid, arguments, constants),) = kernel.usual
+    assert grid == (7,)
+    assert arguments[0][0] is tensors[0]
+    assert arguments[0][1] is None
+    assert arguments[2:] == (5,)
+    assert constants == {"BLOCK": 64, "LAST": 2, "num_warps": 4}
+    # Each in its call's stream, and constants in the order of the kernel's.
+    for n, (x, y) in enumerate((tensors[2:4], tensors[4:6])):
+        head = 7, 1, 1, 100 + n, "function", "metadata", None, None, None
+        assert kernel.direct[n] == (*head, (x.data_ptr(), 0), y.data_ptr(), 5, 64, 2)
+    assert len(kernel.direct) == 2
+
+
+@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
+def test_a_profiler_sees_launches(kernel, monkeypatch, hook):
+    launch = Launch(kernel, (7,), 5, LAST=2, BLOCK=64)
+    monkeypatch.setattr(triton.knobs.runtime, hook, SimpleNamespace(calls=[print]))
+    for _ in range(3):
+        launch(torch.device("cuda", 0), (torch.empty(1), None), torch.empty(1))
+    assert (len(kernel.usual), len(kernel.direct)) == (3, 0)
+
+
+def test_an_unknown_version_of_triton_is_launched_as_usual(kernel, monkeypatch):
+    monkeypatch.setattr(_launch, "_DIRECT", False)
+    launch = Launch(kernel, (7,), 5, LAST=2, BLOCK=64)
+    for _ in range(3):
+        launch(torch.device("cuda", 0), (torch.empty(1), None), torch.empty(1))
+    assert (len(kernel.usual), len(kernel.direct)) == (3, 0)
