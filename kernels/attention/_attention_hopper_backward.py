@@ -3,8 +3,8 @@
 A program owns 128 keys of one key head and walks over the queries that see them, as `_keys` of
 `_attention_hopper_backward_deterministic.py` does; beside dK and dV it makes its part of dQ. As in
 FlashAttention-3's backward (Shah et al., arXiv 2407.08608) the two consumers exchange dS through shared memory,
-each multiplies all 128 keys for half of a tile's dQ, and the copy engine adds that to an fp32 accumulator in memory.
-dQ is multiplied a step late, from the dS of the step before, for which no consumer waits then.
+each multiplies all 128 keys for half of a tile's dQ, and the copy engine adds that to an fp32 accumulator in
+memory. dQ is multiplied a step late, from the dS of the step before, for which no consumer waits then.
 
 The order of those additions is not fixed: dQ is not the same to the bit in every run. dK and dV are.
 
@@ -20,8 +20,8 @@ window's edges or the causal mask cut are masked, the others not.
 
 | barrier | one for | arrives | arrivals | waits, and the phase it starts at |
 |---|---|---|---|---|
-| `resident.full` | each half of the block's K and V | the copy of the producer's | 1 and the bytes | both consumers, 0 |
-| `stream.full` | each buffer of Q, dO, lse, delta | the copy of the producer's | 1 and the bytes | both consumers, 0 |
+| `resident.full` | each half of K and V | the producer's copy | 1, bytes | both consumers, 0 |
+| `stream.full` | each buffer of Q, dO, lse, delta | the producer's copy | 1, bytes | both consumers, 0 |
 | `stream.empty` | the same | each consumer, after dK += dSᵀ·Q | 2 | producer, 1 |
 | `ready` | each buffer of dS, each consumer | that consumer, its dS stored | 1 | the other, 0 |
 | `free` | the same | that consumer, after dQ = dS·K of both halves | 1 | the other, 1 |
@@ -87,9 +87,9 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether the last block is not
-    whole, the schedule, the layout of dS in shared memory; rows of a consumer, buffers of dS, a line of the
-    accumulator, a consumer's registers.
+    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether the last block
+    is not whole, the schedule, the layout of dS in shared memory; rows of a consumer, buffers of dS, a line of
+    the accumulator, a consumer's registers.
     """
 
     width: int
@@ -146,9 +146,9 @@ def _reduce(descriptor, coord, source, _semantic=None):  # type: ignore[no-untyp
 def _span(  # type: ignore[no-untyped-def]  # Triton's types are its own
     block, tiles, CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, WINDOW: gl.constexpr
 ):
-    """(first tile of queries, of so many, how many) of a block of keys. Under neither mask nor window each block starts at its
-    own place too, so that not all of a head add to the same rows at a time; after a head's last tile comes its
-    first.
+    """(first tile of queries, of so many, how many) of a block of keys. Under neither mask nor window each
+    block starts at its own place too, so that not all of a head add to the same rows at a time; after a head's
+    last tile comes its first.
     """
     PER: gl.constexpr = 2 * ROWS // QUERIES
     first = PER * block
@@ -445,8 +445,8 @@ def _convert_dq(  # type: ignore[no-untyped-def]  # Triton's types are its own
     sums, out, stride_b: tl.int64, stride_h: tl.int64, stride_s: tl.int64, H, pieces, S, root,
     D: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """64 rows of dQ from the accumulator, of which a head has so many pieces; `add_dq` says their order. Strides are
-    in units of 8 numbers.
+    """64 rows of dQ from the accumulator, of which a head has so many pieces; `add_dq` says their order.
+    Strides are in units of 8 numbers.
     """
     head = tl.program_id(0) // pieces
     x = tl.load(sums + tl.program_id(0).to(tl.int64) * 64 * WIDTH + tl.arange(0, 64 * WIDTH))
@@ -476,8 +476,8 @@ def backward(
     window: int = 0,
     schedule: Schedule | None = None,
 ) -> None:
-    """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, rows) in fp32 with
-    room for whole blocks of 128 rows, filled up with +inf and 0. A window of 0 is none.
+    """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, rows) in fp32
+    with room for whole blocks of 128 rows, filled up with +inf and 0. A window of 0 is none.
 
     For inputs that `_hopper.fits` approves of, as many keys as queries; gradients are `mappable`. Takes memory for
     dq in fp32, its rows filled up to whole blocks and its columns to a power of two.

@@ -1,10 +1,10 @@
 """What the partitions of a warp-specialised kernel share: rings of buffers, cursors into them, a queue of tiles.
 
 A ring is a row of buffers in shared memory with two barriers each. The producer waits until a buffer is empty,
-announces how many bytes come, and asks for the copy, whose last byte completes `full`. A consumer waits for `full`,
-reads, and arrives at `empty`. A barrier has a phase, 0 or 1, that flips each time all who must have arrived; a wait
-names the phase whose end it waits for. A consumer's cursor starts at phase 0, a producer's at 1, since a wait for
-the phase before the first returns at once.
+announces how many bytes come, and asks for the copy, whose last byte completes `full`. A consumer waits for
+`full`, reads, and arrives at `empty`. A barrier has a phase, 0 or 1, that flips each time all who must have
+arrived; a wait names the phase whose end it waits for. A consumer's cursor starts at phase 0, a producer's at
+1, since a wait for the phase before the first returns at once.
 
 No `from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.
 Constructors are constexpr functions, so that they are part of a kernel's hash.
@@ -311,8 +311,8 @@ class Statistics:
 
 @aggregate
 class Exchange:
-    """What the two consumers of a backward pass exchange, as one of them sees it: dS of both halves, twice; what it
-    stages for dQ; its own barriers and the other's.
+    """What the two consumers of a backward pass exchange, as one of them sees it: dS of both halves, twice;
+    what it stages for dQ; its own barriers and the other's.
     """
 
     ds: gl.shared_memory_descriptor
@@ -340,8 +340,8 @@ class Exchange:
 
 @aggregate
 class Blocks:
-    """The blocks of a backward pass: `n` of each of `heads`, of which a batch has `per_batch`, taken in sections of
-    heads; `groups` query heads share a key head; a head's rows.
+    """The blocks of a backward pass: `n` of each of `heads`, of which a batch has `per_batch`, taken in
+    sections of heads; `groups` query heads share a key head; a head's rows.
     """
 
     n: gl.tensor
