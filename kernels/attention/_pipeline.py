@@ -15,8 +15,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
-_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 """Of tiles, by the tensor memory accelerator: their names from Triton 3.9 on, and before."""
 
 
@@ -36,13 +36,13 @@ def tile_buffers(  # type: ignore[no-untyped-def]  # as above
 @gluon.jit
 def copy_in(tensor, place, barrier, buffer):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Asks for the tile at `place`, zeros where the tensor has none, to be announced by a barrier."""
-    _load(tensor, place, barrier, buffer.reshape(tensor.block_type.shape))
+    async_load(tensor, place, barrier, buffer.reshape(tensor.block_type.shape))
 
 
 @gluon.jit
 def copy_out(tensor, place, buffer):  # type: ignore[no-untyped-def]  # as above
     """Has a tile written at `place`, as far as the tensor goes."""
-    _store(tensor, place, buffer.reshape(tensor.block_type.shape))
+    async_store(tensor, place, buffer.reshape(tensor.block_type.shape))
 
 
 @gluon.jit
