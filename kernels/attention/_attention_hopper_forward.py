@@ -59,7 +59,19 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .._common import multiprocessors, on, power_of_2
 from .._grid_barrier import counter
-from ._hopper import KEYS, LOG2E, LOWEST, ROWS, Strides, launch, mapping, placed, product_layout, sectioned
+from ._hopper import (
+    KEYS,
+    LOG2E,
+    LOWEST,
+    ROWS,
+    Strides,
+    kernel_key,
+    launch,
+    mapping,
+    placed,
+    product_layout,
+    sectioned,
+)
 from ._pipeline import (
     Cursors,
     Pipes,
@@ -407,7 +419,7 @@ def _plan(
         n = -(-S // tile)
         end = ahead + n * tile
     return Plan(
-        (_kernel, device, dtype, c),
+        kernel_key(_kernel, device, dtype, c),
         B * H * n,
         c,
         (n, B * H, H, H // heads, min(section, B * H), S, keys, end, LOG2E / math.sqrt(D)),

@@ -12,6 +12,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .._common import power_of_2
+from .._launch import _DIRECT as DIRECT
+from .._launch import _observed as observed
+from .._launch import _stream as current_stream
 
 LOG2E = 1.4426950408889634
 LOWEST = gl.constexpr(-3.4028234663852886e38)
@@ -180,5 +183,27 @@ def launch(kernel: Any, key: Hashable, grid: int, *arguments: Any, num_warps: in
     found = compiled.get(key)
     if found is None:
         compiled[key] = kernel[(grid,)](*arguments, num_warps=num_warps)
+    elif DIRECT and not observed():
+        # As Triton's own launch in the end, without launch metadata and hooks.
+        stream = current_stream(torch.cuda.current_device())
+        found.run(grid, 1, 1, stream, found.function, found.packed_metadata, None, None, None, *arguments)
     else:
         found[(grid, 1, 1)](*arguments)
+
+
+class Key:
+    """What compiled code depends on: one object for what is equal (`kernel_key`), found by its identity."""
+
+    __slots__ = ("depends",)
+
+    def __init__(self, *depends: Hashable) -> None:
+        self.depends = depends
+
+    def __repr__(self) -> str:
+        return f"Key{self.depends}"
+
+
+@functools.cache
+def kernel_key(*depends: Hashable) -> Key:
+    """The one key of what is equal to this."""
+    return Key(*depends)
