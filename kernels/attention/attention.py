@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
@@ -149,7 +149,6 @@ def _usual(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     )
 
 
-@lru_cache(4096)
 def _agree(of_q: torch.Size, of_k: torch.Size, of_v: torch.Size) -> bool:
     if len(of_q) != 4 or len(of_k) != 4 or of_k != of_v:
         return False
@@ -798,6 +797,8 @@ def _launch_backward(
         hopper = None
     if hopper is not None:
         grad, out = hopper.common.mapped(grad), hopper.common.mapped(out)
+        if lse.data_ptr() % 16 or not lse.is_contiguous():
+            lse = lse.clone(memory_format=torch.contiguous_format)
         level, delta = hopper.deterministic.statistics(out, grad, lse)
         if grad_lse is not None:
             # A row's log-sum-exp has the probabilities for its derivative: dS = P ∘ (dP + dlse - delta).
