@@ -325,6 +325,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     statistics = Statistics(
         gl.allocate_shared_memory(gl.float32, [c.stages, c.queries], lse.layout),
         gl.allocate_shared_memory(gl.float32, [c.stages, c.queries], lse.layout),
+        stream.full,
     )
     one, other = exchanges(sums, k.dtype, c)
     landed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())

@@ -298,15 +298,19 @@ def pair_ring(  # type: ignore[no-untyped-def]  # as above
 
 @aggregate
 class Statistics:
-    """What comes with the tiles of Q and dO of a `PairRing`: their log-sum-exp and delta (stages, rows), fp32."""
+    """What comes with the tiles of Q and dO of a `PairRing`: their log-sum-exp and delta (stages, rows), fp32; and
+    the barriers that Q is there.
+    """
 
     lse: gl.shared_memory_descriptor
     delta: gl.shared_memory_descriptor
+    q_full: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
-    def __init__(self, lse, delta):  # type: ignore[no-untyped-def]  # as above
+    def __init__(self, lse, delta, q_full):  # type: ignore[no-untyped-def]  # as above
         self.lse = lse
         self.delta = delta
+        self.q_full = q_full
 
 
 @aggregate
