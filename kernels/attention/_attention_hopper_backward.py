@@ -3,8 +3,8 @@
 A program owns 128 keys of one key head and walks over the queries that see them, as `_keys` of
 `_attention_hopper_backward_deterministic.py` does; beside dK and dV it makes its part of dQ. As in
 FlashAttention-3's backward (Shah et al., arXiv 2407.08608) the two consumers exchange dS through shared memory,
-each multiplies all 128 keys for half of a tile's dQ, and the copy engine adds that to an fp32 accumulator in memory.
-dQ is multiplied a step late, from the dS of the step before, for which no consumer waits then.
+each multiplies all 128 keys for half of a tile's dQ, and the copy engine adds that to an fp32 accumulator in
+memory. dQ is multiplied a step late, from the dS of the step before, for which no consumer waits then.
 
 The order of those additions is not fixed: dQ is not the same to the bit in every run. dK and dV are.
 
@@ -20,8 +20,9 @@ window's edges or the causal mask cut are masked, the others not.
 
 | barrier | one for | arrives | arrivals | waits, and the phase it starts at |
 |---|---|---|---|---|
-| `resident.full` | each half of the block's K and V | the copy of the producer's | 1 and the bytes | both consumers, 0 |
-| `stream.full` | each buffer of Q, dO, lse, delta | the copy of the producer's | 1 and the bytes | both consumers, 0 |
+| `resident.full` | each half of K and V | the producer's copy | 1, bytes | both consumers, 0 |
+| `stream.full` | each buffer of Q, dO, lse, delta | the producer's copy | 1, bytes | both consumers, 0 |
+| `q_full` | each buffer of Q, where it is apart | the producer's copy | 1, bytes | both consumers, 0 |
 | `stream.empty` | the same | each consumer, after dK += dSᵀ·Q | 2 | producer, 1 |
 | `ready` | each buffer of dS, each consumer | that consumer, its dS stored | 1 | the other, 0 |
 | `free` | the same | that consumer, after dQ = dS·K of both halves | 1 | the other, 1 |
@@ -76,20 +77,21 @@ AVAILABLE = hasattr(gluon_ir.GluonOpBuilder, "create_async_tma_reduce") and hasa
 
 @dataclass(frozen=True)
 class Schedule:
-    """Queries of a step, steps in flight, and whether the scores of the next step are issued before this one's
-    last products are waited for.
+    """Queries of a step, steps in flight, whether the scores of the next step are issued before this one's last
+    products are waited for, and whether Q has a barrier of its own, so that these do not wait for the step's dO.
     """
 
     rows: int
     stages: int
     ahead: bool = True
+    apart: bool = False
 
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether the last block is not
-    whole, the schedule, the layout of dS in shared memory; rows of a consumer, buffers of dS, a line of the
-    accumulator, a consumer's registers.
+    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether the last block
+    is not whole, the schedule, the layout of dS in shared memory; rows of a consumer, buffers of dS, a line of
+    the accumulator, a consumer's registers.
     """
 
     width: int
@@ -146,9 +148,9 @@ def _reduce(descriptor, coord, source, _semantic=None):  # type: ignore[no-untyp
 def _span(  # type: ignore[no-untyped-def]  # Triton's types are its own
     block, tiles, CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, WINDOW: gl.constexpr
 ):
-    """(first tile of queries, of so many, how many) of a block of keys. Under neither mask nor window each block starts at its
-    own place too, so that not all of a head add to the same rows at a time; after a head's last tile comes its
-    first.
+    """(first tile of queries, of so many, how many) of a block of keys. Under neither mask nor window each
+    block starts at its own place too, so that not all of a head add to the same rows at a time; after a head's
+    last tile comes its first.
     """
     PER: gl.constexpr = 2 * ROWS // QUERIES
     first = PER * block
@@ -204,8 +206,14 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             row = (base + j) * c.queries
             full = stream.full.index(at.stage)
             mbarrier.wait(stream.empty.index(at.stage), at.phase)
-            mbarrier.expect(full, 2 * q.block_type.nbytes + 2 * lse.block_type.nbytes)
-            copy_in(q, [batch, query_head, j * c.queries, 0], full, stream.first.index(at.stage))
+            if c.schedule.apart:
+                q_full = statistics.q_full.index(at.stage)
+                mbarrier.expect(q_full, q.block_type.nbytes)
+                mbarrier.expect(full, q.block_type.nbytes + 2 * lse.block_type.nbytes)
+                copy_in(q, [batch, query_head, j * c.queries, 0], q_full, stream.first.index(at.stage))
+            else:
+                mbarrier.expect(full, 2 * q.block_type.nbytes + 2 * lse.block_type.nbytes)
+                copy_in(q, [batch, query_head, j * c.queries, 0], full, stream.first.index(at.stage))
             copy_in(lse, [row], full, statistics.lse.index(at.stage))
             copy_in(g, [batch, query_head, j * c.queries, 0], full, stream.second.index(at.stage))
             copy_in(delta, [row], full, statistics.delta.index(at.stage))
@@ -248,6 +256,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     multiplied them; it need not wait for itself.
     """
     AHEAD: gl.constexpr = c.schedule.ahead
+    APART: gl.constexpr = c.schedule.apart
     dtype: gl.constexpr = dk_out.dtype
     LINES: gl.constexpr = 64 * c.part // c.line
     ROWS: gl.constexpr = c.rows
@@ -278,7 +287,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     first, count = _span(block, tiles, c.causal, c.rows, c.queries, c.window)
     last = ((head * blocks.groups * c.ratio * blocks.n + first) * 2 + HALF) * LINES
     if AHEAD:
-        mbarrier.wait(stream.full.index(0), 0)
+        mbarrier.wait((statistics.q_full if APART else stream.full).index(0), 0)
         # Sᵀ = K·Qᵀ
         ahead_q = stream.first.index(0).permute((1, 0))
         s = warpgroup_mma(resident.first.index(HALF), ahead_q, zero, use_acc=False, is_async=True)
@@ -298,9 +307,14 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             q = stream.first.index(at.stage)
             g = stream.second.index(at.stage)
             if not AHEAD:
-                stream.wait(at)
+                if APART:
+                    mbarrier.wait(statistics.q_full.index(at.stage), at.phase)
+                else:
+                    stream.wait(at)
                 # Sᵀ = K·Qᵀ
                 s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
+            if APART:
+                stream.wait(at)
             # dPᵀ = V·dOᵀ
             dp = warpgroup_mma(v, g.permute((1, 0)), zero, use_acc=False, is_async=True)
             if not AHEAD:
@@ -348,7 +362,10 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             add_dq(sums, dq, staging, last, c)
             mbarrier.arrive(exchange.free.index(behind), count=1)
             if AHEAD:
-                stream.wait(following)
+                if APART:
+                    mbarrier.wait(statistics.q_full.index(following.stage), following.phase)
+                else:
+                    stream.wait(following)
                 # Sᵀ = K·Qᵀ, of the next step
                 ahead_q = stream.first.index(following.stage).permute((1, 0))
                 s = warpgroup_mma(resident.first.index(hidden + HALF), ahead_q, zero, use_acc=False, is_async=True)
@@ -360,6 +377,8 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             if AHEAD:
                 # Nothing may be in flight at the end of a loop's body: ptxas would serialize all products.
                 s = warpgroup_mma_wait(0, deps=[s])
+    if AHEAD and APART:
+        stream.wait(at)  # nothing may still be on its way when the program ends
     behind = (step - 1) % c.buffers
     mbarrier.wait(exchange.other_ready.index(behind), (step - 1) // c.buffers % 2)
     dq = product_dq(exchange.ds, resident.first, behind, 0, none, c, HALF)
@@ -426,6 +445,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     statistics = Statistics(
         gl.allocate_shared_memory(gl.float32, [c.stages, c.queries], lse.layout),
         gl.allocate_shared_memory(gl.float32, [c.stages, c.queries], lse.layout),
+        barriers(c.stages, 1) if c.schedule.apart else stream.full,
     )
     one, other = exchanges(sums, k.dtype, c)
     blocks = Blocks(n, heads, per_batch, section, groups, length)
@@ -445,8 +465,8 @@ def _convert_dq(  # type: ignore[no-untyped-def]  # Triton's types are its own
     sums, out, stride_b: tl.int64, stride_h: tl.int64, stride_s: tl.int64, H, pieces, S, root,
     D: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """64 rows of dQ from the accumulator, of which a head has so many pieces; `add_dq` says their order. Strides are
-    in units of 8 numbers.
+    """64 rows of dQ from the accumulator, of which a head has so many pieces; `add_dq` says their order.
+    Strides are in units of 8 numbers.
     """
     head = tl.program_id(0) // pieces
     x = tl.load(sums + tl.program_id(0).to(tl.int64) * 64 * WIDTH + tl.arange(0, 64 * WIDTH))
@@ -476,8 +496,8 @@ def backward(
     window: int = 0,
     schedule: Schedule | None = None,
 ) -> None:
-    """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, rows) in fp32 with
-    room for whole blocks of 128 rows, filled up with +inf and 0. A window of 0 is none.
+    """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, rows) in fp32
+    with room for whole blocks of 128 rows, filled up with +inf and 0. A window of 0 is none.
 
     For inputs that `_hopper.fits` approves of, as many keys as queries; gradients are `mappable`. Takes memory for
     dq in fp32, its rows filled up to whole blocks and its columns to a power of two.

@@ -10,8 +10,8 @@ that the window's edges or the causal mask cut are masked, the others not.
 
 | barrier | one for | arrives | arrivals | waits, and the phase it starts at |
 |---|---|---|---|---|
-| `resident.full` | each half of the block's own two tensors | the copy of the producer's | 1 and the bytes | its consumer, 0 |
-| `stream.full` | each buffer of the other two | the copy of the producer's | 1 and the bytes | both consumers, 0 |
+| `resident.full` | each half of the two resident tiles | the producer's copy | 1, bytes | its consumer, 0 |
+| `stream.full` | each buffer of the other two | the producer's copy | 1, bytes | both consumers, 0 |
 | `stream.empty` | the same | each consumer, its products done | 2 | producer, 1 |
 
 Taken for what `_hopper.fits` approves of.
@@ -48,8 +48,9 @@ L2 = 32 << 20
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether the last block is not
-    whole, streamed tiles in flight, registers of a consumer's thread; rows of a consumer and of a streamed tile.
+    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether the last block
+    is not whole, streamed tiles in flight, registers of a consumer's thread; rows of a consumer and of a
+    streamed tile.
     """
 
     width: int
@@ -73,8 +74,8 @@ def opaque(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
 def _walk(  # type: ignore[no-untyped-def]  # Triton's types are its own
     block, tiles, BEFORE: gl.constexpr, AFTER: gl.constexpr, ROWS: gl.constexpr, WINDOW: gl.constexpr
 ):
-    """(first tile, end) of a block's walk over so many tiles. BEFORE and AFTER: whether what lies before and after it
-    is visible.
+    """(first tile, end) of a block's walk over so many tiles. BEFORE and AFTER: whether what lies before and
+    after it is visible.
     """
     first = 0
     end = tiles
@@ -114,8 +115,9 @@ def _tiles(blocks, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's
 
 @gluon.jit
 def _masked(p, rows, columns, block, j, blocks, c: gl.constexpr, OF_KEYS: gl.constexpr):  # type: ignore[no-untyped-def]
-    """P of a block's rows with a tile's columns, by their places, hidden as the mask, the window and the end of the
-    sequence say; tiles that none of them cuts are left as they are. OF_KEYS: rows are keys and columns queries.
+    """P of a block's rows with a tile's columns, by their places, hidden as the mask, the window and the end of
+    the sequence say; tiles that none of them cuts are left as they are. OF_KEYS: rows are keys and columns
+    queries.
     """
     BEFORE: gl.constexpr = not (c.causal and OF_KEYS)
     AFTER: gl.constexpr = not c.causal or OF_KEYS
@@ -337,8 +339,8 @@ def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
     ob: tl.int64, oh: tl.int64, os: tl.int64, gb: tl.int64, gh: tl.int64, gs: tl.int64, H, S, room, blocks,
     D: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """delta = rowsum(O ∘ dO) of 64 rows and, PADDED, their log-sum-exp, as `statistics` lays them out. Strides are in
-    units of 8 numbers.
+    """delta = rowsum(O ∘ dO) of 64 rows and, PADDED, their log-sum-exp, as `statistics` lays them out. Strides
+    are in units of 8 numbers.
     """
     head = tl.program_id(0) // blocks
     rows = tl.program_id(0) % blocks * 64 + tl.arange(0, 64)
@@ -357,8 +359,8 @@ def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 def statistics(out: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log-sum-exp, delta), both (B, H, rows) in fp32 with room for whole blocks of 128 rows, filled up with +inf and
-    0: of an output and a gradient that are `mappable`.
+    """(log-sum-exp, delta), both (B, H, rows) in fp32 with room for whole blocks of 128 rows, filled up with
+    +inf and 0: of an output and a gradient that are `mappable`.
     """
     B, H, S, D = out.shape
     room = -(-S // (2 * ROWS)) * 2 * ROWS
@@ -399,8 +401,8 @@ def backward(
     causal: bool,
     window: int = 0,
 ) -> None:
-    """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, rows) in fp32 with
-    room for whole blocks of 128 rows, filled up with +inf and 0. A window of 0 is none.
+    """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, rows) in fp32
+    with room for whole blocks of 128 rows, filled up with +inf and 0. A window of 0 is none.
 
     For inputs that `_hopper.fits` approves of, as many keys as queries; gradients are `mappable`.
     """

@@ -1,4 +1,5 @@
-"""The forward pass of attention for Hopper in tiles of 64 or 128 columns, with a dynamic persistent tile scheduler.
+"""The forward pass of attention for Hopper in tiles of 64 or 128 columns, with a dynamic persistent tile
+scheduler.
 
 A producer warp group loads tiles of Q, K and V through the tensor memory accelerator, consumer warp groups compute
 64 rows each, and in each the scores of the next block of keys are multiplied while the values of this one are:
@@ -9,15 +10,16 @@ units. Two groups leave both idle while they look for maxima, add up and round; 
 in FlashAttention-3's tiles of 192 rows, and the three take turns at the matrix units (ping-pong). At 128 columns
 registers hold only two, which are as fast without turns, and under a causal mask faster.
 
-A tile is 128 or 192 query rows of one head. A row's place is counted in keys: the last query's is the last key's,
-also where there are more of these than queries, so that under a causal mask a row's place is the last key that it
-sees. Under a full mask the first tile begins at the first query and the last one may end after the last; under a
-causal mask tiles are aligned to the last key, rounded up to 64 of them, and the first one, which is the shortest, may
-begin before the first query. A group whose rows all lie outside computes one block of keys and stores nothing. What
-the tensor memory accelerator reads outside of a head's rows is zeros. It writes nothing beyond the last row; a tile
-that begins before the first it cannot write (on an H200 a negative row was an illegal instruction), so that the rows
-of a group that the first query lies within are written through pointers. Under a full mask keys beyond the last are
-hidden, under a causal one every row that is stored lies before them.
+A tile is 128 or 192 query rows of one head. A row's place is counted in keys: the last query's is the last
+key's, also where there are more of these than queries, so that under a causal mask a row's place is the last
+key that it sees. Under a full mask the first tile begins at the first query and the last one may end after the
+last; under a causal mask tiles are aligned to the last key, rounded up to 64 of them, and the first one, which
+is the shortest, may begin before the first query. A group whose rows all lie outside computes one block of keys
+and stores nothing. What the tensor memory accelerator reads outside of a head's rows is zeros. It writes
+nothing beyond the last row; a tile that begins before the first it cannot write (on an H200 a negative row was
+an illegal instruction), so that the rows of a group that the first query lies within are written through
+pointers. Under a full mask keys beyond the last are hidden, under a causal one every row that is stored lies
+before them.
 
 Groups start at their own diagonal: blocks of keys that all of a group's rows lie before are released unread, so
 that each group masks one block, its first. Under a sliding window a tile's walk over the keys starts and ends at
@@ -25,14 +27,15 @@ it, and so does each group's within the tile's; the blocks that an end of the wi
 steps of their own before and after the others, which know no mask.
 
 Programs are persistent, one a multiprocessor, and take the next tile as they come to it, by a counter that the
-last one to take leaves at 0 (`_grid_barrier.counter`). Tiles come in sections of heads, as many as the caller says,
-the longest first, so that what is short evens out the end. Who computes a row does not change its numbers.
+last one to take leaves at 0 (`_grid_barrier.counter`). Tiles come in sections of heads, as many as the caller
+says, the longest first, so that what is short evens out the end. Who computes a row does not change its
+numbers.
 
 | barrier | one for | arrives | arrivals | waits, and the phase it starts at |
 |---|---|---|---|---|
-| `q.full` | each group's rows of Q | the copy of the producer's | 1 and the bytes | that group, 0 |
+| `q.full` | each group's rows of Q | the producer's copy | 1, bytes | that group, 0 |
 | `q.empty` | the same | that group, after its last S | 1 | producer, 1 |
-| `k.full`, `v.full` | each buffer | the copy of the producer's | 1 and the bytes | all groups, 0 |
+| `k.full`, `v.full` | each buffer | the producer's copy | 1, bytes | all groups, 0 |
 | `k.empty` | each buffer | each group, after S = Q·Kᵀ | groups | producer, 1 |
 | `v.empty` | each buffer | each group, after O += P·V | groups | producer, 1 |
 | `pingpong` | each group | the group before, its products issued | 1 | that group, 1 for the first, else 0 |
@@ -56,7 +59,19 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .._common import multiprocessors, on, power_of_2
 from .._grid_barrier import counter
-from ._hopper import KEYS, LOG2E, LOWEST, ROWS, Strides, launch, mapping, placed, product_layout, sectioned
+from ._hopper import (
+    KEYS,
+    LOG2E,
+    LOWEST,
+    ROWS,
+    Strides,
+    kernel_key,
+    launch,
+    mapping,
+    placed,
+    product_layout,
+    sectioned,
+)
 from ._pipeline import (
     Cursors,
     Pipes,
@@ -74,9 +89,10 @@ from ._softmax import apply_mask, first_block, last_values, scores, skip_block, 
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel at compile time: columns of a tile; the mask, a window of 0 being none; whether keys beyond the last
-    must be hidden; whether the first query may lie within a group; head dimension; consumer groups, whether they take turns at the matrix units, buffers of K and of V, registers of
-    a consumer's thread; rows of a group, keys of a block.
+    """A kernel at compile time: columns of a tile; the mask, a window of 0 being none; whether keys beyond the
+    last must be hidden; whether the first query may lie within a group; head dimension; consumer groups,
+    whether they take turns at the matrix units, buffers of K and of V, registers of a consumer's thread; rows
+    of a group, keys of a block.
     """
 
     width: int
@@ -100,8 +116,8 @@ zeros. Registers are what a multiprocessor has for so many groups, the producer 
 
 @aggregate
 class Grid:
-    """The tiles of a launch: `n` of each of `heads`, B·H, of which a batch has `per_batch` and `groups` share a key
-    head, taken in sections of heads; a head's queries and keys; the place that tiles are aligned to.
+    """The tiles of a launch: `n` of each of `heads`, B·H, of which a batch has `per_batch` and `groups` share a
+    key head, taken in sections of heads; a head's queries and keys; the place that tiles are aligned to.
     """
 
     n: gl.tensor
@@ -403,7 +419,7 @@ def _plan(
         n = -(-S // tile)
         end = ahead + n * tile
     return Plan(
-        (_kernel, device, dtype, c),
+        kernel_key(_kernel, device, dtype, c),
         B * H * n,
         c,
         (n, B * H, H, H // heads, min(section, B * H), S, keys, end, LOG2E / math.sqrt(D)),

@@ -6,8 +6,8 @@ within each of them the scores of the next block of keys are multiplied while th
 
 Programs are persistent: one a multiprocessor, each with its share of the work. A unit of work is a pair of
 query blocks of one head, the first with the last, the second with the last but one: under a causal mask all
-units are equally long. Consecutive units belong to one head, so that its K and V stay in L2. Where S is no multiple
-of 256, the last rows are computed over zeros and not stored.
+units are equally long. Consecutive units belong to one head, so that its K and V stay in L2. Where S is no
+multiple of 256, the last rows are computed over zeros and not stored.
 
 Under a window the walk over the keys starts and ends at it. The blocks that its edges or the causal mask cut are
 steps of their own before and after the others, which know no mask.
@@ -18,9 +18,9 @@ and the output goes through the buffer of Q: registers and shared memory hold no
 
 | barrier | one for | arrives | arrivals | waits, and the phase it starts at |
 |---|---|---|---|---|
-| `q.full` | each consumer's rows of Q | the copy of the producer's | 1 and the bytes | that consumer, 0 |
+| `q.full` | each consumer's rows of Q | the producer's copy | 1, bytes | that consumer, 0 |
 | `q.empty` | the same | that consumer, after its last S, or with O stored | 1 | producer, 1 |
-| `k.full`, `v.full` | each buffer | the copy of the producer's | 1 and the bytes | both consumers, 0 |
+| `k.full`, `v.full` | each buffer | the producer's copy | 1, bytes | both consumers, 0 |
 | `k.empty` | each buffer | each consumer, after S = Q·Kᵀ | 2 | producer, 1 |
 | `v.empty` | each buffer | each consumer, after O += P·V | 2 | producer, 1 |
 | `pingpong` | each consumer | the other, its products issued | 1 | that consumer, 1 for the first, else 0 |
@@ -65,8 +65,8 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether keys beyond the last
-    must be hidden, the schedule, whether the output goes through the buffer of Q, and rows of a consumer.
+    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether keys beyond the
+    last must be hidden, the schedule, whether the output goes through the buffer of Q, and rows of a consumer.
     """
 
     width: int
@@ -97,10 +97,10 @@ SCHEDULES = {
     (256, False): Schedule(2, False, keys=64),
 }
 """By width and whether causal, as measured on an H200 before there was a tile scheduler: ping-pong keeps one
-consumer's exponentials under the other's products, but at D = 128 the diagonal's uneven work makes the waiting cost
-more. One exponential of eight on the FMA units pays at D = 64 causal only. Those of 64 and 128 columns are taken
-where one is asked for, as docs/stages does; `_attention_hopper_forward.py` is faster. Those of 256 follow from what
-fits, not from a measurement."""
+consumer's exponentials under the other's products, but at D = 128 the diagonal's uneven work makes the waiting
+cost more. One exponential of eight on the FMA units pays at D = 64 causal only. Those of 64 and 128 columns are
+taken where one is asked for, as docs/stages does; `_attention_hopper_forward.py` is faster. Those of 256 follow
+from what fits, not from a measurement."""
 
 
 @gluon.constexpr_function

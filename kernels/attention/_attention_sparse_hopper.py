@@ -1,17 +1,18 @@
 """Block-sparse attention for Hopper in tiles of 64 or 128 columns, by two consumer warp groups, in Gluon.
 
-The schedule within a tile is that of `_attention_hopper_forward.py`: a producer warp group loads tiles through the tensor
-memory accelerator, two others compute 64 rows each, at 64 columns in turns at the matrix units, and in each the
-scores of the next block of keys are multiplied while the values of this one are. A third group, which the dense
-kernel has at 64 columns, would have no rows with the same list: a tile of 192 rows would walk the union of two
-lists, and groups with lists of their own would read K and V once per 64 rows, a byte for 64 operations.
+The schedule within a tile is that of `_attention_hopper_forward.py`: a producer warp group loads tiles through
+the tensor memory accelerator, two others compute 64 rows each, at 64 columns in turns at the matrix units, and
+in each the scores of the next block of keys are multiplied while the values of this one are. A third group,
+which the dense kernel has at 64 columns, would have no rows with the same list: a tile of 192 rows would walk
+the union of two lists, and groups with lists of their own would read K and V once per 64 rows, a byte for 64
+operations.
 
 Lists are short, and so are tiles: what lies between them counts. Programs are persistent, one a multiprocessor,
 and take the next tile as they come to it, by a counter that the last one to take leaves at 0
-(`_grid_barrier.counter`); lists that differ in length even out so. A tile's first block of K is asked for before its Q,
-which waits until the tile before has done with its own. Tiles come in sections of heads whose K and V fit into L2
-together, the last queries first, whose lists are the longest under a causal mask. Who computes a row does not
-change its numbers.
+(`_grid_barrier.counter`); lists that differ in length even out so. A tile's first block of K is asked for
+before its Q, which waits until the tile before has done with its own. Tiles come in sections of heads whose K
+and V fit into L2 together, the last queries first, whose lists are the longest under a causal mask. Who
+computes a row does not change its numbers.
 
 A list is in descending order, so that the causal mask can cut only its first block.
 
@@ -41,8 +42,8 @@ from ._softmax import apply_mask, first_block, last_values, scores, step
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel at compile time: columns of a tile, the mask; whether the two groups take turns at the matrix units,
-    buffers of K and of V; registers of a consumer's thread, groups, their rows, keys of a block.
+    """A kernel at compile time: columns of a tile, the mask; whether the two groups take turns at the matrix
+    units, buffers of K and of V; registers of a consumer's thread, groups, their rows, keys of a block.
     """
 
     width: int

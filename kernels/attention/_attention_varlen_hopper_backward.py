@@ -1,18 +1,18 @@
 """The backward pass of attention over packed sequences for Hopper in one kernel of five products, and a small one.
 
 The schedule is that of `_attention_hopper_backward.py`, the list of blocks and who sees whom that of
-`_attention_varlen_hopper_backward_deterministic.py`. The order of additions is not fixed here either: dQ is not the same to the
-bit in every run, dK and dV are. The accumulator of dQ is laid out as the statistics are, (H, slots, 128, D): each
-sequence begins a slot, so that what is added beyond its end is nobody's. `_convert_dq` takes the rest. Taken for what
-`_attention_varlen_hopper.fits` and `fits` here approve of.
+`_attention_varlen_hopper_backward_deterministic.py`. The order of additions is not fixed here either: dQ is not
+the same to the bit in every run, dK and dV are. The accumulator of dQ is laid out as the statistics are, (H,
+slots, 128, D): each sequence begins a slot, so that what is added beyond its end is nobody's. `_convert_dq`
+takes the rest. Taken for what `_attention_varlen_hopper.fits` and `fits` here approve of.
 
-What the tensor memory accelerator reads beyond the end of a sequence is overwritten by the producer,
-before it tells the others: queries with the last one and dO with zeros, as in the two kernels, and keys and values
-with zeros, because dQ is multiplied with all keys of a block, and 0 · NaN is NaN. Such a tile arrives at a barrier
-of its own first. The probabilities of keys beyond the end are hidden: 2^(0 - level) can overflow.
-Barriers are those of `_attention_hopper_backward.py`, and `landed`: one, by the copies of a tile that has a tail (1
-arrival and the bytes), for which the producer itself waits, from phase 0; it then arrives at `full` in their place.
-No `from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.
+What the tensor memory accelerator reads beyond the end of a sequence is overwritten by the producer, before it
+tells the others: queries with the last one and dO with zeros, as in the two kernels, and keys and values with
+zeros, because dQ is multiplied with all keys of a block, and 0 · NaN is NaN. Such a tile arrives at a barrier
+of its own first. The probabilities of keys beyond the end are hidden: 2^(0 - level) can overflow. Barriers are
+those of `_attention_hopper_backward.py`, and `landed`: one, by the copies of a tile that has a tail (1 arrival
+and the bytes), for which the producer itself waits, from phase 0; it then arrives at `full` in their place. No
+`from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.
 """
 
 import math
@@ -325,6 +325,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     statistics = Statistics(
         gl.allocate_shared_memory(gl.float32, [c.stages, c.queries], lse.layout),
         gl.allocate_shared_memory(gl.float32, [c.stages, c.queries], lse.layout),
+        stream.full,
     )
     one, other = exchanges(sums, k.dtype, c)
     landed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())

@@ -1,8 +1,10 @@
-"""The deterministic backward pass of attention over packed sequences for Hopper (compute capability 9.0), in Gluon.
+"""The deterministic backward pass of attention over packed sequences for Hopper (compute capability 9.0), in
+Gluon.
 
-The schedule and the barriers are those of `_attention_hopper_backward_deterministic.py`: one kernel for dK and dV
-of a block of keys and one for dQ of a block of queries, a producer and two consumers that own 64 rows each. Blocks come from the list of
-`attention_varlen.listed`; a program beyond its end loads something, computes nothing and writes nothing.
+The schedule and the barriers are those of `_attention_hopper_backward_deterministic.py`: one kernel for dK and
+dV of a block of keys and one for dQ of a block of queries, a producer and two consumers that own 64 rows each.
+Blocks come from the list of `attention_varlen.listed`; a program beyond its end loads something, computes
+nothing and writes nothing.
 
 What is streamed beyond the end of a sequence is overwritten before it is multiplied: with zeros, as in
 `_attention_varlen_hopper.py`, but queries with the sequence's last, whose scores are numbers where its own are.
@@ -37,8 +39,8 @@ BLOCK = 2 * ROWS
 
 @aggregate
 class Listed:
-    """The list of `attention_varlen.listed` with its room for rows; heads, of them those of a section and those that
-    share a key head; and slots of the statistics.
+    """The list of `attention_varlen.listed` with its room for rows; heads, of them those of a section and those
+    that share a key head; and slots of the statistics.
     """
 
     table: gl.tensor

@@ -12,6 +12,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .._common import power_of_2
+from .._launch import _DIRECT as DIRECT
+from .._launch import _observed as observed
+from .._launch import _stream as current_stream
 
 LOG2E = 1.4426950408889634
 LOWEST = gl.constexpr(-3.4028234663852886e38)
@@ -19,7 +22,7 @@ LOWEST = gl.constexpr(-3.4028234663852886e38)
 ROWS = 64
 """Query rows of one consumer warp group."""
 KEYS = 128
-"""Keys of one step; as many as a tile of two groups has rows, so that the causal mask cuts one block of keys only."""
+"""Keys of one step; as many as a tile of two groups has rows: the causal mask cuts one block of keys only."""
 WIDTHS = (64, 128)
 """Columns of tiles that both passes have, and lists of blocks (`_attention_sparse_hopper.py`)."""
 FORWARD_WIDTHS = (64, 128, 256)
@@ -27,8 +30,8 @@ FORWARD_WIDTHS = (64, 128, 256)
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, widths: tuple[int, ...] = WIDTHS) -> bool:
-    """Whether tiles of one of these widths take the inputs, of any lengths and any strides that a tensor map takes;
-    the device is not looked at.
+    """Whether tiles of one of these widths take the inputs, of any lengths and any strides that a tensor map
+    takes; the device is not looked at.
     """
     return (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 == 0 and _fits(
         q.dtype, q.shape, k.shape, q.stride(), k.stride(), v.stride(), widths
@@ -137,8 +140,8 @@ def tile_layout(rows: int, width: int, dtype: torch.dtype) -> gl.NVMMASharedLayo
 
 
 def mapping(shape: torch.Size, strides: Strides, rows: int, dtype: torch.dtype) -> dict[str, Any]:
-    """What a tensor map of blocks of `rows` rows of one head of a (B, H, S, D) tensor says, but for where the tensor
-    is. Columns of blocks are a power of two.
+    """What a tensor map of blocks of `rows` rows of one head of a (B, H, S, D) tensor says, but for where the
+    tensor is. Columns of blocks are a power of two.
     """
     D = shape[-1]
     width = power_of_2(D)
@@ -180,5 +183,27 @@ def launch(kernel: Any, key: Hashable, grid: int, *arguments: Any, num_warps: in
     found = compiled.get(key)
     if found is None:
         compiled[key] = kernel[(grid,)](*arguments, num_warps=num_warps)
+    elif DIRECT and not observed():
+        # As Triton's own launch in the end, without launch metadata and hooks.
+        stream = current_stream(torch.cuda.current_device())
+        found.run(grid, 1, 1, stream, found.function, found.packed_metadata, None, None, None, *arguments)
     else:
         found[(grid, 1, 1)](*arguments)
+
+
+class Key:
+    """What compiled code depends on: one object for what is equal (`kernel_key`), found by its identity."""
+
+    __slots__ = ("depends",)
+
+    def __init__(self, *depends: Hashable) -> None:
+        self.depends = depends
+
+    def __repr__(self) -> str:
+        return f"Key{self.depends}"
+
+
+@functools.cache
+def kernel_key(*depends: Hashable) -> Key:
+    """The one key of what is equal to this."""
+    return Key(*depends)

@@ -1,10 +1,10 @@
 """What the partitions of a warp-specialised kernel share: rings of buffers, cursors into them, a queue of tiles.
 
 A ring is a row of buffers in shared memory with two barriers each. The producer waits until a buffer is empty,
-announces how many bytes come, and asks for the copy, whose last byte completes `full`. A consumer waits for `full`,
-reads, and arrives at `empty`. A barrier has a phase, 0 or 1, that flips each time all who must have arrived; a wait
-names the phase whose end it waits for. A consumer's cursor starts at phase 0, a producer's at 1, since a wait for
-the phase before the first returns at once.
+announces how many bytes come, and asks for the copy, whose last byte completes `full`. A consumer waits for
+`full`, reads, and arrives at `empty`. A barrier has a phase, 0 or 1, that flips each time all who must have
+arrived; a wait names the phase whose end it waits for. A consumer's cursor starts at phase 0, a producer's at
+1, since a wait for the phase before the first returns at once.
 
 No `from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.
 Constructors are constexpr functions, so that they are part of a kernel's hash.
@@ -15,8 +15,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
-_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 """Of tiles, by the tensor memory accelerator: their names from Triton 3.9 on, and before."""
 
 
@@ -36,13 +36,13 @@ def tile_buffers(  # type: ignore[no-untyped-def]  # as above
 @gluon.jit
 def copy_in(tensor, place, barrier, buffer):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Asks for the tile at `place`, zeros where the tensor has none, to be announced by a barrier."""
-    _load(tensor, place, barrier, buffer.reshape(tensor.block_type.shape))
+    async_load(tensor, place, barrier, buffer.reshape(tensor.block_type.shape))
 
 
 @gluon.jit
 def copy_out(tensor, place, buffer):  # type: ignore[no-untyped-def]  # as above
     """Has a tile written at `place`, as far as the tensor goes."""
-    _store(tensor, place, buffer.reshape(tensor.block_type.shape))
+    async_store(tensor, place, buffer.reshape(tensor.block_type.shape))
 
 
 @gluon.jit
@@ -298,21 +298,25 @@ def pair_ring(  # type: ignore[no-untyped-def]  # as above
 
 @aggregate
 class Statistics:
-    """What comes with the tiles of Q and dO of a `PairRing`: their log-sum-exp and delta (stages, rows), fp32."""
+    """What comes with the tiles of Q and dO of a `PairRing`: their log-sum-exp and delta (stages, rows), fp32; and
+    the barriers that Q is there.
+    """
 
     lse: gl.shared_memory_descriptor
     delta: gl.shared_memory_descriptor
+    q_full: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
-    def __init__(self, lse, delta):  # type: ignore[no-untyped-def]  # as above
+    def __init__(self, lse, delta, q_full):  # type: ignore[no-untyped-def]  # as above
         self.lse = lse
         self.delta = delta
+        self.q_full = q_full
 
 
 @aggregate
 class Exchange:
-    """What the two consumers of a backward pass exchange, as one of them sees it: dS of both halves, twice; what it
-    stages for dQ; its own barriers and the other's.
+    """What the two consumers of a backward pass exchange, as one of them sees it: dS of both halves, twice;
+    what it stages for dQ; its own barriers and the other's.
     """
 
     ds: gl.shared_memory_descriptor
@@ -340,8 +344,8 @@ class Exchange:
 
 @aggregate
 class Blocks:
-    """The blocks of a backward pass: `n` of each of `heads`, of which a batch has `per_batch`, taken in sections of
-    heads; `groups` query heads share a key head; a head's rows.
+    """The blocks of a backward pass: `n` of each of `heads`, of which a batch has `per_batch`, taken in
+    sections of heads; `groups` query heads share a key head; a head's rows.
     """
 
     n: gl.tensor

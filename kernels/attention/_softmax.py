@@ -1,10 +1,11 @@
-"""The online softmax of the forward kernels for Hopper: masks, row sums, packed P, and the step over one block of keys.
+"""The online softmax of the forward kernels for Hopper: masks, row sums, packed P, and the step over one block
+of keys.
 
 A loop carries each 16-bit number in a register of its own, so P goes round two in a word (`pack`). The sums are
-scaled down only where a row max has risen by more than RESCALE_THRESHOLD in base 2, as in FlashAttention-4: until
-then P is up to 2^8 large, which neither its rounding nor its sum minds. Each lane adds up the P of its own columns,
-as in FlashAttention-3, and lanes meet once a tile. `pin` keeps the row max before the wait for O += P·V; otherwise
-ptxas sinks the softmax below that wait and the overlap with the product is lost.
+scaled down only where a row max has risen by more than RESCALE_THRESHOLD in base 2, as in FlashAttention-4:
+until then P is up to 2^8 large, which neither its rounding nor its sum minds. Each lane adds up the P of its
+own columns, as in FlashAttention-3, and lanes meet once a tile. `pin` keeps the row max before the wait for O
++= P·V; otherwise ptxas sinks the softmax below that wait and the overlap with the product is lost.
 
 No `from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.
 """
@@ -184,9 +185,9 @@ def step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, pipes, zero, state, at, limit, scale, c: gl.constexpr,
     GROUP: gl.constexpr, SPAN: gl.constexpr, HIGH: gl.constexpr, LOW: gl.constexpr,
 ):  # fmt: skip
-    """One block of keys, with the values of the block before, whose P the state has: (state, next places). HIGH and
-    LOW: which ends of what rows see may cut it, as in `apply_mask`. The row max lags behind by RESCALE_THRESHOLD at
-    most, for P and row sums alike.
+    """One block of keys, with the values of the block before, whose P the state has: (state, next places). HIGH
+    and LOW: which ends of what rows see may cut it, as in `apply_mask`. The row max lags behind by
+    RESCALE_THRESHOLD at most, for P and row sums alike.
     """
     pingpong = at.pingpong
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=state.o.type.layout, k_width=2)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
@@ -93,11 +93,11 @@ def attention(
     """softmax(q·kᵀ / √D)·v of q (B, H, S, D), k and v (B, Hkv, Sk, D): (B, H, S, D), in q's dtype, stored in the
     order of q's dimensions, the last one contiguous.
 
-    All three in one of bf16, fp16, fp32, on one device; D from 1 to 256; Hkv divides H, and query head h
-    reads key head h // (H / Hkv). The last query and the last key are in one place: `mask` "causal" hides the keys
-    after a query, so that query i sees the first Sk - S + i + 1, none where that is not positive. A `window` of w, at
-    least 1, hides those w or more places away: a query sees the key in its place and the w - 1 before it, and under a
-    "full" mask the w - 1 after it. Sums are in fp32; fp32 inputs are multiplied as fp32, not TF32.
+    All three in one of bf16, fp16, fp32, on one device; D from 1 to 256; Hkv divides H, and query head h reads
+    key head h // (H / Hkv). The last query and the last key are in one place: `mask` "causal" hides the keys
+    after a query, so that query i sees the first Sk - S + i + 1, none where that is not positive. A `window` of
+    w, at least 1, hides those w or more places away: a query sees the key in its place and the w - 1 before it,
+    and under a "full" mask the w - 1 after it. Sums are in fp32; fp32 inputs are multiplied as fp32, not TF32.
 
     With `return_lse`, (output, lse): lse (B, H, S), fp32, is the natural logarithm of the sum of exponentials of
     each row's visible scores, by which outputs over several sets of keys can be merged into that over all.
@@ -107,9 +107,9 @@ def attention(
     as that of PyTorch's own attention is. Where `torch.use_deterministic_algorithms(True)` holds when gradients
     are computed, it is deterministic too, by kernels that take 1.2 to 1.6 times as long (docs/attention.md).
 
-    A row that sees no key, or whose scores are all -inf, as keys with -inf in them can make them, gives zeros, an lse
-    of -inf and zero gradients in k and v; the gradient in q of such keys is 0·inf = NaN, as PyTorch's is. A score of
-    NaN or +inf, of the inputs or overflowed in fp32, gives NaN in its row.
+    A row that sees no key, or whose scores are all -inf, as keys with -inf in them can make them, gives zeros,
+    an lse of -inf and zero gradients in k and v; the gradient in q of such keys is 0·inf = NaN, as PyTorch's
+    is. A score of NaN or +inf, of the inputs or overflowed in fp32, gives NaN in its row.
 
     Raises `TypeError` for a wrong dtype or a window that is no integer, and `ValueError` for a wrong shape,
     device, mask or window.
@@ -134,8 +134,8 @@ def attention(
 
 
 def _usual(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether the inputs are as `_check` wants them, in one look at what most calls have: a call's checks there take
-    as long as a short kernel.
+    """Whether the inputs are as `_check` wants them, in one look at what most calls have: a call's checks there
+    take as long as a short kernel.
     """
     return (
         isinstance(q, torch.Tensor)
@@ -149,7 +149,6 @@ def _usual(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     )
 
 
-@lru_cache(4096)
 def _agree(of_q: torch.Size, of_k: torch.Size, of_v: torch.Size) -> bool:
     if len(of_q) != 4 or len(of_k) != 4 or of_k != of_v:
         return False
@@ -177,9 +176,9 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel at compile time: head dimension, rows of a block of queries and of keys, columns of a tile, the mask,
-    a window of 0 being none, whether the tensor memory accelerator loads, the precision of products, and whether the
-    last block of queries is not whole.
+    """A kernel at compile time: head dimension, rows of a block of queries and of keys, columns of a tile, the
+    mask, a window of 0 being none, whether the tensor memory accelerator loads, the precision of products, and
+    whether the last block of queries is not whole.
     """
 
     D: int
@@ -195,7 +194,8 @@ class Config:
 
 @triton.jit
 def _load(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, batch, head, row, strides, S, D, ROWS: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr, TAIL: tl.constexpr
+    x, batch, head, row, strides, S, D,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """Rows `row` to `row + ROWS` of a head, zero beyond D and, with TAIL, beyond S.
 
@@ -302,8 +302,8 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
     state, q, k, v, batch, head, first, low, high, k_strides, v_strides, S, scale, c: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Adds keys `low` to `high`, of S, to the state of an online softmax of queries from place `first` on: (sums, row
-    max, row sum). `scale` includes log₂e.
+    """Adds keys `low` to `high`, of S, to the state of an online softmax of queries from place `first` on:
+    (sums, row max, row sum). `scale` includes log₂e.
 
     The row max starts at LOWEST: a row may see nothing in its first blocks.
     """
@@ -421,8 +421,8 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """(dK, dV) of a block of keys from `first` on with queries `low` to `high` of one head added. Scores are
     transposed here. `sizes` are those of queries and keys.
 
-    Rows beyond the last query, which there are where it is ragged, are zeros with a log-sum-exp of +inf, and so have
-    probabilities of 0 but for keys of -inf: 0 · -inf is NaN.
+    Rows beyond the last query, which there are where it is ragged, are zeros with a log-sum-exp of +inf, and so
+    have probabilities of 0 but for keys of -inf: 0 · -inf is NaN.
     """
     dk, dv = sums
     Sq, Sk = sizes
@@ -489,8 +489,8 @@ def _backward_keys(  # type: ignore[no-untyped-def]  # Triton's types are its ow
             middle = tl.cdiv(tl.maximum(at + c.keys, 0), c.queries) * c.queries
         if c.causal or c.window:
             sums = _gather_keys(
-                sums, keys, values, q, grad, lse, delta, batch, query_head, row, first, low, tl.minimum(middle, Sq),
-                strides[0], grad_strides, sizes, scale, c, True,
+                sums, keys, values, q, grad, lse, delta, batch, query_head, row, first, low,
+                tl.minimum(middle, Sq), strides[0], grad_strides, sizes, scale, c, True,
             )  # fmt: skip
         sums = _gather_keys(
             sums, keys, values, q, grad, lse, delta, batch, query_head, row, first, middle, edge,
@@ -537,8 +537,8 @@ def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its o
 
 @triton.jit(do_not_specialize=["B", "H", "shared"])
 def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, grad, lse, delta, dq_out, strides, grad_strides, out_strides, B, H, Sq, Sk, groups, shared, scale, root,
-    c: tl.constexpr,
+    q, k, v, grad, lse, delta, dq_out, strides, grad_strides, out_strides, B, H, Sq, Sk, groups, shared,
+    scale, root, c: tl.constexpr,
 ):  # fmt: skip
     """dQ of one block of queries of one head. `strides` are those of q, k, v."""
     BLOCK: tl.constexpr = c.queries
@@ -782,8 +782,8 @@ def _launch_backward(
     grad_lse: torch.Tensor | None = None,
     path: Path | None = None,
 ) -> tuple[Any, Any, Any]:
-    """dQ, dK and dV. `lse` and the gradient in it are of base 2. `path` as in `_launch_forward`; the fused kernel
-    for Hopper is taken where none is asked for, nor PyTorch for deterministic algorithms.
+    """dQ, dK and dV. `lse` and the gradient in it are of base 2. `path` as in `_launch_forward`; the unordered
+    kernel for Hopper is taken where none is asked for, nor PyTorch for deterministic algorithms.
     """
     B, H, S, D = q.shape
     Hkv, Sk = k.shape[1:3]
@@ -797,6 +797,8 @@ def _launch_backward(
         hopper = None
     if hopper is not None:
         grad, out = hopper.common.mapped(grad), hopper.common.mapped(out)
+        if lse.data_ptr() % 16 or not lse.is_contiguous():
+            lse = lse.clone(memory_format=torch.contiguous_format)
         level, delta = hopper.deterministic.statistics(out, grad, lse)
         if grad_lse is not None:
             # A row's log-sum-exp has the probabilities for its derivative: dS = P ∘ (dP + dlse - delta).

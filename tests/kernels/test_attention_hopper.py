@@ -223,6 +223,14 @@ def test_any_length_and_layout(kernels, layout, B, H, Hkv, S, D, window, causal)
 
 @pytest.mark.usefixtures("_played")
 @pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("schedule", [(128, 2, True, True), (128, 2, False, True), (64, 3, True, True)])
+def test_queries_with_a_barrier_of_their_own(monkeypatch, schedule, causal):
+    monkeypatch.setitem(backward.SCHEDULES, (64, causal), backward.Schedule(*schedule))
+    check(backward, draw(1, 4, 2, 200, 64, "bshd"), causal, 0)
+
+
+@pytest.mark.usefixtures("_played")
+@pytest.mark.parametrize("causal", [True, False])
 @KERNELS
 def test_scores_so_low_that_weights_beyond_the_end_overflow(kernels, causal):
     """2^(0 - level), of a key beyond the end, is inf, and inf · 0 is NaN."""
