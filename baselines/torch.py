@@ -275,13 +275,20 @@ def _widened(q: Any, scales: Any, format: str, scale: Any) -> Any:
     return numbers * factors.repeat_interleave(16 if format == "nvfp4" else 32, -1)[:, : numbers.shape[1]]
 
 
+def _in_bf16(x: Any, scale_x: Any) -> Any:
+    """x as it is, or widened from 8-bit floats with a scale for 128 columns."""
+    if scale_x is None:
+        return x
+    return (x.float() * scale_x.repeat_interleave(128, 1)[:, : x.shape[1]]).bfloat16()
+
+
 def mx_matmul(case: Any) -> Callable[..., Any]:
     """The weight widened to bf16, then `torch.matmul`, both in the call: PyTorch has no product of these formats
     before Blackwell.
     """
 
-    def call(x: Any, q: Any, scales: Any, format: str, scale: Any) -> Any:
-        y = x @ _widened(q, scales, format, scale).t()
+    def call(x: Any, q: Any, scales: Any, format: str, scale: Any, scale_x: Any) -> Any:
+        y = _in_bf16(x, scale_x) @ _widened(q, scales, format, scale).t()
         return y if scale is None else y * scale
 
     return call
@@ -291,12 +298,12 @@ def mx_matmul_in_bf16(case: Any) -> Callable[..., Any]:
     """`torch.matmul` with the weight kept in bf16, as a model is that is not quantized: widened once, before."""
     made = None
 
-    def call(x: Any, q: Any, scales: Any, format: str, scale: Any) -> Any:
+    def call(x: Any, q: Any, scales: Any, format: str, scale: Any, scale_x: Any) -> Any:
         nonlocal made
         if made is None:
             made = _widened(q, scales, format, scale)
             made = made if scale is None else (made.float() * scale).bfloat16()
-        return x @ made.t()
+        return _in_bf16(x, scale_x) @ made.t()
 
     return call
 

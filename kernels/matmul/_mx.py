@@ -76,6 +76,48 @@ def widen(q: torch.Tensor, scales: torch.Tensor, format: str, K: int) -> torch.T
 
 
 @triton.jit
+def _reencode(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    q, scales, out, tops, N, K, width, across, row_step, BLOCK: tl.constexpr
+):
+    """One square of BLOCK rows and columns of MXFP4 weights a program: E4M3 numbers and one power of two."""
+    rows = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    group = tl.program_id(1) * (BLOCK // 32) + tl.arange(0, BLOCK // 32)
+    inside = (rows < N)[:, None]
+    every = tl.load(scales + rows[:, None] * across + group[None, :], inside & (group < across)[None, :], 0)
+    top = tl.maximum(tl.max(tl.max(every.to(tl.int32), 1), 0) - 6, 0)
+    tl.store(tops + tl.program_id(0) * row_step + tl.program_id(1), power(top))
+    place = tl.program_id(1) * (BLOCK // 2) + tl.arange(0, BLOCK // 2)
+    there = inside & (place < width)[None, :]
+    code = tl.load(q + rows[:, None] * width + place[None, :], there, 0)
+    own = tl.load(scales + rows[:, None] * across + (place // 16)[None, :], there, 0).to(tl.int32)
+    # 2^(own - top), as far as an fp32 number has it; what is 2^-100 of the largest is 0 in E4M3.
+    factor = ((tl.maximum(own - top, -100) + 127) << 23).to(tl.float32, bitcast=True)
+    factor = tl.where(own == 255, float("nan"), factor)
+    to = out + rows[:, None] * K + 2 * place[None, :]
+    tl.store(to, (e2m1(code) * factor).to(tl.float8e4nv), there)
+    tl.store(to + 1, (e2m1(code >> 4) * factor).to(tl.float8e4nv), there)
+
+
+def reencode(q: torch.Tensor, scales: torch.Tensor, K: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """MXFP4 weights as (E4M3 (N, K), fp32 scales (⌈N / 128⌉, ⌈K / 128⌉)), as products with blocks of scales take
+    them.
+
+    A block's scale is 2^-6 of its largest group's, so that E2M1's largest, 6, is 384. Numbers are the same to the
+    bit where no group's scale is less than 2^-14 of that: 2^-8 times ½ is E4M3's smallest. Smaller groups are
+    rounded.
+    """
+    N, width = q.shape
+    out = torch.empty(N, K, dtype=torch.float8_e4m3fn, device=q.device)
+    down, across = cdiv(N, 128), cdiv(K, 128)
+    tops = torch.empty(down, cdiv(across, 4) * 4, dtype=torch.float32, device=q.device)[:, :across]
+    with on(q):
+        _reencode[(down, across)](
+            q, scales, out, tops, N, K, width, scales.shape[1], tops.stride(0), 128, num_warps=8
+        )
+    return out, tops
+
+
+@triton.jit
 def _few_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
     x, q, scales, partial, M, N, K, lead, width, across,
     FORMAT: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
