@@ -39,7 +39,7 @@ from triton.language.core import _aggregate as aggregate
 
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
-from ..attention._attention_hopper import Tiles, launch
+from ..attention._hopper import TensorMap, launch
 from ._matmul_hopper import Cursor, Ring, Schedule, Work, add_up, load, product_layout
 
 BLOCK = 128
@@ -266,8 +266,8 @@ def few_rows(x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, out: torch.
         x = ordered(x)
         launch(
             kernel, (kernel, x.device, c), programs,
-            Tiles(words, [*words.shape], [words.stride(0), 1], [64, c.step // 8], _layout(64, c.step // 8, 32)),
-            Tiles(x, [*x.shape], [x.stride(0), 1], [c.columns, c.step], _layout(c.columns, c.step, 16)),
+            TensorMap(words, [*words.shape], [words.stride(0), 1], [64, c.step // 8], _layout(64, c.step // 8, 32)),
+            TensorMap(x, [*x.shape], [x.stride(0), 1], [c.columns, c.step], _layout(c.columns, c.step, 16)),
             out, scales, partial, counter, M, N, scales.shape[1], steps, dealt, 8, c,
         )  # fmt: skip
 

@@ -252,7 +252,6 @@ class Device:
             load=load,
             atomic_add=add,
             atomic_xchg=exchange,
-            to_tensor=number,
             split=lambda x: tuple(number(part) for part in x.unbind(-1)),
             int32=torch.int32,
             full=lambda shape, value, dtype, layout: number(torch.full(shape, int(value), dtype=dtype)),
