@@ -83,7 +83,7 @@ def estimate(schedule: Schedule, M: int, N: int, K: int, whole: int, programs: i
         products *= 1.15  # one group leaves the matrix units idle between its products
     if schedule.scales == "block":
         products *= 1.1
-    loads = (min(height, M) + columns) * schedule.step * size / 34
+    loads = (min(height, M) + columns) * schedule.step * size / 48
     from_memory = columns * schedule.step * size / 19 if height >= M else 0.0
     rounds = -(-whole // programs)
     shared = (count - whole) / programs
@@ -92,26 +92,41 @@ def estimate(schedule: Schedule, M: int, N: int, K: int, whole: int, programs: i
 
 
 TUNED: dict[tuple[str, int, int, int], tuple[int, bool, int]] = {}
-"""By kind, M, N and K: which of `candidates`, whether tiles are shared out by steps, and the section."""
+"""By kind, `height` of M, N and K: which of `candidates`, whether tiles are shared out by steps, and the section."""
+
+
+def height(M: int) -> int:
+    """The number of rows that a product is looked up by: few rows take as long as a few more."""
+    return next((most for most in (16, 64, 128) if most >= M), M)
 
 
 @functools.lru_cache(4096)
 def choose(kind: str, M: int, N: int, K: int, gated: bool, programs: int) -> Choice:
     """The schedule of a product, before what its operands add: how they lie, scales, a bias."""
     some = candidates(kind, gated)
-    if not gated and (kind, M, N, K) in TUNED:
-        nth, shares, section = TUNED[kind, M, N, K]
+    known = None if gated else TUNED.get((kind, height(M), N, K))
+    if known is not None:
+        nth, shares, section = known
         count = tiles(some[nth], M, N)
-        return choice(some[nth], dealt(count, programs) if shares else count, count, section)
+        return choice(some[nth], shared_out(count, programs) if shares else count, count, section)
     best: tuple[float, Choice] | None = None
     for schedule in some:
         count = tiles(schedule, M, N)
-        for whole in {count, dealt(count, programs)}:
+        wholes = {count, dealt(count, programs)}
+        if count < 2 * programs:
+            wholes.add(0)
+        for whole in sorted(wholes):
             cost = estimate(schedule, M, N, K, whole, programs)
             if best is None or cost < best[0]:
                 best = cost, choice(schedule, whole, count, 8)
     assert best is not None
     return best[1]
+
+
+def shared_out(count: int, programs: int) -> int:
+    """As `dealt`, but some tiles are shared out in any case."""
+    whole = dealt(count, programs)
+    return whole if whole < count else 0
 
 
 def choice(schedule: Schedule, whole: int, count: int, section: int) -> Choice:
