@@ -92,7 +92,7 @@ def estimate(schedule: Schedule, M: int, N: int, K: int, whole: int, programs: i
 
 
 TUNED: dict[tuple[str, int, int, int], tuple[int, bool, int]] = {}
-"""By kind, `height` of M, N and K: which of `candidates`, whether tiles are shared out by steps, and the section."""
+"""By kind, `height` of M, N and K: which of `candidates`, whether tiles are shared out by steps, the section."""
 
 
 def height(M: int) -> int:

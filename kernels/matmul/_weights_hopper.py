@@ -266,12 +266,16 @@ def few_rows(x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, out: torch.
         x = ordered(x)
         launch(
             kernel, (kernel, x.device, c), programs,
-            TensorMap(words, [*words.shape], [words.stride(0), 1], [64, c.step // 8], _layout(64, c.step // 8, 32)),
-            TensorMap(x, [*x.shape], [x.stride(0), 1], [c.columns, c.step], _layout(c.columns, c.step, 16)),
+            _map(words, 64, c.step // 8), _map(x, c.columns, c.step),
             out, scales, partial, counter, M, N, scales.shape[1], steps, dealt, 8, c,
         )  # fmt: skip
 
 
+def _map(x: torch.Tensor, rows: int, columns: int) -> TensorMap:
+    """Tiles of words or of 16-bit numbers."""
+    return TensorMap(x, [*x.shape], [x.stride(0), 1], [rows, columns], _layout(rows, columns, x.element_size()))
+
+
 @functools.cache
-def _layout(rows: int, columns: int, bits: int) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.int32 if bits == 32 else gl.bfloat16)
+def _layout(rows: int, columns: int, size: int) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.int32 if size == 4 else gl.bfloat16)

@@ -1,4 +1,5 @@
-"""What a kernel is worth in a model, from literal journals: the sums, the intervals, and what happens to failures."""
+"""What a kernel is worth in a model, from literal journals: the sums, the intervals, and what happens to failures.
+"""
 
 from __future__ import annotations
 
