@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ._terms import refusing
+from ._terms import forcing, refusing
 
 REQUIRES = ("torch",)
 DEVICES = {"torch_cusparselt": ("cuda",), "torch_fast_accum": ("cuda",), "torch_varlen": ("cuda",)}
@@ -294,20 +294,6 @@ def mx_matmul(case: Any) -> Callable[..., Any]:
     return call
 
 
-def mx_matmul_in_bf16(case: Any) -> Callable[..., Any]:
-    """`torch.matmul` with the weight kept in bf16, as a model is that is not quantized: widened once, before."""
-    made = None
-
-    def call(x: Any, q: Any, scales: Any, format: str, scale: Any, scale_x: Any) -> Any:
-        nonlocal made
-        if made is None:
-            made = _widened(q, scales, format, scale)
-            made = made if scale is None else (made.float() * scale).bfloat16()
-        return _in_bf16(x, scale_x) @ made.t()
-
-    return call
-
-
 def sparse24_matmul(case: Any) -> Callable[..., Any]:
     """`torch.matmul` with the dense form of the weight: cuBLAS, which the sparse form is to beat."""
 
@@ -318,8 +304,8 @@ def sparse24_matmul(case: Any) -> Callable[..., Any]:
 
 
 def sparse24_matmul_cusparselt(case: Any) -> Callable[..., Any]:
-    """cuSPARSELt by `torch._cslt_sparse_mm`, with the algorithm that its search finds; the weight is compressed
-    once, before.
+    """cuSPARSELt by `torch._cslt_sparse_mm`, with the algorithm that its search finds at the first call. The
+    weight is compressed in the call, to cuSPARSELt's own form, which a model would keep.
     """
     import torch
 
@@ -328,16 +314,19 @@ def sparse24_matmul_cusparselt(case: Any) -> Callable[..., Any]:
     M, N, K = (case.axes[axis] for axis in "MNK")
     if N % 32 or K % 32 or M % 8:
         raise NotImplementedError("cuSPARSELt takes N and K in multiples of 32 and M in multiples of 8 only")
-    made: Any = None
+    found = None
+
+    def conversion(x: Any, values: Any, positions: Any, weight: Any) -> Any:
+        return torch._cslt_compress(weight)
 
     def call(x: Any, values: Any, positions: Any, weight: Any) -> Any:
-        nonlocal made
-        if made is None:
-            compressed = torch._cslt_compress(weight)
-            made = compressed, torch._cslt_sparse_mm_search(compressed, x.t())
-        return torch._cslt_sparse_mm(made[0], x.t(), alg_id=made[1]).t()
+        nonlocal found
+        compressed = conversion(x, values, positions, weight)
+        if found is None:
+            found = torch._cslt_sparse_mm_search(compressed, x.t())
+        return torch._cslt_sparse_mm(compressed, x.t(), alg_id=found).t()
 
-    return call
+    return forcing(call, conversion)
 
 
 def _fp8_matmul(fast: bool) -> Callable[[Any], Callable[..., Any]]:
@@ -881,7 +870,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "gelu": {"torch": gelu},
     "layer_norm": {"torch": layer_norm},
     "matmul": {"torch": matmul},
-    "mx_matmul": {"torch": mx_matmul, "torch_bf16": mx_matmul_in_bf16},
+    "mx_matmul": {"torch": mx_matmul},
     "mx_quant": {"torch": mx_quant},
     "rms_norm": {"torch": rms_norm},
     "rope": {"torch": rope},

@@ -10,8 +10,8 @@ from .fp8_matmul import fp8_matmul
 from .matmul import matmul
 
 FEW = 64
-"""Rows of x up to which weights are widened on their way to the matrix units, for more before: that costs memory
-for them in bf16, and time that is that of a few more rows."""
+"""Rows of x up to which MXFP4 weights are widened on their way to the matrix units on Hopper. Otherwise they are
+before: that costs memory for them in bf16, and the time to write and read it."""
 
 _WEIGHTS = {
     "mxfp8": (torch.float8_e4m3fn,),
@@ -105,15 +105,12 @@ def _launch(
     if scale_x is not None:
         weight, tops = portable.reencode(q, scales, x.shape[1])
         return fp8_matmul(x, weight.t(), scale_x, tops.t(), "block")
-    if x.shape[0] <= FEW:
-        if format == "mxfp4" and capability(x.device)[0] == 9:
-            from . import _weights_hopper as hopper  # where Gluon may be missing, it is not needed
+    if x.shape[0] <= FEW and format == "mxfp4" and capability(x.device)[0] == 9:
+        from . import _weights_hopper as hopper  # where Gluon may be missing, it is not needed
 
-            if hopper.fits(q) and x.stride(1) == 1:
-                hopper.few_rows(x, q, scales, out)
-                return out
-        portable.few_rows(x, q, scales, scale, format, out)
-        return out
+        if hopper.fits(q) and x.stride(1) == 1:
+            hopper.few_rows(x, q, scales, out)
+            return out
     product = matmul(x, portable.widen(q, scales, format, x.shape[1]).t())
     return product if scale is None else product.mul_(scale)
 
