@@ -148,7 +148,8 @@ def weight_bytes(outputs: list[torch.Tensor], references: list[torch.Tensor], in
     """Bytes of the weight's codes and scales a number of the weight."""
     q, scales = inputs["q"], inputs["scales"]
     numbers = q.numel() * (1 if inputs["format"] == "mxfp8" else 2)
-    return float(q.numel() * q.element_size() + scales.numel() * scales.element_size()) / max(1, numbers)
+    taken: float = (q.numel() * q.element_size() + scales.numel() * scales.element_size()) / max(1, numbers)
+    return taken
 
 
 def bytes_(case: Case) -> int:
