@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ._terms import refusing
+from ._terms import forcing, refusing
 
 REQUIRES = ("torch",)
 DEVICES = {"torch_cusparselt": ("cuda",), "torch_fast_accum": ("cuda",), "torch_varlen": ("cuda",)}
@@ -275,28 +275,21 @@ def _widened(q: Any, scales: Any, format: str, scale: Any) -> Any:
     return numbers * factors.repeat_interleave(16 if format == "nvfp4" else 32, -1)[:, : numbers.shape[1]]
 
 
+def _in_bf16(x: Any, scale_x: Any) -> Any:
+    """x as it is, or widened from 8-bit floats with a scale for 128 columns."""
+    if scale_x is None:
+        return x
+    return (x.float() * scale_x.repeat_interleave(128, 1)[:, : x.shape[1]]).bfloat16()
+
+
 def mx_matmul(case: Any) -> Callable[..., Any]:
     """The weight widened to bf16, then `torch.matmul`, both in the call: PyTorch has no product of these formats
     before Blackwell.
     """
 
-    def call(x: Any, q: Any, scales: Any, format: str, scale: Any) -> Any:
-        y = x @ _widened(q, scales, format, scale).t()
+    def call(x: Any, q: Any, scales: Any, format: str, scale: Any, scale_x: Any) -> Any:
+        y = _in_bf16(x, scale_x) @ _widened(q, scales, format, scale).t()
         return y if scale is None else y * scale
-
-    return call
-
-
-def mx_matmul_in_bf16(case: Any) -> Callable[..., Any]:
-    """`torch.matmul` with the weight kept in bf16, as a model is that is not quantized: widened once, before."""
-    made = None
-
-    def call(x: Any, q: Any, scales: Any, format: str, scale: Any) -> Any:
-        nonlocal made
-        if made is None:
-            made = _widened(q, scales, format, scale)
-            made = made if scale is None else (made.float() * scale).bfloat16()
-        return x @ made.t()
 
     return call
 
@@ -311,8 +304,8 @@ def sparse24_matmul(case: Any) -> Callable[..., Any]:
 
 
 def sparse24_matmul_cusparselt(case: Any) -> Callable[..., Any]:
-    """cuSPARSELt by `torch._cslt_sparse_mm`, with the algorithm that its search finds; the weight is compressed
-    once, before.
+    """cuSPARSELt by `torch._cslt_sparse_mm`, with the algorithm that its search finds at the first call. The
+    weight is compressed in the call, to cuSPARSELt's own form, which a model would keep.
     """
     import torch
 
@@ -321,16 +314,19 @@ def sparse24_matmul_cusparselt(case: Any) -> Callable[..., Any]:
     M, N, K = (case.axes[axis] for axis in "MNK")
     if N % 32 or K % 32 or M % 8:
         raise NotImplementedError("cuSPARSELt takes N and K in multiples of 32 and M in multiples of 8 only")
-    made: Any = None
+    found = None
+
+    def conversion(x: Any, values: Any, positions: Any, weight: Any) -> Any:
+        return torch._cslt_compress(weight)
 
     def call(x: Any, values: Any, positions: Any, weight: Any) -> Any:
-        nonlocal made
-        if made is None:
-            compressed = torch._cslt_compress(weight)
-            made = compressed, torch._cslt_sparse_mm_search(compressed, x.t())
-        return torch._cslt_sparse_mm(made[0], x.t(), alg_id=made[1]).t()
+        nonlocal found
+        compressed = conversion(x, values, positions, weight)
+        if found is None:
+            found = torch._cslt_sparse_mm_search(compressed, x.t())
+        return torch._cslt_sparse_mm(compressed, x.t(), alg_id=found).t()
 
-    return call
+    return forcing(call, conversion)
 
 
 def _fp8_matmul(fast: bool) -> Callable[[Any], Callable[..., Any]]:
@@ -874,7 +870,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "gelu": {"torch": gelu},
     "layer_norm": {"torch": layer_norm},
     "matmul": {"torch": matmul},
-    "mx_matmul": {"torch": mx_matmul, "torch_bf16": mx_matmul_in_bf16},
+    "mx_matmul": {"torch": mx_matmul},
     "mx_quant": {"torch": mx_quant},
     "rms_norm": {"torch": rms_norm},
     "rope": {"torch": rope},

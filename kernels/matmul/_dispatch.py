@@ -2,6 +2,9 @@
 
 `TUNED` holds what was fastest of `candidates` at the shapes that were measured; a product of another size takes
 what `estimate` finds cheapest. Nothing is searched for at run time, so that two processes compute alike.
+
+Tiles are shared out by steps only where the table says so. On an H200 that was slower nearly everywhere: the
+program that adds up a tile waits for its parts one after the other.
 """
 
 from __future__ import annotations
@@ -16,6 +19,10 @@ FAST = "fp8"
 PROMOTED = "fp8_block"
 """Kinds of products: of 16-bit numbers; of 8-bit ones with scales that the sum is multiplied by; and with scales
 for each 128 steps of K."""
+
+
+SECTION = 16
+"""Rows of tiles that are neighbours where nothing else was measured."""
 
 
 @dataclass(frozen=True)
@@ -58,60 +65,97 @@ def tiles(schedule: Schedule, M: int, N: int) -> int:
 
 
 def dealt(count: int, programs: int) -> int:
-    """Of `count` tiles, how many are dealt out whole: all, if the last round is nearly full; else all rounds but
-    the last full one and what follows it, so that a program's share is between one tile and two, or less than one
-    of too few tiles.
+    """Of `count` tiles, how many are dealt out whole where others are shared out: all rounds but the last full one
+    and what follows it, so that a program's share is between one tile and two, or less than one of too few tiles.
     """
-    rounds, left = divmod(count, programs)
-    if left == 0 or left * 8 > programs * 7 or rounds >= 12:
-        return count
-    return max(rounds - 1, 0) * programs
+    return max(count // programs - 1, 0) * programs
 
 
-def estimate(schedule: Schedule, M: int, N: int, K: int, whole: int, programs: int) -> float:
-    """About how many cycles a product takes: of the busiest program, steps times what each takes the matrix units
-    or the loads, whichever is more, and what begins and ends each tile.
+def estimate(schedule: Schedule, M: int, N: int, K: int, programs: int) -> float:
+    """About how many cycles a product takes whose tiles are dealt out whole: of the busiest program, steps times
+    what each takes the matrix units, the loads, or the memory if rows are few, and what ends each tile. Its
+    numbers fit what an H200 took at the shapes that `TUNED` is of.
     """
     count = tiles(schedule, M, N)
     steps = -(-K // schedule.step)
-    pieces = 2 if schedule.gated else 1
     size = 2 if schedule.step == 64 else 1
-    height = schedule.groups * schedule.rows
-    columns = schedule.columns * pieces
-    products = height * columns * schedule.step / (2048 * 2 // size)
-    if columns < 128 or schedule.groups == 1:
-        products *= 1.15  # one group leaves the matrix units idle between its products
+    rows = schedule.groups * schedule.rows
+    columns = schedule.columns * (2 if schedule.gated else 1)
+    products = rows * columns * schedule.step * size / 4096
+    if schedule.groups == 1:
+        products *= 1.4  # alone it leaves the matrix units idle between its products
     if schedule.scales == "block":
         products *= 1.1
-    loads = (min(height, M) + columns) * schedule.step * size / 34
-    from_memory = columns * schedule.step * size / 19 if height >= M else 0.0
-    rounds = -(-whole // programs)
-    shared = (count - whole) / programs
-    ends = 1200 * (rounds + (2 if shared else 0)) + (2500 if shared else 0)
-    return (rounds + shared) * steps * max(products, loads, from_memory) + ends
+    loads = (min(rows, M) + columns) * schedule.step * size / 56
+    memory = columns * schedule.step * size / 19 * min(count, programs) / programs if rows >= M else 0.0
+    rounds = -(-count // programs)
+    return rounds * (steps * max(products, loads, memory) + 600)
 
 
-TUNED: dict[tuple[str, int, int, int], tuple[int, bool, int]] = {}
-"""By kind, M, N and K: which of `candidates`, whether tiles are shared out by steps, and the section."""
+TUNED: dict[tuple[str, int, int, int], tuple[int, bool, int]] = {
+    ("16", 16, 5760, 2880): (3, False, 8),
+    ("16", 16, 24576, 1536): (3, False, 8),
+    ("16", 16, 32768, 512): (4, False, 8),
+    ("16", 64, 12416, 4160): (3, False, 8),
+    ("16", 64, 15648, 7344): (3, False, 8),
+    ("16", 64, 24576, 1536): (4, False, 8),
+    ("16", 64, 32768, 512): (3, False, 8),
+    ("16", 128, 24576, 1536): (3, False, 8),
+    ("16", 200, 10704, 1344): (3, False, 8),
+    ("16", 700, 12832, 7072): (0, False, 8),
+    ("16", 4096, 5760, 2880): (1, False, 8),
+    ("16", 8192, 5760, 2880): (1, False, 8),
+    ("fp8", 16, 5760, 2880): (3, False, 8),
+    ("fp8", 16, 24576, 1536): (4, False, 8),
+    ("fp8", 16, 32768, 512): (3, False, 8),
+    ("fp8", 64, 12416, 4160): (3, False, 8),
+    ("fp8", 64, 15648, 7344): (3, False, 8),
+    ("fp8", 64, 24576, 1536): (4, False, 8),
+    ("fp8", 64, 32768, 512): (3, False, 8),
+    ("fp8", 128, 5760, 2880): (1, False, 8),
+    ("fp8", 128, 7168, 2048): (1, False, 8),
+    ("fp8", 128, 24576, 1536): (3, False, 8),
+    ("fp8", 128, 32768, 512): (3, False, 8),
+    ("fp8", 200, 2560, 4496): (1, False, 8),
+    ("fp8", 200, 10704, 1344): (1, False, 8),
+    ("fp8", 4096, 5760, 2880): (1, False, 8),
+    ("fp8", 8192, 5760, 2880): (1, False, 8),
+    ("fp8_block", 16, 7168, 16384): (3, True, 8),
+    ("fp8_block", 16, 32768, 512): (3, False, 8),
+    ("fp8_block", 64, 7168, 16384): (3, True, 8),
+    ("fp8_block", 64, 12416, 4160): (3, True, 8),
+    ("fp8_block", 64, 15648, 7344): (2, True, 8),
+    ("fp8_block", 64, 32768, 512): (3, False, 8),
+    ("fp8_block", 128, 2112, 7168): (1, False, 8),
+    ("fp8_block", 128, 4096, 7168): (3, True, 8),
+    ("fp8_block", 128, 7168, 16384): (1, True, 8),
+    ("fp8_block", 128, 24576, 1536): (1, False, 8),
+    ("fp8_block", 200, 10704, 1344): (1, False, 8),
+    ("fp8_block", 1500, 11696, 3616): (0, False, 16),
+    ("fp8_block", 4096, 2112, 7168): (0, False, 16),
+    ("fp8_block", 4096, 5760, 2880): (0, False, 16),
+    ("fp8_block", 8192, 2112, 7168): (0, False, 16),
+}
+"""By kind, `height` of M, N and K: which of `candidates`, whether tiles are shared out by steps, the section."""
+
+
+def height(M: int) -> int:
+    """The number of rows that a product is looked up by: few rows take as long as a few more."""
+    return next((most for most in (16, 64, 128) if most >= M), M)
 
 
 @functools.lru_cache(4096)
 def choose(kind: str, M: int, N: int, K: int, gated: bool, programs: int) -> Choice:
     """The schedule of a product, before what its operands add: how they lie, scales, a bias."""
     some = candidates(kind, gated)
-    if not gated and (kind, M, N, K) in TUNED:
-        nth, shares, section = TUNED[kind, M, N, K]
+    known = None if gated else TUNED.get((kind, height(M), N, K))
+    if known is not None:
+        nth, shares, section = known
         count = tiles(some[nth], M, N)
         return choice(some[nth], dealt(count, programs) if shares else count, count, section)
-    best: tuple[float, Choice] | None = None
-    for schedule in some:
-        count = tiles(schedule, M, N)
-        for whole in {count, dealt(count, programs)}:
-            cost = estimate(schedule, M, N, K, whole, programs)
-            if best is None or cost < best[0]:
-                best = cost, choice(schedule, whole, count, 8)
-    assert best is not None
-    return best[1]
+    best = min(some, key=lambda schedule: estimate(schedule, M, N, K, programs))
+    count = tiles(best, M, N)
+    return choice(best, count, count, SECTION)
 
 
 def choice(schedule: Schedule, whole: int, count: int, section: int) -> Choice:

@@ -42,7 +42,8 @@ from triton.language.core import _aggregate as aggregate
 
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
-from ..attention._attention_hopper import Tiles, copy_in, copy_out, launch
+from ..attention._hopper import TensorMap, launch
+from ..attention._pipeline import copy_in, copy_out
 
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 """Among the threads of a warp group: its name from Triton 3.7 on, and before."""
@@ -548,11 +549,11 @@ def _layout(shape: tuple[int, int], dtype: torch.dtype) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout.get_default_for(list(shape), _ELEMENTS[dtype])
 
 
-def _tiles(x: torch.Tensor, rows: int, columns: int, turned: bool = False) -> Tiles:
+def _tiles(x: torch.Tensor, rows: int, columns: int, turned: bool = False) -> TensorMap:
     """Tiles of a matrix, which lies in memory row by row, or `turned`: column by column."""
     if turned:
         x, rows, columns = x.t(), columns, rows
-    return Tiles(x, [*x.shape], [x.stride(0), 1], [rows, columns], _layout((rows, columns), x.dtype))
+    return TensorMap(x, [*x.shape], [x.stride(0), 1], [rows, columns], _layout((rows, columns), x.dtype))
 
 
 def turned(x: torch.Tensor) -> bool:

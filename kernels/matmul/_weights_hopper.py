@@ -39,7 +39,7 @@ from triton.language.core import _aggregate as aggregate
 
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
-from ..attention._attention_hopper import Tiles, launch
+from ..attention._hopper import TensorMap, launch
 from ._matmul_hopper import Cursor, Ring, Schedule, Work, add_up, load, product_layout
 
 BLOCK = 128
@@ -266,12 +266,16 @@ def few_rows(x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, out: torch.
         x = ordered(x)
         launch(
             kernel, (kernel, x.device, c), programs,
-            Tiles(words, [*words.shape], [words.stride(0), 1], [64, c.step // 8], _layout(64, c.step // 8, 32)),
-            Tiles(x, [*x.shape], [x.stride(0), 1], [c.columns, c.step], _layout(c.columns, c.step, 16)),
+            _map(words, 64, c.step // 8), _map(x, c.columns, c.step),
             out, scales, partial, counter, M, N, scales.shape[1], steps, dealt, 8, c,
         )  # fmt: skip
 
 
+def _map(x: torch.Tensor, rows: int, columns: int) -> TensorMap:
+    """Tiles of words or of 16-bit numbers."""
+    return TensorMap(x, [*x.shape], [x.stride(0), 1], [rows, columns], _layout(rows, columns, x.element_size()))
+
+
 @functools.cache
-def _layout(rows: int, columns: int, bits: int) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.int32 if bits == 32 else gl.bfloat16)
+def _layout(rows: int, columns: int, size: int) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.int32 if size == 4 else gl.bfloat16)

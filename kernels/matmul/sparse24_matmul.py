@@ -6,15 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import FLOATING, INTERPRETED, INTERPRETING, cdiv, check, on, operator
+from .._common import FLOATING, INTERPRETED, cdiv, check, on, operator
 from .matmul import matmul
-
-FEW = 64
-"""Rows of x up to which weights are expanded on their way to the matrix units, which they then limit. Of more
-rows the matrix units are the limit, and 2:4 saves nothing without their own sparse products, which Triton has
-none of."""
-SPLIT = 2048
-"""Steps of K that one program computes of a product of few rows."""
 
 
 def sparse24_matmul(
@@ -24,8 +17,8 @@ def sparse24_matmul(
 
     values (N, K/2) has them in x's dtype, bf16 or fp16; positions, bytes (N, K/8), where they are in their
     groups: four bits a group, the first one's place in the lower two, the lower group in the lower four. `pack24`
-    makes both. K is a multiple of 8. More than 64 rows are multiplied by `weight`, the same in dense form: given,
-    or made here.
+    makes both. K is a multiple of 8. `weight` is the same in dense form: given or made here, it is what x is
+    multiplied by, since Triton has no sparse products.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device; the message names the
     argument.
@@ -104,53 +97,6 @@ def _expand(  # type: ignore[no-untyped-def]  # Triton's types are its own
         tl.store(weight + 4 * group + place, number.to(weight.dtype.element_ty), inside)
 
 
-@triton.jit
-def _few_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, values, positions, partial, M, N, K, lead,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, SPLIT: tl.constexpr,
-):  # fmt: skip
-    """Partial sums (splits, M, N) in fp32: of a tile over SPLIT steps of K, STEP groups of four at a time. Each
-    place of a group is a product of its own.
-    """
-    rows = tl.arange(0, ROWS)
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    some = (columns % N).to(tl.int64)
-    start = tl.program_id(1) * SPLIT
-    step = tl.arange(0, STEP)
-    across = K // 4
-    inside = (rows < M)[:, None]
-    acc = tl.zeros([COLUMNS, ROWS], tl.float32)
-    for k in range(start // 4, tl.minimum(start + SPLIT, K) // 4, STEP):
-        group = k + step
-        there = (group < across)[None, :]
-        at = some[:, None] * across + group[None, :]
-        byte = tl.load(positions + at // 2, there, 0).to(tl.int32)
-        code = byte >> (group % 2 * 4)[None, :]
-        # Two numbers of 16 bits a word, the first in its lower half.
-        pair = tl.load(values + at, there, 0)
-        for place in tl.static_range(4):
-            half = tl.where((code & 3) == place, pair, tl.where((code >> 2 & 3) == place, pair >> 16, 0))
-            w = half.to(tl.int16).to(x.dtype.element_ty, bitcast=True)
-            y = tl.load(x + rows[:, None] * lead + 4 * group[None, :] + place, inside & there, 0.0)
-            if INTERPRETING:  # which multiplies the bits of 16-bit numbers
-                w = w.to(tl.float32)
-                y = y.to(tl.float32)
-            acc = tl.dot(w, tl.trans(y), acc)  # acc += W[:, place::4] @ X[:, place::4].T
-    at = partial + (tl.program_id(1) * M + rows.to(tl.int64))[None, :] * N + columns[:, None]
-    tl.store(at, acc, (rows < M)[None, :] & (columns < N)[:, None])
-
-
-@triton.jit
-def _sum(partial, out, count, splits, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """The sums of the partial sums, in order."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
-    acc = tl.zeros([BLOCK], tl.float32)
-    for i in range(0, splits):
-        acc += tl.load(partial + tl.cast(i, tl.int64) * count + place, inside, 0.0)
-    tl.store(out + place, acc.to(out.dtype.element_ty), inside)
-
-
 def _empty(
     x: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, weight: torch.Tensor | None
 ) -> torch.Tensor:
@@ -161,29 +107,15 @@ def _launch(
     x: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, weight: torch.Tensor | None
 ) -> torch.Tensor:
     out = _empty(x, values, positions, weight)
-    (M, K), N = x.shape, values.shape[0]
+    K, N = x.shape[1], values.shape[0]
     if out.numel() == 0 or K == 0:
         return out.zero_()
-    x = x if x.stride(1) == 1 else x.contiguous()
-    values, positions = values.contiguous(), positions.contiguous()
-    if M > FEW:
-        if weight is None:
-            weight = x.new_empty(N, K)
-            block = 256 if INTERPRETED else 1024
-            with on(x):
-                _expand[(cdiv(weight.numel() // 4, block),)](values, positions, weight, weight.numel() // 4, block)
-        return matmul(x, weight.t())
-    columns, step, split = (32, 16, 64) if INTERPRETED else (64, 32, SPLIT)
-    splits = cdiv(K, split)
-    partial = torch.empty(splits, M, N, dtype=torch.float32, device=x.device)
-    block = 256 if INTERPRETED else 1024
-    with on(x):
-        _few_rows[(cdiv(N, columns), splits)](
-            x, values.view(torch.int32), positions, partial, M, N, K, x.stride(0),
-            16 if M <= 16 else 32 if M <= 32 else 64, columns, step, split, num_warps=4, num_stages=4,
-        )  # fmt: skip
-        _sum[(cdiv(M * N, block),)](partial, out, M * N, splits, block)
-    return out
+    if weight is None:
+        values, positions, weight = values.contiguous(), positions.contiguous(), x.new_empty(N, K)
+        block = 256 if INTERPRETED else 1024
+        with on(x):
+            _expand[(cdiv(weight.numel() // 4, block),)](values, positions, weight, weight.numel() // 4, block)
+    return matmul(x, weight.t())
 
 
 def _packed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -145,7 +145,8 @@ def saturated(outputs: list[torch.Tensor], references: list[torch.Tensor], input
     a scale cuts others off.
     """
     pair = [inputs[name].float().abs() for name in ("a", "b")]
-    return sum(int((x == LARGEST).sum()) for x in pair) / max(1, sum(x.numel() for x in pair))
+    share: float = sum(int((x == LARGEST).sum()) for x in pair) / max(1, sum(x.numel() for x in pair))
+    return share
 
 
 def scales(case: Case) -> int:

@@ -1,4 +1,5 @@
-"""Products of bf16 inputs with weights in MXFP8, MXFP4 (OCP Microscaling 1.0, arXiv 2310.10537) or NVFP4.
+"""Products of inputs in bf16 or E4M3 with weights in MXFP8, MXFP4 (OCP Microscaling 1.0, arXiv 2310.10537) or
+NVFP4.
 
 Weights are quantized before: that is outside of what is timed. The numbers of these formats are exact in bf16, so
 exact products are asked for; what the format costs is said by `errors`.
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from ...registry.store.metric import Metric
 from ...registry.store.record import Case
 from ..operator import BYTES, TOLERANCES, Inputs, Operator, Option, grid
+from .fp8_matmul import scaled
 
 if TYPE_CHECKING:
     import torch
@@ -73,13 +75,17 @@ def quantized(weight: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Te
 
 
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
-    """x (M, K) in bf16; the weight's q, E4M3 (N, K) or bytes (N, K/2), its scales, bytes (N, ⌈K / 32⌉) or E4M3
-    (N, ⌈K / 16⌉); the format, and nvfp4's fp32 scale of the whole tensor (else None).
+    """x (M, K) in bf16, or in E4M3 with `scale_x` (M, ⌈K / 128⌉) in fp32 (else None); the weight's q, E4M3 (N, K)
+    or bytes (N, K/2), its scales, bytes (N, ⌈K / 32⌉) or E4M3 (N, ⌈K / 16⌉); the format, and nvfp4's fp32 scale
+    of the whole tensor (else None).
     """
     x, weight = original(case, device, generator)
     format = str(case.options["format"])
     q, scales, scale = quantized(weight, format)
-    return {"x": x, "q": q, "scales": scales, "format": format, "scale": scale}
+    scale_x = None
+    if case.dtype == "e4m3":
+        x, scale_x = scaled(x, 1, 128)
+    return {"x": x, "q": q, "scales": scales, "format": format, "scale": scale, "scale_x": scale_x}
 
 
 def dequantized(
@@ -100,9 +106,16 @@ def dequantized(
 
 
 def reference(
-    x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, format: str, scale: torch.Tensor | None
+    x: torch.Tensor,
+    q: torch.Tensor,
+    scales: torch.Tensor,
+    format: str,
+    scale: torch.Tensor | None,
+    scale_x: torch.Tensor | None,
 ) -> torch.Tensor:
-    """x @ weight.T with the weight that q and scales stand for."""
+    """x @ weight.T with the x and the weight that numbers and scales stand for."""
+    if scale_x is not None:
+        x = x * scale_x.repeat_interleave(128, 1)[:, : x.shape[1]]
     return x @ dequantized(q, scales, format, scale, x.dtype).T
 
 
@@ -135,15 +148,17 @@ def weight_bytes(outputs: list[torch.Tensor], references: list[torch.Tensor], in
     """Bytes of the weight's codes and scales a number of the weight."""
     q, scales = inputs["q"], inputs["scales"]
     numbers = q.numel() * (1 if inputs["format"] == "mxfp8" else 2)
-    return float(q.numel() * q.element_size() + scales.numel() * scales.element_size()) / max(1, numbers)
+    taken: float = (q.numel() * q.element_size() + scales.numel() * scales.element_size()) / max(1, numbers)
+    return taken
 
 
 def bytes_(case: Case) -> int:
-    """Reads x, the weight's numbers and scales; writes the product."""
+    """Reads x and its scales, the weight's numbers and scales; writes the product."""
     M, N, K = (case.axes[axis] for axis in "MNK")
     format = str(case.options["format"])
     weight = N * ((K if format == "mxfp8" else K // 2) + -(-K // GROUP[format]))
-    return weight + (M * K + M * N) * BYTES[case.dtype]
+    given = M * -(-K // 128) * BYTES["fp32"] if case.dtype == "e4m3" else 0
+    return weight + M * K * BYTES[case.dtype] + given + M * N * BYTES["bf16"]
 
 
 def flops(case: Case) -> int:
@@ -156,7 +171,7 @@ FORMATS: dict[str, Option | list[Option]] = {"format": ["mxfp4", "mxfp8", "nvfp4
 
 OPERATOR = Operator(
     name="mx_matmul",
-    summary="matrix product of bf16 inputs with MXFP8, MXFP4 or NVFP4 weights",
+    summary="matrix product of bf16 or E4M3 inputs with MXFP8, MXFP4 or NVFP4 weights",
     axes={"M": "tokens", "N": "columns of the output", "K": "columns of the input"},
     options={"format": ("mxfp4", "mxfp8", "nvfp4")},
     inputs=inputs,
@@ -165,8 +180,8 @@ OPERATOR = Operator(
     bytes=bytes_,
     flops=flops,
     tokens=lambda case: case.axes["M"],
-    dtypes=("bf16",),
-    tolerances={"bf16": TOLERANCES["bf16"]},
+    dtypes=("bf16", "e4m3"),
+    tolerances=dict.fromkeys(("bf16", "e4m3"), TOLERANCES["bf16"]),
     plans={
         "quick": (grid("forward", M=[16, 4096], N=4096, K=4096),),
         "quick_cpu": (grid("forward", M=16, N=256, K=320),),
@@ -174,6 +189,7 @@ OPERATOR = Operator(
             grid("forward", M=[1, 16], N=16384, K=8192, options=FORMATS),
             grid("forward", M=[64, 1024, 4096], N=16384, K=8192),
             grid("forward", M=[16, 4096], N=5760, K=2880),
+            grid("forward", M=[1024, 4096], N=16384, K=8192, dtypes="e4m3"),
         ),
         "full": (
             grid("forward", M=[4, 32, 256], N=16384, K=8192, options=FORMATS),

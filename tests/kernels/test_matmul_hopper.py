@@ -13,7 +13,7 @@ from kernelmark.kernels.matmul import _dispatch as dispatch
 from kernelmark.kernels.matmul import _matmul_hopper as hopper
 from kernelmark.kernels.matmul._matmul_hopper import Schedule
 
-from .player import Device, Tiles, nothing, plain, play
+from .player import Device, Tiles, aggregate, nothing, play
 
 
 def tiles(x, rows, columns, turned=False):
@@ -45,7 +45,7 @@ def test_work(row_tiles, column_tiles, steps, section, programs, share):
     dealt = int(count * share)
     shared = dealt < count
     device.programs = min(programs, (count - dealt) * steps) if shared else programs
-    work = plain(hopper.Work)(row_tiles, column_tiles, steps, dealt, section)
+    work = aggregate(hopper.Work)(row_tiles, column_tiles, steps, dealt, section)
     seen: dict[int, list[tuple[int, int, int]]] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hopper, "gl", device.gl)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kernelmark.kernels.matmul import mx_matmul as module
-from kernelmark.kernels.matmul._mx import widen
+from kernelmark.kernels.matmul._mx import reencode, widen
 from kernelmark.suite.operators.mx_matmul import dequantized, quantized
 
 FORMATS = pytest.mark.parametrize("format", ["mxfp4", "mxfp8", "nvfp4"])
@@ -19,6 +19,27 @@ def test_agrees(agrees, axes, format):
 def test_agrees_with_many_rows(agrees, format, monkeypatch):
     monkeypatch.setattr(module, "FEW", 4)
     agrees("mx_matmul", {"M": 17, "N": 40, "K": 90}, "bf16", format=format)
+
+
+def test_agrees_with_8_bit_inputs(agrees):
+    agrees("mx_matmul", {"M": 5, "N": 140, "K": 288}, "e4m3")
+
+
+@pytest.mark.parametrize("spread", [0, 14, 15])
+def test_reencoding_is_exact(spread):
+    """As far as scales are within 2^14 of each other, and for no more."""
+    exponents = torch.randint(0, spread + 1, (150, 9))
+    exponents[0, ::4], exponents[128, ::4] = 0, spread
+    exponents[1, ::4], exponents[129, ::4] = spread, 0
+    weight = torch.randn(150, 288) * torch.exp2(exponents.float()).repeat_interleave(32, 1)
+    q, _, _ = quantized(weight, "mxfp4")
+    q[:] = torch.randint(0, 256, q.shape, dtype=torch.uint8)
+    scales = (exponents + 110).to(torch.uint8)
+    e4m3, tops = reencode(q, scales, 288)
+    wide = e4m3.double() * tops.double().repeat_interleave(128, 0)[:150].repeat_interleave(128, 1)[:, :288]
+    want = dequantized(q, scales, "mxfp4", None, torch.float64)
+    assert torch.equal(wide, want) == (spread <= 14)
+    torch.testing.assert_close(wide, want, rtol=0, atol=2.0 ** (spread - 16 + 110 - 127))
 
 
 @FORMATS
@@ -45,6 +66,11 @@ def test_says_what_is_wrong():
         ({"scales": scales[:, :1]}, r"scales has shape \(3, 1\), expected \(3, 2\)"),
         ({"scale": torch.ones(())}, "scale is given, but mxfp4 has none"),
         ({"x": x[:, :63]}, "expected an even number of columns"),
+        ({"scale_x": torch.ones(2, 1)}, "scale_x is given, but x is bf16"),
+        (
+            {"x": x.to(torch.float8_e4m3fn), "format": "mxfp8", "q": torch.zeros(3, 64).to(torch.float8_e4m3fn)},
+            "expected 'mxfp4' for x in float8_e4m3fn",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             module.mx_matmul(**{"x": x, "q": q, "scales": scales} | change)

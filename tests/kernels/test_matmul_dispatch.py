@@ -1,0 +1,45 @@
+"""Which schedule a product takes on Hopper: one that fits, of whatever size, the same each time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernelmark.kernels.matmul import _dispatch as dispatch
+
+SIZES = st.integers(1, 40000)
+KINDS = (dispatch.SIXTEEN, dispatch.FAST, dispatch.PROMOTED)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(KINDS), SIZES, SIZES, SIZES, st.booleans(), st.sampled_from([1, 78, 132]))
+def test_chooses(kind, M, N, K, gated, programs):
+    gated &= kind == dispatch.SIXTEEN
+    chosen = dispatch.choose(kind, M, N, K, gated, programs)
+    count = dispatch.tiles(chosen.schedule, M, N)
+    assert 0 <= chosen.dealt <= count
+    assert chosen.schedule.shared == (chosen.dealt < count)
+    assert chosen.schedule.gated == gated
+    # Products that kernels compute in 32 bits: of steps that are shared out, and programs.
+    shared = (count - chosen.dealt) * -(-K // chosen.schedule.step)
+    assert (shared + 1) * programs < 1 << 31
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("gated", [False, True])
+def test_candidates_fit(kind, gated):
+    """Tiles in flight and on their way out in 227 KiB, accumulators in registers."""
+    for x in dispatch.candidates(kind, gated):
+        size = 2 if x.step == 64 else 1
+        stage = (x.groups * x.rows + x.columns * (2 if x.gated else 1)) * x.step * size
+        assert x.stages * (stage + 16) + 2 * x.groups * 64 * 64 * 2 + 1024 <= 227 << 10
+        assert x.rows * x.columns * (2 if x.gated else 1) // 128 <= 128
+        assert (x.scales == "block") == (kind == dispatch.PROMOTED and not gated)
+
+
+def test_what_is_tuned_is_there():
+    """The table names candidates, by heights that are looked up."""
+    for (kind, M, _, _), (nth, _, section) in dispatch.TUNED.items():
+        assert nth < len(dispatch.candidates(kind, False))
+        assert dispatch.height(M) == M
+        assert section > 0
