@@ -1,4 +1,4 @@
-"""A small table of rates on every test run: loose bounds that a broken rule exceeds; the full table is a command."""
+"""A small table of rates on every test run: loose bounds that a broken rule exceeds; the whole is a command."""
 
 from __future__ import annotations
 
