@@ -12,7 +12,8 @@ from ...registry.store.home import Home
 from ...registry.store.journal import read
 from ..catalog import Catalog
 from ..run import supervisor
-from .run import device_named, present, writable
+from ..run.fingerprint import device_named
+from .run import present, writable
 
 
 @click.command("worth")
