@@ -78,15 +78,15 @@ def test_a_slower_commit_fails_the_build(detector, sleeper, tmp_path):
     """On the CPU, with real workers: 6 pairs, and 10 fresh ones for what they flagged."""
     files = tmp_path / "comment.md", tmp_path / "junit.xml"
     code, out, err = detector.run(
-        "--baseline", "HEAD~1", "--json", "--markdown", str(files[0]), "--junit", str(files[1])
+        "--baseline", "HEAD~1", "--budget", "150s", "--json", "--markdown", str(files[0]), "--junit", str(files[1])
     )
     report = json.loads(out)
     (verdict,) = report["verdicts"]
     assert (code, verdict["kind"]) == (1, "regression"), err
     assert verdict["stage"] >= 2
-    assert verdict["pairs"] >= 10, "more where the machine is noisy"
+    assert verdict["pairs"] >= 5, "as many as the budget allows where the machine is noisy"
     assert 0.15 < verdict["change"] < 0.45
-    assert "stage 2, pair 10 of " in err
+    assert "stage 2, pair 5 of " in err
     assert "budget: a pair of all rows takes" in err
     assert files[0].read_text().startswith("### kernelmark: Regression found")
     assert ElementTree.parse(files[1]).getroot().get("failures") == "1"
