@@ -256,6 +256,7 @@ def test_planted_faults_are_caught_here(capsys, monkeypatch):
     """Real workers, as `--quick` has them: a test machine is busy, so what is timed may be left open."""
     monkeypatch.setattr(doctor, "QUICK", doctor.Extent(2, 2, 20.0))
     code, out, err = command(capsys, "--json", "--quick", "--device", "cpu")
+    assert out, err
     found = {x["name"]: x["verdict"] for x in json.loads(out)["checks"] if x["verdict"] not in ("ok", "warning")}
     dishonest = {f"dishonest: {x.replace('_', ' ')}" for x in OUTCOMES if x not in NEED_GPU}
     assert found.keys() == {x for x in NAMES.values() if "CUDA" not in x} | dishonest
