@@ -270,6 +270,8 @@ def _dishonest(journal: Journal, by_name: Mapping[str, Row]) -> Iterator[Check]:
         what, row = f"dishonest: {name.replace('_', ' ')}", by_name.get(name)
         if row is None:
             yield Check(what, "missed", "no row")
+        elif row.status == "timeout":
+            yield Check(what, "unsure", f"{row.status}: {row.reason}")
         elif outcome == "incorrect":
             seen = f"{row.status}: {row.reason}" if row.reason else row.status
             yield Check(what, "caught" if row.status == "incorrect" else "missed", seen)

@@ -261,8 +261,10 @@ def test_planted_faults_are_caught_here(capsys, monkeypatch):
     dishonest = {f"dishonest: {x.replace('_', ' ')}" for x in OUTCOMES if x not in NEED_GPU}
     assert found.keys() == {x for x in NAMES.values() if "CUDA" not in x} | dishonest
     open_ = {x for x, verdict in found.items() if verdict != "caught"}
-    # These hang on how quiet the machine is, and on chance.
-    assert open_ <= {"5 % slower", "lives off a warm cache", "dishonest: by version", "dishonest: by ends"}
+    told = [x for x in json.loads(out)["checks"] if x["name"] in open_]
+    # These hang on how quiet the machine is, and on chance; a busy one may be too late for any.
+    missed = {x for x in open_ if found[x] == "missed"}
+    assert missed <= {"5 % slower", "lives off a warm cache", "dishonest: by version", "dishonest: by ends"}, told
     assert code == (0 if not open_ else 5 if "missed" in found.values() else 3)
     assert all(x in err for x in open_ if found[x] == "missed" or code == 3)
 
