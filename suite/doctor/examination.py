@@ -272,7 +272,7 @@ def _dishonest(journal: Journal, by_name: Mapping[str, Row]) -> Iterator[Check]:
             yield Check(what, "missed", "no row")
         elif row.status == "timeout":
             yield Check(what, "unsure", f"{row.status}: {row.reason}")
-        elif outcome == "incorrect":
+        elif outcome == "incorrect" or row.status == "incorrect":  # the others too, where a GPU makes more of it
             seen = f"{row.status}: {row.reason}" if row.reason else row.status
             yield Check(what, "caught" if row.status == "incorrect" else "missed", seen)
         elif outcome == "remarked":

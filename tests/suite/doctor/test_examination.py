@@ -289,8 +289,7 @@ def test_what_is_dishonest():
     assert set(seen().values()) == {"caught"}
     assert len(seen()) == len(OUTCOMES)
     for name in OUTCOMES:
-        other = "incorrect" if OUTCOMES[name] != "incorrect" else "ok"
-        for end in (other, None):
+        for end in ("ok", None) if OUTCOMES[name] == "incorrect" else ("error", None):
             found = seen(**{name: end})
             assert found.pop(f"dishonest: {name.replace('_', ' ')}") == "missed"
             assert set(found.values()) == {"caught"}
