@@ -30,9 +30,7 @@ for row in runner.rows():
     if row.value() is None:
         print(f"{row.implementation:10} {row.status}: {row.reason}")
     else:
-        print(
-            f"{row.implementation:10} {row.value():8.4f} ms, {row.speedup_vs_best_baseline or 1:.2f} x the best"
-        )
+        print(f"{row.implementation:10} {row.value():8.4f} ms, {row.speedup_vs_best_baseline or 1:.2f} x the best")
 
 # %% Peak memory is the device's; None where the device does not say.
 print("peak memory:", memory.peak_bytes)

@@ -28,6 +28,7 @@ from ..measure.telemetry import THROTTLE, Nvml
 from ..plan import Cell, Plan
 from ..run.fingerprint import cpu_governor
 from ..run.supervisor import Listener, Run, new_run
+from .planted.baselines.hacks import NEED_GPU, OUTCOMES
 
 PLANTED = Path(__file__).resolve().parent / "planted"
 DEADLINE_S = 15.0
@@ -37,8 +38,10 @@ SLOWDOWN = 0.05
 """What `slower` is slower by."""
 REUSE = 1.1
 """How many times as fast hot as cold a kernel is, at least, that lives off a warm cache."""
-TIMED = ("honest", "slower", "squares")
-"""What is timed; the other faults show in one replicate."""
+TIMED = ("honest", "slower", "squares", "by_ends")
+"""What is measured in every replicate; faults that end otherwise show in the first. What remembers by some of the
+elements is right by chance, one time in sixteen, where the last block exchanged holds one of them.
+"""
 ENDING = ("hang", "kill", "corrupt")
 """What ends its process."""
 
@@ -266,7 +269,43 @@ def judge(journal: Journal) -> Iterator[Check]:
         row = by_name.get(implementation)
         seen = "no row" if row is None else f"{row.status}: {row.reason}"
         yield Check(what, "caught" if row is not None and row.status == status else "missed", seen)
+    if by_name.keys() & OUTCOMES.keys():
+        yield from _dishonest(journal, by_name)
     yield _warm(journal)
+
+
+def _dishonest(journal: Journal, by_name: Mapping[str, Row]) -> Iterator[Check]:
+    """What became of implementations that are quick where they are timed and right where they are checked."""
+    for name, outcome in OUTCOMES.items():
+        if name in NEED_GPU and journal.header.device == "cpu":
+            continue
+        what, row = f"dishonest: {name.replace('_', ' ')}", by_name.get(name)
+        if row is None:
+            yield Check(what, "missed", "no row")
+        elif row.status == "timeout":
+            yield Check(what, "unsure", f"{row.status}: {row.reason}")
+        elif outcome == "incorrect" or row.status == "incorrect":  # the others too, where a GPU makes more of it
+            seen = f"{row.status}: {row.reason}" if row.reason else row.status
+            yield Check(what, "caught" if row.status == "incorrect" else "missed", seen)
+        elif outcome == "remarked":
+            said = [
+                y
+                for x in journal.records
+                if x.implementation == name and x.measurement is not None
+                for y in x.measurement.remarks
+            ]
+            yield Check(what, "caught" if said else "missed", f"{len(said)} changes put back")
+        else:
+            yield _no_gain(what, _times(journal, name), _times(journal, "honest"))
+
+
+def _no_gain(what: str, times: Mapping[int, float], honest: Mapping[int, float]) -> Check:
+    """A memory that the harness makes useless: its time is that of the work."""
+    both = times.keys() & honest.keys()
+    if not both:
+        return Check(what, "missed", "not measured beside honest")
+    ratio = median(times[x] / honest[x] for x in both)
+    return Check(what, "caught" if ratio > 0.5 else "missed", f"{ratio:.2f} times as long as the work")
 
 
 def _warm(journal: Journal) -> Check:

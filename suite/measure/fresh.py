@@ -193,7 +193,7 @@ class Fresh:
         if self._kept is not None:
             self._lay(self._kept.exchanged)
             outputs = bench.comparable(self._kept.result)
-            again = [x.double() for x in bench.comparable(call())]
+            again = [x.to(bench.wide) for x in bench.comparable(call())]
             twice = Tolerance(TWICE * tolerance.norm, TWICE * tolerance.absolute, TWICE * tolerance.relative)
             self._compare(outputs, again, twice)
         self._kept = None

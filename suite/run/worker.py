@@ -131,8 +131,8 @@ def work(
         catalog = catalog.with_systems(task.systems)
     stages = Stages(listen=lambda name: send(Stage(name)))
     send(Facts(facts, python_facts()))
-    pristine = Pristine()
     with device.using():
+        pristine = Pristine()  # in here: the stream that all work runs on is part of what is put back
         if task.ceilings:
             from ..measure import limits
 

@@ -35,7 +35,8 @@ HEADER = Header(
     environment={},
 )
 CASE = Case("gelu", "M64-N64-fp32-forward", {"M": 64, "N": 64}, {}, "fp32", "forward", "5bec0001", 32768, 0)
-RECORD = Record(CASE, "torch", "torch", "2.13.0", 0, 0, "hot", "ok", None, Measurement((0.1, 0.2), "monotonic"))
+SEEN = Measurement({"latency": (0.1, 0.2)}, "monotonic")
+RECORD = Record(CASE, "torch", "torch", "2.13.0", 0, 0, "hot", "ok", None, SEEN)
 
 
 @pytest.fixture

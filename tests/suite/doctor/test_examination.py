@@ -6,6 +6,7 @@ import json
 import os
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import Journal
@@ -13,6 +14,7 @@ from kernelmark.registry.store.record import Case, Header, Measurement, Record
 from kernelmark.suite import cli
 from kernelmark.suite.doctor import examination as doctor
 from kernelmark.suite.doctor.examination import judge, machine
+from kernelmark.suite.doctor.planted.baselines.hacks import NEED_GPU, OUTCOMES
 from kernelmark.suite.measure.telemetry import Nvml
 
 CHAIN = Case("chain", "N192-fp32-forward", {"N": 192}, {}, "fp32", "forward", "5bec", 100, 100)
@@ -254,9 +256,40 @@ def test_planted_faults_are_caught_here(capsys, monkeypatch):
     """Real workers, as `--quick` has them: a test machine is busy, so what is timed may be left open."""
     monkeypatch.setattr(doctor, "QUICK", doctor.Extent(2, 2, 20.0))
     code, out, err = command(capsys, "--json", "--quick", "--device", "cpu")
+    assert out, err
     found = {x["name"]: x["verdict"] for x in json.loads(out)["checks"] if x["verdict"] not in ("ok", "warning")}
-    assert found.keys() == {x for x in NAMES.values() if "CUDA" not in x}
+    dishonest = {f"dishonest: {x.replace('_', ' ')}" for x in OUTCOMES if x not in NEED_GPU}
+    assert found.keys() == {x for x in NAMES.values() if "CUDA" not in x} | dishonest
     open_ = {x for x, verdict in found.items() if verdict != "caught"}
-    assert open_ <= {"5 % slower", "lives off a warm cache"}  # both hang on how quiet the machine is
+    told = [x for x in json.loads(out)["checks"] if x["name"] in open_]
+    # These hang on how quiet the machine is, and on chance; a busy one may be too late for any.
+    missed = {x for x in open_ if found[x] == "missed"}
+    assert missed <= {"5 % slower", "lives off a warm cache", "dishonest: by version", "dishonest: by ends"}, told
     assert code == (0 if not open_ else 5 if "missed" in found.values() else 3)
     assert all(x in err for x in open_ if found[x] == "missed" or code == 3)
+
+
+def test_what_is_dishonest():
+    def seen(**ends) -> dict[str, str]:
+        records = [record(CHAIN, "honest", 0, 1.0)]
+        for name, outcome in OUTCOMES.items():
+            status = ends.get(name, "incorrect" if outcome == "incorrect" else "ok")
+            if status is None:
+                continue
+            ms = 1.0 if status == "ok" else None
+            made = record(CHAIN, name, 0, ms, "cold", status, None if ms else "while timed: no")
+            if outcome == "remarked" and made.measurement is not None:
+                msgspec.structs.force_setattr(made.measurement, "remarks", ("it changed x; put back",))
+            records.append(made)
+        header = journal().header
+        return {
+            x.name: x.verdict for x in judge(Journal(header, tuple(records))) if x.name.startswith("dishonest")
+        }
+
+    assert set(seen().values()) == {"caught"}
+    assert len(seen()) == len(OUTCOMES)
+    for name in OUTCOMES:
+        for end in ("ok", None) if OUTCOMES[name] == "incorrect" else ("error", None):
+            found = seen(**{name: end})
+            assert found.pop(f"dishonest: {name.replace('_', ' ')}") == "missed"
+            assert set(found.values()) == {"caught"}

@@ -267,4 +267,6 @@ OUTCOMES: dict[str, Literal["incorrect", "honest", "remarked"]] = {
 """`incorrect`: its row has that status. `honest`: its time is that of the work, as its memory is of no use.
 `remarked`: its row is ok and says what was put back; no other row is altered."""
 
+NEED_GPU = ("on_a_stream",)
+
 IMPLEMENTATIONS = {"chain": {name: globals()[name] for name in OUTCOMES}}
