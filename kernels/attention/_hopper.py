@@ -139,6 +139,7 @@ def tile_layout(rows: int, width: int, dtype: torch.dtype) -> gl.NVMMASharedLayo
     return gl.NVMMASharedLayout.get_default_for([1, 1, rows, width], element)
 
 
+@functools.lru_cache(4096)
 def mapping(shape: torch.Size, strides: Strides, rows: int, dtype: torch.dtype) -> dict[str, Any]:
     """What a tensor map of blocks of `rows` rows of one head of a (B, H, S, D) tensor says, but for where the
     tensor is. Columns of blocks are a power of two.
