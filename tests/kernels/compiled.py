@@ -47,6 +47,7 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
     "fp8_matmul": ({"M": 2048, "N": 4096, "K": 1024, "recipe": "block"},),
     "linear_attention": ({"B": 1, "S": 2048, "H": 2, "K": 256, "D": 256},),
     "rms_norm": ({"B": 1, "S": 256, "D": 5120}, {"B": 1, "S": 256, "D": 5001}, {"B": 1, "S": 256, "D": 1001}),
+    "gated_rms_norm": ({"B": 1, "S": 64, "D": 100001, "G": 1},),
     "softmax": ({"M": 256, "D": 5001}, {"M": 256, "D": 50257}),
     "cross_entropy": ({"M": 256, "V": 50257}, {"M": 256, "V": 1001}),
 }  # fmt: skip

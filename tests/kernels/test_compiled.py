@@ -38,7 +38,7 @@ MATRIX = "matmul", "fp8_matmul", "mx_matmul"
 APART = "attention", "linear_attention", "selective_scan", *E4M3
 PLAIN = tuple(x for x in Catalog.default().roots[0].files("kernels") if not x.startswith(APART))
 """Operators whose kernels are the same everywhere."""
-ODD = re.compile(r"=(5001|1001|50257)\b")
+ODD = re.compile(r"-[DV](5001|1001|50257)\b")
 """Widths at which rows start anywhere between two 16-byte boundaries."""
 SMALL = "_mean", "_share", "_scale", "_add_parts"
 """Kernels that read no such rows."""
