@@ -37,6 +37,9 @@ BACKWARD_PARTS_FROM = 8 if INTERPRETED else 2048
 BACKWARD_LONG = 4
 
 SPREAD_TILES = ((2, 16, 4), (4, 16, 4)) if INTERPRETED else ((8, 128, 4), (32, 128, 4))
+LONG_TILE = (2, 16, 4) if INTERPRETED else (8, 512, 4)
+LONG = 1 << 17
+"""Rows longer than this, and centred ones, give enough programs with fewer rows of more columns each."""
 
 
 @triton.jit
@@ -426,6 +429,11 @@ def backward_plan(x: torch.Tensor, N: int, D: int, centred: bool, access: Access
     return Plan("pieces", 1, PIECE, cdiv(wide, PIECE), 8)
 
 
+def _spread_tile(D: int, centred: bool, shifted: bool) -> tuple[int, int, int]:
+    """(rows, columns, warps) of a program that goes down the columns of few long rows."""
+    return LONG_TILE if not shifted and (centred or D > LONG) else SPREAD_TILES[not shifted]
+
+
 def prepare_backward(
     dy: torch.Tensor,
     dh: torch.Tensor | None,
@@ -454,7 +462,7 @@ def prepare_backward(
     plan = plan or backward_plan(x, N, D, centred, reach)
     flags = {"RESIDUAL": dh is not None, "CENTRED": centred}
     if plan.kind == "spread":
-        launch = _columns((N, D), strides, plan, reach, flags, tile or SPREAD_TILES[not reach.SHIFTED])
+        launch = _columns((N, D), strides, plan, reach, flags, tile or _spread_tile(D, centred, reach.SHIFTED))
     elif plan.kind in ("whole", "parts"):
         launch = _rows_at_once(x, (N, D), strides, plan, reach, flags)
     else:

@@ -163,7 +163,7 @@ def side(folder, commit, rate, loss, replicates):
 
 def test_it_is_judged(folder):
     base, current = side(folder, "base", 200.0, 2.0, 15), side(folder, "current", 150.0, 2.2, 15)
-    progress = decide(pair(base, current), lambda wanted: pair(base, current))
+    progress = decide(pair(base, current, controls=()), lambda wanted: pair(base, current, controls=()))
     report = to_json(ComparisonReport("base", "current", progress))
     (verdict,) = report["verdicts"]
     assert report["exit_code"] == 1
@@ -184,7 +184,7 @@ def test_a_primary_metric_may_be_judged_by_equivalence(folder):
 
     kinds = {}
     for name, loss in (("as good", 2.004), ("worse", 2.2), ("better", 1.8), ("near the margin", 2.0195)):
-        rows_ = pair(turned(200.0, 2.0), turned(200.0, loss))
+        rows_ = pair(turned(200.0, 2.0), turned(200.0, loss), controls=())
         (verdict,) = decide(rows_, lambda wanted: ()).verdicts
         kinds[name] = verdict.kind
     assert kinds == {

@@ -410,7 +410,7 @@ def write_journal(
         )
         for j, name in enumerate(implementations):
             ms = 0.01 * (i + 1) + 0.0001 * j
-            measured = Measurement((ms, ms * 1.01, ms * 1.02), "cuda_event", error=0.001)
+            measured = Measurement({"latency": (ms, ms * 1.01, ms * 1.02), "error": (0.001,)}, "cuda_event")
             lines.append(encode(Record(case, name, name, "1.0", 0, j, "cold", "ok", None, measured)))
     lines.append(encode(Footer("2026-11-20T12:01:00Z", 60.0, True, {"sample": 60.0})))
     path.write_bytes(b"".join(lines))

@@ -19,7 +19,7 @@ CELL = Cell(CASE, Implementation("gelu", "torch", "torch", (), "core", ("cpu",),
 
 
 def record(replicate: int = 0, status: str = "ok", reason: str | None = None) -> Record:
-    seen = Measurement((1.0,), "events") if status == "ok" else None
+    seen = Measurement({"latency": (1.0,)}, "events") if status == "ok" else None
     return Record(CASE, "torch", "torch", None, replicate, 0, "cold", status, reason, seen)
 
 

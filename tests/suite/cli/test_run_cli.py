@@ -46,7 +46,7 @@ def _no_gpu(monkeypatch):
         (("--implementation", "torhc"), "unknown implementation 'torhc'. Did you mean 'torch'? Known: "),
         (
             ("--plan", "nightly"),
-            "unknown plan 'nightly'. Known: quick, standard, full, crossing, memory, attention,",
+            "unknown plan 'nightly'. Known: quick, standard, full, attention, crossing, matmul, memory,",
         ),
         (("--plan", "absent.toml"), "no plan file at absent.toml."),
         (("--device", "tpu"), "no device 'tpu' here. Known: cpu."),
@@ -79,7 +79,7 @@ def test_a_mistake_in_a_plan_file(call, plan_file, root, monkeypatch):
 
 @pytest.mark.usefixtures("_no_gpu")
 def test_an_unknown_run_to_resume_names_those_that_exist(call, tmp_path):
-    header = Header(1, "20261121-000000-aaaa", "", "0.1.0", None, False, "quick", 0, 1, "cpu", "k", {}, {})
+    header = Header(2, "20261121-000000-aaaa", "", "0.1.0", None, False, "quick", 0, 1, "cpu", "k", {}, {})
     path = Home(tmp_path / "home").journal(header.run)
     path.parent.mkdir(parents=True)
     path.write_bytes(encode(header))

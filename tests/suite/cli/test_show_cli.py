@@ -18,6 +18,10 @@ Call = Callable[..., tuple[int, str, str]]
 FIRST, SECOND, OTHER = "20261119-090000-aaaa", "20261120-080000-bbbb", "20261121-070000-cccc"
 
 
+def timed(ms):
+    return Measurement({"latency": (ms,)}, "events")
+
+
 def write(path: Path, run: str, ms: float, driver: str = "580") -> None:
     case = Case("gelu", "M4-bf16-forward", {"M": 4}, {}, "bf16", "forward", "5bec", 100, 0)
     header = Header(
@@ -36,7 +40,7 @@ def write(path: Path, run: str, ms: float, driver: str = "580") -> None:
         environment={},
     )
     lines = [
-        Record(case, name, name, "1", r, 0, "cold", "ok", None, Measurement((ms * k * (1 + r / 100),), "events"))
+        Record(case, name, name, "1", r, 0, "cold", "ok", None, timed(ms * k * (1 + r / 100)))
         for name, k in (("kernelmark", 1), ("torch", 2))
         for r in range(2)
     ]

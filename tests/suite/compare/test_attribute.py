@@ -98,7 +98,7 @@ def factorial(root, plan_file, tmp_path, monkeypatch):
 def _tuned(key: Key, chosen: str):
     case = SimpleNamespace(operator=key.operator, name=key.case)
     measurement = SimpleNamespace(tuning={"tile": chosen})
-    return SimpleNamespace(case=case, implementation=key.implementation, cache=key.cache, measurement=measurement)
+    return SimpleNamespace(case=case, identity=key, measurement=measurement)
 
 
 @pytest.mark.parametrize(

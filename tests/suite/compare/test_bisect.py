@@ -104,7 +104,7 @@ def test_what_does_not_build_leaves_a_range(repository, search):
 
 def test_what_cannot_be_told_is_asked_again_and_then_ends(repository, search):
     (found,) = search([1, 1, 1, 1.1, 1.1, 1.3, 1.3], width=0.08)
-    assert [x for x in search.asked if x[1] == 3] == [(0, 3, 5), (0, 3, 20)]
+    assert [x for x in search.asked if x[1] == 3] == [(0, 3, 6), (0, 3, 20)]
     assert subjects(repository, found) == [1, 2, 3, 4, 5, 6]
     assert "could not be told beyond doubt" in found.reason
     # The second, longer look may well tell.
