@@ -39,8 +39,8 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 """The lowest finite fp32 number. As the first maximum of a row's scores it is below every finite one, and unlike
 -inf it can be subtracted from -inf: a row whose scores are all -inf gets a weight of 0 and no NaN."""
 SHORT = (512, 256)
-"""Sequences shorter than this, at D up to 64 and above, take the portable forward kernel: setting up the barriers and
-tensor maps of the one for Hopper takes an H200 as long again as a head of 64 tokens.
+"""Sequences shorter than this, at D up to 64 and above, take the portable forward kernel: setting up barriers and
+tensor maps for Hopper's takes an H200 as long again as a head of 64 tokens.
 """
 L2_SHARE = 24 << 20
 """Bytes of K and V that the programs of one time should share: less than half of an H100's or H200's L2."""
