@@ -143,7 +143,7 @@ def compiled(
     def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *arguments, grid=grid, warmup=True, **options)
         module = self.__module__.rpartition(".")[2]
-        ptx = kernel.asm["ptx"]
+        ptx = kernel.asm.get("ptx", "")  # of AMD's targets there is none
         about = {
             "module": module,
             "kernel": self.__name__,
