@@ -120,10 +120,11 @@ def test_a_state_that_grows_over_all_bounds_is_caught():
     def later(weights, grads, rate):
         calls.append(0)
         step(weights, grads, rate)
-        if 2 < len(calls) < 8:
+        if len(calls) > 2:
             weights[0][0, 0] = torch.inf
 
-    with pytest.raises(Incorrect, match="not finite any more"):
+    # In whichever timed call it is seen first: by the check of one, or by what is left after all of them.
+    with pytest.raises(Incorrect, match="not finite any more|NaN or infinite"):
         run(later)
 
 
