@@ -124,21 +124,23 @@ class Root:
             found[path.stem] = path
         return found
 
-    def listed(self, room: str, name: str) -> ModuleType:
-        """Imports one file of a room for listing. Raises `InputError` if it cannot be imported."""
-        try:
-            return self.module(room, name)
-        except (Exception, SystemExit) as error:  # somebody's file may raise anything, and a command's file exits
-            raise InputError(
-                f"{self.files(room)[name]} cannot be imported: {type(error).__name__}: {error}"
-            ) from error
+    def listed(self, room: str) -> Iterator[tuple[str, Path, ModuleType]]:
+        """Imports the files of a room for listing: names, files, modules. Raises `InputError` if one cannot be."""
+        for name, path in self.files(room).items():
+            try:
+                module = self._imported(room, path)
+            except (Exception, SystemExit) as error:  # somebody's file may raise anything, a command's file exits
+                raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+            yield name, path, module
 
     def module(self, room: str, name: str) -> ModuleType:
         """Imports one file of a room."""
+        return self._imported(room, self.files(room)[name])
+
+    def _imported(self, room: str, path: Path) -> ModuleType:
         home = self.home(room)
         package = _package(home) if self.package is None or home != self.folder else self.package
-        path = self.files(room)[name].relative_to(home).with_suffix("")
-        return importlib.import_module(".".join([package, *path.parts]))
+        return importlib.import_module(".".join([package, *path.relative_to(home).with_suffix("").parts]))
 
 
 def _package(folder: Path) -> str:
@@ -212,9 +214,8 @@ class Catalog:
         """Operators by name. Raises `InputError` for two files of one name or a file without `OPERATOR`."""
         found: dict[str, Operator] = {}
         for root in self.roots:
-            for name in root.files("operators"):
-                operator = getattr(root.listed("operators", name), "OPERATOR", None)
-                path = root.files("operators")[name]
+            for name, path, module in root.listed("operators"):
+                operator = getattr(module, "OPERATOR", None)
                 if not isinstance(operator, Operator) or operator.name != name:
                     raise InputError(f"{path} must define OPERATOR, an Operator named {name!r}.")
                 if name in found:
@@ -227,9 +228,8 @@ class Catalog:
         """Workloads by name. Raises `InputError` for a name that is taken or a file without `WORKLOAD`."""
         found: dict[str, Workload] = {}
         for root in self.roots:
-            for name in root.files("workloads"):
-                workload = getattr(root.listed("workloads", name), "WORKLOAD", None)
-                path = root.files("workloads")[name]
+            for name, path, module in root.listed("workloads"):
+                workload = getattr(module, "WORKLOAD", None)
                 if not isinstance(workload, Workload) or workload.name != name:
                     raise InputError(f"{path} must define WORKLOAD, a Workload named {name!r}.")
                 if name in found or name in self.operators:
@@ -243,9 +243,8 @@ class Catalog:
         found: dict[str, Model] = {}
         names: dict[str, str] = {}
         for root in self.roots:
-            for name in root.files("models"):
-                model = getattr(root.listed("models", name), "MODEL", None)
-                path = root.files("models")[name]
+            for name, path, module in root.listed("models"):
+                model = getattr(module, "MODEL", None)
                 if not isinstance(model, Model) or model.name != name:
                     raise InputError(f"{path} must define MODEL, a Model named {name!r}.")
                 if name in found:
@@ -303,7 +302,7 @@ class Catalog:
     def parts(self) -> tuple[Implementation, ...]:
         """Implementations that a file has, of which systems are made."""
         ours = [x for root in self.roots for x in self._ours(root)]
-        theirs = [x for root in self.roots for name in root.files("baselines") for x in self._theirs(root, name)]
+        theirs = [x for root in self.roots for file in root.listed("baselines") for x in self._theirs(root, *file)]
         return _apart(ours + theirs)
 
     def of_operator(self, operator: str) -> tuple[Implementation, ...]:
@@ -323,10 +322,10 @@ class Catalog:
 
     def _ours(self, root: Root) -> Iterator[Implementation]:
         kernels, cpu = set(root.files("kernels")), set(root.files("kernels/cpu"))
+        before = {name for x in self.roots[: self.roots.index(root)] for name in x.files("kernels")}
         for name, operator in self.operators.items():
             # A kernel that another root has for an operator of ours stands beside ours, named by its root.
-            known = any(name in x.files("kernels") for x in self.roots[: self.roots.index(root)])
-            provider = root.folder.name if known else PROVIDER
+            provider = root.folder.name if name in before else PROVIDER
             if name in kernels:
                 yield _own_implementation(root, "kernels", name, provider, "", ("torch", "triton"), ("cuda",))
             if name in cpu:
@@ -337,9 +336,7 @@ class Catalog:
                         name, yardstick, YARDSTICK, ("torch",), "core", ("cuda", "cpu"), _constant(call)
                     )
 
-    def _theirs(self, root: Root, name: str) -> Iterator[Implementation]:
-        module = root.listed("baselines", name)
-        path = root.files("baselines")[name]
+    def _theirs(self, root: Root, name: str, path: Path, module: ModuleType) -> Iterator[Implementation]:
         if not isinstance(getattr(module, "IMPLEMENTATIONS", None), dict):
             raise InputError(f"{path} must define IMPLEMENTATIONS, a dict.")
         requires = _names(getattr(module, "REQUIRES", ()), path, "REQUIRES")

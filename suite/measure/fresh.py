@@ -133,6 +133,7 @@ class Fresh:
         if self._parts and (self._way or self._step != self._checked_at):
             self._exchange(self._way.pop() if self._way else self._any())
         if self._step == self._checked_at and self._own:
+            self._bench.hold_finite()  # what is laid over it would hide it
             with self._no_grad():
                 for x, value in self._own:
                     x.detach().copy_(value)

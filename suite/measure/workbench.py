@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...registry.store.record import Case, Pass
 from ..operator import Inputs, Operator
-from .verify import flat
+from .verify import Incorrect, flat
 
 if TYPE_CHECKING:
     import torch
@@ -110,11 +110,12 @@ class Workbench:
             for target, value in zip(self.varied, self.values, strict=True)
         )
 
-    def finite(self) -> bool:
-        """Whether what calls update in place holds numbers still, after however many calls."""
+    def hold_finite(self) -> None:
+        """Raises `Incorrect` unless what calls update in place holds numbers still, after however many calls."""
         import torch
 
-        return all(bool(torch.isfinite(x).all()) for x in self.updated() if x.is_floating_point())
+        if not all(bool(torch.isfinite(x).all()) for x in self.updated() if x.is_floating_point()):
+            raise Incorrect("what it updates in place is not finite any more after repeated calls")
 
     def updated(self) -> list[torch.Tensor]:
         """The inputs that calls may write to."""

@@ -82,7 +82,7 @@ def test_thousands_of_steps_stay_finite():
     call = here.call(EAGER["adamw"]["torch_fused"](here.case))
     for _ in range(20_000):
         call()
-    assert here.finite()
+    here.hold_finite()
     assert max(float(x.abs().max()) for x in here.inputs["params"]) < 1
 
 
