@@ -31,6 +31,7 @@ from ..store.record import (
     Record,
     Status,
     baseline,
+    ended,
 )
 from .ceilings import Ceilings
 from .statistics import coefficient_of_variation, log_mean_interval, median_interval
@@ -66,9 +67,8 @@ class Value(msgspec.Struct, frozen=True):
 class Row(msgspec.Struct, frozen=True, rename={"pass_": "pass"}):
     """One implementation of one case in one cache state, over all replicates of a run.
 
-    `status` is "ok" if any replicate is, unless another one was incorrect: a wrong answer is never
-    outvoted. `reason` is set wherever a replicate did not end well. Speedups and the fraction of the limit are of
-    the primary metric.
+    `status` is how its processes ended together (`record.ended`). `reason` is set wherever a replicate did not end
+    well. Speedups and the fraction of the limit are of the primary metric.
     """
 
     operator: str
@@ -139,14 +139,7 @@ class _Group:
 
     @cached_property
     def status(self) -> tuple[Status, str | None]:
-        bad = [x for x in self.records if x.status != "ok"]
-        if not bad:
-            return "ok", None
-        wrong = next((x for x in bad if x.status == "incorrect"), None)
-        chosen = wrong or bad[0]
-        if wrong is None and len(bad) < len(self.records):
-            return "ok", f"{len(bad)} of {len(self.records)} replicates: {chosen.status}: {chosen.reason}"
-        return chosen.status, chosen.reason
+        return ended(self.records)
 
     @cached_property
     def measured(self) -> dict[int, Measurement]:

@@ -42,8 +42,8 @@ class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `medians` holds each process's value of the primary metric, `metrics` those of the others.
 
-    `status` is None where the commit has no such row at all. A row has a time if at least one process
-    ended `ok`; `failures` counts the others by status.
+    `status` is how the processes ended together (`store.record.ended`), None where the commit has no such row
+    at all; `failures` counts those that did not end well, by status.
     """
 
     status: Status | None = "ok"

@@ -14,12 +14,9 @@ from statistics import median
 import numpy as np
 
 from ..store.metric import LATENCY, OPERATOR_METRICS, Metric, summarized
-from ..store.record import PROVIDER, Header, Key, Measurement, Record
+from ..store.record import PROVIDER, Header, Key, Measurement, Record, ended
 from .comparison import Comparison, History, Side
 from .noise import log_times, trimmed
-
-FAILED_FIRST = ("incorrect", "crashed", "timeout", "out_of_memory", "error", "unavailable", "unsupported")
-"""Which status speaks for a side whose processes all failed, in different ways."""
 
 
 def differing(base: Header, current: Header, allowed: Collection[str] = ()) -> tuple[str, ...]:
@@ -45,18 +42,14 @@ def side(records: Sequence[Record], replicates: int, metrics: Sequence[Metric] =
     by_replicate = {record.replicate: record for record in reversed(records)}  # the first of a number counts
     measured = [_measured(by_replicate.get(i)) for i in range(replicates)]
     failures = Counter[str](r.status for r in by_replicate.values() if r.status != "ok")
-    worst = min(
-        (r for r in by_replicate.values() if r.status != "ok"),
-        key=lambda r: FAILED_FIRST.index(r.status),
-        default=None,
-    )
+    status, reason = ended(tuple(by_replicate.values()))
     primary = records[0].case.primary
     known = {x.name: x for x in metrics}
     throttled = [len(m.throttled) >= len(m.samples[primary]) > 0 for m in measured if m is not None]
     clocks = [sum(x.sm_mhz) / 2 for m in measured if m and (x := m.telemetry) and x.sm_mhz]
     return Side(
-        status="ok" if any(measured) else worst.status if worst else None,
-        reason=worst.reason if worst else None,
+        status=status,
+        reason=reason,
         medians=tuple(_summary(m, known.get(primary, LATENCY)) for m in measured),
         metrics={
             name: values

@@ -11,6 +11,7 @@ None, never 0.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -168,6 +169,23 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     def primary(self) -> tuple[float, ...]:
         """The samples of the primary metric; none where the status is not ok."""
         return self.measurement.samples[self.case.primary] if self.measurement is not None else ()
+
+
+_WORST_FIRST = ("incorrect", "crashed", "timeout", "out_of_memory", "error", "unavailable", "unsupported")
+
+
+def ended(records: Sequence[Record]) -> tuple[Status, str | None]:
+    """How a row ended in all its processes, with the reason of one that did not end well.
+
+    `ok` if any process did, unless another one was incorrect: a wrong answer is never outvoted.
+    """
+    bad = [x for x in records if x.status != "ok"]
+    if not bad:
+        return "ok", None
+    worst = min(bad, key=lambda x: _WORST_FIRST.index(x.status))
+    if worst.status != "incorrect" and len(bad) < len(records):
+        return "ok", f"{len(bad)} of {len(records)} replicates: {worst.status}: {worst.reason}"
+    return worst.status, worst.reason
 
 
 class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="ceiling"):

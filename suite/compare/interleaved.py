@@ -30,6 +30,7 @@ from ...registry.store.record import EAGER, PROVIDER, Header, Key, Record, Reque
 from ..catalog import Catalog
 from ..environments import interpreter
 from ..plan import Cell, Plan
+from ..run.forkserver import ForkServers
 from ..run.process import OutOfTime
 from ..run.supervisor import Run, new_run
 from .revisions import ROOMS, Checkout, Revision
@@ -371,7 +372,9 @@ def in_turns(
     orders = balanced(len(runs), seed)
     count, made, took = max(wanted.values()), 0, 0.0
     with contextlib.suppress(OutOfTime), contextlib.ExitStack() as sessions:
+        servers = sessions.enter_context(ForkServers())
         for run in runs:
+            run.servers = servers
             sessions.enter_context(run.session())
         while made < count:
             begin = time.monotonic()

@@ -19,6 +19,7 @@ An input that calls update in place changes by itself. It is laid anew for the s
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable
@@ -44,6 +45,14 @@ TWICE = 2.0
 _random = random.SystemRandom()
 _began_s = time.monotonic()
 _spent_s = 0.0
+
+
+def _begin() -> None:
+    global _began_s
+    _began_s = time.monotonic()
+
+
+os.register_at_fork(after_in_child=_begin)  # a worker may be forked from a process that is older
 
 
 class _Part(NamedTuple):

@@ -19,6 +19,7 @@ from typing import IO, ClassVar
 import msgspec
 
 from ...registry.store.record import Status
+from .forkserver import ForkServer
 from .worker import Message, Task
 
 END_S = 10.0
@@ -82,11 +83,13 @@ class Output:
 
 
 class Worker:
-    """A worker process and the pipe it speaks through."""
+    """A worker process and the pipe it speaks through. With a `server` it is forked, else started from nothing."""
 
     _alive: ClassVar[set[int]] = set()
 
-    def __init__(self, task: Task, python: Path, log: Path, until: float = math.inf) -> None:
+    def __init__(
+        self, task: Task, python: Path, log: Path, until: float = math.inf, server: ForkServer | None = None
+    ) -> None:
         _adopt_orphans()
         self._strangers = _children()
         self._output = Output(log)
@@ -96,23 +99,21 @@ class Worker:
         self._until = until
         self._token = task.token.encode()
         self._reader, writer = os.pipe()
-        self._process = subprocess.Popen(
-            [str(python), "-m", f"{__package__}.worker", str(writer)],
-            stdin=subprocess.PIPE,
-            stdout=self._output.writer,
-            stderr=subprocess.STDOUT,
-            pass_fds=(writer,),
-            start_new_session=True,
-            env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
-        )
+        stdin, asked = os.pipe()
+        try:
+            self._process = (server and server.fork(stdin, self._output.writer, writer)) or _started(
+                python, stdin, self._output.writer, writer
+            )
+        except BaseException:
+            os.close(asked)
+            raise
+        finally:
+            for descriptor in (stdin, writer, self._output.writer):
+                os.close(descriptor)
         self._alive.add(self._process.pid)
         try:
-            os.close(writer)
-            os.close(self._output.writer)
-            assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it died at once; its end says why
-                self._process.stdin.write(msgspec.json.encode(task))
-                self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError), open(asked, "wb") as task_of:  # it died: its end says why
+                task_of.write(msgspec.json.encode(task))
         except BaseException:  # Ctrl-C, before anybody could end it
             self.kill()
             raise
@@ -204,6 +205,19 @@ class Worker:
         _end_orphans(self._strangers | self._alive)
         os.close(self._reader)
         self._output.close()
+
+
+def _started(python: Path, stdin: int, output: int, pipe: int) -> subprocess.Popen[bytes]:
+    """A worker from nothing."""
+    return subprocess.Popen(
+        [str(python), "-m", f"{__package__}.worker", str(pipe)],
+        stdin=stdin,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        pass_fds=(pipe,),
+        start_new_session=True,
+        env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
+    )
 
 
 def _adopt_orphans() -> None:

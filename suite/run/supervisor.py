@@ -42,6 +42,7 @@ from ..environments import interpreter
 from ..plan import NOTHING, Cell, Plan, order
 from . import fingerprint
 from .conversation import PROGRAM, Conversation, OutOfTurn
+from .forkserver import ForkServers
 from .peaks import least_ms
 from .process import Garbled, Worker
 from .worker import CeilingDone, Done, Facts, Result, Stage, Task, TaskCell
@@ -157,6 +158,8 @@ class Run:
     until: float = math.inf
     listener: Listener = field(default_factory=Silent)
     python: Callable[[str], Path | None] = interpreter
+    servers: ForkServers | None = None
+    """Where workers are forked from; None: each is started from nothing."""
     past: Journal | None = None
     pinned: Mapping[Key, Mapping[str, str]] = field(default_factory=dict)
     _writer: Writer | None = field(default=None, init=False)
@@ -335,7 +338,8 @@ class Run:
 
     def _process(self, task: Task, python: Path, left: dict[int, Cell]) -> Lost:
         """Runs one worker to its end; takes each cell that ends out of `left`."""
-        with Worker(task, python, self._log, self.until) as worker:
+        server = self.servers.of(python) if self.servers is not None else None
+        with Worker(task, python, self._log, self.until, server) as worker:
             begin = time.monotonic()
             worker.allow(START_DEADLINE_S)
             conversation = Conversation(task, begin)

@@ -309,8 +309,8 @@ def _forget_compiled() -> None:
         torch._dynamo.reset()
 
 
-def _die_with_parent() -> None:
-    """Linux ends us when whoever started us is gone, however it went."""
+def die_with_parent() -> None:
+    """From now on Linux ends us when whoever started us is gone, however it went."""
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:
@@ -319,7 +319,7 @@ def _die_with_parent() -> None:
 
 def main(pipe: int) -> None:
     """Reads a task from standard input and works on it; messages go to the file descriptor `pipe`."""
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the supervisor, which ends us in order
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
     send = _sender(os.fdopen(pipe, "wb"), task.token.encode())
@@ -347,7 +347,7 @@ def _sender(out: BinaryIO, token: bytes) -> Callable[[Message], None]:
     return send
 
 
-def _end() -> None:
+def end() -> None:
     """Ends the process without taking apart what is loaded: with torch that is a third of a second."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -357,4 +357,4 @@ def _end() -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]))
-    _end()
+    end()

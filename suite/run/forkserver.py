@@ -1,0 +1,228 @@
+"""Workers forked from a process that has torch loaded and has touched no device.
+
+Loading torch is most of what starting a worker takes, and an A/B starts dozens. Each is a process of its own all
+the same: it makes its own CUDA context, loads what it measures itself, and ends alone. What it shares with the
+others, on both sides of a comparison, is where torch lies in memory; what comes after torch is shifted by a random
+distance, so that a lucky place in memory does not stay with one side.
+
+A server that cannot be had (another system, an interpreter in a container, torch that starts threads) is None, and
+workers are started as ever.
+
+The server forks twice: the one between ends at once, and the worker becomes the supervisor's child (it adopts
+orphans, see `process.py`), which then waits for it and ends it like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import mmap
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+READY = b"ready"
+START_S = 60.0
+"""Loading torch from a cold disk may take so long."""
+ANSWER_S = 10.0
+END_S = 5.0
+SHIFT_PAGES = 4096
+"""The random distance is below so many pages: 16 MiB."""
+
+
+class Forked:
+    """A forked worker, with what the supervisor uses of `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code (negative: the signal that ended it), None while it runs."""
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code. Raises `subprocess.TimeoutExpired`."""
+        if timeout is None and self._code is None:
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        end = time.monotonic() + (timeout or 0.0)
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(["worker"], timeout or 0.0)
+            time.sleep(0.005)
+        return code
+
+    def terminate(self) -> None:
+        """Asks it to end."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+
+class ForkServer:
+    """A process that forks workers for one interpreter."""
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+        self._process = process
+        self._channel = channel
+
+    @classmethod
+    def start(cls, python: Path) -> ForkServer | None:
+        """None where this interpreter cannot be one."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [str(python), "-m", __name__, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # a worker that is started in its stead says what is wrong
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
+            )
+        server = cls(process, ours)
+        try:
+            ours.settimeout(START_S)
+            if ours.recv(len(READY)) == READY:
+                return server
+        except OSError:
+            pass
+        except BaseException:  # Ctrl-C, before anybody could end it
+            server.close()
+            raise
+        server.close()
+        return None
+
+    def fork(self, stdin: int, output: int, pipe: int) -> Forked | None:
+        """A worker with these file descriptors; None if the server is gone."""
+        try:
+            self._channel.settimeout(ANSWER_S)
+            socket.send_fds(self._channel, [b"fork"], [stdin, output, pipe])
+            answer = self._channel.recv(32)
+        except OSError:
+            return None
+        return Forked(int(answer)) if answer else None
+
+    def close(self) -> None:
+        """Ends the server; workers that it forked are the supervisor's."""
+        self._channel.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class ForkServers:
+    """Fork servers by interpreter, each started when it is first asked for, all ended together."""
+
+    def __init__(self) -> None:
+        self._servers: dict[Path, ForkServer | None] = {}
+
+    def of(self, python: Path) -> ForkServer | None:
+        """The server of an interpreter; None where it cannot have one."""
+        if python not in self._servers:
+            self._servers[python] = ForkServer.start(python) if sys.platform == "linux" else None
+        return self._servers[python]
+
+    def __enter__(self) -> ForkServers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for server in self._servers.values():
+            if server is not None:
+                server.close()
+
+
+def main(descriptor: int, supervisor: int) -> None:
+    """The server: loads torch, then forks a worker for each message, until nobody holds the other end."""
+    from .worker import die_with_parent
+
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import numpy  # noqa: F401  # its OpenBLAS has threads, which it ends before a fork and starts again where needed
+
+    threads = _threads()
+    import torch
+    import torch._functorch.config
+
+    with contextlib.suppress(ImportError):
+        import triton  # noqa: F401  # as of torch, most of its time is loading
+    if _threads() > threads or torch.cuda.is_initialized():
+        sys.exit("torch has started threads or opened a device: nothing can be forked")
+    gc.collect()
+    gc.freeze()  # else a collection in a worker would copy every page of it
+    with socket.socket(fileno=descriptor) as channel:
+        channel.sendall(READY)
+        while True:
+            asked, descriptors, _, _ = socket.recv_fds(channel, 16, 3)
+            if not asked:
+                return
+            channel.sendall(str(_forked(channel, descriptors, supervisor)).encode())
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _forked(channel: socket.socket, descriptors: list[int], supervisor: int) -> int:
+    """Forks a worker that is the supervisor's child; its process id."""
+    reader, writer = os.pipe()
+    between = os.fork()
+    if between == 0:
+        worker = os.fork()
+        if worker == 0:
+            os.close(reader)
+            os.close(writer)
+            channel.close()
+            _become_worker(descriptors, supervisor)
+        os.write(writer, str(worker).encode())
+        os._exit(0)
+    os.waitpid(between, 0)
+    os.close(writer)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    with open(reader, "rb") as pipe:
+        return int(pipe.read())
+
+
+def _become_worker(descriptors: list[int], supervisor: int) -> NoReturn:
+    """In a worker's process: its own session, descriptors and place in memory; then as if it were started."""
+    from . import worker
+
+    status = 1
+    try:
+        os.setsid()
+        stdin, output, pipe = descriptors
+        for descriptor, place in ((stdin, 0), (output, 1), (output, 2)):
+            os.dup2(descriptor, place)
+        os.close(stdin)
+        os.close(output)
+        while os.getppid() != supervisor:  # the one between has not ended yet
+            time.sleep(0.001)
+        shift = mmap.mmap(-1, random.SystemRandom().randrange(1, SHIFT_PAGES) * mmap.PAGESIZE)
+        worker.main(pipe)
+        del shift
+        worker.end()
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,121 @@
+"""Workers forked from a process that has torch loaded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from kernelmark.suite.measure.stopping import Sampling
+from kernelmark.suite.run import forkserver
+from kernelmark.suite.run.forkserver import Forked, ForkServer, ForkServers
+from kernelmark.suite.run.process import Worker
+from kernelmark.suite.run.worker import Done, Facts, Stage, Task
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are adopted on Linux only")
+TASK = Task("cpu", 1, 0, (), Sampling(), token="secret", ceilings=False)
+
+
+@pytest.fixture(scope="module")
+def servers():
+    with ForkServers() as all_:
+        yield all_
+
+
+@pytest.fixture
+def server(servers):
+    found = servers.of(Path(sys.executable))
+    assert found is not None
+    return found
+
+
+def worker(tmp_path, server) -> Worker:
+    return Worker(TASK, Path("/nowhere/python"), tmp_path / "log", server=server)
+
+
+def test_a_forked_worker_says_what_a_started_one_does(tmp_path, server):
+    for _ in range(2):
+        with worker(tmp_path, server) as forked:
+            forked.allow(60)
+            said = list(forked.messages())
+            assert said[0] == Stage("start")
+            assert isinstance(said[1], Facts)
+            assert isinstance(said[-1], Done)
+            assert forked.fate() == ("crashed", "its process ended with exit code 0")  # asked of one that was done
+
+
+def test_it_is_our_child_in_a_session_of_its_own_and_can_be_ended(tmp_path, server, processes):
+    with worker(tmp_path, server) as forked:
+        pid = forked._process.pid
+        assert isinstance(forked._process, Forked)
+        assert os.getsid(pid) == os.getpgid(pid) == pid
+        assert Path(f"/proc/{pid}/status").read_text().split("PPid:\t")[1].split()[0] == str(os.getpid())
+        os.kill(pid, signal.SIGKILL)
+        forked.allow(60)
+        list(forked.messages())
+        assert forked.fate() == ("crashed", "its process was ended by SIGKILL")
+        assert forked.killed
+    assert not processes.alive(pid)
+
+
+def test_late_ones_are_ended(tmp_path, server, processes):
+    with worker(tmp_path, server) as forked:
+        os.kill(forked._process.pid, signal.SIGSTOP)
+        forked.allow(0.1)
+        os.kill(forked._process.pid, signal.SIGCONT)
+        list(forked.messages())
+        assert forked.fate()[0] in ("timeout", "crashed")
+    assert not processes.alive(forked._process.pid)
+
+
+def test_torch_is_loaded_already(tmp_path, server):
+    """A forked worker has done its task in less than loading torch takes, each at its best."""
+
+    def seconds(use: ForkServer | None) -> float:
+        begin = time.monotonic()
+        with Worker(TASK, Path(sys.executable), tmp_path / "log", server=use) as one:
+            one.allow(60)
+            assert isinstance(list(one.messages())[-1], Done)
+        return time.monotonic() - begin
+
+    assert min(seconds(server) for _ in range(3)) < 0.5 * seconds(None)
+
+
+def test_an_interpreter_that_cannot_be_a_server_has_none(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 3\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    with ForkServers() as all_:
+        assert all_.of(python) is None
+    python.write_text("#!/bin/sh\nexec sleep 600\n")
+    monkeypatch.setattr(forkserver, "START_S", 0.2)
+    monkeypatch.setattr(forkserver, "END_S", 0.2)
+    with ForkServers() as all_:
+        assert all_.of(python) is None
+
+
+def test_servers_end_with_their_supervisor(tmp_path, processes):
+    program = (
+        "import sys, time; from pathlib import Path; from kernelmark.suite.run.forkserver import ForkServers\n"
+        "all_ = ForkServers(); print(all_.of(Path(sys.executable))._process.pid, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as supervisor:
+        pid = int(supervisor.stdout.readline())
+        assert processes.alive(pid)
+        supervisor.kill()
+    processes.wait_for(lambda: not processes.alive(pid), "the server's end")
+
+
+def test_a_server_that_is_gone_costs_nothing_but_time(tmp_path, server):
+    """The next worker is started as ever. The last test: the server is theirs all."""
+    server._process.kill()
+    server._process.wait()
+    with Worker(TASK, Path(sys.executable), tmp_path / "log", server=server) as one:
+        assert isinstance(one._process, subprocess.Popen)
+        one.allow(60)
+        assert isinstance(list(one.messages())[-1], Done)
