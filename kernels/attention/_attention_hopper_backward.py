@@ -52,8 +52,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .._common import on, power_of_2
-from ._attention_hopper_backward_deterministic import REGISTERS, heads_per_l2_group, opaque
-from ._hopper import (
+from .._hopper import (
     LOG2E,
     ROWS,
     TensorMap,
@@ -65,7 +64,8 @@ from ._hopper import (
     tensor_map,
     visible,
 )
-from ._pipeline import Blocks, Exchange, Statistics, barriers, copy_in, copy_out, cursor, pair, pair_ring
+from .._pipeline import Blocks, Exchange, Statistics, barriers, copy_in, copy_out, cursor, pair, pair_ring
+from ._attention_hopper_backward_deterministic import REGISTERS, heads_per_l2_group, opaque
 
 LINE = 256
 """Numbers in a row of the accumulator as the copy engine sees it: the longest box."""

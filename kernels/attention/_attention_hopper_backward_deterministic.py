@@ -35,8 +35,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .._common import on, power_of_2
-from ._hopper import LOG2E, ROWS, launch, product_layout, sectioned, tensor_map, visible
-from ._pipeline import Blocks, copy_out, cursor, pair, pair_ring
+from .._hopper import LOG2E, ROWS, launch, product_layout, sectioned, tensor_map, visible
+from .._pipeline import Blocks, copy_out, cursor, pair, pair_ring
 
 STAGES = {64: 4, 128: 3}
 """Streamed tiles in flight, by width."""

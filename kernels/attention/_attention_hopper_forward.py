@@ -59,7 +59,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .._common import multiprocessors, on, power_of_2
 from .._grid_barrier import counter
-from ._hopper import (
+from .._hopper import (
     KEYS,
     LOG2E,
     LOWEST,
@@ -72,7 +72,7 @@ from ._hopper import (
     product_layout,
     sectioned,
 )
-from ._pipeline import (
+from .._pipeline import (
     Cursors,
     Pipes,
     aggregate,

@@ -46,8 +46,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .._common import multiprocessors, on, power_of_2
-from ._hopper import KEYS, LOG2E, LOWEST, ROWS, launch, product_layout, tensor_map, visible
-from ._pipeline import Ring, barriers, copy_in, copy_out, cursor, ring, tile_buffers
+from .._hopper import KEYS, LOG2E, LOWEST, ROWS, launch, product_layout, tensor_map, visible
+from .._pipeline import Ring, barriers, copy_in, copy_out, cursor, ring, tile_buffers
 
 
 @dataclass(frozen=True)

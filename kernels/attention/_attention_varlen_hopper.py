@@ -34,9 +34,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from .._common import multiprocessors, on
-from ._attention_hopper_forward import DIVISIONS, Config
-from ._hopper import LOG2E, LOWEST, ROWS, TensorMap, launch, product_layout, sectioned, shared_layout
-from ._pipeline import (
+from .._hopper import LOG2E, LOWEST, ROWS, TensorMap, launch, product_layout, sectioned, shared_layout
+from .._pipeline import (
     Cursors,
     Pipes,
     aggregate,
@@ -48,6 +47,7 @@ from ._pipeline import (
     tile_buffers,
     tile_queue,
 )
+from ._attention_hopper_forward import DIVISIONS, Config
 from ._softmax import apply_mask, first_block, last_values, scores, skip_block, step
 
 thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier

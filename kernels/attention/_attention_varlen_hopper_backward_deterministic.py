@@ -28,10 +28,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .._common import on
+from .._hopper import LOG2E, ROWS, launch, product_layout, sectioned
+from .._pipeline import aggregate, copy_out, cursor, pair, pair_ring
 from ._attention_hopper_backward_deterministic import STAGES, Config, heads_per_l2_group
 from ._attention_varlen_hopper import FIELDS, clear_tail, packed
-from ._hopper import LOG2E, ROWS, launch, product_layout, sectioned
-from ._pipeline import aggregate, copy_out, cursor, pair, pair_ring
 
 BLOCK = 2 * ROWS
 """Rows of a resident block."""

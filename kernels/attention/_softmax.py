@@ -15,8 +15,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 from triton.language.core import _aggregate as aggregate
 
-from ._hopper import LOWEST
-from ._pipeline import Cursors
+from .._hopper import LOWEST
+from .._pipeline import Cursors
 
 RESCALE_THRESHOLD = gl.constexpr(8.0)
 """How far, in base 2, a row max may rise before what is added up is scaled down."""

@@ -42,8 +42,8 @@ from triton.language.core import _aggregate as aggregate
 
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
-from ..attention._hopper import TensorMap, launch
-from ..attention._pipeline import copy_in, copy_out
+from .._hopper import TensorMap, launch
+from .._pipeline import copy_in, copy_out
 
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 """Among the threads of a warp group: its name from Triton 3.7 on, and before."""

@@ -39,7 +39,7 @@ from triton.language.core import _aggregate as aggregate
 
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
-from ..attention._hopper import TensorMap, launch
+from .._hopper import TensorMap, launch
 from ._matmul_hopper import Cursor, Ring, Schedule, Work, add_up, load, product_layout
 
 BLOCK = 128

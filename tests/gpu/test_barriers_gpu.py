@@ -15,7 +15,7 @@ from ..kernels.barriers import laid_over
 CODE = """
 import json
 import torch
-from kernelmark.kernels.attention import _hopper
+from kernelmark.kernels import _hopper
 from kernelmark.kernels.attention import attention
 from kernelmark.kernels.attention.attention_sparse import attention_sparse
 from kernelmark.kernels.attention.attention_varlen import attention_varlen

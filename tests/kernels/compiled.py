@@ -132,7 +132,7 @@ def compiled(
     catalog = Catalog.default()
     for name in names:
         OWN.module("kernels", name)
-    from kernelmark.kernels.attention import _hopper
+    from kernelmark.kernels import _hopper
 
     _hopper.compiled = Forgetful()
     _common.INTERPRETED = True  # for tensors of a CPU to be taken; sizes of the interpreter were chosen above

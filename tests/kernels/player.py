@@ -14,8 +14,9 @@ import threading
 from types import SimpleNamespace
 
 import torch
+from kernelmark.kernels import _hopper, _pipeline
 from kernelmark.kernels._common import power_of_2
-from kernelmark.kernels.attention import _hopper, _pipeline, _softmax
+from kernelmark.kernels.attention import _softmax
 from triton.experimental.gluon.language import constexpr
 
 SECONDS = 20

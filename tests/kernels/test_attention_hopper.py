@@ -13,10 +13,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernelmark.kernels import _hopper as common
 from kernelmark.kernels.attention import _attention_hopper_backward as backward
 from kernelmark.kernels.attention import _attention_hopper_backward_deterministic as deterministic
 from kernelmark.kernels.attention import _attention_hopper_forward_paired as paired
-from kernelmark.kernels.attention import _hopper as common
 
 from .player import number, play, reduce, stored
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernelmark.kernels import _hopper as common
 from kernelmark.kernels.attention import _attention_hopper_forward as hopper
-from kernelmark.kernels.attention import _hopper as common
 
 from .player import play, stored
 

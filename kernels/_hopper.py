@@ -1,4 +1,4 @@
-"""What the attention kernels for Hopper (compute capability 9.0) share: tensor maps, launches, layouts, masks."""
+"""What kernels for Hopper (compute capability 9.0) share: tensor maps, launches, layouts; for attention, masks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from .._common import power_of_2
-from .._launch import _DIRECT as DIRECT
-from .._launch import _observed as observed
-from .._launch import _stream as current_stream
+from ._common import power_of_2
+from ._launch import _DIRECT as DIRECT
+from ._launch import _observed as observed
+from ._launch import _stream as current_stream
 
 LOG2E = 1.4426950408889634
 LOWEST = gl.constexpr(-3.4028234663852886e38)
