@@ -30,6 +30,7 @@ class Workload(Definition):
       Raises `measure.verify.Incorrect` for a wrong answer, NotImplementedError for what the system cannot do.
     * `assemble(case, assembly)` makes a program of a system of parts (`suite/system.py`); without it only whole
       programs of baselines are compared.
+    * `step(case, system, session)` gives one step of a system alone, for `kernelmark profile`.
     * `definition` names what decides the answer besides `prepare` and `measure`: functions and values.
     """
 
@@ -37,6 +38,7 @@ class Workload(Definition):
     measure: Callable[[Case, Any, Session, Any], Measurement]
     prepare: Callable[[Case, Session], Any] = lambda case, session: None
     assemble: Callable[[Case, Assembly], Any] | None = None
+    step: Callable[[Case, Any, Session], Callable[[], Any]] | None = None
     definition: tuple[object, ...] = ()
 
     @property

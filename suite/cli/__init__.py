@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "bench": ("bench", "Measure a plan in a pinned image and record it."),
     "worth": ("worth", "What each kernel is worth in a model's step: alone, expected, measured."),
     "capture": ("capture", "Which operators a program of yours calls, as a plan to measure."),
+    "profile": ("profile", "Where a row's time goes: its kernels, ours and products, gaps; a trace."),
     "show": ("show", "A run's results as a table, or as JSON."),
     "compare": ("compare", "Two runs side by side."),
     "history": ("history", "An operator's times over commits, with change points."),

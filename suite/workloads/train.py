@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
@@ -152,6 +153,16 @@ def measure(case: Case, system: Trainer, session: Session, expected: answer.Expe
         samples, watch = run.sample()
     with session.stage("summarize"):
         return run.summarize(samples, watch)
+
+
+def step(case: Case, system: Trainer, session: Session) -> Callable[[], Any]:
+    """Steps of one system on fresh tokens, unchecked."""
+    from ._window import Window
+
+    r, device = read(case), session.device
+    system.load(answer.initial(r, session.seed, device.torch_device))
+    batches = answer.Batches(r, session.seed, device.torch_device)
+    return Window(system, batches.draw, device.kind == "cuda").step
 
 
 class Program:
@@ -306,6 +317,7 @@ WORKLOAD = Train(
     prepare=prepare,
     measure=measure,
     assemble=assemble,
+    step=step,
     definition=(answer.compute, answer.check_step, answer.check_weights, tuple(HYPERPARAMETERS.items())),
     plans={
         "quick_cpu": (

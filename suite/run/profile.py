@@ -1,0 +1,151 @@
+"""Where the time of one row goes: its kernels, what of them is ours, and when the device waited.
+
+The row is run again in a process of its own under PyTorch's profiler (`profiler.py`); what is read here is the
+Chrome trace that it wrote. Pure, but for `names`, which reads the kernels' files.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+Kind: TypeAlias = Literal["ours", "product", "copy", "other"]
+DEVICE = {"kernel": None, "gpu_memcpy": "copy", "gpu_memset": "copy"}
+"""Categories of a trace's events that take a device's time, and the kind that they are."""
+PRODUCT = re.compile(r"gemm|cutlass|cublas|nvjet|xmma|wgmma|aten::(add|b|badd)?mm\b|convolution|mkldnn|_mm_", re.I)
+COPY = re.compile(r"aten::(copy_|_to_copy|contiguous|clone)\b|^Mem(cpy|set)", re.I)
+STEP = "kernelmark step"
+"""The name under which a step stands in the trace."""
+
+
+class Kernel(msgspec.Struct, frozen=True):
+    """All calls of one kernel (on a CPU: of one operator of PyTorch, without what it calls) in one step."""
+
+    name: str
+    kind: Kind
+    calls: float
+    ms: float
+    share: float
+    """Of the step."""
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """One step, the mean over those profiled. `gap_ms` is when none of its kernels ran."""
+
+    steps: int
+    step_ms: float
+    gap_ms: float
+    kernels: tuple[Kernel, ...]
+    """The longest first."""
+
+    def ms(self, kind: Kind) -> float:
+        """The time of one kind of kernels."""
+        return sum(x.ms for x in self.kernels if x.kind == kind)
+
+
+def names(folders: Iterable[Path]) -> frozenset[str]:
+    """The names of the compiled functions in kernels' files."""
+    found = set()
+    for folder in folders:
+        for path in folder.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(x) for x in node.decorator_list):
+                    found.add(node.name)
+    return frozenset(found)
+
+
+def summarized(trace: Mapping[str, Any], steps: int, ours: Collection[str], device: str) -> Profile:
+    """A Chrome trace of so many steps. Raises `ValueError` where it has none of the steps."""
+    events = [x for x in trace["traceEvents"] if x.get("ph") == "X"]
+    marks = [x for x in events if x.get("name") == STEP and x.get("cat") == "user_annotation"]
+    if not marks:
+        raise ValueError("the trace has no steps")
+    if device == "cpu":
+        spans = [(x["ts"], x["dur"]) for x in marks]
+        thread = marks[0]["tid"]
+        inside = [x for x in events if x.get("cat") == "cpu_op" and x["tid"] == thread and _within(x, spans)]
+        own = _own(inside)
+        wall = sum(dur for _, dur in spans)
+        busy = sum(own)
+    else:
+        inside = [x for x in events if x.get("cat") in DEVICE]
+        own = [x["dur"] for x in inside]
+        begin, end = min(x["ts"] for x in marks), max((x["ts"] + x["dur"] for x in (*marks, *inside)), default=0)
+        wall, busy = end - begin, _covered((x["ts"], x["dur"]) for x in inside)
+    calls: dict[tuple[str, Kind], list[float]] = {}
+    for event, us in zip(inside, own, strict=True):
+        kind = _kind(event["name"], event["cat"], ours)
+        calls.setdefault((event["name"], kind), []).append(us)
+    kernels = [
+        Kernel(name, kind, len(us) / steps, sum(us) / steps / 1e3, sum(us) / wall if wall else 0.0)
+        for (name, kind), us in calls.items()
+    ]
+    return Profile(
+        steps,
+        wall / steps / 1e3,
+        max(0.0, wall - busy) / steps / 1e3,
+        tuple(sorted(kernels, key=lambda x: (-x.ms, x.name))),
+    )
+
+
+def _kind(name: str, category: str, ours: Collection[str]) -> Kind:
+    if DEVICE.get(category) == "copy" or COPY.search(name):
+        return "copy"
+    if name in ours or name.startswith("kernelmark::"):
+        return "ours"
+    return "product" if PRODUCT.search(name) else "other"
+
+
+def _within(event: Mapping[str, Any], spans: Sequence[tuple[float, float]]) -> bool:
+    return any(begin <= event["ts"] < begin + dur for begin, dur in spans)
+
+
+def _own(events: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Each event's time without that of the events inside it, which are of one thread and so lie within."""
+    own = [float(x["dur"]) for x in events]
+    stack: list[int] = []
+    for i in sorted(range(len(events)), key=lambda i: (events[i]["ts"], -events[i]["dur"])):
+        while stack and events[stack[-1]]["ts"] + events[stack[-1]]["dur"] <= events[i]["ts"]:
+            stack.pop()
+        if stack:
+            own[stack[-1]] -= events[i]["dur"]
+        stack.append(i)
+    return [max(0.0, x) for x in own]
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """How long at least one of the spans lasts: kernels on several streams overlap."""
+    total, until = 0.0, float("-inf")
+    for begin, dur in sorted(spans):
+        total += max(0.0, begin + dur - max(begin, until))
+        until = max(until, begin + dur)
+    return total
+
+
+class Light(msgspec.Struct, frozen=True):
+    """How far a kernel is from the device's limits, as Nsight Compute says: percentages of the peak rates."""
+
+    kernel: str
+    compute: float
+    memory: float
+
+
+def speed_of_light(text: str) -> tuple[Light, ...]:
+    """Nsight Compute's CSV of its section SpeedOfLight, launch by launch."""
+    start = text.find('"ID"')
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for row in csv.DictReader(io.StringIO(text[start:] if start >= 0 else "")):
+        name, value = row.get("Metric Name", ""), (row.get("Metric Value") or "").replace(",", "")
+        if name in ("Compute (SM) Throughput", "Memory Throughput") and row.get("Metric Unit") == "%":
+            found.setdefault((row["ID"], row["Kernel Name"]), {})[name] = float(value)
+    return tuple(
+        Light(kernel, x.get("Compute (SM) Throughput", 0.0), x.get("Memory Throughput", 0.0))
+        for (_, kernel), x in found.items()
+    )

@@ -1,0 +1,75 @@
+"""`kernelmark profile` on rows of a run: an operator's and a model's, on a CPU."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+from kernelmark.registry.store.journal import encode
+from kernelmark.registry.store.record import Header
+from kernelmark.suite import cli
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.measure.stopping import Sampling
+from kernelmark.suite.plan import Plan
+
+
+@pytest.fixture
+def call(capsys, tmp_path, monkeypatch):
+    """Runs the command line on a home with a run of two cases; gives exit code, output and error output."""
+    monkeypatch.setenv("KERNELMARK_HOME", str(tmp_path / "home"))
+    catalog = Catalog.default()
+    cases = (
+        catalog.operator("layer_norm").case({"B": 2, "S": 4, "D": 32}, "fp32", "forward"),
+        catalog.definition("train").case({"B": 1, "S": 16}, "fp32", "program", model="llama-tiny", state="plain"),
+    )
+    plan = Plan("mine", cases, 1, ("cold",), Sampling(), 60.0)
+    request = plan.request(plan.cells(catalog, "cpu"))
+    header = Header(
+        schema_version=2, run="20261122-000000-aaaa", created="2026-11-22T00:00:00Z", harness="0.1.0", commit=None,
+        dirty=False, plan="mine", seed=1, replicates=1, device="cpu", key="k", conditions={}, environment={},
+        request=request,
+    )  # fmt: skip
+    path = tmp_path / "home" / "journals" / f"{header.run}.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(encode(header))
+
+    def do(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.run_command(cli.cli, list(arguments))
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return do
+
+
+def test_a_row_of_an_operator(call, tmp_path):
+    code, out, err = call("profile", "layer_norm/B2-S4-D32-fp32-forward/torch", "--steps", "3", "--ncu")
+    assert (code, err) == (0, "")
+    assert "aten::native_layer_norm" in out
+    assert "a step of" in out
+    assert "ncu is not on the PATH" in out or "of the step" in out
+    with gzip.open(tmp_path / "home/profiles/layer_norm-B2-S4-D32-fp32-forward-torch/trace.json.gz") as file:
+        assert json.load(file)["traceEvents"]
+
+
+def test_a_step_of_a_model(call):
+    code, out, _ = call("profile", "train/B1-S16-llama-tiny-plain-fp32/torch", "--steps", "2", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["steps"] == 2
+    kinds = {x["kind"] for x in found["kernels"]}
+    assert {"product", "other"} <= kinds
+    assert sum(x["share"] for x in found["kernels"]) <= 1.001
+
+
+def test_what_cannot_be_profiled_is_said(call):
+    code, _, err = call("profile", "layer_norm/B2-S4-D32-fp32-forward/torhc")
+    assert code == 2
+    assert "Did you mean" in err
+    code, _, err = call("profile", "kernelmark")
+    assert code == 2
+    assert "names 2 rows" in err
+    code, _, err = call("profile", "layer_norm/B2-S4-D32-fp32-forward/kernelmark")
+    assert code == 2
+    assert "needs a cuda device" in err

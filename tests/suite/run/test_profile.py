@@ -1,0 +1,88 @@
+"""What is read from a profiler's trace, on literal events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kernelmark.suite
+import pytest
+from kernelmark.suite.run.profile import STEP, Light, names, speed_of_light, summarized
+
+
+def event(name, category, ts, dur, tid=1):
+    return {"ph": "X", "name": name, "cat": category, "ts": ts, "dur": dur, "tid": tid}
+
+
+def test_kernels_of_a_device():
+    trace = {
+        "traceEvents": [
+            event(STEP, "user_annotation", 0, 50),
+            event(STEP, "user_annotation", 50, 50),
+            event("_norm_forward", "kernel", 10, 20),
+            event("_norm_forward", "kernel", 60, 20),
+            event("nvjet_tst_128x256", "kernel", 40, 50),  # 20 of it beside the norm on another stream
+            event("Memcpy DtoD", "gpu_memcpy", 90, 10),
+            event("aten::mm", "cpu_op", 0, 99),
+            {"ph": "M", "name": "process_name"},
+        ]
+    }
+    found = summarized(trace, 2, {"_norm_forward"}, "cuda")
+    assert (found.steps, found.step_ms, found.gap_ms) == (2, 0.05, 0.01)
+    assert [(x.name, x.kind, x.calls) for x in found.kernels] == [
+        ("nvjet_tst_128x256", "product", 0.5),
+        ("_norm_forward", "ours", 1.0),
+        ("Memcpy DtoD", "copy", 0.5),
+    ]
+    assert [x.ms for x in found.kernels] == [0.025, 0.02, 0.005]
+    assert found.kernels[0].share == 0.5
+    assert found.ms("ours") == 0.02
+
+
+def test_work_after_the_host_was_done_is_part_of_the_step():
+    trace = {"traceEvents": [event(STEP, "user_annotation", 0, 10), event("late", "kernel", 30, 10)]}
+    assert summarized(trace, 1, (), "cuda").step_ms == 0.04
+
+
+def test_operators_of_a_cpu_without_what_they_call():
+    trace = {
+        "traceEvents": [
+            event(STEP, "user_annotation", 100, 100),
+            event("aten::linear", "cpu_op", 100, 60),
+            event("aten::mm", "cpu_op", 110, 40),
+            event("aten::gelu", "cpu_op", 170, 10),
+            event("aten::gelu", "cpu_op", 170, 10, tid=2),
+            event("aten::mm", "cpu_op", 10, 40),  # warming up
+        ]
+    }
+    found = summarized(trace, 1, (), "cpu")
+    assert [(x.name, x.kind, x.ms) for x in found.kernels] == [
+        ("aten::mm", "product", 0.04),
+        ("aten::linear", "other", 0.02),
+        ("aten::gelu", "other", 0.01),
+    ]
+    assert found.gap_ms == pytest.approx(0.03)
+
+
+def test_a_trace_without_steps():
+    with pytest.raises(ValueError, match="no steps"):
+        summarized({"traceEvents": []}, 1, (), "cuda")
+
+
+def test_our_kernels_are_known_by_their_functions():
+    house = Path(kernelmark.suite.__path__[0]).parent
+    found = names([house / "kernels"])
+    assert {"_cross_entropy_forward", "fetch"} & found
+    assert not {"rms_norm", "attention"} & found
+
+
+def test_what_nsight_compute_says():
+    text = (
+        "==PROF== Connected to process 7\n"
+        '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
+        '"0","norm","Memory Throughput","%","91.5"\n'
+        '"0","norm","Compute (SM) Throughput","%","12.25"\n'
+        '"0","norm","Duration","us","1,204.2"\n'
+        '"1","gemm","Compute (SM) Throughput","%","80"\n'
+    )
+    assert speed_of_light(text) == (Light("norm", 12.25, 91.5), Light("gemm", 80.0, 0.0))
+    assert speed_of_light("==ERROR== ERR_NVGPUCTRPERM") == ()
