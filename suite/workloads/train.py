@@ -58,7 +58,8 @@ METRICS = (
         label="of limit",
         shown="table",
         about="The model's floor over the step's time: products at the measured rate of the dtype that the recipe "
-        "allows, plus compulsory bytes at the measured copy rate, both taken right after the timed steps.",
+        "allows, plus compulsory bytes at the measured copy rate. Both rates are taken once in a process, right "
+        "after the timed steps of its first system, so that all systems of a case have one limit.",
     ),
     Metric(
         "peak_allocated",
@@ -115,7 +116,17 @@ def assemble(case: Case, assembly: Assembly) -> PartsTrainer:
     return PartsTrainer(recipe(case, assembly.catalog.models), assembly)
 
 
-def prepare(case: Case, session: Session) -> answer.Expected:
+@dataclass
+class Prepared:
+    """What all systems of a case share in a process: the answer, and, once they are measured, the rates of its
+    limit in FLOP/s and bytes/s.
+    """
+
+    expected: answer.Expected
+    rates: tuple[float, float] | None = None
+
+
+def prepare(case: Case, session: Session) -> Prepared:
     """The answer, in fp32. Raises `MemoryError` where what must be resident is larger than the device."""
     r = read(case)
     longest = r.chosen.model.longest(r.chosen.configuration)
@@ -123,7 +134,7 @@ def prepare(case: Case, session: Session) -> answer.Expected:
         raise NotImplementedError(f"{r.chosen.name} has positions for {longest} tokens, not {r.S}")
     _fitting(r, session)
     try:
-        return answer.compute(r, catalog(), session.seed, session.device.torch_device)
+        return Prepared(answer.compute(r, catalog(), session.seed, session.device.torch_device))
     finally:
         session.device.release()
 
@@ -141,10 +152,10 @@ def _fitting(r: Recipe, session: Session) -> None:
         )
 
 
-def measure(case: Case, system: Trainer, session: Session, expected: answer.Expected) -> Measurement:
+def measure(case: Case, system: Trainer, session: Session, prepared: Prepared) -> Measurement:
     """One system: checked, warmed up, and timed over whole steps, one of which is checked again."""
     r = read(case)
-    run = Program(r, system, session, expected)
+    run = Program(r, system, session, prepared)
     with session.stage("verify"):
         run.verify()
     with session.stage("warm up"):
@@ -168,13 +179,14 @@ def step(case: Case, system: Trainer, session: Session) -> Callable[[], Any]:
 class Program:
     """One system of a case under way."""
 
-    def __init__(self, r: Recipe, trainer: Trainer, session: Session, expected: answer.Expected) -> None:
+    def __init__(self, r: Recipe, trainer: Trainer, session: Session, prepared: Prepared) -> None:
         from ._window import Window  # here, as all that measures: listing loads none of it
 
         self.recipe = r
         self.trainer = trainer
         self.session = session
-        self.expected = expected
+        self.prepared = prepared
+        self.expected = prepared.expected
         self.bound = r.chosen.model.bounds[r.products]
         self.cuda = session.device.kind == "cuda"
         self.batches = answer.Batches(r, session.seed, session.device.torch_device)
@@ -258,9 +270,11 @@ class Program:
         if self.cuda:
             found["mfu"] = _rounded([r.mfu(x) for x in samples])
             found["peak_allocated"], found["peak_reserved"] = ((float(x),) for x in self.peaks)
-        measured = rates(self.session.device, r.products)
-        if measured is not None:
-            found["limit_fraction"] = _rounded([r.limit_ms(*measured) / median(samples)])
+        shared = self.prepared
+        if shared.rates is None:
+            shared.rates = rates(self.session.device, r.products)
+        if shared.rates is not None:
+            found["limit_fraction"] = _rounded([r.limit_ms(*shared.rates) / median(samples)])
         if (power := watch.power()) is not None:
             found["energy_per_token"] = _rounded([power * median(samples) * 1e-3 / r.tokens])
         found |= {name: _rounded([value]) for name, value in self.errors.items()}

@@ -43,14 +43,14 @@ class Bench:
         axes = {"B": 2, "S": 32, "A": A}
         self.case = train.WORKLOAD.case(axes, dtype, "program", model=model, **options)
         self.session = Session(Cpu(), 11, 0, SAMPLING, Stages())
-        self.expected = train.prepare(self.case, self.session)
+        self.prepared = train.prepare(self.case, self.session)
 
     def trainer(self, kind: type[PartsTrainer] = PartsTrainer, system: System | None = None) -> PartsTrainer:
         assembly = Assembly(system or System("torch"), self.catalog)
         return kind(train.read(self.case), assembly)
 
     def measure(self, trainer: PartsTrainer) -> Measurement:
-        return train.measure(self.case, trainer, self.session, self.expected)
+        return train.measure(self.case, trainer, self.session, self.prepared)
 
 
 @pytest.fixture(scope="session")

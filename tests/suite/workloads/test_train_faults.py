@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import pytest
@@ -137,7 +138,7 @@ def test_a_right_step_is_found_right(bench: Any, model: str, dtype: str) -> None
     assert found["gradient_error"][0] < (1e-4 if dtype == "fp32" else 0.1)
     assert found["change_error"][0] < (1e-2 if dtype == "fp32" else 0.2)
     assert len(found["step"]) == len(found["tokens_per_s"]) == 4
-    assert here.expected.first.norm > 1.5  # else a step that does not clip could not be told
+    assert here.prepared.expected.first.norm > 1.5  # else a step that does not clip could not be told
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -252,3 +253,11 @@ def test_micro_batches_masters_and_executions_give_the_same_answer(bench: Any, e
     here = bench("llama-tiny", A=2, dtype="bf16", state="master32", slice="first1")
     found = here.measure(here.trainer(system=System("x", execution=execution))).samples
     assert found["gradient_error"][0] < 0.1
+
+
+def test_all_systems_of_a_case_have_one_limit(bench: Any) -> None:
+    """The floor is the model's, and its rates are measured once in a process."""
+    here = bench("gpt2-tiny")
+    found = [here.measure(here.trainer()).samples for _ in range(2)]
+    limits = [x["limit_fraction"][0] * median(x["step"]) for x in found]
+    assert limits[0] == pytest.approx(limits[1], rel=1e-5)
