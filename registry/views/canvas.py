@@ -1,22 +1,66 @@
 """A plain canvas in pixels that becomes inline SVG in the colours and fonts of the page around it.
 
-matplotlib draws. Every colour it is given is a stand-in that `Canvas.svg` turns into a CSS variable
-afterwards, text stays text, and no date or random identifier is left: the same calls give the same bytes.
+Colours are CSS variables of the page, text stays text, and nothing depends on the time or on chance: the same
+calls give the same bytes. A drawing stands on its own, so that any page can take it in.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
 
 FONT = 11
 CHARACTER = 0.63 * FONT
 """Mean width of letters and digits, in the widest of the fonts that a page may get."""
+DASHES = ("", "6 3", "2 2.5", "9 2.5 2 2.5")
+"""How lines differ beside their colour: whole, dashed, dotted, both."""
+_ANCHORS = {"left": "start", "center": "middle", "right": "end"}
+_CORNERS: dict[str, Sequence[tuple[float, float]]] = {
+    "s": ((-0.84, -0.84), (0.84, -0.84), (0.84, 0.84), (-0.84, 0.84)),
+    "D": ((0, -1.12), (1.12, 0), (0, 1.12), (-1.12, 0)),
+    "^": ((0, -1.05), (1, 0.85), (-1, 0.85)),
+    "v": ((0, 1.05), (1, -0.85), (-1, -0.85)),
+    "p": tuple((1.08 * math.sin(0.4 * math.pi * i), -1.08 * math.cos(0.4 * math.pi * i)) for i in range(5)),
+    "h": tuple((1.08 * math.sin(math.pi / 3 * i), -1.08 * math.cos(math.pi / 3 * i)) for i in range(6)),
+    "|": ((-0.28, -1), (0.28, -1), (0.28, 1), (-0.28, 1)),
+}
+_PLUS = tuple(
+    zip((-1, 1, 1, 3, 3, 1, 1, -1, -1, -3, -3, -1), (-3, -3, -1, -1, 1, 1, 3, 3, 1, 1, -1, -1), strict=True)
+)
+_CORNERS["P"] = tuple((x * 0.36, y * 0.36) for x, y in _PLUS)
+_CORNERS["X"] = tuple(((x - y) * 0.26, (x + y) * 0.26) for x, y in _PLUS)
+MARKERS = ("o", *_CORNERS)
+"""Shapes of dots: a circle, square, diamond, triangles, pentagon, hexagon, bar, plus and cross."""
+FILLS = 4
+"""Ways to fill a shape: whole, open, open with a dot, tinted."""
+
+
+def marker(x: float, y: float, variable: str, shape: str, size: float, fill: int = 0, tip: str = "") -> str:
+    """A shape of a diameter of `size` about a place as an SVG element, in a colour of the page."""
+    r = size / 2
+    colour = f"var({variable})"
+    if fill == 0:
+        # A rim of the page's colour sets it off from what lies below.
+        style = f"fill:{colour};stroke:var(--paper);stroke-width:.8"
+    else:
+        inside = "var(--paper)" if fill < 3 else f"color-mix(in srgb,{colour} 30%,var(--paper))"
+        style, r = f"fill:{inside};stroke:{colour};stroke-width:{min(1.5, size / 4):g}", r - 0.5
+    told = f"<title>{escape(tip)}</title>" if tip else ""
+    if shape == "o":
+        out = f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(r)}" style="{style}">{told}</circle>'
+    else:
+        corners = "L".join(f"{_n(x + a * r)} {_n(y + b * r)}" for a, b in _CORNERS[shape])
+        out = f'<path d="M{corners}Z" style="{style}">{told}</path>'
+    if fill == 2:
+        out += f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(max(r / 3, 0.9))}" style="fill:{colour}"/>'
+    return out
+
+
+def _n(x: float) -> str:
+    """A coordinate to a tenth of a pixel."""
+    return f"{x:.1f}".removesuffix(".0") if math.isfinite(x) else "0"
 
 
 @dataclass
@@ -25,108 +69,60 @@ class Canvas:
 
     width: float
     height: float
-    salt: str
-    figure: Any = field(init=False)
-    axes: Any = field(init=False)
-    _colours: dict[str, str] = field(default_factory=dict)
-    _tips: dict[str, str] = field(default_factory=dict)
+    _parts: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        from matplotlib.figure import Figure
-
-        self.figure = Figure(figsize=(self.width / 72, self.height / 72))
-        self.axes = self.figure.add_axes((0, 0, 1, 1))
-        self.axes.set_axis_off()
-        self.axes.set_xlim(0, self.width)
-        self.axes.set_ylim(self.height, 0)
-
-    def colour(self, variable: str) -> str:
-        """The stand-in of a CSS variable: a colour that nothing else uses."""
-        return self._colours.setdefault(variable, f"#a1b2{len(self._colours):02x}")
-
-    def line(self, xs: Sequence[float], ys: Sequence[float], variable: str, width: float = 1, **more: Any) -> None:
+    def line(
+        self,
+        xs: Sequence[float],
+        ys: Sequence[float],
+        variable: str,
+        width: float = 1,
+        dash: str = "",
+        opacity: float = 1,
+    ) -> None:
         """A line through points."""
-        more = {"solid_capstyle": "butt", "clip_on": False} | more
-        self.axes.plot(xs, ys, color=self.colour(variable), linewidth=width, **more)
+        way = "L".join(f"{_n(x)} {_n(y)}" for x, y in zip(xs, ys, strict=True))
+        style = f"fill:none;stroke:var({variable});stroke-width:{width:g}"
+        style += f";stroke-dasharray:{dash}" if dash else ""
+        style += f";opacity:{opacity:g}" if opacity < 1 else ""
+        self._parts.append(f'<path d="M{way}" style="{style}"/>')
 
-    def dot(self, x: float, y: float, variable: str, marker: str, size: float, tip: str) -> None:
-        """A marker with a tooltip, set off from what lies below by a rim of the page's colour."""
-        name = f"tip-{len(self._tips)}"
-        self._tips[name] = tip
-        rim = variable if marker == "|" else "--paper"
-        self.axes.plot(
-            [x],
-            [y],
-            marker=marker,
-            markersize=size,
-            color=self.colour(variable),
-            markeredgecolor=self.colour(rim),
-            markeredgewidth=2 if marker == "|" else 0.8,
-            linestyle="none",
-            clip_on=False,
-            gid=name,
-        )
+    def dot(self, x: float, y: float, variable: str, shape: str, size: float, tip: str, fill: int = 0) -> None:
+        """A marker with a tooltip; see `marker`."""
+        self._parts.append(marker(x, y, variable, shape, size, fill, tip))
 
     def text(
-        self, x: float, y: float, text: str, variable: str = "--ink", align: str = "left", **more: Any
+        self,
+        x: float,
+        y: float,
+        text: str,
+        variable: str = "--ink",
+        align: str = "left",
+        size: float = FONT,
+        bold: bool = False,
     ) -> None:
         """A line of text, centred on y."""
-        self.axes.text(
-            x,
-            y,
-            text,
-            color=self.colour(variable),
-            ha=align,
-            va="center_baseline",
-            parse_math=False,
-            **({"fontsize": FONT} | more),
+        style = f"fill:var({variable});font-size:{size:g}px" + (";font-weight:600" if bold else "")
+        anchor = "" if align == "left" else f' text-anchor="{_ANCHORS[align]}"'
+        self._parts.append(
+            f'<text x="{_n(x)}" y="{_n(y)}" dy=".35em"{anchor} style="{style}">{escape(text)}</text>'
         )
 
     def band(self, top: float, bottom: float, variable: str) -> None:
         """A stripe over the whole width."""
         self.box(0, self.width, top, bottom, variable)
 
-    def box(
-        self, left: float, right: float, top: float, bottom: float, variable: str, alpha: float | None = None
-    ) -> None:
+    def box(self, left: float, right: float, top: float, bottom: float, variable: str, opacity: float = 1) -> None:
         """A filled rectangle."""
-        self.axes.fill(
-            [left, right, right, left], [top, top, bottom, bottom], color=self.colour(variable), lw=0, alpha=alpha
-        )
+        style = f"fill:var({variable})" + (f";opacity:{opacity:g}" if opacity < 1 else "")
+        size = f'width="{_n(right - left)}" height="{_n(bottom - top)}"'
+        self._parts.append(f'<rect x="{_n(left)}" y="{_n(top)}" {size} style="{style}"/>')
 
     def svg(self, label: str) -> str:
         """The drawing as an `<svg>` element."""
-        import matplotlib
-
-        file = io.BytesIO()
-        settings: Any = {"svg.fonttype": "none", "svg.hashsalt": self.salt, "font.family": "sans-serif"}
-        with matplotlib.rc_context(settings):
-            self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-        text = file.getvalue().decode()
-        body = text[text.index("</metadata>") + len("</metadata>") : text.rindex("</svg>")]
-        body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, count=1, flags=re.S)
-        body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.S)
-        body = re.sub(r"font(-family|): ([^;\"]*)", _font, body)
-        body = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", body)
-        for name, tip in self._tips.items():
-            body = body.replace(f'<g id="{name}">', f"<g><title>{escape(tip)}</title>", 1)
-        body = re.sub(r'<g id="[^"]*">', "<g>", body).replace("xlink:href", "href")
-        body = re.sub(r"#a1b2[0-9a-f]{2}", lambda x: f"var({self._variables[x[0]]})", body)
-        body = re.sub(r"\s*\n\s*", "\n", body)
         size = f'viewBox="0 0 {self.width:g} {self.height:g}"'
+        body = "\n".join(self._parts)
         return f'<svg {size} role="img" aria-label="{escape(label)}">{body}</svg>'
-
-    @property
-    def _variables(self) -> Mapping[str, str]:
-        return {stand_in: variable for variable, stand_in in self._colours.items()}
-
-
-def _font(found: re.Match[str]) -> str:
-    """The family is the page's; of `font: 600 11px family` size and weight stay."""
-    if found[1] == "-family":
-        return "font-family: inherit"
-    words = found[2].split("px")[0].split()
-    return "; ".join([f"font-size: {words[-1]}px"] + [f"font-weight: {x}" for x in words[:-1]])
 
 
 @dataclass(frozen=True)
@@ -182,6 +178,6 @@ def speedup_axis(low: float, high: float, left: float, right: float) -> Axis:
     choices = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100, 1000)
     ticks = [x for x in choices if begin <= math.log2(x) <= end]
     scale = (right - left) / (end - begin)
-    if scale * math.log2(1.25) < 26:  # labels nearer than this run into one another
+    if scale * math.log2(1.25) < 34:  # labels nearer than this run into one another
         ticks = [x for x in ticks if x not in (0.8, 1.2, 1.5, 3)]
     return Axis(lambda x: left + (math.log2(x) - begin) * scale, [(x, f"{x:g}×") for x in ticks], left, right)

@@ -65,7 +65,7 @@ def _changes(series: Series) -> str:
 def render_history(history: OperatorHistory) -> str:
     """A page that opens offline. Raises `InputError` where matplotlib is missing."""
     try:
-        parts = [_section(x, number) for number, x in enumerate(history.series)]
+        parts = [_section(x) for x in history.series]
     except ImportError as error:
         raise InputError(f"a page needs {error.name}: pip install 'kernelmark[registry]'") from None
     style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
@@ -81,17 +81,17 @@ def render_history(history: OperatorHistory) -> str:
     )
 
 
-def _section(series: Series, number: int) -> str:
+def _section(series: Series) -> str:
     key = series.key
     told = f"<p>{escape(_changes(series))}</p>" if series.changes else "<p class='soft'>No change point.</p>"
     name = escape(f"{key.case} · {key.implementation} · {key.cache}")
-    return f"<h3>{name}</h3>{_drawing(series, number)}{told}\n"
+    return f"<h3>{name}</h3>{_drawing(series)}{told}\n"
 
 
-def _drawing(series: Series, number: int) -> str:
+def _drawing(series: Series) -> str:
     from .canvas import Canvas
 
-    canvas = Canvas(WIDTH, HEIGHT, f"history{number}")
+    canvas = Canvas(WIDTH, HEIGHT)
     times = [x.ms for x in series.points]
     low, high = min(times), max(times)
     margin = max((high - low) * 0.15, high * 0.02)

@@ -1,34 +1,45 @@
 """The report: one HTML page that opens offline, with a run's answers first and everything behind them below.
 
-matplotlib and Jinja2 come with the `registry` extra and are imported only here, when a page is made.
+Jinja2 comes with the `registry` extra and is imported only here, when a page is made. The page's only script is
+report.js, and the page lets no other run: its policy names the script's hash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ..analysis.ceilings import Ceilings
+from ..analysis.peers import peers
 from ..analysis.rows import Row, category, rows, spent
 from ..analysis.worth import Worth, worths
 from ..errors import InputError
 from ..store.journal import Journal
-from ..store.metric import Metric, Ratio
+from ..store.metric import LATENCY, Metric, Ratio
 from ..store.record import YARDSTICK
-from . import charts, summary, units
-from .charts import Series
+from . import charts, lines, strips, summary, units
+from .answer import Answer, answer
+from .canvas import Axis, marker
 from .comparison_table import RunComparison, compare
 from .crossing import MEASURES, Contest, contests
-from .grouping import CaseRows, Group, cases, columns, groups
+from .grouping import CaseRows, Group, cases, columns, goodness, groups
+from .looks import Series, palette
+from .sizes import Sweep, sweeps
 from .worth_table import cells
 
 STAGES = ("start", "ceilings", "build", "verify", "warm up", "calibrate", "sample", "summarize")
 """The stages of a run in their order, for the picture of how time was spent."""
 MEASURING = ("build", "verify", "warm up", "sample")
 """What a run is for; its share of the time is the harness's efficiency."""
+MOST_OPEN = 2
+"""Lines over sizes of an operator and pass that are not folded."""
 TIMERS = {
     "cupti": "CUPTI's record of the kernels: device time alone",
     "events": "CUDA events around a call queued behind a busy stream, so that launching is not in it",
@@ -49,11 +60,22 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class Line:
+    """Two drawings over a size: the primary metric, and the fraction of the limit where one is known."""
+
+    sweep: Sweep
+    looks: tuple[Series, ...]
+    primary: str
+    fraction: str | None
+
+
+@dataclass(frozen=True)
 class Section:
     """One operator and pass: its charts and its rows."""
 
     operator: str
     pass_: str
+    lines: tuple[Line, ...]
     charts: tuple[Chart, ...]
     cases: tuple[tuple[str, CaseRows], ...]
     """Each with the text that tells it from the others of its group."""
@@ -61,6 +83,12 @@ class Section:
     columns: tuple[Metric, ...]
     """The metrics beside the primary one that some row has."""
     curves: tuple[Curve, ...]
+
+    @property
+    def versions(self) -> tuple[tuple[str, str], ...]:
+        """Implementations and their libraries' versions, each pair once."""
+        found = ((x.implementation, x.version) for _, case in self.cases for x in case.rows)
+        return tuple(dict.fromkeys((name, version) for name, version in found if version is not None))
 
 
 @dataclass(frozen=True)
@@ -88,12 +116,13 @@ class Race:
 
 @dataclass(frozen=True)
 class Matrix:
-    """One value by case and implementation: lines of (case, values, the best but for yardsticks)."""
+    """One value by case and implementation: lines of (case, values, which is best beyond its interval)."""
 
     operator: str
     pass_: str
     columns: tuple[str, ...]
-    lines: tuple[tuple[str, tuple[float | None, ...], float | None], ...]
+    lines: tuple[tuple[str, tuple[float | None, ...], str | None], ...]
+    """The last is the implementation whose interval lies apart from those of all others."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +147,7 @@ class Run:
     warnings: tuple[str, ...]
     overall: summary.Standing
     standings: tuple[summary.Standing, ...]
-    overview: str | None
+    answer: Answer
     sections: tuple[Section, ...]
     races: tuple[Race, ...]
     worths: tuple[Worth, ...]
@@ -128,6 +157,10 @@ class Run:
     wall_s: float | None
     ceilings: Ceilings
     copy_chart: str | None
+    rooflines: tuple[tuple[str, str], ...]
+    """Drawings by dtype."""
+    against: Mapping[str, Any]
+    """Ours against each baseline, as `report.js` reads it."""
     failures: tuple[summary.Failure, ...]
     noise: float | None
     """Median over rows of the variation between processes."""
@@ -136,6 +169,16 @@ class Run:
     def measured(self) -> int:
         """Rows with a value of their primary metric."""
         return sum(x.value() is not None for x in self.rows)
+
+    @cached_property
+    def axis(self) -> Axis | None:
+        """That of the strips."""
+        return strips.axis(x for y in self.standings for x in y.compared)
+
+    @property
+    def primaries(self) -> bool:
+        """Whether all that is compared are latencies."""
+        return all(x.primary == LATENCY.name for x in self.overall.compared)
 
     @property
     def case_count(self) -> int:
@@ -167,14 +210,13 @@ def render(journals: Sequence[Journal]) -> str:
     if not journals:
         raise InputError("a report needs at least one run.")
     try:
-        import matplotlib  # noqa: F401  (asked for here, so that its absence is a message and no traceback)
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
         message = f"a report needs {error.name}: pip install 'kernelmark[registry]'"
         raise InputError(message) from None
 
     all_rows = [rows(x) for x in journals]
-    looks = charts.palette(row for x in all_rows for row in x)
+    looks = palette(row for x in all_rows for row in x)
     runs = [_run(f"run{n}", x, y, looks) for n, (x, y) in enumerate(zip(journals, all_rows, strict=True), 1)]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -184,12 +226,22 @@ def render(journals: Sequence[Journal]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= _FILTERS
+    script = (Path(__file__).parent / "report.js").read_text(encoding="utf-8")
     page = environment.get_template("report.html").render(
         title=_title(runs),
         runs=runs,
         comparisons=[compare(journals[0], x) for x in journals[1:]],
         looks=looks,
-        categories=summary.CATEGORIES,
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        baselines=sorted({x for run in runs for x in run.against["names"]}),
+        most_open=MOST_OPEN,
+        operator_colours=lines.OPERATORS,
+        numbers={x: i for i, x in enumerate(looks)},
+        drawn_mark=lambda look: marker(0, 0, look.colour, look.shape, 10, look.fill),
+        strip=strips.strip,
+        strip_head=strips.head,
+        goodness=goodness,
         category=category,
         worth_cells=cells,
         excludes_one=_excludes_one,
@@ -212,7 +264,15 @@ _FILTERS: dict[str, Callable[..., str]] = {
     "condition": units.value,
     "slug": lambda x: x.replace(" ", "-"),
     "words": lambda x: x.replace("_", " "),
+    "embedded": lambda x: _embedded(x),
+    "counted": units.count,
 }
+
+
+def _embedded(what: Any) -> str:
+    """JSON for inside a script element: nothing in it can end the element or begin a comment."""
+    text = json.dumps(what, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -230,9 +290,7 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         for case in cases(found)
         if case.ours is not None and case.ours.speedup_vs_best_baseline is not None
     )
-    overview = charts.overview(
-        [(x.operator, x.versus_best, x.compared) for x in standings if x.compared], f"{anchor}-overview"
-    )
+    overall, raced, exchanged = summary.overall(found), contests(journal, found), worths(journal)
     variations = [y.cv_between for x in found if (y := x.get()) is not None and y.cv_between is not None]
     seconds = _seconds(journal)
     return Run(
@@ -243,40 +301,78 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         created=units.moment(header.created),
         commit=summary.commit(header),
         warnings=summary.warnings(journal, found),
-        overall=summary.overall(found),
+        overall=overall,
         standings=standings,
-        overview=overview,
-        sections=_sections(journal, found, looks, anchor),
-        races=_races(journal, found, looks, anchor),
-        worths=worths(journal),
+        answer=answer(found, overall, raced, exchanged),
+        sections=_sections(journal, found, looks),
+        races=_races(raced),
+        worths=exchanged,
         speedups=speedups,
         matrices=tuple((x, _matrices(found, looks, x)) for x in header.metrics if _compared(x, found)),
         shares=_shares(seconds),
         wall_s=sum(x.wall_s for x in journal.footers) or None,
         ceilings=ceilings,
-        copy_chart=charts.copy_curve(ceilings.copy_ms, f"{anchor}-copy"),
+        copy_chart=lines.copy_curve(ceilings.copy_ms),
+        rooflines=_rooflines(found, ceilings, looks),
+        against=_against(journal, found, speedups, list(looks)),
         failures=summary.failures(found),
         noise=median(variations) if variations else None,
     )
 
 
-def _sections(
-    journal: Journal, found: Sequence[Row], looks: dict[str, Series], anchor: str
-) -> tuple[Section, ...]:
+def _rooflines(found: Sequence[Row], ceilings: Ceilings, looks: dict[str, Series]) -> tuple[tuple[str, str], ...]:
+    grouped = cases(found)
+    drawn = ((x, lines.roofline(x, grouped, ceilings, looks)) for x in ceilings.matmul_flops_per_ms)
+    return tuple((dtype, drawing) for dtype, drawing in drawn if drawing is not None)
+
+
+def _against(
+    journal: Journal,
+    found: Sequence[Row],
+    speedups: Sequence[tuple[CaseRows, Row]],
+    looks: Sequence[str],
+) -> Mapping[str, Any]:
+    """Names of baselines with their places among the looks, and for each case of ours that has one its operator,
+    name, fastest baseline and ours over each.
+    """
+    known = peers(journal, found)
+    names = sorted({x for _, row in speedups for x in known.get(row.identity, {})})
+    numbers = {x: i for i, x in enumerate(names)}
+    return {
+        "names": names,
+        "looks": [looks.index(x) for x in names],
+        "cases": [
+            {
+                "operator": case.operator,
+                "case": case.name,
+                "best": numbers.get(row.best_baseline or "", -1),
+                "ratios": {numbers[x]: y for x, y in known.get(row.identity, {}).items()},
+            }
+            for case, row in speedups
+        ],
+    }
+
+
+def _sections(journal: Journal, found: Sequence[Row], looks: dict[str, Series]) -> tuple[Section, ...]:
     by_section: dict[tuple[str, str], list[Group]] = {}
     for group in groups(found):
         by_section.setdefault((group.operator, group.pass_), []).append(group)
     out = []
     for (operator, pass_), parts in by_section.items():
         drawn = []
-        for number, group in enumerate(parts):
-            salt = f"{anchor}-{operator}-{pass_}-{number}"
-            primary = charts.primary(group, looks, f"{salt}-primary")
+        for group in parts:
+            primary = charts.primary(group, looks)
             if primary is not None:
-                names = {x.implementation for case in group.cases for x in case.ok}
-                shown = tuple(x for x in looks.values() if x.name in names)
-                fraction = charts.fraction(group, looks, f"{salt}-fraction")
-                drawn.append(Chart(group, shown, primary, fraction, charts.logarithmic(group)))
+                shown = _shown(group.cases, looks)
+                drawn.append(
+                    Chart(group, shown, primary, charts.fraction(group, looks), charts.logarithmic(group))
+                )
+        over = []
+        for sweep in sweeps(case for x in parts for case in x.cases):
+            primary = lines.over_sizes(sweep, looks)
+            if primary is not None:
+                shown = _shown((x for _, x in sweep.cases), looks)
+                over.append(Line(sweep, shown, primary, lines.over_sizes(sweep, looks, limits=True)))
         labelled = [
             (f"{label} · {x.common}" if x.common else label, case)
             for x in parts
@@ -285,16 +381,22 @@ def _sections(
         mine = [row for _, case in labelled for row in case.rows]
         metric = journal.metric(mine[0].primary)
         beside = columns(mine, journal.header.metrics)
-        lines = _curves(journal, [case for _, case in labelled], looks, f"{anchor}-{operator}")
-        out.append(Section(operator, pass_, tuple(drawn), tuple(labelled), metric, beside, lines))
+        curves = _curves(journal, [case for _, case in labelled], looks)
+        out.append(Section(operator, pass_, tuple(over), tuple(drawn), tuple(labelled), metric, beside, curves))
     return tuple(out)
 
 
-def _curves(journal: Journal, found: Sequence[CaseRows], looks: dict[str, Series], salt: str) -> tuple[Curve, ...]:
+def _shown(found: Iterable[CaseRows], looks: dict[str, Series]) -> tuple[Series, ...]:
+    """The looks that a chart of these cases needs a legend for."""
+    names = {x.implementation for case in found for x in case.ok}
+    return tuple(x for x in looks.values() if x.name in names)
+
+
+def _curves(journal: Journal, found: Sequence[CaseRows], looks: dict[str, Series]) -> tuple[Curve, ...]:
     """The curves of these cases: at each place of the abscissa the median over replicates."""
     out = []
     for metric in (x for x in journal.header.metrics if x.abscissa is not None):
-        for number, case in enumerate(found):
+        for case in found:
             points: dict[str, dict[float, list[float]]] = {}
             for record in journal.records:
                 row = (record.case.operator, record.case.name, record.cache)
@@ -307,7 +409,7 @@ def _curves(journal: Journal, found: Sequence[CaseRows], looks: dict[str, Series
             if points:
                 middles = {x: {place: median(y) for place, y in line.items()} for x, line in points.items()}
                 text = f"{metric.name} of {case.operator} {case.name} over {metric.abscissa}"
-                drawing = charts.curves(middles, looks, f"{salt}-{metric.name}-{number}", text)
+                drawing = lines.curves(middles, looks, text)
                 out.append(Curve(metric, case.name, drawing))
     return tuple(out)
 
@@ -321,15 +423,8 @@ def _compared(metric: Metric, found: Sequence[Row]) -> bool:
     return apart and any(metric.name != x.primary for x in found)
 
 
-def _races(journal: Journal, found: Sequence[Row], looks: dict[str, Series], anchor: str) -> tuple[Race, ...]:
-    return tuple(
-        Race(
-            contest,
-            charts.over_lengths(contest, "time", looks, f"{anchor}-crossing-{number}-time"),
-            charts.over_lengths(contest, "memory", looks, f"{anchor}-crossing-{number}-memory"),
-        )
-        for number, contest in enumerate(contests(journal, found))
-    )
+def _races(found: Sequence[Contest]) -> tuple[Race, ...]:
+    return tuple(Race(x, lines.over_lengths(x, "time"), lines.over_lengths(x, "memory")) for x in found)
 
 
 def _matrices(found: Iterable[Row], looks: dict[str, Series], metric: Metric) -> tuple[Matrix, ...]:
@@ -340,18 +435,26 @@ def _matrices(found: Iterable[Row], looks: dict[str, Series], metric: Metric) ->
     for (operator, pass_), parts in sections.items():
         present = {x.implementation for case in parts for x in case.rows if metric.name in x.metrics}
         columns = tuple(x for x in looks if x in present)
-        lines = []
+        told = []
         for case in parts:
             by_name = {x.implementation: x.value(metric.name) for x in case.rows}
             values = tuple(by_name.get(x) for x in columns)
-            known = [by_name[x.implementation] for x in case.rows if x.provider != YARDSTICK]
             if any(x is not None for x in values):
-                least = max if metric.better == "higher" else min
-                best = least((x for x in known if x is not None), default=None)
-                lines.append((case.name, values, best))
-        if lines:
-            out.append(Matrix(operator, pass_, columns, tuple(lines)))
+                told.append((case.name, values, _clearly_best(case, metric)))
+        if told:
+            out.append(Matrix(operator, pass_, columns, tuple(told)))
     return tuple(out)
+
+
+def _clearly_best(case: CaseRows, metric: Metric) -> str | None:
+    """The implementation whose interval of a metric lies on the better side of those of all the others."""
+    known = [x for x in case.rows if x.provider != YARDSTICK and x.value(metric.name) is not None]
+    sign = -1 if metric.better == "higher" else 1
+    known.sort(key=lambda x: sign * (x.value(metric.name) or 0))
+    if len(known) < 2:
+        return None
+    first, second = (sorted(sign * y for y in x.bounds(metric.name) if y is not None) for x in known[:2])
+    return known[0].implementation if first and second and first[-1] < second[0] else None
 
 
 def _seconds(journal: Journal) -> dict[str, float]:

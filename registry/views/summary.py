@@ -45,6 +45,28 @@ class Standing:
         return len(self.compared) - self.won - self.lost
 
     @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The geometric means of the cases' bounds: an interval of `versus_best` that is wide enough however much
+        the cases' errors move together. None where a case has no interval.
+        """
+        low = [x.speedup_ci_low for x in self.compared]
+        high = [x.speedup_ci_high for x in self.compared]
+        if not low or None in low or None in high:
+            return None
+        found = geometric_mean(low), geometric_mean(high)
+        return None if found[0] is None or found[1] is None else (found[0], found[1])
+
+    @property
+    def decided(self) -> bool:
+        """Whether `bounds` leaves out 1."""
+        return self.bounds is not None and not self.bounds[0] <= 1 <= self.bounds[1]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The implementations of ours that were compared, each once."""
+        return tuple(dict.fromkeys(x.implementation for x in self.compared))
+
+    @property
     def best(self) -> Row | None:
         """The case with the largest speedup."""
         return max(self.compared, key=lambda x: x.speedup_vs_best_baseline or 0, default=None)

@@ -50,6 +50,11 @@ def percent(value: float | None, digits: int = 0) -> str:
     return DASH if value is None or not math.isfinite(value) else f"{value * 100:.{digits}f} %"
 
 
+def count(number: int, what: str) -> str:
+    """So many of them: `1 row`, `1,024 rows`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def change(value: float | None) -> str:
     """A ratio as a signed change: 1.021 is `+2.1 %`; from a factor of 11 on it stays a ratio."""
     if value is None or not math.isfinite(value):

@@ -1,0 +1,198 @@
+"""The run's own question and its answer: what a reader of its report sees first. Pure.
+
+A run over lengths of sequences asks from which on O(S) is faster than attention; one that exchanges the parts of a
+model asks what each is worth there; any other asks whether ours is faster than the fastest baseline. What the
+intervals do not support is not said: then the answer is that it is too noisy to say, and why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal, TypeAlias
+
+from ..analysis.rows import Row
+from ..analysis.worth import Worth
+from ..store.metric import LATENCY
+from . import units
+from .crossing import Contest, bounds
+from .summary import Standing
+
+NARROW = 0.05
+"""Intervals that would have shown a difference of so much are not called noisy."""
+SHOWN = 4
+"""Findings beside the headline: what does not fit there stands in the sections."""
+
+Verdict: TypeAlias = Literal["good", "bad", "undecided"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One number of the answer. It is emphasised only if `supported`: an interval stands behind it."""
+
+    value: str
+    interval: str
+    about: str
+    supported: bool
+    verdict: Verdict = "undecided"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the run was for, and what it found."""
+
+    question: str
+    headline: str
+    verdict: Verdict
+    reason: str
+    """Why the headline says no more than it does; what is behind it."""
+    findings: tuple[Finding, ...] = ()
+
+
+def answer(
+    rows: Sequence[Row], standing: Standing, contests: Sequence[Contest], worths: Sequence[Worth]
+) -> Answer:
+    """That of a run, from what was made of its rows."""
+    if contests:
+        return _crossing(contests)
+    if worths:
+        return _worth(worths)
+    if standing.compared:
+        return _speedup(rows, standing)
+    measured = sum(x.value() is not None for x in rows)
+    return Answer(
+        "How fast is each implementation?",
+        f"{measured} of {units.count(len(rows), 'row')} measured",
+        "undecided",
+        "There is no speedup to sum up: no case has both an implementation of ours and a baseline with a value.",
+    )
+
+
+# --- is it faster? --------------------------------------------------------------------------------------
+
+
+def _speedup(rows: Sequence[Row], standing: Standing) -> Answer:
+    names = " and ".join(standing.names)
+    time = all(x.primary == LATENCY.name for x in standing.compared)
+    faster, slower = ("faster", "slower") if time else ("better", "worse")
+    verb = "Is" if len(standing.names) == 1 else "Are"
+    question = f"{verb} {names} {faster} than the fastest baseline?"
+    total = len(standing.compared)
+    cases = units.count(total, "case")
+    if not standing.won and not standing.lost:
+        return Answer(question, *_undecided(rows, standing))
+    won, lost, undecided = standing.won, standing.lost, standing.undecided
+    if total in (won, lost):
+        way = faster if won else slower
+        headline = f"{way.capitalize()} in {'the one case' if total == 1 else f'all {cases}'}"
+    elif not won or not lost:
+        headline = f"{(faster if won else slower).capitalize()} in {won or lost} of {cases}"
+        headline += f", {undecided} undecided"
+    else:
+        headline = f"{faster.capitalize()} in {won} of {cases}, {slower} in {lost}"
+        headline += f", {undecided} undecided" if undecided else ""
+    verdict: Verdict = "good" if not lost else "bad" if not won else "undecided"
+    reason = f"{faster.capitalize()} or {slower} is what the whole 95 % interval of a case says."
+    return Answer(question, headline, verdict, reason, (_mean(names, standing),))
+
+
+def _mean(names: str, standing: Standing) -> Finding:
+    low_high = standing.bounds
+    return Finding(
+        units.ratio(standing.versus_best),
+        f"[{low_high[0]:.2f}, {low_high[1]:.2f}]" if low_high else "no interval",
+        f"{names} over the fastest baseline of each case, geometric mean of {len(standing.compared)}",
+        standing.decided,
+        "undecided" if not low_high or not standing.decided else "good" if low_high[0] > 1 else "bad",
+    )
+
+
+def _undecided(rows: Sequence[Row], standing: Standing) -> tuple[str, Verdict, str]:
+    """The headline without a verdict, and the reason."""
+    halves = [
+        math.sqrt(x.speedup_ci_high / x.speedup_ci_low) - 1
+        for x in standing.compared
+        if x.speedup_ci_low and x.speedup_ci_high
+    ]
+    cases = units.count(len(standing.compared), "case")
+    if not halves:
+        why = f"No interval: of {cases} none was measured by two processes or more beside its baseline."
+        return "Too few processes to say", "undecided", f"{why} More replicates give one (--replicates)."
+    half = median(halves)
+    if half <= NARROW:
+        why = f"No interval of {cases} leaves out 1; half the median one is {units.percent(half, 1)}."
+        return "No difference shown", "undecided", why
+    variations = [y.cv_between for x in rows if (y := x.get()) is not None and y.cv_between is not None]
+    seen = f"half the median one is a factor of {1 + half:.2f}, so that a smaller difference stays hidden"
+    varied = f" Between processes times vary by {units.percent(median(variations), 1)}." if variations else ""
+    few = max(x.replicates for x in standing.compared)
+    mend = f" More than {units.count(few, 'replicate')}, on a machine that does nothing else, narrow it."
+    return "Too noisy to say", "undecided", f"No interval of {cases} leaves out 1: {seen}.{varied}{mend}"
+
+
+# --- from which length on? ------------------------------------------------------------------------------
+
+
+def _crossing(contests: Sequence[Contest]) -> Answer:
+    """The first contest in full: it is ours where ours was measured. The others stand in their section."""
+    contest = contests[0]
+    findings = []
+    for other in contest.linear:
+        found = contest.crossing(other, "time")
+        if found is None:
+            continue
+        if found.at == math.inf:
+            value, about = f"> {found.last:,}", f"{other.operator} is not faster at the longest length measured"
+        elif found.at == -math.inf:
+            value, about = f"< {found.first:,}", f"{other.operator} is faster at every length measured"
+        else:
+            value, about = (
+                f"S = {units.number(found.at)}",
+                f"{other.operator} is faster than attention from here on",
+            )
+        findings.append((found.at, Finding(value, bounds(found), about, found.low is not None)))
+    findings.sort(key=lambda x: x[0])
+    crossed = [(at, x) for at, x in findings if at < math.inf]
+    if crossed:
+        at, first = crossed[0]
+        name = first.about.split()[0]
+        headline = f"{name} from {first.value} on" if at > 0 else f"{name} at every length measured"
+    elif findings:
+        headline = "At none that was measured"
+    else:
+        headline = "No two curves have lengths in common"
+    return Answer(
+        "From which sequence length on is an operator of O(S) faster than attention?",
+        headline,
+        "undecided",
+        f"Both by {contest.side}, width {contest.width}, {contest.common}.",
+        tuple(x for _, x in findings),
+    )
+
+
+# --- what is it worth? ----------------------------------------------------------------------------------
+
+
+def _worth(worths: Iterable[Worth]) -> Answer:
+    found = [x for x in worths if x.measured is not None]
+    shown = sorted((x for x in found if not x.null), key=lambda x: -abs(math.log(x.measured or 1)))
+    return Answer(
+        "What is a kernel worth in a model's step?",
+        f"{len(shown)} of {units.count(len(found), 'exchange')} change the step"
+        if shown
+        else "No exchange changes the step measurably",
+        "undecided",
+        "Each exchanges one part of a base system; its interval is over processes that ran both.",
+        tuple(
+            Finding(
+                f"{x.measured:.4f}×",
+                f"[{x.low:.4f}, {x.high:.4f}]",
+                f"{x.exchange.part} by {x.exchange.implementation} in {x.exchange.step}",
+                True,
+                "good" if (x.measured or 0) > 1 else "bad",
+            )
+            for x in shown[:SHOWN]
+        ),
+    )

@@ -1,0 +1,310 @@
+"""The report's charts over an axis: values over sizes, attention beside O(S), curves, the copy, the roofline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ..analysis.ceilings import Ceilings
+from ..analysis.rows import THROUGHPUT, Row
+from ..store.record import YARDSTICK
+from . import units
+from .canvas import CHARACTER, DASHES, FONT, Axis, Canvas, linear_axis, log_axis, span_axis
+from .charts import WIDTH, fraction_bounds, tip
+from .crossing import Contest, Curve, Measure
+from .grouping import CaseRows
+from .looks import Series
+from .sizes import BYTES, Sweep
+
+Bounded = tuple[float | None, float | None, float | None]
+"""A value with the bounds of its interval."""
+
+OPERATORS: Mapping[str, str] = {
+    "attention": "--ink",
+    "linear_attention": "--q1",
+    "selective_scan": "--q2",
+    "ssd": "--q3",
+}
+"""Colours of operators in a chart whose lines are operators; what a library's colour says is in the shape then."""
+
+
+@dataclass(frozen=True)
+class _Plot:
+    """A frame with an axis each way; `up` is measured from the foot."""
+
+    canvas: Canvas
+    across: Axis
+    up: Axis
+    top: float
+    foot: float
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        return self.across.place(x), self.y(y)
+
+    def y(self, value: float) -> float:
+        return self.foot - self.up.place(value)
+
+    def grid(self, across: Callable[[float, str], str], up: Callable[[float, str], str]) -> None:
+        """Lines and labels at the ticks, upright ones as far as their labels keep apart."""
+        canvas, left, right = self.canvas, self.across.left, self.across.right
+        for value, text in self.up.ticks:
+            y = self.y(value)
+            canvas.line([left, right], [y, y], "--grid", 0.8)
+            canvas.text(left - 8, y, up(value, text), "--soft", "right", size=FONT - 1)
+        free = -math.inf
+        for value, text in self.across.ticks:
+            x, shown = self.across.place(value), across(value, text)
+            half = len(shown) * CHARACTER / 2
+            canvas.line([x, x], [self.top, self.foot], "--grid", 0.8)
+            if x - half > free and x + half < canvas.width + 4:
+                canvas.text(x, self.foot + 13, shown, "--soft", "center", size=FONT - 1)
+                free = x + half + 4
+
+    def interval(self, x: float, bounds: Bounded, variable: str) -> None:
+        """An upright stroke, where the interval is known and its ends lie apart."""
+        _, low, high = bounds
+        if low is not None and high is not None:
+            ends = [self.foot - self.up.clipped(y) for y in (low, high)]
+            if ends[0] - ends[1] > 2:
+                place = self.across.place(x)
+                self.canvas.line([place, place], ends, variable, 1.2, opacity=0.8)
+
+
+def _same(_: float, text: str) -> str:
+    return text
+
+
+def _sized(value: float, _: str) -> str:
+    return units.size(value)
+
+
+# --- over sizes -----------------------------------------------------------------------------------------
+
+
+def over_sizes(sweep: Sweep, looks: Mapping[str, Series], limits: bool = False) -> str | None:
+    """The primary metric over a sweep's sizes, a line an implementation; or the fraction of the limit.
+
+    None where nothing is known at two sizes or more.
+    """
+
+    def primary(row: Row) -> Bounded:
+        return (row.value(), *row.bounds())
+
+    values = fraction_bounds if limits else primary
+    lines: dict[str, list[tuple[int, Row, Bounded]]] = {}
+    for size, case in sweep.cases:
+        for row in case.ok:
+            found = values(row)
+            if found[0]:
+                lines.setdefault(row.implementation, []).append((size, row, found))
+    if not any(len(x) > 1 for x in lines.values()):
+        return None
+    points = [x[0] for line in lines.values() for _, _, x in line if x[0]]
+    left, right, top, foot = 58.0, WIDTH - 14.0, 10.0, 236.0
+    across = _sizes_axis(sweep, left, right)
+    if limits:
+        up = linear_axis(max(1.0, *points), 0, foot - top, lambda x: f"{x * 100:.0f} %")
+    else:
+        known = [case.first.limit for _, case in sweep.cases if case.first.limit]
+        up = log_axis(min(points + known), max(points + known), 0, foot - top)
+    plot = _Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
+    plot.grid(_sized if sweep.axis == BYTES else _same, _same)
+    _limits(plot, sweep, limits)
+    for name in sorted(lines, key=lambda x: looks[x].ours):  # ours is drawn last, on top
+        look, line = looks[name], lines[name]
+        places = [plot.at(size, value or 0) for size, _, (value, _, _) in line]
+        plot.canvas.line(
+            [x for x, _ in places], [y for _, y in places], look.colour, 2.4 if look.ours else 1.5, look.dash
+        )
+        for (size, row, bounds), (x, y) in zip(line, places, strict=True):
+            plot.interval(size, bounds, look.colour)
+            told = f"{units.size(size) if sweep.axis == BYTES else f'{sweep.axis} = {size:,}'}: {tip(row)}"
+            plot.canvas.dot(x, y, look.colour, look.shape, 7.5 if look.ours else 6.5, told, look.fill)
+    first = next(iter(lines.values()))[0][1]
+    what = "Fraction of the limit" if limits else first.primary.replace("_", " ").capitalize()
+    return plot.canvas.svg(f"{what} of {first.operator} {first.pass_} over {sweep.axis}: {sweep.common}")
+
+
+def _limits(plot: _Plot, sweep: Sweep, fraction: bool) -> None:
+    known = [(size, 1.0 if fraction else case.first.limit) for size, case in sweep.cases if case.first.limit]
+    places = [plot.at(size, limit) for size, limit in known if limit]
+    if len(places) > 1:
+        plot.canvas.line([x for x, _ in places], [y for _, y in places], "--ink", 1.2, DASHES[2])
+
+
+def _sizes_axis(sweep: Sweep, left: float, right: float) -> Axis:
+    """A logarithmic axis with a tick at each size, or at round numbers of bytes."""
+    sizes = sweep.sizes
+    if sweep.axis == BYTES:
+        return log_axis(sizes[0], sizes[-1], left, right)
+    begin, end = math.log2(max(sizes[0], 0.5)) - 0.15, math.log2(sizes[-1]) + 0.15
+    scale = (right - left) / (end - begin)
+    ticks = [(float(x), f"{x // 1024}k" if x % 1024 == 0 and x else f"{x}") for x in sizes]
+    return Axis(lambda x: left + (math.log2(max(x, 0.5)) - begin) * scale, ticks, left, right)
+
+
+# --- attention beside operators of O(S) -----------------------------------------------------------------
+
+
+def over_lengths(contest: Contest, measure: Measure) -> str | None:
+    """Attention and the operators beside it over the length of the sequence, both axes logarithmic.
+
+    Where one comes to lie below attention for good it is marked, with its interval as a stripe. None unless
+    attention and another have this measure.
+    """
+    known = [x for x in contest.series if x.curve(measure)]
+    if len(known) < 2 or known[0] is not contest.quadratic:
+        return None
+    middles = [_middles(x.curve(measure)) for x in known]
+    values = [y for points in middles for y in points.values()]
+    lengths = sorted({x for points in middles for x in points})
+    longest = max(len(x.operator) for x in known)
+    left, right, top, foot = 62.0, WIDTH - longest * CHARACTER - 12, 14.0 + 14.0 * (len(known) - 1), 250.0
+    up = log_axis(min(values), max(values), 0, foot - top)
+    plot = _Plot(Canvas(WIDTH, foot + 24), _octaves(lengths, left, right), up, top, foot)
+    plot.grid(_same, _same if measure == "time" else _sized)
+    ends: list[tuple[float, float, str, str]] = []
+    for series, points in zip(known, middles, strict=True):
+        colour = OPERATORS[series.operator]
+        places = [plot.at(length, value) for length, value in points.items()]
+        plot.canvas.line([a for a, _ in places], [b for _, b in places], colour, 1.8)
+        for (length, value), (a, b) in zip(points.items(), places, strict=True):
+            shown = f"{units.number(value)} ms" if measure == "time" else units.size(value)
+            plot.canvas.dot(a, b, colour, "o", 5.5, f"{series.name} at S = {length:,}: {shown}")
+        ends.append((places[-1][1], places[-1][0] + 8, series.operator, colour))
+    _end_labels(plot.canvas, ends)
+    _crossings(plot, contest, measure)
+    return plot.canvas.svg(f"{measure.capitalize()} over sequence length, width {contest.width}: {contest.side}")
+
+
+def _middles(curve: Curve) -> dict[int, float]:
+    """Medians over replicates, by increasing length."""
+    return {length: median(x.values()) for length, x in sorted(curve.items())}
+
+
+def _octaves(lengths: Sequence[int], left: float, right: float) -> Axis:
+    """A logarithmic axis over lengths with ticks at powers of two, every other one where they are many."""
+    begin, end = math.log2(lengths[0]) - 0.15, math.log2(lengths[-1]) + 0.15
+    powers = range(math.ceil(begin), math.floor(end) + 1)
+    step = 1 + len(powers) // 10
+    ticks = [(2.0**x, f"{2 ** (x - 10)}k" if x >= 10 else f"{2**x}") for x in powers[::step]]
+    scale = (right - left) / (end - begin)
+    return Axis(lambda x: left + (math.log2(x) - begin) * scale, ticks, left, right)
+
+
+def _end_labels(canvas: Canvas, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Names (y, x, text, colour) behind the ends of lines, kept apart."""
+    least = -math.inf
+    for y, x, text, colour in sorted(ends):
+        least = max(y, least + FONT + 2)
+        canvas.text(x, least, text, colour)
+
+
+def _crossings(plot: _Plot, contest: Contest, measure: Measure) -> None:
+    canvas, across = plot.canvas, plot.across
+    points = _middles(contest.quadratic.curve(measure))
+    known = [(contest.crossing(x, measure), x) for x in contest.linear]
+    found = [(x, other) for x, other in known if x is not None and math.isfinite(x.at)]
+    # The rightmost has its words lowest: no line goes through those of another.
+    for index, (crossing, other) in enumerate(sorted(found, key=lambda x: -x[0].at)):
+        colour = OPERATORS[other.operator]
+        x, y = plot.at(crossing.at, _between(points, crossing.at))
+        if crossing.low is not None and crossing.high is not None:
+            begin, end = across.clipped(max(crossing.low, 1.0)), across.clipped(min(crossing.high, 2.0**62))
+            canvas.box(min(begin, x - 1), max(end, x + 1), plot.top, plot.foot, colour, opacity=0.18)
+        head = plot.top - 8 - 14 * index
+        canvas.line([x, x], [head - 5, plot.foot], colour, 1.0, DASHES[2])
+        text = f"{other.operator} {units.number(crossing.at)}"
+        leftward = x + len(text) * CHARACTER > WIDTH
+        align = "right" if leftward else "left"
+        # Bold is for what an interval stands behind.
+        canvas.text(x - 5 if leftward else x + 5, head, text, colour, align, bold=crossing.low is not None)
+        canvas.dot(x, y, colour, "o", 7.5, contest.told(other, measure), fill=1)
+
+
+def _between(points: Mapping[int, float], length: float) -> float:
+    """A curve's value at a length within it, straight in the logarithms."""
+    below = max(x for x in points if x <= length)
+    above = min((x for x in points if x > length), default=below)
+    share = 0.0 if above == below else math.log(length / below) / math.log(above / below)
+    return float(points[below] * (points[above] / points[below]) ** share)
+
+
+# --- curves, the copy, the roofline ---------------------------------------------------------------------
+
+
+def curves(points: Mapping[str, Mapping[float, float]], looks: Mapping[str, Series], text: str) -> str:
+    """A metric over its abscissa, a line an implementation: `points` by implementation and place."""
+    known = {name: sorted(x.items()) for name, x in points.items() if x}
+    across_all = [x for line in known.values() for x, _ in line]
+    values = [y for line in known.values() for _, y in line]
+    left, right, top, foot = 62.0, WIDTH - 22.0, 12.0, 230.0
+    across = span_axis(min(across_all), max(across_all), left, right)
+    up = span_axis(min(values), max(values), 0, foot - top)
+    plot = _Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
+    plot.grid(_same, _same)
+    for name, line in known.items():
+        look = looks[name]
+        places = [plot.at(x, y) for x, y in line]
+        plot.canvas.line([x for x, _ in places], [y for _, y in places], look.colour, 1.6, look.dash)
+        (x, y), (at, value) = places[-1], line[-1]
+        told = f"{name}: {units.number(value)} at {units.number(at)}"
+        plot.canvas.dot(x, y, look.colour, look.shape, 6.5, told, look.fill)
+    return plot.canvas.svg(text)
+
+
+def copy_curve(copy_ms: Mapping[int, float]) -> str | None:
+    """The device's own copy bandwidth over the bytes moved; None where it was not measured."""
+    points = [(size, size / ms / 1e6) for size, ms in copy_ms.items() if size > 0 and ms > 0]
+    if len(points) < 2:
+        return None
+    left, right, top, foot = 58.0, WIDTH - 22.0, 12.0, 188.0
+    across = log_axis(points[0][0], points[-1][0], left, right)
+    up = linear_axis(max(y for _, y in points), 0, foot - top, lambda y: f"{y:,g}")
+    plot = _Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
+    plot.grid(_sized, _same)
+    places = [plot.at(x, y) for x, y in points]
+    plot.canvas.line([x for x, _ in places], [y for _, y in places], "--ink", 1.6)
+    for (size, rate), (x, y) in zip(points, places, strict=True):
+        plot.canvas.dot(x, y, "--ink", "o", 6, f"copy of {units.size(size)}: {units.number(rate)} GB/s")
+    return plot.canvas.svg("Bandwidth of a device copy over the bytes moved")
+
+
+def roofline(dtype: str, found: Iterable[CaseRows], ceilings: Ceilings, looks: Mapping[str, Series]) -> str | None:
+    """Operations per second over operations a byte, below the two measured ceilings of a dtype.
+
+    A dot for ours and one for the fastest baseline of each case: all implementations of a case stand above one
+    another. None where a ceiling is missing, or no case of the dtype has both bytes and operations.
+    """
+    summed = ceilings.summary()
+    rate, copy = summed["matmul_tflops"].get(dtype), summed["copy_gbps"]
+    points: list[tuple[float, float, CaseRows, Row]] = []
+    for case in (x for x in found if x.first.dtype == dtype and x.first.bytes and x.first.flops):
+        rivals = [x for x in case.ok if x.provider != YARDSTICK and not looks[x.implementation].ours]
+        for row in (case.ours, next(iter(rivals), None)):
+            reached = row.value(THROUGHPUT.name) if row else None
+            if row and reached:
+                points.append(((row.flops or 0) / (row.bytes or 1), reached, case, row))
+    if not rate or not copy or not points:
+        return None
+    ridge = rate * 1e3 / copy
+    left, right, top, foot = 58.0, WIDTH - 22.0, 14.0, 262.0
+    least, most = min(ridge / 4, *(x for x, *_ in points)), max(ridge * 4, *(x for x, *_ in points))
+    across = log_axis(least, most, left, right)
+    up = log_axis(min(x for _, x, *_ in points), max(rate, *(x for _, x, *_ in points)), 0, foot - top)
+    plot = _Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
+    plot.grid(_same, _same)
+    roof = [(x, min(rate, x * copy / 1e3)) for x in (least, ridge, most)]
+    lowest = 10 ** (math.log10(min(x for _, x, *_ in points)) - 0.02)
+    if roof[0][1] < lowest:  # the slope enters the frame at its foot, not below it
+        roof[0] = (lowest * 1e3 / copy, lowest)
+    places = [plot.at(*x) for x in roof]
+    plot.canvas.line([x for x, _ in places], [y for _, y in places], "--ink", 1.6)
+    plot.canvas.text(places[1][0], top - 4, f"{units.number(rate, 3)} TFLOP/s", "--soft", size=FONT - 1)
+    for x, y, case, row in sorted(points, key=lambda x: looks[x[3].implementation].ours):
+        look = looks[row.implementation]
+        told = f"{case.operator} {case.name}: {tip(row)}, {units.number(y)} TFLOP/s at {units.number(x)} FLOP/B"
+        plot.canvas.dot(*plot.at(x, y), look.colour, look.shape, 7 if look.ours else 6, told, look.fill)
+    return plot.canvas.svg(f"Roofline of {dtype}: throughput over arithmetic intensity")

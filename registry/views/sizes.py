@@ -1,0 +1,95 @@
+"""Which cases of an operator lie on a line: the same but for one size, so that a value can be drawn over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from .grouping import CaseRows
+
+LEAST = 3
+"""Two points are no line that a list of two numbers would not show better."""
+BYTES = "bytes"
+"""What stands for a size where cases differ in several at once: the least bytes that they move."""
+BATCH, LENGTH = "B", "S"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Cases along an axis of the operator, or `BYTES`, by increasing size."""
+
+    axis: str
+    common: str
+    """What they have in common, and what moves along with the axis."""
+    cases: tuple[tuple[int, CaseRows], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Where along the axis they lie."""
+        return tuple(x for x, _ in self.cases)
+
+
+def sweeps(found: Iterable[CaseRows]) -> tuple[Sweep, ...]:
+    """The lines through the cases of one operator and pass, each case on one at most.
+
+    First those on which nothing but one size differs, then those where the batch differs with it (it usually
+    shrinks as sequences grow), then those over bytes, for what does nothing but move them.
+    """
+    left = [x for x in found if x.ok]
+    out: list[Sweep] = []
+    names = list(dict.fromkeys(name for x in left for name in x.first.axes))
+    names.sort(key=lambda x: x != LENGTH)
+    for beside in ((), (BATCH,)):
+        while True:
+            axes = [x for x in names if x not in beside]
+            best = max((_along(left, x, beside) for x in axes), key=_covered, default=[])
+            if not best:
+                break
+            out += best
+            left = _without(left, best)
+    moved = [x for x in left if not x.first.flops]
+    over_bytes = _lines(moved, BYTES, lambda x: x.first.bytes, lambda name: not name.startswith("axis "))
+    return (*out, *over_bytes)
+
+
+def _covered(found: Sequence[Sweep]) -> int:
+    return sum(len(x.cases) for x in found)
+
+
+def _without(left: Iterable[CaseRows], found: Iterable[Sweep]) -> list[CaseRows]:
+    taken = {id(case) for sweep in found for _, case in sweep.cases}
+    return [x for x in left if id(x) not in taken]
+
+
+def _along(left: Sequence[CaseRows], axis: str, beside: Sequence[str]) -> list[Sweep]:
+    free = {f"axis {x}" for x in (axis, *beside)}
+    return _lines(left, axis, lambda x: x.first.axes.get(axis), lambda name: name not in free)
+
+
+def _lines(
+    left: Sequence[CaseRows], axis: str, size: Callable[[CaseRows], int | None], fixed: Callable[[str], bool]
+) -> list[Sweep]:
+    """Cases whose `fixed` parts are the same, where they have enough sizes and each size once."""
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[int, CaseRows]]] = {}
+    for case in left:
+        if (at := size(case)) is not None:
+            key = tuple((name, text) for name, text in case.parts.items() if fixed(name))
+            groups.setdefault(key, []).append((at, case))
+    out = []
+    for members in groups.values():
+        sizes = {x for x, _ in members}
+        if len(sizes) >= LEAST and len(sizes) == len(members):
+            members.sort(key=lambda x: x[0])
+            out.append(Sweep(axis, _common(axis, members), tuple(members)))
+    return out
+
+
+def _common(axis: str, members: Sequence[tuple[int, CaseRows]]) -> str:
+    parts = [x.parts for _, x in members]
+    shared = [x for x in parts[0] if all(y.get(x) == parts[0][x] for y in parts)]
+    told = [parts[0][x] for x in shared if parts[0][x] != "cold cache"]
+    moving = [x for x in parts[0] if x not in shared and x != f"axis {axis}"]
+    if axis != BYTES and moving == [f"axis {BATCH}"]:
+        products = {size * x.first.axes[BATCH] for size, x in members}
+        told.append(f"B × {axis} = {products.pop():,}" if len(products) == 1 else "B differs")
+    return " · ".join(told)

@@ -1,0 +1,75 @@
+"""Which cases lie on a line over a size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelmark.registry.analysis.ceilings import Ceilings
+from kernelmark.registry.analysis.rows import rows
+from kernelmark.registry.views.grouping import cases
+from kernelmark.registry.views.lines import over_sizes, roofline
+from kernelmark.registry.views.looks import palette
+from kernelmark.registry.views.sizes import BYTES, Sweep, sweeps
+
+
+def swept(literal: Any, *axes: dict[str, int], **more: Any) -> tuple[Sweep, ...]:
+    made = [literal.case(name=str(x), axes=x, **more) for x in axes]
+    return sweeps(cases(rows(literal.journal(*(literal.record(case=x) for x in made)))))
+
+
+def test_nothing_but_one_size_differs(literal: Any) -> None:
+    found = swept(literal, *({"B": b, "S": s} for b in (1, 2) for s in (4, 1, 2)))
+    assert [(x.axis, x.common, x.sizes) for x in found] == [
+        ("S", "bf16 · B1", (1, 2, 4)),
+        ("S", "bf16 · B2", (1, 2, 4)),
+    ]
+
+
+def test_the_batch_may_shrink_as_the_sequence_grows(literal: Any) -> None:
+    (found,) = swept(literal, *({"B": 16 // s, "S": s, "D": 64} for s in (1, 2, 4)))
+    assert (found.axis, found.common) == ("S", "bf16 · D64 · B × S = 16")
+
+
+def test_shapes_that_differ_in_several_sizes_lie_over_their_bytes_if_they_only_move_them(literal: Any) -> None:
+    made = [
+        literal.case(name=f"{i}", axes={"M": m, "D": d}, bytes=m * d)
+        for i, (m, d) in enumerate(((1, 8), (8, 2), (4, 8)))
+    ]
+    (found,) = sweeps(cases(rows(literal.journal(*(literal.record(case=x) for x in made)))))
+    assert (found.axis, found.sizes) == (BYTES, (8, 16, 32))
+    busy = [literal.case(name=f"{x.name}f", axes=x.axes, bytes=x.bytes, flops=9) for x in made]
+    assert sweeps(cases(rows(literal.journal(*(literal.record(case=x) for x in busy))))) == ()
+
+
+def test_two_cases_are_no_line(literal: Any) -> None:
+    assert swept(literal, {"S": 1}, {"S": 2}) == ()
+
+
+def test_a_line_an_implementation_and_the_limit(literal: Any) -> None:
+    from kernelmark.registry.store.record import Ceiling
+
+    made = [literal.case(name=f"S{s}", axes={"S": s}, bytes=10**6 * s) for s in (1, 2, 4)]
+    records = [literal.record(name, x.axes["S"], case=x) for x in made for name in ("kernelmark", "torch")]
+    journal = literal.journal(Ceiling("copy", 10**6, 0.5, 0), *records)
+    found = rows(journal)
+    (sweep,) = sweeps(cases(found))
+    drawn = over_sizes(sweep, palette(found))
+    assert drawn is not None
+    assert drawn.count("stroke-dasharray") == 1  # the limit's
+    assert "S = 4: torch 4.000 ms" in drawn
+    share = over_sizes(sweep, palette(found), limits=True)
+    assert share is not None
+    assert "50 % of the limit" in share
+
+
+def test_a_roofline_has_a_dot_for_ours_and_one_for_the_fastest_baseline(literal: Any) -> None:
+    case = literal.case(bytes=10**6, flops=10**9)
+    times = {"kernelmark": 1.0, "torch": 2.0, "liger": 3.0}
+    found = rows(literal.journal(*(literal.record(x, ms, case=case) for x, ms in times.items())))
+    ceilings = Ceilings({10**6: 0.001}, {"bf16": 10**11})
+    drawn = roofline("bf16", cases(found), ceilings, palette(found))
+    assert drawn is not None
+    assert drawn.count("<title>") == 2
+    assert "1.000 TFLOP/s at 1,000 FLOP/B" in drawn
+    assert "liger" not in drawn
+    assert roofline("fp32", cases(found), ceilings, palette(found)) is None
