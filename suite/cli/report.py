@@ -1,4 +1,4 @@
-"""`kernelmark report`: one self-contained HTML page of one or several runs."""
+"""`kernelmark report`: one self-contained HTML page of one or several runs, or a table known by name."""
 
 from __future__ import annotations
 
@@ -19,16 +19,44 @@ from ...registry.store.journal import Journal
     "--output",
     "-o",
     type=click.Path(path_type=Path),
-    help="The page's file. Default: named by the run, in the home's `reports` folder.",
+    help="Where to write. Default: a page goes to the home's `reports` folder, a table is printed.",
 )
-def command_report(runs: tuple[str, ...], output: Path | None) -> None:
+@click.option(
+    "--style",
+    type=click.Choice(("page", "kernels", "configurations", "goals")),
+    default="page",
+    show_default=True,
+    help="A page; a line a kernel; a block a configuration; or which goals the runs have earned.",
+)
+@click.option("--against", metavar="NAME", help="The baseline of the tables. Default: eager PyTorch.")
+def command_report(runs: tuple[str, ...], output: Path | None, style: str, against: str | None) -> None:
     """One self-contained HTML page, which opens offline.
 
     RUN is a run's name, the beginning of one, `latest`, or a journal file. Of several runs the first is
     what the others are compared with.
     """
+    if against is not None and style not in ("kernels", "configurations"):
+        raise InputError("--against is for --style kernels or configurations; a page has a choice of its own.")
     home = Home()
-    click.echo(str(write_report([home.load(x) for x in runs], home, output)))
+    journals = [home.load(x) for x in runs]
+    if style == "page":
+        click.echo(str(write_report(journals, home, output)))
+        return
+    text = _table(journals, style, against)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        _write(output, text)
+        click.echo(str(output))
+
+
+def _table(journals: Sequence[Journal], style: str, against: str | None) -> str:
+    from ...registry.views import goals, named_tables
+
+    if style == "goals":
+        return goals.table(journals)
+    made = named_tables.kernels if style == "kernels" else named_tables.configurations
+    return "\n".join(made(x, against) for x in journals)
 
 
 def write_report(journals: Sequence[Journal], home: Home, output: Path | None = None) -> Path:
@@ -36,14 +64,17 @@ def write_report(journals: Sequence[Journal], home: Home, output: Path | None = 
     from ...registry.views.report import render
 
     path = output or home.reports / default_name(journals)
-    page = render(journals)
+    _write(path, render(journals))
+    return path
+
+
+def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(f"the report cannot be written to {path}: {reason}; name a file with --output.") from None
-    return path
 
 
 def default_name(journals: Sequence[Journal]) -> str:

@@ -1,0 +1,227 @@
+"""The goals that this project was asked for, and which of them a run's measurements have earned. Pure.
+
+A tick needs a number whose 95 % interval lies wholly beyond the goal; what was not measured has none, whatever a
+document says of it. Bounds of ratios between rows that no process has in common are those of both rows put
+together, which is wide enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ..analysis.peers import peers
+from ..analysis.rows import Row, rows
+from ..escape import markdown
+from ..store.journal import Journal
+from ..store.record import EAGER, PROVIDER
+from . import units
+from .summary import geometric_mean
+
+Verdict: TypeAlias = Literal["earned", "missed", "undecided", "not measured"]
+MARKS: dict[Verdict, str] = {"earned": "✓", "missed": "✗", "undecided": "?", "not measured": "–"}
+GPUS = "gpus"
+"""The axis that says how many GPUs a case takes, where it takes more than one."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run has on a goal: a number to hold against it, its bounds, and what it is of."""
+
+    value: float
+    low: float | None
+    high: float | None
+    of: str
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`asked` is what was asked for, `least` the number that earns it, `measure` where a run has it."""
+
+    name: str
+    asked: str
+    least: float
+    measure: Callable[[Journal, Sequence[Row]], Found | None]
+    shown: Callable[[float], str] = units.ratio
+    missing: str = "no run here has rows of it"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A goal and the newest of the runs that has something on it."""
+
+    goal: Goal
+    found: Found | None
+    run: str | None
+
+    @property
+    def verdict(self) -> Verdict:
+        """By the interval; a number without one decides nothing."""
+        if self.found is None:
+            return "not measured"
+        if self.found.low is not None and self.found.low >= self.goal.least:
+            return "earned"
+        if self.found.high is not None and self.found.high < self.goal.least:
+            return "missed"
+        return "undecided"
+
+
+def scoreboard(journals: Iterable[Journal]) -> tuple[Standing, ...]:
+    """Every goal, with what these runs have on it."""
+    read = [(x, rows(x)) for x in sorted(journals, key=lambda x: x.header.created, reverse=True)]
+    out = []
+    for goal in GOALS:
+        known = ((goal.measure(journal, found), journal.header.run) for journal, found in read)
+        found, run = next(((x, run) for x, run in known if x is not None), (None, None))
+        out.append(Standing(goal, found, run))
+    return tuple(out)
+
+
+def table(journals: Iterable[Journal]) -> str:
+    """The scoreboard in Markdown."""
+    lines = ["| | goal | asked for | measured | of |", "|---|---|---|---|---|"]
+    for x in scoreboard(journals):
+        measured, of = units.DASH, x.goal.missing
+        if x.found is not None:
+            shown = x.goal.shown
+            measured = shown(x.found.value)
+            if x.found.low is not None and x.found.high is not None and x.found.low != x.found.high:
+                measured += f" [{shown(x.found.low)}, {shown(x.found.high)}]"
+            of = f"{x.found.of}, run {x.run}"
+        cells = (f"{MARKS[x.verdict]} {x.verdict}", x.goal.name, x.goal.asked, measured, markdown(of))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+# --- where a run has it ---------------------------------------------------------------------------------
+
+
+def _against(operator: str, base: str = EAGER) -> Callable[[Journal, Sequence[Row]], Found | None]:
+    """Ours over an implementation, the geometric mean over an operator's cases."""
+
+    def measure(journal: Journal, found: Sequence[Row]) -> Found | None:
+        mine = [x for x in found if x.operator == operator]
+        known = [x[base] for x in peers(journal, mine).values() if base in x]
+        value = geometric_mean(x.value for x in known)
+        if value is None:
+            return None
+        whole = all(x.low is not None and x.high is not None for x in known)
+        low = geometric_mean(x.low for x in known) if whole else None
+        high = geometric_mean(x.high for x in known) if whole else None
+        return Found(
+            value, low, high, f"{operator} over {base}, geometric mean of {units.count(len(known), 'case')}"
+        )
+
+    return measure
+
+
+def _fp8_training(journal: Journal, found: Sequence[Row]) -> Found | None:
+    """The best system in FP8 over the best in more bits, of the case where that is largest."""
+    narrow = {str(x["name"]) for x in journal.header.request.systems if "fp8" in str(x.get("precision", ""))}
+    cases: dict[str, list[Row]] = {}
+    for row in found:
+        if row.operator == "train" and row.value() is not None:
+            cases.setdefault(row.case, []).append(row)
+    best: Found | None = None
+    for case, members in cases.items():
+        fp8 = [x for x in members if x.implementation in narrow]
+        wide = [x for x in members if x.implementation not in narrow]
+        if fp8 and wide:
+            ratio = _over(min(wide, key=_time), min(fp8, key=_time), 1.0, f"train {case}")
+            best = ratio if best is None or ratio.value > best.value else best
+    return best
+
+
+def _longest(journal: Journal, found: Sequence[Row]) -> Found | None:
+    """The longest sequence whose attention ours has computed, correctly, over several GPUs."""
+    known = [
+        x
+        for x in found
+        if "attention" in x.operator and x.provider == PROVIDER and x.value() is not None and GPUS in x.axes
+    ]
+    row = max(known, key=lambda x: x.axes.get("S", 0), default=None)
+    if row is None:
+        return None
+    length = float(row.axes.get("S", 0))
+    return Found(length, length, length, f"{row.operator} {row.case}")
+
+
+def _scaling(belongs: Callable[[Row], bool]) -> Callable[[Journal, Sequence[Row]], Found | None]:
+    """A case's time on one GPU over n times that on n, for the most GPUs that a run has both of."""
+
+    def measure(journal: Journal, found: Sequence[Row]) -> Found | None:
+        ours = [x for x in found if belongs(x) and x.provider == PROVIDER and x.value() is not None]
+        alone = {_without_gpus(x): x for x in ours if GPUS not in x.axes}
+        several = [x for x in ours if GPUS in x.axes and _without_gpus(x) in alone]
+        row = max(several, key=lambda x: x.axes[GPUS], default=None)
+        if row is None:
+            return None
+        text = f"{row.operator} {row.case} on {row.axes[GPUS]} GPUs"
+        return _over(alone[_without_gpus(row)], row, float(row.axes[GPUS]), text)
+
+    return measure
+
+
+def _without_gpus(row: Row) -> tuple[object, ...]:
+    axes = tuple((name, size) for name, size in row.axes.items() if name != GPUS)
+    return (row.operator, axes, tuple(row.options.items()), row.dtype, row.pass_, row.cache, row.implementation)
+
+
+def _over(base: Row, other: Row, times: float, of: str) -> Found:
+    """The ratio of two rows' times, divided by `times`, with bounds from those of both."""
+    (low, high), (least, most) = base.bounds(), other.bounds()
+    return Found(
+        _time(base) / _time(other) / times,
+        low / most / times if low and most else None,
+        high / least / times if high and least else None,
+        of,
+    )
+
+
+def _time(row: Row) -> float:
+    return row.value() or 0.0
+
+
+def _never(journal: Journal, found: Sequence[Row]) -> Found | None:
+    return None
+
+
+_LINEAR = 0.89
+"""What the document that asks for linear scaling calls that, at eight GPUs."""
+
+GOALS: Sequence[Goal] = (
+    Goal("FP8 training", "2× of 16 bit per step", 2.0, _fp8_training),
+    Goal(
+        "Ring attention",
+        "1,000,000 tokens",
+        1e6,
+        _longest,
+        lambda x: f"{x:,.0f}",
+    ),
+    Goal(
+        "Sparse attention",
+        "90 % sparse at less than 1 % loss of accuracy",
+        0.0,
+        _never,
+        missing="speed is measured by attention_sparse; accuracy would need a trained model",
+    ),
+    Goal(
+        "Context parallel attention",
+        "linear: 89 % of it",
+        _LINEAR,
+        _scaling(lambda x: "attention" in x.operator),
+        units.percent,
+    ),
+    Goal(
+        "Training on several GPUs",
+        "linear: 89 % of it",
+        _LINEAR,
+        _scaling(lambda x: x.operator == "train"),
+        units.percent,
+    ),
+    Goal("RMSNorm", "3.6× PyTorch", 3.6, _against("rms_norm")),
+    Goal("Cross-entropy", "3.2× PyTorch", 3.2, _against("cross_entropy")),
+    Goal("SwiGLU", "1.6× PyTorch", 1.6, _against("swiglu")),
+    Goal("Attention", "2.5× PyTorch's flash attention", 2.5, _against("attention", "sdpa_flash")),
+)

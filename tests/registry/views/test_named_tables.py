@@ -1,0 +1,137 @@
+"""Tables that people know from elsewhere, and the scoreboard of goals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kernelmark.registry.errors import InputError
+from kernelmark.registry.store.journal import Journal
+from kernelmark.registry.views import goals, named_tables
+
+
+def run(literal: Any, ms: float = 2.0, operator: str = "rms_norm", **header: Any) -> Journal:
+    """Ours 1 ms, `torch` as given, `liger` 3 ms; and a case that `torch` does not have."""
+    both = literal.case(operator=operator, tokens=8)
+    other = literal.case(operator=operator, name="other", axes={"B": 1}, options={"mask": "a|b", "hot": True})
+    out = []
+    for r in range(2):
+        for case in (both, other):
+            out.append(literal.record("kernelmark", 1.0 + r / 100, case=case, replicate=r))
+            out.append(literal.record("liger", 3.0, case=case, replicate=r))
+        out.append(literal.record("torch", ms * (1 + r / 100), case=both, replicate=r))
+    return literal.journal(*out, replicates=2, **header)
+
+
+def test_a_line_a_kernel(literal: Any) -> None:
+    found = named_tables.kernels(run(literal)).splitlines()
+    assert [x.strip("| ").split(" | ") for x in found[:4]] == [
+        list(named_tables.HEADINGS),
+        ["---|---:|---:|---:|---|---:|---:"],
+        [
+            "rms\\_norm forward (B=2, S=4, D=8, bf16)",
+            "1.005",
+            "2.010",
+            "2.00x [2.00, 2.00]",
+            "GB/s",
+            "1.990",
+            "0.9950",
+        ],
+        [
+            "rms\\_norm forward (B=1, a\\|b, hot, bf16)",
+            "1.005",
+            "3.000 (liger)",
+            "2.99x [2.80, 3.18]",
+            "GB/s",
+            "1.990",
+            "0.6667",
+        ],
+    ]
+
+
+def test_a_block_a_configuration(literal: Any) -> None:
+    assert named_tables.configurations(run(literal), "liger").splitlines() == [
+        "rms_norm forward (B=2, S=4, D=8, bf16)",
+        "  liger: 3.000 ± 0 ms",
+        "  Ours: 1.005 ± 0.064 ms",
+        "  Speedup: 2.99x [2.80, 3.18]",
+        "  Throughput: liger: 2,667 tokens/s, Ours: 7,960 tokens/s",
+        "",
+        "rms_norm forward (B=1, a|b, hot, bf16)",
+        "  liger: 3.000 ± 0 ms",
+        "  Ours: 1.005 ± 0.064 ms",
+        "  Speedup: 2.99x [2.80, 3.18]",
+        "",
+        "Average Speedup: 2.99x, Median Speedup: 2.99x, Min: 2.99x, Max: 2.99x over 2 configurations.",
+        "Run 20261121-000000-aaaa. Base: liger. In brackets and after ±: 95 % intervals. "
+        "Bytes and operations are the least that a case needs.",
+    ]
+
+
+def test_an_unknown_baseline_is_refused_with_what_there_is(literal: Any) -> None:
+    with pytest.raises(InputError, match="'fla'; baselines with times: liger, torch"):
+        named_tables.kernels(run(literal), "fla")
+    bare = literal.journal(literal.record("kernelmark"))
+    assert "No case has a latency of ours and of a baseline." in named_tables.kernels(bare)
+
+
+# --- goals ----------------------------------------------------------------------------------------------
+
+
+def standing(name: str, *journals: Journal) -> goals.Standing:
+    (found,) = (x for x in goals.scoreboard(journals) if x.goal.name == name)
+    return found
+
+
+def test_a_tick_is_earned_by_the_whole_interval(literal: Any) -> None:
+    assert standing("RMSNorm", run(literal, 4.0)).verdict == "earned"
+    assert standing("RMSNorm", run(literal, 2.0)).verdict == "missed"
+    assert standing("RMSNorm", literal.journal(literal.record("kernelmark"))).verdict == "not measured"
+
+
+def test_one_process_decides_nothing(literal: Any) -> None:
+    once = literal.journal(literal.record("kernelmark", 1.0), literal.record("torch", 9.0))
+    found = standing("RMSNorm", once)
+    assert (found.verdict, found.found is not None) == ("undecided", True)
+
+
+def test_the_newest_run_that_has_it_counts(literal: Any) -> None:
+    old = run(literal, 9.0, run="20261120-000000-aaaa", created="2026-11-20T00:00:00Z")
+    new = run(literal, 2.0)
+    other = run(literal, 2.0, "gelu", run="20261122-000000-aaaa", created="2026-11-22T00:00:00Z")
+    assert standing("RMSNorm", new, other, old).run == new.header.run
+
+
+def test_scaling_over_gpus(literal: Any) -> None:
+    def at(gpus: int, ms: float) -> Any:
+        axes = {"B": 1, "S": 2**20} | ({"gpus": gpus} if gpus > 1 else {})
+        case = literal.case(operator="attention_ring", name=f"{gpus}", axes=axes)
+        return [literal.record("kernelmark", ms, case=case, replicate=r) for r in range(2)]
+
+    journal = literal.journal(*at(1, 8.0), *at(4, 2.1), *at(8, 1.05), replicates=2)
+    found = standing("Context parallel attention", journal)
+    assert found.found is not None
+    assert (found.verdict, round(found.found.value, 3)) == ("earned", 0.952)
+    assert standing("Ring attention", journal).verdict == "earned"
+    assert standing("Training on several GPUs", journal).verdict == "not measured"
+
+
+def test_fp8_training_against_the_best_in_more_bits(literal: Any) -> None:
+    case = literal.case(operator="train")
+    records = [
+        literal.record(name, ms, case=case, replicate=r)
+        for r in range(2)
+        for name, ms in (("torch", 4.0), ("kernelmark", 3.0), ("ours_fp8", 1.4))
+    ]
+    request = {"systems": [{"name": "ours_fp8", "precision": "fp8"}]}
+    journal = literal.journal(*records, replicates=2, request=request)
+    found = standing("FP8 training", journal)
+    assert found.found is not None
+    assert (found.verdict, round(found.found.value, 2)) == ("earned", 2.14)
+    assert standing("FP8 training", literal.journal(*records)).verdict == "not measured"
+
+
+def test_the_scoreboard_says_what_is_missing(literal: Any) -> None:
+    told = goals.table([run(literal)])
+    assert "| ✗ missed | RMSNorm | 3.6× PyTorch | 2.00× |" in told
+    assert "| – not measured | Ring attention | 1,000,000 tokens | – | no run here has rows of it |" in told
