@@ -124,8 +124,6 @@ def test_each_module_imports_alone(floor):
     if floor == "kernels":
         pytest.importorskip("triton", reason="triton is not installed")
         first += "import torch, triton\ntorch.compile(lambda x: x)\n"  # which loads the compiler
-    if floor == "registry" and _installed("matplotlib"):
-        first += "import matplotlib.figure\n"
     if floor == "registry" and not _installed("mlflow"):
         names = [x for x in names if not x.startswith("kernelmark.registry.tracking")]
     done = subprocess.run(

@@ -58,7 +58,7 @@ def pairs(journal: Journal, against: str | None = None) -> tuple[Pair, ...]:
         if ours is None or not ratios or ours.primary != "latency":
             continue
         name = against or (EAGER if EAGER in ratios else ours.best_baseline)
-        if name in ratios:
+        if name is not None and name in ratios:
             base = next(x for x in case.ok if x.implementation == name)
             out.append(Pair(ours, base, ratios[name]))
     if not out and against is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import sys
 
 import pytest
 from kernelmark.registry.store.home import Home
@@ -123,10 +122,6 @@ def test_nothing_to_show(call, store, tmp_path, monkeypatch):
     code, _, err = call("gelu", "--html", str(tmp_path / "no/such/folder.html"))
     assert code == 2
     assert "cannot be written" in err
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    code, _, err = call("gelu", "--html", str(tmp_path / "page.html"))
-    assert code == 2
-    assert "pip install 'kernelmark[registry]'" in err
 
 
 def test_a_series_that_hardly_moves_looks_so():

@@ -137,7 +137,6 @@ def test_compare_of_what_cannot_be_compared_is_code_4_and_names_why(
 
 
 def report(call: Call, *arguments: str) -> tuple[int, str, str]:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     pytest.importorskip("jinja2", reason="Jinja2 is not installed")
     return call("report", *arguments)
 
@@ -171,7 +170,7 @@ def test_report_to_a_place_that_cannot_be_written(home: Path, call: Call, tmp_pa
 def test_report_without_its_libraries_says_what_to_install(
     home: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     code, _, err = call("report", FIRST)
     assert code == 2
     assert "kernelmark[registry]" in err
