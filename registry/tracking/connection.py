@@ -59,16 +59,16 @@ class Connection:
     experiment_id: str
     lock: Path
 
-    def link(self, run: str | None, operator: str | None = None) -> str:
-        """The UI's address of a ready comparison; without the server's part where there is none."""
-        conditions = ["tags.kind = 'row'", "tags.status = 'ok'"]
-        conditions += [f"tags.invocation = '{run}'"] if run else []
-        conditions += [f"tags.operator = '{operator}'"] if operator else []
-        # Without the workflow the UI opens at its other half, for language models.
-        query = "workflowType=machine_learning&compareRunsMode=CHART"
-        query += f"&searchFilter={quote(' and '.join(conditions))}"
+    def address(self, fragment: str) -> str:
+        """The UI's address of a fragment; only that where no server runs."""
         server = shown(self.uri).rstrip("/") + "/" if self.uri.startswith("http") else ""
-        return f"{server}#/experiments/{self.experiment_id}/runs?{query}"
+        return f"{server}{fragment}"
+
+    def link(self, search: str) -> str:
+        """The UI's address of the rows that a search finds."""
+        # Without the workflow the UI opens at its other half, for language models.
+        query = f"workflowType=machine_learning&compareRunsMode=CHART&searchFilter={quote(search)}"
+        return self.address(f"#/experiments/{self.experiment_id}/runs?{query}")
 
     def upload(self, run_id: str, name: str, data: bytes) -> None:
         """Puts a file under a run; an older one of that name is replaced."""

@@ -23,9 +23,13 @@ from ..errors import InputError
 from ..store.journal import Journal, encode
 from ..store.record import Line
 from ..store.transfer import checked_run, whole_lines
+from ..views.looks import look
 
-LAYOUT = 2
+LAYOUT = 3
 """Raised when an entry's content changes for the same journal, so that old entries are replaced."""
+
+CONDITIONS = ("gpu", "cpu", "driver", "cuda", "torch", "triton")
+"""Conditions that are tags: people search by them. All others stand in the fingerprint."""
 
 SUMMARY = "summary"
 """The identity, and the tag `kind`, of the entry for a run as a whole."""
@@ -132,6 +136,7 @@ def _common(journal: Journal) -> dict[str, str]:
         "comparability_key": header.key,
         "image_digest": str(header.conditions.get("image_digest") or ""),
     }
+    tags |= {name: str(header.conditions.get(name) or "") for name in CONDITIONS}
     return {name: value for name, value in tags.items() if value}
 
 
@@ -151,6 +156,9 @@ def _entry(journal: Journal, row: Row, start_ms: int) -> Entry:
         "cache": row.cache,
         "timer": row.timer,
         "row_key": row.key,
+        "primary": row.primary,
+        "better": value.better if (value := row.get()) is not None else None,
+        "mlflow.runColor": look(row.implementation, row.provider).hexadecimal,
     }
     tags = _common(journal) | {name: value for name, value in own.items() if value}
     said = msgspec.json.encode([LAYOUT, tags, row])

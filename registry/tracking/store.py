@@ -30,6 +30,7 @@ from ..store.journal import Journal, read
 from ..store.transfer import checked_run
 from .connection import Connection, StoreError, connect, locked, resolve
 from .entries import SUMMARY, Entry, artifacts, content_hash, entries, length, summary
+from .saved_view import TAG, View, drawn
 
 __all__ = ["Ingested", "Store", "StoreError", "Synced", "resolve", "sync"]
 
@@ -168,9 +169,67 @@ class Store:
                 count += bool(mine) and there.get("kind") == "row"
         return count
 
-    def deep_link(self, run: str | None, operator: str | None = None) -> str:
-        """The UI's address of a ready comparison of a run's rows; only its fragment where no server runs."""
-        return self._connection.link(run, operator)
+    def deep_link(self, run: str | None) -> str:
+        """The UI's address of a run's rows, or of all; only its fragment where no server runs."""
+        wanted = {"kind": "row", "status": "ok"} | ({"invocation": run} if run else {})
+        return self._connection.link(View("", wanted, ()).search)
+
+    def saved_view(self, conditions: Mapping[str, str]) -> str:
+        """The UI's address of a view of the rows with these tags: of one case, or of the operator that they name.
+
+        Where they name neither, it is the first case of the newest run among them. The view is kept in the
+        registry, so that its address is good for whoever has it. Raises `InputError` where no row has a value and
+        such tags; the message says what there is of the first tag that fits none.
+        """
+        wanted = {"kind": "row", "status": "ok", **conditions}
+        with self._connection.reachable():
+            found = self._rows(wanted)
+            if not found:
+                raise InputError(self._nothing(conditions))
+            first = found[0].data.tags
+            if "operator" not in conditions:
+                chosen = {x: first[x] for x in ("operator", "case", "cache")}
+                wanted |= chosen
+                found = [x for x in found if all(x.data.tags[y] == z for y, z in chosen.items())]
+            metrics = sorted({name for x in found for name in x.data.metrics if not name.endswith("/curve")})
+            shown = drawn(metrics, first.get("primary", "latency"))
+            view = View(
+                " · ".join(wanted[x] for x in ("operator", "case") if x in wanted),
+                wanted,
+                shown,
+                others=[x for x in metrics if x not in shown],
+                higher=first.get("better") == "higher",
+            )
+            kept = self._keep_view(view)
+        address = view.fragment(self._connection.experiment_id)
+        return self._connection.address(address) if kept else self._connection.link(view.search)
+
+    def _keep_view(self, view: View) -> bool:
+        """Whether the registry has the view now: who may only read it gets the search alone."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.set_experiment_tag(self._connection.experiment_id, f"{TAG}{view.key}", view.state)
+        except MlflowException as error:
+            if error.error_code != "PERMISSION_DENIED":
+                raise
+            return False
+        return True
+
+    def _rows(self, wanted: Mapping[str, str]) -> list[Any]:
+        """MLflow's runs with these tags, the newest run's first case first."""
+        return list(self._search(View("", wanted, ()).search))
+
+    def _nothing(self, conditions: Mapping[str, str]) -> str:
+        """Which of the conditions fits no row that fits those before it, and what would."""
+        held: dict[str, str] = {"kind": "row", "status": "ok"}
+        for name, value in conditions.items():
+            if not self._rows({**held, name: value}):
+                there = sorted({str(x.data.tags[name]) for x in self._rows(held) if name in x.data.tags})
+                known = ", ".join(there[:20]) or "none at all"
+                return f"no row in the registry has {name} {value!r}; there are: {known}"
+            held[name] = value
+        return "the registry has no row with a value; `kernelmark run` or `kernelmark import` brings some"
 
     def _search(self, condition: str, limit: int | None = None) -> Iterator[Any]:
         """All active runs that match, page by page: MLflow silently stops at the first page."""

@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -37,16 +38,19 @@ class Ui:
         run: str | None = None,
         port: int | None = None,
         uri: str | None = None,
-        operator: str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> Ui:
         """Starts the UI on the registry and returns when it answers.
 
         Where the registry is a server already there is nothing to start, and only the link is made.
-        `run` defaults to the newest one in the registry, `operator` to all of its operators.
+        It opens on the rows of `run` with these tags, of one case or of one operator. `run` defaults to the newest
+        one in the registry; where tags are given, to all of them.
         """
         uri = resolve(uri, home)
         store = Store.open(uri, home)
-        fragment = store.deep_link(run or store.newest(), operator)
+        chosen = run if run or tags else store.newest()
+        conditions = ({"invocation": chosen} if chosen else {}) | dict(tags or {})
+        fragment = store.saved_view(conditions) if conditions else store.deep_link(None)
         log = home.logs / "ui.log"
         if uri.startswith("http"):
             return cls(fragment, None, log)

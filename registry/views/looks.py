@@ -55,8 +55,27 @@ VARIANTS: Mapping[str, int] = {
     "vllm_fa3": 1,
     "vllm_unified": 2,
     "vllm_fast": 3,
+    "specialised": 0,
+    "tma": 1,
+    "tiled": 2,
+    "plain": 3,
 }
 """Filling by implementation, where a library has many."""
+
+
+HEXADECIMAL: Mapping[str, str] = {
+    "--s0": "#d55e00",
+    "--s1": "#0072b2",
+    "--s2": "#009e73",
+    "--s3": "#56b4e9",
+    "--s4": "#aa4499",
+    "--s5": "#c79600",
+    "--s6": "#332288",
+    "--s7": "#882255",
+    "--s8": "#55606c",
+    "--s9": "#8b95a0",
+}
+"""The colours on white paper as report.css has them, for where there is no style sheet."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +95,13 @@ class Series:
     def dash(self) -> str:
         """How its line is dashed."""
         return DASHES[self.fill]
+
+    @property
+    def hexadecimal(self) -> str:
+        """The colour where no shape tells a library's implementations apart: some are lighter than others."""
+        base = HEXADECIMAL[self.colour]
+        parts = (int(base[i : i + 2], 16) for i in (1, 3, 5))
+        return "#" + "".join(f"{round(x + (255 - x) * self.fill * 0.22):02x}" for x in parts)
 
 
 def look(name: str, provider: str) -> Series:

@@ -7,32 +7,53 @@ from types import FrameType
 
 import click
 
+from ...registry.errors import InputError
 from ...registry.store.home import Home
 from ..catalog import Catalog
 
 
 @click.command("ui")
 @click.argument("run", required=False)
-@click.option("--operator", help="Only this operator: its implementations side by side.")
+@click.option("--operator", help="Only this operator: its cases by all implementations.")
+@click.option("--case", help="Only this case, by its name as `show` prints it.")
+@click.option(
+    "--where",
+    metavar="TAG=VALUE",
+    multiple=True,
+    help="Only rows with this tag: gpu, driver, cuda, torch, triton, commit, implementation, …; repeatable.",
+)
 @click.option("--port", type=click.IntRange(1, 65535), help="Default: any free one.")
-def command_ui(run: str | None, operator: str | None, port: int | None) -> None:
+def command_ui(
+    run: str | None, operator: str | None, case: str | None, where: tuple[str, ...], port: int | None
+) -> None:
     """The MLflow UI on the registry, on this machine only, at a ready comparison.
 
-    RUN is a run's name, the beginning of one, or `latest`; by default the newest in the registry.
+    It opens on one case, or with --operator on that, with a chart for each of what matters: the time, the speedup
+    over the fastest baseline, the fraction of the limit. All other metrics are folded. The link it prints is kept
+    in the registry and can be passed on.
+
+    RUN is a run's name, the beginning of one, or `latest`; by default the newest in the registry, or all of them
+    where a search is given.
     """
     from ...registry.tracking.ui import Ui
 
     if operator is not None:
         Catalog.default().operator(operator)
+    tags = {x: y for x, y in (("operator", operator), ("case", case)) if y is not None}
+    for text in where:
+        name, sign, value = text.partition("=")
+        if not (name and sign and value):
+            raise InputError(f"--where {text!r}: it has the form TAG=VALUE, as in --where 'gpu=NVIDIA H200'")
+        tags[name] = value
     home = Home()
-    name = home.load(run).header.run if run else None
+    run_name = home.load(run).header.run if run else None
     # What supervises us says SIGTERM where a user says Ctrl-C, and a shell that starts us in the background
     # has SIGINT ignored: each must end the server's children.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     click.echo("starting the MLflow UI, this takes some seconds …", err=True)
     try:
-        with Ui.start(home, name, port, operator=operator) as ui:
+        with Ui.start(home, run_name, port, tags=tags) as ui:
             click.echo(ui.link)
             if ui.started:
                 click.echo("Ctrl-C ends it.", err=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from typing import Any
 
 from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.views.canvas import FILLS, MARKERS
-from kernelmark.registry.views.looks import LIBRARIES, SHAPES, VARIANTS, look, palette
+from kernelmark.registry.views.looks import HEXADECIMAL, LIBRARIES, SHAPES, VARIANTS, look, palette
 
 
 def test_no_two_known_libraries_look_alike() -> None:
@@ -38,3 +39,11 @@ def test_implementations_of_a_library_share_its_colour_and_shape_and_differ_in_f
     assert len({(x.colour, x.shape) for x in found}) == 1
     assert len({x.fill for x in found}) == len({x.dash for x in found}) == 4
     assert all(fill < FILLS for fill in VARIANTS.values())
+
+
+def test_colours_are_those_of_the_style_sheet() -> None:
+    style = resources.files("kernelmark.registry.views").joinpath("report.css").read_text(encoding="utf-8")
+    light = style[: style.index("@media")]
+    assert {x: f"{x}: {y};" in light for x, y in HEXADECIMAL.items()} == dict.fromkeys(HEXADECIMAL, True)
+    assert look("kernelmark", "kernelmark").hexadecimal == "#d55e00"
+    assert look("sdpa_flash", "sdpa").hexadecimal != look("sdpa_cudnn", "sdpa").hexadecimal
