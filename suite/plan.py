@@ -68,6 +68,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replicates: int = 5
     cache: list[Cache] | Cache = "cold"
     deadline_s: float = 120.0
+    budget_s: float | None = None
     sampling: Sampling = Sampling()
 
 
@@ -117,7 +118,9 @@ Only: TypeAlias = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run executes. `deadline_s` bounds one cell in one replicate, compilation included."""
+    """What a run executes. `deadline_s` bounds one cell in one replicate, compilation included; `budget_s` the
+    whole run, by leaving out cells before it starts.
+    """
 
     name: str
     cases: tuple[Case, ...]
@@ -128,6 +131,7 @@ class Plan:
     only: Only = field(default_factory=dict)
     systems: tuple[System, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
+    budget_s: float | None = None
 
     @classmethod
     def of(cls, header: Header) -> Plan | None:
@@ -284,6 +288,8 @@ def parse(text: str, name: str, catalog: Catalog) -> Plan:
         raise InputError(f"replicates is {file.replicates}; at least 1.")
     if not file.deadline_s > 0:
         raise InputError(f"deadline_s is {file.deadline_s:g}; above 0.")
+    if file.budget_s is not None and not file.budget_s > 0:
+        raise InputError(f"budget_s is {file.budget_s:g}; above 0.")
     if not file.cache:
         raise InputError("cache is empty; cold, hot or both.")
     catalog = catalog.with_systems(file.systems)
@@ -300,7 +306,8 @@ def parse(text: str, name: str, catalog: Catalog) -> Plan:
     # A case of several tables is for what any of them names, and for all if one names none.
     only = {key: tuple(dict.fromkeys(chain(*tables))) for key, tables in named.items() if all(tables)}
     limits = file.sampling, file.deadline_s
-    return Plan(name, _once(cases), file.replicates, caches, *limits, only, tuple(file.systems))
+    made = Plan(name, _once(cases), file.replicates, caches, *limits, only, tuple(file.systems))
+    return replace(made, budget_s=file.budget_s)
 
 
 def _named(table: Cases, catalog: Catalog) -> tuple[str, ...]:

@@ -56,6 +56,10 @@ class Home:
             raise InputError(f"{self.journals} cannot be read: {error.strerror}.") from None
         return dict(sorted(found.items()))
 
+    def names(self) -> list[str]:
+        """Names that somebody gave to runs here."""
+        return []
+
     def runs(self) -> list[str]:
         """Names of the runs here, oldest first."""
         return list(self.paths())

@@ -236,7 +236,7 @@ def tip(row: Row) -> str:
 
 def _verdict_colour(row: Row) -> str:
     found = category(row)
-    return {None: "--soft", "no difference shown": "--soft", "investigate": "--bad"}.get(found, "--good")
+    return {None: "--soft", "undecided": "--soft", "slower": "--bad"}.get(found, "--good")
 
 
 def overview(lines: Sequence[tuple[str, float | None, Sequence[Row]]], salt: str) -> str | None:

@@ -108,6 +108,11 @@ def seconds(value: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def counted(count: int, what: str) -> str:
+    """`1 row`, `2 rows`, `1,000 rows`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def moment(text: str) -> str:
     """A time in ISO 8601 to the second, in UTC; what is no such time stays as it is."""
     try:

@@ -121,10 +121,10 @@ def present(journal: Journal, home: Home, report: bool) -> None:
 
     Where the output cannot be written all else is done the same.
     """
-    from ...registry.escape import console
+    from ...registry.views.table import show
     from ...registry.views.tables import run_table
 
-    _heard(lambda: console().print(run_table(journal)))
+    _heard(lambda: show(run_table(journal)))
     _tell(f"run       {journal.header.run}")
     _tell(f"journal   {journal.path}")
     if report:
