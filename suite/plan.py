@@ -10,7 +10,7 @@ import random
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -179,6 +179,38 @@ class Plan:
         }
         sampling = msgspec.structs.replace(self.sampling, timer=timer or self.sampling.timer)
         return replace(self, replicates=replicates or self.replicates, caches=states[cache], sampling=sampling)
+
+    def at(
+        self, axes: Mapping[str, Sequence[int]], dtypes: Sequence[str], passes: Sequence[Pass], catalog: Catalog
+    ) -> Plan:
+        """The same plan at these sizes, dtypes and passes in place of its own; what is not given stays.
+
+        Operators that have not all of these axes, none of the dtypes or none of the passes are left out. Raises
+        `InputError` if none is left.
+        """
+        if not axes and not dtypes and not passes:
+            return self
+        cases: dict[str, Case] = {}
+        only: dict[str, tuple[str, ...]] = {}
+        for case in self.cases:
+            definition = catalog.definition(case.operator)
+            if not axes.keys() <= definition.axes.keys():
+                continue
+            for sizes in product(*axes.values()):
+                for dtype in [x for x in dtypes if x in definition.dtypes] if dtypes else [case.dtype]:
+                    for pass_ in [x for x in passes if x in definition.passes] if passes else [case.pass_]:
+                        at = case.axes | dict(zip(axes, sizes, strict=True))
+                        made = definition.case(at, dtype, pass_, **case.options)
+                        cases.setdefault(_key(made), made)
+                        if chosen := self.chosen(case):
+                            only[_key(made)] = chosen
+        if not cases:
+            asked = [f"{x}={','.join(map(str, y))}" for x, y in axes.items()] + [*dtypes, *passes]
+            raise InputError(
+                f"no operator of plan {self.name!r} can be measured at {', '.join(asked)}; "
+                f"kernelmark list OPERATOR names axes, dtypes and passes."
+            )
+        return replace(self, cases=tuple(cases.values()), only=only)
 
     def cells(
         self, catalog: Catalog, device: Literal["cuda", "cpu"], implementations: Sequence[str] = ()

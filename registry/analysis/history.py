@@ -112,8 +112,8 @@ def runs_by_operator(index: Index, device: str | None = None) -> dict[str, tuple
             found.setdefault(operator, []).append((entry, mine))
     out = {}
     for operator, runs in sorted(found.items()):
-        mine = [x for x in runs if x[0].key == runs[0][0].key]
-        out[operator] = mine[::-1], len(runs) - len(mine)
+        alike = [x for x in runs if x[0].key == runs[0][0].key]
+        out[operator] = alike[::-1], len(runs) - len(alike)
     return out
 
 

@@ -81,8 +81,10 @@ class Selection:
                     raise InputError(f"no row has {kind} {name}. {_cases(rows)}")
         for axis, sizes in self.axes.items():
             if not any(f"{axis}{x}" in parts for x in sizes):
-                known = sorted({int(x[len(axis) :]) for x in parts if _is_size(x, axis)})
-                there = f"{axis} is {', '.join(map(str, known))}" if known else f"no row has an axis {axis}"
+                there_are = sorted({int(x[len(axis) :]) for x in parts if _is_size(x, axis)})
+                there = (
+                    f"{axis} is {', '.join(map(str, there_are))}" if there_are else f"no row has an axis {axis}"
+                )
                 raise InputError(f"no row has {axis}={','.join(map(str, sizes))}: {there}.")
         raise InputError(f"each of these is there, but no row has them together. {_cases(rows)}")
 

@@ -30,8 +30,15 @@ def flat(row: Row) -> dict[str, Any]:
         "throttled": row.throttled,
     }
     for name, value in row.metrics.items():
-        unit = "" if value.unit in ("", "1") else f"_{value.unit}"
-        out |= {f"{name}{unit}": value.value, f"{name}_low": value.low, f"{name}_high": value.high}
+        # Tokens in tokens/s need no unit twice.
+        named = (
+            name
+            if value.unit in ("", "1")
+            else value.unit
+            if value.unit.startswith(name)
+            else f"{name}_{value.unit}"
+        )
+        out |= {named: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
     return out | {
         "limit": row.limit,
         "fraction_of_limit": row.fraction_of_limit,

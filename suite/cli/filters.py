@@ -9,18 +9,25 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from ...registry.store.record import Pass, Status
+from . import names
 from .values import AxisSizes, together
 
 if TYPE_CHECKING:
     from ...registry.analysis.selection import Selection
 
 _OPTIONS = {
-    "operators": click.option("--operator", "operators", multiple=True, help="Only this operator."),
+    "operators": click.option(
+        "--operator", "operators", multiple=True, shell_complete=names.operators, help="Only this operator."
+    ),
     "cases": click.option(
         "--case", "cases", multiple=True, help="Only this case, by its name or parts of it: S4096-causal."
     ),
     "implementations": click.option(
-        "--implementation", "implementations", multiple=True, help="Only this implementation."
+        "--implementation",
+        "implementations",
+        multiple=True,
+        shell_complete=names.implementations,
+        help="Only this implementation.",
     ),
     "providers": click.option("--provider", "providers", multiple=True, help="Only this library's."),
     "dtypes": click.option("--dtype", "dtypes", multiple=True, help="Only cases in this dtype."),

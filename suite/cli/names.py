@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...registry.errors import KernelmarkError
-from ...registry.store.home import Home
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -31,6 +30,8 @@ def completing(names: Callable[[], Iterable[str]]) -> Complete:
 
 
 def _runs() -> list[str]:
+    from ...registry.store.home import Home
+
     home = Home()
     return ["latest", *home.names(), *reversed(home.runs())]
 

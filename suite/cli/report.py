@@ -8,35 +8,41 @@ from pathlib import Path
 
 import click
 
+from ...registry.analysis.selection import EVERYTHING, Selection
 from ...registry.errors import InputError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal
+from .filters import filters
+from .names import run_argument
 
 
 @click.command("report")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@run_argument("runs", nargs=-1, required=True, metavar="RUN...")
+@filters
 @click.option(
     "--output",
     "-o",
     type=click.Path(path_type=Path),
     help="The page's file. Default: named by the run, in the home's `reports` folder.",
 )
-def command_report(runs: tuple[str, ...], output: Path | None) -> None:
+def command_report(runs: tuple[str, ...], selection: Selection, output: Path | None) -> None:
     """One self-contained HTML page, which opens offline.
 
     RUN is a run's name, the beginning of one, `latest`, or a journal file. Of several runs the first is
     what the others are compared with.
     """
     home = Home()
-    click.echo(str(write_report([home.load(x) for x in runs], home, output)))
+    click.echo(str(write_report([home.load(x) for x in runs], home, output, selection)))
 
 
-def write_report(journals: Sequence[Journal], home: Home, output: Path | None = None) -> Path:
+def write_report(
+    journals: Sequence[Journal], home: Home, output: Path | None = None, selection: Selection = EVERYTHING
+) -> Path:
     """Renders and writes the page; returns where it lies. Raises `InputError` if it cannot be written."""
     from ...registry.views.report import render
 
     path = output or home.reports / default_name(journals)
-    page = render(journals)
+    page = render(journals, selection)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8")

@@ -36,7 +36,7 @@ from ...registry.store.record import (
     Status,
 )
 from ...registry.store.shards import path_of, shards_of
-from .. import __version__
+from .. import __version__, budget
 from ..catalog import Catalog
 from ..environments import interpreter
 from ..plan import NOTHING, Cell, Plan, order
@@ -44,7 +44,7 @@ from . import fingerprint
 from .conversation import PROGRAM, Conversation, OutOfTurn
 from .forkserver import ForkServers
 from .peaks import least_ms
-from .process import Garbled, Worker
+from .process import Garbled, OutOfTime, Worker
 from .worker import CeilingDone, Done, Facts, Result, Stage, Task, TaskCell
 
 TRIES = 3
@@ -162,6 +162,8 @@ class Run:
     """Where workers are forked from; None: each is started from nothing."""
     past: Journal | None = None
     pinned: Mapping[Key, Mapping[str, str]] = field(default_factory=dict)
+    left_out: tuple[Cell, ...] = field(default=(), init=False)
+    """What later replicates were left without, to end in time."""
     _writer: Writer | None = field(default=None, init=False)
     _spent: dict[str, float] = field(default_factory=dict, init=False)
     _settled: dict[Key, Status] = field(default_factory=dict, init=False)
@@ -178,10 +180,10 @@ class Run:
     def execute(self) -> Path:
         """Measures what is still missing. Returns the journal's path; raises `KernelmarkError`."""
         try:
-            with self.session():
+            with contextlib.suppress(OutOfTime), self.session():
                 self.listener.begin(self.name, len(self.cells) * self.plan.replicates, len(self._done))
                 for replicate in range(self.plan.replicates):
-                    self.replicate(replicate, self.cells)
+                    self.replicate(replicate, self._affordable(replicate))
         except KeyboardInterrupt as error:
             raise Interrupted(
                 f"interrupted; what was finished is in {self.path}. Go on with: {self._again}"
@@ -190,6 +192,17 @@ class Run:
                 error.exit_code if isinstance(error, Ended) else 130,
             ) from None
         return self.path
+
+    def _affordable(self, replicate: int) -> Sequence[Cell]:
+        """The cells that the time left suffices for, by what they took so far: all, without a limit."""
+        if replicate == 0 or self.until == math.inf or self._writer is None:
+            return self.cells
+        left_s = (self.until - time.monotonic()) / (self.plan.replicates - replicate)
+        cost = budget.estimate(self.plan, read(self.path).records, self.device)
+        kept = budget.fit(self.cells, 1, left_s, cost)
+        names = {x.identity for x in kept}
+        self.left_out = tuple(x for x in self.cells if x.identity not in names)
+        return kept
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:

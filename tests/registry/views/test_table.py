@@ -1,4 +1,4 @@
-"""Tables: nothing is ever cut, whole columns go in the order that was stated, and other programs get every digit."""
+"""Tables: nothing is cut, whole columns go in the stated order, and other programs get every digit."""
 
 from __future__ import annotations
 

@@ -42,7 +42,13 @@ def test_the_table_names_what_is_here_and_why_the_rest_is_not(call, root, monkey
 def test_all_about_one_operator(call):
     code, out, _ = call("attention", "--device", "cpu")
     assert code == 0
-    for said in ("mask: causal, full", "S sequence", "standard 64", "needs a cuda device, this is cpu", "sdpa_math"):
+    for said in (
+        "mask: causal, full",
+        "S sequence",
+        "standard 64",
+        "needs a cuda device, this is cpu",
+        "sdpa_math",
+    ):
         assert said in out
     assert "rms_norm" not in out
     code, _, err = call("atention")
