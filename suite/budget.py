@@ -130,6 +130,12 @@ def _starts(cells: Iterable[Cell], cost: Cost) -> int:
     return len({x.implementation.environment for x in cells if cost(x) > 0})
 
 
+def without(cells: Iterable[Cell], kept: Iterable[Cell]) -> tuple[Cell, ...]:
+    """The cells that are not kept."""
+    names = {x.identity for x in kept}
+    return tuple(x for x in cells if x.identity not in names)
+
+
 def narrowed(plan: Plan, cells: Collection[Cell]) -> Plan:
     """The plan of these cells alone."""
     names: dict[str, dict[str, None]] = {}

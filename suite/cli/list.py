@@ -157,11 +157,15 @@ def _models(catalog: Catalog) -> list[dict[str, Any]]:
 # --- as a page ------------------------------------------------------------------------------------------
 
 
+_DROPS = {"implementations": 3, "operators": 2, "environment": 1}
+"""What a narrow terminal does without, the highest first."""
+
+
 def _plain_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Every field a column; numbers to the right, reasons fold."""
     first = rows[0] if rows else {}
     columns = [
-        Column(x.replace("_", " "), isinstance(y, int), folds=20 if x in ("case", "reason") else 0)
+        Column(x, isinstance(y, int), folds=20 if x in ("case", "reason") else 0, drop=_DROPS.get(x, 0))
         for x, y in first.items()
     ]
     table = Table(columns, title)

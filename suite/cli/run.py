@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 from click.core import ParameterSource
@@ -32,6 +32,11 @@ from . import mute, names
 from .plan_option import plan_option
 from .values import AxisSizes, Duration, together
 
+if TYPE_CHECKING:
+    from ...registry.views.table import Table
+
+FEW = 3
+"""So many cases of an operator are named in a line; more are counted."""
 NOBODY = "-"
 """The partner of a run that is a side of a comparison made by runs, whose other side it does not know."""
 
@@ -151,12 +156,13 @@ def command_run(
             if limit_s is not None or dry_run:
                 cost = budgets.estimate(loaded, budgets.known(home, chosen), chosen)
                 kept = cells if limit_s is None else budgets.fit(cells, loaded.replicates, limit_s, cost)
-                _tell_left_out(cells, kept, limit_s)
+                left_out = budgets.without(cells, kept)
                 loaded, cells = budgets.narrowed(loaded, kept), kept
                 if dry_run:
-                    likely_s = budgets.seconds(cells, loaded.replicates, cost)
-                    _dry(loaded, cells, likely_s)
+                    _dry(loaded, cells, left_out, budgets.seconds(cells, loaded.replicates, cost))
                     return
+                if left_out:
+                    _tell(f"no time within {seconds(limit_s)} for {_named(left_out)}", err=True)
             run = supervisor.Run(
                 plan=loaded,
                 cells=cells,
@@ -173,6 +179,10 @@ def command_run(
             raise InputError(f"run {run.name} is here already; go on with it by --resume, or take another name.")
         path = run.execute()
     _heard(lambda: None)
+    if run.ran_out:
+        _tell(
+            f"the budget ended before all was measured; go on with: kernelmark run --resume {run.name}", err=True
+        )
     if run.left_out:
         _tell(f"to end in time later replicates were left without {_named(run.left_out)}", err=True)
     if run.request.shard is not None:
@@ -195,34 +205,40 @@ def _asked(ctx: click.Context, but: Sequence[str]) -> list[str]:
     return [x.opts[0] for x in given if ctx.get_parameter_source(str(x.name)) is ParameterSource.COMMANDLINE]
 
 
-def _dry(plan: Plan, cells: Sequence[Cell], likely_s: float) -> None:
-    """What would be measured."""
-    from ...registry.views.table import Column, Table, line, show
+def _dry(plan: Plan, cells: Sequence[Cell], left_out: Sequence[Cell], likely_s: float) -> None:
+    """What would be measured, and what the budget leaves no time for."""
+    from ...registry.views.table import line, show
 
-    table = Table((Column("operator"), Column("case", folds=20), Column("implementations", folds=20)))
+    made = f"{counted(len(cells), 'row')}, {counted(plan.replicates, 'replicate')}"
+    told = line(f"plan {plan.name}: {made}; likely {seconds(likely_s)}. Nothing was measured.")
+    show([_cells("", cells), *([line(""), _cells("Left out", left_out)] if left_out else []), told])
+
+
+def _cells(title: str, cells: Sequence[Cell]) -> Table:
+    """A line a case."""
+    from ...registry.views.table import Column, Table
+
+    table = Table((Column("operator"), Column("case", folds=20), Column("implementations", folds=20)), title)
     cases: dict[tuple[str, str], dict[str, None]] = {}
     for cell in cells:
         state = "" if cell.cache == "cold" else f" ({cell.cache})"
         cases.setdefault((cell.case.operator, cell.case.name + state), {}).setdefault(cell.implementation.name)
     for (operator, case), implementations in cases.items():
         table.add(operator, case, ", ".join(implementations))
-    made = f"{counted(len(cells), 'row')}, {counted(plan.replicates, 'replicate')}"
-    show([table, line(f"plan {plan.name}: {made}; likely {seconds(likely_s)}. Nothing was measured.")])
-
-
-def _tell_left_out(cells: Sequence[Cell], kept: Sequence[Cell], limit_s: float | None) -> None:
-    names = {x.identity for x in kept}
-    if left_out := [x for x in cells if x.identity not in names]:
-        _tell(f"within {seconds(limit_s)} there is no time for {_named(left_out)}", err=True)
+    return table
 
 
 def _named(cells: Sequence[Cell]) -> str:
-    """Cells by operator: whole cases first, then single implementations."""
+    """Cells by operator: their cases, or how many where those are too many for a line."""
     operators: dict[str, dict[str, None]] = {}
     for cell in cells:
         operators.setdefault(cell.case.operator, {}).setdefault(cell.case.name)
-    told = "; ".join(f"{operator} {', '.join(names)}" for operator, names in operators.items())
-    return f"{counted(len(cells), 'measurement')} of {told}"
+    told = [
+        f"{operator} {', '.join(names) if len(names) <= FEW else counted(len(names), 'case')}"
+        for operator, names in operators.items()
+    ]
+    all_ = "" if len(cells) <= FEW else " (--dry-run lists all)"
+    return f"{counted(len(cells), 'row')}: {'; '.join(told)}{all_}"
 
 
 def writable(home: Home) -> None:

@@ -74,6 +74,12 @@ class Interrupted(KernelmarkError):
         self.exit_code = exit_code
 
 
+class OutOfBudget(KernelmarkError):
+    """The time for a run ended before anything was measured."""
+
+    exit_code = 3
+
+
 class Listener(Protocol):
     """Whoever shows progress."""
 
@@ -164,6 +170,8 @@ class Run:
     pinned: Mapping[Key, Mapping[str, str]] = field(default_factory=dict)
     left_out: tuple[Cell, ...] = field(default=(), init=False)
     """What later replicates were left without, to end in time."""
+    ran_out: bool = field(default=False, init=False)
+    """Whether the time ended before that was all measured."""
     _writer: Writer | None = field(default=None, init=False)
     _spent: dict[str, float] = field(default_factory=dict, init=False)
     _settled: dict[Key, Status] = field(default_factory=dict, init=False)
@@ -180,10 +188,14 @@ class Run:
     def execute(self) -> Path:
         """Measures what is still missing. Returns the journal's path; raises `KernelmarkError`."""
         try:
-            with contextlib.suppress(OutOfTime), self.session():
+            with self.session():
                 self.listener.begin(self.name, len(self.cells) * self.plan.replicates, len(self._done))
                 for replicate in range(self.plan.replicates):
                     self.replicate(replicate, self._affordable(replicate))
+        except OutOfTime:
+            if not self._header_known:
+                raise OutOfBudget("the budget ended before anything was measured; give it more.") from None
+            self.ran_out = True
         except KeyboardInterrupt as error:
             raise Interrupted(
                 f"interrupted; what was finished is in {self.path}. Go on with: {self._again}"
@@ -200,8 +212,7 @@ class Run:
         left_s = (self.until - time.monotonic()) / (self.plan.replicates - replicate)
         cost = budget.estimate(self.plan, read(self.path).records, self.device)
         kept = budget.fit(self.cells, 1, left_s, cost)
-        names = {x.identity for x in kept}
-        self.left_out = tuple(x for x in self.cells if x.identity not in names)
+        self.left_out = budget.without(self.cells, kept)
         return kept
 
     @contextlib.contextmanager
