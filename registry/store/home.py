@@ -68,10 +68,12 @@ class Home:
         return {x.name: run for run, x in labels.read(self.folder).items() if x.name is not None}
 
     def latest(self) -> str | None:
-        """The latest run that somebody asked for, which a side of a comparison is not."""
+        """The latest run that somebody asked for, which a side of a comparison is not. One whose journal cannot be
+        read counts too: that is said when it is read, and no older run takes its place.
+        """
         for run, path in reversed(self.paths().items()):
             header = read_header(path)
-            if header is not None and asked_for(header):
+            if header is None or asked_for(header):
                 return run
         return None
 

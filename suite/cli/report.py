@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from ...registry.analysis.selection import EVERYTHING, Selection
 from ...registry.errors import InputError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal
 from .filters import filters
 from .names import run_argument
+
+if TYPE_CHECKING:
+    from ...registry.analysis.selection import Selection
 
 
 @click.command("report")
@@ -36,13 +39,14 @@ def command_report(runs: tuple[str, ...], selection: Selection, output: Path | N
 
 
 def write_report(
-    journals: Sequence[Journal], home: Home, output: Path | None = None, selection: Selection = EVERYTHING
+    journals: Sequence[Journal], home: Home, output: Path | None = None, selection: Selection | None = None
 ) -> Path:
     """Renders and writes the page; returns where it lies. Raises `InputError` if it cannot be written."""
+    from ...registry.analysis.selection import EVERYTHING
     from ...registry.views.report import render
 
     path = output or home.reports / default_name(journals)
-    page = render(journals, selection)
+    page = render(journals, selection or EVERYTHING)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8")

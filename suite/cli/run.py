@@ -207,11 +207,14 @@ def _asked(ctx: click.Context, but: Sequence[str]) -> list[str]:
 
 def _dry(plan: Plan, cells: Sequence[Cell], left_out: Sequence[Cell], likely_s: float) -> None:
     """What would be measured, and what the budget leaves no time for."""
-    from ...registry.views.table import line, show
+    from ...registry.views.table import Block, line, show
 
     made = f"{counted(len(cells), 'row')}, {counted(plan.replicates, 'replicate')}"
     told = line(f"plan {plan.name}: {made}; likely {seconds(likely_s)}. Nothing was measured.")
-    show([_cells("", cells), *([line(""), _cells("Left out", left_out)] if left_out else []), told])
+    page: list[Block] = [_cells("", cells)]
+    if left_out:
+        page += [line(""), _cells("Left out", left_out)]
+    show([*page, told])
 
 
 def _cells(title: str, cells: Sequence[Cell]) -> Table:

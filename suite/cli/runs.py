@@ -16,6 +16,7 @@ from .formats import Form, emit, formats
 from .names import run_argument
 
 if TYPE_CHECKING:
+    from ...registry.store.record import Header
     from ...registry.views.table import Page
 
 SHOWN = 20
@@ -52,22 +53,23 @@ def _found(home: Home, limit: int, everything: bool, tags: Sequence[str]) -> lis
         header = read_header(path)
         if not set(tags) <= set(label.tags) or (header is not None and not asked_for(header) and not everything):
             continue
-        out.append({"run": run, "name": label.name, "tags": list(label.tags), "note": label.note})
-        if header is None:
-            out[-1]["unreadable"] = True
-        else:
-            names = ("created", "plan", "device", "commit", "dirty", "replicates")
-            out[-1] |= {x: getattr(header, x) for x in names}
-            out[-1] |= {"cases": len(header.request.cases), "side_of": _side_of(header.request)}
-            if header.request.note and label.note is None:
-                out[-1]["note"] = header.request.note
+        noted = label.note or (header.request.note if header is not None else None)
+        out.append({"run": run, "name": label.name, **_facts(header), "tags": list(label.tags), "note": noted})
         if len(out) == limit and not everything:
             break
     return out
 
 
-def _side_of(request: Any) -> str | None:
-    return request.partner or request.arm or (f"stage {request.stage}" if request.stage else None)
+def _facts(header: Header | None) -> dict[str, Any]:
+    """What a header says of its run; a journal that cannot be read is listed all the same."""
+    if header is None:
+        return dict.fromkeys(("created", "plan", "device", "commit", "dirty", "replicates", "cases", "side_of"))
+    asked = header.request
+    return {
+        **{x: getattr(header, x) for x in ("created", "plan", "device", "commit", "dirty", "replicates")},
+        "cases": len(asked.cases) or None,
+        "side_of": asked.partner or asked.arm or (f"stage {asked.stage}" if asked.stage else None),
+    }
 
 
 def _flat(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -81,7 +83,7 @@ def _page(home: Home, found: Sequence[dict[str, Any]]) -> Page:
     where = line(f"in {home.folder} ({home.why})", style="dim")
     if not found:
         return [line("No runs; make one with `kernelmark run` or import a journal."), where]
-    sides = any(x.get("side_of") for x in found)
+    sides = any(x["side_of"] for x in found)
     # A narrow terminal drops when it was, then the commit, the number of cases and the device.
     table = Table(
         (
@@ -98,12 +100,18 @@ def _page(home: Home, found: Sequence[dict[str, Any]]) -> Page:
         )
     )
     for x in found:
-        commit = (x.get("commit") or DASH)[:10] + ("+" if x.get("dirty") else "")
-        facts = ("not readable",) if "unreadable" in x else (moment(x["created"]), x["plan"], x["device"])
-        counts = () if "unreadable" in x else (str(x["cases"] or DASH), commit)
-        cells = (*facts, *counts, *((x["side_of"] or "",) if sides and "unreadable" not in x else ()))
-        padding = ("",) * (len(table.columns) - 4 - len(cells))
-        table.add(x["run"], x["name"] or "", *cells, *padding, " ".join(x["tags"]), x["note"] or "")
+        table.add(
+            x["run"],
+            x["name"] or "",
+            moment(x["created"]) if x["created"] else DASH,
+            x["plan"] or "not readable",
+            x["device"] or DASH,
+            str(x["cases"] or DASH),
+            (x["commit"] or DASH)[:10] + ("+" if x["dirty"] else ""),
+            *((x["side_of"] or "",) if sides else ()),
+            " ".join(x["tags"]),
+            x["note"] or "",
+        )
     return [table, where]
 
 

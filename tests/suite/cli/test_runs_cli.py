@@ -93,6 +93,16 @@ def test_latest_is_the_latest_that_somebody_asked_for(home: Home, call: Call) ->
     assert "only sides of comparisons" in err
 
 
+def test_a_journal_that_cannot_be_read_is_listed_and_no_older_one_takes_its_place(home: Home, call: Call) -> None:
+    path = home.journal("20261122-000000-dddd")
+    path.write_bytes(b"{}\n")
+    (line,) = [x for x in call("runs")[1].splitlines() if x.startswith(path.stem)]
+    assert line.split() == [path.stem, "–", "not", "readable", "–", "–", "–"]
+    code, _, err = call("show", "latest")
+    assert code == 2
+    assert str(path) in err
+
+
 def test_a_run_that_is_named_tagged_and_noted(home: Home, call: Call) -> None:
     assert call("runs", "name", "latest", "candidate")[0] == 0
     assert call("runs", "tag", "candidate", "h200", "fp8")[0] == 0
