@@ -133,7 +133,10 @@ class RunComparison(msgspec.Struct, frozen=True):
         for row in out["rows"]:  # by the names that they had when every value was a time
             times = row["unit"] == "ms"
             row |= {f"{side}_ms": row[f"{side}_value"] if times else None for side in ("first", "second")}
-        counted = {"operators": msgspec.to_builtins(self.operators), "overall": msgspec.to_builtins(self.overall)}
+        counted = {
+            "operators": [msgspec.to_builtins(x) for x in self.operators],
+            "overall": msgspec.to_builtins(self.overall),
+        }
         return out | {"compared": len(self.compared)} | counted
 
 
