@@ -9,7 +9,7 @@ from ..store.record import PROVIDER
 from . import units
 from .comparison_table import OperatorChange, RowComparison, RunComparison, Standing
 from .table import Block, Column, Page, Table, Text, line
-from .tables import MOST_REASONS, NARROW, narrow
+from .tables import CASE_WIDTH, MOST_REASONS, narrow
 
 Order: TypeAlias = Literal["change", "case"]
 _STYLES: Mapping[Standing, str] = {"faster": "green", "undecided": "", "slower": "red"}
@@ -72,7 +72,7 @@ def _table(title: str, unit: str, found: Sequence[RowComparison]) -> Table:
     table = Table(
         (
             Column("operator"),
-            Column("case", folds=NARROW),
+            Column("case", folds=CASE_WIDTH),
             Column("implementation"),
             Column("", drop=3),
             Column(f"first {unit}".rstrip(), number=True, drop=2),

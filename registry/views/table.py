@@ -105,7 +105,7 @@ def render(page: Page, width: int | None = None, colours: bool = False) -> str:
     dropped: dict[str, None] = {}
     lines = [found for block in page for found in _block(block, width, dropped)]
     if dropped:
-        told = f"Left out at {width} columns: {', '.join(dropped)}. A wider terminal, a pipe or --csv has them."
+        told = f"Left out at {width} columns: {', '.join(dropped)}. A wider terminal or a pipe has them."
         lines += _wrapped(line(told, style="dim"), width)
     return "".join(_painted(x, colours) + "\n" for x in lines)
 

@@ -17,7 +17,7 @@ from .worth_table import worth_table
 
 MOST_REASONS = 100
 """Nobody reads further, and a journal of somebody else may have one for each of its lines."""
-NARROW = 20
+CASE_WIDTH = 20
 """Characters below which a case's name is not folded."""
 _STYLES = {"excellent": "bold green", "good": "green", "faster": "green", "slower": "red"}
 
@@ -71,7 +71,7 @@ def _group_table(group: Group, metrics: Sequence[Metric]) -> Table:
     # eager", "limit" and "±". "vs best" stays.
     table = Table(
         (
-            Column("case", folds=NARROW),
+            Column("case", folds=CASE_WIDTH),
             Column("implementation"),
             Column(_short(primary), number=True),
             Column("±", number=True, drop=1),

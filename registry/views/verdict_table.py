@@ -8,7 +8,6 @@ from ..detection.verdict import tally
 from ..detection.verdict_text import counted, counts, foldable, kind, numbers, unit, why, worst_detectable
 from ..store.record import Key
 from .table import Column, Page, Table, Text, line
-from .tables import NARROW
 
 _STYLES: dict[str, str] = {
     "regression": "bold red",
@@ -35,13 +34,13 @@ def verdict_table(report: ComparisonReport, everything: bool = False) -> Page:
     table = Table(
         (
             Column("verdict"),
-            Column("row", folds=NARROW),
+            Column("row", folds=16),
             Column(f"base{in_unit}", number=True, drop=2),
             Column(f"current{in_unit}", number=True, drop=1),
             Column("change (95 %)", number=True),
             Column("detectable", number=True, drop=3),
             *(Column(f"({x})", number=True, drop=4) for x in [*names, "outliers"] if names),
-            Column("why", folds=NARROW),
+            Column("why", folds=12),
         ),
         f"{report.base} → {report.current}",
     )

@@ -20,5 +20,9 @@ def of(command: click.Command, name: str) -> dict[str, Any]:
             told = unknown(f"option of {name}", option, sorted(options))
             raise InputError(f"{settings.file()}: {told}")
         parameter = options[option]
-        found[str(parameter.name)] = [value] if parameter.multiple and not isinstance(value, list) else value
+        if parameter.is_flag and not isinstance(parameter.flag_value, bool):  # one of several, as --csv is
+            if value:
+                found[str(parameter.name)] = parameter.flag_value
+        else:
+            found[str(parameter.name)] = [value] if parameter.multiple and not isinstance(value, list) else value
     return found

@@ -16,6 +16,7 @@ import msgspec
 
 from ...registry.errors import InputError, KernelmarkError
 from ...registry.store.home import Home
+from ...registry.views.units import counted
 from . import run_command
 from .run import writable
 from .values import Duration, Share
@@ -350,7 +351,7 @@ def _write_back(report: ComparisonReport, base: str, runs: tuple[str, ...], home
         except KernelmarkError as error:
             _tell(f"the verdicts are not in the registry: {error}")
         else:
-            _tell(f"registry: {tagged} rows have their verdict as a tag")
+            _tell(f"registry: {counted(tagged, 'row')} tagged with the verdict")
 
 
 def main() -> NoReturn:

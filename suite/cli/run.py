@@ -309,4 +309,4 @@ def _record(journal: Journal, home: Home) -> None:
         _tell(f"registry  not filled: {error}", err=True)
         return
     for x in done.ingested:
-        _tell(f"registry  {x.created} rows recorded; look with: kernelmark ui")
+        _tell(f"registry  {counted(x.created, 'row')} recorded; look with: kernelmark ui")

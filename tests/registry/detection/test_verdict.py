@@ -237,6 +237,16 @@ class TestOutputs:
         assert "(cohens d)" in text
         assert "calm" in render(verdict_table(report(*self.rows), everything=True))
 
+    @pytest.mark.parametrize("width", [80, None])
+    def test_no_number_is_cut(self, width: int | None) -> None:
+        statistics = {self.rows[1].key: describe([1.0, 2.0], [2.0, 3.0])}
+        text = render(verdict_table(report(*self.rows, statistics=statistics), everything=True), width)
+        assert "…" not in text
+        assert width is None or max(map(len, text.splitlines())) <= width
+        assert "+12.0% [+11.0%, +13.0%]" in text
+        dropped = ", ".join(f"({x})" for x in ("welch t", "welch p", "cohens d", "mann whitney p", "outliers"))
+        assert (f"Left out at 80 columns: {dropped}" in " ".join(text.split())) == (width == 80)
+
     def test_one_line(self) -> None:
         assert describe_change(self.rows[1]) == "regression +12.0% [+11.0%, +13.0%]: because"
         assert describe_change(self.rows[2]) == "missing: because"

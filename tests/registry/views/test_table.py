@@ -62,8 +62,8 @@ B4-H32-     ours        1.2345
 S4096-D128
 B1          theirs  12,345.678
 Left out at 30 columns: rate,
-  limit. A wider terminal, a
-  pipe or --csv has them.
+  limit. A wider terminal or a
+  pipe has them.
 """
 
 
