@@ -7,7 +7,7 @@ import io
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelmark.registry.views.table import (
     Column,
@@ -81,6 +81,7 @@ def test_too_narrow_for_all_lines_are_longer_and_nothing_is_cut() -> None:
 names = st.text(st.characters(codec="utf-8", categories=["L", "N"]), min_size=1, max_size=40)
 
 
+@settings(max_examples=40)
 @given(st.integers(40, 90), names)
 def test_at_any_width_every_character_and_number_is_there(width: int, name: str) -> None:
     made = Table((Column("name", folds=6), Column("n", number=True), Column("m", number=True, drop=1)))
