@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -21,8 +20,8 @@ from kernelmark.registry.analysis.rows import Row, rows
 from kernelmark.registry.store.journal import Journal, read
 from kernelmark.registry.store.record import PROVIDER
 from kernelmark.registry.views import crossing, summary, units
+from kernelmark.registry.views.table import render
 from kernelmark.registry.views.tables import half_width, run_table
-from rich.console import Console
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "results-h200.md"
@@ -101,9 +100,7 @@ def row() -> str:
     made = journal(MEMORY)
     records = tuple(x for x in made.records if (x.case.operator, x.case.name) == ROW and x.measurement)
     one = dataclasses.replace(made, records=records)
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(run_table(one))
-    lines = [x.rstrip() for x in console.export_text().splitlines()]
+    lines = render(run_table(one), 100).splitlines()
     start = next(i for i, x in enumerate(lines) if x.startswith(f"{ROW[0]} · "))
     end = next(i for i, x in enumerate(lines) if i > start and not x)
     ours = next(x for x in rows(one) if x.provider == PROVIDER)
@@ -134,7 +131,8 @@ def _plan(title: str, run: str) -> list[str]:
     for x in sorted(found, key=lambda x: x.operator):
         if x.compared:
             span = f"{_ratio(x.versus_best)} ({_ratio(_speedup(x.worst))} – {_ratio(_speedup(x.best))})"
-            lines.append(f"| `{x.operator}` | {len(x.compared)} | {span} | {x.won} / {x.undecided} / {x.lost} |")
+            counts = f"{x.faster} / {x.undecided} / {x.slower}"
+            lines.append(f"| `{x.operator}` | {len(x.compared)} | {span} | {counts} |")
     return [f"## {title}", _where(made), "\n".join(lines)]
 
 

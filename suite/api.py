@@ -23,10 +23,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..registry.analysis.rows import Row, rows
+from ..registry.analysis.rows import rows
 from ..registry.errors import InputError
 from ..registry.store.journal import Journal
 from ..registry.store.record import SCHEMA_VERSION, Cache, Case, Ceiling, Header, Pass, Record
+from ..registry.views.frame import Rows
 from . import __version__
 from .catalog import Catalog, Factory, Implementation
 from .definition import Option
@@ -96,9 +97,12 @@ class Runner:
         self.records += new
         return tuple(new)
 
-    def rows(self) -> tuple[Row, ...]:
-        """Everything measured so far, replicates taken together, with speedups and fractions of the limit."""
-        return rows(self.journal())
+    def rows(self) -> Rows:
+        """Everything measured so far, replicates taken together, with speedups and fractions of the limit.
+
+        A tuple of rows, which a notebook shows as a table; `rows().frame()` is a pandas data frame.
+        """
+        return Rows(rows(self.journal()))
 
     def journal(self) -> Journal:
         """Everything measured so far as a journal, for `kernelmark.registry`."""

@@ -10,7 +10,7 @@ import random
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -68,6 +68,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replicates: int = 5
     cache: list[Cache] | Cache = "cold"
     deadline_s: float = 120.0
+    budget_s: float | None = None
     sampling: Sampling = Sampling()
 
 
@@ -117,7 +118,9 @@ Only: TypeAlias = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run executes. `deadline_s` bounds one cell in one replicate, compilation included."""
+    """What a run executes. `deadline_s` bounds one cell in one replicate, compilation included; `budget_s` the
+    whole run, by leaving out cells before it starts.
+    """
 
     name: str
     cases: tuple[Case, ...]
@@ -128,6 +131,7 @@ class Plan:
     only: Only = field(default_factory=dict)
     systems: tuple[System, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
+    budget_s: float | None = None
 
     @classmethod
     def of(cls, header: Header) -> Plan | None:
@@ -175,6 +179,38 @@ class Plan:
         }
         sampling = msgspec.structs.replace(self.sampling, timer=timer or self.sampling.timer)
         return replace(self, replicates=replicates or self.replicates, caches=states[cache], sampling=sampling)
+
+    def at(
+        self, axes: Mapping[str, Sequence[int]], dtypes: Sequence[str], passes: Sequence[Pass], catalog: Catalog
+    ) -> Plan:
+        """The same plan at these sizes, dtypes and passes in place of its own; what is not given stays.
+
+        Operators that have not all of these axes, none of the dtypes or none of the passes are left out. Raises
+        `InputError` if none is left.
+        """
+        if not axes and not dtypes and not passes:
+            return self
+        cases: dict[str, Case] = {}
+        only: dict[str, tuple[str, ...]] = {}
+        for case in self.cases:
+            definition = catalog.definition(case.operator)
+            if not axes.keys() <= definition.axes.keys():
+                continue
+            for sizes in product(*axes.values()):
+                for dtype in [x for x in dtypes if x in definition.dtypes] if dtypes else [case.dtype]:
+                    for pass_ in [x for x in passes if x in definition.passes] if passes else [case.pass_]:
+                        at = case.axes | dict(zip(axes, sizes, strict=True))
+                        made = definition.case(at, dtype, pass_, **case.options)
+                        cases.setdefault(_key(made), made)
+                        if chosen := self.chosen(case):
+                            only[_key(made)] = chosen
+        if not cases:
+            asked = [f"{x}={','.join(map(str, y))}" for x, y in axes.items()] + [*dtypes, *passes]
+            raise InputError(
+                f"no operator of plan {self.name!r} can be measured at {', '.join(asked)}; "
+                f"kernelmark list OPERATOR names axes, dtypes and passes."
+            )
+        return replace(self, cases=tuple(cases.values()), only=only)
 
     def cells(
         self, catalog: Catalog, device: Literal["cuda", "cpu"], implementations: Sequence[str] = ()
@@ -284,6 +320,8 @@ def parse(text: str, name: str, catalog: Catalog) -> Plan:
         raise InputError(f"replicates is {file.replicates}; at least 1.")
     if not file.deadline_s > 0:
         raise InputError(f"deadline_s is {file.deadline_s:g}; above 0.")
+    if file.budget_s is not None and not file.budget_s > 0:
+        raise InputError(f"budget_s is {file.budget_s:g}; above 0.")
     if not file.cache:
         raise InputError("cache is empty; cold, hot or both.")
     catalog = catalog.with_systems(file.systems)
@@ -300,7 +338,8 @@ def parse(text: str, name: str, catalog: Catalog) -> Plan:
     # A case of several tables is for what any of them names, and for all if one names none.
     only = {key: tuple(dict.fromkeys(chain(*tables))) for key, tables in named.items() if all(tables)}
     limits = file.sampling, file.deadline_s
-    return Plan(name, _once(cases), file.replicates, caches, *limits, only, tuple(file.systems))
+    made = Plan(name, _once(cases), file.replicates, caches, *limits, only, tuple(file.systems))
+    return replace(made, budget_s=file.budget_s)
 
 
 def _named(table: Cases, catalog: Catalog) -> tuple[str, ...]:

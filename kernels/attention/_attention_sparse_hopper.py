@@ -31,11 +31,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from .. import _hopper as common
 from .._common import multiprocessors, on, power_of_2
 from .._grid_barrier import counter
 from .._hopper import KEYS, LOG2E, LOWEST, ROWS, flat_map, launch, product_layout, sectioned
 from .._pipeline import Cursors, Pipes, barriers, copy_in, copy_out, cursor, ring, tile_buffers, tile_queue
-from . import _hopper as common
 from ._attention_hopper_forward import take
 from ._softmax import apply_mask, first_block, last_values, scores, step
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -35,16 +36,47 @@ class Series(msgspec.Struct, frozen=True):
     key: Key
     points: tuple[Point, ...]
     changes: tuple[ChangePoint, ...]
+    provider: str = ""
+
+
+class Course(msgspec.Struct, frozen=True):
+    """Several rows over commits as one: the geometric mean of their times over their last ones, oldest first."""
+
+    commits: tuple[str, ...]
+    relative: tuple[float, ...]
+
+    @property
+    def change(self) -> float:
+        """The last over the first."""
+        return self.relative[-1] / self.relative[0]
 
 
 @dataclass(frozen=True)
 class OperatorHistory:
-    """All rows of one operator under one comparability key; `others` counts runs under other keys."""
+    """All rows of one operator under one comparability key, over `commits`, oldest first; `others` counts runs
+    under other keys.
+    """
 
     operator: str
     comparability_key: str
     series: tuple[Series, ...]
     others: int
+    commits: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> tuple[Series, ...]:
+        """The rows with a change point, the one that changed last first."""
+        found = [x for x in self.series if x.changes]
+        return tuple(sorted(found, key=lambda x: x.changes[-1].index - len(x.points), reverse=True))
+
+    def course(self) -> Course:
+        """All rows together; a commit counts by the rows that it has."""
+        logs: dict[str, list[float]] = {}
+        for x in self.series:
+            for point in x.points:
+                logs.setdefault(point.commit, []).append(math.log(point.ms / x.points[-1].ms))
+        ordered = [x for x in self.commits if x in logs]
+        return Course(tuple(ordered), tuple(math.exp(statistics.fmean(logs[x])) for x in ordered))
 
     def to_builtins(self) -> dict[str, Any]:
         """For machines."""
@@ -66,26 +98,26 @@ class OperatorHistory:
         }
 
 
-def runs_of(
-    index: Index, operator: str, case: str | None = None, device: str | None = None
-) -> tuple[list[tuple[Entry, dict[Key, Mean]]], int]:
-    """The runs that know the operator's rows, of the key measured last, oldest first; and how many of others."""
-    found = []
+Runs: TypeAlias = list[tuple[Entry, dict[Key, Mean]]]
+
+
+def runs_by_operator(index: Index, device: str | None = None) -> dict[str, tuple[Runs, int]]:
+    """By operator the runs that know its rows, of the key measured last, oldest first; and how many of others."""
+    found: dict[str, Runs] = {}
     for entry in index.runs(device=device, limit=RUNS):
-        means = {
-            key: mean
-            for key, mean in index.means(entry).items()
-            if key.operator == operator and case in (None, key.case)
-        }
-        if means:
-            found.append((entry, means))
-    mine = [x for x in found if x[0].key == found[0][0].key]
-    return mine[::-1], len(found) - len(mine)
+        means: dict[str, dict[Key, Mean]] = {}
+        for key, mean in index.means(entry).items():
+            means.setdefault(key.operator, {})[key] = mean
+        for operator, mine in means.items():
+            found.setdefault(operator, []).append((entry, mine))
+    out = {}
+    for operator, runs in sorted(found.items()):
+        alike = [x for x in runs if x[0].key == runs[0][0].key]
+        out[operator] = alike[::-1], len(runs) - len(alike)
+    return out
 
 
-def over_commits(
-    runs: list[tuple[Entry, dict[Key, Mean]]], operator: str, others: int, times: Mapping[str, int]
-) -> OperatorHistory:
+def over_commits(runs: Runs, operator: str, others: int, times: Mapping[str, int]) -> OperatorHistory:
     """Puts runs, oldest first, together by commit, in the order of `times`, seconds since 1970.
 
     A commit that has none stands by when it was first measured. Of a case that was defined anew only the
@@ -111,13 +143,13 @@ def over_commits(
             if commit in values
         )
         changes = change_points([x.ms for x in points], np.random.default_rng(0))
-        series.append(Series(key, points, changes))
+        series.append(Series(key, points, changes, providers[key]))
     dated = [
         Dated(tuple(y.created[:10] for y in x.points), x.changes, providers[x.key] != PROVIDER) for x in series
     ]
     marked = zip(series, of_the_machine(dated), strict=True)
     series = [msgspec.structs.replace(x, changes=changes) for x, changes in marked]
-    return OperatorHistory(operator, runs[0][0].key if runs else "", tuple(series), others)
+    return OperatorHistory(operator, runs[0][0].key if runs else "", tuple(series), others, tuple(by_time))
 
 
 def _seconds(known: int | None, created: str) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -365,21 +365,25 @@ def speedup(
 
 
 def category(row: Row) -> str | None:
-    """What the speedup's interval supports. Its lower bound decides, so that noise cannot earn a better label."""
+    """What the speedup's interval supports; None without one. `faster` has two grades, `excellent` from 1.5 on and
+    `good` from 1.2. The lower bound decides, so that noise cannot earn a better label.
+    """
     low, high = row.speedup_ci_low, row.speedup_ci_high
     if low is None or high is None:
         return None
     if high < 1.0:
-        return "investigate"
+        return "slower"
     if low >= 1.5:
         return "excellent"
     if low >= 1.2:
         return "good"
-    return "measured" if low >= 1.0 else "no difference shown"
+    return "faster" if low >= 1.0 else "undecided"
 
 
-def summarize(journal: Journal) -> dict[str, Any]:
-    """A run as `kernelmark show --json` prints it: the header, how time was spent, and the rows."""
+def summarize(journal: Journal, chosen: Iterable[Row] | None = None) -> dict[str, Any]:
+    """A run as `kernelmark show --json` prints it: the header, how time was spent, and the rows, or the `chosen`
+    ones of them.
+    """
     header = msgspec.to_builtins(journal.header)
     return {
         **{
@@ -396,7 +400,7 @@ def summarize(journal: Journal) -> dict[str, Any]:
         "spent_s": spent(journal),
         "ceilings": Ceilings.of(journal.ceilings).summary(),
         "metrics": header["metrics"] + msgspec.to_builtins(DERIVED),
-        "rows": [msgspec.to_builtins(x) | named_before(x) for x in rows(journal)],
+        "rows": [msgspec.to_builtins(x) | named_before(x) for x in (rows(journal) if chosen is None else chosen)],
     }
 
 

@@ -1,61 +1,44 @@
-"""A finished comparison for readers: a pull-request comment and a terminal table, worst first."""
+"""A finished comparison for readers: a pull-request comment and what a terminal says, worst first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from .. import escape
-from ..store.record import Key
 from .attribution import Attribution, Part
 from .bisection import Finding, Suspect
 from .comparison_report import ComparisonReport
-from .descriptive import Descriptive
 from .verdict import Kind, Verdict, tally
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 COMMENT_LIMIT = 60_000
 """Bytes: a pull-request comment may hold 65,536 characters, and other tools append to it."""
 FOLDED: frozenset[Kind] = frozenset({"no change", "skipped"})
 _REASON_LIMIT = 160
 
-_COLOURS: dict[str, str] = {
-    "regression": "bold red",
-    "incorrect": "bold red",
-    "missing": "red",
-    "not comparable": "magenta",
-    "warning": "yellow",
-    "inconclusive": "cyan",
-    "improvement": "green",
-    "below the limit": "blue",
-}
-
 
 def to_markdown(report: ComparisonReport, limit: int = COMMENT_LIMIT) -> str:
     """A pull-request comment of less than `limit` bytes: worst first, unchanged rows folded."""
     verdicts = report.verdicts
-    told = [v for v in verdicts if not _foldable(v)]
-    folded = [v for v in verdicts if _foldable(v)]
+    told = [v for v in verdicts if not foldable(v)]
+    folded = [v for v in verdicts if foldable(v)]
     head = [
         f"### kernelmark: {report.headline}",
         "",
-        f"`{_code(report.base)}` → `{_code(report.current)}` · {_counts(report)} · exit code {report.exit_code}",
+        f"`{_code(report.base)}` → `{_code(report.current)}` · {counts(report)} · exit code {report.exit_code}",
         "",
     ]
     told_why = _explained_markdown(report, limit // 4)
     tail = ["", *told_why, *_folded_markdown(folded, limit // 6), _legend(report)]
     left = limit - _size([*head, *tail]) - 200
-    unit = _unit(verdicts)
+    in_unit = unit(verdicts)
     rows = [
-        f"| verdict | row | base{unit} | current{unit} | change (95 %) | detectable | why |",
+        f"| verdict | row | base{in_unit} | current{in_unit} | change (95 %) | detectable | why |",
         "|---|---|--:|--:|--:|--:|---|",
     ]
     used = _size(rows)
     shown = 0
     for verdict in told:
-        cells = [_cell(x) for x in (_kind(verdict), str(verdict.key), *_numbers(verdict), _why(verdict))]
+        cells = [_cell(x) for x in (kind(verdict), str(verdict.key), *numbers(verdict), why(verdict))]
         row = f"| {' | '.join(cells)} |"
         if (used := used + _size([row])) > left:
             break
@@ -64,33 +47,6 @@ def to_markdown(report: ComparisonReport, limit: int = COMMENT_LIMIT) -> str:
     if shown < len(told):
         rows += ["", f"… and {len(told) - shown} rows more, less severe than these: see the JSON output."]
     return "\n".join([*head, *(rows if told else []), *tail]) + "\n"
-
-
-def to_table(report: ComparisonReport, everything: bool = False) -> Table:
-    """The terminal's table: worst first, unchanged rows folded into the caption unless `everything`."""
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = [v for v in report.verdicts if everything or not _foldable(v)]
-    folded = [] if everything else [v for v in report.verdicts if _foldable(v)]
-    caption = f"{report.headline}: {_counts(report)}."
-    if folded:
-        caption += f" Folded: {_counted(tally(folded).items())}; detectable up to {_worst_detectable(folded)}."
-    table = Table(title=Text(f"{report.base} → {report.current}"), caption=Text(caption), caption_justify="left")
-    table.add_column("verdict")
-    table.add_column("row", overflow="fold")
-    unit = _unit(shown)
-    for name in (f"base{unit}", f"current{unit}", "change (95 %)", "detectable"):
-        table.add_column(name, justify="right")
-    if report.statistics:
-        for name in Descriptive.__struct_fields__[:4]:
-            table.add_column(f"({name.replace('_', ' ')})", justify="right")
-        table.add_column("(outliers)", justify="right")
-    table.add_column("why", overflow="fold")
-    for verdict in shown:
-        cells = [str(verdict.key), *_numbers(verdict), *_statistics(report, verdict.key), _why(verdict)]
-        table.add_row(Text(_kind(verdict), style=_COLOURS.get(verdict.kind, "")), *(Text(x) for x in cells))
-    return table
 
 
 def explanations(report: ComparisonReport) -> list[str]:
@@ -162,16 +118,16 @@ def _explained_markdown(report: ComparisonReport, limit: int) -> list[str]:
 def describe_change(verdict: Verdict) -> str:
     """One line: what the row ended in and by how much."""
     numbers = "" if verdict.change is None else f" {_percent(verdict.change)} {_interval(verdict)}".rstrip()
-    return f"{_kind(verdict)}{numbers}: {_why(verdict)}"
+    return f"{kind(verdict)}{numbers}: {why(verdict)}"
 
 
-def _unit(verdicts: Iterable[Verdict]) -> str:
+def unit(verdicts: Iterable[Verdict]) -> str:
     """What all values are in; nothing where they are of several units."""
     units = {x.unit for x in verdicts}
     return f" {units.pop()}" if len(units) == 1 else ""
 
 
-def _foldable(verdict: Verdict) -> bool:
+def foldable(verdict: Verdict) -> bool:
     return verdict.kind in FOLDED and not verdict.flags
 
 
@@ -186,12 +142,12 @@ def _folded_markdown(folded: Sequence[Verdict], limit: int) -> list[str]:
     for operator, rows in sorted(operators.items()):
         changes = [v.change for v in rows if v.change is not None]
         span = f"{_percent(min(changes))} to {_percent(max(changes))}" if changes else "–"
-        line = f"| {_cell(operator)} | {len(rows)} | {span} | {_worst_detectable(rows)} |"
+        line = f"| {_cell(operator)} | {len(rows)} | {span} | {worst_detectable(rows)} |"
         if _size([*lines, line]) > limit:
             lines.append("| … | | | |")
             break
         lines.append(line)
-    summary = f"<summary>{_counted(tally(folded).items())}</summary>"
+    summary = f"<summary>{counted(tally(folded).items())}</summary>"
     return ["<details>", summary, "", *lines, "", "</details>", ""]
 
 
@@ -205,41 +161,28 @@ def _legend(report: ComparisonReport) -> str:
     )
 
 
-def _counts(report: ComparisonReport) -> str:
+def counts(report: ComparisonReport) -> str:
     flagged = sum(bool(verdict.flags) for verdict in report.progress.verdicts)
-    counted = _counted(tally(report.progress.verdicts).items()) or "no rows"
-    return f"{counted}, {flagged} with another metric worse" if flagged else counted
+    told = counted(tally(report.progress.verdicts).items()) or "no rows"
+    return f"{told}, {flagged} with another metric worse" if flagged else told
 
 
-def _counted(counts: Iterable[tuple[str, int]]) -> str:
+def counted(counts: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts)
 
 
-def _kind(verdict: Verdict) -> str:
+def kind(verdict: Verdict) -> str:
     return " + ".join([verdict.kind, *(flag.metric for flag in verdict.flags)])
 
 
-def _why(verdict: Verdict) -> str:
+def why(verdict: Verdict) -> str:
     return "; ".join([verdict.reason, *(flag.reason for flag in verdict.flags), *verdict.notes])
 
 
-def _numbers(verdict: Verdict) -> tuple[str, str, str, str]:
+def numbers(verdict: Verdict) -> tuple[str, str, str, str]:
     change = "–" if verdict.change is None else f"{_percent(verdict.change)} {_interval(verdict)}"
     detectable = "–" if verdict.detectable is None else _percent(verdict.detectable)
     return _value(verdict.base_value), _value(verdict.current_value), change, detectable
-
-
-def _statistics(report: ComparisonReport, key: Key) -> list[str]:
-    if not report.statistics:
-        return []
-    row = report.statistics.get(key)
-    if row is None:
-        return ["–"] * 5
-    values = (row.welch_t, row.welch_p, row.cohens_d, row.mann_whitney_p)
-    return [
-        *("–" if x is None else f"{x:.2g}" for x in values),
-        f"{row.outliers_base} / {row.outliers_current}",
-    ]
 
 
 def _interval(verdict: Verdict) -> str:
@@ -248,7 +191,7 @@ def _interval(verdict: Verdict) -> str:
     return f"[{_percent(verdict.low)}, {_percent(verdict.high)}]"
 
 
-def _worst_detectable(verdicts: Iterable[Verdict]) -> str:
+def worst_detectable(verdicts: Iterable[Verdict]) -> str:
     known = [v.detectable for v in verdicts if v.detectable is not None]
     return _percent(max(known)) if known else "–"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from .record import Case, Ceiling, Footer, Header, Line, Measurement, Record
+from .record import Case, Ceiling, Footer, Header, Line, Measurement, Record, Request
 
 INFLATED = 512 << 20
 """Bytes of a journal, compressed or not. A run of 2,000 rows and a million samples has 40 MB."""
@@ -162,7 +162,12 @@ def _header(header: Header) -> Header:
         header,
         conditions=_table(header.conditions, "conditions"),
         environment=_table(header.environment, "environment"),
+        request=_noted(header.request),
     )
+
+
+def _noted(request: Request) -> Request:
+    return request if request.note is None else msgspec.structs.replace(request, note=_text(request.note))
 
 
 def _case(case: Case) -> None:

@@ -1,4 +1,6 @@
-"""Where a user's results live: `KERNELMARK_HOME`, by default `.kernelmark/` in the current directory."""
+"""Where results live: `KERNELMARK_HOME`, else `.kernelmark/` in the current directory where there is one, else the
+`home` of the user's configuration file, else `.kernelmark/` in the current directory, which is then made.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,19 @@ import os
 from pathlib import Path
 
 from ..errors import InputError, short, unknown
-from .journal import Journal, read
+from . import labels, settings
+from .journal import Journal, read, read_header
+from .record import Header
+
+PROJECT = ".kernelmark"
+LATEST = "latest"
 
 
 class Home:
     """The folder of journals, reports, logs and the embedded registry. Created when first written to."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or Path(os.environ.get("KERNELMARK_HOME") or ".kernelmark")
+        self.folder, self.why = (folder, "as the command says") if folder else _chosen()
 
     @property
     def journals(self) -> Path:
@@ -56,12 +63,27 @@ class Home:
             raise InputError(f"{self.journals} cannot be read: {error.strerror}.") from None
         return dict(sorted(found.items()))
 
+    def names(self) -> dict[str, str]:
+        """The runs that somebody gave a name, by it."""
+        return {x.name: run for run, x in labels.read(self.folder).items() if x.name is not None}
+
+    def latest(self) -> str | None:
+        """The latest run that somebody asked for, which a side of a comparison is not. One whose journal cannot be
+        read counts too: that is said when it is read, and no older run takes its place.
+        """
+        for run, path in reversed(self.paths().items()):
+            header = read_header(path)
+            if header is None or asked_for(header):
+                return run
+        return None
+
     def runs(self) -> list[str]:
         """Names of the runs here, oldest first."""
         return list(self.paths())
 
     def find(self, run: str) -> Path:
-        """The journal of a run, given its name, the beginning of one, `latest`, or a journal's path.
+        """The journal of a run: given its name, the beginning of one, a name that somebody gave it, `latest`, or a
+        journal's path.
 
         Raises `InputError` if there is none or more than one.
         """
@@ -75,17 +97,42 @@ class Home:
             raise InputError(f"no journal at {short(run)}: {getattr(error, 'strerror', None) or error}.") from None
         paths = self.paths()
         if not paths:
-            raise InputError(f"no runs in {self.folder}; make one with `kernelmark run` or import a journal.")
-        runs = list(paths)
-        found = runs[-1:] if run == "latest" else [run] if run in paths else [x for x in runs if x.startswith(run)]
+            raise InputError(
+                f"no runs in {self.folder} ({self.why}); make one with `kernelmark run` or import a journal."
+            )
+        names = self.names()
+        if run == LATEST:
+            latest = self.latest()
+            if latest is None:
+                raise InputError(f"{self.folder} holds only sides of comparisons: kernelmark runs --all")
+            return paths[latest]
+        wanted = run if run in paths else names.get(run, run)
+        found = [wanted] if wanted in paths else [x for x in paths if x.startswith(run)]
         if len(found) > 1:
             raise InputError(
                 f"run {run!r} is ambiguous: {', '.join(found[:20])}{' …' if len(found) > 20 else ''}."
             )
         if not found:
-            raise unknown("run", run, ["latest", *runs[-10:]])
+            raise unknown("run", run, [LATEST, *names, *list(paths)[-10:]])
         return paths[found[0]]
 
     def load(self, run: str) -> Journal:
         """Reads the journal that `find` finds."""
         return read(self.find(run))
+
+
+def _chosen() -> tuple[Path, str]:
+    """The folder, and why that one."""
+    named = os.environ.get("KERNELMARK_HOME")
+    if named:
+        return Path(named), "KERNELMARK_HOME says so"
+    own = settings.load().home
+    if own is None or Path(PROJECT).is_dir():
+        return Path(PROJECT), "the current directory's own"
+    return Path(own).expanduser(), f"{settings.file()} says so"
+
+
+def asked_for(header: Header) -> bool:
+    """Whether somebody asked for a run, and not a comparison of commits or images for one of its sides."""
+    request = header.request
+    return request.partner is None and request.arm is None and request.stage == 0

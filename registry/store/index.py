@@ -7,11 +7,9 @@ comparisons saw cannot, and is only missed as a prior. One SQLite file, `index.d
 
 from __future__ import annotations
 
-import gzip
 import os
 import sqlite3
 import weakref
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -26,9 +24,8 @@ from ..detection.noise import PRIOR_RUNS
 from ..detection.pairing import run_means
 from ..errors import InputError
 from ..store.record import Key
-from . import bounds
 from .home import Home
-from .journal import Journal, decoder, read
+from .journal import Journal, read, read_header
 from .record import Header, Record
 
 LAYOUT = 1
@@ -115,7 +112,7 @@ class Index:
         known = {file for (file,) in self._connection.execute("SELECT file FROM runs")}
         new = []
         for file in names.keys() - known:
-            header = _header(self.home.journals / file)
+            header = read_header(self.home.journals / file)
             if header is not None:
                 facts = (header.commit, header.dirty, header.key, header.device, header.created, header.plan)
                 numbers = (header.replicates, header.request.stage, _cases(header))
@@ -247,17 +244,6 @@ def _statements(script: str) -> Iterator[str]:
 
 def _cases(header: Header) -> int:
     return len(header.request.cases)
-
-
-def _header(path: Path) -> Header | None:
-    """A journal's header, the rest of it unread; None if there is none."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            line = file.readline(bounds.LINE)
-        found = bounds.Bounds().checked(decoder(line)(line), line)
-    except (OSError, EOFError, ValueError, zlib.error, RecursionError):  # msgspec's and bad UTF-8 are ValueErrors
-        return None
-    return found if isinstance(found, Header) else None
 
 
 def clean(entries: Iterable[Entry]) -> list[Entry]:

@@ -254,6 +254,8 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Which cell of a factorial over code and environment the run is."""
     pinned: dict[str, dict[str, str]] = {}
     """By row, the configurations that its autotuned kernels were held to."""
+    note: str | None = None
+    """What somebody noted when asking for the run."""
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="header"):

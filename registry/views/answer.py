@@ -64,7 +64,7 @@ def answer(
     measured = sum(x.value() is not None for x in rows)
     return Answer(
         "How fast is each implementation?",
-        f"{measured} of {units.count(len(rows), 'row')} measured",
+        f"{measured} of {units.counted(len(rows), 'row')} measured",
         "undecided",
         "There is no speedup to sum up: no case has both an implementation of ours and a baseline with a value.",
     )
@@ -80,10 +80,10 @@ def _speedup(rows: Sequence[Row], standing: Standing) -> Answer:
     verb = "Is" if len(standing.names) == 1 else "Are"
     question = f"{verb} {names} {faster} than the fastest baseline?"
     total = len(standing.compared)
-    cases = units.count(total, "case")
-    if not standing.won and not standing.lost:
+    cases = units.counted(total, "case")
+    if not standing.faster and not standing.slower:
         return Answer(question, *_undecided(rows, standing))
-    won, lost, undecided = standing.won, standing.lost, standing.undecided
+    won, lost, undecided = standing.faster, standing.slower, standing.undecided
     if total in (won, lost):
         way = faster if won else slower
         headline = f"{way.capitalize()} in {'the one case' if total == 1 else f'all {cases}'}"
@@ -116,7 +116,7 @@ def _undecided(rows: Sequence[Row], standing: Standing) -> tuple[str, Verdict, s
         for x in standing.compared
         if x.speedup_ci_low and x.speedup_ci_high
     ]
-    cases = units.count(len(standing.compared), "case")
+    cases = units.counted(len(standing.compared), "case")
     if not halves:
         why = f"No interval: of {cases} none was measured by two processes or more beside its baseline."
         return "Too few processes to say", "undecided", f"{why} More replicates give one (--replicates)."
@@ -128,7 +128,7 @@ def _undecided(rows: Sequence[Row], standing: Standing) -> tuple[str, Verdict, s
     seen = f"half the median one is a factor of {1 + half:.2f}, so that a smaller difference stays hidden"
     varied = f" Between processes times vary by {units.percent(median(variations), 1)}." if variations else ""
     few = max(x.replicates for x in standing.compared)
-    mend = f" More than {units.count(few, 'replicate')}, on a machine that does nothing else, narrow it."
+    mend = f" More than {units.counted(few, 'replicate')}, on a machine that does nothing else, narrow it."
     return "Too noisy to say", "undecided", f"No interval of {cases} leaves out 1: {seen}.{varied}{mend}"
 
 
@@ -180,7 +180,7 @@ def _worth(worths: Iterable[Worth]) -> Answer:
     shown = sorted((x for x in found if not x.null), key=lambda x: -abs(math.log(x.measured or 1)))
     return Answer(
         "What is a kernel worth in a model's step?",
-        f"{len(shown)} of {units.count(len(found), 'exchange')} change the step"
+        f"{len(shown)} of {units.counted(len(found), 'exchange')} change the step"
         if shown
         else "No exchange changes the step measurably",
         "undecided",

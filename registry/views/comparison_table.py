@@ -9,17 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 import numpy as np
 
 from ..analysis.rows import Row, rows
+from ..analysis.selection import EVERYTHING, Selection
 from ..analysis.statistics import exponential, t_quantile
 from ..store.journal import Journal
 from ..store.metric import Better, summarized
 from ..store.record import Cache, Key, Pass, Scalar
+from .summary import geometric_mean
 
+Standing: TypeAlias = Literal["faster", "undecided", "slower"]
 Outcome: TypeAlias = Literal["compared", "not comparable", "not measured", "only in first", "only in second"]
 
 
@@ -69,6 +72,30 @@ class RowComparison(msgspec.Struct, frozen=True, rename={"pass_": "pass"}):
     ratio_high: float | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def standing(self) -> Standing:
+        """How the second run's value stands to the first's, by the interval; without one nothing is decided."""
+        if self.ratio_low is None or self.ratio_high is None or self.ratio_low <= 1 <= self.ratio_high:
+            return "undecided"
+        return "faster" if (self.ratio_high < 1) == (self.better == "lower") else "slower"
+
+    @property
+    def size(self) -> float:
+        """How large the change is, whichever way: the logarithm's absolute value."""
+        return abs(math.log(self.ratio)) if self.ratio else 0.0
+
+
+class OperatorChange(msgspec.Struct, frozen=True):
+    """The compared rows of one operator, by one metric: how they stand, and the geometric mean of their ratios."""
+
+    operator: str
+    metric: str
+    rows: int
+    faster: int
+    undecided: int
+    slower: int
+    ratio: float | None
+
 
 class RunComparison(msgspec.Struct, frozen=True):
     """Two runs, the conditions in which they differ, and every row that either of them has."""
@@ -83,23 +110,52 @@ class RunComparison(msgspec.Struct, frozen=True):
         """The rows that have a ratio."""
         return tuple(x for x in self.rows if x.outcome == "compared")
 
+    @property
+    def operators(self) -> tuple[OperatorChange, ...]:
+        """The compared rows by operator and metric, in the order met."""
+        found: dict[tuple[str, str], list[RowComparison]] = {}
+        for row in self.compared:
+            found.setdefault((row.operator, row.metric), []).append(row)
+        return tuple(_change(operator, metric, x) for (operator, metric), x in found.items())
+
+    @property
+    def overall(self) -> OperatorChange:
+        """All compared rows; a ratio only where they have one metric."""
+        found = _change("all", "", self.compared)
+        same = len({x.metric for x in self.compared}) == 1
+        return found if same else msgspec.structs.replace(found, ratio=None)
+
     def to_builtins(self) -> dict[str, Any]:
         """As `kernelmark compare --json` prints it."""
         out: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))  # lists where tuples were
+        for row, known in zip(out["rows"], self.rows, strict=True):
+            row["standing"] = known.standing if known.outcome == "compared" else None
         for row in out["rows"]:  # by the names that they had when every value was a time
             times = row["unit"] == "ms"
             row |= {f"{side}_ms": row[f"{side}_value"] if times else None for side in ("first", "second")}
-        return out | {"compared": len(self.compared)}
+        counted = {
+            "operators": [msgspec.to_builtins(x) for x in self.operators],
+            "overall": msgspec.to_builtins(self.overall),
+        }
+        return out | {"compared": len(self.compared)} | counted
 
 
-def compare(first: Journal, second: Journal) -> RunComparison:
-    """Pairs up the rows of two runs."""
+def _change(operator: str, metric: str, rows: Sequence[RowComparison]) -> OperatorChange:
+    standings = [x.standing for x in rows]
+    faster, undecided, slower = (standings.count(x) for x in get_args(Standing))
+    ratio = geometric_mean(x.ratio for x in rows)
+    return OperatorChange(operator, metric, len(rows), faster, undecided, slower, ratio)
+
+
+def compare(first: Journal, second: Journal, selection: Selection = EVERYTHING) -> RunComparison:
+    """Pairs up the rows of two runs that `selection` asks for in either of them."""
     sides = tuple(
         Side(x.run, x.created, x.commit, x.dirty, x.device, x.key) for x in (first.header, second.header)
     )
     differences = condition_differences(first, second)
     ours, theirs = _Run(first), _Run(second)
-    identities = list(dict.fromkeys([*ours.rows, *theirs.rows]))
+    kept = selection.rows([*ours.rows.values(), *theirs.rows.values()])
+    identities = list(dict.fromkeys(x.identity for x in kept))
     compared = tuple(_compare(x, ours, theirs, differences) for x in identities)
     return RunComparison(sides[0], sides[1], differences, compared)
 

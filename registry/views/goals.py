@@ -110,7 +110,7 @@ def _against(operator: str, base: str = EAGER) -> Callable[[Journal, Sequence[Ro
         low = geometric_mean(x.low for x in known) if whole else None
         high = geometric_mean(x.high for x in known) if whole else None
         return Found(
-            value, low, high, f"{operator} over {base}, geometric mean of {units.count(len(known), 'case')}"
+            value, low, high, f"{operator} over {base}, geometric mean of {units.counted(len(known), 'case')}"
         )
 
     return measure

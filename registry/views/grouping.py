@@ -1,6 +1,7 @@
 """Rows laid out for reading: the implementations of a case together, and cases in groups that fit an eye.
 
-A group's title says what its cases have in common, a case's label only what tells it from its neighbours.
+A group's title says what its cases have in common, a case's label only what tells it from its neighbours: parts of
+its name, in the name's form.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _parts(row: Row) -> dict[str, str]:
         if isinstance(value, bool):
             parts[f"option {name}"] = name if value else f"not {name}"
         else:
-            parts[f"option {name}"] = value if isinstance(value, str) else f"{name}={value}"
+            parts[f"option {name}"] = value if isinstance(value, str) else f"{name}{value}"
     parts["dtype"] = row.dtype
     return parts | {f"axis {name}": f"{name}{value}" for name, value in row.axes.items()}
 
@@ -125,6 +126,11 @@ def _split(found: Sequence[CaseRows], limit: int) -> list[Sequence[CaseRows]]:
     ]
 
 
+def _in_name(case: CaseRows, part: str) -> bool:
+    """Whether a part stands in a case's name: an option that is off does not."""
+    return part in case.parts and case.first.options.get(part.removeprefix("option ")) is not False
+
+
 def _group(found: Sequence[CaseRows], operator: str, pass_: str) -> Group:
     names = list(dict.fromkeys(name for x in found for name in x.parts))
     common = [x for x in names if len({y.parts.get(x) for y in found}) == 1]
@@ -132,7 +138,7 @@ def _group(found: Sequence[CaseRows], operator: str, pass_: str) -> Group:
     if len(found) == 1:
         common = [x for x in common if not x.startswith("axis ")]
     shown = [x for x in common if found[0].parts[x] != "cold cache"]  # the usual state goes without saying
-    labels = [" ".join(x.parts[y] for y in names if y in x.parts and y not in common) for x in found]
+    labels = ["-".join(x.parts[y] for y in names if y not in common and _in_name(x, y)) for x in found]
     return Group(
         operator,
         pass_,

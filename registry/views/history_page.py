@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..analysis.history import OperatorHistory, Series
 from . import units
 from .canvas import Canvas
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from .table import Column, Table
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SHOWN = 40
@@ -32,26 +30,67 @@ def sparkline(values: Sequence[float], marks: Sequence[int] = ()) -> str:
     return "".join(out)
 
 
-def history_table(history: OperatorHistory) -> Table:
-    """A line per case and implementation."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+def overview(histories: Sequence[OperatorHistory]) -> Table:
+    """A line an operator: all its rows together, and how many of them changed."""
+    # A narrow terminal drops how many commits there are, then the line of blocks.
+    table = Table(
+        (
+            Column("operator"),
+            Column("rows", number=True),
+            Column("commits", number=True, drop=2),
+            Column("changed", number=True),
+            Column("last over first", number=True),
+            Column("oldest to newest", drop=1),
+        )
+    )
+    for x in histories:
+        course = x.course()
+        counts = map(str, (len(x.series), len(course.commits), len(x.changed)))
+        table.add(x.operator, *counts, units.change(course.change), sparkline(course.relative[-SHOWN:]))
+    return table
 
-    table = Table(title=Text(f"{history.operator} over commits"), title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("case", overflow="fold")
-    for name in ("commits", "latest ms"):
-        table.add_column(name, justify="right")
-    table.add_column("oldest to newest", overflow="fold")
-    table.add_column("changes", overflow="fold")
-    for x in history.series:
-        name = f"{x.key.case} {x.key.implementation} ({x.key.cache})"
+
+def history_table(history: OperatorHistory, series: Sequence[Series]) -> Table:
+    """A line for each of these rows."""
+    # A narrow terminal drops how many commits there are, then the line of blocks.
+    table = Table(
+        (
+            Column("case", folds=20),
+            Column("implementation"),
+            Column("commits", number=True, drop=2),
+            Column("latest ms", number=True),
+            Column("oldest to newest", drop=1),
+            Column("changes", folds=20),
+        ),
+        f"{history.operator} over commits",
+    )
+    for x in series:
         skipped = max(0, len(x.points) - SHOWN)
         marks = [y.index - skipped for y in x.changes]
-        line = sparkline([y.ms for y in x.points[skipped:]], marks)
-        cells = (name, str(len(x.points)), units.number(x.points[-1].ms), line, _changes(x))
-        table.add_row(*(Text(y) for y in cells))
+        blocks = sparkline([y.ms for y in x.points[skipped:]], marks)
+        name = x.key.case + ("" if x.key.cache == "cold" else f" ({x.key.cache})")
+        latest = units.number(x.points[-1].ms)
+        table.add(name, x.key.implementation, str(len(x.points)), latest, blocks, _changes(x))
     return table
+
+
+def flat(history: OperatorHistory) -> list[dict[str, Any]]:
+    """A row a commit and case, for CSV."""
+    return [
+        {
+            "operator": x.key.operator,
+            "case": x.key.case,
+            "implementation": x.key.implementation,
+            "cache": x.key.cache,
+            "commit": point.commit,
+            "created": point.created,
+            "latency_ms": point.ms,
+            "runs": point.runs,
+            "change": next((y.change for y in x.changes if y.index == place), None),
+        }
+        for x in history.series
+        for place, point in enumerate(x.points)
+    ]
 
 
 def _changes(series: Series) -> str:
@@ -106,7 +145,7 @@ def _drawing(series: Series) -> str:
         canvas.text(x, 8, units.change(1 + change.change), colour, "center")
     canvas.line(xs, ys, "--s0", 1.5)
     for x, y, point in zip(xs, ys, series.points, strict=True):
-        tip = f"{point.commit[:10]}: {units.number(point.ms)} ms, {point.runs} runs"
+        tip = f"{point.commit[:10]}: {units.number(point.ms)} ms, {units.counted(point.runs, 'run')}"
         canvas.dot(x, y, "--s0", "o", 5, tip)
     for place, align in ((0, "left"), (len(xs) - 1, "right"))[: len(xs)]:
         canvas.text(xs[place], HEIGHT - 14, series.points[place].commit[:10], "--soft", align)

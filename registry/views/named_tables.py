@@ -12,6 +12,7 @@ from statistics import fmean, median
 
 from ..analysis.peers import Speedup, peers
 from ..analysis.rows import BANDWIDTH, THROUGHPUT, TOKENS, Row, rows
+from ..analysis.selection import EVERYTHING, Selection
 from ..errors import InputError
 from ..escape import markdown, plain
 from ..store.journal import Journal
@@ -44,18 +45,19 @@ class Pair:
         return f"{self.ours.operator} {self.ours.pass_.replace('_', ' ')} ({inside})"
 
 
-def pairs(journal: Journal, against: str | None = None) -> tuple[Pair, ...]:
-    """Every case that both sides have a time of.
+def pairs(journal: Journal, against: str | None = None, selection: Selection = EVERYTHING) -> tuple[Pair, ...]:
+    """Every case that both sides have a time of, of the rows that are asked for.
 
     Raises `InputError` where no case has a time of `against`; the message says of whom there are some.
     """
     found = rows(journal)
     known = peers(journal, found)
+    asked = {x.identity for x in selection.rows(found)}
     out = []
     for case in cases(found):
         ours = case.ours
         ratios = known.get(ours.identity, {}) if ours is not None else {}
-        if ours is None or not ratios or ours.primary != "latency":
+        if ours is None or ours.identity not in asked or not ratios or ours.primary != "latency":
             continue
         name = against or (EAGER if EAGER in ratios else ours.best_baseline)
         if name is not None and name in ratios:
@@ -67,9 +69,9 @@ def pairs(journal: Journal, against: str | None = None) -> tuple[Pair, ...]:
     return tuple(out)
 
 
-def kernels(journal: Journal, against: str | None = None) -> str:
+def kernels(journal: Journal, against: str | None = None, selection: Selection = EVERYTHING) -> str:
     """A line a kernel, in Markdown: both latencies, the speedup, and the bandwidth or throughput of both."""
-    found = pairs(journal, against)
+    found = pairs(journal, against, selection)
     lines = [f"| {' | '.join(HEADINGS)} |", "|---|---:|---:|---:|---|---:|---:|"]
     for x in found:
         metric = next((y for y in (THROUGHPUT, BANDWIDTH, TOKENS) if y.name in x.ours.metrics), None)
@@ -81,9 +83,9 @@ def kernels(journal: Journal, against: str | None = None) -> str:
     return "\n".join([*lines, "", *_told(journal, found, against)]) + "\n"
 
 
-def configurations(journal: Journal, against: str | None = None) -> str:
+def configurations(journal: Journal, against: str | None = None, selection: Selection = EVERYTHING) -> str:
     """A block a configuration, and the mean and median speedup over all of them."""
-    found = pairs(journal, against)
+    found = pairs(journal, against, selection)
     lines = []
     for x in found:
         base = plain(x.base.implementation)
@@ -116,7 +118,7 @@ def _told(journal: Journal, found: Iterable[Pair], against: str | None) -> list[
     speedups = [x.speedup.value for x in found]
     if not speedups:
         return ["No case has a latency of ours and of a baseline."]
-    count = units.count(len(speedups), "configuration")
+    count = units.counted(len(speedups), "configuration")
     return [
         f"Average Speedup: {fmean(speedups):.2f}x, Median Speedup: {median(speedups):.2f}x, "
         f"Min: {min(speedups):.2f}x, Max: {max(speedups):.2f}x over {count}.",

@@ -11,10 +11,10 @@
   const ratio = x => x == null ? DASH : x >= 1000 ? ">1000×" : x < 100 ? x.toFixed(2) + "×" : x.toFixed(0) + "×";
   const mean = xs => xs.length ? Math.exp(xs.reduce((sum, x) => sum + Math.log(x), 0) / xs.length) : null;
   const category = ([, low, high]) =>
-    low == null || high == null ? "no interval" : high < 1 ? "investigate" : low >= 1.5 ? "excellent"
-      : low >= 1.2 ? "good" : low >= 1 ? "measured" : "no difference shown";
-  const colour = found => found === "investigate" ? "--bad"
-    : found === "no interval" || found === "no difference shown" ? "--soft" : "--good";
+    low == null || high == null ? "no interval" : high < 1 ? "slower" : low >= 1.5 ? "excellent"
+      : low >= 1.2 ? "good" : low >= 1 ? "faster" : "undecided";
+  const colour = found => found === "slower" ? "--bad"
+    : found === "no interval" || found === "undecided" ? "--soft" : "--good";
 
   function draw(parent, kind, attributes, text) {
     const made = document.createElementNS(SVG, kind);
@@ -85,10 +85,10 @@
       cell("mean").dataset.v = middle ?? "";
       put("bounds", whole ? `[${low.toFixed(2)}, ${high.toFixed(2)}]` : middle ? "no interval" : DASH);
       const kinds = mine.map(x => category(x.ratio));
-      const lost = kinds.filter(x => x === "investigate").length;
-      const won = kinds.filter(x => ["excellent", "good", "measured"].includes(x)).length;
-      put("won", won, won); put("lost", lost, lost); put("undecided", mine.length - won - lost, mine.length - won - lost);
-      cell("won").classList.toggle("good", won > 0); cell("lost").classList.toggle("bad", lost > 0);
+      const slower = kinds.filter(x => x === "slower").length;
+      const faster = kinds.filter(x => ["excellent", "good", "faster"].includes(x)).length;
+      put("faster", faster, faster); put("slower", slower, slower); put("undecided", mine.length - faster - slower, mine.length - faster - slower);
+      cell("faster").classList.toggle("good", faster > 0); cell("slower").classList.toggle("bad", slower > 0);
       const values = mine.map(x => x.ratio[0]);
       const [best, worst] = values.length ? [Math.max(...values), Math.min(...values)] : [null, null];
       put("best", ratio(best), best); put("worst", ratio(worst), worst);

@@ -19,6 +19,7 @@ from typing import Any
 from ..analysis.ceilings import Ceilings
 from ..analysis.peers import peers
 from ..analysis.rows import Row, category, rows, spent
+from ..analysis.selection import EVERYTHING, Selection
 from ..analysis.worth import Worth, worths
 from ..errors import InputError
 from ..store.journal import Journal
@@ -202,7 +203,7 @@ class Run:
         return {x: TIMERS.get(x, "see the documentation of this timer") for x in met}
 
 
-def render(journals: Sequence[Journal]) -> str:
+def render(journals: Sequence[Journal], selection: Selection = EVERYTHING) -> str:
     """The page for one run, or for several side by side, the first being what the others are compared with.
 
     Raises `InputError` without journals, or where the libraries of the `registry` extra are missing.
@@ -215,7 +216,7 @@ def render(journals: Sequence[Journal]) -> str:
         message = f"a report needs {error.name}: pip install 'kernelmark[registry]'"
         raise InputError(message) from None
 
-    all_rows = [rows(x) for x in journals]
+    all_rows = [selection.rows(rows(x)) for x in journals]
     looks = palette(row for x in all_rows for row in x)
     runs = [_run(f"run{n}", x, y, looks) for n, (x, y) in enumerate(zip(journals, all_rows, strict=True), 1)]
     environment = Environment(
@@ -230,7 +231,7 @@ def render(journals: Sequence[Journal]) -> str:
     page = environment.get_template("report.html").render(
         title=_title(runs),
         runs=runs,
-        comparisons=[compare(journals[0], x) for x in journals[1:]],
+        comparisons=[compare(journals[0], x, selection) for x in journals[1:]],
         looks=looks,
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -265,7 +266,7 @@ _FILTERS: dict[str, Callable[..., str]] = {
     "slug": lambda x: x.replace(" ", "-"),
     "words": lambda x: x.replace("_", " "),
     "embedded": lambda x: _embedded(x),
-    "counted": units.count,
+    "counted": units.counted,
 }
 
 

@@ -48,4 +48,4 @@ def strip(rows: Iterable[Row], mean: float | None, shared: Axis) -> str:
 def verdict_colour(row: Row) -> str:
     """Faster, slower or neither, by the interval."""
     found = category(row)
-    return {None: "--soft", "no difference shown": "--soft", "investigate": "--bad"}.get(found, "--good")
+    return {None: "--soft", "undecided": "--soft", "slower": "--bad"}.get(found, "--good")

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from ..analysis.rows import Row, category
 from ..store.journal import Journal
 from ..store.record import SLOWED, Header
+from . import units
 from .grouping import CaseRows, cases
 
-CATEGORIES = ("excellent", "good", "measured", "no difference shown", "investigate")
-"""Best first; "no interval" is what remains where a single replicate gives none."""
+CATEGORIES = ("excellent", "good", "faster", "undecided", "slower")
+"""Best first; "no interval" is what remains where a single replicate gives none, and counts as undecided."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,19 @@ class Standing:
     categories: dict[str, int] = field(default_factory=dict)
 
     @property
-    def won(self) -> int:
+    def faster(self) -> int:
         """Cases where the whole interval is at or above 1."""
-        return sum(self.categories.get(x, 0) for x in ("excellent", "good", "measured"))
+        return sum(self.categories.get(x, 0) for x in ("excellent", "good", "faster"))
 
     @property
-    def lost(self) -> int:
+    def slower(self) -> int:
         """Cases where the whole interval is below 1."""
-        return self.categories.get("investigate", 0)
+        return self.categories.get("slower", 0)
 
     @property
     def undecided(self) -> int:
         """Cases whose interval holds 1, or that have none."""
-        return len(self.compared) - self.won - self.lost
+        return len(self.compared) - self.faster - self.slower
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -170,15 +171,18 @@ def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
         out.append("The working tree had uncommitted changes: the commit alone does not say what was measured.")
     incorrect = sum(x.status == "incorrect" for x in rows)
     if incorrect:
-        out.append(f"{_rows(incorrect)} with a wrong answer, and so without a time.")
+        out.append(f"{units.counted(incorrect, 'row')} with a wrong answer, and so without a time.")
     throttled = [x for x in rows if x.throttled]
     if throttled:
         slowed = _slowed(throttled, journal.header)
-        out.append(f"{_rows(len(throttled))} measured while the device was throttled for most samples{slowed}.")
+        told = units.counted(len(throttled), "row")
+        out.append(f"{told} measured while the device was throttled for most samples{slowed}.")
     out += _remarked(journal)
     loose = sum(x.converged is False for x in rows)
     if loose:
-        out.append(f"{_rows(loose)} that did not reach the stopping rule's precision within its limits.")
+        out.append(
+            f"{units.counted(loose, 'row')} that did not reach the stopping rule's precision within its limits."
+        )
     return tuple(out)
 
 
@@ -191,10 +195,6 @@ def _remarked(journal: Journal) -> list[str]:
         for remark in record.measurement.remarks
     )
     return list(found)[:20]
-
-
-def _rows(count: int) -> str:
-    return f"{count} row{'' if count == 1 else 's'}"
 
 
 def _slowed(throttled: Sequence[Row], header: Header) -> str:

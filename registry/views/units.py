@@ -50,11 +50,6 @@ def percent(value: float | None, digits: int = 0) -> str:
     return DASH if value is None or not math.isfinite(value) else f"{value * 100:.{digits}f} %"
 
 
-def count(number: int, what: str) -> str:
-    """So many of them: `1 row`, `1,024 rows`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def change(value: float | None) -> str:
     """A ratio as a signed change: 1.021 is `+2.1 %`; from a factor of 11 on it stays a ratio."""
     if value is None or not math.isfinite(value):
@@ -111,6 +106,11 @@ def seconds(value: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 row`, `2 rows`, `1,000 rows`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def moment(text: str) -> str:

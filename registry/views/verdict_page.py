@@ -16,14 +16,14 @@ from ..store.record import Key
 from . import units
 
 CHIPS: dict[Kind, str] = {
-    "regression": "investigate",
-    "incorrect": "investigate",
-    "missing": "investigate",
+    "regression": "slower",
+    "incorrect": "slower",
+    "missing": "slower",
     "not comparable": "flag",
     "warning": "flag",
     "inconclusive": "flag",
     "improvement": "good",
-    "no change": "measured",
+    "no change": "faster",
 }
 """The report's colours; kinds that are left out are grey."""
 WIDTH, HEIGHT = 190, 18
@@ -102,7 +102,7 @@ def _table(verdicts: Sequence[Verdict], report: ComparisonReport, reach: float) 
 def _row(verdict: Verdict, report: ComparisonReport, reach: float) -> str:
     key = verdict.key
     chip = f"<span class='chip {CHIPS.get(verdict.kind, '')}'>{escape(verdict.kind)}</span>"
-    chip += "".join(f" <span class='chip investigate'>{escape(x.metric)}</span>" for x in verdict.flags)
+    chip += "".join(f" <span class='chip slower'>{escape(x.metric)}</span>" for x in verdict.flags)
     name = _name(key, key.cache)
     colour = "" if verdict.change is None else {"regression": "bad", "improvement": "good"}.get(verdict.kind, "")
     why = "; ".join([verdict.reason, *(x.reason for x in verdict.flags), *verdict.notes])

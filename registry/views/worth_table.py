@@ -3,47 +3,40 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from ..analysis.worth import Worth, worths
 from ..store.journal import Journal
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from .table import Block, Column, Page, Table, line
 
 HEADINGS = ("part", "put in", "calls", "alone ×", "expected ×", "measured ×", "95 %", "gained ms", "expected ms")
+_DROPS = {"expected ms": 3, "gained ms": 2, "calls": 1}
+"""What a narrow terminal does without, the highest first."""
 
 
-def worth_table(journal: Journal) -> RenderableType | None:
-    """All exchanges of a run, a table for each base system; None for a run without any."""
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
+def worth_table(journal: Journal) -> Page:
+    """All exchanges of a run, a table for each base system; empty for a run without any."""
     found = worths(journal)
     if not found:
-        return None
-    lines: list[RenderableType] = []
+        return []
+    page: list[Block] = []
     for (step, base), group in groupby(found, key=lambda x: (x.exchange.step, x.exchange.base)):
         rows = list(group)
         known = next((x.base_ms for x in rows if x.base_ms is not None), None)
         title = f"worth · {step} · base {base}" + (f", {known:.2f} ms" if known is not None else "")
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        for i, heading in enumerate(HEADINGS):
-            table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
+        columns = [Column(x, number=i > 1, drop=_DROPS.get(x, 0)) for i, x in enumerate(HEADINGS)]
+        table = Table(columns, title)
         for x in rows:
             if x.status == "ok":
-                table.add_row(*cells(x), style="dim" if x.null else None)
-        lines.append(table)
-        lines += [
-            Text(f"{x.exchange.part} {x.exchange.implementation}: {x.status}, {x.reason}", style="dim")
+                table.add(*cells(x), style="dim" if x.null else "")
+        page.append(table)
+        page += [
+            line(f"{x.exchange.part} {x.exchange.implementation}: {x.status}, {x.reason}", style="dim")
             for x in rows
             if x.status != "ok"
         ]
-    lines.append(Text("Dim: the interval holds 1, so that nothing is shown. Differences between expected and"))
-    lines.append(Text("measured are layouts, fusion and launches, which an isolated call does not have."))
-    return Group(*lines)
+    page.append(line("Dim: the interval holds 1, so that nothing is shown. Differences between expected and"))
+    page.append(line("measured are layouts, fusion and launches, which an isolated call does not have."))
+    return page
 
 
 def cells(x: Worth) -> tuple[str, ...]:

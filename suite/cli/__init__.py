@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import click
 
-from ...registry.errors import Ended, KernelmarkError
+from ...registry.errors import Ended, KernelmarkError, short
 from ...registry.escape import lines
 from .. import __version__
 
@@ -25,9 +25,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "worth": ("worth", "What each kernel is worth in a model's step: alone, expected, measured."),
     "capture": ("capture", "Which operators a program of yours calls, as a plan to measure."),
     "profile": ("profile", "Where a row's time goes: its kernels, ours and products, gaps; a trace."),
-    "show": ("show", "A run's results as a table, or as JSON."),
+    "runs": ("runs", "The runs that are here: names, tags, notes, deleting."),
+    "show": ("show", "A run's results as a table, or as JSON, CSV or Markdown."),
     "compare": ("compare", "Two runs side by side."),
-    "history": ("history", "An operator's times over commits, with change points."),
+    "history": ("history", "Operators' times over commits, with change points."),
     "report": ("report", "One self-contained HTML page of one or several runs."),
     "export": ("transfer", "Copy journals out, for another machine."),
     "import": ("transfer", "Take a journal in, and record it in the registry."),
@@ -38,6 +39,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "container-cost": ("container_cost", "What a container costs: in turns with bare metal, case by case."),
     "new": ("new", "Write the files of a new operator or baseline, which run as they are."),
     "ui": ("ui", "The MLflow UI on the registry, at a ready comparison."),
+    "completion": ("completion", "What a shell reads to complete commands, runs, operators and plans."),
 }
 """Command → (module here, one line of help)."""
 
@@ -57,6 +59,26 @@ class Commands(click.Group):
         command: click.Command = getattr(module, f"command_{name.replace('-', '_')}")
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """A command that does not exist names the nearest one, and those that do."""
+        name = args[0]
+        if name not in COMMANDS and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, COMMANDS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"No such command {short(name)!r}.{hint} Known: {', '.join(COMMANDS)}.")
+        found = super().resolve_command(ctx, args)
+        from ...registry.store import settings
+
+        if found[1] is not None and settings.file().is_file():
+            from . import defaults
+
+            ctx.default_map = {name: defaults.of(found[1], name)}
+        return found
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands, from the table above."""
         with formatter.section("Commands"):
@@ -68,7 +90,8 @@ class Commands(click.Group):
 def cli() -> None:
     """Is this GPU kernel faster, by how much, on what, and is it still?
 
-    Results live in $KERNELMARK_HOME (default: .kernelmark in the current directory). Exit codes: 0 fine,
+    Results live in $KERNELMARK_HOME, else in .kernelmark of the current directory, else where the user's
+    configuration file says (~/.config/kernelmark/config.toml); `kernelmark runs` says which. Exit codes: 0 fine,
     1 regression, 2 wrong usage or input, 3 inconclusive, 4 not comparable or missing, 5 the harness failed.
     """
 

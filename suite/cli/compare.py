@@ -2,39 +2,68 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Literal
+
 import click
 import msgspec
 
 from ...registry.store.home import Home
+from .filters import filters
+from .formats import Form, emit, formats
+from .names import run_argument
+
+if TYPE_CHECKING:
+    from ...registry.analysis.selection import Selection
 
 NOTHING_COMPARABLE = 4
 
 
 @click.command("compare")
-@click.argument("first", metavar="RUN")
-@click.argument("second", metavar="RUN")
-@click.option("--json", "as_json", is_flag=True, help="For machines: one object with both runs and `rows`.")
+@run_argument("first")
+@run_argument("second")
+@filters
+@click.option("--only-changed", is_flag=True, help="Leave out the rows whose interval holds no change.")
+@click.option(
+    "--sort",
+    type=click.Choice(["change", "case"]),
+    default="change",
+    show_default=True,
+    help="The largest changes first, or by operator and case.",
+)
+@formats
 @click.pass_context
-def command_compare(ctx: click.Context, first: str, second: str, as_json: bool) -> None:
+def command_compare(
+    ctx: click.Context,
+    first: str,
+    second: str,
+    selection: Selection,
+    only_changed: bool,
+    sort: Literal["change", "case"],
+    form: Form,
+) -> None:
     """Two runs side by side: how the second differs from the first, with intervals.
 
-    RUN is a run's name, the beginning of one, `latest`, or a journal file. Rows whose comparability keys
-    differ get no ratio; what differs is named. This is for reading; whether something regressed is
-    `regression_detector`'s to say. Exit code 4 if no row can be compared, else 0.
+    RUN is a run's name, the beginning of one, `latest`, or a journal file. First how many rows of each operator
+    are faster, undecided and slower, and the geometric mean of their changes; then the rows. Rows whose
+    comparability keys differ get no ratio; what differs is named. This is for reading; whether something regressed
+    is `regression_detector`'s to say. Exit code 4 if no row can be compared, else 0.
     """
     home = Home()
     journals = home.load(first), home.load(second)
+    from ...registry.views.comparison_page import comparison_page, shown
     from ...registry.views.comparison_table import compare
 
-    comparison = compare(*journals)
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(comparison.to_builtins()), indent=2))
-    else:
-        from ...registry.escape import console
-        from ...registry.views.tables import compare_table
-
-        console().print(compare_table(comparison))
+    comparison = compare(*journals, selection)
+    emit(
+        form,
+        lambda: comparison_page(comparison, sort, only_changed),
+        comparison.to_builtins,
+        lambda: [
+            {**msgspec.to_builtins(x), "notes": "; ".join(x.notes), "standing": x.standing}
+            for x in shown(comparison, sort, only_changed)
+        ],
+    )
     if not comparison.compared:
-        if not as_json:
+        if form == "table":
             click.echo("No row of the two runs can be compared.", err=True)
         ctx.exit(NOTHING_COMPARABLE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,7 +55,7 @@ def command_container_cost(
     """
     import msgspec
 
-    from ...registry.detection import verdict_output, verdict_text
+    from ...registry.detection import verdict_output
     from ...registry.detection.comparison import Options
     from ...registry.detection.comparison_report import ComparisonReport
     from .. import plan as plans
@@ -90,7 +89,8 @@ def command_container_cost(
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(verdict_output.to_json(report)), indent=2))
         return report.exit_code
-    from ...registry.escape import console
+    from ...registry.views.table import show
+    from ...registry.views.verdict_table import verdict_table
 
-    console(width=None if sys.stdout.isatty() else 180).print(verdict_text.to_table(report, everything))
+    show(verdict_table(report, everything))
     return report.exit_code

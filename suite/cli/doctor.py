@@ -10,6 +10,8 @@ from pathlib import Path
 import click
 
 from ...registry.store.home import Home
+from ...registry.views.table import Text, line
+from ...registry.views.table import show as show_page
 from ..run.fingerprint import device_named
 
 MARKS = {
@@ -41,8 +43,8 @@ def command_doctor(device: str | None, as_json: bool, quick: bool) -> None:
     def show(check: doctor.Check) -> None:
         checks.append(check)
         if not as_json:
-            mark = click.style(f"{check.verdict:8}", fg=MARKS[check.verdict])
-            click.echo(f"  {mark} {check.name}: {check.detail}")
+            show_page([line(Text(f"  {check.verdict:8} ", MARKS[check.verdict]), f"{check.name}: {check.detail}")])
+            sys.stdout.flush()
 
     if not as_json:
         click.echo("The machine")

@@ -1,14 +1,23 @@
-"""`kernelmark history`: an operator's times over commits, with change points."""
+"""`kernelmark history`: operators' times over commits, with change points."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from ...registry.errors import InputError, KernelmarkError
 from ...registry.store.home import Home
+from .filters import filters
+from .formats import Form, emit, formats
+from .names import operators
+
+if TYPE_CHECKING:
+    from ...registry.analysis.history import OperatorHistory
+    from ...registry.analysis.selection import Selection
+    from ...registry.views.table import Page
 
 
 class NoHistory(KernelmarkError):
@@ -18,49 +27,104 @@ class NoHistory(KernelmarkError):
 
 
 @click.command("history")
-@click.argument("operator")
-@click.option("--case", help="Only this case.")
+@click.argument("operator", required=False, shell_complete=operators)
+@filters
+@click.option("--all", "everything", is_flag=True, help="Rows without a change point too.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: that of the newest run.")
-@click.option("--json", "as_json", is_flag=True, help="For machines: one object with `series`.")
-@click.option("--html", type=click.Path(path_type=Path), help="Write a page with drawings to this file.")
-def command_history(operator: str, case: str | None, device: str | None, as_json: bool, html: Path | None) -> None:
-    """OPERATOR's times over commits, with the change points in them.
+@click.option("--html", type=click.Path(path_type=Path), help="Write OPERATOR's drawings as a page to this file.")
+@formats
+def command_history(
+    operator: str | None,
+    selection: Selection,
+    everything: bool,
+    device: str | None,
+    html: Path | None,
+    form: Form,
+) -> None:
+    """Times over commits, with the change points in them: a line an operator, then the rows of OPERATOR.
 
-    From stored runs of clean commits that compare with the newest one. Change points are for reading; whether
-    a commit regressed is `regression_detector`'s to say. Exit code 4 if nothing is stored.
+    Shown are the rows that changed; with --all, or where rows are asked for by a filter, all of those. From stored
+    runs of clean commits that compare with the newest one. Change points are for reading; whether a commit
+    regressed is `regression_detector`'s to say. Exit code 4 if nothing is stored.
     """
-    from ...registry.analysis.history import over_commits, runs_of
-    from ...registry.store.index import Index
-    from ..catalog import Catalog
-    from ..compare.revisions import Checkout
-
     home = Home()
-    runs, others = runs_of(Index(home), operator, case, device)
-    if not runs:
-        Catalog.default().operator(operator)  # a name that does not exist is another mistake
-        raise NoHistory(
-            f"no run of a clean commit in {home.folder} has a time of {operator} {case or ''}".rstrip()
-        )
-    try:
-        times = Checkout.here().times({str(entry.commit) for entry, _ in runs})
-    except InputError:  # outside a checkout the order of measuring has to do
-        times = {}
-    history = over_commits(runs, operator, others, times)
+    if operator is not None:
+        selection = replace(selection, operators=(operator, *selection.operators))
+    if html is not None and len(selection.operators) != 1:
+        raise InputError("--html draws one operator: kernelmark history OPERATOR --html FILE.")
+    histories = _histories(home, selection, device)
     if html is not None:
         from ...registry.views.history_page import render_history
 
         try:
-            html.write_text(render_history(history), encoding="utf-8")
+            html.write_text(render_history(histories[0]), encoding="utf-8")
         except OSError as error:
             raise InputError(f"{html} cannot be written: {error.strerror}.") from None
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(history.to_builtins()), indent=2))
-        return
-    from ...registry.escape import console
-    from ...registry.views.history_page import history_table
-
-    console().print(history_table(history))
-    if others:
-        click.echo(f"Left out as not comparable with the newest: {others} of {others + len(runs)} runs.")
-    if html is not None:
+    rows = everything or not replace(selection, operators=()).everything
+    emit(
+        form,
+        lambda: _page(histories, bool(selection.operators) or rows, rows),
+        lambda: _everything(histories, operator),
+        lambda: _flat(histories),
+    )
+    if html is not None and form == "table":
         click.echo(f"page      {html}")
+
+
+def _histories(home: Home, selection: Selection, device: str | None) -> list[OperatorHistory]:
+    """Of the operators that are asked for, each with the rows that are."""
+    from ...registry.analysis.history import over_commits, runs_by_operator
+    from ...registry.store.index import Index
+    from ..catalog import Catalog
+    from ..compare.revisions import Checkout
+
+    found = runs_by_operator(Index(home), device)
+    asked = [x for x in found if x in (selection.operators or found)]
+    if not asked:
+        for name in selection.operators:
+            Catalog.default().definition(name)  # a name that does not exist is another mistake
+        of = f" of {', '.join(selection.operators)}" if selection.operators else ""
+        raise NoHistory(f"no run of a clean commit in {home.folder} has a time{of}")
+    commits = {str(entry.commit) for name in asked for entry, _ in found[name][0]}
+    try:
+        times = Checkout.here().times(commits)
+    except InputError:  # outside a checkout the order of measuring has to do
+        times = {}
+    histories = [over_commits(found[name][0], name, found[name][1], times) for name in asked]
+    kept = set(selection.keys({x.key: x.provider for history in histories for x in history.series}))
+    narrowed = [replace(x, series=tuple(y for y in x.series if y.key in kept)) for x in histories]
+    return [x for x in narrowed if x.series]
+
+
+def _page(histories: list[OperatorHistory], details: bool, everything: bool) -> Page:
+    from ...registry.views.history_page import history_table, overview
+    from ...registry.views.table import Block, line
+    from ...registry.views.units import counted
+
+    page: list[Block] = [overview(histories)]
+    for history in histories if details else ():
+        shown = history.series if everything else history.changed
+        if shown:
+            page += [line(""), history_table(history, shown)]
+        if calm := len(history.series) - len(shown):
+            page.append(line(f"{counted(calm, 'row')} of {history.operator} without a change: --all", style="dim"))
+    if not details:
+        page.append(line("The rows of one: kernelmark history OPERATOR", style="dim"))
+    others = max(x.others for x in histories)
+    if others:
+        told = f"Left out as not comparable with the newest: {counted(others, 'run')}."
+        page.append(line(told, style="dim"))
+    return page
+
+
+def _everything(histories: list[OperatorHistory], operator: str | None) -> dict[str, Any]:
+    """One operator that is asked for by its name as one object, else all of them in a list."""
+    if operator is not None and len(histories) == 1:
+        return histories[0].to_builtins()
+    return {"schema_version": 1, "operators": [x.to_builtins() for x in histories]}
+
+
+def _flat(histories: list[OperatorHistory]) -> list[dict[str, Any]]:
+    from ...registry.views.history_page import flat
+
+    return [row for history in histories for row in flat(history)]

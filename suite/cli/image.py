@@ -27,9 +27,16 @@ def list_images(as_json: bool) -> None:
 
         click.echo(msgspec.json.format(msgspec.json.encode(list(images.values())), indent=2).decode())
         return
+    from ...registry.views.table import Column, Table, show
+
+    # A narrow terminal drops the base, then whether it was seen.
+    table = Table(
+        (Column("image"), Column("for", folds=20), Column("base", folds=20, drop=2), Column("pin", drop=1))
+    )
     for x in images.values():
         verified = f"seen {x.verified_at}" if x.verified_at else f"not verified, trust {x.trust}"
-        click.echo(f"{x.name:6} {x.summary}\n       {x.base}, {verified if x.digest else 'digest not known'}")
+        table.add(x.name, x.summary, x.base, verified if x.digest else "digest not known")
+    show([table])
 
 
 @command_image.command("build")

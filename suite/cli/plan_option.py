@@ -5,7 +5,12 @@ from __future__ import annotations
 import click
 
 from ..plan import BUILTIN
+from .names import plans
 
 plan_option = click.option(
-    "--plan", default="quick", show_default=True, help=f"{', '.join(BUILTIN)}, or a plan file (.toml)."
+    "--plan",
+    shell_complete=plans,
+    default="quick",
+    show_default=True,
+    help=f"{', '.join(BUILTIN)}, or a plan file (.toml).",
 )

@@ -9,11 +9,11 @@ import click
 
 from ...registry.errors import InputError
 from ...registry.store.home import Home
+from ...registry.views.table import Block, Column, Page, Table, line, show
 from ..catalog import Catalog
+from .names import runs
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from ..run.profile import Light, Profile
 
 SHOWN = 25
@@ -22,7 +22,9 @@ SHOWN = 25
 
 @click.command("profile")
 @click.argument("row", metavar="ROW")
-@click.option("--run", "run", default="latest", show_default=True, help="The run that the row is of.")
+@click.option(
+    "--run", "run", default="latest", show_default=True, shell_complete=runs, help="The run that the row is of."
+)
 @click.option("--steps", type=click.IntRange(1, 1000), default=5, show_default=True, help="Steps to profile.")
 @click.option("--ncu", is_flag=True, help="Ask Nsight Compute how far each kernel is from the device's limits.")
 @click.option("--output", type=click.Path(path_type=Path), help="Folder for the files; default: in the home.")
@@ -55,36 +57,33 @@ def command_profile(row: str, run: str, steps: int, ncu: bool, output: Path | No
         data = {**msgspec.to_builtins(found), "speed_of_light": msgspec.to_builtins(light), "folder": str(folder)}
         click.echo(msgspec.json.format(msgspec.json.encode(data), indent=2))
         return
-    from ...registry.escape import console
-
-    console().print(_table(named(cell), found, light))
+    show(_page(named(cell), found, light))
     if without is not None:
         click.echo(f"ncu       {without}")
     click.echo(f"files     {folder}")
 
 
-def _table(title: str, found: Profile, light: tuple[Light, ...]) -> RenderableType:
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
+def _page(title: str, found: Profile, light: tuple[Light, ...]) -> Page:
     limits = {x.kernel: x for x in light}
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("kernel", overflow="fold")
-    table.add_column("kind")
-    columns = ("calls", "ms", "of the step", *(("compute", "memory") if light else ()))
-    for heading in columns:
-        table.add_column(heading, justify="right", no_wrap=True)
+    # A narrow terminal drops what Nsight Compute said, then the number of calls.
+    table = Table(
+        (
+            Column("kernel", folds=20),
+            Column("kind"),
+            Column("calls", number=True, drop=1),
+            Column("ms", number=True),
+            Column("of the step", number=True),
+            *(Column(x, number=True, drop=2) for x in ("compute", "memory") if light),
+        ),
+        title,
+    )
     for x in found.kernels[:SHOWN]:
         known = limits.get(x.name)
-        more = (f"{known.compute:.0f} %", f"{known.memory:.0f} %") if known else ("", "")
-        cells = (x.name, x.kind, f"{x.calls:g}", f"{x.ms:.4f}", f"{x.share:.1%}", *(more if light else ()))
-        table.add_row(*map(Text, cells))
+        more = (f"{known.compute:.0f} %", f"{known.memory:.0f} %") if known else ()
+        table.add(x.name, x.kind, f"{x.calls:g}", f"{x.ms:.4f}", f"{x.share:.1%}", *more)
     parts = [(kind, found.ms(kind)) for kind in ("ours", "product", "copy", "other")]
     shares = ", ".join(f"{kind} {ms / found.step_ms:.1%}" for kind, ms in (*parts, ("gaps", found.gap_ms)) if ms)
-    lines: list[RenderableType] = [table]
+    page: list[Block] = [table]
     if (left := len(found.kernels) - SHOWN) > 0:
-        lines.append(Text(f"and {left} shorter ones", style="dim"))
-    lines.append(Text(f"a step of {found.step_ms:.3f} ms, profiled: {shares}"))
-    return Group(*lines)
+        page.append(line(f"and {left} shorter ones", style="dim"))
+    return [*page, line(f"a step of {found.step_ms:.3f} ms, profiled: {shares}")]

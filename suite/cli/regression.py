@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import secrets
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import msgspec
 
 from ...registry.errors import InputError, KernelmarkError
 from ...registry.store.home import Home
+from ...registry.views.units import counted
 from . import run_command
 from .run import writable
 from .values import Duration, Share
@@ -29,7 +29,6 @@ RUN = "run:"
 """Before a run's name in the place of a revision."""
 EXPLAINING = 0.4
 """Share of the budget that is kept for --attribute and --bisect: to decide noisy rows could use up all of it."""
-LOG_WIDTH = 180
 FEW = 10
 """Up to so many rows there is nothing to fold."""
 
@@ -320,14 +319,11 @@ def _present(report: ComparisonReport, asked: Shown) -> None:
         text = msgspec.json.encode(verdict_output.to_json(report))
         click.echo(msgspec.json.format(text, indent=2))
         return
-    from ...registry.escape import console
+    from ...registry.views.table import line, show
+    from ...registry.views.verdict_table import verdict_table
 
-    shown = asked.everything or len(report.progress.verdicts) <= FEW
-    # A log has no width of its own, and 80 columns would break every row over many lines.
-    terminal = console(width=None if sys.stdout.isatty() else LOG_WIDTH)
-    terminal.print(verdict_text.to_table(report, shown))
-    for line in verdict_text.explanations(report):
-        terminal.print(line, markup=False, highlight=False)
+    everything = asked.everything or len(report.progress.verdicts) <= FEW
+    show([*verdict_table(report, everything), *map(line, verdict_text.explanations(report))])
 
 
 def _of_runs(
@@ -355,7 +351,7 @@ def _write_back(report: ComparisonReport, base: str, runs: tuple[str, ...], home
         except KernelmarkError as error:
             _tell(f"the verdicts are not in the registry: {error}")
         else:
-            _tell(f"registry: {tagged} rows have their verdict as a tag")
+            _tell(f"registry: {counted(tagged, 'row')} tagged with the verdict")
 
 
 def main() -> NoReturn:

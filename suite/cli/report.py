@@ -5,16 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ...registry.errors import InputError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal
+from .filters import filters
+from .names import run_argument
+
+if TYPE_CHECKING:
+    from ...registry.analysis.selection import Selection
 
 
 @click.command("report")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@run_argument("runs", nargs=-1, required=True, metavar="RUN...")
+@filters
 @click.option(
     "--output",
     "-o",
@@ -29,7 +36,9 @@ from ...registry.store.journal import Journal
     help="A page; a line a kernel; a block a configuration; or which goals the runs have earned.",
 )
 @click.option("--against", metavar="NAME", help="The baseline of the tables. Default: eager PyTorch.")
-def command_report(runs: tuple[str, ...], output: Path | None, style: str, against: str | None) -> None:
+def command_report(
+    runs: tuple[str, ...], selection: Selection, output: Path | None, style: str, against: str | None
+) -> None:
     """One self-contained HTML page, which opens offline.
 
     RUN is a run's name, the beginning of one, `latest`, or a journal file. Of several runs the first is
@@ -37,12 +46,14 @@ def command_report(runs: tuple[str, ...], output: Path | None, style: str, again
     """
     if against is not None and style not in ("kernels", "configurations"):
         raise InputError("--against is for --style kernels or configurations; a page has a choice of its own.")
+    if style == "goals" and not selection.everything:
+        raise InputError("the goals are of whole runs: leave the filters out.")
     home = Home()
     journals = [home.load(x) for x in runs]
     if style == "page":
-        click.echo(str(write_report(journals, home, output)))
+        click.echo(str(write_report(journals, home, output, selection)))
         return
-    text = _table(journals, style, against)
+    text = _table(journals, style, against, selection)
     if output is None:
         click.echo(text, nl=False)
     else:
@@ -50,21 +61,24 @@ def command_report(runs: tuple[str, ...], output: Path | None, style: str, again
         click.echo(str(output))
 
 
-def _table(journals: Sequence[Journal], style: str, against: str | None) -> str:
+def _table(journals: Sequence[Journal], style: str, against: str | None, selection: Selection) -> str:
     from ...registry.views import goals, named_tables
 
     if style == "goals":
         return goals.table(journals)
     made = named_tables.kernels if style == "kernels" else named_tables.configurations
-    return "\n".join(made(x, against) for x in journals)
+    return "\n".join(made(x, against, selection) for x in journals)
 
 
-def write_report(journals: Sequence[Journal], home: Home, output: Path | None = None) -> Path:
+def write_report(
+    journals: Sequence[Journal], home: Home, output: Path | None = None, selection: Selection | None = None
+) -> Path:
     """Renders and writes the page; returns where it lies. Raises `InputError` if it cannot be written."""
+    from ...registry.analysis.selection import EVERYTHING
     from ...registry.views.report import render
 
     path = output or home.reports / default_name(journals)
-    _write(path, render(journals))
+    _write(path, render(journals, selection or EVERYTHING))
     return path
 
 

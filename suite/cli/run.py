@@ -2,54 +2,124 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
 import click
+from click.core import ParameterSource
 
 from ...registry.errors import InputError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
-from ...registry.store.record import Request
+from ...registry.store.record import Pass, Request, Status
 from ...registry.store.transfer import checked_run, join
+from ...registry.views.units import counted, seconds
+from .. import budget as budgets
 from .. import plan as plans
 from .. import shards
 from ..catalog import Catalog
 from ..measure.stopping import TimerName
+from ..plan import Cell, Plan
 from ..run import supervisor
 from ..run.fingerprint import device_named
-from . import mute
+from . import mute, names
 from .plan_option import plan_option
+from .values import AxisSizes, Duration, together
+
+if TYPE_CHECKING:
+    from ...registry.views.table import Table
+
+FEW = 3
+"""So many cases of an operator are named in a line; more are counted."""
+NOBODY = "-"
+"""The partner of a run that is a side of a comparison made by runs, whose other side it does not know."""
 
 
 @click.command("run")
 @plan_option
-@click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
-@click.option("--implementation", "implementations", multiple=True, help="Only this implementation or provider.")
+@click.option(
+    "--operator",
+    "operators",
+    multiple=True,
+    shell_complete=names.operators,
+    help="Only this operator; repeatable.",
+)
+@click.option(
+    "--implementation",
+    "implementations",
+    multiple=True,
+    shell_complete=names.implementations,
+    help="Only this implementation or provider.",
+)
+@click.option(
+    "--axis",
+    "axes",
+    multiple=True,
+    type=AxisSizes(),
+    help="At these sizes in place of the plan's: S=1024,4096; repeatable. Operators without it are left out.",
+)
+@click.option("--dtype", "dtypes", multiple=True, help="In this dtype in place of the plan's; repeatable.")
+@click.option(
+    "--pass",
+    "passes",
+    multiple=True,
+    type=click.Choice(get_args(Pass)),
+    help="Of this pass in place of the plan's; repeatable.",
+)
 @click.option("--device", help="cuda or cpu; default: the best one here.")
 @click.option("--replicates", type=click.IntRange(1, 1000), help="Fresh processes; default: the plan's.")
 @click.option("--cache", type=click.Choice(["cold", "hot", "both"]), help="Cache state; default: the plan's.")
 @click.option(
     "--timer", type=click.Choice(["auto", "events", "graph", "cupti"]), help="GPU timer; default: the case's own."
 )
+@click.option(
+    "--budget",
+    type=Duration(),
+    help="End within this time (5m): what says least is left out and named. Default: the plan's, if any.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Say what would be measured and how long it is likely to take; measure nothing.",
+)
+@click.option("--note", help="What to remember of this run; kernelmark runs shows it.")
+@click.option(
+    "--fail-on",
+    multiple=True,
+    type=click.Choice([x for x in get_args(Status) if x != "ok"]),
+    help="Exit code 1 if a row ends so; repeatable.",
+)
 @click.option("--shard", metavar="I/N", help="Only the I-th of N parts of the plan, cut by case; needs --run.")
 @click.option("--run", "name", help="The run's name: one for all shards, on whichever machine.")
 @click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
-@click.option("--resume", metavar="RUN", help="Go on with a run that was interrupted.")
+@click.option("--resume", metavar="RUN", shell_complete=names.runs, help="Go on with a run that was interrupted.")
 @click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
 @click.option("--no-report", is_flag=True, help="Leave out the HTML report.")
 @click.option("--journal-only", is_flag=True, help="Write the journal and leave the rest to another machine.")
+@click.option("--side", is_flag=True, hidden=True, help="The run is a side of a comparison, and nobody's own.")
+@click.pass_context
 def command_run(
+    ctx: click.Context,
     plan: str,
     operators: tuple[str, ...],
     implementations: tuple[str, ...],
+    axes: tuple[tuple[str, tuple[int, ...]], ...],
+    dtypes: tuple[str, ...],
+    passes: tuple[Pass, ...],
     device: str | None,
     replicates: int | None,
     cache: str | None,
     timer: TimerName | None,
+    budget: float | None,
+    dry_run: bool,
+    note: str | None,
+    fail_on: tuple[Status, ...],
     shard: str | None,
     name: str | None,
     seed: int | None,
@@ -57,49 +127,121 @@ def command_run(
     output: Path | None,
     no_report: bool,
     journal_only: bool,
+    side: bool,
 ) -> None:
     """Measure a plan and record it."""
+    from ...registry.analysis.rows import rows
     from .progress import progress
 
     home = Home(output)
-    writable(home)
+    if not dry_run:
+        writable(home)
     catalog = Catalog.default()
     with progress() as listener:
         if resume is not None:
-            given = (device, cache, timer, shard, name, seed is not None)
-            if operators or implementations or replicates or any(given):
-                raise InputError("--resume goes on with what its run was asked; leave the other options out.")
+            if asked := _asked(ctx, but=("resume", "output", "no_report", "journal_only", "fail_on")):
+                raise InputError(f"--resume goes on with what its run was asked; leave {', '.join(asked)} out.")
             run = supervisor.resume(resume, home, catalog, listener)
         else:
             chosen = device_named(device)
             loaded = plans.load(plan, catalog, chosen, operators).but(replicates, cache, timer)
+            loaded = loaded.at(together(axes), dtypes, passes, catalog)
             part = None if shard is None else shards.parse(shard)
             if part is not None:
                 if name is None or seed is None:
                     raise InputError("--shard needs --run NAME and --seed N, the same for all shards of the run.")
                 loaded = shards.cut(loaded, loaded.cells(catalog, chosen, implementations), part)
+            cells = loaded.cells(catalog, chosen, implementations)
+            limit_s = loaded.budget_s if budget is None else budget
+            if limit_s is not None or dry_run:
+                cost = budgets.estimate(loaded, budgets.known(home, chosen), chosen)
+                kept = cells if limit_s is None else budgets.fit(cells, loaded.replicates, limit_s, cost)
+                left_out = budgets.without(cells, kept)
+                loaded, cells = budgets.narrowed(loaded, kept), kept
+                if dry_run:
+                    _dry(loaded, cells, left_out, budgets.seconds(cells, loaded.replicates, cost))
+                    return
+                if left_out:
+                    _tell(f"no time within {seconds(limit_s)} for {_named(left_out)}", err=True)
             run = supervisor.Run(
                 plan=loaded,
-                cells=loaded.cells(catalog, chosen, implementations),
+                cells=cells,
                 name=supervisor.new_run() if name is None else checked_run(name),
-                request=Request(shard=part),
+                request=Request(shard=part, note=note, partner=NOBODY if side else None),
                 catalog=catalog,
                 device=chosen,
                 home=home,
                 seed=secrets.randbits(32) if seed is None else seed,
+                until=math.inf if limit_s is None else time.monotonic() + limit_s,
                 listener=listener,
             )
         if run.past is None and run.path.exists():
             raise InputError(f"run {run.name} is here already; go on with it by --resume, or take another name.")
         path = run.execute()
     _heard(lambda: None)
+    if run.ran_out:
+        _tell(
+            f"the budget ended before all was measured; go on with: kernelmark run --resume {run.name}", err=True
+        )
+    if run.left_out:
+        _tell(f"to end in time later replicates were left without {_named(run.left_out)}", err=True)
     if run.request.shard is not None:
         missing = join(home, run.name)
         if missing:
             _tell(f"not here yet: shards {', '.join(missing)}; `kernelmark import` joins them to this run")
         path = home.journal(run.name)
+    journal = read(path)
     if not journal_only:
-        present(read(path), home, report=not no_report)
+        present(journal, home, report=not no_report)
+    if failed := [x for x in rows(journal) if x.status in fail_on]:
+        kinds = ", ".join(dict.fromkeys(x.status.replace("_", " ") for x in failed))
+        _tell(f"--fail-on: {counted(len(failed), 'row')} {kinds}", err=True)
+        ctx.exit(1)
+
+
+def _asked(ctx: click.Context, but: Sequence[str]) -> list[str]:
+    """The options that stand on the command line, so that defaults of the user's are not among them."""
+    given = [x for x in ctx.command.params if x.name not in but]
+    return [x.opts[0] for x in given if ctx.get_parameter_source(str(x.name)) is ParameterSource.COMMANDLINE]
+
+
+def _dry(plan: Plan, cells: Sequence[Cell], left_out: Sequence[Cell], likely_s: float) -> None:
+    """What would be measured, and what the budget leaves no time for."""
+    from ...registry.views.table import Block, line, show
+
+    made = f"{counted(len(cells), 'row')}, {counted(plan.replicates, 'replicate')}"
+    told = line(f"plan {plan.name}: {made}; likely {seconds(likely_s)}. Nothing was measured.")
+    page: list[Block] = [_cells("", cells)]
+    if left_out:
+        page += [line(""), _cells("Left out", left_out)]
+    show([*page, told])
+
+
+def _cells(title: str, cells: Sequence[Cell]) -> Table:
+    """A line a case."""
+    from ...registry.views.table import Column, Table
+
+    table = Table((Column("operator"), Column("case", folds=20), Column("implementations", folds=20)), title)
+    cases: dict[tuple[str, str], dict[str, None]] = {}
+    for cell in cells:
+        state = "" if cell.cache == "cold" else f" ({cell.cache})"
+        cases.setdefault((cell.case.operator, cell.case.name + state), {}).setdefault(cell.implementation.name)
+    for (operator, case), implementations in cases.items():
+        table.add(operator, case, ", ".join(implementations))
+    return table
+
+
+def _named(cells: Sequence[Cell]) -> str:
+    """Cells by operator: their cases, or how many where those are too many for a line."""
+    operators: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        operators.setdefault(cell.case.operator, {}).setdefault(cell.case.name)
+    told = [
+        f"{operator} {', '.join(names) if len(names) <= FEW else counted(len(names), 'case')}"
+        for operator, names in operators.items()
+    ]
+    all_ = "" if len(cells) <= FEW else " (--dry-run lists all)"
+    return f"{counted(len(cells), 'row')}: {'; '.join(told)}{all_}"
 
 
 def writable(home: Home) -> None:
@@ -121,10 +263,10 @@ def present(journal: Journal, home: Home, report: bool) -> None:
 
     Where the output cannot be written all else is done the same.
     """
-    from ...registry.escape import console
+    from ...registry.views.table import show
     from ...registry.views.tables import run_table
 
-    _heard(lambda: console().print(run_table(journal)))
+    _heard(lambda: show(run_table(journal)))
     _tell(f"run       {journal.header.run}")
     _tell(f"journal   {journal.path}")
     if report:
@@ -167,4 +309,4 @@ def _record(journal: Journal, home: Home) -> None:
         _tell(f"registry  not filled: {error}", err=True)
         return
     for x in done.ingested:
-        _tell(f"registry  {x.created} rows recorded; look with: kernelmark ui")
+        _tell(f"registry  {counted(x.created, 'row')} recorded; look with: kernelmark ui")

@@ -1,32 +1,46 @@
-"""`kernelmark show`: a run's results as a table, or as JSON."""
+"""`kernelmark show`: a run's results."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
-import msgspec
 
 from ...registry.store.home import Home
+from .filters import filters
+from .formats import Form, emit, formats
+from .names import run_argument
+
+if TYPE_CHECKING:
+    from ...registry.analysis.selection import Selection
+    from ...registry.store.journal import Journal
 
 
 @click.command("show")
-@click.argument("run", metavar="RUN")
-@click.option(
-    "--json", "as_json", is_flag=True, help="For machines: one object with the header, `rows` and `crossings`."
-)
-def command_show(run: str, as_json: bool) -> None:
+@run_argument("run")
+@filters
+@formats
+def command_show(run: str, selection: Selection, form: Form) -> None:
     """A run's results.
 
-    RUN is a run's name, the beginning of one, `latest`, or a journal file.
+    RUN is a run's name, the beginning of one, `latest`, or a journal file. In a narrow terminal tables leave out
+    whole columns and say which: first what was measured beside the time, then rates, "vs eager", "limit" and "±".
     """
     journal = Home().load(run)
-    if as_json:
-        from ...registry.analysis.rows import summarize
-        from ...registry.views import crossing
-
-        found = {**summarize(journal), "crossings": crossing.summarize(journal)}
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
-        return
-    from ...registry.escape import console
+    from ...registry.analysis.rows import rows
+    from ...registry.views.flat import flat
     from ...registry.views.tables import run_table
 
-    console().print(run_table(journal))
+    emit(
+        form,
+        lambda: run_table(journal, selection),
+        lambda: _everything(journal, selection),
+        lambda: map(flat, selection.rows(rows(journal))),
+    )
+
+
+def _everything(journal: Journal, selection: Selection) -> dict[str, Any]:
+    from ...registry.analysis.rows import rows, summarize
+    from ...registry.views import crossing
+
+    return {**summarize(journal, selection.rows(rows(journal))), "crossings": crossing.summarize(journal)}

@@ -1,16 +1,18 @@
-"""Values that options take: shares of a whole and lengths of time."""
+"""Values that options take: shares of a whole, lengths of time, sizes of axes."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:  # generic in click's types, and not when it runs
     _Value = click.ParamType[float]
+    _Axis = click.ParamType[tuple[str, tuple[int, ...]]]
 else:
-    _Value = click.ParamType
+    _Value = _Axis = click.ParamType
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -48,3 +50,28 @@ class Duration(_Value):
         if found is None:
             self.fail(f"{str(value)!r} is no length of time: write 600s, 10m or 1.5h.", param, ctx)
         return float(found[1]) * _UNITS[found[2]]
+
+
+class AxisSizes(_Axis):
+    """`S=1024,4096`: an axis and the sizes that it may have."""
+
+    name = "AXIS=SIZE"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, tuple[int, ...]]:
+        """The axis and its sizes."""
+        if isinstance(value, tuple):
+            return value
+        found = re.fullmatch(r"([A-Za-z_]\w*)=(\d{1,18}(?:,\d{1,18})*)", str(value).replace(" ", ""))
+        if found is None:
+            self.fail(f"{str(value)!r} names no axis and sizes: write S=4096 or S=1024,4096.", param, ctx)
+        return found[1], tuple(int(x) for x in found[2].split(","))
+
+
+def together(axes: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
+    """Sizes by axis, of an option that was given several times."""
+    found: dict[str, tuple[int, ...]] = {}
+    for axis, sizes in axes:
+        found[axis] = tuple(dict.fromkeys((*found.get(axis, ()), *sizes)))
+    return found

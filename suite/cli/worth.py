@@ -57,8 +57,7 @@ def command_worth(
 
     A kernel of your own takes part from a folder on KERNELMARK_PATH.
     """
-    from rich.console import Console
-
+    from ...registry.views.table import show
     from ...registry.views.worth_table import worth_table
     from .. import worth
     from .progress import progress
@@ -89,8 +88,7 @@ def command_worth(
             )
         path = run.execute()
     journal = read(path)
-    if not journal_only:
+    if journal_only:
+        show(worth_table(journal))
+    else:
         present(journal, home, report=False)
-    table = worth_table(journal)
-    if table is not None:
-        Console().print(table)

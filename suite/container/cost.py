@@ -99,6 +99,7 @@ class Cost:
         return [
             "run",
             "--journal-only",
+            "--side",
             "--plan",
             plan,
             *narrowed,

@@ -36,7 +36,7 @@ from ...registry.store.record import (
     Status,
 )
 from ...registry.store.shards import path_of, shards_of
-from .. import __version__
+from .. import __version__, budget
 from ..catalog import Catalog
 from ..environments import interpreter
 from ..plan import NOTHING, Cell, Plan, order
@@ -44,7 +44,7 @@ from . import fingerprint
 from .conversation import PROGRAM, Conversation, OutOfTurn
 from .forkserver import ForkServers
 from .peaks import least_ms
-from .process import Garbled, Worker
+from .process import Garbled, OutOfTime, Worker
 from .worker import CeilingDone, Done, Facts, Result, Stage, Task, TaskCell
 
 TRIES = 3
@@ -72,6 +72,12 @@ class Interrupted(KernelmarkError):
     def __init__(self, message: str, exit_code: int = 130) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class OutOfBudget(KernelmarkError):
+    """The time for a run ended before anything was measured."""
+
+    exit_code = 3
 
 
 class Listener(Protocol):
@@ -162,6 +168,10 @@ class Run:
     """Where workers are forked from; None: each is started from nothing."""
     past: Journal | None = None
     pinned: Mapping[Key, Mapping[str, str]] = field(default_factory=dict)
+    left_out: tuple[Cell, ...] = field(default=(), init=False)
+    """What later replicates were left without, to end in time."""
+    ran_out: bool = field(default=False, init=False)
+    """Whether the time ended before that was all measured."""
     _writer: Writer | None = field(default=None, init=False)
     _spent: dict[str, float] = field(default_factory=dict, init=False)
     _settled: dict[Key, Status] = field(default_factory=dict, init=False)
@@ -181,7 +191,11 @@ class Run:
             with self.session():
                 self.listener.begin(self.name, len(self.cells) * self.plan.replicates, len(self._done))
                 for replicate in range(self.plan.replicates):
-                    self.replicate(replicate, self.cells)
+                    self.replicate(replicate, self._affordable(replicate))
+        except OutOfTime:
+            if not self._header_known:
+                raise OutOfBudget("the budget ended before anything was measured; give it more.") from None
+            self.ran_out = True
         except KeyboardInterrupt as error:
             raise Interrupted(
                 f"interrupted; what was finished is in {self.path}. Go on with: {self._again}"
@@ -190,6 +204,16 @@ class Run:
                 error.exit_code if isinstance(error, Ended) else 130,
             ) from None
         return self.path
+
+    def _affordable(self, replicate: int) -> Sequence[Cell]:
+        """The cells that the time left suffices for, by what they took so far: all, without a limit."""
+        if replicate == 0 or self.until == math.inf or self._writer is None:
+            return self.cells
+        left_s = (self.until - time.monotonic()) / (self.plan.replicates - replicate)
+        cost = budget.estimate(self.plan, read(self.path).records, self.device)
+        kept = budget.fit(self.cells, 1, left_s, cost)
+        self.left_out = budget.without(self.cells, kept)
+        return kept
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:

@@ -61,6 +61,7 @@ ELSEWHERE = {
     "after.json": "what a command in a docstring writes",
     "before.json": "what a command in a docstring writes",
     "captured.toml": "what a command writes",
+    **dict.fromkeys(("config.toml", "kernelmark/config.toml"), "a user's own"),
     "comment.md": "what a job writes",
     "kernelmark.html": "what a job writes",
     "page.html": "what a command in a page writes",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import json
 import random
 import resource
@@ -30,7 +29,7 @@ from kernelmark.registry.store.index import Index
 from kernelmark.registry.store.journal import Journal, parse
 from kernelmark.registry.store.transfer import import_journal
 from kernelmark.registry.tracking.entries import entries, summary
-from kernelmark.registry.views import comparison_table, tables
+from kernelmark.registry.views import comparison_page, comparison_table, table, tables
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure.stopping import Sampling
@@ -163,12 +162,10 @@ def shown(found: Journal) -> None:
     """All that is made of a journal for readers and for the registry."""
     rows(found)
     msgspec.json.encode(summarize(found))
-    terminal = escape.console(80, io.StringIO())
-    terminal.print(tables.run_table(found))
-    text = terminal.file.getvalue()  # type: ignore[attr-defined]  # it is a StringIO
+    text = table.render(tables.run_table(found), 80)
     assert not escape.CONTROL.search(text), "control characters in a table"
     compared = comparison_table.compare(found, found)
-    terminal.print(tables.compare_table(compared))
+    table.render(comparison_page.comparison_page(compared), 80)
     msgspec.json.encode(compared.to_builtins())
     entries(found)
     summary(found)

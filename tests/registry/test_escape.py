@@ -9,7 +9,7 @@ import pytest
 from kernelmark.registry import escape
 from kernelmark.registry.errors import unknown
 from kernelmark.registry.store.journal import Journal
-from kernelmark.registry.views import comparison_table, tables
+from kernelmark.registry.views import comparison_page, comparison_table, table, tables
 
 HOSTILE = [
     "[/red]",
@@ -26,12 +26,6 @@ HOSTILE = [
 ]
 
 
-def shown(renderable: object) -> str:
-    file = io.StringIO()
-    escape.console(200, file).print(renderable)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_in_every_table(name, literal):
     case = literal.case(operator=name, name=name, dtype=name, axes={name: 3}, options={name: name})
@@ -39,12 +33,12 @@ def test_a_hostile_name_in_every_table(name, literal):
     rows.append(literal.record("lost", case=case, status="error", reason=name))
     first: Journal = Journal(literal.header(plan=name, conditions={name: name}), tuple(rows))
     second = Journal(literal.header(conditions={name: "other"}, key="other"), tuple(rows))
-    for renderable in (
+    for page in (
         tables.run_table(first),
-        tables.compare_table(comparison_table.compare(first, first)),
-        tables.compare_table(comparison_table.compare(first, second)),
+        comparison_page.comparison_page(comparison_table.compare(first, first)),
+        comparison_page.comparison_page(comparison_table.compare(first, second)),
     ):
-        text = shown(renderable)
+        text = table.render(page, 200)
         assert not escape.CONTROL.search(text)
         if name in ("[/red]", "[bold]x[/bold]", ":smile:"):
             assert name in text  # shown as it is

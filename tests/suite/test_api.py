@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from kernelmark.registry.errors import InputError
 from kernelmark.suite import api
+from kernelmark.suite import memory as memory_module
 from kernelmark.suite.api import MemoryProfiler, Runner, compare
 from kernelmark.suite.measure import limits
 from kernelmark.suite.measure.stopping import Sampling
@@ -77,6 +80,76 @@ def test_memory_without_a_gpu(monkeypatch):
         pass
     assert (memory.before_bytes, memory.after_bytes, memory.peak_bytes) == (None, None, None)
     assert memory.seconds >= 0
+    assert "torch sees no CUDA device" in memory.why["peak_bytes"]
+    assert "peak_bytes: not measured: torch sees no CUDA device" in str(memory)
+
+
+class Kernel:
+    """A process's files as the kernel has them, with a high-water mark that can be reset."""
+
+    def __init__(self) -> None:
+        self.resident = self.mark = 100
+
+    def take(self, change: int) -> None:
+        self.resident += change
+        self.mark = max(self.mark, self.resident)
+
+    def __truediv__(self, name: str) -> Kernel:
+        return self
+
+    def read_text(self) -> str:
+        return f"Name:\tx\nVmHWM:\t  {self.mark} kB\nVmRSS:\t  {self.resident} kB\n"
+
+    def write_text(self, text: str) -> None:
+        assert text == "5"
+        self.mark = self.resident
+
+
+def test_memory_of_the_host(monkeypatch, tmp_path):
+    kernel = Kernel()
+    monkeypatch.setattr(memory_module, "PROCESS", kernel)
+    kernel.take(800)
+    kernel.take(-800)
+    with MemoryProfiler() as outer:
+        kernel.take(500)
+        kernel.take(-500)
+        with MemoryProfiler() as inner:
+            kernel.take(70)
+            kernel.take(-70)
+    assert (outer.host_before_bytes, outer.host_peak_bytes) == (100 * 1024, 500 * 1024)
+    assert (inner.host_before_bytes, inner.host_peak_bytes) == (100 * 1024, 70 * 1024)
+    assert "host_peak_bytes" not in outer.why
+    monkeypatch.setattr(memory_module, "PROCESS", tmp_path)
+    with MemoryProfiler() as memory:
+        pass
+    assert memory.host_peak_bytes is None
+    assert "does not let a process reset its high-water mark: No such file" in memory.why["host_peak_bytes"]
+
+
+def test_memory_of_this_host():
+    with MemoryProfiler() as memory:
+        block = bytearray(b"x" * 30_000_000)
+    del block
+    if memory.host_peak_bytes is None:
+        pytest.skip(f"not measured here: {memory.why['host_peak_bytes']}")
+    assert memory.host_peak_bytes > 25_000_000
+
+
+def test_rows_are_a_table_in_a_notebook_and_a_data_frame(runner, monkeypatch):
+    runner.run(AXES, dtype="fp32")
+    rows = runner.rows()
+    page = rows._repr_html_()
+    assert page.startswith("<table>")
+    assert page.count("<tr>") == len(rows) + 1
+    assert "plain" in page
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    frame = rows.frame()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame["implementation"]) == [x.implementation for x in rows]
+    assert frame["latency_ms"].iloc[0] == rows[0].value()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(InputError, match="pip install pandas"):
+        rows.frame()
 
 
 def test_memory_blocks_hand_the_high_water_mark_on(monkeypatch):

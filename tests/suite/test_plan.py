@@ -324,3 +324,29 @@ def test_cells_of_what_is_unknown_or_has_nothing_to_do():
         plan.cells(OWN, "cuda", ["torch", "trch"])
     with pytest.raises(InputError, match="plan 'quick' has nothing to measure with these filters"):
         plan.cells(OWN, "cuda", ["sdpa_math"])
+
+
+def test_a_plan_at_other_sizes_dtypes_and_passes():
+    catalog = Catalog.default()
+    quick = plans.load("quick", catalog, "cuda", ["gelu", "rms_norm", "adamw"])
+    found = quick.at({"S": [64, 128]}, ["fp16"], ["backward"], catalog)
+    assert {x.operator for x in found.cases} == {"rms_norm"}  # the others have no axis S
+    assert {(x.axes["S"], x.dtype, x.pass_) for x in found.cases} == {
+        (64, "fp16", "backward"),
+        (128, "fp16", "backward"),
+    }
+    assert len({x.name for x in found.cases}) == len(found.cases)
+    assert quick.at({}, [], [], catalog) is quick
+    with pytest.raises(InputError, match=r"no operator of plan 'quick' can be measured at Q=3, fp16"):
+        quick.at({"Q": [3]}, ["fp16"], [], catalog)
+    text = '[[cases]]\noperator = "rms_norm"\naxes = {B = 1, S = 8, D = 64}\nimplementations = ["torch"]\n'
+    narrowed = plans.parse(text, "mine", catalog).at({"S": [16]}, [], [], catalog)
+    assert narrowed.only == {"rms_norm/B1-S16-D64-bf16-forward": ("torch",)}
+
+
+def test_a_plan_may_state_its_time():
+    text = '[[cases]]\noperator = "rms_norm"\naxes = {B = 1, S = 8, D = 64}\n'
+    assert plans.parse(f"budget_s = 300\n{text}", "mine", Catalog.default()).budget_s == 300
+    assert plans.parse(text, "mine", Catalog.default()).budget_s is None
+    with pytest.raises(InputError, match="budget_s is 0; above 0"):
+        plans.parse(f"budget_s = 0\n{text}", "mine", Catalog.default())

@@ -309,10 +309,10 @@ def test_speedup_without_common_replicates_has_a_value_and_no_interval() -> None
     [
         (1.5, 1.6, "excellent"),
         (1.2, 1.9, "good"),
-        (1.0, 1.1, "measured"),
-        (0.99, 1.3, "no difference shown"),
-        (0.8, 1.0, "no difference shown"),
-        (0.8, 0.99, "investigate"),
+        (1.0, 1.1, "faster"),
+        (0.99, 1.3, "undecided"),
+        (0.8, 1.0, "undecided"),
+        (0.8, 0.99, "slower"),
         (None, None, None),
     ],
 )
@@ -518,8 +518,8 @@ def test_standing_of_an_operator(literal: Any) -> None:
     (found,) = summary.standings(rows(standing_journal(literal)))
     assert found.versus_best == pytest.approx(math.sqrt(4 * 0.5), rel=1e-2)
     assert found.versus_eager == pytest.approx(math.sqrt(16 * 2), rel=1e-2)
-    assert (found.cases, found.won, found.undecided, found.lost) == (2, 1, 0, 1)
-    assert found.categories == {"excellent": 1, "investigate": 1}
+    assert (found.cases, found.faster, found.undecided, found.slower) == (2, 1, 0, 1)
+    assert found.categories == {"excellent": 1, "slower": 1}
     assert found.best is not None
     assert found.worst is not None
     assert (found.best.case, found.worst.case) == ("S1", "S2")
@@ -532,7 +532,7 @@ def test_standing_without_ours_is_empty(literal: Any) -> None:
 
 def test_standing_counts_what_has_no_interval_as_undecided(literal: Any) -> None:
     found = summary.overall(rows(literal.journal(literal.record("kernelmark", 1.0), literal.record("torch", 9.0))))
-    assert (found.won, found.undecided, found.lost) == (0, 1, 0)
+    assert (found.faster, found.undecided, found.slower) == (0, 1, 0)
     assert found.categories == {"no interval": 1}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from xml.etree import ElementTree
 
@@ -25,10 +24,11 @@ from kernelmark.registry.detection.verdict import (
     worst_first,
 )
 from kernelmark.registry.detection.verdict_output import to_json, to_junit
-from kernelmark.registry.detection.verdict_text import COMMENT_LIMIT, describe_change, to_markdown, to_table
+from kernelmark.registry.detection.verdict_text import COMMENT_LIMIT, describe_change, to_markdown
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.record import Key
-from rich.console import Console
+from kernelmark.registry.views.table import render
+from kernelmark.registry.views.verdict_table import verdict_table
 
 
 def verdict(kind: Kind, change: float | None = None, case: str = "a", flag: str | None = None) -> Verdict:
@@ -226,20 +226,26 @@ class TestOutputs:
         assert "<script>" not in text.replace("`" + HOSTILE.replace("`", "'").replace("\n", " "), "")
         (line,) = [line for line in text.splitlines() if line.startswith("| regression")]
         assert line.replace("\\|", "").count("|") == 8
-        Console(file=io.StringIO(), width=120).print(to_table(hostile))
+        render(verdict_table(hostile), 120)
 
     def test_table(self) -> None:
         statistics = {self.rows[1].key: describe([1.0, 2.0], [2.0, 3.0])}
-        file = io.StringIO()
-        Console(file=file, width=200).print(to_table(report(*self.rows, statistics=statistics)))
-        text = file.getvalue()
+        text = render(verdict_table(report(*self.rows, statistics=statistics)))
         assert text.index("slow") < text.index("gone") < text.index("noisy") < text.index("fat")
         assert "calm" not in text
         assert "Folded: 1 no change" in text
         assert "(cohens d)" in text
-        file = io.StringIO()
-        Console(file=file, width=200).print(to_table(report(*self.rows), everything=True))
-        assert "calm" in file.getvalue()
+        assert "calm" in render(verdict_table(report(*self.rows), everything=True))
+
+    @pytest.mark.parametrize("width", [80, None])
+    def test_no_number_is_cut(self, width: int | None) -> None:
+        statistics = {self.rows[1].key: describe([1.0, 2.0], [2.0, 3.0])}
+        text = render(verdict_table(report(*self.rows, statistics=statistics), everything=True), width)
+        assert "…" not in text
+        assert width is None or max(map(len, text.splitlines())) <= width
+        assert "+12.0% [+11.0%, +13.0%]" in text
+        dropped = ", ".join(f"({x})" for x in ("welch t", "welch p", "cohens d", "mann whitney p", "outliers"))
+        assert (f"Left out at 80 columns: {dropped}" in " ".join(text.split())) == (width == 80)
 
     def test_one_line(self) -> None:
         assert describe_change(self.rows[1]) == "regression +12.0% [+11.0%, +13.0%]: because"

@@ -89,9 +89,9 @@ def test_runs_are_found_by_what_they_are(home, store):
 def test_each_journal_is_read_once(home, store, monkeypatch):
     store(1)
     seen = []
-    read, header = module.read, module._header
+    read, header = module.read, module.read_header
     monkeypatch.setattr(module, "read", lambda path: (seen.append(("whole", path.name)), read(path))[1])
-    monkeypatch.setattr(module, "_header", lambda path: (seen.append(("header", path.name)), header(path))[1])
+    monkeypatch.setattr(module, "read_header", lambda path: (seen.append(("header", path.name)), header(path))[1])
     for _ in range(3):
         index = Index(home)
         means = [index.means(x) for x in index.runs()]
@@ -193,7 +193,7 @@ def test_a_hundred_thousand_runs_are_searched_without_reading_them(home, store, 
     for i in numbers:  # empty: whoever reads one learns nothing
         (home.journals / f"r{i:06d}.jsonl").touch()
     opened = []
-    monkeypatch.setattr(module, "_header", lambda path: opened.append(path))
+    monkeypatch.setattr(module, "read_header", lambda path: opened.append(path))
     monkeypatch.setattr(module, "read", lambda path: pytest.fail("it read a journal"))
     begin = time.process_time()
     index = Index(home)

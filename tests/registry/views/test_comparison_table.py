@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -156,3 +157,20 @@ def test_to_builtins_is_plain_json(literal: Any) -> None:
     assert json.loads(json.dumps(told)) == told
     assert (told["compared"], told["second"]["run"], told["differences"]) == (1, "second", [])
     assert told["rows"][0]["pass"] == "forward"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "better", "standing"),
+    [
+        ([1.0, 1.01], [2.0, 2.01], "lower", "slower"),
+        ([1.0, 1.01], [2.0, 2.01], "higher", "faster"),
+        ([2.0, 2.01], [1.0, 1.01], "lower", "faster"),
+        ([1.0, 1.5], [1.1, 1.2], "lower", "undecided"),
+        ([1.0], [2.0], "lower", "undecided"),  # one process decides nothing
+    ],
+)
+def test_how_a_row_stands(
+    literal: Any, first: list[float], second: list[float], better: str, standing: str
+) -> None:
+    row = only(compare(run(literal, first), run(literal, second)))
+    assert msgspec.structs.replace(row, better=better).standing == standing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
@@ -26,8 +25,8 @@ from kernelmark.registry.views.crossing import (
     summarize,
     tell,
 )
+from kernelmark.registry.views.table import render
 from kernelmark.registry.views.tables import run_table
-from rich.console import Console
 
 LENGTHS = tuple(1024 * 2**i for i in range(8))
 CROSSES = 10_000.0
@@ -329,9 +328,7 @@ def test_a_run_in_figures(run: Any) -> None:
 
 
 def test_a_run_in_a_terminal(run: Any) -> None:
-    file = io.StringIO()
-    Console(file=file, width=100).print(run_table(run))
-    text = re.sub(r"\s+", " ", file.getvalue())
+    text = re.sub(r"\s+", " ", render(run_table(run), 100))
     assert "O(S) against O(S²) · kernelmark · width 2048 · B1 · bf16 · forward" in text
     assert "ssd (kernelmark) against attention (kernelmark) time ssd is faster from S = 10,000 on [" in text
     assert "memory no difference from S = 1,024 to 131,072" in text

@@ -453,7 +453,7 @@ def test_a_group_tells_what_is_common_and_labels_what_differs(literal: Any) -> N
 
 def test_a_group_of_one_case_is_labelled_by_its_sizes(literal: Any) -> None:
     (group,) = grouping.groups(rows(literal.journal(literal.record())))
-    assert (group.common, group.labels) == ("bf16", ("B2 S4 D8",))
+    assert (group.common, group.labels) == ("bf16", ("B2-S4-D8",))
 
 
 def test_many_cases_are_split_by_the_axis_with_fewest_values(literal: Any) -> None:

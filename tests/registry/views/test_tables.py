@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from typing import Any
@@ -10,15 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 from kernelmark.registry.store.record import Ceiling
+from kernelmark.registry.views.comparison_page import comparison_page
 from kernelmark.registry.views.comparison_table import compare
-from kernelmark.registry.views.tables import compare_table, run_table
-from rich.console import Console
+from kernelmark.registry.views.table import Page, render
+from kernelmark.registry.views.tables import run_table
 
 
-def printed(what: Any, width: int = 80) -> str:
-    file = io.StringIO()
-    Console(file=file, width=width).print(what)
-    return file.getvalue()
+def printed(page: Page, width: int | None = 80) -> str:
+    return render(page, width)
 
 
 def journal(literal: Any, scale: float = 1.0, **header: Any) -> Any:
@@ -115,7 +113,7 @@ def test_markup_in_a_reason_is_text(literal: Any) -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_comparison_shows_change_and_interval(literal: Any, width: int) -> None:
     second = journal(literal, 1.1, run="20261122-000000-bbbb")
-    text = printed(compare_table(compare(journal(literal), second)), width)
+    text = printed(comparison_page(compare(journal(literal), second)), width)
     assert all(len(x) <= width for x in text.splitlines())
     assert "+10.0%" in text
     assert "[+9.5, +10.5]" in text
@@ -127,7 +125,7 @@ def test_a_comparison_shows_change_and_interval(literal: Any, width: int) -> Non
 
 def test_a_comparison_names_the_conditions_that_differ(literal: Any) -> None:
     second = journal(literal, key="key1", conditions={"gpu": "NVIDIA H200", "driver": "590.2"})
-    text = printed(compare_table(compare(journal(literal), second)))
+    text = printed(comparison_page(compare(journal(literal), second)))
     assert "driver: 580.1 → 590.2" in text
     assert "×6  not comparable: conditions differ: driver" in text
     assert "rows compared" not in text
@@ -135,7 +133,7 @@ def test_a_comparison_names_the_conditions_that_differ(literal: Any) -> None:
 
 def test_a_comparison_notes_a_changed_version(literal: Any) -> None:
     first = literal.journal(literal.record(version="1"))
-    text = printed(compare_table(compare(first, literal.journal(literal.record(version="2", cache="cold")))))
+    text = printed(comparison_page(compare(first, literal.journal(literal.record(version="2", cache="cold")))))
     assert "torch*" in text
     assert "* torch: version 1 → 2" in text
 

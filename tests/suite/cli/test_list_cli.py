@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 
 import pytest
 from kernelmark.suite import cli
+from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure.telemetry import Nvml
 
 
@@ -29,10 +32,56 @@ def test_the_table_names_what_is_here_and_why_the_rest_is_not(call, root, monkey
     assert code == 0
     assert "Operators and implementations, on cpu" in out
     text = " ".join(out.split())
-    assert "kernelmark: needs a cuda device, this is cpu" in text
-    assert "absent: no-such-distribution is not installed" in text
+    assert "needs a cuda device, this is cpu: kernelmark, " in text
+    assert "no-such-distribution is not installed: pip install no-such-distribution: absent" in text
     for name in ("rms_norm", "attention", "double"):
-        assert f" {name} " in out
+        assert f"\n{name} " in out
+    assert len(out.splitlines()) < len(Catalog.default().operators) + 20  # a line an operator, a line a reason
+
+
+def test_all_about_one_operator(call):
+    code, out, _ = call("attention", "--device", "cpu")
+    assert code == 0
+    for said in (
+        "mask: causal, full",
+        "S sequence",
+        "standard 64",
+        "needs a cuda device, this is cpu",
+        "sdpa_math",
+    ):
+        assert said in out
+    assert "rms_norm" not in out
+    code, _, err = call("atention")
+    assert code == 2
+    assert "Did you mean 'attention'?" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields", "some"),
+    [
+        (("--plans",), ["plan", "cases", "operators", "replicates", "cache", "budget"], {"plan": "attention"}),
+        (("gelu", "--cases"), ["operator", "plan", "case"], {"operator": "gelu", "plan": "quick_cpu"}),
+        (
+            ("--providers",),
+            ["provider", "version", "environment", "operators", "implementations", "available", "reason"],
+            {"provider": "liger"},
+        ),
+        (
+            ("--models",),
+            ["model", "configuration", "layers", "width", "vocabulary"],
+            {"model": "bert", "configuration": "bert-base", "width": "768"},
+        ),
+    ],
+)
+def test_what_else_there_is(call, arguments, fields, some):
+    code, out, _ = call(*arguments, "--device", "cpu")
+    assert code == 0
+    assert all(x in out.splitlines()[1] for x in fields)
+    rows = list(csv.DictReader(io.StringIO(call(*arguments, "--csv", "--device", "cpu")[1])))
+    assert list(rows[0]) == fields
+    assert any(some.items() <= x.items() for x in rows)
+    assert len(json.loads(call(*arguments, "--json", "--device", "cpu")[1])) == len(rows)
+    assert call(*arguments, "--markdown", "--device", "cpu")[1].count("\n| ") == len(rows) + 1
 
 
 def test_json_lists_every_case_and_implementation(call):

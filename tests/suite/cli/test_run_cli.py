@@ -57,6 +57,10 @@ def _no_gpu(monkeypatch):
         (("--cache", "warm"), "Invalid value for '--cache': 'warm' is not one of 'cold', 'hot', 'both'."),
         (("--timer", "sundial"), "is not one of 'auto', 'events', 'graph', 'cupti'."),
         (("--speed", "9"), "--speed"),
+        (("--axis", "S"), "'S' names no axis and sizes: write S=4096 or S=1024,4096."),
+        (("--fail-on", "slow"), "'slow' is not one of"),
+        (("--budget", "soon"), "'soon' is no length of time"),
+        (("--resume", "x", "--seed", "1", "--axis", "S=1"), "leave --axis, --seed out."),
     ],
 )
 @pytest.mark.usefixtures("_no_gpu")
@@ -176,6 +180,7 @@ def test_a_whole_run(root, plan_file, tmp_path):
         "both",
     ]
     arguments += [x for name in ("plain", "wrong", "copy", "absent") for x in ("--implementation", name)]
+    arguments += ["--note", "a look", "--fail-on", "incorrect", "--fail-on", "crashed", "--budget", "30m"]
     done = subprocess.run(
         [sys.executable, "-c", "from kernelmark.suite.cli import main; main()", *arguments],
         capture_output=True,
@@ -185,7 +190,8 @@ def test_a_whole_run(root, plan_file, tmp_path):
         timeout=200,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
+    assert "--fail-on: 2 rows incorrect" in done.stderr
     lines = done.stdout.splitlines()
     home = Home(tmp_path / "results")
     (run,) = home.runs()
@@ -201,6 +207,7 @@ def test_a_whole_run(root, plan_file, tmp_path):
     assert {(x.implementation, x.cache, x.replicate) for x in journal.records if x.status == "ok"} == {
         (name, cache, replicate) for name in ("plain", "copy") for cache in ("cold", "hot") for replicate in (0, 1)
     }
+    assert journal.header.request.note == "a look"
     assert (journal.header.seed, journal.header.plan, journal.header.device) == (7, "tiny", "cpu")
     assert {x.replicate for x in journal.ceilings} == {0, 1}
     assert {x.what for x in journal.ceilings} == {"copy", "matmul"}
@@ -216,6 +223,37 @@ def test_a_whole_run(root, plan_file, tmp_path):
         assert home.database.exists()
     else:
         assert "MLflow is not installed here" in told["registry"]
+
+
+def test_what_would_be_measured(call, root, plan_file, monkeypatch, tmp_path):
+    monkeypatch.setenv("KERNELMARK_PATH", str(root))
+    arguments = (
+        "run",
+        "--plan",
+        str(plan_file([16, 32, 1 << 20], 2)),
+        "--device",
+        "cpu",
+        "--cache",
+        "cold",
+        "--dry-run",
+    )
+    arguments += ("--implementation", "plain", "--implementation", "copy")
+    code, out, _ = call(*arguments)
+    assert code == 0
+    assert [x.split() for x in out.splitlines() if x.startswith("double")] == [
+        ["double", f"N{size}-fp32-forward", "copy,", "plain"] for size in (16, 32, 1 << 20)
+    ]
+    assert "plan tiny: 6 rows, 2 replicates; likely" in out
+    assert not (tmp_path / "home").exists()
+    code, out, _ = call(*arguments, "--axis", "N=8,64", "--budget", "1s")
+    assert code == 0
+    kept, left_out = out.split("Left out")
+    assert "N8-fp32-forward" in kept
+    assert "N64-fp32-forward" in left_out
+    assert "1 case" not in out
+    code, _, err = call(*arguments, "--axis", "M=8")
+    assert code == 2
+    assert "no operator of plan 'tiny' can be measured at M=8" in err
 
 
 def test_json_of_a_device(call):

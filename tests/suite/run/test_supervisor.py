@@ -9,6 +9,7 @@ import stat
 import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import filelock
 import pytest
@@ -19,6 +20,7 @@ from kernelmark.registry.store.record import Header, Record, Request
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.run import supervisor
+from kernelmark.suite.run.process import OutOfTime
 from kernelmark.suite.run.supervisor import Interrupted, NotResumable, Run, Silent
 
 
@@ -489,3 +491,41 @@ def test_a_time_that_no_device_can_reach_is_refused(make, monkeypatch):
     (record,) = read(make().execute()).records
     assert record.status == "incorrect"
     assert record.reason.startswith("faster than the device: ")
+
+
+def test_a_budget_ends_a_run_in_order_and_later_replicates_do_with_less(make, monkeypatch):
+    """Nothing is measured: records are what a worker would have said, and the clock is a list."""
+    run = make([16, 32, 1 << 20], replicates=3, until=1000.0)
+    measured = []
+
+    def replicate(number, cells):
+        measured.append([x.case.axes["N"] for x in cells])
+        if number == 0:
+            run._header({}, None)
+        for i, cell in enumerate(cells):
+            run._write_record(cell.record(number, i, "error", "none", None, {"sample": 10.0}))
+        if number == 2:
+            raise OutOfTime
+
+    monkeypatch.setattr(run, "replicate", replicate)
+    # 48 s for each of the two replicates to come: a start and four times 10 s; then 28 s: a start and two.
+    clock = SimpleNamespace(monotonic=iter([0.0, 904.0, 972.0, 999.0]).__next__)
+    monkeypatch.setattr(supervisor, "time", clock)
+    path = run.execute()
+    assert measured == [[16, 32, 1 << 20], [16, 32, 1 << 20], [16, 1 << 20]]
+    assert [x.case.axes["N"] for x in run.left_out] == [32]
+    assert run.ran_out
+    assert not read(path).footers[0].complete
+
+
+def test_a_budget_that_ends_before_anything_is_measured(make, monkeypatch):
+    run = make(until=0.0)
+
+    def replicate(number, cells):
+        raise OutOfTime
+
+    monkeypatch.setattr(run, "replicate", replicate)
+    with pytest.raises(supervisor.OutOfBudget, match="ended before anything was measured") as error:
+        run.execute()
+    assert error.value.exit_code == 3
+    assert not run.path.exists()

@@ -1,0 +1,145 @@
+"""Keeping a run within a time: what its cells are likely to cost, and which are left out. Pure but for `known`.
+
+Left out is what says least. First implementations that are a library's own plain reference, which nobody would
+pick and which take longest. Then cases: of each operator the one is kept first that its plan names first, then
+always the one that is least like those that are kept, operators in turns. The implementations of a case stay
+together, as only they compare.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from statistics import median
+
+from ..registry.store.home import Home
+from ..registry.store.journal import read, read_header
+from ..registry.store.record import REFERENCE, Case, Key, Record
+from .plan import Cell, Plan
+
+START_S = 8.0
+"""Until a worker has loaded torch and measured the ceilings; each environment of each replicate pays it."""
+BESIDE_S = 0.5
+"""Building inputs and verifying, where nothing is known of a cell."""
+LOOKED_AT = 3
+"""Newest runs of the device that are read for what cells cost."""
+APART = 2.0
+"""How unlike another dtype, pass or option makes two cases: as much as a size four times as large."""
+
+Cost = Callable[[Cell], float]
+
+
+def fit(cells: Sequence[Cell], replicates: int, budget_s: float, cost: Cost) -> tuple[Cell, ...]:
+    """The cells that a budget is likely to suffice for, in their order; one case at least."""
+    left = budget_s - replicates * _starts(cells, cost) * START_S
+    kept: set[Key] = set()
+    for case in ranked(cells):
+        needed = replicates * sum(map(cost, case))
+        if needed <= left or not kept:
+            kept |= {x.identity for x in case}
+            left -= needed
+    references = [x for x in cells if _reference(x)]
+    for cell in references:
+        needed = replicates * cost(cell)
+        if needed <= left and any(x.case.name == cell.case.name and x.identity in kept for x in cells):
+            kept.add(cell.identity)
+            left -= needed
+    return tuple(x for x in cells if x.identity in kept)
+
+
+def ranked(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """The cells by case without references, what says most first."""
+    cases: dict[str, dict[tuple[str, str], list[Cell]]] = {}
+    for cell in cells:
+        if not _reference(cell):
+            mine = cases.setdefault(cell.case.operator, {})
+            mine.setdefault((cell.case.name, cell.cache), []).append(cell)
+    by_operator = [_spread(list(x.values())) for x in cases.values()]
+    return [case for turn in zip_longest(*by_operator) for case in turn if case is not None]
+
+
+def _reference(cell: Cell) -> bool:
+    return cell.implementation.name.endswith(REFERENCE)
+
+
+def _spread(cases: list[list[Cell]]) -> list[list[Cell]]:
+    """The first, then always the one that is farthest from all that went before (Gonzalez 1985)."""
+    out, left = cases[:1], cases[1:]
+    nearest = [_distance(x[0].case, cases[0][0].case) for x in left]
+    while left:
+        place = max(range(len(left)), key=lambda i: nearest[i])
+        chosen = left.pop(place)
+        nearest.pop(place)
+        out.append(chosen)
+        nearest = [min(y, _distance(x[0].case, chosen[0].case)) for x, y in zip(left, nearest, strict=True)]
+    return out
+
+
+def _distance(a: Case, b: Case) -> float:
+    """Of two cases of one operator: doublings of sizes, and what else differs."""
+    sizes = sum(abs(math.log2((a.axes[x] + 1) / (b.axes.get(x, 0) + 1))) for x in a.axes)
+    others = sum(a.options[x] != b.options.get(x) for x in a.options)
+    return sizes + APART * (others + (a.dtype != b.dtype) + (a.pass_ != b.pass_))
+
+
+def estimate(plan: Plan, records: Collection[Record], device: str) -> Cost:
+    """What a cell takes in one replicate, in seconds: what it took before, else what its like did, else the
+    plan's limits. What cannot run here takes nothing.
+    """
+    by_key: dict[Key, list[float]] = {}
+    by_implementation: dict[tuple[str, str], list[float]] = {}
+    for record in records:
+        seconds = sum(record.spent_s.values())
+        if seconds > 0:
+            by_key.setdefault(record.identity, []).append(seconds)
+            by_implementation.setdefault((record.case.operator, record.implementation), []).append(seconds)
+    guess = plan.sampling.warmup_s + plan.sampling.max_seconds + BESIDE_S
+
+    def cost(cell: Cell) -> float:
+        if cell.implementation.unavailable(device) is not None:
+            return 0.0
+        like = by_implementation.get((cell.case.operator, cell.implementation.name), [guess])
+        return median(by_key.get(cell.identity, like))
+
+    return cost
+
+
+def known(home: Home, device: str) -> list[Record]:
+    """The records of the newest runs of a device that are here."""
+    out: list[Record] = []
+    looked_at = 0
+    for path in reversed(home.paths().values()):
+        header = read_header(path)
+        if header is not None and header.device == device:
+            out += read(path).records
+            looked_at += 1
+        if looked_at == LOOKED_AT:
+            break
+    return out
+
+
+def seconds(cells: Collection[Cell], replicates: int, cost: Cost) -> float:
+    """What a run of these cells is likely to take."""
+    return replicates * (_starts(cells, cost) * START_S + sum(map(cost, cells)))
+
+
+def _starts(cells: Iterable[Cell], cost: Cost) -> int:
+    """How many workers a replicate has: one for each environment in which anything runs."""
+    return len({x.implementation.environment for x in cells if cost(x) > 0})
+
+
+def without(cells: Iterable[Cell], kept: Iterable[Cell]) -> tuple[Cell, ...]:
+    """The cells that are not kept."""
+    names = {x.identity for x in kept}
+    return tuple(x for x in cells if x.identity not in names)
+
+
+def narrowed(plan: Plan, cells: Collection[Cell]) -> Plan:
+    """The plan of these cells alone."""
+    names: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        names.setdefault(f"{cell.case.operator}/{cell.case.name}", {}).setdefault(cell.implementation.name)
+    cases = tuple(x for x in plan.cases if f"{x.operator}/{x.name}" in names)
+    return replace(plan, cases=cases, only={key: tuple(x) for key, x in names.items()})

@@ -1,0 +1,101 @@
+"""Which cells a time suffices for. Literal cells; nothing is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from kernelmark.registry.store.record import Case, Measurement, Record
+from kernelmark.suite import budget
+from kernelmark.suite.catalog import Implementation
+from kernelmark.suite.measure.stopping import Sampling
+from kernelmark.suite.plan import Cell, Plan
+
+
+def case(size: int, operator: str = "gelu", dtype: str = "bf16") -> Case:
+    return Case(operator, f"M{size}-{dtype}-forward", {"M": size}, {}, dtype, "forward", "5bec", 1, 0)
+
+
+def cell(of: Case, name: str = "torch", environment: str = "core", devices: tuple[str, ...] = ("cpu",)) -> Cell:
+    made = Implementation(of.operator, name, name, (), environment, devices, lambda: lambda case: print)
+    return Cell(of, made, "cold")
+
+
+def plan(*cases: Case) -> Plan:
+    sampling = Sampling(warmup_s=0.25, max_seconds=0.25)
+    return Plan("tiny", cases, 2, ("cold",), sampling, 60.0)
+
+
+def named(cells: Any) -> list[str]:
+    return [f"{x.case.operator} {x.case.axes['M']} {x.implementation.name}" for x in cells]
+
+
+SIZES = [cell(case(x)) for x in (1 << 10, 1 << 11, 1 << 12, 1 << 16, 1 << 20)]
+
+
+def test_the_first_then_what_is_least_like_it() -> None:
+    assert [x[0].case.axes["M"].bit_length() - 1 for x in budget.ranked(SIZES)] == [10, 20, 16, 12, 11]
+
+
+def test_operators_take_turns_and_another_dtype_says_more_than_a_near_size() -> None:
+    cells = [cell(case(1024)), cell(case(1100)), cell(case(1024, dtype="fp32")), cell(case(8, "rope"))]
+    order = [f"{x[0].case.operator} {x[0].case.name}" for x in budget.ranked(cells)]
+    assert order == [
+        "gelu M1024-bf16-forward",
+        "rope M8-bf16-forward",
+        "gelu M1024-fp32-forward",
+        "gelu M1100-bf16-forward",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kept"),
+    [
+        (1, [10]),  # one case at least
+        (2 * budget.START_S + 6, [10, 16, 20]),
+        (2 * budget.START_S + 9.9, [10, 12, 16, 20]),
+        (2 * budget.START_S + 10, [10, 11, 12, 16, 20]),
+    ],
+)
+def test_what_a_time_suffices_for(seconds: float, kept: list[int]) -> None:
+    found = budget.fit(SIZES, 2, seconds, lambda _: 1.0)
+    assert [x.case.axes["M"].bit_length() - 1 for x in found] == kept
+    assert budget.seconds(SIZES, 2, lambda _: 1.0) == 2 * budget.START_S + 10
+
+
+def test_a_cheaper_case_is_kept_where_a_dear_one_has_no_room() -> None:
+    found = budget.fit(SIZES, 1, budget.START_S + 3, lambda x: 9.0 if x.case.axes["M"] == 1 << 20 else 1.0)
+    assert [x.case.axes["M"].bit_length() - 1 for x in found] == [10, 12, 16]
+
+
+def test_references_go_first_and_implementations_stay_together() -> None:
+    cells = [cell(case(x), name) for x in (8, 9) for name in ("a", "b", "slow_reference")]
+    cost = {"a": 1.0, "b": 1.0, "slow_reference": 5.0}
+    found = budget.fit(cells, 1, budget.START_S + 9, lambda x: cost[x.implementation.name])
+    assert named(found) == ["gelu 8 a", "gelu 8 b", "gelu 8 slow_reference", "gelu 9 a", "gelu 9 b"]
+    found = budget.fit(cells, 1, budget.START_S + 4, lambda x: cost[x.implementation.name])
+    assert named(found) == ["gelu 8 a", "gelu 8 b", "gelu 9 a", "gelu 9 b"]
+    narrowed = budget.narrowed(plan(case(8), case(9)), found[:3])
+    assert narrowed.only == {"gelu/M8-bf16-forward": ("a", "b"), "gelu/M9-bf16-forward": ("a",)}
+
+
+def test_what_a_cell_takes_is_what_it_took_or_its_like_did() -> None:
+    def record(of: Case, seconds: float) -> Record:
+        seen = Measurement({"latency": (1.0,)}, "wall")
+        return Record(
+            of, "torch", "torch", None, 0, 0, "cold", "ok", None, seen, {"sample": seconds, "verify": 0.5}
+        )
+
+    records = [record(case(8), x) for x in (1.0, 2.0, 9.0)] + [record(case(16), 4.0)]
+    cost = budget.estimate(plan(), records, "cpu")
+    assert cost(cell(case(8))) == 2.5
+    assert cost(cell(case(32))) == 3.5  # the median of its like
+    assert cost(cell(case(8), "other")) == 0.5 + budget.BESIDE_S
+    assert cost(cell(case(8), devices=("cuda",))) == 0.0
+    assert budget.seconds([cell(case(8), devices=("cuda",))], 5, cost) == 0.0
+
+
+def test_each_environment_costs_a_start() -> None:
+    cells = [cell(case(8)), dataclasses.replace(cell(case(9), environment="vllm"))]
+    assert budget.seconds(cells, 3, lambda _: 1.0) == 3 * (2 * budget.START_S + 2)
