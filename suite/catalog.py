@@ -34,6 +34,8 @@ from .workload import Workload
 
 Factory = Callable[[Case], Callable[..., Any]]
 BOTH = ("cuda", "cpu")
+WORKER_NEEDS = "torch"
+"""Without it no worker starts, whatever it is to measure."""
 _ENVIRONMENT = re.compile(r"[A-Za-z0-9_-]{1,60}")
 HARNESS_ROOMS = ("operators", "workloads", "models")
 """Rooms that are part of the harness: the same for every commit that is measured."""
@@ -75,7 +77,7 @@ class Implementation:
         remedy = f"make environment NAME={self.environment}"
         if interpreter(self.environment) is None:
             return "unavailable", f"environment {self.environment!r} is not installed: {remedy}"
-        for name in self.requires:
+        for name in dict.fromkeys((WORKER_NEEDS, *self.requires)):
             if version(self.environment, name) is None:
                 if self.environment == "core":
                     return "unavailable", f"{name} is not installed: pip install {name}"

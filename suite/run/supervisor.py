@@ -10,6 +10,7 @@ import contextlib
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -125,6 +126,15 @@ class Lost:
 
     killed: bool
     reason: str
+
+
+def nothing_runs(ended: Sequence[Record]) -> InputError:
+    """The message where not one cell can run here: each reason once, in the words that `kernelmark list` has."""
+    reasons = Counter((x.status, x.reason) for x in ended)
+    # What an installation would mend comes before what only another device would.
+    told = sorted(reasons.items(), key=lambda x: (x[0][0] != "unavailable", -x[1]))
+    said = "\n".join(f"  {reason} ({count} row{'s' * (count > 1)})" for (_, reason), count in told)
+    return InputError(f"nothing of this plan can run here:\n{said}")
 
 
 def new_run() -> str:
@@ -283,6 +293,9 @@ class Run:
                 runnable.setdefault(cell.implementation.environment, {})[index] = cell
             else:
                 ended.append(cell.record(replicate, index, *reason))
+        if ended and not runnable and not self._header_known:
+            # Without a worker nobody knows the conditions, and a journal of absences says nothing anyway.
+            raise nothing_runs(ended)
         for environment, mine in runnable.items():
             self._replicate(replicate, environment, mine)
         for record in ended:

@@ -222,3 +222,35 @@ def test_json_of_a_device(call):
     code, out, _ = call("list", "--json", "--device", "cuda")
     assert code == 0
     assert json.loads(out)["device"] == "cuda"
+
+
+def test_a_fault_of_ours_is_code_5_and_one_line(call, monkeypatch, tmp_path):
+    def fails(*arguments):
+        raise ZeroDivisionError("division by zero\nand more")
+
+    monkeypatch.setattr("kernelmark.suite.cli.list.Catalog.default", fails)
+    code, out, err = call("list")
+    assert (code, out) == (5, "")
+    (log,) = (tmp_path / "home" / "logs").glob("fault-*.log")
+    said = "kernelmark: a fault of kernelmark's own: ZeroDivisionError: division by zero."
+    assert err == f"{said} The traceback is in {log}\n"
+    assert "in fails\n" in log.read_text()
+
+
+def test_a_missing_extra_is_named(call, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.setattr("kernelmark.suite.cli.list.Catalog.default", lambda: __import__("jinja2"))
+    code, _, err = call("list")
+    assert code == 2
+    assert err == "kernelmark: jinja2 is not installed: pip install 'kernelmark[registry]'\n"
+
+
+@pytest.mark.usefixtures("_no_gpu")
+def test_a_plan_of_which_nothing_can_run_says_why(call, root, plan_file, monkeypatch):
+    monkeypatch.setenv("KERNELMARK_PATH", str(root))
+    code, _, err = call("run", "--plan", str(plan_file([16, 32])), "--implementation", "absent")
+    assert code == 2
+    assert err == (
+        "kernelmark: nothing of this plan can run here:\n"
+        "  no-such-distribution is not installed: pip install no-such-distribution (2 rows)\n"
+    )
