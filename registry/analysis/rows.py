@@ -380,6 +380,11 @@ def category(row: Row) -> str | None:
 
 def summarize(journal: Journal) -> dict[str, Any]:
     """A run as `kernelmark show --json` prints it: the header, how time was spent, and the rows."""
+    return {**described(journal), "rows": [msgspec.to_builtins(x) | named_before(x) for x in rows(journal)]}
+
+
+def described(journal: Journal) -> dict[str, Any]:
+    """A run without its rows."""
     header = msgspec.to_builtins(journal.header)
     return {
         **{
@@ -396,7 +401,6 @@ def summarize(journal: Journal) -> dict[str, Any]:
         "spent_s": spent(journal),
         "ceilings": Ceilings.of(journal.ceilings).summary(),
         "metrics": header["metrics"] + msgspec.to_builtins(DERIVED),
-        "rows": [msgspec.to_builtins(x) | named_before(x) for x in rows(journal)],
     }
 
 

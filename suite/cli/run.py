@@ -159,10 +159,11 @@ def _record(journal: Journal, home: Home) -> None:
     if find_spec("mlflow") is None:
         _tell("registry  not filled: MLflow is not installed here; import the journal where it is")
         return
-    from ...registry.tracking.store import StoreError, sync
+    from ...registry.tracking.store import StoreError
+    from .transfer import fill
 
     try:
-        done = sync(home, [journal.header.run])
+        done = fill(home, [journal.header.run])
     except StoreError as error:
         _tell(f"registry  not filled: {error}", err=True)
         return

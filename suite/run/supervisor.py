@@ -11,7 +11,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,6 +44,7 @@ from ..plan import NOTHING, Cell, Plan, order
 from . import fingerprint
 from .conversation import PROGRAM, Conversation, OutOfTurn
 from .forkserver import ForkServers
+from .pace import LASTING
 from .peaks import least_ms
 from .process import Garbled, Worker
 from .worker import CeilingDone, Done, Facts, Result, Stage, Task, TaskCell
@@ -52,10 +53,6 @@ TRIES = 3
 """How often a worker is started that is killed before its first cell."""
 START_DEADLINE_S = 300.0
 """For a worker to start, load torch, open its device and measure the ceilings."""
-LASTING: frozenset[Status] = frozenset(
-    {"unsupported", "unavailable", "out_of_memory", "timeout", "crashed", "error"}
-)
-"""What is not tried again in later replicates: it would end the same way, and a hang costs its deadline."""
 
 
 class NotResumable(KernelmarkError):
@@ -78,8 +75,8 @@ class Interrupted(KernelmarkError):
 class Listener(Protocol):
     """Whoever shows progress."""
 
-    def begin(self, run: str, cells: int, finished: int) -> None:
-        """A session begins: cells in all (over all replicates), and how many are done already."""
+    def begin(self, run: str, todo: Collection[tuple[Key, int]], finished: int) -> None:
+        """A session begins: the rows and replicates to be measured in it, and how many were measured before."""
 
     def stage(self, replicate: int, name: str, cell: Cell | None) -> None:
         """A stage begins."""
@@ -94,8 +91,8 @@ class Unbroken:
     def __init__(self, listener: Listener) -> None:
         self._listener: Listener = listener
 
-    def begin(self, run: str, cells: int, finished: int) -> None:
-        self._heard(lambda x: x.begin(run, cells, finished))
+    def begin(self, run: str, todo: Collection[tuple[Key, int]], finished: int) -> None:
+        self._heard(lambda x: x.begin(run, todo, finished))
 
     def stage(self, replicate: int, name: str, cell: Cell | None) -> None:
         self._heard(lambda x: x.stage(replicate, name, cell))
@@ -113,7 +110,7 @@ class Unbroken:
 class Silent:
     """Shows nothing."""
 
-    def begin(self, run: str, cells: int, finished: int) -> None: ...
+    def begin(self, run: str, todo: Collection[tuple[Key, int]], finished: int) -> None: ...
 
     def stage(self, replicate: int, name: str, cell: Cell | None) -> None: ...
 
@@ -189,7 +186,14 @@ class Run:
         """Measures what is still missing. Returns the journal's path; raises `KernelmarkError`."""
         try:
             with self.session():
-                self.listener.begin(self.name, len(self.cells) * self.plan.replicates, len(self._done))
+                todo = [
+                    (cell.identity, replicate)
+                    for cell in self.cells
+                    if cell.implementation.unavailable(self.device) is None
+                    for replicate in range(self.plan.replicates)
+                    if self._wanted(cell, replicate)
+                ]
+                self.listener.begin(self.name, todo, len(self._done))
                 for replicate in range(self.plan.replicates):
                     self.replicate(replicate, self.cells)
         except KeyboardInterrupt as error:
