@@ -262,6 +262,11 @@ class Catalog:
         """Operators and workloads by name."""
         return {**self.operators, **self.workloads}
 
+    def own(self, name: str) -> bool:
+        """Whether an operator or workload is one of the program's own, and not of a root that a user named."""
+        own = (x for x in self.roots if isinstance(x, _OwnRoot))
+        return any(name in x.files(room) for x in own for room in ("operators", "workloads"))
+
     def operator(self, name: str) -> Operator:
         """The operator of that name."""
         if name not in self.operators:

@@ -8,11 +8,14 @@ import time
 from collections.abc import Callable, Collection, Iterator
 
 from ...registry import escape
+from ...registry.store.metric import LATENCY
 from ...registry.store.record import Key, Record
 from ..plan import Cell
 from ..run.pace import Pace
 from ..run.supervisor import Listener
 
+FEW = 120
+"""Of so many measurements each row has a line as soon as it is first measured; a log of more would be long."""
 QUIET_S = 10.0
 """Without a terminal, at most one line in so many seconds, beside what went wrong."""
 
@@ -20,6 +23,18 @@ QUIET_S = 10.0
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}"
+
+
+def first_seen(record: Record) -> str:
+    """What one process measured, for whoever waits: the row's value needs them all."""
+    from statistics import median
+
+    assert record.measurement is not None
+    found = record.measurement.samples.get(record.case.primary)
+    if not found:
+        return record.status
+    unit = LATENCY.unit if record.case.primary == LATENCY.name else ""
+    return f"{median(found):.4g} {unit}".rstrip()
 
 
 class _Counted:
@@ -74,6 +89,10 @@ class Lines(_Counted):
         what = f"{record.case.operator} {record.case.name} {record.implementation}"
         if record.status not in ("ok", "unsupported", "unavailable"):
             print(f"  {escape.plain(what)}: {record.status}: {escape.plain(record.reason)}", flush=True)
+        elif record.measurement is not None and record.replicate == 0 and self.cells <= FEW:
+            self._last = time.monotonic()
+            left = f"; {self.left()} left" if self.pace.left_s() is not None else ""
+            print(f"[{self.finished}/{self.cells}] {escape.plain(what)}: {first_seen(record)}{left}", flush=True)
         elif time.monotonic() - self._last >= QUIET_S or self.finished == self.cells:
             self._last = time.monotonic()
             print(
@@ -112,8 +131,10 @@ class Live(_Counted):
     def end(self, record: Record) -> None:
         self.pace.end(record)
         self.progress.update(self._task, completed=self.finished, left=self.left())
-        if record.status not in ("ok", "unsupported", "unavailable"):
-            what = f"{record.case.operator} {record.case.name} {record.implementation}"
+        what = f"{record.case.operator} {record.case.name} {record.implementation}"
+        if record.measurement is not None and record.replicate == 0:
+            self.progress.console.print(f"{what}: {first_seen(record)}")
+        elif record.status not in ("ok", "unsupported", "unavailable"):
             self.progress.console.print(f"{what}: {record.status}: {record.reason}")
 
 

@@ -47,7 +47,7 @@ def clock(monkeypatch):
 def test_lines_now_and_then_and_for_what_went_wrong(capsys, clock):
     with progress() as lines:
         assert isinstance(lines, Lines)
-        lines.begin("run-1", todo(60), 40)
+        lines.begin("run-1", todo(60), 140)
         lines.stage(0, "start", None)
         clock[0] += 7  # a worker's start, once a replicate: no part of what a cell takes
         lines.stage(0, "sample", CELL)
@@ -59,12 +59,27 @@ def test_lines_now_and_then_and_for_what_went_wrong(capsys, clock):
         for i in range(31, 60):
             lines.end(record(f"c{i}"))
     assert capsys.readouterr().out.splitlines() == [
-        "run run-1: 100 measurements, 40 done already",
-        "[41/100] replicate 1, gelu c0 torch; – left",
-        "[51/100] replicate 1, gelu c10 torch; 0:49 left",
-        "[61/100] replicate 1, gelu c20 torch; 0:39 left",
+        "run run-1: 200 measurements, 140 done already",
+        "[141/200] replicate 1, gelu c0 torch; – left",
+        "[151/200] replicate 1, gelu c10 torch; 0:49 left",
+        "[161/200] replicate 1, gelu c20 torch; 0:39 left",
         "  gelu c30 torch: timeout: verify: not finished within 5 s",
-        "[100/100] replicate 1, gelu c59 torch; 0:00 left",
+        "[200/200] replicate 1, gelu c59 torch; 0:00 left",
+    ]
+
+
+def test_rows_appear_as_they_are_measured(capsys, clock):
+    lines = Lines()
+    lines.begin("run-1", todo(2, replicates=3), 0)
+    for replicate in range(3):
+        for case in ("c0", "c1"):
+            clock[0] += 1
+            lines.end(record(case, replicate))
+    assert capsys.readouterr().out.splitlines() == [
+        "run run-1: 6 measurements",
+        "[1/6] gelu c0 torch: 1 ms",
+        "[2/6] gelu c1 torch: 1 ms",
+        "[6/6] replicate 3, gelu c1 torch; 0:00 left",
     ]
 
 
