@@ -6,9 +6,11 @@ import time
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from .memory_figures import MemoryFigures
+
 
 @dataclass
-class MemoryProfiler:
+class MemoryProfiler(MemoryFigures):
     """Measures device memory over a `with` block, on the current CUDA device or given ones.
 
     Afterwards, all in bytes and counted by torch's allocator: `before_bytes` and `after_bytes` allocated,

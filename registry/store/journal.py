@@ -185,6 +185,17 @@ def _lines(file: BinaryIO, name: str, path: Path | None) -> Journal:
     return Journal(header, tuple(records), tuple(ceilings), tuple(footers), torn, path)
 
 
+def read_header(path: Path) -> Header | None:
+    """A journal's header, the rest of it unread; None if there is none."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            line = file.readline(bounds.LINE)
+        found = bounds.Bounds().checked(decoder(line)(line), line)
+    except (OSError, EOFError, ValueError, zlib.error, RecursionError):  # msgspec's and bad UTF-8 are ValueErrors
+        return None
+    return found if isinstance(found, Header) else None
+
+
 def _told(error: Exception) -> str:
     return "nested too deep" if isinstance(error, RecursionError) else str(error)
 

@@ -231,7 +231,9 @@ def unseen_cases(operator: Operator, known: Sequence[Case], draw: random.Random)
 
 
 def _shapes(journal: Journal | None, name: str) -> Iterator[Shape]:
-    """How each case ended; one that torch cannot compute either says nothing of the candidate."""
+    """How each case ended. A wrong answer is one whoever else has none; another failure that its peers share is
+    not held against it.
+    """
     by_case: dict[str, dict[str, Record]] = {}
     for x in journal.records if journal else ():
         by_case.setdefault(x.case.name, {})[x.implementation] = x
@@ -239,9 +241,11 @@ def _shapes(journal: Journal | None, name: str) -> Iterator[Shape]:
         mine = ended.get(name)
         if mine is None:
             continue
+        others = [x.status for x in ended.values() if x is not mine]
+        excused = mine.status != "incorrect" and others and "ok" not in others
         if mine.status == "ok":
             yield Shape(case, True)
-        elif mine.status == "unsupported" or not any(x.status == "ok" for x in ended.values()):
+        elif mine.status == "unsupported" or excused:
             yield Shape(case, None, mine.reason)
         else:
             yield Shape(case, False, f"{mine.status}: {mine.reason}")
