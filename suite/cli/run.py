@@ -13,7 +13,7 @@ import click
 from ...registry.errors import InputError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
-from ...registry.store.record import Request
+from ...registry.store.record import PROVIDER, Request, Status
 from ...registry.store.transfer import checked_run, join
 from .. import plan as plans
 from .. import shards
@@ -23,6 +23,9 @@ from ..run import supervisor
 from ..run.fingerprint import device_named
 from . import mute
 from .plan_option import plan_option
+
+WRONG: tuple[Status, ...] = ("incorrect", "crashed", "error", "timeout", "out_of_memory")
+"""How a row of ours ends that a continuous integration should stop for."""
 
 
 @click.command("run")
@@ -42,6 +45,11 @@ from .plan_option import plan_option
 @click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
 @click.option("--no-report", is_flag=True, help="Leave out the HTML report.")
 @click.option("--journal-only", is_flag=True, help="Write the journal and leave the rest to another machine.")
+@click.option("--quick", is_flag=True, help="Short for --plan quick.")
+@click.option("--validate", is_flag=True, help="Then as `kernelmark validate`, exit code included.")
+@click.option(
+    "--ci", is_flag=True, help="Only the journal and the table; exit code 1 if a row of ours is not right."
+)
 def command_run(
     plan: str,
     operators: tuple[str, ...],
@@ -57,9 +65,15 @@ def command_run(
     output: Path | None,
     no_report: bool,
     journal_only: bool,
+    quick: bool,
+    validate: bool,
+    ci: bool,
 ) -> None:
     """Measure a plan and record it."""
+    from ...registry.analysis.rows import rows
     from .progress import progress
+
+    plan = "quick" if quick else plan
 
     home = Home(output)
     writable(home)
@@ -98,8 +112,21 @@ def command_run(
         if missing:
             _tell(f"not here yet: shards {', '.join(missing)}; `kernelmark import` joins them to this run")
         path = home.journal(run.name)
-    if not journal_only:
-        present(read(path), home, report=not no_report)
+    journal = read(path)
+    if ci:
+        from ...registry.escape import console
+        from ...registry.views.tables import run_table
+
+        _heard(lambda: console().print(run_table(journal)))
+    elif not journal_only:
+        present(journal, home, report=not no_report)
+    if validate:
+        from .validate import shown
+
+        sys.exit(shown(journal))
+    if ci and (wrong := [x for x in rows(journal) if x.provider == PROVIDER and x.status in WRONG]):
+        _tell(f"not right: {', '.join(str(x.identity) for x in wrong)}", err=True)
+        sys.exit(1)
 
 
 def writable(home: Home) -> None:

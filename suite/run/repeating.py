@@ -39,8 +39,8 @@ def draw(published: Journal, catalog: Catalog, sample: int, seed: int) -> Draw:
     if plan is None:
         raise InputError(f"run {header.run} does not say what it measured; it cannot be measured again.")
     ended: dict[Key, set[str]] = {}
-    for x in published.records:
-        ended.setdefault(x.identity, set()).add(x.status)
+    for record in published.records:
+        ended.setdefault(record.identity, set()).add(record.status)
     cells = [
         x
         for x in plan.cells(catalog, header.device, header.request.implementations)
