@@ -57,6 +57,12 @@ test: $(VENV)/.tested check
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
+# Clone, wheel, every command of the README, with its exit code and its time: minutes. FACTOR widens the times.
+FACTOR ?= 2
+.PHONY: first-hour
+first-hour: $(VENV)/.tested
+	$(BIN)/python tests/first_hour.py $(FACTOR)
+
 # Inputs that are nearly right, ten thousand of them by default: a few minutes. A failure names its number.
 FUZZ ?= 10000
 SEED ?= 0

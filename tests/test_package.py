@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from .installed import ENVIRONMENT, TORCH, build, install
+
 HOUSE = Path(__file__).resolve().parents[1]
 JOURNAL = next((HOUSE / "registry/reference").glob("*-509e.jsonl.gz"))
-LEFT_OUT = ("torch", "triton", "functorch", "kernelmark", "__editable__", "__pycache__")
-BUILD = """
-import os, sys, tarfile
-from setuptools import build_meta
-out = sys.argv[1]
-sdist = build_meta.build_sdist(out)
-with tarfile.open(os.path.join(out, sdist)) as archive:
-    archive.extractall(out, filter="data")
-os.chdir(os.path.join(out, sdist.removesuffix(".tar.gz")))
-build_meta.build_wheel(out)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -34,29 +23,12 @@ def kernelmark(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subpro
     The wheel is made of the sdist, so that both are whole.
     """
     place = tmp_path_factory.mktemp("package")
-    source, dist, clean = place / "source", place / "dist", place / "clean"
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=HOUSE, capture_output=True, text=True, check=True)
-    for name in names.stdout.split("\0"):
-        if name.startswith(("suite/", "kernels/", "baselines/", "registry/")) or (name and "/" not in name):
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).symlink_to(HOUSE / name)
-    environment = {**os.environ, "PYTHONSAFEPATH": "1", "SETUPTOOLS_USE_DISTUTILS": "local"}
-    python = [sys.executable, "-W", "ignore", "-c", BUILD, str(dist)]
-    subprocess.run(python, cwd=source, env=environment, capture_output=True, check=True)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", clean], check=True)
-    site = clean / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-    for folder in (Path(x) for x in sys.path if x.endswith("site-packages")):
-        for found in folder.iterdir():
-            wanted = not found.name.lower().startswith(LEFT_OUT) and found.suffix != ".pth"
-            if wanted and not (site / found.name).exists():
-                (site / found.name).symlink_to(found)
-    install = [clean / "bin/python", "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
-    subprocess.run([*install, *dist.glob("*.whl")], check=True, cwd=place)
+    commands = install(build(HOUSE, place), place / "clean", without=TORCH)
 
     def call(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        own = {name: x for name, x in environment.items() if not name.startswith(("KERNELMARK_", "MLFLOW_"))}
+        own = {name: x for name, x in ENVIRONMENT.items() if not name.startswith(("KERNELMARK_", "MLFLOW_"))}
         own |= {"KERNELMARK_HOME": str(place / "home"), **variables}
-        command = [str(clean / "bin/kernelmark"), *arguments]
+        command = [str(commands / "kernelmark"), *arguments]
         return subprocess.run(command, cwd=place, env=own, capture_output=True, text=True, check=False, timeout=60)
 
     return call
