@@ -22,6 +22,10 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --require-hashes --no-deps
 LOCKS := requirements/$(FLAVOUR).txt $(if $(filter cpu,$(FLAVOUR)),requirements/torch-cpu.txt)
 
+# Of what pip says: which package of how many it fetches, and that the long silence at its end is the unpacking.
+TOLD := awk '/^Collecting/ { printf "  %d of %d: %s\n", ++seen, all, $$2; fflush() } \
+	/^Installing collected/ { print "  unpacking them"; fflush() }'
+
 .PHONY: bench test check types contracts pages format lock environment clean
 
 bench: $(VENV)/.ready
@@ -52,6 +56,12 @@ test: $(VENV)/.tested check
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not targets' tests/kernels
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
+
+# Clone, wheel, every command of the README, with its exit code and its time: minutes. FACTOR widens the times.
+FACTOR ?= 2
+.PHONY: first-hour
+first-hour: $(VENV)/.tested
+	$(BIN)/python tests/first_hour.py $(FACTOR)
 
 # Inputs that are nearly right, ten thousand of them by default: a few minutes. A failure names its number.
 FUZZ ?= 10000
@@ -130,10 +140,14 @@ typing:
 $(VENV)/.ready: $(LOCKS) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "kernelmark needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12" >&2; exit 2; }
-	@echo "making $(VENV) for $(FLAVOUR); this takes a few minutes once"
-	$(PYTHON) -m venv $(VENV)
-	for lock in $(LOCKS); do $(INSTALL) -r $$lock; done
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@echo "making $(VENV) for $(FLAVOUR): some gigabytes of packages, a few minutes, once"
+	@$(PYTHON) -m venv $(VENV)
+	@for lock in $(LOCKS); do \
+		echo "installing what $$lock lists, each file checked against its hash"; \
+		$(subst --quiet,,$(INSTALL)) -r $$lock | $(TOLD) all=$$(grep -c '^[A-Za-z].*==' $$lock) -; \
+	done
+	@echo "installing kernelmark from this checkout"
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 $(VENV)/.tested: $(VENV)/.ready requirements/test.txt

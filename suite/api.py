@@ -11,6 +11,7 @@
     records = runner.run(axes={"B": 4, "S": 2048, "D": 4096}, dtype="bf16", replicates=1)
     for row in runner.rows():
         print(row.implementation, row.value(), row.speedup_vs_best_baseline)
+    print(runner.summary())             # mine: 1.93x speedup, +93% throughput; mean 1.93x, median …
 
 Implementations that are objects of this process cannot travel to a worker, so a `Runner` measures here, in
 one process, by the same stages, timers and correctness gate. Between-process variation is then not seen:
@@ -19,12 +20,18 @@ for a number to publish, put the file in a folder of `KERNELMARK_PATH` and use t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
-from ..registry.analysis.rows import rows
-from ..registry.errors import InputError
+from ..registry.analysis.rows import DERIVED, Row, rows
+from ..registry.analysis.speedups import memory_per_sample, over, samples_per_s, sentence
+from ..registry.errors import InputError, unknown
 from ..registry.store.journal import Journal
 from ..registry.store.record import SCHEMA_VERSION, Cache, Case, Ceiling, Header, Pass, Record
 from ..registry.views.frame import Rows
@@ -38,7 +45,14 @@ from .plan import Cell
 from .run import fingerprint, worker
 from .run.supervisor import new_run
 
-__all__ = ["MemoryProfiler", "Runner", "compare"]
+__all__ = [
+    "BaselineConfig",
+    "MemoryProfiler",
+    "Runner",
+    "compare",
+    "compare_implementations",
+    "run_benchmark",
+]
 
 PROVIDER = "script"
 """The provider of implementations that a script adds: a baseline like any other."""
@@ -72,6 +86,10 @@ class Runner:
             self.operator, name, provider, (), "core", ("cuda", "cpu"), lambda: factory
         )
 
+    def add_baseline(self, baseline: BaselineConfig) -> None:
+        """Adds an implementation that a file has. Raises `InputError` as `add` and `BaselineConfig.load` do."""
+        self.add(baseline.name, baseline.load())
+
     def run(
         self,
         axes: Mapping[str, int],
@@ -103,6 +121,18 @@ class Runner:
         A tuple of rows, which a notebook shows as a table; `rows().frame()` is a pandas data frame.
         """
         return Rows(rows(self.journal()))
+
+    def summary(self) -> str:
+        """A line an implementation: its speedups over the best baseline of each case, average and extremes."""
+        found = self.rows()
+        ours = [
+            x for name in dict.fromkeys(x.implementation for x in found) if (x := over(found, name)) is not None
+        ]
+        return "\n".join(
+            f"{sentence(x.implementation, x.geometric)}; mean {x.mean:.2f}x, median {x.median:.2f}x, "
+            f"min {x.lowest:.2f}x, max {x.highest:.2f}x over {x.cases} case{'s' * (x.cases != 1)}"
+            for x in ours
+        )
 
     def journal(self) -> Journal:
         """Everything measured so far as a journal, for `kernelmark.registry`."""
@@ -188,3 +218,127 @@ def compare(
     for name, factory in implementations.items():
         runner.add(name, factory)
     return runner.run(axes, dtype, **how)
+
+
+@dataclass(frozen=True)
+class BaselineConfig:
+    """An implementation in a file: `implementation_path` is `FILE.py:FACTORY`, a factory as in baselines/.
+
+    It is `unsupported` where a case names a model that is not among `supported_models`, or where the device has
+    less than `hardware_requirements["min_vram_gb"]` of memory (GB of 10⁹ bytes).
+    """
+
+    name: str
+    implementation_path: str
+    supported_models: Sequence[str] = ()
+    hardware_requirements: Mapping[str, float] = field(default_factory=dict)
+
+    def load(self) -> Factory:
+        """The factory, which refuses what the configuration excludes. Raises `InputError` for a wrong path."""
+        path, _, attribute = self.implementation_path.rpartition(":")
+        if unknown_ := self.hardware_requirements.keys() - {"min_vram_gb"}:
+            raise unknown("hardware requirement", min(unknown_), ["min_vram_gb"])
+        if not path or not Path(path).is_file():
+            raise InputError(
+                f"implementation_path {self.implementation_path!r} is no FILE.py:FACTORY that exists."
+            )
+        made = getattr(_module(Path(path)), attribute, None)
+        if not callable(made):
+            raise InputError(f"{path} has no function {attribute!r}.")
+
+        def factory(case: Case) -> Callable[..., Any]:
+            model = case.options.get("model")
+            if self.supported_models and model is not None and model not in self.supported_models:
+                raise NotImplementedError(f"supports {', '.join(self.supported_models)}, and not {model}")
+            least, here = self.hardware_requirements.get("min_vram_gb", 0.0), _device_gb()
+            if least > here:
+                raise NotImplementedError(f"needs a GPU with {least:g} GB, this has {here:.1f} GB")
+            implementation: Callable[..., Any] = made(case)
+            return implementation
+
+        return factory
+
+
+def run_benchmark(
+    benchmark_type: str,
+    config: Mapping[str, Any],
+    trials: int | None = None,
+    runner: Runner | None = None,
+) -> tuple[Row, ...]:
+    """Measures one configuration of an operator, by all that can run here, and returns its rows.
+
+    `config` holds the operator's axes and options by name, and `dtype` and `pass`; `trials` is the number of
+    samples in place of the stopping rule. Raises `InputError` for anything that the operator does not know.
+    """
+    runner = runner or Runner(benchmark_type)
+    operator = Catalog.default().operator(benchmark_type)
+    if trials is not None:
+        least = max(MIN_TRIALS, trials)
+        runner.sampling = Sampling(min_samples=least, max_samples=least, min_seconds=0, max_seconds=TRIALS_S)
+    rest = dict(config)
+    dtype, pass_ = rest.pop("dtype", operator.dtypes[0]), rest.pop("pass", "forward")
+    options = {name: rest.pop(name) for name in list(rest) if name in operator.options}
+    before = len(runner.records)
+    runner.run(rest, dtype, pass_, options)
+    new = {x.identity for x in runner.records[before:]}
+    return tuple(x for x in runner.rows() if x.identity in new)
+
+
+def compare_implementations(
+    benchmark_type: str,
+    implementations: Sequence[str],
+    config: Mapping[str, Any],
+    metrics: Sequence[str] = ("latency", "memory", "throughput"),
+    trials: int | None = None,
+) -> dict[str, dict[str, float | None]]:
+    """By implementation its metrics, `None` where one was not measured, and `speedup` over the best baseline.
+
+    Metrics are named as `kernelmark show --json` lists them; beside those there are `samples_per_s` and
+    `memory_per_sample`.
+    """
+    catalog = Catalog.default()
+    known = [x.name for x in catalog.of_operator(catalog.operator(benchmark_type).name)]
+    for name in implementations:
+        if name not in known:
+            raise unknown("implementation", name, known)
+    runner = Runner(benchmark_type, only=tuple(implementations))
+    more = {"samples_per_s": samples_per_s, "memory_per_sample": memory_per_sample}
+    names = {x.name for x in (*runner.journal().header.metrics, *DERIVED)} | more.keys()
+    for metric in metrics:
+        if metric not in names:
+            raise unknown("metric", metric, sorted(names))
+    found = run_benchmark(benchmark_type, config, trials, runner)
+    return {
+        x.implementation: {name: more[name](x) if name in more else x.value(name) for name in metrics}
+        | {"speedup": x.speedup_vs_best_baseline}
+        for x in found
+    }
+
+
+MIN_TRIALS = 6
+"""Fewer samples have no interval of their median."""
+TRIALS_S = 600.0
+
+
+def _module(path: Path) -> ModuleType:
+    """Imports a file by its place, under a name that shadows nobody's."""
+    name = f"kernelmark_baseline_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # somebody's file may raise anything
+        del sys.modules[name]
+        raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _device_gb() -> float:
+    import torch
+
+    if not torch.cuda.is_available():
+        return 0.0
+    return float(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory) / 1e9

@@ -34,6 +34,8 @@ from .workload import Workload
 
 Factory = Callable[[Case], Callable[..., Any]]
 BOTH = ("cuda", "cpu")
+WORKER_NEEDS = "torch"
+"""Without it no worker starts, whatever it is to measure."""
 _ENVIRONMENT = re.compile(r"[A-Za-z0-9_-]{1,60}")
 HARNESS_ROOMS = ("operators", "workloads", "models")
 """Rooms that are part of the harness: the same for every commit that is measured."""
@@ -75,7 +77,7 @@ class Implementation:
         remedy = f"make environment NAME={self.environment}"
         if interpreter(self.environment) is None:
             return "unavailable", f"environment {self.environment!r} is not installed: {remedy}"
-        for name in self.requires:
+        for name in dict.fromkeys((WORKER_NEEDS, *self.requires)):
             if version(self.environment, name) is None:
                 if self.environment == "core":
                     return "unavailable", f"{name} is not installed: pip install {name}"
@@ -259,6 +261,11 @@ class Catalog:
     def definitions(self) -> Mapping[str, Definition]:
         """Operators and workloads by name."""
         return {**self.operators, **self.workloads}
+
+    def own(self, name: str) -> bool:
+        """Whether an operator or workload is one of the program's own, and not of a root that a user named."""
+        own = (x for x in self.roots if isinstance(x, _OwnRoot))
+        return any(name in x.files(room) for x in own for room in ("operators", "workloads"))
 
     def operator(self, name: str) -> Operator:
         """The operator of that name."""

@@ -11,13 +11,14 @@ from pathlib import Path
 from types import TracebackType
 
 from ..registry.views import units
+from .memory_figures import MemoryFigures
 
 PROCESS = Path("/proc/self")
 _RESIDENT, _HIGHEST = "VmRSS", "VmHWM"
 
 
 @dataclass
-class MemoryProfiler:
+class MemoryProfiler(MemoryFigures):
     """Measures memory over a `with` block: of the current CUDA device, and of this process on the host.
 
     Afterwards, all in bytes. Of the device, counted by torch's allocator: `before_bytes` and `after_bytes`

@@ -264,7 +264,7 @@ def load(name: str, catalog: Catalog, device: Literal["cuda", "cpu"], operators:
     """A built-in plan or a plan file, narrowed to `operators`. Raises `InputError` for anything unknown."""
     for operator in operators:
         catalog.definition(operator)
-    plan = _builtin(name, catalog, device) if name in BUILTIN else _file(Path(name), catalog)
+    plan = _builtin(name, catalog, device, bool(operators)) if name in BUILTIN else _file(Path(name), catalog)
     cases = tuple(x for x in plan.cases if not operators or x.operator in operators)
     if not cases:
         of = f" of {', '.join(operators)}" if operators else ""
@@ -273,16 +273,24 @@ def load(name: str, catalog: Catalog, device: Literal["cuda", "cpu"], operators:
     return replace(plan, cases=cases, only={key: names for key, names in plan.only.items() if key in kept})
 
 
-def _builtin(name: str, catalog: Catalog, device: str) -> Plan:
+MINUTE: frozenset[str] = frozenset({"rms_norm", "softmax", "swiglu"})
+"""Of the program's own operators, those that `quick` measures on a CPU where none is named: with more it would
+take minutes, most of them spent compiling.
+"""
+
+
+def _builtin(name: str, catalog: Catalog, device: str, named: bool) -> Plan:
     if name not in BUDGETS:
         return _file(FILES / f"{name}.toml", catalog)
     replicates, deadline_s, sampling = BUDGETS[name]
     levels = {"quick": ["quick"], "standard": ["standard"], "full": ["standard", "full"]}[name]
     if device == "cpu":
         levels = ["quick_cpu" if level == "quick" else level for level in levels]
+    few = (name, device) == ("quick", "cpu") and not named
     cases = [
         case
         for operator in catalog.definitions.values()
+        if not few or operator.name in MINUTE or not catalog.own(operator.name)
         for level in levels
         for grid in operator.plans.get(level, ())
         for case in operator.expand(grid)

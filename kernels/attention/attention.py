@@ -604,13 +604,13 @@ def _hopper(device: torch.device) -> Hopper | None:
     """Where the device is one: compute capability 9.0, no other."""
     if capability(device) != (9, 0):
         return None
+    from .. import _hopper as common
     from . import (
         _attention_hopper_backward,
         _attention_hopper_backward_deterministic,
         _attention_hopper_forward,
         _attention_hopper_forward_paired,
     )
-    from . import _hopper as common
 
     return Hopper(
         common,

@@ -384,6 +384,12 @@ def summarize(journal: Journal, chosen: Iterable[Row] | None = None) -> dict[str
     """A run as `kernelmark show --json` prints it: the header, how time was spent, and the rows, or the `chosen`
     ones of them.
     """
+    found = rows(journal) if chosen is None else chosen
+    return {**described(journal), "rows": [msgspec.to_builtins(x) | named_before(x) for x in found]}
+
+
+def described(journal: Journal) -> dict[str, Any]:
+    """A run without its rows."""
     header = msgspec.to_builtins(journal.header)
     return {
         **{
@@ -400,7 +406,6 @@ def summarize(journal: Journal, chosen: Iterable[Row] | None = None) -> dict[str
         "spent_s": spent(journal),
         "ceilings": Ceilings.of(journal.ceilings).summary(),
         "metrics": header["metrics"] + msgspec.to_builtins(DERIVED),
-        "rows": [msgspec.to_builtins(x) | named_before(x) for x in (rows(journal) if chosen is None else chosen)],
     }
 
 

@@ -252,6 +252,8 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Which stage of a comparison the run is; above 1 it holds only rows under suspicion."""
     arm: str | None = None
     """Which cell of a factorial over code and environment the run is."""
+    verifies: str | None = None
+    """The run whose rows this one measured again, drawn by its own seed."""
     pinned: dict[str, dict[str, str]] = {}
     """By row, the configurations that its autotuned kernels were held to."""
     note: str | None = None

@@ -58,6 +58,8 @@ class Connection:
     uri: str
     experiment_id: str
     lock: Path
+    database: Path | None = None
+    """The file, where it is SQLite's."""
 
     def address(self, fragment: str) -> str:
         """The UI's address of a fragment; only that where no server runs."""
@@ -114,7 +116,7 @@ def connect(uri: str | None, home: Home) -> Connection:
                 _follow(database, client.get_experiment(found).artifact_location, artifacts)
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"the registry at {shown(uri)} cannot be opened: {error}") from None
-    return Connection(client, uri, found, lock)
+    return Connection(client, uri, found, lock, database)
 
 
 @contextmanager
@@ -127,6 +129,8 @@ def reachable(uri: str, patience: Mapping[str, str]) -> Iterator[None]:
     os.environ.update(ours)
     try:
         yield
+    except sqlite3.Error as error:
+        raise StoreError(f"the registry at {shown(uri)} failed: {error}") from error
     except Exception as error:
         if not type(error).__module__.startswith(("mlflow", "requests", "urllib3", "sqlalchemy")):
             if not _within_mlflow(error):

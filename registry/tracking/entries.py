@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from ..analysis.rows import Row, rows, summarize
+from ..analysis.rows import Row, described, rows
 from ..errors import InputError
 from ..store.journal import Journal, encode
 from ..store.record import Line
@@ -118,8 +118,7 @@ def artifacts(journal: Journal) -> dict[str, bytes]:
         text = b"".join(x + b"\n" for x in whole_lines(journal.path))
     else:
         text = b"".join(encode(x) for x in _lines(journal))
-    told = summarize(journal)
-    fingerprint = {name: value for name, value in told.items() if name not in ("rows", "torn")}
+    fingerprint = {name: value for name, value in described(journal).items() if name != "torn"}
     return {
         f"{journal.header.run}.jsonl.gz": gzip.compress(text, mtime=0),
         "fingerprint.json": json.dumps(fingerprint, indent=2, ensure_ascii=False).encode(),

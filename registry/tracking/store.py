@@ -28,6 +28,7 @@ from ..errors import InputError
 from ..store.home import Home
 from ..store.journal import Journal, read
 from ..store.transfer import checked_run
+from .bulk import Bulk
 from .connection import Connection, StoreError, connect, locked, resolve
 from .entries import SUMMARY, Entry, artifacts, content_hash, entries, length, summary
 from .saved_view import TAG, View, drawn
@@ -37,6 +38,8 @@ __all__ = ["Ingested", "Store", "StoreError", "Synced", "resolve", "sync"]
 Progress: TypeAlias = Callable[[int, int], None]
 
 _PAGE = 500
+_CHUNK = 100
+"""Entries of one transaction: a tenth of a second, so that others need not wait and progress shows."""
 _HASH, _LINES, _GENERATION, _REPORT = "result_sha256", "journal_lines", "generation", "report_sha256"
 
 
@@ -49,6 +52,16 @@ class Ingested:
     updated: int
     skipped: int
     deep_link: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """How far a sync is: rows of the run under way, and the fraction of all that it was asked for."""
+
+    run: str
+    rows: int
+    of: int
+    fraction: float
 
 
 @dataclass(frozen=True)
@@ -75,15 +88,19 @@ class _Stored:
     @classmethod
     def of(cls, run: Any) -> _Stored:
         """From MLflow's own type."""
-        tags: Mapping[str, str] = run.data.tags
+        return cls.from_tags(run.info.run_id, run.info.status, run.data.tags)
+
+    @classmethod
+    def from_tags(cls, run_id: str, status: str, tags: Mapping[str, str]) -> _Stored:
+        """From what MLflow keeps of it."""
         number = {x: int(tags[x]) if tags.get(x, "").isdigit() else 0 for x in (_LINES, _GENERATION)}
         return cls(
-            id=run.info.run_id,
+            id=run_id,
             identity=tags.get("identity", ""),
             sha256=tags.get(_HASH, ""),
             lines=number[_LINES],
             generation=number[_GENERATION],
-            finished=run.info.status in ("FINISHED", "FAILED"),
+            finished=status in ("FINISHED", "FAILED"),
             report=tags.get(_REPORT),
         )
 
@@ -99,6 +116,9 @@ class Store:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._client = connection.client
+        self._bulk = (
+            None if connection.database is None else Bulk.open(connection.database, connection.experiment_id)
+        )
 
     @classmethod
     def open(cls, uri: str | None, home: Home) -> Store:
@@ -118,7 +138,13 @@ class Store:
             count: Counter[str] = Counter()
             run, lines = journal.header.run, length(journal)
             before = self._of_run(run)
-            for number, entry in enumerate(wanted, 1):
+            apart = [x for x in wanted if x.identity in before or self._bulk is None or not self._bulk.takes(x)]
+            single = {x.identity for x in apart}
+            for number in self._create([x for x in wanted if x.identity not in single], lines):
+                count["created"] = number
+                if progress:
+                    progress(number, len(wanted))
+            for number, entry in enumerate(apart, count["created"] + 1):
                 count[self._bring(entry, before.get(entry.identity, []), lines, {})] += 1
                 if progress:
                     progress(number, len(wanted))
@@ -248,11 +274,26 @@ class Store:
                 return
 
     def _of_run(self, run: str, kind: str | None = None) -> dict[str, list[_Stored]]:
+        if self._bulk is not None and kind is None:
+            names = ("identity", _HASH, _LINES, _GENERATION, _REPORT)
+            there = self._bulk.of_run(run, names)
+            fast: dict[str, list[_Stored]] = {}
+            for x in there:
+                fast.setdefault(x.tags.get("identity", ""), []).append(_Stored.from_tags(x.id, x.status, x.tags))
+            return fast
         condition = f"tags.invocation = '{run}'" + (f" and tags.kind = '{kind}'" if kind else "")
         out: dict[str, list[_Stored]] = {}
         for found in map(_Stored.of, self._search(condition)):
             out.setdefault(found.identity, []).append(found)
         return out
+
+    def _create(self, fresh: Sequence[Entry], lines: int) -> Iterator[int]:
+        """Writes entries of which nothing stands in the registry yet, many at a time; how many so far."""
+        for begin in range(0, len(fresh), _CHUNK):
+            assert self._bulk is not None
+            some = fresh[begin : begin + _CHUNK]
+            self._bulk.create([(x, _own_tags(x, lines, 1)) for x in some])
+            yield begin + len(some)
 
     def _bring(self, entry: Entry, there: Sequence[_Stored], lines: int, files: Mapping[str, bytes]) -> str:
         """Sees to it that an entry stands in the registry, if nothing newer does; says what that took."""
@@ -270,12 +311,10 @@ class Store:
             run_id = max(begun, key=lambda x: x.rank).id
         else:
             generation = 1 + max((x.generation for x in there), default=0)
-            own = {"identity": entry.identity, _HASH: entry.sha256}
-            own |= {_LINES: str(lines), _GENERATION: str(generation)}
             run_id = self._client.create_run(
                 self._connection.experiment_id,
                 start_time=entry.start_ms,
-                tags={**entry.tags, **own},
+                tags={**entry.tags, **_own_tags(entry, lines, generation)},
                 run_name=entry.name,
             ).info.run_id
         if not self._fill(run_id, entry, files) or same:
@@ -325,7 +364,27 @@ class Store:
             self._client.set_tag(stored.id, _REPORT, sha256)
 
 
-def sync(home: Home, runs: Sequence[str] = (), uri: str | None = None, progress: Progress | None = None) -> Synced:
+def _told(progress: Callable[[Step], None] | None, run: str, before: float, share: float) -> Progress:
+    """Rows of one journal as a part of all, by their journals' sizes."""
+
+    def tell(rows: int, of: int) -> None:
+        if progress is not None:
+            progress(Step(run, rows, of, before + share * rows / of))
+
+    return tell
+
+
+def _own_tags(entry: Entry, lines: int, generation: int) -> dict[str, str]:
+    """What rule 3 goes by."""
+    return {"identity": entry.identity, _HASH: entry.sha256, _LINES: str(lines), _GENERATION: str(generation)}
+
+
+def sync(
+    home: Home,
+    runs: Sequence[str] = (),
+    uri: str | None = None,
+    progress: Callable[[Step], None] | None = None,
+) -> Synced:
     """Brings into the registry what is not there yet: the named runs, or all of the home.
 
     A named run is gone through row by row even if the registry calls it complete. A journal that cannot
@@ -335,15 +394,20 @@ def sync(home: Home, runs: Sequence[str] = (), uri: str | None = None, progress:
     store = Store.open(uri, home)
     known = {} if runs else store.complete()
     out = Synced((), (), {})
-    for path in paths:
+    sizes = [path.stat().st_size if path.exists() else 0 for path in paths]
+    before = 0
+    for path, size in zip(paths, sizes, strict=True):
+        told = _told(progress, path.name.split(".")[0], before / max(1, sum(sizes)), size / max(1, sum(sizes)))
+        before += size
         try:
+            told(0, 1)
             journal = read(path)
             run = journal.header.run
             if known.get(run) == content_hash(journal):
                 out = replace(out, complete=(*out.complete, run))
                 continue
             pages = [x for x in (home.reports / f"{run}.html",) if x.exists()]
-            done = store.ingest(journal, pages[0] if pages else None, progress)
+            done = store.ingest(journal, pages[0] if pages else None, told)
             out = replace(out, ingested=(*out.ingested, done))
         except InputError as error:
             out = replace(out, unreadable={**out.unreadable, path.name: str(error)})

@@ -28,6 +28,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "runs": ("runs", "The runs that are here: names, tags, notes, deleting."),
     "show": ("show", "A run's results as a table, or as JSON, CSV or Markdown."),
     "compare": ("compare", "Two runs side by side."),
+    "validate": ("validate", "Six criteria for every row of ours, and one verdict."),
+    "verify": ("verify", "Measure some of a run's rows again: agree or disagree, row by row."),
+    "judge": ("judge", "One kernel in a file: does it compile, is it right, how fast, is it honest."),
     "history": ("history", "Operators' times over commits, with change points."),
     "report": ("report", "One self-contained HTML page of one or several runs."),
     "export": ("transfer", "Copy journals out, for another machine."),
@@ -42,6 +45,18 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "completion": ("completion", "What a shell reads to complete commands, runs, operators and plans."),
 }
 """Command → (module here, one line of help)."""
+
+
+EXTRAS: Mapping[str, str] = {
+    "torch": "torch",
+    "triton": "triton",
+    "mlflow": "'kernelmark[registry]'",
+    "matplotlib": "'kernelmark[registry]'",
+    "jinja2": "'kernelmark[registry]'",
+    "docker": "'kernelmark[images]'",
+    "ray": "'kernelmark[fleet]'",
+}
+"""Module → what to ask pip for where it is missing: some commands need more than others."""
 
 
 class Commands(click.Group):
@@ -125,6 +140,11 @@ def run_command(command: click.Command, arguments: list[str] | None = None) -> N
     except BrokenPipeError:  # the reader of our output went away: not our failure
         mute()
         sys.exit(0)
+    except ModuleNotFoundError as error:
+        if (extra := EXTRAS.get((error.name or "").partition(".")[0])) is None:
+            _fault(error)
+        _say(f"{error.name} is not installed: pip install {extra}")
+        sys.exit(2)
     except OSError as error:
         if error.filename is not None:  # a folder of somebody else, say
             _say(f"{error.filename}: {error.strerror}")
@@ -132,6 +152,35 @@ def run_command(command: click.Command, arguments: list[str] | None = None) -> N
         mute()
         _say(f"the output cannot be written: {error.strerror or error}")
         sys.exit(5)
+    except Exception as error:
+        _fault(error)
+
+
+def _fault(error: Exception) -> NoReturn:
+    """Ends with the harness's own exit code, one line, and the traceback in a file."""
+    said = (str(error).strip().splitlines() or [""])[0][:300]
+    what = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    _say(f"a fault of kernelmark's own: {what}. {_log(error)}")
+    sys.exit(5)
+
+
+def _log(error: Exception) -> str:
+    """Keeps the traceback of a fault; says where. Where no file can be written it is what is said."""
+    import tempfile
+    import traceback
+    from pathlib import Path
+
+    from ...registry.store.home import Home
+
+    text = "".join(traceback.format_exception(error))
+    for folder in (Home().logs, Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix="fault-", suffix=".log", dir=folder)
+            with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"kernelmark {__version__}, arguments {sys.argv[1:]}\n{text}")
+            return f"The traceback is in {name}"
+    return f"No log can be written; the traceback:\n{text}"
 
 
 def mute() -> None:

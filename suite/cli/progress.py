@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from ...registry import escape
-from ...registry.store.record import Record
+from ...registry.store.metric import LATENCY
+from ...registry.store.record import Key, Record
 from ..plan import Cell
+from ..run.pace import Pace
 from ..run.supervisor import Listener
 
+FEW = 120
+"""Of so many measurements each row has a line as soon as it is first measured; a log of more would be long."""
 QUIET_S = 10.0
 """Without a terminal, at most one line in so many seconds, beside what went wrong."""
 
@@ -21,27 +25,51 @@ def _clock(seconds: float) -> str:
     return f"{minutes}:{rest:02d}"
 
 
+def first_seen(record: Record) -> str:
+    """What one process measured, for whoever waits: the row's value needs them all."""
+    from statistics import median
+
+    assert record.measurement is not None
+    found = record.measurement.samples.get(record.case.primary)
+    if not found:
+        return record.status
+    unit = LATENCY.unit if record.case.primary == LATENCY.name else ""
+    return f"{median(found):.4g} {unit}".rstrip()
+
+
 class _Counted:
-    """What both ways of showing keep: how many cells are done, and when the rest will be."""
+    """What both ways of showing keep: how many cells are done, and when the rest will be.
+
+    Cells that cannot run here are no measurements to come: they count nowhere.
+    """
 
     def __init__(self) -> None:
         self.run = ""
-        self.cells = 0
-        self.finished = 0
+        self.pace = Pace.of(())
         self._earlier = 0
-        self._begin = time.monotonic()
 
-    def begin(self, run: str, cells: int, finished: int) -> None:
-        """Cells over all replicates, those of earlier sessions included."""
-        self.run, self.cells, self.finished, self._earlier = run, cells, finished, finished
+    def begin(self, run: str, todo: Collection[tuple[Key, int]], finished: int) -> None:
+        """See `Listener`."""
+        self.run, self.pace, self._earlier = run, Pace.of(todo), finished
+
+    @property
+    def cells(self) -> int:
+        """Over all replicates, those of earlier sessions included."""
+        return self._earlier + self.pace.total
+
+    @property
+    def finished(self) -> int:
+        """Of those."""
+        return self._earlier + self.pace.ended
+
+    def stage(self, replicate: int, name: str, cell: Cell | None) -> None:
+        """A stage begins."""
+        self.pace.stage(replicate, cell is not None)
 
     def left(self) -> str:
-        """Time left, at this session's pace so far."""
-        done = self.finished - self._earlier
-        if done == 0:
-            return "–"
-        pace = (time.monotonic() - self._begin) / done
-        return _clock(pace * max(0, self.cells - self.finished))
+        """Time left, as far as it is known."""
+        seconds = self.pace.left_s()
+        return "–" if seconds is None else _clock(seconds)
 
 
 class Lines(_Counted):
@@ -51,18 +79,20 @@ class Lines(_Counted):
         super().__init__()
         self._last = -QUIET_S
 
-    def begin(self, run: str, cells: int, finished: int) -> None:
-        super().begin(run, cells, finished)
-        print(f"run {run}: {cells} measurements" + (f", {finished} done already" if finished else ""), flush=True)
-
-    def stage(self, replicate: int, name: str, cell: Cell | None) -> None:
-        """Too much for a log."""
+    def begin(self, run: str, todo: Collection[tuple[Key, int]], finished: int) -> None:
+        super().begin(run, todo, finished)
+        before = f", {finished} done already" if finished else ""
+        print(f"run {run}: {self.cells} measurement{'s' * (self.cells != 1)}{before}", flush=True)
 
     def end(self, record: Record) -> None:
-        self.finished += 1
+        self.pace.end(record)
         what = f"{record.case.operator} {record.case.name} {record.implementation}"
         if record.status not in ("ok", "unsupported", "unavailable"):
             print(f"  {escape.plain(what)}: {record.status}: {escape.plain(record.reason)}", flush=True)
+        elif record.measurement is not None and record.replicate == 0 and self.cells <= FEW:
+            self._last = time.monotonic()
+            left = f"; {self.left()} left" if self.pace.left_s() is not None else ""
+            print(f"[{self.finished}/{self.cells}] {escape.plain(what)}: {first_seen(record)}{left}", flush=True)
         elif time.monotonic() - self._last >= QUIET_S or self.finished == self.cells:
             self._last = time.monotonic()
             print(
@@ -88,20 +118,23 @@ class Live(_Counted):
         )
         self._task = self.progress.add_task("starting", total=None, left="–")
 
-    def begin(self, run: str, cells: int, finished: int) -> None:
-        super().begin(run, cells, finished)
+    def begin(self, run: str, todo: Collection[tuple[Key, int]], finished: int) -> None:
+        super().begin(run, todo, finished)
         self.progress.console.print(f"run {run}")
-        self.progress.update(self._task, total=cells, completed=finished)
+        self.progress.update(self._task, total=self.cells, completed=finished)
 
     def stage(self, replicate: int, name: str, cell: Cell | None) -> None:
+        super().stage(replicate, name, cell)
         what = "" if cell is None else f"{cell.case.operator} {cell.case.name} {cell.implementation.name}: "
         self.progress.update(self._task, description=f"replicate {replicate + 1}: {what}{name}")
 
     def end(self, record: Record) -> None:
-        self.finished += 1
+        self.pace.end(record)
         self.progress.update(self._task, completed=self.finished, left=self.left())
-        if record.status not in ("ok", "unsupported", "unavailable"):
-            what = f"{record.case.operator} {record.case.name} {record.implementation}"
+        what = f"{record.case.operator} {record.case.name} {record.implementation}"
+        if record.measurement is not None and record.replicate == 0:
+            self.progress.console.print(f"{what}: {first_seen(record)}")
+        elif record.status not in ("ok", "unsupported", "unavailable"):
             self.progress.console.print(f"{what}: {record.status}: {record.reason}")
 
 
@@ -118,3 +151,39 @@ def progress() -> Iterator[Listener]:
     finally:
         with contextlib.suppress(OSError):  # a terminal that was closed: what was measured is in the journal
             live.progress.stop()
+
+
+class Tally:
+    """How far something is that knows the fraction done, on the error output: what it yields goes elsewhere.
+
+    A terminal's line counts on; a log has a line now and then, and none of what takes less than two seconds.
+    """
+
+    SHORT_S = 2.0
+
+    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what = what
+        self._clock = clock
+        self._begin: float | None = None
+        self._shown = 0.0
+        self._live = sys.stderr.isatty()
+
+    def show(self, detail: str, fraction: float) -> None:
+        """`detail` of what is under way; the first call, before anything is done, starts the clock."""
+        now = self._clock()
+        if self._begin is None:
+            self._begin = self._shown = now
+        elapsed = now - self._begin
+        if not self._live and (elapsed < self.SHORT_S or now - self._shown < QUIET_S / 2):
+            return
+        self._shown = now
+        left = f"{_clock(elapsed / fraction * (1 - fraction))} left" if fraction > 0 else "…"
+        line = f"{self._what}: {escape.plain(detail)}, {left}"
+        sys.stderr.write(f"\r\x1b[K{line}" if self._live else f"{line}\n")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        """Takes a terminal's line away: what stood there is over."""
+        if self._live and self._begin is not None:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

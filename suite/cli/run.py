@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from ...registry.errors import InputError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
-from ...registry.store.record import Pass, Request, Status
+from ...registry.store.record import PROVIDER, Pass, Request, Status
 from ...registry.store.transfer import checked_run, join
 from ...registry.views.units import counted, seconds
 from .. import budget as budgets
@@ -39,6 +39,9 @@ FEW = 3
 """So many cases of an operator are named in a line; more are counted."""
 NOBODY = "-"
 """The partner of a run that is a side of a comparison made by runs, whose other side it does not know."""
+
+WRONG: tuple[Status, ...] = ("incorrect", "crashed", "error", "timeout", "out_of_memory")
+"""How a row of ours ends that a continuous integration should stop for."""
 
 
 @click.command("run")
@@ -102,6 +105,11 @@ NOBODY = "-"
 @click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
 @click.option("--no-report", is_flag=True, help="Leave out the HTML report.")
 @click.option("--journal-only", is_flag=True, help="Write the journal and leave the rest to another machine.")
+@click.option("--quick", is_flag=True, help="Short for --plan quick.")
+@click.option("--validate", is_flag=True, help="Then as `kernelmark validate`, exit code included.")
+@click.option(
+    "--ci", is_flag=True, help="Only the journal and the table; exit code 1 if a row of ours is not right."
+)
 @click.option("--side", is_flag=True, hidden=True, help="The run is a side of a comparison, and nobody's own.")
 @click.pass_context
 def command_run(
@@ -128,10 +136,15 @@ def command_run(
     no_report: bool,
     journal_only: bool,
     side: bool,
+    quick: bool,
+    validate: bool,
+    ci: bool,
 ) -> None:
     """Measure a plan and record it."""
     from ...registry.analysis.rows import rows
     from .progress import progress
+
+    plan = "quick" if quick else plan
 
     home = Home(output)
     if not dry_run:
@@ -191,12 +204,24 @@ def command_run(
             _tell(f"not here yet: shards {', '.join(missing)}; `kernelmark import` joins them to this run")
         path = home.journal(run.name)
     journal = read(path)
-    if not journal_only:
+    if ci:
+        from ...registry.views.table import show
+        from ...registry.views.tables import run_table
+
+        _heard(lambda: show(run_table(journal)))
+    elif not journal_only:
         present(journal, home, report=not no_report)
     if failed := [x for x in rows(journal) if x.status in fail_on]:
         kinds = ", ".join(dict.fromkeys(x.status.replace("_", " ") for x in failed))
         _tell(f"--fail-on: {counted(len(failed), 'row')} {kinds}", err=True)
         ctx.exit(1)
+    if validate:
+        from .validate import shown
+
+        sys.exit(shown(journal))
+    if ci and (wrong := [x for x in rows(journal) if x.provider == PROVIDER and x.status in WRONG]):
+        _tell(f"not right: {', '.join(str(x.identity) for x in wrong)}", err=True)
+        sys.exit(1)
 
 
 def _asked(ctx: click.Context, but: Sequence[str]) -> list[str]:
@@ -301,10 +326,11 @@ def _record(journal: Journal, home: Home) -> None:
     if find_spec("mlflow") is None:
         _tell("registry  not filled: MLflow is not installed here; import the journal where it is")
         return
-    from ...registry.tracking.store import StoreError, sync
+    from ...registry.tracking.store import StoreError
+    from .transfer import fill
 
     try:
-        done = sync(home, [journal.header.run])
+        done = fill(home, [journal.header.run])
     except StoreError as error:
         _tell(f"registry  not filled: {error}", err=True)
         return

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +14,9 @@ from ...registry.errors import InputError
 from ...registry.importers.formats import FORMATS
 from ...registry.store import transfer
 from ...registry.store.home import Home
+
+if TYPE_CHECKING:
+    from ...registry.tracking.store import Synced
 
 
 @click.command("export")
@@ -62,27 +67,63 @@ def command_import(
     if form == "journal":
         if one_run or commit:
             raise InputError("--one-run and --commit are for other tools' files; a journal says both itself.")
-        runs = [transfer.import_journal(x, home) for x in files]
+        runs = []
+        for file in files:
+            runs.append(transfer.import_journal(file, home))
+            _taken_in(runs[-1], home, as_json)
     else:
         runs = _foreign(form, files, home, one_run, commit)
+        for run in runs:
+            _taken_in(run, home, as_json)
     links: dict[str, str] = {}
     note = None if runs and not no_sync else "not recorded in the registry yet: kernelmark sync"
     if not no_sync:
-        from ...registry.tracking.store import StoreError, sync
+        from ...registry.tracking.store import StoreError
 
         try:
-            done = sync(home, runs, progress=_progress)
+            done = fill(home, runs)
             links = {x.run: x.deep_link for x in done.ingested}
         except StoreError as error:
             note = str(error)
-    for run in runs:
-        said = {"run": run, "journal": str(home.find(run)), "recorded": run in links}
-        if as_json:
+    if as_json:
+        for run in runs:
+            said = {"run": run, "journal": str(home.find(run)), "recorded": run in links}
             click.echo(json.dumps(said | {"link": links.get(run), "note": None if run in links else note}))
-        else:
-            click.echo(f"{run}: imported{' and recorded' if run in links else ''}")
+    elif links:
+        click.echo(f"recorded in the registry: {_runs(len(links))}; look with: kernelmark ui")
     if note and len(links) < len(runs):
         click.echo(note, err=True)
+
+
+def _taken_in(run: str, home: Home, quiet: bool) -> None:
+    """Says what is in, as soon as it is: table and report read the journal and wait for no registry."""
+    if quiet:
+        return
+    count = len({x.identity for x in home.load(run).records})
+    rows = f"{count} row{'s' * (count != 1)}"
+    click.echo(f"{run}: imported, {rows}; look with: kernelmark show {run}")
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' * (count != 1)}"
+
+
+def fill(home: Home, runs: Sequence[str]) -> Synced:
+    """Fills the registry and shows how far it is."""
+    from ...registry.tracking.store import Step, sync
+    from .progress import Tally
+
+    tally = Tally("recording in the registry")
+    if sys.stderr.isatty():
+        click.echo("opening the registry, which takes some seconds …", err=True)
+
+    def show(step: Step) -> None:
+        tally.show(f"{step.run}, {step.rows} of {step.of} rows", step.fraction)
+
+    try:
+        return sync(home, runs, progress=show)
+    finally:
+        tally.close()
 
 
 def _foreign(form: str, files: tuple[Path, ...], home: Home, one_run: bool, commit: str | None) -> list[str]:
@@ -104,9 +145,7 @@ def command_sync(runs: tuple[str, ...], as_json: bool) -> None:
     Without RUN, every run of the home that the registry does not hold whole. A RUN that is named is gone
     through row by row in any case. Nothing is ever recorded twice.
     """
-    from ...registry.tracking.store import sync
-
-    done = sync(Home(), runs, progress=_progress)
+    done = fill(Home(), runs)
     if as_json:
         synced = [
             {"run": x.run, "created": x.created, "updated": x.updated, "skipped": x.skipped, "link": x.deep_link}
@@ -115,14 +154,9 @@ def command_sync(runs: tuple[str, ...], as_json: bool) -> None:
         click.echo(json.dumps({"synced": synced, "complete": done.complete, "unreadable": dict(done.unreadable)}))
     else:
         for x in done.ingested:
-            click.echo(f"{x.run}: {x.created} rows recorded, {x.updated} updated, {x.skipped} already there")
+            rows = f"{x.created} row{'s' * (x.created != 1)}"
+            click.echo(f"{x.run}: {rows} recorded, {x.updated} updated, {x.skipped} already there")
         if done.complete:
-            click.echo(f"{len(done.complete)} runs were complete already")
+            click.echo(f"complete already: {_runs(len(done.complete))}")
     if done.unreadable:
         raise InputError("\n".join(["not recorded:", *done.unreadable.values()]))
-
-
-def _progress(done: int, total: int) -> None:
-    """A line that counts, on a terminal only: in a log it would be hundreds of lines."""
-    if sys.stderr.isatty():
-        click.echo(f"\rrecording {done}/{total}", nl=done == total, err=True)

@@ -10,7 +10,8 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,6 +44,7 @@ from ..plan import NOTHING, Cell, Plan, order
 from . import fingerprint
 from .conversation import PROGRAM, Conversation, OutOfTurn
 from .forkserver import ForkServers
+from .pace import LASTING
 from .peaks import least_ms
 from .process import Garbled, OutOfTime, Worker
 from .worker import CeilingDone, Done, Facts, Result, Stage, Task, TaskCell
@@ -51,10 +53,6 @@ TRIES = 3
 """How often a worker is started that is killed before its first cell."""
 START_DEADLINE_S = 300.0
 """For a worker to start, load torch, open its device and measure the ceilings."""
-LASTING: frozenset[Status] = frozenset(
-    {"unsupported", "unavailable", "out_of_memory", "timeout", "crashed", "error"}
-)
-"""What is not tried again in later replicates: it would end the same way, and a hang costs its deadline."""
 
 
 class NotResumable(KernelmarkError):
@@ -83,8 +81,8 @@ class OutOfBudget(KernelmarkError):
 class Listener(Protocol):
     """Whoever shows progress."""
 
-    def begin(self, run: str, cells: int, finished: int) -> None:
-        """A session begins: cells in all (over all replicates), and how many are done already."""
+    def begin(self, run: str, todo: Collection[tuple[Key, int]], finished: int) -> None:
+        """A session begins: the rows and replicates to be measured in it, and how many were measured before."""
 
     def stage(self, replicate: int, name: str, cell: Cell | None) -> None:
         """A stage begins."""
@@ -99,8 +97,8 @@ class Unbroken:
     def __init__(self, listener: Listener) -> None:
         self._listener: Listener = listener
 
-    def begin(self, run: str, cells: int, finished: int) -> None:
-        self._heard(lambda x: x.begin(run, cells, finished))
+    def begin(self, run: str, todo: Collection[tuple[Key, int]], finished: int) -> None:
+        self._heard(lambda x: x.begin(run, todo, finished))
 
     def stage(self, replicate: int, name: str, cell: Cell | None) -> None:
         self._heard(lambda x: x.stage(replicate, name, cell))
@@ -118,7 +116,7 @@ class Unbroken:
 class Silent:
     """Shows nothing."""
 
-    def begin(self, run: str, cells: int, finished: int) -> None: ...
+    def begin(self, run: str, todo: Collection[tuple[Key, int]], finished: int) -> None: ...
 
     def stage(self, replicate: int, name: str, cell: Cell | None) -> None: ...
 
@@ -131,6 +129,15 @@ class Lost:
 
     killed: bool
     reason: str
+
+
+def nothing_runs(ended: Sequence[Record]) -> InputError:
+    """The message where not one cell can run here: each reason once, in the words that `kernelmark list` has."""
+    reasons = Counter((x.status, x.reason) for x in ended)
+    # What an installation would mend comes before what only another device would.
+    told = sorted(reasons.items(), key=lambda x: (x[0][0] != "unavailable", -x[1]))
+    said = "\n".join(f"  {reason} ({count} row{'s' * (count > 1)})" for (_, reason), count in told)
+    return InputError(f"nothing of this plan can run here:\n{said}")
 
 
 def new_run() -> str:
@@ -189,7 +196,14 @@ class Run:
         """Measures what is still missing. Returns the journal's path; raises `KernelmarkError`."""
         try:
             with self.session():
-                self.listener.begin(self.name, len(self.cells) * self.plan.replicates, len(self._done))
+                todo = [
+                    (cell.identity, replicate)
+                    for cell in self.cells
+                    if cell.implementation.unavailable(self.device) is None
+                    for replicate in range(self.plan.replicates)
+                    if self._wanted(cell, replicate)
+                ]
+                self.listener.begin(self.name, todo, len(self._done))
                 for replicate in range(self.plan.replicates):
                     self.replicate(replicate, self._affordable(replicate))
         except OutOfTime:
@@ -307,6 +321,9 @@ class Run:
                 runnable.setdefault(cell.implementation.environment, {})[index] = cell
             else:
                 ended.append(cell.record(replicate, index, *reason))
+        if ended and not runnable and not self._header_known:
+            # Without a worker nobody knows the conditions, and a journal of absences says nothing anyway.
+            raise nothing_runs(ended)
         for environment, mine in runnable.items():
             self._replicate(replicate, environment, mine)
         for record in ended:

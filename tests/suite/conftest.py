@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -233,8 +233,8 @@ class Told:
         self.stages: list[str] = []
         self.ended: list[Record] = []
 
-    def begin(self, run: str, cells: int, finished: int) -> None:
-        self.begun.append((cells, finished))
+    def begin(self, run: str, todo: Collection[object], finished: int) -> None:
+        self.begun.append((len(todo), finished))
 
     def stage(self, replicate, name, cell) -> None:
         self.stages.append(f"{name} {cell.implementation.name}" if cell else name)

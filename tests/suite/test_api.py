@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
 from kernelmark.registry.errors import InputError
 from kernelmark.suite import api
 from kernelmark.suite import memory as memory_module
-from kernelmark.suite.api import MemoryProfiler, Runner, compare
+from kernelmark.suite.api import (
+    BaselineConfig,
+    MemoryProfiler,
+    Runner,
+    compare,
+    compare_implementations,
+    run_benchmark,
+)
 from kernelmark.suite.measure import limits
 from kernelmark.suite.measure.stopping import Sampling
 
@@ -180,3 +188,67 @@ def test_memory_blocks_hand_the_high_water_mark_on(monkeypatch):
     assert (inner.before_bytes, inner.after_bytes, inner.peak_bytes) == (100, 140, 70)
     assert (outer.before_bytes, outer.after_bytes, outer.peak_bytes) == (100, 140, 500)
     assert outer.reserved_peak_bytes == 1000
+
+
+def test_a_summary_says_speedup_and_throughput(runner):
+    runner.add("mine", mine)
+    for n in (32, 64):
+        runner.run({"N": n}, "fp32", cache="hot")
+    lines = {x.split(":")[0]: x for x in runner.summary().splitlines()}
+    assert lines.keys() == {"plain", "mine"}
+    x = r"[\d.]+x"
+    said = rf"mine: {x} speedup, [+-]\d+% throughput; mean {x}, median {x}, min {x}, max {x} over 2 cases"
+    assert re.fullmatch(said, lines["mine"])
+
+
+def test_run_benchmark_takes_one_flat_configuration(runner):
+    found = run_benchmark("double", {"N": 16, "dtype": "fp32"}, trials=7, runner=runner)
+    assert {x.implementation: x.status for x in found} == {"plain": "ok", "wrong": "incorrect"}
+    assert next(x for x in found if x.implementation == "plain").get().samples == 7
+    again = run_benchmark("double", {"N": 32, "dtype": "fp32"}, trials=7, runner=runner)
+    assert {x.axes["N"] for x in again} == {32}
+    with pytest.raises(InputError, match="unknown axis of double 'batch_size'"):
+        run_benchmark("double", {"batch_size": 2, "dtype": "fp32"}, runner=runner)
+
+
+def test_compare_implementations(runner):
+    config = {"N": 64, "dtype": "fp32"}
+    found = compare_implementations("double", ["plain", "slow"], config, ["latency", "memory", "samples_per_s"], 6)
+    assert found.keys() == {"plain", "slow"}
+    assert found["slow"]["latency"] > 10 > found["plain"]["latency"]
+    assert found["plain"]["memory"] is None  # nobody counts a CPU's
+    assert found["slow"]["speedup"] < 1
+    with pytest.raises(InputError, match="unknown metric 'latencies'. Did you mean 'latency'"):
+        compare_implementations("double", ["plain"], config, ["latencies"])
+    with pytest.raises(InputError, match="unknown implementation 'plane'"):
+        compare_implementations("double", ["plane"], config)
+
+
+def test_a_baseline_in_a_file(runner, tmp_path):
+    path = tmp_path / "theirs.py"
+    path.write_text("def doubled(case):\n    return lambda x: x + x\n")
+    place = f"{path}:doubled"
+    runner.add_baseline(BaselineConfig("theirs", place, supported_models=["gpt2"]))
+    runner.add_baseline(BaselineConfig("large", place, hardware_requirements={"min_vram_gb": 1e6}))
+    found = {x.implementation: x for x in runner.run(AXES, "fp32", cache="hot")}
+    assert found["theirs"].status == "ok"
+    assert found["large"].status == "unsupported"
+    assert "needs a GPU with 1e+06 GB" in found["large"].reason
+    for wrong, said in (
+        (BaselineConfig("a", "theirs.py:doubled"), "is no FILE.py:FACTORY that exists"),
+        (BaselineConfig("a", f"{path}:tripled"), "has no function 'tripled'"),
+        (BaselineConfig("a", place, hardware_requirements={"vram": 1}), "unknown hardware requirement 'vram'"),
+    ):
+        with pytest.raises(InputError, match=said):
+            runner.add_baseline(wrong)
+
+
+def test_figures_of_memory():
+    mine, theirs = MemoryProfiler(), MemoryProfiler()
+    assert mine.peak_memory_gpu() is None
+    assert mine.efficiency_score() is None
+    assert mine.get_peak_memory() == mine.peak_memory_cpu() > 0.01
+    mine.peak_bytes, mine.reserved_peak_bytes, theirs.peak_bytes = 850_000_000, 1_000_000_000, 1_000_000_000
+    assert (mine.peak_memory_gpu(), mine.get_peak_memory()) == (0.85, 0.85)
+    assert mine.efficiency_score() == pytest.approx(85)
+    assert mine.efficiency_score(theirs) == pytest.approx(15)

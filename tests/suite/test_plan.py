@@ -71,8 +71,8 @@ def test_builtin(name, device):
     assert plan.name == name
     assert plan.caches == ("cold",)
     assert plan.replicates == (3 if name == "quick" else 5)
-    small = {"train"} if (name, device) == ("quick", "cpu") else set()
-    assert {x.operator for x in plan.cases} == set(OWN.operators) | small
+    minute = (name, device) == ("quick", "cpu")
+    assert {x.operator for x in plan.cases} == (plans.MINUTE if minute else set(OWN.operators))
     assert len({(x.operator, x.name) for x in plan.cases}) == len(plan.cases)
     if name == "full":
         standard = plans.load("standard", OWN, device).cases
@@ -115,6 +115,19 @@ def test_plans_beside_peers_cover_the_operators():
 
 def test_builtin_of_one_operator():
     assert {x.operator for x in plans.load("standard", OWN, "cuda", ["gelu", "rope"]).cases} == {"gelu", "rope"}
+
+
+def test_quick_on_a_cpu_takes_about_a_minute():
+    """Cells that run there: a second each on two quiet cores, three replicates and their starts."""
+    cells = plans.load("quick", OWN, "cpu").cells(OWN, "cpu")
+    assert sum(x.implementation.unavailable("cpu") is None for x in cells) <= 14
+    for name in ("ssd", "train"):  # every other operator has cases there too, asked for by name
+        assert {x.operator for x in plans.load("quick", OWN, "cpu", [name]).cases} == {name}
+
+
+def test_quick_on_a_cpu_leaves_out_nobodys_own_operator(root):
+    mine = plans.load("quick", Catalog((*OWN.roots, *Catalog.of(root).roots)), "cpu")
+    assert {x.operator for x in mine.cases} == plans.MINUTE | {"double"}
 
 
 def test_quick_on_a_cpu_has_cases_of_its_own():

@@ -7,12 +7,14 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ import pytest
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import Journal, parse
+from kernelmark.registry.tracking import bulk
+from kernelmark.registry.tracking.entries import Entry
 from kernelmark.registry.tracking.store import Store, StoreError, sync
 
 mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
@@ -32,11 +36,14 @@ SYNC = """
 import sys
 from pathlib import Path
 from kernelmark.registry.store.home import Home
+from kernelmark.registry.tracking import bulk
+from kernelmark.registry.tracking.entries import Entry
 from kernelmark.registry.tracking.store import sync
 print(sync(Home(Path(sys.argv[1])), ["latest"], sys.argv[2] if len(sys.argv) > 2 else None))
 """
 SLOW = "from mlflow import MlflowClient; import time; old = MlflowClient.set_terminated\n" + (
     "MlflowClient.set_terminated = lambda *a, **k: (time.sleep(0.05), old(*a, **k))[1]\n"
+    "from kernelmark.registry.tracking import bulk; bulk.REVISION = 'another'\n"
 )
 
 
@@ -79,7 +86,7 @@ def test_a_row_becomes_one_flat_run(home: Home, make_journal: Callable[..., Jour
     journal = make_journal(wrong="torch", cases=1)
     done = Store.open(None, home).ingest(journal, report, lambda x, y: steps.append((x, y)))
     assert (done.run, done.created, done.updated, done.skipped) == (RUN, 2, 0, 0)
-    assert steps == [(1, 2), (2, 2)]
+    assert steps == [(2, 2)]
     assert done.deep_link.startswith("#/experiments/")
     assert RUN in done.deep_link
     by_name = {x.info.run_name: x for x in stored(at(home))}
@@ -167,6 +174,7 @@ def test_what_a_killed_writer_left_beside_a_recorded_row_is_seen_to(
 def test_a_writer_that_was_overtaken_gives_way(
     home: Home, make_journal: Callable[..., Journal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(bulk, "REVISION", "another")
     store, create = Store.open(None, home), mlflow.MlflowClient.create_run
 
     def overtaken(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -360,3 +368,48 @@ def test_importing_the_store_does_not_import_mlflow() -> None:
     modules = "kernelmark.registry.tracking.store, kernelmark.registry.tracking.ui, kernelmark.suite.cli.transfer"
     code = f"import sys, {modules}; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_many_at_once_writes_what_the_client_would(
+    home: Home, tmp_path: Path, fresh_database: Path, make_journal: Callable[..., Journal], monkeypatch: Any
+) -> None:
+    journal = make_journal(wrong="torch")
+    Store.open(None, home).ingest(journal)
+    other = Home(tmp_path / "other")
+    other.folder.mkdir()
+    shutil.copy(fresh_database, other.database)
+    monkeypatch.setattr(bulk, "REVISION", "another")
+    slow = Store.open(None, other)
+    assert slow._bulk is None
+    slow.ingest(journal)
+    assert tables(home) == tables(other)
+
+
+def tables(home: Home) -> dict[str, list[tuple[Any, ...]]]:
+    """What was written, runs by their names in place of their ids."""
+    out = {}
+    with closing(sqlite3.connect(home.database)) as connection:
+        names = dict(connection.execute("SELECT run_uuid, name FROM runs"))
+        for table in ("runs", "tags", "params", "metrics", "latest_metrics", "inputs", "logged_models"):
+            cursor = connection.execute(f"SELECT * FROM {table}")
+            columns = [x[0] for x in cursor.description]
+            rows = [
+                tuple(
+                    names.get(x, x) if y == "run_uuid" else "" if y == "artifact_uri" else x
+                    for x, y in zip(row, columns, strict=True)
+                )
+                for row in cursor
+            ]
+            out[table] = sorted(rows, key=repr)
+    return out
+
+
+def test_names_that_mlflow_might_refuse_are_its_business(home: Home) -> None:
+    found = Store.open(None, home)._bulk
+    assert found is not None
+    entry = Entry("a", "a name", "00", 0, 0, params={"B": "4"}, metrics={"latency/median_ms": 1.0})
+    assert found.takes(entry)
+    assert not found.takes(replace(entry, params={"B": ""}))
+    assert not found.takes(replace(entry, metrics={"../odd": 1.0}))
+    assert not found.takes(replace(entry, tags={"naïve": "x"}))
+    assert not found.takes(replace(entry, name="x" * 300))

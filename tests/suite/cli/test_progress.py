@@ -6,21 +6,33 @@ import io
 import re
 import sys
 
+import msgspec
 import pytest
 import rich.console
-from kernelmark.registry.store.record import Case, Measurement, Record
+from kernelmark.registry.store.record import Case, Key, Measurement, Record
 from kernelmark.suite.catalog import Implementation
 from kernelmark.suite.cli import progress as module
-from kernelmark.suite.cli.progress import Lines, Live, progress
+from kernelmark.suite.cli.progress import Lines, Live, Tally, progress
 from kernelmark.suite.plan import Cell
+from kernelmark.suite.run.pace import Pace
 
 CASE = Case("gelu", "M4-bf16-forward", {"M": 4}, {}, "bf16", "forward", "5bec", 100, 0)
 CELL = Cell(CASE, Implementation("gelu", "torch", "torch", (), "core", ("cpu",), lambda: lambda case: max), "cold")
 
 
-def record(replicate: int = 0, status: str = "ok", reason: str | None = None) -> Record:
+def todo(cells: int, replicates: int = 1) -> list[tuple[Key, int]]:
+    """Places of rows by torch, c0, c1, …"""
+    return [(key(f"c{i}"), replicate) for replicate in range(replicates) for i in range(cells)]
+
+
+def key(case: str) -> Key:
+    return Key("gelu", case, "torch", "cold")
+
+
+def record(case: str = "c0", replicate: int = 0, status: str = "ok", reason: str | None = None) -> Record:
     seen = Measurement({"latency": (1.0,)}, "events") if status == "ok" else None
-    return Record(CASE, "torch", "torch", None, replicate, 0, "cold", status, reason, seen)
+    named = msgspec.structs.replace(CASE, name=case)
+    return Record(named, "torch", "torch", None, replicate, 0, "cold", status, reason, seen)
 
 
 @pytest.fixture
@@ -28,40 +40,60 @@ def clock(monkeypatch):
     """A clock that a test moves."""
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(module.Pace, "of", lambda todo: Pace(set(todo), lambda: now[0]))
     return now
 
 
 def test_lines_now_and_then_and_for_what_went_wrong(capsys, clock):
     with progress() as lines:
         assert isinstance(lines, Lines)
-        lines.begin("run-1", 100, 40)
+        lines.begin("run-1", todo(60), 140)
+        lines.stage(0, "start", None)
+        clock[0] += 7  # a worker's start, once a replicate: no part of what a cell takes
         lines.stage(0, "sample", CELL)
-        for _ in range(30):
+        for i in range(30):
             clock[0] += 1
-            lines.end(record())
-        lines.end(record(status="timeout", reason="verify: not finished within 5 s"))
-        lines.end(record(status="unsupported", reason="only on Sundays"))
-        for _ in range(28):
-            lines.end(record(replicate=2))
-    out = capsys.readouterr().out.splitlines()
-    assert out == [
-        "run run-1: 100 measurements, 40 done already",
-        "[41/100] replicate 1, gelu M4-bf16-forward torch; 0:59 left",
-        "[51/100] replicate 1, gelu M4-bf16-forward torch; 0:49 left",
-        "[61/100] replicate 1, gelu M4-bf16-forward torch; 0:39 left",
-        "  gelu M4-bf16-forward torch: timeout: verify: not finished within 5 s",
-        "[100/100] replicate 3, gelu M4-bf16-forward torch; 0:00 left",
+            lines.end(record(f"c{i}"))
+        lines.end(record("c30", status="timeout", reason="verify: not finished within 5 s"))
+        lines.end(record("elsewhere", status="unsupported", reason="only on Sundays"))
+        for i in range(31, 60):
+            lines.end(record(f"c{i}"))
+    assert capsys.readouterr().out.splitlines() == [
+        "run run-1: 200 measurements, 140 done already",
+        "[141/200] replicate 1, gelu c0 torch; – left",
+        "[151/200] replicate 1, gelu c10 torch; 0:49 left",
+        "[161/200] replicate 1, gelu c20 torch; 0:39 left",
+        "  gelu c30 torch: timeout: verify: not finished within 5 s",
+        "[200/200] replicate 1, gelu c59 torch; 0:00 left",
     ]
 
 
-def test_nothing_is_promised_before_anything_is_known(capsys, clock):
+def test_rows_appear_as_they_are_measured(capsys, clock):
     lines = Lines()
-    lines.begin("run-1", 3, 0)
-    assert lines.left() == "–"
-    clock[0] += 90
-    lines.end(record())
-    assert lines.left() == "3:00"
-    assert capsys.readouterr().out.splitlines()[0] == "run run-1: 3 measurements"
+    lines.begin("run-1", todo(2, replicates=3), 0)
+    for replicate in range(3):
+        for case in ("c0", "c1"):
+            clock[0] += 1
+            lines.end(record(case, replicate))
+    assert capsys.readouterr().out.splitlines() == [
+        "run run-1: 6 measurements",
+        "[1/6] gelu c0 torch: 1 ms",
+        "[2/6] gelu c1 torch: 1 ms",
+        "[6/6] replicate 3, gelu c1 torch; 0:00 left",
+    ]
+
+
+def test_a_tally_is_silent_for_what_is_short_and_says_how_long_the_rest_takes(capsys):
+    now = [0.0]
+    tally = Tally("recording", lambda: now[0])
+    for second in range(13):
+        now[0] = second
+        tally.show(f"{second} of 40 rows", second / 40)
+    tally.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "recording: 5 of 40 rows, 0:35 left",
+        "recording: 10 of 40 rows, 0:30 left",
+    ]
 
 
 class Terminal(io.StringIO):
@@ -78,16 +110,16 @@ def test_live_on_a_terminal(monkeypatch):
     monkeypatch.setattr(rich, "_console", rich.console.Console(width=160, force_terminal=True))
     with progress() as live:
         assert isinstance(live, Live)
-        live.begin("run-1", 4, 1)
+        live.begin("run-1", todo(3), 1)
         live.stage(0, "start", None)
         live.stage(0, "sample", CELL)
         live.progress.refresh()
         live.end(record())
-        live.end(record(status="error", reason="verify: ValueError: [bold]odd[/bold] text"))
+        live.end(record("c1", status="error", reason="verify: ValueError: [bold]odd[/bold] text"))
         live.progress.refresh()
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
     assert "run run-1" in shown
     assert "replicate 1: gelu M4-bf16-forward torch: sample" in shown
     assert "1/4" in shown
     assert "3/4" in shown
-    assert "gelu M4-bf16-forward torch: error: verify: ValueError: [bold]odd[/bold] text" in shown
+    assert "gelu c1 torch: error: verify: ValueError: [bold]odd[/bold] text" in shown

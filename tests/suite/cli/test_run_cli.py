@@ -195,11 +195,12 @@ def test_a_whole_run(root, plan_file, tmp_path):
     lines = done.stdout.splitlines()
     home = Home(tmp_path / "results")
     (run,) = home.runs()
-    assert lines[0] == f"run {run}: 16 measurements"
+    assert lines[0] == f"run {run}: 12 measurements"  # `absent` is none to come
     assert any(
         x.startswith("  double N4096-fp32-forward wrong: incorrect: verify: output: relative") for x in lines
     )
-    assert sum(x.startswith("[") for x in lines) <= 6  # not a line for each measurement
+    # Each row once, when it is first measured, and not a line for each measurement.
+    assert sum(x.startswith("[") and " ms" in x for x in lines) == 4
     told = dict(x.split(maxsplit=1) for x in lines if x.startswith(("run ", "journal ", "report ", "registry ")))
     assert told["run"] == run
     assert told["journal"] == f"results/journals/{run}.jsonl"
@@ -260,3 +261,35 @@ def test_json_of_a_device(call):
     code, out, _ = call("list", "--json", "--device", "cuda")
     assert code == 0
     assert json.loads(out)["device"] == "cuda"
+
+
+def test_a_fault_of_ours_is_code_5_and_one_line(call, monkeypatch, tmp_path):
+    def fails(*arguments):
+        raise ZeroDivisionError("division by zero\nand more")
+
+    monkeypatch.setattr("kernelmark.suite.cli.list.Catalog.default", fails)
+    code, out, err = call("list")
+    assert (code, out) == (5, "")
+    (log,) = (tmp_path / "home" / "logs").glob("fault-*.log")
+    said = "kernelmark: a fault of kernelmark's own: ZeroDivisionError: division by zero."
+    assert err == f"{said} The traceback is in {log}\n"
+    assert "in fails\n" in log.read_text()
+
+
+def test_a_missing_extra_is_named(call, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.setattr("kernelmark.suite.cli.list.Catalog.default", lambda: __import__("jinja2"))
+    code, _, err = call("list")
+    assert code == 2
+    assert err == "kernelmark: jinja2 is not installed: pip install 'kernelmark[registry]'\n"
+
+
+@pytest.mark.usefixtures("_no_gpu")
+def test_a_plan_of_which_nothing_can_run_says_why(call, root, plan_file, monkeypatch):
+    monkeypatch.setenv("KERNELMARK_PATH", str(root))
+    code, _, err = call("run", "--plan", str(plan_file([16, 32])), "--implementation", "absent")
+    assert code == 2
+    assert err == (
+        "kernelmark: nothing of this plan can run here:\n"
+        "  no-such-distribution is not installed: pip install no-such-distribution (2 rows)\n"
+    )

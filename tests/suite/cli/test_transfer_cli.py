@@ -69,7 +69,7 @@ def test_import_then_sync_then_export(journal: Path, tmp_path: Path) -> None:
     assert said["note"] is None
     assert RUN in said["link"]
     done = cli.invoke(command_sync, [], catch_exceptions=False)
-    assert done.stdout == "1 runs were complete already\n"
+    assert done.stdout == "complete already: 1 run\n"
     done = cli.invoke(command_sync, ["latest", "--json"], catch_exceptions=False)
     synced = json.loads(done.stdout)["synced"]
     assert [(x["run"], x["created"], x["skipped"]) for x in synced] == [(RUN, 0, 1)]
@@ -82,7 +82,7 @@ def test_import_then_sync_then_export(journal: Path, tmp_path: Path) -> None:
 def test_import_without_the_registry(journal: Path) -> None:
     done = CliRunner().invoke(command_import, [str(journal), "--no-sync"], catch_exceptions=False)
     assert done.exit_code == 0
-    assert done.stdout == f"{RUN}: imported\n"
+    assert done.stdout == f"{RUN}: imported, 1 row; look with: kernelmark show {RUN}\n"
     assert "kernelmark sync" in done.stderr
 
 
@@ -103,7 +103,7 @@ def test_sync_names_what_it_could_not_read(journal: Path) -> None:
     bad = journal.parent / "home" / "journals" / "bad.jsonl"
     bad.write_bytes(encode(HEADER) + b"nonsense\n" + encode(RECORD))
     done = CliRunner().invoke(command_sync, [])
-    assert "1 rows recorded" in done.stdout
+    assert "1 row recorded" in done.stdout
     assert isinstance(done.exception, InputError)
     assert "bad.jsonl: line 2" in str(done.exception)
 

@@ -1,0 +1,64 @@
+"""`kernelmark judge`: one kernel in a file, for people and for programs that search kernels."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from pathlib import Path
+
+import click
+
+from ..run.fingerprint import device_named
+
+
+@click.command("judge")
+@click.argument("operator", metavar="OPERATOR")
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--device", help="cuda or cpu; default: the best one here.")
+@click.option("--budget", type=click.IntRange(10, 3600), default=60, show_default=True, help="Seconds.")
+@click.option("--seed", type=int, help="Of the shapes that are drawn; default: random, and said.")
+@click.option("--json", "as_json", is_flag=True, help="For machines: one object.")
+def command_judge(
+    operator: str, file: Path, device: str | None, budget: int, seed: int | None, as_json: bool
+) -> None:
+    """Judge one kernel: does it compile, is it right, how fast is it, is it honest.
+
+    FILE defines a function of OPERATOR's name, as a file of kernels/ does, and imports nothing relative. It is
+    checked on the shapes of plan quick and on others that are drawn now, then timed beside the operator's peers,
+    in processes of its own without a network. Exit codes: 0 right, 1 wrong, 3 not known in time.
+    """
+    from ..run.judging import Judge
+
+    drawn = secrets.randbits(32) if seed is None else seed
+    found = Judge(operator, file, device_named(device), drawn, float(budget)).judge()
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        _tell(found)
+    sys.exit({True: 0, False: 1, None: 3}[found.right])
+
+
+def _tell(found: object) -> None:
+    from ...registry.escape import plain
+    from ..run.judging import Judgement
+
+    assert isinstance(found, Judgement)
+    words = {True: "yes", False: "no", None: "not known"}
+    click.echo(f"compiles  {words[found.compiles]}")
+    known = [x.ok for x in found.shapes]
+    click.echo(f"right     {words[found.right]}: {known.count(True)} of {len(known)} shapes, seed {found.seed}")
+    for shape in found.shapes:
+        if not shape.ok:
+            said = "wrong" if shape.ok is False else "not judged"
+            click.echo(f"    {plain(shape.case)}: {said}: {plain(shape.reason)}")
+    for x in found.speed:
+        if x.speedup is None:
+            click.echo(f"speed     {plain(x.case)}: {x.ms:.4g} ms; no peer beside it")
+        else:
+            low = f"at least {x.low:.2f}×" if x.low is not None else "no interval in this time"
+            click.echo(f"speed     {plain(x.case)}: {x.ms:.4g} ms, {x.speedup:.2f}× {x.best_peer}, {low}")
+    for said in found.found or ("nothing",):
+        click.echo(f"found     {plain(said)}")
+    click.echo(f"network   {plain(found.network)}")

@@ -1,0 +1,65 @@
+"""`kernelmark validate`: six criteria for every row of ours, and one verdict."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ...registry.store.home import Home
+from ...registry.store.journal import Journal
+
+MARKS = {"pass": ("✓", "green"), "fail": ("✗", "red"), "unknown": ("?", "yellow")}
+CODES = {"pass": 0, "fail": 1, "unknown": 3}
+
+
+@click.command("validate")
+@click.argument("run", metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="For machines: one object with `verdict` and `rows`.")
+def command_validate(run: str, as_json: bool) -> None:
+    """Six criteria for every row of ours: speedup, memory, error; of a model's row also quality, steps, gradients.
+
+    RUN is a run's name, the beginning of one, `latest`, or a journal file. Exit codes: 0 all pass, 1 one fails,
+    3 none fails and some were not measured.
+    """
+    sys.exit(shown(Home().load(run), as_json))
+
+
+def shown(journal: Journal, as_json: bool = False) -> int:
+    """Prints the ticks and gives the exit code."""
+    from ...registry.analysis.validation import validate, verdict
+
+    found = validate(journal)
+    whole = verdict(found)
+    if as_json:
+        import msgspec
+
+        rows = [{**msgspec.to_builtins(x), "verdict": x.verdict} for x in found]
+        data = msgspec.json.encode({"run": journal.header.run, "verdict": whole, "rows": rows})
+        click.echo(msgspec.json.format(data, indent=2).decode())
+        return CODES[whole]
+    from ...registry.escape import plain
+
+    apart: dict[str, int] = {}
+    for x in found:
+        if x.status in ("unsupported", "unavailable"):
+            apart[x.status] = apart.get(x.status, 0) + 1
+            continue
+        click.echo(f"{_mark(x.verdict)} {plain(x.row)}" + ("" if x.status == "ok" else f": {x.status}"))
+        for criterion in x.criteria[: x.asked] if x.status == "ok" else ():
+            click.echo(
+                f"    {_mark(criterion.verdict)} {criterion.name}: {plain(criterion.seen)} ({criterion.bound})"
+            )
+        if x.status == "ok" and x.criteria[x.asked :]:
+            names = ", ".join(criterion.name for criterion in x.criteria[x.asked :])
+            click.echo(f"    {_mark('unknown')} {names}: not measured of an operator alone, and not asked")
+    for status, count in apart.items():
+        click.echo(f"{count} row{'s' * (count != 1)} of ours {status} there, and not asked")
+    counts = {name: sum(x.verdict == name for x in found if x.status not in apart) for name in MARKS}
+    click.echo(f"{whole}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    return CODES[whole]
+
+
+def _mark(verdict: str) -> str:
+    sign, colour = MARKS[verdict]
+    return click.style(sign, fg=colour)

@@ -1,0 +1,282 @@
+"""One kernel in a file, judged: does it compile, is it right on shapes that its author did not see, how fast is it
+beside the best peer, and what did the defences find.
+
+The file is a root of its own for the time of the judgement, and its kernel runs in worker processes of its own, in
+turns with those of its peers, without a network where the system lets us take it away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ...registry.analysis.rows import rows
+from ...registry.errors import InputError
+from ...registry.store.home import Home
+from ...registry.store.journal import Journal, read
+from ...registry.store.record import PROVIDER, Case, Record
+from .. import plan as plans
+from ..catalog import Catalog, Root
+from ..environments import interpreter
+from ..measure.stopping import Sampling
+from ..operator import Operator
+from ..plan import Plan
+from .process import OutOfTime
+from .supervisor import Run, new_run
+
+CANDIDATE = "candidate"
+"""The folder of the judged kernel, which it is named by."""
+FREE = frozenset({"B", "M", "N", "S", "T", "V"})
+"""Axes that take any size."""
+WIDTHS = frozenset({"D", "K"})
+"""Those that often do not; every other draw varies them too, where an operator has no heads."""
+UNSEEN = 4
+"""Shapes that are drawn, beside those of the plan `quick`."""
+ONCE = Sampling(min_samples=6, max_samples=6, min_seconds=0, max_seconds=0.1, warmup_s=0)
+"""For shapes that are only checked."""
+REPLICATES = 3
+SHARE_OF_CHECKS = 0.4
+"""Of the time, for the shapes; the rest is for the comparison with peers."""
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """How the kernel ended on one shape. `ok` is None where no peer could compute it either."""
+
+    case: str
+    ok: bool | None
+    reason: str | None = None
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """× the best peer on one case of plan `quick`, with the 95 % interval over replicates."""
+
+    case: str
+    ms: float
+    speedup: float | None
+    low: float | None
+    high: float | None
+    best_peer: str | None
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """What was found. `right` and `compiles` are None where nothing was seen of it in time."""
+
+    operator: str
+    device: str
+    compiles: bool | None
+    right: bool | None
+    shapes: tuple[Shape, ...]
+    speed: tuple[Speed, ...]
+    found: tuple[str, ...]
+    """What the defences found: why it is incorrect, and what it had changed in its process that was put back."""
+    network: str
+    seconds: float
+    seed: int
+
+
+@dataclass
+class Judge:
+    """Judges one file within `budget_s`; `seed` draws the shapes, and nobody but us knows it before."""
+
+    operator: str
+    file: Path
+    device: Literal["cuda", "cpu"]
+    seed: int
+    budget_s: float = 60.0
+
+    def judge(self) -> Judgement:
+        """Raises `InputError` for a file that is none, `HarnessError` where no worker starts."""
+        begin = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="kernelmark-judge-") as folder:
+            root, home = Path(folder) / CANDIDATE, Home(Path(folder) / "home")
+            operator = Catalog.default().operator(self.operator)
+            _place(self.file, root, self.operator, self.device)
+            catalog = Catalog((*Catalog.default().roots, Root(root)))
+            python, network = apart(Path(folder), root)
+            known = plans.load("quick", catalog, self.device, [self.operator])
+            unseen = unseen_cases(operator, known.cases, random.Random(self.seed))
+            checks = Plan("shapes", (*known.cases, *unseen), 1, ("cold",), ONCE, known.deadline_s)
+            bench = _Bench(catalog, root, self.device, home, python, self.seed)
+            checked = bench.measure(checks, begin + self.budget_s * SHARE_OF_CHECKS, ("torch",))
+            shapes = tuple(_shapes(checked, bench.name))
+            timed: Journal | None = None
+            if not any(x.ok is False for x in shapes):
+                again = replace(known, name="peers", replicates=REPLICATES)
+                timed = bench.measure(again, begin + self.budget_s, ())
+            speed = _speeds(timed, bench.name) if timed is not None else ()
+            records = [*(checked.records if checked else ()), *(timed.records if timed else ())]
+            ours = [x for x in records if x.implementation == bench.name]
+            wrong = any(x.ok is False for x in shapes) or any(x.status not in HONEST for x in ours)
+            right = False if wrong else True if any(x.ok for x in shapes) else None
+            return Judgement(
+                operator=self.operator,
+                device=self.device,
+                compiles=any(x.status in ("ok", "incorrect") for x in ours) if ours else None,
+                right=right,
+                shapes=shapes,
+                speed=() if right is False else speed,
+                found=tuple(dict.fromkeys(_found(ours))),
+                network=network,
+                seconds=round(time.monotonic() - begin, 1),
+                seed=self.seed,
+            )
+
+
+HONEST = ("ok", "unsupported")
+"""How a kernel may end: with the answer, or by saying that it has none for such a case."""
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """Where the candidate and its peers are measured: in turns, each in worker processes of their own."""
+
+    catalog: Catalog
+    root: Path
+    device: Literal["cuda", "cpu"]
+    home: Home
+    python: Path
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The implementation that the candidate goes by."""
+        return next(
+            x.name for x in self.catalog.implementations if x.root == self.root and self.device in x.devices
+        )
+
+    def measure(self, plan: Plan, until: float, peers: Sequence[str]) -> Journal | None:
+        """All replicates, or those that there is time for; `peers` are all where none is named."""
+        cells = plan.cells(self.catalog, self.device, (self.name, *peers) if peers else ())
+        cells = tuple(
+            x for x in cells if x.implementation.provider != PROVIDER or x.implementation.root == self.root
+        )
+        own = tuple(x for x in cells if x.implementation.root == self.root)
+        others = tuple(x for x in cells if x.implementation.root != self.root)
+        run = Run(
+            plan,
+            cells,
+            self.catalog,
+            self.device,
+            self.home,
+            self.seed,
+            name=new_run(),
+            ceilings=False,
+            until=until,
+            python=lambda environment: self.python if environment == "core" else interpreter(environment),
+        )
+        with contextlib.suppress(OutOfTime), run.session():
+            for replicate in range(plan.replicates):
+                for some in (own, others) if replicate % 2 == 0 else (others, own):
+                    run.replicate(replicate, some)
+        return read(run.path) if run.path.exists() else None
+
+
+def _place(file: Path, root: Path, operator: str, device: str) -> None:
+    """Makes the file the operator's kernel in a root of its own."""
+    target = root / ("kernels/cpu" if device == "cpu" else "kernels") / f"{operator}.py"
+    target.parent.mkdir(parents=True)
+    try:
+        shutil.copyfile(file, target)
+    except OSError as error:
+        raise InputError(f"kernel file {file} cannot be read: {error.strerror or error}.") from None
+
+
+def apart(folder: Path, root: Path) -> tuple[Path, str]:
+    """A Python for workers that sees the root, and no network where `unshare` can take it away; and whether."""
+    cut = [shutil.which("unshare") or "unshare", "--map-root-user", "--net"]
+    try:
+        done = subprocess.run([*cut, "true"], capture_output=True, text=True, timeout=10, check=False)
+        refused = (done.stderr.strip().splitlines() or ["it failed"])[-1] if done.returncode else None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        refused = str(error)
+    roots = os.pathsep.join(x for x in (os.environ.get("KERNELMARK_PATH"), str(root)) if x)
+    command = shlex.join([*([] if refused else cut), sys.executable])
+    script = folder / "python"
+    script.write_text(f'#!/bin/sh\nKERNELMARK_PATH={shlex.quote(roots)} exec {command} "$@"\n')
+    script.chmod(0o700)
+    return script, "none" if refused is None else f"not cut off: {refused}"
+
+
+def unseen_cases(operator: Operator, known: Sequence[Case], draw: random.Random) -> tuple[Case, ...]:
+    """Cases of other sizes than the known ones, none larger, most of them odd."""
+    found: dict[str, Case] = {}
+    names = {x.name for x in known}
+    for attempt in range(20 * UNSEEN):
+        base = draw.choice(known)
+        chosen = FREE | WIDTHS if attempt % 2 and "H" not in base.axes else FREE
+        free = [x for x, size in base.axes.items() if x in chosen and size > 1]
+        axes = dict(base.axes) | {x: draw.randint(max(1, base.axes[x] // 2), base.axes[x]) for x in free}
+        try:
+            case = operator.case(axes, base.dtype, base.pass_, **base.options)
+        except InputError:
+            continue
+        if case.name not in names:
+            found[case.name] = case
+        if len(found) == UNSEEN:
+            break
+    return tuple(found.values())
+
+
+def _shapes(journal: Journal | None, name: str) -> Iterator[Shape]:
+    """How each case ended. A wrong answer is one whoever else has none; another failure that its peers share is
+    not held against it.
+    """
+    by_case: dict[str, dict[str, Record]] = {}
+    for x in journal.records if journal else ():
+        by_case.setdefault(x.case.name, {})[x.implementation] = x
+    for case, ended in by_case.items():
+        mine = ended.get(name)
+        if mine is None:
+            continue
+        others = [x.status for x in ended.values() if x is not mine]
+        excused = mine.status != "incorrect" and others and "ok" not in others
+        if mine.status == "ok":
+            yield Shape(case, True)
+        elif mine.status == "unsupported" or excused:
+            yield Shape(case, None, mine.reason)
+        else:
+            yield Shape(case, False, f"{mine.status}: {mine.reason}")
+
+
+def _speeds(journal: Journal, name: str) -> tuple[Speed, ...]:
+    return tuple(
+        Speed(
+            x.case,
+            value,
+            x.speedup_vs_best_baseline,
+            x.speedup_ci_low,
+            x.speedup_ci_high,
+            x.best_baseline,
+        )
+        for x in rows(peers(journal, name))
+        if x.implementation == name and (value := x.value()) is not None
+    )
+
+
+def peers(journal: Journal, name: str) -> Journal:
+    """The journal with the candidate as ours, which is how rows tell it from the baselines that it is beside."""
+    named = (
+        msgspec.structs.replace(x, provider=PROVIDER) if x.implementation == name else x for x in journal.records
+    )
+    return replace(journal, records=tuple(named))
+
+
+def _found(records: Sequence[Record]) -> Iterator[str]:
+    for x in records:
+        if x.status == "incorrect":
+            yield f"incorrect: {x.reason}"
+        for remark in x.measurement.remarks if x.measurement else ():
+            yield f"put back: {remark}"

@@ -1,0 +1,141 @@
+"""The first hour of somebody new, as a program: clone, wheel, every command of the README.
+
+Each command has its exit code, a processor time that it may take, and prints no number that is cut off ("1.0…").
+Nothing is downloaded: packages are those of the environment that runs this. Run by `make first-hour`; minutes.
+
+    python tests/first_hour.py [FACTOR]
+
+FACTOR (default 2) widens the times for a machine that has other work.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from installed import ENVIRONMENT, TORCH, build, install
+
+HOUSE = Path(__file__).resolve().parents[1]
+OLD, NEW = "20261121-105752-509e", "20261121-074414-bb5a"
+CUT = re.compile(r"\d…|…\d")
+KERNEL = "import torch\n\n\ndef softmax(x):\n    return torch.softmax(x, -1)\n"
+ELSEWHERE = {
+    "ui": "a server: tests/registry/tracking/test_ui.py",
+    "bench": "a Docker engine: make test-images",
+    "image": "a Docker engine: make test-images",
+    "repro": "tests/suite/run/test_repro.py",
+    "regression_detector": "tests/suite/cli/test_regression_cli.py",
+}
+"""What the README names and this leaves to others, and why."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command, the exit codes that it may have, and the processor time that it may take in seconds."""
+
+    command: str
+    codes: tuple[int, ...] = (0,)
+    seconds: float = 5.0
+    torch: bool = True
+    says: str = ""
+
+
+STEPS = (
+    Step("--help", seconds=0.15, torch=False),
+    Step("--version", seconds=0.15, torch=False),
+    Step("list", seconds=0.6, torch=False, says="torch is not installed"),
+    Step("run --device cpu", codes=(2,), seconds=2, torch=False, says="torch is not installed: pip install torch"),
+    Step("runn", codes=(2,), seconds=0.3, torch=False),
+    Step(f"import {{reference}}/{NEW}.jsonl.gz --no-sync", seconds=2, torch=False, says="imported, 32 rows"),
+    Step(f"import {{reference}}/{OLD}.jsonl.gz", seconds=20, torch=False, says="recorded in the registry: 1 run"),
+    Step("sync", seconds=12, torch=False),
+    Step(f"show {OLD}", seconds=2, torch=False),
+    Step(f"show {OLD} --json", seconds=2, torch=False),
+    Step(f"compare {OLD} {NEW}", codes=(0, 4), seconds=2, torch=False),
+    Step(f"report {OLD} --output page.html", seconds=8, torch=False),
+    Step("history attention", codes=(0, 2), seconds=3, torch=False),
+    Step(f"export {OLD} --output out", seconds=2, torch=False),
+    Step(f"validate {OLD}", codes=(0, 1, 3), seconds=2, torch=False, says="speedup"),
+    Step("list --json --device cpu", seconds=1.5),
+    Step("new operator swish", seconds=1),
+    Step("run --operator swish --device cpu --replicates 1 --ci", seconds=40),
+    Step("run --quick --device cpu --seed 1", seconds=120, says="vs best"),
+    Step("verify latest --sample 1 --budget 1m", codes=(0, 1, 3), seconds=40, says="rows agree"),
+    Step("judge softmax candidate.py --device cpu --budget 60", codes=(0, 3), seconds=90, says="compiles  yes"),
+    Step("doctor --quick --device cpu", codes=(0, 3), seconds=120, says="Planted faults"),
+)
+
+
+def spent() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def named() -> set[str]:
+    """The commands that the README's blocks name."""
+    found: set[str] = set()
+    for block in re.findall(r"^```[a-z]*\n(.*?)^```", (HOUSE / "README.md").read_text(), re.M | re.S):
+        for line in block.splitlines():
+            if line.startswith("regression_detector"):
+                found.add("regression_detector")
+            if match := re.match(r"kernelmark ((?:[a-z-]+ \| )*[a-z-]+)", line):
+                found |= set(match[1].split(" | "))
+    return found
+
+
+def main(factor: float) -> int:
+    """Runs all; returns how many steps were not as they should be."""
+    missing = named() - {x.command.split()[0] for x in STEPS} - ELSEWHERE.keys()
+    wrong = [f"the README names `kernelmark {x}`, which nothing here tries" for x in sorted(missing)]
+    with tempfile.TemporaryDirectory(prefix="first-hour-") as folder:
+        place = Path(folder)
+        clone, mine = place / "clone", place / "mine"
+        begin = time.monotonic()
+        subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(HOUSE), str(clone)], check=True)
+        wheel = build(clone, place)
+        bare, whole = install(wheel, place / "bare", without=TORCH), install(wheel, place / "whole")
+        print(f"clone, sdist, wheel, two environments: {time.monotonic() - begin:.1f} s", flush=True)
+        mine.mkdir()
+        (mine / "candidate.py").write_text(KERNEL)
+        own = {x: y for x, y in ENVIRONMENT.items() if not x.startswith(("KERNELMARK_", "MLFLOW_"))}
+        own |= {"KERNELMARK_PATH": str(mine), "COLUMNS": "80"}
+        for step in STEPS:
+            before, begin = spent(), time.monotonic()
+            arguments = step.command.format(reference=clone / "registry/reference").split()
+            command = [str((whole if step.torch else bare) / "kernelmark"), *arguments]
+            done = subprocess.run(command, cwd=mine, env=own, capture_output=True, text=True, check=False)
+            used, text = spent() - before, done.stdout + done.stderr
+            faults = (
+                [f"exit code {done.returncode}, not {step.codes}"] if done.returncode not in step.codes else []
+            )
+            faults += [f"{used:.2f} s of processor time, stated {step.seconds}"] * (used > step.seconds * factor)
+            faults += ["a traceback"] * ("Traceback (most recent" in text)
+            faults += [f"does not say {step.says!r}"] * (step.says not in text)
+            faults += [f"a number cut off: {x!r}" for x in CUT.findall(text)[:1]]
+            mark = "ok" if not faults else "NOT"
+            print(
+                f"{mark:3} {used:7.2f} s  kernelmark {step.command}",
+                *faults,
+                sep="\n      " if faults else "",
+                flush=True,
+            )
+            if faults:
+                wrong.append(step.command)
+                print(text[-1500:], flush=True)
+    for x in wrong:
+        print(f"wrong: {x}")
+    return min(len(wrong), 1)
+
+
+if __name__ == "__main__":
+    os.environ.pop("PYTHONPATH", None)
+    sys.exit(main(float(sys.argv[1]) if len(sys.argv) > 1 else 2.0))

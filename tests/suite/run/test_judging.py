@@ -1,0 +1,109 @@
+"""One kernel judged: what is drawn, what counts, and a wrong one from end to end."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+from kernelmark.registry.store.journal import Journal
+from kernelmark.registry.store.record import Case, Header, Measurement, Record
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.cli import cli, run_command
+from kernelmark.suite.run.judging import UNSEEN, Shape, _found, _shapes, _speeds, apart, unseen_cases
+
+SEEN = Measurement({"latency": (1.0,) * 6}, "monotonic", remarks=("torch.backends: set to what it was",))
+
+
+def record(case: str, name: str, status: str = "ok", replicate: int = 0) -> Record:
+    made = Case("softmax", case, {}, {}, "fp32", "forward", "5bec", 1, 0)
+    ok = status == "ok"
+    return Record(
+        made, name, name, None, replicate, 0, "cold", status, None if ok else "verify: why", SEEN if ok else None
+    )  # fmt: skip
+
+
+def journal(*records: Record) -> Journal:
+    return Journal(Header(2, "r", "", "0", None, False, "p", 0, 1, "cpu", "k", {}, {}), records)
+
+
+def test_the_shapes_are_others_than_the_known_and_the_seed_decides() -> None:
+    for name in ("softmax", "matmul", "attention"):
+        operator = Catalog.default().operator(name)
+        known = [x for grid in operator.plans["quick_cpu"] for x in operator.expand(grid)]
+        drawn = unseen_cases(operator, known, random.Random(1))
+        assert len(drawn) == UNSEEN
+        assert not {x.name for x in drawn} & {x.name for x in known}
+        assert all(x.bytes <= max(y.bytes for y in known) for x in drawn)
+        assert drawn == unseen_cases(operator, known, random.Random(1))
+        assert drawn != unseen_cases(operator, known, random.Random(2))
+    widths = {
+        x.axes["D"]
+        for x in unseen_cases(Catalog.default().operator("softmax"), known[:0] or _softmax(), random.Random(1))
+    }
+    assert len(widths) > 1
+
+
+def _softmax() -> list[Case]:
+    operator = Catalog.default().operator("softmax")
+    return [x for grid in operator.plans["quick_cpu"] for x in operator.expand(grid)]
+
+
+def test_a_shape_that_nobody_can_compute_is_not_held_against_it() -> None:
+    found = _shapes(
+        journal(
+            record("a", "candidate"), record("a", "torch"),
+            record("b", "candidate", "incorrect"), record("b", "torch"),
+            record("c", "candidate", "error"), record("c", "torch", "error"),
+            record("d", "candidate", "unsupported"), record("d", "torch"),
+        ),
+        "candidate",
+    )  # fmt: skip
+    assert list(found) == [
+        Shape("a", True),
+        Shape("b", False, "incorrect: verify: why"),
+        Shape("c", None, "verify: why"),
+        Shape("d", None, "verify: why"),
+    ]
+
+
+def test_the_candidate_is_no_baseline_of_itself_and_its_remarks_are_told() -> None:
+    given = [record("a", x, replicate=r) for x in ("candidate", "torch") for r in range(3)]
+    (speed,) = _speeds(journal(*given), "candidate")
+    assert (speed.best_peer, speed.speedup) == ("torch", 1.0)
+    told = list(_found([record("a", "candidate"), record("b", "candidate", "incorrect")]))
+    assert told == ["put back: torch.backends: set to what it was", "incorrect: verify: why"]
+
+
+def test_the_worker_has_no_network_or_that_is_said(tmp_path: Path) -> None:
+    python, network = apart(tmp_path, tmp_path / "candidate")
+    ask = "import os, socket; print(os.environ['KERNELMARK_PATH'], [x for _, x in socket.if_nameindex()])"
+    said = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout
+    assert said.startswith(str(tmp_path / "candidate"))
+    if network == "none":
+        assert "'lo'" in said
+        assert "eth" not in said
+    else:
+        assert network.startswith("not cut off: ")
+
+
+def test_a_kernel_that_is_wrong_on_other_shapes(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERNELMARK_PATH", str(root))
+    monkeypatch.setattr("kernelmark.suite.run.judging.FREE", frozenset({"N"}))
+    file = tmp_path / "fast.py"
+    file.write_text("def double(x):\n    return x * (2 if x.shape[0] in (16, 64) else 2.1)\n")
+    with pytest.raises(SystemExit) as ended:
+        run_command(
+            cli, ["judge", "double", str(file), "--device", "cpu", "--seed", "3", "--budget", "300", "--json"]
+        )
+    found = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 1
+    assert (found["compiles"], found["right"], found["speed"]) == (True, False, [])
+    ended_as = {x["case"].split("-")[0]: x["ok"] for x in found["shapes"]}
+    assert len(ended_as) == 2 + UNSEEN
+    assert all(ok == (case in ("N16", "N64")) for case, ok in ended_as.items())
+    assert all(x.startswith("incorrect: verify: output: relative error 0.05") for x in found["found"])

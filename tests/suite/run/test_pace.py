@@ -1,0 +1,49 @@
+"""When a run will be over, on a clock of the test's own."""
+
+from __future__ import annotations
+
+from kernelmark.registry.store.record import Case, Key, Measurement, Record
+from kernelmark.suite.run.pace import Pace
+
+SEEN = Measurement({"latency": (1.0,)}, "monotonic")
+START_S = {0: 6.0, 1: 6.0, 2: 6.0}
+COSTS = {"torch": 1.0, "torch_compile": 9.0}
+
+
+def record(case: str, implementation: str, replicate: int, status: str = "ok") -> Record:
+    made = Case("gelu", case, {}, {}, "bf16", "forward", "5bec", 1, 0)
+    return Record(
+        made, implementation, "torch", None, replicate, 0, "cold", status,
+        None if status == "ok" else "why", SEEN if status == "ok" else None,
+    )  # fmt: skip
+
+
+def test_every_promise_is_right_within_a_factor_of_two() -> None:
+    """Three replicates of ten cases; one implementation compiles, one case of it fails and is not tried again."""
+    places = [(f"c{i}", name) for i in range(10) for name in COSTS]
+    now, promised = [0.0], []
+    pace = Pace.of([(Key("gelu", *x, "cold"), r) for r in range(3) for x in places], lambda: now[0])
+    assert (pace.total, pace.left_s()) == (60, None)
+    for replicate in range(3):
+        pace.stage(replicate, False)
+        now[0] += START_S[replicate]
+        for case, name in places:
+            failed = (case, name) == ("c4", "torch_compile")
+            if failed and replicate:
+                continue
+            pace.stage(replicate, True)
+            now[0] += COSTS[name] * (1.0 if replicate == 0 else 0.8)
+            pace.end(record(case, name, replicate, "error" if failed else "ok"))
+            if (left := pace.left_s()) is not None:
+                promised.append((now[0], left))
+    assert pace.left_s() == 0
+    assert pace.ended == pace.total
+    wrong = [(at, left) for at, left in promised[:-1] if not 0.5 < left / (now[0] - at) < 2]
+    assert wrong == []
+    assert len(promised) > 50
+
+
+def test_what_is_not_to_be_measured_here_costs_nothing() -> None:
+    pace = Pace.of([(Key("gelu", "c0", "torch", "cold"), 0)], lambda: 0.0)
+    pace.end(record("c0", "kernelmark", 0, "unsupported"))
+    assert (pace.ended, pace.left_s()) == (0, None)
