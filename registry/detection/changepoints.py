@@ -97,6 +97,8 @@ def change_points(
     values = np.asarray(series, dtype=np.float64)
     kept = np.flatnonzero(np.isfinite(values) & (values > 0))
     logs = np.log(values[kept])
+    if _quiet(logs, change, segment):
+        return ()
     cuts = sorted(_propose(_tamed(logs), 0, len(logs), segment, generator))
     while cuts:
         noise, alike = _noise(logs, cuts), _alike(logs, cuts)
@@ -117,6 +119,24 @@ def change_points(
             )
         del cuts[min(failing)[2]]
     return ()
+
+
+def _quiet(logs: Floats, change: float, segment: int) -> bool:
+    """Whether no two segments' medians can lie `change` apart, however the series is cut: nothing to search for.
+
+    A segment is a row of windows of `segment` to 2 `segment` - 1 values. More than half of each window's values
+    are at most its upper median, so more than half of the segment's are at most the largest of these, and its
+    median is too; from below likewise. Most series are quiet, and the search is what takes time.
+    """
+    if len(logs) < 2 * segment:
+        return True
+    windows = [
+        np.sort(np.lib.stride_tricks.sliding_window_view(logs, size), axis=1)
+        for size in range(segment, min(2 * segment, len(logs) + 1))
+    ]
+    highest = max(float(x[:, x.shape[1] // 2].max()) for x in windows)
+    lowest = min(float(x[:, (x.shape[1] - 1) // 2].min()) for x in windows)
+    return highest - lowest <= math.log1p(change)
 
 
 def _neighbours(cuts: list[int], end: int) -> list[tuple[int, int, int]]:

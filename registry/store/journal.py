@@ -41,7 +41,8 @@ class _Version(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Journal:
-    """A journal in memory. `torn` is True where the last line was cut off and left out."""
+    """A journal in memory. `torn` is True where the last line was cut off and left out; `lines` has the number of
+    each record's line, from 1."""
 
     header: Header
     records: tuple[Record, ...] = ()
@@ -49,6 +50,7 @@ class Journal:
     footers: tuple[Footer, ...] = ()
     torn: bool = False
     path: Path | None = field(default=None, compare=False)
+    lines: tuple[int, ...] = field(default=(), compare=False)
 
     def metric(self, name: str) -> Metric:
         """What a name means here. A name that the header lacks is a plain number."""
@@ -134,6 +136,7 @@ def _lines(file: BinaryIO, name: str, path: Path | None) -> Journal:
     decode: Callable[[bytes], Line] = _decoder.decode
     header: Header | None = None
     records: list[Record] = []
+    numbers: list[int] = []
     seen: dict[tuple[str, str, str, str], set[int]] = {}
     ceilings: list[Ceiling] = []
     footers: list[Footer] = []
@@ -172,6 +175,7 @@ def _lines(file: BinaryIO, name: str, path: Path | None) -> Journal:
                 if line.replicate not in replicates:
                     replicates.add(line.replicate)
                     records.append(line)
+                    numbers.append(number)
             case Ceiling():
                 ceilings.append(line)
             case Footer():
@@ -182,7 +186,7 @@ def _lines(file: BinaryIO, name: str, path: Path | None) -> Journal:
         raise InputError(f"{name} is empty or holds no whole line: not a kernelmark journal")
     if header is None:
         raise InputError(f"{name}: line 1 is not a header: not a kernelmark journal")
-    return Journal(header, tuple(records), tuple(ceilings), tuple(footers), torn, path)
+    return Journal(header, tuple(records), tuple(ceilings), tuple(footers), torn, path, tuple(numbers))
 
 
 def read_header(path: Path) -> Header | None:

@@ -1,12 +1,14 @@
-"""`kernelmark compare`: two runs side by side, without a verdict."""
+"""`kernelmark compare`: two runs side by side, or devices."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import click
 import msgspec
 
+from ...registry.errors import InputError
 from ...registry.store.home import Home
 from .filters import filters
 from .formats import Form, emit, formats
@@ -19,8 +21,14 @@ NOTHING_COMPARABLE = 4
 
 
 @click.command("compare")
-@run_argument("first")
-@run_argument("second")
+@run_argument("runs", nargs=-1, metavar="RUN...")
+@click.option(
+    "--by",
+    type=click.Choice(["run", "device"]),
+    default="run",
+    show_default=True,
+    help="`device`: any number of runs, all in the home by default; of each device its newest.",
+)
 @filters
 @click.option("--only-changed", is_flag=True, help="Leave out the rows whose interval holds no change.")
 @click.option(
@@ -34,22 +42,30 @@ NOTHING_COMPARABLE = 4
 @click.pass_context
 def command_compare(
     ctx: click.Context,
-    first: str,
-    second: str,
+    runs: tuple[str, ...],
+    by: str,
     selection: Selection,
     only_changed: bool,
     sort: Literal["change", "case"],
     form: Form,
 ) -> None:
-    """Two runs side by side: how the second differs from the first, with intervals.
+    """Two runs side by side: how the second differs from the first, with intervals. Or devices: what each says
+    of the same cases, `not run` where it has none.
 
     RUN is a run's name, the beginning of one, `latest`, or a journal file. First how many rows of each operator
     are faster, undecided and slower, and the geometric mean of their changes; then the rows. Rows whose
     comparability keys differ get no ratio; what differs is named. This is for reading; whether something regressed
     is `regression_detector`'s to say. Exit code 4 if no row can be compared, else 0.
     """
+    if by == "device":
+        _devices(runs, selection, form)
+        return
+    if len(runs) > 2:
+        raise click.UsageError(f"{len(runs)} runs are too many: it takes two; --by device takes any number.")
+    if len(runs) < 2:
+        raise click.UsageError("Missing argument 'RUN': it takes two; --by device takes any number.")
     home = Home()
-    journals = home.load(first), home.load(second)
+    journals = home.load(runs[0]), home.load(runs[1])
     from ...registry.views.comparison_page import comparison_page, shown
     from ...registry.views.comparison_table import compare
 
@@ -67,3 +83,21 @@ def command_compare(
         if form == "table":
             click.echo("No row of the two runs can be compared.", err=True)
         ctx.exit(NOTHING_COMPARABLE)
+
+
+def _devices(names: Sequence[str], selection: Selection, form: Form) -> None:
+    from ...registry.views.device_table import by_device, case_table, device_table
+
+    home = Home()
+    found = names or home.runs()
+    if not found:
+        raise InputError(f"no runs in {home.folder}; make one with `kernelmark run` or import a journal.")
+    comparison = by_device((home.load(x) for x in found), selection)
+    operators = sorted({x.operator for x in comparison.rows})
+    one = operators[0] if selection.operators and len(operators) == 1 else None
+    emit(
+        form,
+        lambda: [device_table(comparison) if one is None else case_table(comparison, one)],
+        comparison.to_builtins,
+        comparison.flat,
+    )

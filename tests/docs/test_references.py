@@ -69,6 +69,11 @@ ELSEWHERE = {
     "Canvas.svg": "a method",
     ".gitlab-ci.yml": "the user's",
     ".github/workflows/kernelmark.yml": "the user's",
+    ".github/workflows/kernelmark-site.yml": "the user's",
+    **dict.fromkeys(
+        ("index.html", "public/index.html", "regressions.json"),
+        "what a site has",
+    ),
 }
 """Names that are not those of files of this repository, and what they are."""
 

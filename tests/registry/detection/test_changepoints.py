@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernelmark.registry.detection.changepoints import ChangePoint, Dated, change_points, of_the_machine
+from kernelmark.registry.detection.changepoints import ChangePoint, Dated, _quiet, change_points, of_the_machine
 
 
 def found(series: list[float], seed: int = 1, **more: float) -> list[int]:
@@ -154,3 +154,20 @@ def test_what_many_series_of_unchanged_code_share_is_the_machines() -> None:
 )
 def test_what_does_not_make_it_the_machines(others: list[Dated]) -> None:
     assert marked(dated(False, (2, 0.05)), *others)[0] == [False]
+
+
+@pytest.mark.parametrize("segment", [2, 3, 4])
+def test_quiet_series_have_no_two_segments_that_far_apart(segment: int) -> None:
+    """What is passed over without a search: by all pairs of segments of short series, odd runs among them."""
+    generator = np.random.default_rng(5)
+    quiet = 0
+    for _ in range(300):
+        logs = generator.normal(0, 0.006, int(generator.integers(1, 14)))
+        logs += np.where(generator.random(len(logs)) < 0.15, generator.normal(0, 0.3, len(logs)), 0)
+        ends = range(len(logs) + 1)
+        middles = [np.median(logs[i:j]) for i in ends for j in ends if j - i >= segment]
+        furthest = max(middles, default=0) - min(middles, default=0)
+        if _quiet(logs, 0.02, segment):
+            quiet += 1
+            assert len(logs) < 2 * segment or furthest <= np.log(1.02) + 1e-12
+    assert 50 < quiet < 290

@@ -1,0 +1,393 @@
+// The site's one script. Pages are whole without it; with it histories are drawn, cases filtered, any two sources
+// compared. Names come from journals that anybody may have written: they are set as text, never as markup.
+"use strict";
+
+const kernelmark = (() => {
+  const root = document.querySelector(".operator, .run") ? "../" : "";
+  const waiting = new Map();
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+
+  function element(tag, attributes, ...children) {
+    const out = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (name === "class") out.className = value;
+      else if (name.startsWith("on")) out.addEventListener(name.slice(2), value);
+      else out.setAttribute(name, value);
+    }
+    out.append(...children.filter((x) => x !== null && x !== undefined));
+    return out;
+  }
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const number = (x) => (x === 0 ? "0" : Math.abs(x) >= 1e-6 && Math.abs(x) < 1e9
+    ? x.toLocaleString("en", { minimumSignificantDigits: 4, maximumSignificantDigits: 4 }) : x.toExponential(3));
+  const percent = (x) => `${x < 0 ? "−" : "+"}${Math.abs(x * 100).toFixed(1)} %`;
+  const half = (value, low, high) => (low === null || high === null || value <= 0 ? ""
+    : ` ±${(Math.max(high - value, value - low) / value * 100).toFixed(1)} %`);
+
+  // Histories -------------------------------------------------------------------------------------------------
+
+  // A line of the data is drawn as one series for each comparability key: what does not compare is not joined.
+  function seriesOf(chart, count) {
+    const out = [];
+    chart.forEach((line, place) => {
+      for (const key of new Set(line.keys)) {
+        const values = new Array(count).fill(undefined);
+        line.keys.forEach((k, i) => { if (k === key) values[line.runs[i]] = line.values[i]; });
+        out.push({ line, place, values });
+      }
+    });
+    return out;
+  }
+
+  function draw(figure, page, chart, table) {
+    const used = [...new Set(chart.flatMap((x) => x.runs))].sort((a, b) => a - b);
+    const places = new Map(used.map((x, i) => [x, i]));
+    const lines = chart.map((x) => ({ ...x, runs: x.runs.map((y) => places.get(y)) }));
+    const series = seriesOf(lines, used.length);
+    const ours = lines.findIndex((x) => x.kind === 0);
+    const rival = lines.findIndex((x) => x.kind === 1);
+    let strong = ours >= 0 ? new Set([ours, rival].filter((x) => x >= 0)) : new Set([Math.max(rival, 0)]);
+    let all = false, pinned = null, plot = null;
+
+    const readout = element("div", { class: "readout", "aria-live": "polite" });
+    const holder = element("div", {});
+    const whole = element("button", { type: "button", "aria-pressed": "false", onclick: () => {
+      all = !all; whole.setAttribute("aria-pressed", String(all)); make();
+    } }, "all values, log scale");
+    const legend = element("span", {}, "Whiskers: 95 % interval. Band: where 95 % of reruns of unchanged code lie (A/A). "
+      + "Dashed: the comparability key changes.");
+    figure.append(element("div", { class: "bar-of-buttons" }, whole, legend), holder, readout);
+
+    const rows = new Map();
+    table.querySelectorAll("tbody tr").forEach((row) => {
+      const place = lines.findIndex((x) => x.name === row.dataset.name);
+      if (place < 0) return;
+      rows.set(place, row);
+      row.addEventListener("click", (event) => {
+        if (event.target.closest("a")) return;
+        if (strong.has(place)) strong.delete(place); else strong.add(place);
+        make();
+      });
+    });
+
+    function reach() {
+      let low = Infinity, high = -Infinity;
+      lines.forEach((x, i) => {
+        if (!all && !strong.has(i)) return;
+        x.values.forEach((v, j) => {
+          low = Math.min(low, x.low[j] ?? v, v); high = Math.max(high, x.high[j] ?? v, v);
+          // One process's interval may be as wide as the page: it may not set the scale.
+          if (x.low[j] !== null && x.low[j] < v * 0.8) low = Math.min(low, v * 0.8);
+        });
+      });
+      if (!(low < Infinity)) return [0, 1];
+      const values = lines.flatMap((x, i) => (all || strong.has(i) ? x.values : []));
+      low = Math.max(low, Math.min(...values) * 0.85); high = Math.min(high, Math.max(...values) * 1.15);
+      if (all) return [low * 0.9, high * 1.1];
+      const room = Math.max((high - low) * 0.12, high * 0.02);
+      return [Math.max(0, low - room), high + room];
+    }
+
+    function stroke(place) {
+      if (lines[place].kind === 0) return colour("--accent");
+      return strong.has(place) ? colour("--ink") : colour("--faint");
+    }
+
+    // A commit, and the day where it is another than that of the tick before.
+    function named(x, before) {
+      const run = page.runs[used[x]], day = run.created.slice(0, 10), other = page.runs[used[before]];
+      return `${run.commit.slice(0, 7)}\n${other && other.created.slice(0, 10) === day ? "" : day}`;
+    }
+
+    function under(u) {
+      const { ctx } = u, ratio = devicePixelRatio;
+      ctx.save();
+      ctx.beginPath(); ctx.rect(u.bbox.left, u.bbox.top, u.bbox.width, u.bbox.height); ctx.clip();
+      const texts = new Map();
+      lines.forEach((line, place) => {
+        if (!strong.has(place)) return;
+        ctx.fillStyle = stroke(place); ctx.globalAlpha = 0.1;
+        for (const [first, last, low, high] of line.bands) {
+          const a = u.valToPos(places.get(first) - 0.3, "x", true), b = u.valToPos(places.get(last) + 0.3, "x", true);
+          const top = u.valToPos(high, "y", true), bottom = u.valToPos(low, "y", true);
+          ctx.fillRect(a, top, b - a, bottom - top);
+        }
+        for (const [run, what] of line.breaks) texts.set(run, what.map((x) => page.strings[x]));
+      });
+      ctx.globalAlpha = 1; ctx.strokeStyle = colour("--soft"); ctx.fillStyle = colour("--soft");
+      ctx.setLineDash([4 * ratio, 4 * ratio]); ctx.lineWidth = ratio; ctx.textAlign = "left";
+      ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+      for (const [run, what] of texts) {
+        const x = u.valToPos(places.get(run) - 0.5, "x", true);
+        ctx.beginPath(); ctx.moveTo(x, u.bbox.top); ctx.lineTo(x, u.bbox.top + u.bbox.height); ctx.stroke();
+        const text = what[0] + (what.length > 1 ? ` and ${what.length - 1} more` : "");
+        const last = u.bbox.left + u.bbox.width - ctx.measureText(text).width - 2 * ratio;
+        ctx.fillText(text, Math.max(u.bbox.left, Math.min(x + 5 * ratio, last)), u.bbox.top + 12 * ratio);
+      }
+      ctx.restore();
+    }
+
+    function over(u) {
+      const { ctx } = u, ratio = devicePixelRatio;
+      ctx.save();
+      ctx.beginPath(); ctx.rect(u.bbox.left, u.bbox.top, u.bbox.width, u.bbox.height); ctx.clip();
+      lines.forEach((line, place) => {
+        if (!strong.has(place)) return;
+        ctx.strokeStyle = stroke(place); ctx.globalAlpha = 0.55; ctx.lineWidth = ratio;
+        line.runs.forEach((run, i) => {
+          if (line.low[i] === null || line.high[i] === null) return;
+          const x = u.valToPos(run, "x", true);
+          ctx.beginPath(); ctx.moveTo(x, u.valToPos(line.low[i], "y", true));
+          ctx.lineTo(x, u.valToPos(line.high[i], "y", true)); ctx.stroke();
+        });
+        ctx.globalAlpha = 1; ctx.font = `600 ${12 * ratio}px system-ui, sans-serif`; ctx.textAlign = "center";
+        for (const [run, change, worse, machine] of line.changes) {
+          const at = places.get(run), i = line.runs.indexOf(at);
+          if (i < 0) continue;
+          ctx.fillStyle = machine ? colour("--soft") : colour(worse ? "--bad" : "--good");
+          ctx.strokeStyle = ctx.fillStyle;
+          const x = u.valToPos(at - 0.5, "x", true), y = u.valToPos(line.values[i], "y", true);
+          ctx.beginPath(); ctx.moveTo(x, y - 14 * ratio); ctx.lineTo(x, y + 14 * ratio); ctx.lineWidth = 2 * ratio; ctx.stroke();
+          const above = Math.min(y, u.valToPos(line.values[Math.max(i - 1, 0)], "y", true));
+          ctx.fillText(percent(change) + (machine ? " machine" : ""), x, above - (above > u.bbox.top + 30 * ratio ? 18 : -44) * ratio);
+        }
+      });
+      ctx.restore();
+      ctx.save();
+      ctx.font = `${12 * ratio}px system-ui, sans-serif`; ctx.textAlign = "left"; ctx.textBaseline = "middle";
+      let taken = [];
+      [...strong].forEach((place) => {
+        const line = lines[place], last = line.values.length - 1;
+        let y = u.valToPos(line.values[last], "y", true);
+        if (y < u.bbox.top - 6 || y > u.bbox.top + u.bbox.height + 6) return;
+        while (taken.some((t) => Math.abs(t - y) < 14 * ratio)) y += 14 * ratio;
+        taken.push(y);
+        ctx.fillStyle = stroke(place);
+        ctx.fillText(line.name.length > 20 ? `${line.name.slice(0, 19)}…` : line.name, u.bbox.left + u.bbox.width + 8 * ratio, y);
+      });
+      ctx.restore();
+    }
+
+    function told(place, i) {
+      const line = lines[place], run = page.runs[used[line.runs[i]]];
+      const at = line.runs[i], change = line.changes.find((x) => places.get(x[0]) === at);
+      const broken = line.breaks.find((x) => places.get(x[0]) === at);
+      const value = `${number(line.values[i])} ${line.unit === "1" ? "" : line.unit}`;
+      readout.replaceChildren(
+        element("b", {}, `${line.name} ${value}`), half(line.values[i], line.low[i], line.high[i]), " · ",
+        `${run.created} · `, element("code", {}, run.commit), ` · ${run.plan}`,
+        element("a", { href: `${root}run/${run.file}.html#row-${line.places[i]}` }, `journal lines ${line.lines[i].join(", ")}`),
+        element("a", { href: `${root}run/${run.file}.html` }, "run"),
+        element("br"), element("code", {}, `kernelmark repro ${run.file}.jsonl.gz`),
+        change ? element("span", { class: change[2] ? "bad" : "good" }, `  change point ${percent(change[1])}${change[3] ? `, ${change[3]}` : ""}`) : "",
+        broken ? element("span", { class: "soft" }, `  not comparable with before: ${broken[1].map((x) => page.strings[x]).join("; ")}`) : "",
+      );
+    }
+
+    function nearest(u) {
+      const { left, top } = u.cursor;
+      if (left === undefined || left < 0) return;
+      let best = null;
+      lines.forEach((line, place) => line.runs.forEach((run, i) => {
+        const dx = u.valToPos(run, "x") - left, dy = u.valToPos(line.values[i], "y") - top;
+        const apart = dx * dx + dy * dy * 0.5 + (strong.has(place) ? 0 : 900);
+        if (best === null || apart < best[0]) best = [apart, place, i];
+      }));
+      if (best) told(best[1], best[2]);
+    }
+
+    function make() {
+      if (plot) plot.destroy();
+      rows.forEach((row, place) => row.classList.toggle("strong", strong.has(place) && lines[place].kind !== 0));
+      const [low, high] = reach();
+      const few = used.length <= 40;
+      const axis = { stroke: colour("--soft"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
+      const options = {
+        width: Math.max(280, figure.clientWidth), height: 260, padding: [14, figure.clientWidth < 560 ? 8 : 150, 0, 0],
+        cursor: { points: { show: false }, y: false, drag: { x: false, y: false } },
+        legend: { show: false },
+        scales: { x: { time: false, range: [-0.6, used.length - 0.4] }, y: { range: [low, high], distr: all ? 3 : 1 } },
+        axes: [
+          { ...axis, grid: { show: false }, space: 78, size: 46, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000],
+            values: (u, at) => at.map((x, i) => (page.runs[used[x]] ? named(x, i ? at[i - 1] : undefined) : "")) },
+          { ...axis, size: 64, values: (u, at) => at.map((x) => (x === null ? null : x.toLocaleString("en", { maximumSignificantDigits: 4 }))) },
+        ],
+        series: [{}, ...series.map((x) => ({
+          label: x.line.name, stroke: stroke(x.place), width: lines[x.place].kind === 0 ? 2 : strong.has(x.place) ? 1.5 : 1,
+          alpha: strong.has(x.place) ? 1 : 0.55, spanGaps: true,
+          points: { show: few || x.values.filter((y) => y !== undefined).length === 1, size: strong.has(x.place) ? 6 : 4, fill: stroke(x.place), width: 0 },
+        }))],
+        hooks: {
+          drawClear: [under], draw: [over],
+          setCursor: [(u) => { if (pinned === null) nearest(u); }],
+          ready: [(u) => u.over.addEventListener("click", () => { pinned = pinned === null ? true : null; nearest(u); })],
+        },
+      };
+      plot = new uPlot(options, [used.map((_, i) => i), ...series.map((x) => x.values)], holder);
+    }
+
+    make();
+    const first = [...strong][0] ?? 0;
+    told(first, lines[first].values.length - 1);
+    dark.addEventListener("change", make);
+    let width = figure.clientWidth;
+    new ResizeObserver(() => { if (figure.clientWidth && figure.clientWidth !== width) { width = figure.clientWidth; make(); } }).observe(figure);
+  }
+
+  function operator() {
+    const page = JSON.parse(document.getElementById("data").textContent);
+    document.querySelectorAll("details[data-chart]").forEach((details) => {
+      let drawn = false;
+      const show = () => {
+        if (!details.open || drawn) return;
+        drawn = true;
+        draw(details.querySelector(".chart"), page, page.charts[Number(details.dataset.chart)], details.querySelector("table"));
+      };
+      details.addEventListener("toggle", show);
+      show();
+    });
+    filter();
+    const wanted = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (wanted && wanted.tagName === "DETAILS") { wanted.open = true; wanted.scrollIntoView(); }
+  }
+
+  function filter() {
+    document.querySelectorAll(".filter").forEach((box) => {
+      const section = box.closest("section"), input = box.querySelector("input"), told = box.querySelector("span");
+      const cases = [...section.querySelectorAll("details[data-text]")];
+      if (cases.length < 8) return;
+      box.hidden = false;
+      input.addEventListener("input", () => {
+        const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+        let shown = 0;
+        cases.forEach((x) => {
+          x.hidden = !words.every((w) => x.dataset.text.toLowerCase().includes(w));
+          shown += !x.hidden;
+        });
+        section.querySelectorAll(".cases").forEach((x) => {
+          const none = !x.querySelector("details:not([hidden])");
+          x.hidden = none; x.previousElementSibling.hidden = none;
+        });
+        told.textContent = words.length ? `${shown} of ${cases.length} cases` : "";
+      });
+    });
+  }
+
+  // Comparisons -----------------------------------------------------------------------------------------------
+
+  function load(file) {
+    return new Promise((done, failed) => {
+      const script = element("script", { src: `data/${file}.js` });
+      waiting.set("next", null);
+      script.addEventListener("load", () => done(waiting.get("next")));
+      script.addEventListener("error", () => failed(new Error(`data/${file}.js is not there`)));
+      document.head.append(script);
+    });
+  }
+
+  // What `data.values` wrote: texts by their places, then numbers.
+  function unpack(given) {
+    return given.rows.map((x) => {
+      const [operator, name, cache, implementation, unit, better, key, spec] = x.slice(0, 8).map((y) => given.strings[y]);
+      const [kind, value, low, high, run, place] = x.slice(8);
+      return { operator, name, cache, implementation, unit, better, key, spec, kind, value, low, high, run: given.runs[run], place };
+    });
+  }
+
+  function compare() {
+    const { sources, first } = JSON.parse(document.getElementById("data").textContent);
+    const form = document.getElementById("compare"), result = document.getElementById("result");
+    const cache = new Map();
+    const field = (name) => form.elements[name];
+    const label = (x) => `${x.created} · ${x.commit} · ${x.device}`;
+    if (!sources.length) return;
+    form.hidden = false;
+    for (const side of ["A", "B"]) {
+      sources.forEach((x, i) => field(`source${side}`).append(element("option", { value: i }, label(x))));
+    }
+    const asked = new URLSearchParams(location.hash.slice(1));
+    ["A", "B"].forEach((side, i) => {
+      const place = sources.findIndex((x) => x.file === (asked.get(side.toLowerCase()) || first[i]));
+      field(`source${side}`).value = String(place < 0 ? sources.length - 1 : place);
+    });
+    const get = async (i) => {
+      if (!cache.has(i)) cache.set(i, unpack(await load(sources[i].file)));
+      return cache.get(i);
+    };
+    const choose = (select, names, wanted) => {
+      const before = select.value || wanted;
+      select.replaceChildren(...names.map((x) => element("option", { value: x }, x)));
+      if (names.includes(before)) select.value = before;
+    };
+    async function show() {
+      const [i, j] = [Number(field("sourceA").value), Number(field("sourceB").value)];
+      try {
+        const [a, b] = [await get(i), await get(j)];
+        const names = (rows) => [...new Set(rows.map((x) => x.implementation))].sort();
+        choose(field("nameA"), names(a), asked.get("m") || "kernelmark");
+        choose(field("nameB"), names(b), asked.get("n") || "kernelmark");
+        const operators = [...new Set(b.map((x) => x.operator))].sort();
+        choose(field("operator"), ["all operators", ...operators], asked.get("o") || "all operators");
+        table(sources[i], sources[j], a, b);
+        history.replaceState(null, "", `#${new URLSearchParams({ a: sources[i].file, b: sources[j].file, m: field("nameA").value, n: field("nameB").value, o: field("operator").value })}`);
+      } catch (error) {
+        result.replaceChildren(element("p", { class: "bad" }, error.message));
+      }
+    }
+    function table(first, second, a, b) {
+      const [m, n, operator] = [field("nameA").value, field("nameB").value, field("operator").value];
+      const known = new Map(a.filter((x) => x.implementation === m).map((x) => [`${x.operator}\n${x.name}\n${x.cache}`, x]));
+      const pairs = b.filter((x) => x.implementation === n && (operator === "all operators" || x.operator === operator))
+        .map((x) => [known.get(`${x.operator}\n${x.name}\n${x.cache}`), x]).filter(([x]) => x);
+      const apart = new Map(), logs = [];
+      const across = first.device !== second.device;
+      const rows = pairs.map(([x, y]) => {
+        // The code and, where two devices were chosen, the device's conditions are what is compared.
+        const differs = x.spec !== y.spec ? ["case definition"] : x.key === y.key || across ? [] : differing(x.run, y.run);
+        if (!differs.length && x.key !== y.key && !across) differs.push("timer");
+        differs.forEach((z) => apart.set(z, (apart.get(z) || 0) + 1));
+        const ratio = differs.length || x.value <= 0 ? null : y.value / x.value;
+        if (ratio) logs.push(Math.log(ratio));
+        return line(x, y, ratio, differs);
+      });
+      const mean = logs.length ? Math.exp(logs.reduce((s, x) => s + x, 0) / logs.length) : null;
+      result.replaceChildren(
+        element("h3", {}, mean ? `B ÷ A: ${mean.toFixed(3)}, geometric mean of ${logs.length} rows` : pairs.length ? "No row of the two can be compared" : "The two have no case in common"),
+        across ? element("p", { class: "note" }, `Across devices: ${differing(a[0].run, b[0].run).join("; ")}`) : "",
+        apart.size ? element("p", { class: "note" }, `Without a ratio: ${[...apart].map(([x, c]) => `${c} rows, ${x}`).join("; ")}`) : "",
+        pairs.length ? element("div", { class: "scroll" }, element("table", {},
+          element("thead", {}, element("tr", {}, ...["Case", "A", "± 95 %", "B", "± 95 %", "B ÷ A", "at the intervals' ends", "Change"].map((x) => element("th", { scope: "col" }, x)))),
+          element("tbody", {}, ...rows))) : "",
+      );
+      document.getElementById("static").hidden = true;
+    }
+    function line(x, y, ratio, differs) {
+      const link = (z) => element("a", { href: `run/${z.run.file}.html#row-${z.place}` }, `${number(z.value)} ${z.unit === "1" ? "" : z.unit}`);
+      const clear = ratio && x.low !== null && y.low !== null && (y.low > x.high || y.high < x.low);
+      const worse = ratio && (ratio > 1) === (y.better === "lower");
+      return element("tr", {},
+        element("th", { scope: "row" }, element("b", {}, y.operator), ` ${y.name}`, y.cache === "cold" ? "" : ` (${y.cache})`),
+        element("td", {}, link(x)), element("td", { class: "soft" }, half(x.value, x.low, x.high)),
+        element("td", {}, link(y)), element("td", { class: "soft" }, half(y.value, y.low, y.high)),
+        element("td", {}, ratio ? ratio.toFixed(3) : element("span", { class: "soft", title: differs.join("; ") }, "not comparable")),
+        element("td", { class: "soft" }, ratio && x.low > 0 && y.low > 0 ? `${(y.low / x.high).toFixed(3)} to ${(y.high / x.low).toFixed(3)}` : ""),
+        element("td", { class: clear ? (worse ? "bad" : "good") : "soft" }, ratio ? percent(ratio - 1) : ""));
+    }
+    function differing(a, b) {
+      const names = [...new Set([...Object.keys(a.conditions), ...Object.keys(b.conditions)])].sort();
+      return names.filter((x) => a.conditions[x] !== b.conditions[x])
+        .map((x) => `${x}: ${a.conditions[x] ?? "not recorded"} → ${b.conditions[x] ?? "not recorded"}`);
+    }
+    form.addEventListener("change", show);
+    show();
+  }
+
+  document.addEventListener("DOMContentLoaded", () => {
+    document.body.classList.add("script");
+    if (document.body.classList.contains("operator")) operator();
+    if (document.body.classList.contains("compare")) compare();
+  });
+
+  return { take: (given) => waiting.set("next", given) };
+})();

@@ -1,0 +1,256 @@
+"""From journals to a folder of pages. What is there already stays: a day's journals are added to it in seconds."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from ..errors import InputError
+from ..store.journal import read
+from ..views import units
+from . import data, exports, feeds
+from .coverage import Expected, coverage
+from .facts import Fact, Run, facts, file_name, run_of
+from .ledger import Ledger
+from .pages import Pages
+from .scaling import scaling
+from .standing import Standing, standings
+from .timeline import Line, Measured, ordered, timelines
+
+HERE = Path(__file__).parent
+MEMORY = "site.db"
+ROOMS = ("operator", "run", "data", "journals", "assets")
+"""Folders of a site. What else lies in it is somebody's."""
+ASSETS = {
+    "site.css": HERE / "assets" / "site.css",
+    "site.js": HERE / "assets" / "site.js",
+    "uplot.js": HERE / "vendor" / "uplot" / "uPlot.iife.min.js",
+    "uplot.css": HERE / "vendor" / "uplot" / "uPlot.min.css",
+    "uplot-license.txt": HERE / "vendor" / "uplot" / "LICENSE",
+}
+COPIED = "copy"
+"""Journals are copied into the site."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a site is made. `address` is where it will be served, for the feeds' links; `journals` is "copy", "none"
+    or the address of a folder that has them.
+    """
+
+    title: str = "kernelmark"
+    address: str = ""
+    journals: str = COPIED
+
+    @property
+    def linked(self) -> str | None:
+        """What stands before `journals/` in links; None where there are none."""
+        return {COPIED: "", "none": None}.get(self.journals, _slashed(self.journals))
+
+
+@dataclass
+class Built:
+    """What a build did."""
+
+    added: int = 0
+    runs: int = 0
+    rows: int = 0
+    written: int = 0
+    parquet: bool = False
+    skipped: list[str] = field(default_factory=list)
+    """Why a journal could not be taken in."""
+
+
+Times = Callable[[set[str]], Mapping[str, int]]
+
+
+def build(
+    sources: Sequence[Path],
+    output: Path,
+    settings: Settings,
+    expected: Mapping[str, Expected],
+    times: Times = lambda commits: {},
+    fresh: bool = False,
+) -> Built:
+    """Adds journals to the site in `output`, and writes what changed.
+
+    `expected` is what exists, `times` says when commits were made, in seconds since 1970. `fresh` forgets what the
+    site holds first. Raises `InputError`
+    where the folder is no site's or nothing could be read.
+    """
+    site = _Site(output, settings, fresh)
+    site.take_in(sources)
+    if not site.ledger.runs():
+        raise InputError("; ".join(["no journal could be read", *site.built.skipped[:5]]) + ".")
+    collecting = gc.isenabled()
+    gc.disable()  # nothing of the 100,000 facts is ever part of a cycle, and looking for them takes long
+    try:
+        site.write(expected, times)
+    finally:
+        if collecting:
+            gc.enable()
+    return site.built
+
+
+class _Site:
+    def __init__(self, output: Path, settings: Settings, fresh: bool) -> None:
+        self.output = output
+        self.settings = settings
+        self.built = Built()
+        if output.exists() and not output.is_dir():
+            raise InputError(f"{output} is no folder; name one with --output.")
+        if output.is_dir() and any(output.iterdir()) and not (output / MEMORY).exists():
+            raise InputError(f"{output} is not empty and holds no site; name another folder with --output.")
+        output.mkdir(parents=True, exist_ok=True)
+        if fresh:
+            (output / MEMORY).unlink(missing_ok=True)
+            for name in ROOMS:
+                shutil.rmtree(output / name, ignore_errors=True)
+        self.ledger = Ledger(output / MEMORY)
+
+    def take_in(self, sources: Iterable[Path]) -> None:
+        """Reads what was not read before. Pages of runs are written here: only journals have what is on them."""
+        style = self._style()
+        current = self.ledger.remembered("style", style) is not None
+        seen = self.ledger.seen() if current else set()
+        # Under other settings or a newer kernelmark all runs' pages are made anew, from the site's own copies too.
+        own = [] if current else sorted((self.output / "journals").glob("*.jsonl.gz"))
+        pages = Pages(self.settings.title, "", self.settings.linked)
+        known = {x.name for x in self.ledger.runs()}
+        for path in [*sources, *own]:
+            try:
+                raw = path.read_bytes()
+                digest = hashlib.sha256(raw).hexdigest()
+                if digest in seen:
+                    continue
+                journal = read(path)
+            except InputError as error:
+                self.built.skipped.append(str(error))
+                continue
+            except OSError as error:
+                self.built.skipped.append(f"{path}: {error.strerror}")
+                continue
+            seen.add(digest)
+            found = facts(journal)
+            run = run_of(journal, found)
+            if self.ledger.take_in(digest, run, found):
+                self.built.added += run.name not in known
+                known.add(run.name)
+                pages.built = units.moment(run.created)
+                self._write(f"run/{run.file}.html", pages.run(journal, run, found))
+                if self.settings.journals == COPIED:
+                    copy = raw if path.suffix == ".gz" else gzip.compress(raw, mtime=0)
+                    self.ledger.note(hashlib.sha256(copy).hexdigest())
+                    self._write(f"journals/{run.file}.jsonl.gz", copy)
+        self.ledger.remember([("style", style, b"")])
+
+    def _style(self) -> str:
+        """What pages are made with: of another one all are made anew."""
+        digest = hashlib.sha256(repr((self.settings.title, self.settings.journals)).encode())
+        for path in sorted([*HERE.glob("*.py"), *HERE.glob("templates/*.html")]):
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+    def write(self, expected: Mapping[str, Expected], times_of: Times) -> None:
+        """All pages but those of runs, and what lies beside them."""
+        known = self.ledger.runs()
+        times = times_of({x.commit for x in known if x.commit})
+        runs = ordered(known, times)
+        measured = self._measured(runs)
+        self.built.runs, self.built.rows = len(runs), len(measured)
+        pages = Pages(self.settings.title, units.moment(max(x.created for x in runs)), self.settings.linked)
+        by_operator: dict[str, list[Measured]] = {}
+        for run, fact in measured:
+            by_operator.setdefault(fact.operator, []).append((run, fact))
+        lines: dict[str, tuple[Line, ...]] = {}
+        by_device: dict[str, list[Standing]] = {x.device: [] for x in reversed(runs)}
+        for operator, found in sorted(by_operator.items()):
+            lines[operator] = timelines(operator, found, times, self.ledger)
+            standing = standings(operator, found)
+            for x in standing:
+                by_device[x.device].append(x)
+            self._write(
+                f"operator/{file_name(operator)}.html", pages.operator(operator, standing, lines[operator], runs)
+            )
+        events = feeds.events(x for found in lines.values() for x in found)
+        self._write("index.html", pages.overview(runs, len(measured), by_device, [*expected], lines, events))
+        self._write("runs.html", pages.runs(runs))
+        self._write("scaling.html", pages.scaling(scaling(measured)))
+        kinds = {x.device: x.kind for x in runs}
+        covered = {x: coverage(x, kind, measured, expected) for x, kind in kinds.items()}
+        self._write("coverage.html", pages.coverage(covered, bool(expected)))
+        self._comparisons(pages, runs, measured)
+        self._beside(pages, measured, feeds.regressions(events))
+
+    def _measured(self, runs: Sequence[Run]) -> list[Measured]:
+        """All facts, in the order of their runs and of their places in them."""
+        by_run: dict[str, list[Fact]] = {x.name: [] for x in runs}
+        for name, fact in self.ledger.facts():
+            by_run[name].append(fact)
+        return [(run, fact) for run in runs for fact in by_run[run.name]]
+
+    def _comparisons(self, pages: Pages, runs: Sequence[Run], measured: Sequence[Measured]) -> None:
+        by_source: dict[tuple[str, str], list[Measured]] = {}
+        for run, fact in measured:
+            if run.arm is None:
+                by_source.setdefault(data.source(run), []).append((run, fact))
+        for source, found in by_source.items():
+            self._write(f"data/{data.source_file(*source)}.js", data.values(found))
+        self._write("compare.html", pages.compare(runs, newest_two(by_source)))
+
+    def _beside(self, pages: Pages, measured: Sequence[Measured], worse: Sequence[feeds.Event]) -> None:
+        table = exports.table(measured)
+        exports.write_csv(table, self.output / "rows.csv")
+        self.built.parquet = exports.write_parquet(table, self.output / "rows.parquet")
+        self._write("rows.html", pages.files(len(measured), self.built.parquet))
+        address = _slashed(self.settings.address)
+        self._write("regressions.atom", feeds.atom(worse, self.settings.title, address))
+        self._write("regressions.json", feeds.json_feed(worse, self.settings.title, address))
+        for name, path in ASSETS.items():
+            self._write(f"assets/{name}", path.read_bytes())
+
+    def _write(self, name: str, text: str | bytes) -> None:
+        """Writes a file of the site, unless it holds that already: what did not change keeps its time."""
+        path = self.output / name
+        raw = text.encode(errors="replace") if isinstance(text, str) else text
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists() or path.stat().st_size != len(raw) or path.read_bytes() != raw:
+            path.write_bytes(raw)
+            self.built.written += 1
+
+
+def newest_two(by_source: Mapping[tuple[str, str], Sequence[Measured]]) -> list[tuple[Run, Run, list[Any]]]:
+    """Of each device the newest state of the code beside the last one before with rows of ours that compare: by
+    operator how many, and the geometric mean, least and most of new over old value.
+    """
+    devices: dict[str, list[Sequence[Measured]]] = {}
+    for (device, _), found in by_source.items():
+        devices.setdefault(device, []).append(found)
+    out = []
+    for sources in devices.values():
+        newest = {(x.identity, x.key): x for _, x in sources[-1] if x.ours and x.number}
+        for before in reversed(sources[:-1]):
+            ratios: dict[str, dict[object, float]] = {}
+            for _, x in before:
+                now = newest.get((x.identity, x.key))
+                if now is not None and now.number and x.number and x.number[0] > 0 and now.number[0] > 0:
+                    ratios.setdefault(x.operator, {})[x.identity] = now.number[0] / x.number[0]
+            if ratios:
+                table = [
+                    (x, len(y), geometric_mean(y.values()), min(y.values()), max(y.values()))
+                    for x, y in ratios.items()
+                ]
+                out.append((before[-1][0], sources[-1][-1][0], sorted(table)))
+                break
+    return out
+
+
+def _slashed(address: str) -> str:
+    return address if not address or address.endswith("/") else f"{address}/"

@@ -1,0 +1,158 @@
+"""Small drawings as inline SVG in the colours of the page: readable without a script, quick by the thousand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from ..views import units
+from .facts import Fact
+from .timeline import Line
+
+POINTS = 40
+"""Newest points of a sparkline."""
+LEAST_REACH = 0.05
+"""Of a sparkline's range to its highest value: a series that hardly moves must not look like a mountain range."""
+
+
+def sparkline(line: Line, width: int = 120, height: int = 22) -> str:
+    """A row's newest values, a gap where its key changes, and its change points as coloured dots."""
+    shown = [x for x in line.points if x[1].number is not None][-POINTS:]
+    values = [x[1].number[0] for x in shown if x[1].number]
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    reach = max(high - low, LEAST_REACH * abs(high)) or 1.0
+    middle = (low + high) / 2
+    step = (width - 8) / max(1, len(values) - 1)
+    # Whole half pixels, each relative to the one before: a page has hundreds of these.
+    places = [
+        (
+            round(8 + 2 * i * step if len(values) > 1 else width),
+            round(height - (v - middle) / reach * 2 * (height - 8)),
+        )
+        for i, v in enumerate(values)
+    ]
+    path = "M{} {}l0 0".format(*places[0])  # a line of no length is a dot: a point may stand alone
+    for (x, y), (a, b), (_, now), (_, before) in zip(places[1:], places, shown[1:], shown, strict=False):
+        path += f"l{x - a} {y - b}" if now.key == before.key else f"m{x - a} {y - b}l0 0"
+    changes = {x.run: x for x in line.changes if x.machine is None}
+    marks = "".join(
+        f"<circle cx='{x}' cy='{y}' r='6' class='{'bad' if changes[run.name].worse else 'good'}'/>"
+        for (x, y), (run, _) in zip(places, shown, strict=True)
+        if run.name in changes
+    )
+    x, y = places[-1]
+    kind = "spark ours" if line.ours else "spark"
+    title = f"{len(line.points)} runs, {units.number(low)} to {units.number(high)}"
+    return (
+        f"<svg class='{kind}' viewBox='0 0 {2 * width} {2 * height}' width='{width}' height='{height}'>"
+        f"<title>{title}</title><path d='{path}'/>{marks}<circle cx='{x}' cy='{y}' r='4' class='end'/></svg>"
+    )
+
+
+def ratio(fact: Fact, width: int = 130, height: int = 18) -> str:
+    """A speedup with its interval on a logarithmic axis from a quarter to four times, with a line at one."""
+    if fact.speedup is None:
+        return ""
+    low, high = fact.speedup_low or fact.speedup, fact.speedup_high or fact.speedup
+    left, right, x = (_ratio_place(v, width) for v in (low, high, fact.speedup))
+    kind = "good" if low > 1 else "bad" if high < 1 else ""
+    return (
+        f"<svg class='ratio {kind}' viewBox='0 0 {width} {height}' width='{width}' height='{height}' role='img'>"
+        f"<title>{_told(fact.speedup, low, high)}</title><path class='one' d='M{width / 2} 0V{height}'/>"
+        f"<path d='M{left:.1f} {height / 2}H{max(right, left + 1):.1f}'/>"
+        f"<circle cx='{x:.1f}' cy='{height / 2}' r='3'/></svg>"
+    )
+
+
+def strip(facts: Sequence[Fact], mean: float | None, width: int = 220, height: int = 22) -> str:
+    """All cases' speedups as dots on the axis of `ratio`, and their geometric mean as a bar."""
+    dots: dict[str, list[str]] = {"": [], "good": [], "bad": []}
+    for fact in facts:
+        kind = "good" if (fact.speedup_low or 0) > 1 else "bad" if (fact.speedup_high or 2) < 1 else ""
+        # Dots of one place are spread downwards, by the row's place in the run: the same at each build.
+        y = height / 2 + (fact.place % 5 - 2) * 2.2
+        dots[kind].append(f"M{_ratio_place(fact.speedup or 1, width):.1f} {y:.1f}h0")
+    paths = "".join(f"<path class='{kind}' d='{''.join(found)}'/>" for kind, found in dots.items() if found)
+    bar = f"<path class='mean' d='M{_ratio_place(mean, width):.1f} 1V{height - 1}'/>" if mean else ""
+    told = f"{len(facts)} cases, geometric mean {units.ratio(mean)}; from ¼× to 4×"
+    return (
+        f"<svg class='strip' viewBox='0 0 {width} {height}' width='{width}' height='{height}' role='img'>"
+        f"<title>{told}</title><path class='one' d='M{width / 2} 0V{height}'/>{paths}{bar}</svg>"
+    )
+
+
+def _ratio_place(value: float, width: int) -> float:
+    share = math.log2(min(max(value, 0.25), 4.0)) / 4 + 0.5
+    return 4 + share * (width - 8)
+
+
+def _told(value: float, low: float, high: float) -> str:
+    return f"{units.ratio(value)} [{units.ratio(low)}, {units.ratio(high)}]"
+
+
+class Track:
+    """One quantity over a run: for each measurement its lowest and highest value, None where it is unknown."""
+
+    def __init__(self, name: str, unit: str, values: Sequence[tuple[float, float] | None]) -> None:
+        self.name = name
+        self.unit = unit
+        self.values = values
+
+    @property
+    def known(self) -> list[tuple[float, float]]:
+        """The values there are."""
+        return [x for x in self.values if x is not None]
+
+
+def monitor(
+    track: Track,
+    times: Sequence[float],
+    marked: Sequence[bool],
+    breaks: Sequence[float],
+    width: int = 1120,
+    height: int = 64,
+) -> str:
+    """A quantity over a run's seconds: bars from lowest to highest, those `marked` in the colour of a warning,
+    and a line where a replicate begins.
+    """
+    known = track.known
+    if not known or not times:
+        return ""
+    low, high = min(x for x, _ in known), max(y for _, y in known)
+    reach = max(high - low, 0.02 * abs(high)) or 1.0
+    steady = high - low < reach / 3  # two labels would lie on each other
+    end = max(times[-1], 1e-9)
+    left, right = 64, width - 4
+
+    def place(value: float) -> float:
+        return height - 6 - (value - low) / reach * (height - 14)
+
+    bins: dict[tuple[int, bool], tuple[float, float]] = {}
+    for value, time, mark in zip(track.values, times, marked, strict=True):
+        if value is not None:
+            x = round(left + time / end * (right - left))
+            a, b = bins.get((x, mark), value)
+            bins[x, mark] = min(a, value[0]), max(b, value[1])
+    paths = {
+        mark: "".join(
+            f"M{x} {place(a):.1f}V{min(place(b), place(a) - 1.5):.1f}"
+            for (x, m), (a, b) in bins.items()
+            if m == mark
+        )
+        for mark in (False, True)
+    }
+    lines = "".join(f"M{left + x / end * (right - left):.0f} 2V{height - 2}" for x in breaks)
+    name = escape(f"{track.name}, {units.number(low)} to {units.number(high)} {track.unit}")
+    return (
+        f"<svg class='monitor' viewBox='0 0 {width} {height}' role='img' aria-label='{name}'><title>{name}</title>"
+        f"<path class='grid' d='M{left} {place(high):.1f}H{right}M{left} {place(low):.1f}H{right}'/>"
+        f"<path class='grid' d='{lines}'/><path d='{paths[False]}'/><path class='warn' d='{paths[True]}'/>"
+        f"{''.join(_label(left - 8, place(x) + 4, x) for x in ((high,) if steady else (high, low)))}</svg>"
+    )
+
+
+def _label(x: float, y: float, value: float) -> str:
+    return f"<text x='{x:.0f}' y='{y:.1f}'>{value:,.0f}</text>"

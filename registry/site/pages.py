@@ -1,0 +1,259 @@
+"""The site's pages as text. What they show is made here and in the modules beside; every value is escaped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..escape import CONTROL
+from ..store.journal import Journal
+from ..views import units
+from ..views.grouping import groups
+from . import data, drawing
+from .coverage import Coverage
+from .facts import Fact, Run, file_name
+from .feeds import Event
+from .monitor import monitored
+from .scaling import Step
+from .standing import CaseStanding, Standing
+from .timeline import Line
+
+RECENT = 12
+"""Runs and changes on the first page."""
+
+
+@dataclass(frozen=True)
+class CaseView:
+    """A case of an operator's page: its label, where it stands, its rows in order of value, and their lines."""
+
+    label: str
+    standing: CaseStanding
+    rows: tuple[RowView, ...]
+    chart: int | None
+
+
+@dataclass(frozen=True)
+class RowView:
+    """An implementation's newest fact with its run and its line over time."""
+
+    run: Run
+    fact: Fact
+    line: Line | None
+
+
+class Pages:
+    """Renders pages of one site. `built` is the time of the newest run; `journals` where journals lie: empty for
+    beside the pages, None for nowhere.
+    """
+
+    def __init__(self, title: str, built: str, journals: str | None = None) -> None:
+        self.title = title
+        self.built = built
+        self.journals = journals
+        self._environment = _environment()
+
+    def _render(self, template: str, root: str, **values: Any) -> str:
+        shared = {"title": self.title, "built": self.built, "root": root, "journals": self.journals}
+        text: str = self._environment.get_template(template).render(shared | values)
+        return text
+
+    def overview(
+        self,
+        runs: Sequence[Run],
+        rows: int,
+        standings: Mapping[str, Sequence[Standing]],
+        expected: Sequence[str],
+        lines: Mapping[str, Sequence[Line]],
+        events: Sequence[Event],
+    ) -> str:
+        """The first page: devices by operators, changes, the newest runs."""
+        newest = sorted(runs, key=lambda x: x.created, reverse=True)
+        of_device = {device: {x.operator: x for x in found} for device, found in standings.items()}
+        operators = sorted({*expected, *(x for found in of_device.values() for x in found)})
+        ours = [x for found in lines.values() for x in found if x.ours]
+        return self._render(
+            "overview.html",
+            "",
+            page="overview",
+            runs=newest[:RECENT],
+            all_runs=newest,
+            rows=rows,
+            devices=of_device,
+            about={x: _about(x, runs) for x in of_device},
+            operators=operators,
+            lines=lines,
+            events=events[:RECENT],
+            series=len(ours),
+            long_enough=sum(x.watched for x in ours),
+        )
+
+    def operator(
+        self, operator: str, standings: Sequence[Standing], lines: Sequence[Line], runs: Sequence[Run]
+    ) -> str:
+        """The page of an operator or workload, its data within."""
+        known = {(x.device, x.key): x for x in lines}
+        drawn: list[list[Line]] = []
+        sections = [(x, self._cases(x, known, drawn)) for x in standings]
+        return self._render(
+            "operator.html",
+            "../",
+            page="operator",
+            operator=operator,
+            sections=sections,
+            about={x.device: _about(x.device, runs) for x in standings},
+            data=data.inlined(data.charts(drawn, runs)),
+        )
+
+    def _cases(
+        self, standing: Standing, known: Mapping[tuple[str, Any], Line], drawn: list[list[Line]]
+    ) -> dict[str, list[CaseView]]:
+        """By group of cases that are read together."""
+        by_case = {(x.case, x.cache): x for x in standing.cases}
+        newest = [fact.row() for x in standing.cases for _, fact in x.latest]
+        out: dict[str, list[CaseView]] = {}
+        for group in groups(newest):
+            title = " · ".join(x for x in (group.pass_.replace("_", " + "), group.common) if x)
+            for label, case in zip(group.labels, group.cases, strict=True):
+                found = by_case[case.name, case.first.cache]
+                rows = sorted(
+                    (
+                        RowView(run, fact, known.get((standing.device, fact.identity)))
+                        for run, fact in found.latest
+                    ),
+                    key=_place,
+                )
+                shown = [x.line for x in rows if x.line is not None]
+                chart = None
+                if any(len(x.points) > 1 for x in shown):
+                    chart = len(drawn)
+                    drawn.append(shown)
+                out.setdefault(title, []).append(CaseView(label, found, tuple(rows), chart))
+        return out
+
+    def run(self, journal: Journal, run: Run, found: Sequence[Fact]) -> str:
+        """The page of a run: what it was made on, how it went, and its rows with their lines in the journal."""
+        return self._render(
+            "run.html",
+            "../",
+            page="run",
+            run=run,
+            groups=groups([x.row() for x in found]),
+            facts={x.identity: x for x in found},
+            monitored=monitored(journal, found),
+            header=journal.header,
+        )
+
+    def runs(self, runs: Sequence[Run]) -> str:
+        """All runs, the newest first."""
+        return self._render("runs.html", "", page="runs", runs=sorted(runs, key=lambda x: x.created, reverse=True))
+
+    def compare(self, runs: Sequence[Run], table: Sequence[tuple[Run, Run, Sequence[Any]]]) -> str:
+        """Any two states of the code, devices, libraries; `table` is what stands there without a script."""
+        sources: dict[tuple[str, str], Run] = {}
+        for run in runs:
+            if run.arm is None:
+                sources[data.source(run)] = run
+        offered = [
+            {"file": data.source_file(*key), "device": key[0], "commit": run.short}
+            | {"created": run.created[:16].replace("T", " ")}
+            for key, run in sources.items()
+        ]
+        first = [data.source_file(*data.source(x)) for x in table[0][:2]] if table else [None, None]
+        within = data.inlined({"sources": offered, "first": first})
+        return self._render("compare.html", "", page="compare", data=within, table=table)
+
+    def coverage(self, devices: Mapping[str, Sequence[Coverage]], known: bool) -> str:
+        """What was measured and what never was. `known` says whether what exists is known."""
+        return self._render("coverage.html", "", page="coverage", devices=devices, known=known)
+
+    def files(self, rows: int, parquet: bool) -> str:
+        """What lies beside the pages."""
+        return self._render("rows.html", "", page="files", rows=rows, parquet=parquet)
+
+    def scaling(self, steps: Sequence[Step]) -> str:
+        """Several GPUs."""
+        return self._render("scaling.html", "", page="scaling", steps=steps)
+
+
+def _place(row: RowView) -> tuple[int, float]:
+    number = row.fact.number
+    if number is None:
+        return 2, 0.0
+    return (1 if row.fact.scale else 0), -number[0] if row.fact.better == "higher" else number[0]
+
+
+def _about(device: str, runs: Sequence[Run]) -> str:
+    """A device's newest conditions in a line."""
+    mine = [x for x in runs if x.device == device]
+    newest = max(mine, key=lambda x: x.created)
+    names = ("torch", "triton", "cuda", "driver")
+    told = [f"{x} {newest.conditions[x]}" for x in names if newest.conditions.get(x)]
+    if newest.conditions.get("power_limit_w"):
+        told.append(f"{newest.conditions['power_limit_w']:g} W")
+    return " · ".join(told)
+
+
+def spread(low: float | None, high: float | None, value: float) -> str:
+    """An interval as its larger half, relative to the value."""
+    if low is None or high is None or value <= 0:
+        return ""
+    half = max(high - value, value - low) / value
+    return f"±{half * 100:.1f} %" if half < 0.995 else "wide"
+
+
+def between(low: float | None, high: float | None, unit: str) -> str:
+    """An interval with both ends, for a tooltip."""
+    if low is None or high is None:
+        return "no interval: one process"
+    return f"95 % interval {units.measured(low, unit)} to {units.measured(high, unit)} {unit}"
+
+
+def anchor(name: str) -> str:
+    """A case's name as a place on its page."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name[:120])
+
+
+@cache
+def _environment() -> Any:
+    """Jinja's, with the templates compiled once."""
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError as error:
+        raise InputError(f"a site needs {error.name}: pip install 'kernelmark[registry]'") from None
+    folder = Path(__file__).with_name("templates")
+    found = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda x: CONTROL.sub("�", x) if type(x) is str else x,
+    )
+    found.filters.update(
+        number=units.number,
+        measured=units.measured,
+        ratio=units.ratio,
+        percent=units.percent,
+        seconds=units.seconds,
+        moment=units.moment,
+        change=units.change,
+        condition=units.value,
+        size=units.size,
+        file=file_name,
+        anchor=anchor,
+    )
+    found.globals.update(
+        dash=units.DASH,
+        spread=spread,
+        between=between,
+        sparkline=drawing.sparkline,
+        ratio_drawing=drawing.ratio,
+        strip=drawing.strip,
+        zip=zip,
+    )
+    return found

@@ -1,0 +1,136 @@
+"""Where things stand: of each case on each device what was measured last, and ours beside the best other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import geometric_mean, median
+
+from ..store.record import baseline
+from .facts import Fact, Run
+from .timeline import Measured
+
+
+@dataclass(frozen=True)
+class CaseStanding:
+    """A case on a device: the newest fact of each implementation, and of ours with what it competes with.
+
+    `best` is the best correct baseline of ours' own run, which had the same inputs in the same processes.
+    """
+
+    device: str
+    case: str
+    cache: str
+    latest: tuple[Measured, ...]
+    ours: Measured | None
+    best: Measured | None
+
+    @property
+    def outcome(self) -> str:
+        """faster, slower or undecided by the speedup's 95 % interval; `failed`, `alone` where there is no speedup."""
+        if self.ours is None:
+            return "none of ours"
+        fact = self.ours[1]
+        if fact.number is None:
+            return "failed"
+        if fact.speedup is None:
+            return "alone"
+        if fact.speedup_low is not None and fact.speedup_low > 1:
+            return "faster"
+        if fact.speedup_high is not None and fact.speedup_high < 1:
+            return "slower"
+        return "undecided"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An operator or workload on a device, over its cases."""
+
+    operator: str
+    device: str
+    cases: tuple[CaseStanding, ...]
+
+    @cached_property
+    def compared(self) -> tuple[Fact, ...]:
+        """Ours where a baseline of the same run has a value too."""
+        return tuple(
+            x.ours[1] for x in self.cases if x.ours and x.ours[1].speedup is not None and x.ours[1].number
+        )
+
+    @cached_property
+    def outcomes(self) -> Counter[str]:
+        """How many cases are faster, slower, and so on."""
+        return Counter(x.outcome for x in self.cases)
+
+    @property
+    def speedup(self) -> float | None:
+        """Ours over the best baseline of each case, the geometric mean."""
+        found = [x.speedup for x in self.compared if x.speedup]
+        return geometric_mean(found) if found else None
+
+    @property
+    def fraction(self) -> float | None:
+        """Ours' median share of the limit."""
+        found = [x.ours[1].fraction for x in self.cases if x.ours and x.ours[1].fraction is not None]
+        return median(found) if found else None
+
+    @property
+    def rival(self) -> tuple[str, int] | None:
+        """The baseline that is the best of most cases, and of how many."""
+        found = Counter(x.best for x in self.compared if x.best)
+        return found.most_common(1)[0] if found else None
+
+    @property
+    def newest(self) -> Run | None:
+        """The run that was measured last."""
+        runs = [run for x in self.cases for run, _ in x.latest]
+        return max(runs, key=lambda x: x.created, default=None)
+
+
+def standings(operator: str, measured: Iterable[Measured]) -> tuple[Standing, ...]:
+    """By device, from an operator's facts in order, oldest first."""
+    by_case: dict[tuple[str, str, str], list[Measured]] = {}
+    for run, fact in measured:
+        if run.arm is None:
+            by_case.setdefault((run.device, fact.case, fact.cache), []).append((run, fact))
+    devices: dict[str, list[CaseStanding]] = {}
+    for (device, case, cache), found in by_case.items():
+        devices.setdefault(device, []).append(_case(device, case, cache, found))
+    return tuple(Standing(operator, device, tuple(cases)) for device, cases in sorted(devices.items()))
+
+
+def _case(device: str, case: str, cache: str, found: Sequence[Measured]) -> CaseStanding:
+    latest = {fact.implementation: (run, fact) for run, fact in found}
+    ours = _ours([x for x in found if x[1].ours])
+    best = None
+    if ours is not None and ours[1].best is not None:
+        of_run = (x for x in found if x[0].name == ours[0].name and x[1].implementation == ours[1].best)
+        best = next(of_run, None)
+    elif ours is None or ours[1].number is None:
+        best = _first([x for x in latest.values() if baseline(x[1].provider, x[1].implementation)])
+    return CaseStanding(device, case, cache, tuple(latest.values()), ours, best)
+
+
+def _ours(found: Sequence[Measured]) -> Measured | None:
+    """The newest, unless it is right and an older one beside baselines says more; of a run's several the best."""
+    if not found:
+        return None
+    newest = [x for x in found if x[0].name == found[-1][0].name]
+    best = _first(newest)
+    if best is None:
+        return newest[-1]
+    beside = [x for x in found if x[1].number is not None and x[1].speedup is not None]
+    return _first([x for x in beside if x[0].name == beside[-1][0].name]) if beside else best
+
+
+def _first(found: Sequence[Measured]) -> Measured | None:
+    """The best value among facts."""
+    return min((x for x in found if x[1].number is not None), key=_goodness, default=None)
+
+
+def _goodness(measured: Measured) -> float:
+    number = measured[1].number
+    value = number[0] if number else float("inf")
+    return -value if measured[1].better == "higher" else value

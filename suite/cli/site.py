@@ -1,0 +1,94 @@
+"""`kernelmark site`: a static folder of pages on all results over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import click
+
+from ...registry.errors import InputError
+from ...registry.store.home import Home
+
+if TYPE_CHECKING:
+    from ...registry.site.coverage import Expected
+
+
+@click.command("site")
+@click.argument("journals", nargs=-1, type=click.Path(path_type=Path, exists=True), metavar="[JOURNAL|FOLDER]...")
+@click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="The site's folder.")
+@click.option("--title", default="kernelmark", show_default=True, help="The site's name.")
+@click.option("--url", default="", help="Where it will be served: feeds then hold whole links.")
+@click.option(
+    "--journals",
+    "where",
+    default="copy",
+    show_default=True,
+    metavar="copy|none|URL",
+    help="Whether journals are copied beside the pages, left out, or lie below this address.",
+)
+@click.option("--fresh", is_flag=True, help="Forget what the site holds, and start anew.")
+def command_site(journals: tuple[Path, ...], output: Path, title: str, url: str, where: str, fresh: bool) -> None:
+    """A folder of pages that opens from a disk and from any web server: where each operator stands on each device,
+    its history, any two commits, devices or libraries beside each other, and what was never run.
+
+    Takes in the journals given, or those of folders; without any, the home's. What the site holds already stays,
+    so that a day's journals are added in seconds.
+    """
+    from ...registry.site.build import MEMORY, Settings, build
+
+    for address in (url, *([where] if where not in ("copy", "none") else [])):
+        if address and (urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).netloc):
+            raise InputError(f"{address!r} is no address: write https://HOST/PATH.")
+    home = Home()
+    sources = list(found_in(journals)) if journals else list(home.paths().values())
+    if not sources and not (output / MEMORY).is_file():
+        where_looked = ", ".join(map(str, journals)) or str(home.journals)
+        raise InputError(
+            f"no journal in {where_looked}; make one with `kernelmark run`, or name files or folders."
+        )
+    built = build(sources, output, Settings(title, url, where), _expected(), _times, fresh)
+    for reason in built.skipped:
+        click.echo(f"left out  {reason}", err=True)
+    click.echo(f"journals  {built.added} added, {built.runs} in all, {built.rows:,} rows")
+    click.echo(
+        f"files     {built.written} written{'' if built.parquet else '; no rows.parquet: pip install pyarrow'}"
+    )
+    click.echo(f"site      {output / 'index.html'}")
+
+
+def found_in(given: Iterable[Path]) -> Iterable[Path]:
+    """Journals among files, and anywhere below folders."""
+    for path in given:
+        if path.is_dir():
+            yield from sorted(x for x in path.rglob("*.jsonl*") if x.name.endswith((".jsonl", ".jsonl.gz")))
+        else:
+            yield path
+
+
+def _expected() -> Mapping[str, Expected]:
+    """What exists, with the cases of the standard plan."""
+    from ...registry.site.coverage import Expected
+    from ..catalog import Catalog
+
+    catalog = Catalog.default()
+    names: dict[str, dict[str, tuple[str, ...]]] = {x: {} for x in catalog.definitions}
+    for x in catalog.implementations:
+        names[x.operator][x.name] = x.devices
+    cases: dict[str, Sequence[str]] = {
+        name: [case.name for grid in operator.plans.get("standard", ()) for case in operator.expand(grid)]
+        for name, operator in catalog.operators.items()
+    }
+    return {name: Expected(found, tuple(cases.get(name, ()))) for name, found in names.items()}
+
+
+def _times(commits: set[str]) -> Mapping[str, int]:
+    """When commits were made; outside a checkout the order of measuring has to do."""
+    from ..compare.revisions import Checkout
+
+    try:
+        return Checkout.here().times(commits)
+    except InputError:
+        return {}

@@ -1,0 +1,111 @@
+"""Literal runs over commits and devices, and a site made of them once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernelmark.registry.site.build import Built, Settings, build
+from kernelmark.registry.site.coverage import Expected
+from kernelmark.registry.store.journal import Journal, encode
+from kernelmark.registry.store.record import Ceiling, Telemetry
+
+HOSTILE = "</script><img src=x onerror=alert(1)>'\"&;"
+STEP, BREAK = 8, 14
+"""Runs at which ours gets slower, and from which the driver is another."""
+EXPECTED = {
+    "rms_norm": Expected(
+        {"kernelmark": ("cuda",), "torch": ("cuda", "cpu"), "liger": ("cuda",)}, ("S1024", "S9999")
+    ),
+    "softmax": Expected({"kernelmark": ("cuda",)}, ("S1",)),
+}
+
+MakeRun = Callable[..., Journal]
+
+
+def ours(number: int) -> float:
+    """Ours in ms, at a run: 1.0, from `STEP` on 1.1, with a little noise that repeats."""
+    return (1.1 if number >= STEP else 1.0) * (1 + 0.001 * (number % 3))
+
+
+@pytest.fixture(scope="session")
+def make_run(literal: Any) -> MakeRun:
+    """A run of two commits a piece: two cases, ours beside torch, an unavailable liger."""
+
+    def make(number: int, gpu: str = "NVIDIA H200", operator: str = "rms_norm", **header: Any) -> Journal:
+        seen = Telemetry(
+            sm_mhz=(1500 + number, 1980), power_w=650.0, temperature_c=60, reasons=("software power cap",)
+        )
+        out: list[Any] = [Ceiling("copy", 10**6, 0.5, 0), Ceiling("copy", 10**9, 500.0, 0)]
+        for size in (1024, 2048):
+            case = literal.case(operator=operator, name=f"S{size}", axes={"S": size}, bytes=10**6 * size // 1024)
+            for replicate in range(2):
+                jitter = 1 + 0.0005 * replicate
+                more = {
+                    "case": case,
+                    "replicate": replicate,
+                    "telemetry": seen,
+                    "throttled": (0,) if replicate else (),
+                }
+                time = ours(number) * size / 1024 * jitter
+                out.append(literal.record("kernelmark", [time] * 3, provider="kernelmark", **more))
+                out.append(
+                    literal.record("torch", [2 * size / 1024 * jitter * (1 + 0.0005 * (number % 2))] * 3, **more)
+                )
+            out.append(literal.record("liger", case=case, status="unavailable", reason="liger is not installed"))
+        day = f"2026-11-{number + 1:02d}T00:00:00+00:00"
+        driver = "590.1" if number >= BREAK else "580.1"
+        fields = {"run": f"run-{number:02d}", "created": day, "commit": f"{number // 2:040x}", "replicates": 2} | {
+            "key": f"key-{driver}",
+            "conditions": {"gpu": gpu, "driver": driver},
+        }
+        return literal.journal(*out, literal.footer(), **(fields | header))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def written() -> Callable[[Sequence[Journal], Path], list[Path]]:
+    """Writes journals to a folder."""
+
+    def do(journals: Sequence[Journal], folder: Path) -> list[Path]:
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = []
+        for number, journal in enumerate(journals):
+            lines = (journal.header, *journal.ceilings, *journal.records, *journal.footers)
+            paths.append(folder / f"{number}.jsonl")
+            paths[-1].write_bytes(b"".join(map(encode, lines)))
+        return paths
+
+    return do
+
+
+@pytest.fixture(scope="session")
+def runs(make_run: MakeRun) -> list[Journal]:
+    """18 runs of 9 commits on an H200, one on an L4, and one in which everything that can be is hostile."""
+    out = [make_run(x) for x in range(18)]
+    out.append(make_run(2, "NVIDIA L4", run="run-l4"))
+    out.append(
+        # Runs and commits have forms that a journal is held to when it is read.
+        make_run(3, HOSTILE, operator=HOSTILE, run="RUN_hostile", plan=HOSTILE, commit="HEAD.hostile", key=HOSTILE)
+    )
+    return out
+
+
+@pytest.fixture(scope="session")
+def site(
+    runs: list[Journal],
+    written: Callable[[Sequence[Journal], Path], list[Path]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, Built, list[Path]]:
+    """The site's folder, what its build did, and the journals that it was made of."""
+    pytest.importorskip("jinja2", reason="Jinja2 is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    paths = written(runs, folder / "given")
+    return (
+        folder / "out",
+        build(paths, folder / "out", Settings("Kernels", "https://example.org/k"), EXPECTED),
+        paths,
+    )

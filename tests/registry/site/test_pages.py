@@ -1,0 +1,303 @@
+"""The whole folder: pages well formed, links whole, names harmless, and what is written when."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+import pytest
+from kernelmark.registry.errors import InputError
+from kernelmark.registry.site import data, exports
+from kernelmark.registry.site.build import Built, Settings, build
+from kernelmark.registry.site.data import inlined
+from kernelmark.registry.site.facts import file_name
+from kernelmark.registry.store.journal import Journal, encode
+
+from .conftest import BREAK, EXPECTED, HOSTILE, STEP, MakeRun
+
+pytest.importorskip("jinja2", reason="Jinja2 is not installed")
+
+Site = tuple[Path, Built, list[Path]]
+Written = Callable[[Sequence[Journal], Path], list[Path]]
+VOID = {"meta", "link", "br", "input", "img"}
+SCRIPTS = {"assets/site.js", "assets/uplot.js"}
+EXPECTED_TEXT = Path(__file__).with_name("expected")
+
+
+class Page(HTMLParser):
+    """A page taken apart: faults in its nesting, its ids, links, and the text that a reader sees."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.faults: list[str] = []
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.words: list[str] = []
+        self.data = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag in ("td", "th", "span", "dt", "dd"):
+            self.words.append(" ")
+        for name, value in attrs:
+            self.attributes.add(name)
+            if name == "id":
+                self.ids.add(value or "")
+            if name in ("href", "src"):
+                self.links.append(value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(f"</{tag}> at {self.getpos()}")
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.data += data
+        elif not self.open or self.open[-1] not in ("title", "style"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        """Words as they stand, a line for each line of the source that has any."""
+        lines = (" ".join(x.split()) for x in "".join(self.words).splitlines())
+        return "\n".join(x for x in lines if x) + "\n"
+
+
+@pytest.fixture(scope="module")
+def pages(site: Site) -> dict[str, Page]:
+    """All pages by their names from the site's root."""
+    folder = site[0]
+    return {str(x.relative_to(folder)): Page(x.read_text()) for x in folder.rglob("*.html")}
+
+
+def test_every_page_is_there(pages: dict[str, Page], runs: list[Journal]) -> None:
+    operators = {f"operator/{file_name(x)}.html" for x in ("rms_norm", HOSTILE)}
+    of_runs = {f"run/{file_name(x.header.run)}.html" for x in runs}
+    assert {*operators, *of_runs, "index.html", "compare.html", "coverage.html", "scaling.html"} < pages.keys()
+
+
+def test_pages_are_well_formed_and_load_nothing_from_elsewhere(pages: dict[str, Page]) -> None:
+    for name, page in pages.items():
+        assert not page.faults, name
+        assert not page.open, name
+        assert not [x for x in page.links if urlsplit(x).scheme], name
+
+
+def test_every_link_leads_somewhere(site: Site, pages: dict[str, Page]) -> None:
+    folder = site[0].resolve()
+    checked = 0
+    for name, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            target = (folder / name).parent / unquote(parts.path) if parts.path else folder / name
+            assert target.resolve().is_file(), (name, link)
+            if parts.fragment:
+                assert unquote(parts.fragment) in pages[str(target.resolve().relative_to(folder))].ids, (
+                    name,
+                    link,
+                )
+            checked += 1
+    assert checked > 500
+
+
+def test_links_that_the_script_makes_lead_somewhere(site: Site, pages: dict[str, Page]) -> None:
+    folder = site[0]
+    for name in ("rms_norm", HOSTILE):
+        page = json.loads(pages[f"operator/{file_name(name)}.html"].data)
+        for line in (x for chart in page["charts"] for x in chart):
+            for run, place in zip(line["runs"], line["places"], strict=True):
+                assert f"row-{place}" in pages[f"run/{page['runs'][run]['file']}.html"].ids
+    sources = json.loads(pages["compare.html"].data)["sources"]
+    assert len(sources) == 9 + 1 + 1
+    for x in sources:
+        text = (folder / f"data/{x['file']}.js").read_text()
+        given = json.loads(re.fullmatch(r"kernelmark\.take\((.*)\);\n", text)[1])  # type: ignore[index]
+        assert all((folder / f"run/{y['file']}.html").is_file() for y in given["runs"])
+
+
+def test_hostile_names_are_text(site: Site, pages: dict[str, Page]) -> None:
+    allowed = {"html", "head", "meta", "title", "link", "body", "nav", "a", "main", "header", "footer", "h1", "h2"}
+    allowed |= {"h3", "p", "b", "i", "br", "code", "span", "div", "section", "details", "summary", "figure", "dl"}
+    allowed |= {"dt", "dd", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "script", "noscript", "form"}
+    allowed |= {"fieldset", "legend", "label", "select", "input", "svg", "path", "circle", "text", "figcaption"}
+    for name, page in pages.items():
+        assert page.tags <= allowed, name
+        assert not [x for x in page.attributes if x.startswith("on")], name
+    assert HOSTILE in pages["index.html"].text
+    folder = site[0].resolve()
+    assert not [x for x in folder.rglob("*") if re.search(r"[^A-Za-z0-9_.-]", x.name)]
+    assert {x.parent for x in folder.rglob("*.html")} == {folder, folder / "run", folder / "operator"}
+
+
+@pytest.mark.parametrize("name", ["index", "coverage", "operator/rms_norm", "run/run-09"])
+def test_what_readers_see_is_what_is_expected(name: str, pages: dict[str, Page]) -> None:
+    """Without a script. Where a page was changed on purpose, copy the text that the failure prints."""
+    expected = EXPECTED_TEXT / f"{name.rpartition('/')[2]}.txt"
+    assert pages[f"{name}.html"].text == expected.read_text()
+
+
+def test_history_has_the_step_the_break_and_the_band(pages: dict[str, Page]) -> None:
+    page = json.loads(pages["operator/rms_norm.html"].data)
+    line = next(x for x in page["charts"][0] if x["name"] == "kernelmark")
+    names = [page["runs"][x]["name"] for x in line["runs"]]
+    ((run, change, worse, machine),) = line["changes"]
+    assert page["runs"][run]["name"] == f"run-{STEP:02d}"
+    assert change == pytest.approx(0.1, abs=0.01)
+    assert (worse, machine) == (True, None)
+    ((broken, what),) = line["breaks"]
+    assert page["runs"][broken]["name"] == f"run-{BREAK:02d}"
+    assert [page["strings"][x] for x in what] == ["driver: 580.1 → 590.1"]
+    assert names == [f"run-{x:02d}" for x in range(18)]
+    assert len(set(line["keys"])) == 2
+    for first, last, low, high in line["bands"]:
+        inside = [v for x, v in zip(line["runs"], line["values"], strict=True) if first <= x <= last]
+        assert min(inside) > low * 0.998
+        assert max(inside) < high * 1.002
+        assert high / low < 1.02
+
+
+def test_feeds_hold_the_regression_and_no_improvement(site: Site) -> None:
+    feed = ElementTree.fromstring((site[0] / "regressions.atom").read_text())
+    space = "{http://www.w3.org/2005/Atom}"
+    entries = feed.findall(f"{space}entry")
+    titles = sorted(x.findtext(f"{space}title") or "" for x in entries)
+    assert [x.split(":")[0] for x in titles] == ["rms_norm S1024", "rms_norm S2048"]
+    link = entries[0].find(f"{space}link")
+    assert link is not None
+    assert link.get("href") == "https://example.org/k/operator/rms_norm.html"
+    items = json.loads((site[0] / "regressions.json").read_text())["items"]
+    assert {x["id"] for x in items} == {x.findtext(f"{space}id") for x in entries}
+    texts = sorted(x["content_text"] for x in items)
+    assert "1.001 ms before, 1.102 ms in run run-08" in texts[0]
+
+
+def test_rows_lie_beside_the_pages(site: Site) -> None:
+    with open(site[0] / "rows.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == site[1].rows == 20 * 2 * 3
+    first = next(x for x in rows if x["run"] == "run-00" and x["implementation"] == "kernelmark")
+    assert float(first["value"]) == pytest.approx(1.00025)
+    assert (first["unit"], first["case"]) == ("ms", "S1024")
+    assert (site[0] / first["journal"]).is_file()
+    record = json.loads((site[2][0]).read_text().splitlines()[int(first["lines"].split()[0]) - 1])
+    assert (record["implementation"], record["case"]["name"]) == ("kernelmark", "S1024")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    table = parquet.read_table(site[0] / "rows.parquet")
+    assert table.num_rows == len(rows)
+    assert table.column_names == list(rows[0])
+    assert table.column("value").to_pylist()[0] == pytest.approx(float(rows[0]["value"]))
+
+
+def test_a_formula_is_text_in_csv() -> None:
+    given = ["=1+1", "@x", "-x", "x", -1.0, None]
+    assert exports._harmless(given) == ["'=1+1", "'@x", "'-x", "x", -1.0, None]
+
+
+def test_without_news_nothing_is_written_and_a_day_is_added(
+    site: Site, make_run: MakeRun, written: Written, tmp_path: Path
+) -> None:
+    settings = Settings("Kernels", "https://example.org/k")
+    day = written([make_run(18)], tmp_path / "day")
+    build(site[2][:4], tmp_path / "grown", settings, EXPECTED)
+    assert build(site[2][:4], tmp_path / "grown", settings, EXPECTED).written == 0
+    grown = build(day, tmp_path / "grown", settings, EXPECTED)
+    assert (grown.added, grown.runs) == (1, 5)
+    build([*site[2][:4], *day], tmp_path / "whole", settings, EXPECTED)
+    for path in (x for x in (tmp_path / "whole").rglob("*") if x.is_file() and x.name != "site.db"):
+        same = tmp_path / "grown" / path.relative_to(tmp_path / "whole")
+        assert path.read_bytes() == same.read_bytes(), path.name
+
+
+def test_another_title_renews_all_pages_from_the_sites_own_journals(site: Site, tmp_path: Path) -> None:
+    build(site[2][:3], tmp_path / "out", Settings("One"), {})
+    assert build([], tmp_path / "out", Settings("Two"), {}).added == 0
+    assert all("Two</a>" in x.read_text() for x in (tmp_path / "out").rglob("*.html"))
+
+
+def test_journals_elsewhere_or_nowhere(site: Site, tmp_path: Path) -> None:
+    build(site[2][:1], tmp_path / "away", Settings(journals="https://example.org/j"), {})
+    page = (tmp_path / "away/run/run-00.html").read_text()
+    assert 'href="https://example.org/j/journals/run-00.jsonl.gz"' in page
+    build(site[2][:1], tmp_path / "none", Settings(journals="none"), {})
+    assert ".jsonl.gz" not in (tmp_path / "none/run/run-00.html").read_text()
+    assert not (tmp_path / "none/journals").exists()
+
+
+def test_a_run_that_went_on_takes_the_place_of_what_it_was(make_run: MakeRun, tmp_path: Path) -> None:
+    journal = make_run(0)
+    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    lines = [journal.header, *journal.records]
+    whole.write_bytes(b"".join(map(encode, lines)))
+    part.write_bytes(b"".join(map(encode, lines[:4])))
+    for order in ([part, whole], [whole, part]):
+        built = build(order, tmp_path / order[0].stem, Settings(), {})
+        assert (built.runs, built.rows) == (1, 6)
+
+
+def test_bad_journals_cost_themselves_only(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    built = build([tmp_path / "bad.jsonl", site[2][0]], tmp_path / "out", Settings(), {})
+    assert built.added == 1
+    assert "bad.jsonl: line 1" in built.skipped[0]
+    with pytest.raises(InputError, match=r"no journal could be read; .*bad\.jsonl"):
+        build([tmp_path / "bad.jsonl"], tmp_path / "none", Settings(), {})
+
+
+def test_a_folder_of_somebody_else_is_not_written_to(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match="is not empty and holds no site"):
+        build(site[2], tmp_path, Settings(), {})
+
+
+def test_json_within_a_page_cannot_end_its_script() -> None:
+    text = inlined({"a": "</script><!--&\u2028"})
+    assert not set("<>&\u2028") & set(text)
+    assert msgspec.json.decode(text) == {"a": "</script><!--&\u2028"}
+
+
+def test_names_share_no_file() -> None:
+    names = ["a", "A", "a/b", "a-b", "../a", "", ".", "-a", "ä", "x" * 90, "x" * 91, "\ud800"]
+    files = [file_name(x) for x in names]
+    assert len({x.lower() for x in files}) == len(names)
+    assert all(re.fullmatch(r"[a-z0-9_][a-z0-9_-]*", x) for x in files)
+    assert file_name("20261121-013846-d039") == "20261121-013846-d039"
+
+
+def test_vendored_files_are_as_published() -> None:
+    folder = Path(data.__file__).parent / "vendor"
+    known = dict(re.findall(r"`(uPlot[\w.]+)` sha256 ([0-9a-f]{64})", (folder / "README.md").read_text()))
+    assert known == {
+        x: hashlib.sha256((folder / "uplot" / x).read_bytes()).hexdigest()
+        for x in ("uPlot.iife.min.js", "uPlot.min.css")
+    }
+
+
+def test_a_page_without_its_rows_is_small(site: Site) -> None:
+    """What every page carries: the bound of 300 kB is that and its rows."""
+    shared = sum((site[0] / "assets" / x).stat().st_size for x in ("site.css", "site.js", "uplot.js", "uplot.css"))
+    assert shared < 110_000
+    for path in site[0].rglob("*.html"):
+        assert path.stat().st_size < 60_000, path.name
+
+
+def test_fresh_forgets_what_the_site_holds_and_leaves_what_is_not_its_own(site: Site, tmp_path: Path) -> None:
+    build(site[2][:2], tmp_path, Settings(), {})
+    (tmp_path / "CNAME").write_text("example.org")
+    assert build(site[2][2:3], tmp_path, Settings(), {}, fresh=True).runs == 1
+    assert [x.name for x in (tmp_path / "run").iterdir()] == ["run-02.html"]
+    assert (tmp_path / "CNAME").is_file()
