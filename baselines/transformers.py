@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from . import _blocks
+from . import _blocks, _transformers_models
 
 REQUIRES = ("transformers",)
 
@@ -204,6 +204,27 @@ def gated_rms_norm(case: Any) -> Callable[..., Any]:
     return call
 
 
+class _Model:
+    """A model of its own class, as its users run it: what `forward` measures."""
+
+    def load(self, chosen: Any, B: int, S: int, dtype: str, weights: Any) -> None:
+        """Builds the model, its weights ours."""
+        self._model = _transformers_models.build(chosen, S, weights)
+        self._arguments = {} if chosen.model.name == "bert" else {"use_cache": False}
+
+    def __call__(self, tokens: Any) -> Any:
+        """Logits (B, S, V)."""
+        import torch
+
+        with torch.inference_mode():
+            return self._model(tokens, **self._arguments).logits
+
+
+def model(case: Any) -> _Model:
+    """`AutoModelForCausalLM` or `AutoModelForMaskedLM`, attention by `sdpa`."""
+    return _Model()
+
+
 def _layer(case: Any) -> SimpleNamespace:
     """What its functions ask of the layer that they are called for."""
     return SimpleNamespace(num_key_value_groups=case.axes["H"] // case.axes["Hkv"], training=False)
@@ -212,6 +233,7 @@ def _layer(case: Any) -> SimpleNamespace:
 IMPLEMENTATIONS = {
     "attention": {"transformers": attention, "transformers_eager": attention_eager},
     "attention_window": {"transformers": attention, "transformers_eager": attention_eager},
+    "forward": {"transformers_model": model},
     "gated_rms_norm": {"transformers": gated_rms_norm},
     "gelu": {"transformers": gelu, "transformers_gelu_new": gelu_new},
     "rms_norm": {"transformers": rms_norm},
