@@ -220,6 +220,63 @@ class _Model:
             return self._model(tokens, **self._arguments).logits
 
 
+class _Generate:
+    """`model.generate`, greedy, with a cache that grows: what `generate` measures."""
+
+    cache_bytes = None
+
+    def load(self, chosen: Any, B: int, S: int, N: int, dtype: str, weights: Any) -> None:
+        """Builds the model, its weights ours."""
+        self._model = _transformers_models.build(chosen, S + N, weights)
+
+    def generate(self, prompt: Any, N: int, stamp: Callable[[], None]) -> Any:
+        """N tokens (B, N); its streamer is given the prompt first, and then each step's tokens."""
+        import torch
+        from transformers.generation.streamers import BaseStreamer
+
+        class Stamps(BaseStreamer):  # type: ignore[misc]  # transformers ships no types that mypy sees
+            begun = False
+
+            def put(self, value: Any) -> None:
+                if self.begun:
+                    stamp()
+                self.begun = True
+
+            def end(self) -> None:
+                pass
+
+        found = self._model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=N,
+            min_new_tokens=N,
+            do_sample=False,
+            streamer=Stamps(),
+            pad_token_id=0,
+        )
+        return found[:, prompt.shape[1] :]
+
+    def forced(self, prompt: Any, following: Any) -> Any:
+        """Logits (B, n + 1, V) after the prompt and given tokens, each step with the cache of those before."""
+        import torch
+
+        with torch.inference_mode():
+            out = self._model(prompt, use_cache=True, logits_to_keep=1)
+            found = [out.logits[:, -1]]
+            for token in following.unbind(1):
+                cache = out.past_key_values
+                out = self._model(token[:, None], past_key_values=cache, use_cache=True)
+                found.append(out.logits[:, -1])
+        return torch.stack(found, 1)
+
+
+def generate(case: Any) -> _Generate:
+    """`model.generate` of its own class, attention by `sdpa`."""
+    if str(case.options["model"]).startswith("mamba"):
+        raise NotImplementedError("its Mamba classes keep another cache, which this baseline does not step")
+    return _Generate()
+
+
 def model(case: Any) -> _Model:
     """`AutoModelForCausalLM` or `AutoModelForMaskedLM`, attention by `sdpa`."""
     return _Model()
@@ -235,6 +292,7 @@ IMPLEMENTATIONS = {
     "attention_window": {"transformers": attention, "transformers_eager": attention_eager},
     "forward": {"transformers_model": model},
     "gated_rms_norm": {"transformers": gated_rms_norm},
+    "generate": {"transformers_generate": generate},
     "gelu": {"transformers": gelu, "transformers_gelu_new": gelu_new},
     "rms_norm": {"transformers": rms_norm},
     "rope": {"transformers": rope},

@@ -119,6 +119,25 @@ def deviation(what: str, got: torch.Tensor, wanted: torch.Tensor, dtype: str) ->
     return off
 
 
+GAPS: Mapping[str, float] = {"fp32": 1e-2, "fp16": 0.1, "bf16": 0.4}
+"""By dtype, how far the reference's logit of a token that a greedy system chose may be below the largest one, in
+standard deviations of the logits. A token of chance is about four below it.
+"""
+
+
+def chosen_well(what: str, tokens: torch.Tensor, wanted: torch.Tensor, dtype: str) -> None:
+    """Holds greedily chosen tokens (B, n) to the model's logits (B, n, V) in fp32. Raises `Incorrect`."""
+    if not bool(((tokens >= 0) & (tokens < wanted.shape[-1])).all()):
+        raise Incorrect(f"{what}: a token is not of the vocabulary")
+    below = wanted.amax(-1) - wanted.gather(-1, tokens[..., None])[..., 0]
+    gap = float((below / wanted.std(-1)).max())
+    if not gap <= GAPS[dtype]:
+        raise Incorrect(
+            f"{what}: the logit of a chosen token is {gap:.3g} standard deviations below the largest, "
+            f"allowed {GAPS[dtype]:.3g}"
+        )
+
+
 def rounded(values: Iterable[float]) -> tuple[float, ...]:
     """Seven digits: what a clock gives beyond them is noise."""
     return tuple(float(f"{x:.7g}") for x in values)
