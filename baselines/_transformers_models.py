@@ -230,3 +230,44 @@ def build(chosen: Any, longest: int, weights: Iterable[tuple[str, Any]]) -> Any:
     if own:
         raise ValueError(f"no values for {', '.join(own)}")
     return model
+
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def save(chosen: Any, longest: int, weights: Iterable[tuple[str, Any]], folder: Any) -> None:
+    """A model's folder for servers: configuration, weights, and a tokenizer whose words are t0, t1, …: the token's
+    own numbers, so that tokens can be read from text.
+    """
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import WordPiece as Spaced
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    build(chosen, longest, weights).save_pretrained(folder)
+    vocabulary = {f"t{i}": i for i in range(chosen.configuration.vocabulary)}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="t0"))
+    words.pre_tokenizer = WhitespaceSplit()
+    words.decoder = Spaced(prefix="\x00", cleanup=False)  # joins with spaces
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=longest, unk_token="t0")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+
+
+class Folder:
+    """A server that is given a model's folder: what `serve` starts, `argv` by library."""
+
+    checked = True
+    words = True
+    path = "/v1/chat/completions"
+    extra: dict[str, Any] = {}
+    variables = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+
+    def prepare(self, chosen: Any, longest: int, weights: Iterable[tuple[str, Any]], folder: Any) -> None:
+        """Writes the folder."""
+        save(chosen, longest, weights, folder)
+
+    def command(self, folder: Any, port: int, longest: int, device: str) -> list[str]:
+        """What starts the server on a port of the loopback."""
+        raise NotImplementedError

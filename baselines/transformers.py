@@ -6,7 +6,9 @@ they do without: its slow path, in PyTorch's operations.
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -277,6 +279,22 @@ def generate(case: Any) -> _Generate:
     return _Generate()
 
 
+class _Serve(_transformers_models.Folder):
+    """`transformers serve`."""
+
+    def command(self, folder: Any, port: int, longest: int, device: str) -> list[str]:
+        """Its own command, in the interpreter that runs us."""
+        where = ["--host", "127.0.0.1", "--port", str(port), "--device", device]
+        return [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), *where]
+
+
+def serve(case: Any) -> _Serve:
+    """`transformers serve` on a folder with our weights, by chats: it takes no token ids."""
+    for name in ("accelerate", "fastapi", "openai", "uvicorn"):  # its extra `serving`
+        importlib.import_module(name)
+    return _Serve()
+
+
 def model(case: Any) -> _Model:
     """`AutoModelForCausalLM` or `AutoModelForMaskedLM`, attention by `sdpa`."""
     return _Model()
@@ -298,5 +316,6 @@ IMPLEMENTATIONS = {
     "rope": {"transformers": rope},
     "selective_scan": {"transformers": selective_scan},
     "selective_state_update": {"transformers": selective_state_update},
+    "serve": {"transformers_serve": serve},
     "ssd": {"transformers": ssd},
 }

@@ -174,8 +174,9 @@ def started(
             return running
         time.sleep(0.1)
     said = running.last_line()
+    what = f"did not answer within {deadline_s:.0f} s" if running.alive() else "ended before it answered"
     running.stop(0)
-    raise ServerFailed(f"the server did not answer within {deadline_s:.0f} s: {said}")
+    raise ServerFailed(f"the server {what}: {said}")
 
 
 def free_port() -> int:
