@@ -81,6 +81,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
+    finish_reason: str | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -320,6 +321,7 @@ def read(seen: Seen, events: Sequence[tuple[int, bytes]]) -> None:
             seen.outcome = "error"
         total = event.usage.completion_tokens if event.usage else None
         text = "".join(_text(x) for x in event.choices)
+        finished = finished or any(x.finish_reason is not None for x in event.choices)
         if text:
             seen.chunks.append(stamp)
             pieces.append(text)

@@ -18,7 +18,7 @@ class Planted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Times of a request, and faults by its number in the order of arrival, over and over.
 
     A fault is `429`, `500`, `stall` (`stall_ms` before the second half), `merged` (four tokens a chunk), `cut` (the
-    connection, at half), `unended` (no [DONE]), `no usage`, `hang` (nothing after the first token) or empty.
+    connection, at half), `no usage`, `hang` (nothing after the first token) or empty.
     """
 
     first_ms: float = 0.0
@@ -84,11 +84,6 @@ class PlantedTokens:
     def counted(self) -> bool:
         """Whether the answer says how many tokens it has."""
         return self.fault != "no usage"
-
-    @property
-    def ended(self) -> bool:
-        """Whether the stream says that it is over."""
-        return self.fault != "unended"
 
     async def next(self) -> tuple[list[int], str | None]:
         """The next tokens after their time."""

@@ -234,9 +234,7 @@ class Server:
         last = b""
         if answer.wanted.usage and getattr(tokens, "counted", True):
             last += _chunk(answer.usage(total))
-        if getattr(tokens, "ended", True):
-            last += _chunk(DONE)
-        writer.write(last + _chunk(b""))
+        writer.write(last + _chunk(DONE) + _chunk(b""))
 
     def _send(self, writer: asyncio.StreamWriter, status: int, body: bytes, keep: bool) -> None:
         connection = "keep-alive" if keep else "close"
