@@ -12,6 +12,7 @@ import gc
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -92,7 +93,7 @@ class _Usage(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
     written_ns: int | None = None
 
 
@@ -314,7 +315,7 @@ def read(seen: Seen, events: Sequence[tuple[int, bytes]]) -> None:
             continue
         try:
             event = _decode(payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             seen.outcome = "malformed"
             return
         if event.error is not None and seen.outcome == "ok":

@@ -123,7 +123,7 @@ def parse(raw: bytes, chat: bool, model: str, vocabulary: int, longest: int) -> 
     """A request's body. Raises `Refused` with what is wrong, what there is and the parameter at fault."""
     try:
         given: Completion | Chat = msgspec.json.decode(raw, type=Chat if chat else Completion)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         said = "nested too deep" if isinstance(error, RecursionError) else str(error)
         raise Refused(400, f"not a request: {said}") from None
     if given.model != model:
