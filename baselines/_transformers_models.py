@@ -5,7 +5,7 @@ parameters, and what is stored the other way round.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 
 def configuration(chosen: Any, longest: int) -> Any:
@@ -261,8 +261,8 @@ class Folder:
     checked = True
     words = True
     path = "/v1/chat/completions"
-    extra: dict[str, Any] = {}
-    variables = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    extra: ClassVar[dict[str, Any]] = {}
+    variables: ClassVar[dict[str, str]] = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 
     def prepare(self, chosen: Any, longest: int, weights: Iterable[tuple[str, Any]], folder: Any) -> None:
         """Writes the folder."""

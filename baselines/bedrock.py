@@ -36,9 +36,7 @@ class Converse:
                 "aws_secret_access_key": "local",
             }
         else:
-            config = Config(
-                retries={"total_max_attempts": 1}, read_timeout=timeout_s, connect_timeout=timeout_s
-            )
+            config = Config(retries={"total_max_attempts": 1}, read_timeout=timeout_s, connect_timeout=timeout_s)
         self._region = own["region_name"]
         self._client: Any = boto3.client("bedrock-runtime", config=config, **own)
 

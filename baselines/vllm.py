@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 from . import _blocks, _transformers_models
 from ._terms import Call, forcing, forward_only, refusing
@@ -616,7 +616,7 @@ class _Serve(_transformers_models.Folder):
 
     path = "/v1/completions"
     words = False
-    extra: dict[str, Any] = {"ignore_eos": True}
+    extra: ClassVar[dict[str, Any]] = {"ignore_eos": True}
 
     def command(self, folder: Any, port: int, longest: int, device: str) -> list[str]:
         """Its own command, in the interpreter that runs us."""

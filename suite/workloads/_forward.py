@@ -54,7 +54,9 @@ class PartsPasses:
                 layer.compile(dynamic=False)
             self._call = module
         else:
-            self._call = module if execution == "eager" else torch.compile(module, dynamic=False, **COMPILED[execution])
+            self._call = (
+                module if execution == "eager" else torch.compile(module, dynamic=False, **COMPILED[execution])
+            )
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         import torch

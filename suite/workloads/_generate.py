@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 class Generates(Protocol):
     """What a system's factory gives. Decoding is greedy: the largest logit, the first of equal ones."""
 
-    def load(
-        self, chosen: Chosen, B: int, S: int, N: int, dtype: str, weights: inference.Weights
-    ) -> None:
+    def load(self, chosen: Chosen, B: int, S: int, N: int, dtype: str, weights: inference.Weights) -> None:
         """Builds the model for B prompts of S tokens and N more, on the device that the weights are on."""
         ...
 
@@ -43,9 +41,7 @@ class PartsGenerates:
     def __init__(self, assembly: Assembly, page: int) -> None:
         self.assembly, self.page = assembly, page
 
-    def load(
-        self, chosen: Chosen, B: int, S: int, N: int, dtype: str, weights: inference.Weights
-    ) -> None:
+    def load(self, chosen: Chosen, B: int, S: int, N: int, dtype: str, weights: inference.Weights) -> None:
         self.engine = Engine(self.assembly, chosen, dtype, weights, B, S + N, self.page)
         self.rows = [self.engine.hold(S + N) for _ in range(B)]
 

@@ -78,14 +78,12 @@ def positions(S: int, seed: int) -> list[int]:
 def answer(
     chosen: Chosen, dtype: str, seed: int, tokens: torch.Tensor, at: Sequence[int], catalog: Catalog
 ) -> torch.Tensor:
-    """The logits (B, len(at), V) of the model in fp32 for tokens (B, S), on the weights as the case stores them."""
+    """The logits (B, len(at), V) of the model in fp32 for tokens (B, S), weights as the case stores them."""
     import torch
     from torch.nn import functional
 
     rows = torch.tensor(list(at), device=tokens.device)
-    instead: dict[str, Callable[..., Any]] = {
-        "loss": lambda x, weight, target: functional.linear(x[rows], weight)
-    }
+    instead: dict[str, Callable[..., Any]] = {"loss": lambda x, weight, target: functional.linear(x[rows], weight)}
     S = tokens.shape[1]
     if S > LONG and any(x.name == "attention" for x in chosen.model.parts(chosen.configuration, 1, 1)):
         instead["attention"] = _attention

@@ -1,7 +1,7 @@
 """Other people's endpoints, through their own SDKs: what a user of OpenAI, Anthropic or Bedrock waits for.
 
-It costs money, so nothing is asked before its price is bounded: the environment says which model, and the most that
-may be spent.
+It costs money, so nothing is asked before its price is bounded: the environment says which model, and the most
+that may be spent.
 
     KERNELMARK_ENDPOINT_MODEL    the model's name at the provider
     KERNELMARK_ENDPOINT_CAPS     requests=N,tokens=N,usd=X: the most of a system in one replicate
@@ -62,19 +62,47 @@ METRICS = (
     Metric("server_time", "ms", about="What the provider says that it took, where it says so."),
     Metric("answer_failed", "1", summary="mean", label="failed", about="Share of requests that did not end well."),
     Metric("limited", "1", summary="mean", shown="table", about="Share of requests that were answered with 429."),
-    Metric("answer_tokens", "tokens", better="neither", about="Output tokens of an answer, by the provider's count."),
+    Metric(
+        "answer_tokens", "tokens", better="neither", about="Output tokens of an answer, by the provider's count."
+    ),
     Metric("asked_tokens", "tokens", better="neither", about="Tokens of a prompt, by the provider's count."),
     Metric("cached_tokens", "tokens", better="neither", about="Of these, those that it had cached."),
     Metric("reasoning_tokens", "tokens", better="neither", about="Of an answer's, those that are not shown."),
-    Metric("left_requests", "requests", "neither", "minimum", about="Least of the requests that were left in its limit."),
-    Metric("left_tokens", "tokens", "neither", "minimum", about="Least of the tokens that were left in its limit."),
+    Metric(
+        "left_requests",
+        "requests",
+        "neither",
+        "minimum",
+        about="Least of the requests that were left in its limit.",
+    ),
+    Metric(
+        "left_tokens", "tokens", "neither", "minimum", about="Least of the tokens that were left in its limit."
+    ),
     Metric("spent", "USD", about="Tokens at the prices given."),
 )
 
-WORDS = (
-    "river stone window garden letter market winter signal copper harbor meadow thunder pencil blanket "
-    "morning island candle forest bridge mirror"
-).split()
+WORDS = [
+    "river",
+    "stone",
+    "window",
+    "garden",
+    "letter",
+    "market",
+    "winter",
+    "signal",
+    "copper",
+    "harbor",
+    "meadow",
+    "thunder",
+    "pencil",
+    "blanket",
+    "morning",
+    "island",
+    "candle",
+    "forest",
+    "bridge",
+    "mirror",
+]
 TOKENS_A_WORD = 3
 """Tokens that a word of a prompt is taken for at the most, before the provider has counted."""
 OVERHEAD = 64
@@ -88,8 +116,8 @@ LEFT = {
 
 
 class Endpoint(Protocol):
-    """What a system's factory gives. `needs` names the variables of its key; `local` marks one that is asked on this
-    machine.
+    """What a system's factory gives. `needs` names the variables of its key; `local` marks one that is asked on
+    this machine.
     """
 
     needs: tuple[str, ...]
@@ -100,7 +128,7 @@ class Endpoint(Protocol):
         ...
 
     def ask(self, model: str, prompt: str, output: int) -> Iterator[dict[str, Any]]:
-        """A request's answer as it comes: dicts of `headers`, `text`, `usage`, `model`, `tier`, `region`, `end`."""
+        """An answer as it comes: dicts of `headers`, `text`, `usage`, `model`, `tier`, `region`, `end`."""
         ...
 
     def close(self) -> None:
@@ -283,7 +311,7 @@ def summarize(found: Sequence[Asked], most: Caps) -> Measurement:
         "cached_tokens": (x.usage.get("cached") for x in warm),
         "reasoning_tokens": (x.usage.get("reasoning") for x in warm),
         "spent": [most.cost(*(sum(getattr(x.seen, y) or 0 for x in found) for y in ("prompt_tokens", "tokens")))],
-        **{name: (_number(x.headers, names) for x in found) for name, names in LEFT.items()},
+        **{name: [_number(x.headers, names) for x in found] for name, names in LEFT.items()},
     }
     samples = {name: rounded(y for y in values if y is not None) for name, values in several.items()}
     remarks = [f"requests by their end: {ends}"] if len(warm) < len(found) - 1 else []

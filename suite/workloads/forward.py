@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...registry.store.metric import Metric, Ratio
 from ...registry.store.record import Case, Measurement
@@ -53,8 +53,8 @@ METRICS = (
         better="higher",
         label="MFU",
         shown="table",
-        about="Operations of a queued pass over its time, of 989.4e12 a second: 2·N + 2·L·S·H·d a token, attention "
-        "causal where the model's is.",
+        about="Operations of a queued pass over its time, of 989.4e12 a second: 2·N + 2·L·S·H·d a token, "
+        "attention causal where the model's is.",
     ),
     Metric(
         "pass_memory",
@@ -72,7 +72,7 @@ METRICS = (
         "1",
         across="maximum",
         judged=Ratio(above=1.0, test="separation", floor=1e-6),
-        about="Relative norm of the deviation of logits from the model's in fp32, the largest of the checked passes.",
+        about="Relative norm of the deviation of logits from the model's in fp32, the largest of checked passes.",
     ),
 )
 
@@ -103,7 +103,7 @@ def bytes_(case: Case) -> int:
 
 @dataclass(frozen=True)
 class Expected:
-    """Tokens (B, S) of the first and of the random pass, and the logits (B, len(at), V) of both at some positions."""
+    """Tokens (B, S) of the first and of the random pass, and logits (B, len(at), V) of both at some positions."""
 
     at: list[int]
     tokens: tuple[torch.Tensor, torch.Tensor]
@@ -192,9 +192,7 @@ class Run:
 
         times: list[float] = []
         begin = time.monotonic()
-        while len(times) < 3 or (
-            not steady(times) and time.monotonic() - begin < self.session.sampling.warmup_s
-        ):
+        while len(times) < 3 or (not steady(times) and time.monotonic() - begin < self.session.sampling.warmup_s):
             times.append(self.timed())
 
     def sample(self) -> Measurement:

@@ -1,8 +1,9 @@
 """Generating tokens: prompts are read (prefill), then one token of each sequence a step (decode).
 
-All systems of a case get the same weights and prompts and decode greedily. Before they are timed, their logits after
-the prompt and after each of some given tokens are held to the same model in fp32; the tokens that they chose in the
-first and in a random generation of the timed window are held to it too.
+All systems of a case get the same weights and prompts and decode greedily. Before they are timed, their logits
+after
+the prompt and after each of some given tokens are held to the same model in fp32; the tokens that they chose in
+the first and in a random generation of the timed window are held to it too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...registry.store.metric import Metric, Ratio
 from ...registry.store.record import Case, Measurement
-from ..definition import grid
 from ..operator import BYTES
 from ..system import Assembly
 from . import _inference as inference
@@ -85,21 +85,25 @@ METRICS = (
         about="Most bytes that tensors took at a time, weights and cache among them.",
     ),
     Metric("weight_bytes", "B", better="neither", label="weights", about="Bytes of the weights."),
-    Metric("cache_bytes", "B", across="maximum", label="cache", about="Bytes held for the caches of all sequences."),
+    Metric(
+        "cache_bytes", "B", across="maximum", label="cache", about="Bytes held for the caches of all sequences."
+    ),
     Metric(
         "process_memory",
         "B",
         across="maximum",
         about="Most memory that the process took of its host so far, this system's and earlier ones'.",
     ),
-    Metric("first_generation", "ms", about="The first generation, with what is compiled, tuned and captured in it."),
+    Metric(
+        "first_generation", "ms", about="The first generation, with what is compiled, tuned and captured in it."
+    ),
     Metric(
         "generation_error",
         "1",
         across="maximum",
         judged=Ratio(above=1.0, test="separation", floor=1e-6),
         label="logits error",
-        about="Relative norm of the deviation of logits from the model's in fp32, after the prompt and given tokens.",
+        about="Relative norm of the deviation of logits from the model's in fp32 after given tokens.",
     ),
 )
 
@@ -132,8 +136,8 @@ def _middle(case: Case) -> int:
 
 @dataclass(frozen=True)
 class Expected:
-    """`prompts` (B, S) of the first and of the random generation; `given` (B, GIVEN) after the first, and the logits
-    (len(rows), GIVEN + 1, V) of some of its sequences.
+    """`prompts` (B, S) of the first and of the random generation; `given` (B, GIVEN) after the first, and the
+    logits (len(rows), GIVEN + 1, V) of some of its sequences.
     """
 
     prompts: tuple[torch.Tensor, torch.Tensor]
@@ -227,9 +231,7 @@ class Run:
         weights = inference.initial(chosen, case.dtype, self.session.seed, device)
         self.system.load(chosen, case.axes["B"], case.axes["S"], self.N, case.dtype, weights)
         got = self.system.forced(expected.prompts[0], expected.given)[expected.rows]
-        self.error = inference.deviation(
-            "after given tokens", got, expected.logits.to(got.device), case.dtype
-        )
+        self.error = inference.deviation("after given tokens", got, expected.logits.to(got.device), case.dtype)
         tokens, _, self.first_ms = self.generate(expected.prompts[0])
         self.check_tokens("the first generation", expected.prompts[0], tokens)
 

@@ -1,10 +1,12 @@
 """Serving: a server in a process of its own, asked by clients in processes of their own.
 
 Latencies count from the schedule on which users come (open loads) or from when a user was ready to ask (closed
-loads); the two are never mixed. The definitions are in `_serving/latencies.py`. A replicate is a start of the server.
+loads); the two are never mixed. The definitions are in `_serving/latencies.py`. A replicate is a start of the
+server.
 
 An answer is checked where the server has our weights and its text is words of the vocabulary: the tokens of some
-requests, random ones of the load among them, are held to the model in fp32, once the server has given its memory back.
+requests, random ones of the load among them, are held to the model in fp32, once the server has given its memory
+back.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ METRICS = (
         shown="table",
         about="e − s: from the schedule to the end of the answer's stream; requests of the steady window.",
     ),
-    Metric("request_p99", "ms", label="end to end p99", about="Its 99th percentile, nearest rank; of 500 at least."),
+    Metric(
+        "request_p99", "ms", label="end to end p99", about="Its 99th percentile, nearest rank; of 500 at least."
+    ),
     Metric(
         "ttft",
         "ms",
@@ -64,7 +68,12 @@ METRICS = (
     Metric("tpot_p99", "ms", label="TPOT p99", shown="table", about="Its 99th percentile, of 500 at least."),
     Metric("itl", "ms", label="ITL", about="Gaps between chunks with text, pooled over requests."),
     Metric("itl_p99", "ms", label="ITL p99", about="Its 99th percentile, of 500 at least."),
-    Metric("ttft_sent", "ms", label="TTFT from sending", about="f − q: what the server took, its user's wait left out."),
+    Metric(
+        "ttft_sent",
+        "ms",
+        label="TTFT from sending",
+        about="f − q: what the server took, its user's wait left out.",
+    ),
     Metric("request_sent", "ms", label="end to end from sending", about="e − q."),
     Metric("dispatch", "ms", label="dispatch delay", about="q − s: from the schedule to the first byte sent."),
     Metric(
@@ -100,12 +109,25 @@ METRICS = (
         about="The highest Poisson rate tried at which all but a hundredth of the requests met the limits.",
     ),
     Metric(
-        "probe_met", "1", better="higher", shown="never", abscissa="probe_rate", about="Share that met, by rate tried."
+        "probe_met",
+        "1",
+        better="higher",
+        shown="never",
+        abscissa="probe_rate",
+        about="Share that met, by rate tried.",
     ),
     Metric("probe_rate", "requests/s", better="neither", shown="never", about="The rates that `probe_met` is of."),
     Metric("failed", "1", summary="mean", about="Share of all requests that did not end well; a reason says how."),
-    Metric("backlog", "requests", shown="never", abscissa="backlog_at", about="Requests that had come and were not over."),
-    Metric("backlog_at", "s", better="neither", shown="never", about="The moments of the window that `backlog` is of."),
+    Metric(
+        "backlog",
+        "requests",
+        shown="never",
+        abscissa="backlog_at",
+        about="Requests that had come and were not over.",
+    ),
+    Metric(
+        "backlog_at", "s", better="neither", shown="never", about="The moments of the window that `backlog` is of."
+    ),
     Metric("server_start", "ms", about="From starting the server's process to its first answer."),
     Metric(
         "client_late",
@@ -334,7 +356,9 @@ class Run:
         if not self.server.alive():
             raise children.ServerFailed(f"the server went away: {self.server.last_line()}")
 
-    def ask(self, asked: Sequence[load.Asked], users: int, chunks_per_s: float) -> tuple[list[Seen], list[float], int]:
+    def ask(
+        self, asked: Sequence[load.Asked], users: int, chunks_per_s: float
+    ) -> tuple[list[Seen], list[float], int]:
         """One load: what was seen in the order asked, the clients' lateness, and the begin."""
         span = max(x.at_s for x in asked)
         deadline = CLOSED_S if users else span + TIMEOUT_S
@@ -366,7 +390,7 @@ class Run:
         return seen, [x for result in results for x in result.late_ms], begin
 
     def warm_up(self) -> None:
-        """Two requests for each that the server may have at a time, up to 64; the first ones are kept to be checked."""
+        """Two requests for each that may be under way, up to 64; the first is kept to be checked."""
         count = min(64, 2 * min(BATCH, self.load.users or 4))
         few = replace(self.load, kind="closed", users=max(1, count // 2), rate=0.0, requests=count)
         asked = few.draw(self.session.seed + 1)
@@ -421,7 +445,9 @@ class Run:
                 break
             rate = 2 * low if high == float("inf") else high / 2 if not low else (low * high) ** 0.5
         if self.found is None:
-            raise NotImplementedError(f"no rate down to {min(x for x, _ in self.probes):.3g} requests/s meets the SLO")
+            raise NotImplementedError(
+                f"no rate down to {min(x for x, _ in self.probes):.3g} requests/s meets the SLO"
+            )
 
     def verify(self) -> None:
         """Holds the tokens of some requests to the model in fp32; a random choice, the same for all systems."""

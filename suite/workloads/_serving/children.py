@@ -1,4 +1,4 @@
-"""Servers and clients as child processes: started with a deadline, asked on the loopback, ended with all they began."""
+"""Servers and clients as child processes: started with a deadline, asked on the loopback, ended whole."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def ours(spec: Spec, deadline_s: float, path: str = "/v1/completions") -> Running:
     """Our own server, when it listens. Raises `ServerFailed`."""
-    output = TemporaryFile()
+    output = TemporaryFile()  # noqa: SIM115  # closed in `Running.stop`
     process = subprocess.Popen(
         [sys.executable, "-m", f"{PACKAGE}.server"],
         stdin=subprocess.PIPE,
@@ -152,7 +152,7 @@ def started(
     variables: Mapping[str, str],
 ) -> Running:
     """Another's server, when it answers on its port. Raises `ServerFailed`."""
-    output = TemporaryFile()
+    output = TemporaryFile()  # noqa: SIM115  # closed in `Running.stop`
     try:
         process = subprocess.Popen(
             list(argv),
@@ -206,7 +206,7 @@ class Clients:
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.processes = []
-        for task in tasks:
+        for _ in tasks:
             process = subprocess.Popen(
                 [sys.executable, "-m", f"{PACKAGE}.client"],
                 stdin=subprocess.PIPE,
@@ -221,9 +221,7 @@ class Clients:
         """What all of them saw. Raises `ServerFailed` where one broke: no latency is then whole."""
         from concurrent.futures import ThreadPoolExecutor
 
-        longest = max(
-            (x.begin_ns - time.monotonic_ns()) / 1e9 + x.deadline_s for x in self.tasks
-        )
+        longest = max((x.begin_ns - time.monotonic_ns()) / 1e9 + x.deadline_s for x in self.tasks)
 
         def one(pair: tuple[subprocess.Popen[bytes], Task]) -> Result:
             process, task = pair

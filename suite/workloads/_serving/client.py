@@ -46,7 +46,8 @@ class Task(msgspec.Struct, frozen=True):
 class Seen(msgspec.Struct):
     """One request as it was seen, stamps in ns of the monotonic clock; None where it did not come to that.
 
-    `outcome` is `ok`, or how it failed: `http 429`, `cut`, `timeout`, `refused`, `malformed`, `unsent`, or an error
+    `outcome` is `ok`, or how it failed: `http 429`, `cut`, `timeout`, `refused`, `malformed`, `unsent`, or an
+    error
     event's `error`. `chunks` are the stamps of chunks with text, `sizes` their tokens where the server says so.
     """
 
@@ -179,7 +180,12 @@ class Client:
         prompt: object = list(asked.prompt)
         if task.words:
             prompt = " ".join(f"t{x}" for x in asked.prompt)
-        body: dict[str, object] = {"model": task.model, "max_tokens": asked.output, "temperature": 0, "stream": True}
+        body: dict[str, object] = {
+            "model": task.model,
+            "max_tokens": asked.output,
+            "temperature": 0,
+            "stream": True,
+        }
         body |= {"stream_options": {"include_usage": True}, **task.extra}
         if task.path.endswith("/chat/completions"):
             body["messages"] = [{"role": "user", "content": prompt}]

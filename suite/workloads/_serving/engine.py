@@ -150,9 +150,7 @@ class Engine:
 
     def parts_of(self, B: int, S: int) -> dict[str, Callable[..., Any]]:
         """The system's parts for prompts (B, S)."""
-        return self._kept(
-            (B, S), lambda: self.assembly.parts(self.chosen, B, S, self.dtype, self.device.type)
-        )
+        return self._kept((B, S), lambda: self.assembly.parts(self.chosen, B, S, self.dtype, self.device.type))
 
     def decode_parts(self, B: int) -> dict[str, Callable[..., Any]]:
         """The system's parts for one token of each of B sequences."""
@@ -347,9 +345,7 @@ class States:
         self.c, self.engine = c, engine
         dtype, device = torch_dtype(engine.dtype), engine.device
         self.inputs = torch.zeros(c.layers, rows, c.convolved, c.window, dtype=dtype, device=device)
-        self.scans = torch.zeros(
-            c.layers, rows, c.heads, c.head, c.state, dtype=torch.float32, device=device
-        )
+        self.scans = torch.zeros(c.layers, rows, c.heads, c.head, c.state, dtype=torch.float32, device=device)
         self.tensors = [self.inputs, self.scans]
 
     def parts(self, call: Callable[..., Callable[..., Any]], B: int) -> dict[str, Callable[..., Any]]:
@@ -376,9 +372,7 @@ class States:
         """One more input (B, 1, C)."""
         now.layer += 1
         state = self.inputs[now.layer, now.rows]
-        y = now.parts["convolve"](
-            x=x[:, 0], conv_state=state, weight=weight, bias=bias, activation=activation
-        )
+        y = now.parts["convolve"](x=x[:, 0], conv_state=state, weight=weight, bias=bias, activation=activation)
         self.inputs[now.layer, now.rows] = state
         return y[:, None]
 

@@ -1,7 +1,9 @@
 """A server of this machine that plays OpenAI, Anthropic and Bedrock, to hold the measuring of endpoints to.
 
-It stamps each chunk that it writes with the clock that the client stamps with, and plants what endpoints do: delays,
-stalls, merged chunks, cut streams, missing usage, 401, 429 and 500. A request is known by its number, `#17` in its prompt.
+It stamps each chunk that it writes with the clock that the client stamps with, and plants what endpoints do:
+delays,
+stalls, merged chunks, cut streams, missing usage, 401, 429 and 500. A request is known by its number, `#17` in
+its prompt.
 """
 
 from __future__ import annotations
@@ -154,8 +156,8 @@ def _chat(pieces: list[str], tokens: int, usage: bool, prompt: int) -> Events:
 
 def _responses(pieces: list[str], tokens: int, usage: bool, prompt: int) -> Events:
     frame: dict[str, Any] = {
-        "id": "r", "object": "response", "created_at": 0, "model": MODEL, "output": [], "parallel_tool_calls": False,
-        "tool_choice": "auto", "tools": [], "status": "in_progress",
+        "id": "r", "object": "response", "created_at": 0, "model": MODEL, "output": [], "parallel_tool_calls":
+        False, "tool_choice": "auto", "tools": [], "status": "in_progress",
     }  # fmt: skip
     yield False, _sse({"type": "response.created", "sequence_number": 0, "response": frame}, "response.created")
     for i, text in enumerate(pieces):
@@ -169,12 +171,15 @@ def _responses(pieces: list[str], tokens: int, usage: bool, prompt: int) -> Even
         "input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0},
     }  # fmt: skip
     done = {**frame, "status": "completed", "usage": own if usage else None}
-    yield False, _sse({"type": "response.completed", "sequence_number": 99, "response": done}, "response.completed")
+    yield (
+        False,
+        _sse({"type": "response.completed", "sequence_number": 99, "response": done}, "response.completed"),
+    )
 
 
 def _messages(pieces: list[str], tokens: int, usage: bool, prompt: int) -> Events:
     own = {"input_tokens": prompt, "output_tokens": 1}
-    message = {
+    message: dict[str, Any] = {
         "id": "m", "type": "message", "role": "assistant", "model": MODEL, "content": [], "stop_reason": None,
         "stop_sequence": None, "usage": own,
     }  # fmt: skip

@@ -1,4 +1,5 @@
-"""What of HTTP/1.1 a client and a server on one machine need, without I/O: a response that streams, a request's head.
+"""What of HTTP/1.1 a client and a server on one machine need, without I/O: a response that streams, a request's
+head.
 
 A client of our own, because what is measured is when bytes were sent and came: a library's buffers and tasks lie
 between the socket and the stamp, and cost more than the rest of the client.

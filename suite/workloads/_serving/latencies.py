@@ -1,7 +1,7 @@
 """From stamps to latencies and rates, by stated definitions. Pure; stamps in ns, results in ms and seconds.
 
-Of a request: s scheduled, q first byte sent, f first chunk with text (reasoning included), t last chunk with text, e
-end of the stream; N tokens by the server's own count.
+Of a request: s scheduled, q first byte sent, f first chunk with text (reasoning included), t last chunk with
+text, e end of the stream; N tokens by the server's own count.
 
 * first token: f − s, what a user waits; f − q is what the server took. Dispatch delay: q − s.
 * time a token (TPOT): (t − f) / (N − tokens of the first chunk); none where that divides by nothing.
@@ -46,7 +46,7 @@ def first_token(seen: Seen, since_sent: bool = False) -> float | None:
 
 
 def token_time(seen: Seen) -> float | None:
-    """ms a token after the first chunk. A server that gives no sizes of chunks is taken to send one token first."""
+    """ms a token after the first chunk, which is taken for one token where a server gives no sizes of chunks."""
     if seen.first is None or seen.last is None or seen.tokens is None:
         return None
     after = seen.tokens - (seen.sizes[0] if seen.sizes else 1)
@@ -83,8 +83,8 @@ class Window:
 
 def window(seen: Sequence[Seen], users: dict[int, int] | None) -> Window | None:
     """The window of an open load: from where its warm-up's share of requests has come, to the last arrival. Of a
-    closed one (`users` by number of request): from where each user had an answer, to where the first has no more to
-    ask. None where there is none.
+    closed one (`users` by number of request): from where each user had an answer, to where the first has no more
+    to ask. None where there is none.
     """
     if users is None:
         ordered = sorted(x.scheduled for x in seen)
@@ -111,8 +111,8 @@ def saturated(seen: Sequence[Seen], window: Window) -> bool:
     """Whether an open load's backlog grows over its window by more than chance would: then its latencies say how
     long the load lasted, and nothing of the server.
 
-    The growth is that of a straight line through the backlog; a rate a tenth above what the server can do grows by a
-    tenth of the arrivals. Chance moves a steady backlog by about the root of the arrivals at the most.
+    The growth is that of a straight line through the backlog; a rate a tenth above what the server can do grows
+    by a tenth of the arrivals. Chance moves a steady backlog by about the root of the arrivals at the most.
     """
     counts = backlog(seen, window)
     n, mean, middle = len(counts), sum(counts) / len(counts), (len(counts) - 1) / 2

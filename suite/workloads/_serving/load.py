@@ -1,7 +1,7 @@
 """What is asked of a server, and when: arrivals and lengths, drawn from a seed. Pure.
 
-Two families that are never mixed. *Open*: requests arrive by a schedule that knows nothing of the server, and every
-latency counts from the schedule. *Closed*: so many users, each of whom asks again when the answer is there.
+Two families that are never mixed. *Open*: requests arrive by a schedule that knows nothing of the server, and
+every latency counts from the schedule. *Closed*: so many users, each of whom asks again when the answer is there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ OPEN = ("poisson", "gamma", "constant")
 LOADS = (*OPEN, "closed", "search")
 """`search`: Poisson arrivals at rates that a bisection chooses."""
 LENGTHS = ("fixed", "lognormal", "shared", "turns")
-"""Lengths of prompts and answers: all alike; log-normal around the given medians; all alike with half of the prompt
-the same for all; conversations whose prompt grows by a turn.
+"""Lengths of prompts and answers: all alike; log-normal around the given medians; all alike with half of the
+prompt the same for all; conversations whose prompt grows by a turn.
 """
 
 SHAPE = 0.25
@@ -32,8 +32,8 @@ WARM = 0.1
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """One request: the tokens of its prompt, how many are to come, and when after the begin (open) or of which user
-    in which turn (closed).
+    """One request: the tokens of its prompt, how many are to come, and when after the begin (open) or of which
+    user in which turn (closed).
     """
 
     number: int
@@ -101,7 +101,7 @@ class Load:
 
 
 def arrivals(kind: str, rate: float, count: int, generator: random.Random) -> list[float]:
-    """Seconds after the begin at which requests come, at `rate` a second on the average; a closed load has none."""
+    """Seconds after the begin at which requests come, `rate` a second on the average; 0 for a closed load."""
     if kind == "closed":
         return [0.0] * count
     found, now = [], 0.0

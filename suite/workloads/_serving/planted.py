@@ -17,8 +17,8 @@ from .protocol import Refused, Wanted
 class Planted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Times of a request, and faults by its number in the order of arrival, over and over.
 
-    A fault is `429`, `500`, `stall` (`stall_ms` before the second half), `merged` (four tokens a chunk), `cut` (the
-    connection, at half), `no usage`, `hang` (nothing after the first token) or empty.
+    A fault is `429`, `500`, `stall` (`stall_ms` before the second half), `merged` (four tokens a chunk), `cut`
+    (the connection, at half), `no usage`, `hang` (nothing after the first token) or empty.
     """
 
     first_ms: float = 0.0

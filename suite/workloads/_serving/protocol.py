@@ -122,7 +122,7 @@ class Wanted(msgspec.Struct, frozen=True):
 def parse(raw: bytes, chat: bool, model: str, vocabulary: int, longest: int) -> Wanted:
     """A request's body. Raises `Refused` with what is wrong, what there is and the parameter at fault."""
     try:
-        given: Completion | Chat = msgspec.json.decode(raw, type=Chat if chat else Completion)
+        given = msgspec.json.decode(raw, type=Chat) if chat else msgspec.json.decode(raw, type=Completion)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         said = "nested too deep" if isinstance(error, RecursionError) else str(error)
         raise Refused(400, f"not a request: {said}") from None
@@ -145,7 +145,9 @@ def parse(raw: bytes, chat: bool, model: str, vocabulary: int, longest: int) -> 
         raise Refused(400, f"max_tokens is {output}; at least 1", "max_tokens")
     if len(prompt) + output > longest:
         raise Refused(
-            400, f"{len(prompt)} tokens and {output} to come are more than the {longest} of this server", "max_tokens"
+            400,
+            f"{len(prompt)} tokens and {output} to come are more than the {longest} of this server",
+            "max_tokens",
         )
     options = given.stream_options or StreamOptions()
     if given.stream_options is not None and not given.stream:

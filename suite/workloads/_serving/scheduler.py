@@ -1,7 +1,7 @@
 """Continuous batching: which sequences the engine works on, step by step, in a thread of its own.
 
-New sequences are taken in before each decode step, in the order of their arrival, as long as a row and pages for the
-whole of prompt and answer are free: nothing that was begun is ever put off. One that is not free waits.
+New sequences are taken in before each decode step, in the order of their arrival, as long as a row and pages for
+the whole of prompt and answer are free: nothing that was begun is ever put off. One that is not free waits.
 """
 
 from __future__ import annotations

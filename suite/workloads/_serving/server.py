@@ -1,8 +1,9 @@
-"""A small OpenAI-compatible server: completions and chats, streamed or whole, over our engine or a planted backend.
+"""A small OpenAI-compatible server: completions and chats, streamed or whole, over our engine or a planted
+backend.
 
 It batches continuously, refuses what it cannot do with the protocol's errors, and listens on the loopback only
-unless told. It exists so that `serve` has a real system wherever kernelmark runs; it is no server for the world: no
-keys, no TLS, no limits by user.
+unless told. It exists so that `serve` has a real system wherever kernelmark runs; it is no server for the world:
+no keys, no TLS, no limits by user.
 
 A process of its own: a `Spec` as one line of JSON on standard input, which stays open as long as the server is to
 run; one line on standard output when it listens.
@@ -271,9 +272,7 @@ def _engine(spec: EngineSpec) -> Batched:
         found = found.first(int(spec.slice.removeprefix("first")))
     device = torch.device(spec.device)
     weights = inference.initial(found, spec.dtype, spec.seed, device)
-    engine = Engine(
-        Assembly(system, catalog), found, spec.dtype, weights, spec.sequences, spec.longest, spec.page
-    )
+    engine = Engine(Assembly(system, catalog), found, spec.dtype, weights, spec.sequences, spec.longest, spec.page)
     scheduler = Scheduler(engine, end=found.configuration.vocabulary - 1)
     scheduler.start()
     return Batched(scheduler)

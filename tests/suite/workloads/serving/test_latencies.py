@@ -9,7 +9,9 @@ from kernelmark.suite.workloads._serving.client import Seen, read
 MS = 1_000_000
 
 
-def seen(number: int = 0, s: float = 0, q: float = 1, chunks: tuple[float, ...] = (), e: float = 0, **more: object) -> Seen:
+def seen(
+    number: int = 0, s: float = 0, q: float = 1, chunks: tuple[float, ...] = (), e: float = 0, **more: object
+) -> Seen:
     stamps = [round(x * MS) for x in chunks]
     return Seen(
         number=number,

@@ -56,7 +56,19 @@ def test_what_is_refused(fields: dict[str, Any], status: int, parameter: str | N
     assert msgspec.json.decode(refused.value.body())["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b'{"model": NaN}', b"null", b'{"model": "m", "prompt": [1], "seed": ' + b"9" * 10_000 + b"}"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"model": NaN}',
+        b"null",
+        b'{"model": "m", "prompt": [1], "seed": ' + b"9" * 10_000 + b"}",
+    ],
+)
 def test_what_is_no_request(raw: bytes) -> None:
     with pytest.raises(Refused) as refused:
         taken(raw)

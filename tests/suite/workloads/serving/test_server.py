@@ -119,7 +119,18 @@ def malformed(generator: random.Random) -> bytes:
     body = GOOD
     kind = generator.randrange(4)
     if kind == 0:
-        values: list[object] = [None, -1, 1e308, "x", [], {}, [[1]], True, "t1", "\ud800".encode("utf-8", "replace").decode()]
+        values: list[object] = [
+            None,
+            -1,
+            1e308,
+            "x",
+            [],
+            {},
+            [[1]],
+            True,
+            "t1",
+            "\ud800".encode("utf-8", "replace").decode(),
+        ]
         names = ["model", "prompt", "max_tokens", "temperature", "stream", "n", "seed", "messages", "tools"]
         fields = {generator.choice(names): generator.choice(values) for _ in range(3)}
         body = msgspec.json.encode({"model": "m", "prompt": [1], **fields})
@@ -172,7 +183,9 @@ def test_a_server_that_does_not_start_says_why() -> None:
         ours(Spec("m", 10, 10), 30)
 
 
-@pytest.mark.parametrize("url", ["http://example.com:80", "https://127.0.0.1:1", "http://127.0.0.1", "x", "http://[::1"])
+@pytest.mark.parametrize(
+    "url", ["http://example.com:80", "https://127.0.0.1:1", "http://127.0.0.1", "x", "http://[::1"]
+)
 def test_only_servers_of_this_machine(url: str) -> None:
     with pytest.raises(InputError, match="this machine"):
         children.loopback(url)
