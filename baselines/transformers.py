@@ -236,7 +236,7 @@ class _Generate:
         import torch
         from transformers.generation.streamers import BaseStreamer
 
-        class Stamps(BaseStreamer):  # type: ignore[misc]  # transformers ships no types that mypy sees
+        class Stamps(BaseStreamer):
             begun = False
 
             def put(self, value: Any) -> None:

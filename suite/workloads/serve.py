@@ -315,7 +315,7 @@ def measure(case: Case, system: Any, session: Session, prepared: None) -> Measur
 class Loaded:
     """A load that is over: what was asked, what was seen, its window, and how late the clients were."""
 
-    load: load.Load
+    wanted: load.Load
     asked: Sequence[load.Asked]
     seen: Sequence[Seen]
     window: latencies.Window
@@ -491,7 +491,7 @@ class Run:
         samples["server_start"] = inference.rounded([self.start_ms])
         if self.probes:
             met = sorted(self.probes)
-            samples["slo_rate"] = inference.rounded([found.load.rate])
+            samples["slo_rate"] = inference.rounded([found.wanted.rate])
             samples["probe_rate"] = inference.rounded([x for x, _ in met])
             samples["probe_met"] = inference.rounded([y for _, y in met])
         return Measurement(samples=samples, timer="monotonic", remarks=remarks(found, self.system.checked))
@@ -524,7 +524,7 @@ def figures(found: Loaded, limits: tuple[float, float] | None) -> dict[str, tupl
     if limits is not None:
         values["goodput"] = [sum(latencies.meets(x, limits) for x in found.counted) / window.seconds]
     values["failed"] = [sum(x.outcome != "ok" for x in found.seen) / len(found.seen)]
-    if not found.load.users:
+    if not found.wanted.users:
         counts = latencies.backlog(found.seen, window)
         values["backlog"] = [float(x) for x in counts]
         step = window.seconds / (len(counts) - 1)

@@ -141,7 +141,7 @@ def tokens_within(seen: Iterable[Seen], window: Window) -> float:
     """Tokens that came in the window: by the sizes of chunks, else a request's tokens in equal parts."""
     total = 0.0
     for x in seen:
-        each = x.sizes or [(x.tokens or 0) / max(1, len(x.chunks))] * len(x.chunks)
+        each: Sequence[float] = x.sizes or [(x.tokens or 0) / max(1, len(x.chunks))] * len(x.chunks)
         total += sum(size for stamp, size in zip(x.chunks, each, strict=True) if window.holds(stamp))
     return total
 

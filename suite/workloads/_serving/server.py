@@ -301,7 +301,8 @@ async def _closed() -> None:
 
 def main() -> None:
     """One server."""
-    line = sys.stdin.buffer.raw.readline()  # type: ignore[attr-defined]  # unbuffered: the rest is the loop's to wait for
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as unbuffered:
+        line = unbuffered.readline()  # the rest is the event loop's to wait for
     spec = msgspec.json.decode(line, type=Spec)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(serve(spec, _closed))

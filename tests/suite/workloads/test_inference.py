@@ -36,8 +36,10 @@ def a_pass(model: str = "llama-tiny") -> Case:
     return forward.WORKLOAD.case({"B": 2, "S": 24}, "fp32", "program", model=model)
 
 
-@pytest.mark.parametrize("model", ["llama-tiny", "gpt2-tiny", "bert-tiny"])
-@pytest.mark.parametrize("name", ["torch", "transformers_model"])
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("llama-tiny", "torch"), ("bert-tiny", "torch"), ("gpt2-tiny", "transformers_model")],
+)
 def test_a_pass_is_measured(catalog: Catalog, model: str, name: str) -> None:
     case = a_pass(model)
     system = next(x for x in catalog.of_operator("forward") if x.name == name)
