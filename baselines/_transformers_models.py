@@ -250,7 +250,8 @@ def save(chosen: Any, longest: int, weights: Iterable[tuple[str, Any]], folder: 
     words = Tokenizer(WordLevel(vocabulary, unk_token="t0"))
     words.pre_tokenizer = WhitespaceSplit()
     words.decoder = Spaced(prefix="\x00", cleanup=False)  # joins with spaces
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=longest, unk_token="t0")
+    kind: Any = PreTrainedTokenizerFast  # it is not annotated
+    tokenizer = kind(tokenizer_object=words, model_max_length=longest, unk_token="t0")
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
 

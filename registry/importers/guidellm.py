@@ -1,4 +1,4 @@
-"""guidellm's report (`benchmarks.json`). Counted from when a request was sent; the delay from its schedule to that
+"""guidellm's report in JSON. Counted from when a request was sent; the delay from its schedule to that
 stands beside it. What guidellm calls inter-token latency is what is called time a token here: a request's mean
 without its first token.
 """

@@ -18,7 +18,6 @@ import os
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,7 +27,7 @@ from ...registry.store.record import Case, Measurement
 from ..workload import Workload
 from ._inference import rounded
 from ._serving import latencies
-from ._serving.client import Seen
+from ._serving.messages import Seen
 
 if TYPE_CHECKING:
     from ..measure.session import Session
@@ -269,6 +268,8 @@ def measure(case: Case, system: Endpoint, session: Session, prepared: None) -> M
 def all_of(system: Endpoint, model: str, case: Case, seed: int, most: Caps) -> list[Asked]:
     """The case's requests, the first alone. What comes after a cap is reached is not asked."""
     words, output, requests, users = (case.axes[x] for x in ("words", "output", "requests", "users"))
+    from concurrent.futures import ThreadPoolExecutor
+
     generator = random.Random(f"{seed}/endpoint")
     texts = [prompt(number, words, generator) for number in range(requests)]
     found = [ask(system, model, 0, texts[0], output)]

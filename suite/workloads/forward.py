@@ -7,10 +7,11 @@ they are timed and at a random pass within the timed window.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...registry.store.metric import Metric, Ratio
 from ...registry.store.record import Case, Measurement
@@ -261,6 +262,15 @@ class Run:
         }
 
 
+def step(case: Case, system: Passes, session: Session) -> Callable[[], Any]:
+    """Passes of one system, unchecked."""
+    device = session.device.torch_device
+    weights = inference.initial(read(case), case.dtype, session.seed, device)
+    system.load(read(case), case.axes["B"], case.axes["S"], case.dtype, weights)
+    tokens = _tokens(case, session, 0)
+    return lambda: system(tokens)
+
+
 def assemble(case: Case, assembly: Assembly) -> PartsPasses:
     """A system's program, of parts."""
     return PartsPasses(assembly)
@@ -293,6 +303,7 @@ WORKLOAD = Inference(
     prepare=prepare,
     measure=measure,
     assemble=assemble,
+    step=step,
     definition=(inference.answer, inference.deviation, tuple(inference.LOGITS.items())),
     plans={
         "quick_cpu": (grid("program", options={"model": "llama-tiny"}, dtypes="fp32", B=2, S=64),),

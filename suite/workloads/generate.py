@@ -73,7 +73,8 @@ METRICS = (
         label="of byte bound",
         shown="table",
         about="What a decode step must move (the weights that are multiplied, the cache read, one token of it "
-        "written) at the rate of reading measured in the run, over the median step.",
+        "written) at the rate of reading, over the median step. The rate is taken once in a process, right after "
+        "the timed steps of its first system, so that all systems of a case have one bound.",
     ),
     Metric(
         "generation_memory",
@@ -134,7 +135,7 @@ def _middle(case: Case) -> int:
     return case.axes["S"] + case.axes["N"] // 2
 
 
-@dataclass(frozen=True)
+@dataclass
 class Expected:
     """`prompts` (B, S) of the first and of the random generation; `given` (B, GIVEN) after the first, and the
     logits (len(rows), GIVEN + 1, V) of some of its sequences.
@@ -144,6 +145,8 @@ class Expected:
     given: torch.Tensor
     rows: list[int]
     logits: torch.Tensor
+    read_rate: float | None = None
+    """Bytes/s of reading, once a system was measured: one for all systems of a case."""
 
 
 def prepare(case: Case, session: Session) -> Expected:
@@ -309,7 +312,9 @@ class Run:
             import torch
 
             found["generation_memory"] = (float(torch.cuda.max_memory_allocated()),)
-        if (rate := read_rate(self.session.device)) is not None:
+        if self.expected.read_rate is None:
+            self.expected.read_rate = read_rate(self.session.device)
+        if (rate := self.expected.read_rate) is not None:
             found["byte_fraction"] = inference.rounded([case.bytes / rate / (median(self.steps) * 1e-3)])
         return Measurement(
             samples=found,

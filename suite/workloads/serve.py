@@ -28,8 +28,7 @@ from ..definition import Option
 from ..system import Assembly
 from . import _inference as inference
 from ._serving import children, latencies, load
-from ._serving.client import Seen, Task
-from ._serving.server import EngineSpec, Spec
+from ._serving.messages import EngineSpec, Seen, Spec, Task
 from .forward import Inference, catalog, read
 
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ def test_builtin(name, device):
     assert plan.name == name
     assert plan.caches == ("cold",)
     assert plan.replicates == (3 if name == "quick" else 5)
-    small = {"train"} if (name, device) == ("quick", "cpu") else set()
+    small = {"train", "forward"} if (name, device) == ("quick", "cpu") else set()
     assert {x.operator for x in plan.cases} == set(OWN.operators) | small
     assert len({(x.operator, x.name) for x in plan.cases}) == len(plan.cases)
     if name == "full":
@@ -130,7 +130,10 @@ def test_nothing_of_an_operator_in_a_plan(root: Path):
         plans.load("standard", Catalog.of(root), "cpu")
 
 
-PLANS = "quick, standard, full, attention, crossing, matmul, memory, scaling, state_space, train, train_tiny"
+PLANS = (
+    "quick, standard, full, attention, crossing, endpoint, generate, matmul, memory, scaling, serve, serve_tiny, "
+    "state_space, train, train_tiny"
+)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import math
 import os
 import signal
@@ -20,8 +19,7 @@ from typing import IO, Any
 import msgspec
 
 from ....registry.errors import InputError
-from .client import Result, Task
-from .server import LOOPBACK, Spec
+from .messages import LOOPBACK, Result, Spec, Task
 
 PACKAGE = __package__
 SAID = 2000
@@ -51,6 +49,8 @@ class Running:
 
     def get(self, path: str) -> Any:
         """What a GET gives, as JSON. Raises `OSError` where nobody answers, `ValueError` where it is no JSON."""
+        import http.client  # here: listing loads this module
+
         connection = http.client.HTTPConnection(self.host, self.port, timeout=5)
         try:
             connection.request("GET", path)

@@ -18,60 +18,10 @@ import msgspec
 
 from .http import Malformed, Response
 from .load import Asked
+from .messages import Result, Seen, Task
 
 BEAT_S = 0.005
 """Between two looks at how late the event loop is."""
-
-
-class Task(msgspec.Struct, frozen=True):
-    """What to ask of whom. `users` 0: an open load; `begin_ns` is when its schedule starts. Each request may take
-    `timeout_s`, all of them `deadline_s`.
-    """
-
-    host: str
-    port: int
-    path: str
-    model: str
-    asked: tuple[Asked, ...]
-    users: int
-    begin_ns: int
-    timeout_s: float
-    deadline_s: float
-    words: bool = False
-    """Whether prompts are sent as text, `t17 t3`, and not as token ids."""
-    extra: dict[str, bool | int | float | str] = {}
-    """More fields of each request's body."""
-
-
-class Seen(msgspec.Struct):
-    """One request as it was seen, stamps in ns of the monotonic clock; None where it did not come to that.
-
-    `outcome` is `ok`, or how it failed: `http 429`, `cut`, `timeout`, `refused`, `malformed`, `unsent`, or an
-    error
-    event's `error`. `chunks` are the stamps of chunks with text, `sizes` their tokens where the server says so.
-    """
-
-    number: int
-    scheduled: int
-    sent: int | None = None
-    first: int | None = None
-    last: int | None = None
-    end: int | None = None
-    chunks: list[int] = []
-    sizes: list[int] = []
-    tokens: int | None = None
-    prompt_tokens: int | None = None
-    outcome: str = "unsent"
-    text: str = ""
-    written: list[int] = []
-    """Stamps that a server of ours put into its chunks: when it wrote each."""
-
-
-class Result(msgspec.Struct):
-    """All requests of a task, and how late the client's own loop was, in ms, every few of them."""
-
-    seen: list[Seen]
-    late_ms: list[float]
 
 
 class _Delta(msgspec.Struct):

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .client import Seen
 from .load import WARM
+from .messages import Seen
 
 MS = 1e-6
 ENOUGH = 500

@@ -9,23 +9,8 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-import msgspec
-
+from .messages import Planted
 from .protocol import Refused, Wanted
-
-
-class Planted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Times of a request, and faults by its number in the order of arrival, over and over.
-
-    A fault is `429`, `500`, `stall` (`stall_ms` before the second half), `merged` (four tokens a chunk), `cut`
-    (the connection, at half), `no usage`, `hang` (nothing after the first token) or empty.
-    """
-
-    first_ms: float = 0.0
-    token_ms: float = 0.0
-    concurrency: int = 1 << 20
-    stall_ms: float = 50.0
-    faults: tuple[str, ...] = ()
 
 
 class Cut(Exception):

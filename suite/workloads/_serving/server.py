@@ -16,18 +16,18 @@ import contextlib
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from .http import HEAD, Malformed, head_of, length_of
-from .planted import Cut, Planted, PlantedBackend
+from .messages import LOOPBACK, EngineSpec, Planted, Spec
+from .planted import Cut, PlantedBackend
 from .protocol import DONE, LARGEST, Answer, Refused, Wanted, parse
 
 if TYPE_CHECKING:
     from .scheduler import Batched
 
-LOOPBACK = "127.0.0.1"
 SLOW_S = 30.0
 """How long a head or a body may take to come."""
 REASONS = {
@@ -35,36 +35,6 @@ REASONS = {
     429: "Too Many Requests", 431: "Request Header Fields Too Large", 500: "Internal Server Error",
     501: "Not Implemented", 503: "Service Unavailable",
 }  # fmt: skip
-
-
-class EngineSpec(msgspec.Struct, frozen=True):
-    """The engine of a server: a system on a model with the weights of a seed."""
-
-    system: dict[str, Any]
-    model: str
-    slice: str
-    dtype: str
-    seed: int
-    device: Literal["cuda", "cpu"]
-    sequences: int
-    longest: int
-    page: int = 64
-    code: dict[str, str] = {}
-    threads: int | None = None
-
-
-class Spec(msgspec.Struct, frozen=True):
-    """A server: what it serves, and where it listens. `anywhere` is told by a person, never by a plan."""
-
-    model: str
-    vocabulary: int
-    longest: int
-    engine: EngineSpec | None = None
-    planted: Planted | None = None
-    port: int = 0
-    anywhere: bool = False
-    stamps: bool = False
-    """Whether each event says when it was written, for tests of clients."""
 
 
 class Tokens(Protocol):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from kernelmark.suite.workloads._serving import latencies as of
-from kernelmark.suite.workloads._serving.client import Seen, read
+from kernelmark.suite.workloads._serving.client import read
+from kernelmark.suite.workloads._serving.messages import Seen
 
 MS = 1_000_000
 

@@ -15,10 +15,8 @@ import pytest
 from kernelmark.registry.errors import InputError
 from kernelmark.suite.workloads._serving import children, latencies
 from kernelmark.suite.workloads._serving.children import Clients, Running, ours
-from kernelmark.suite.workloads._serving.client import Seen, Task
 from kernelmark.suite.workloads._serving.load import Asked
-from kernelmark.suite.workloads._serving.planted import Planted
-from kernelmark.suite.workloads._serving.server import Spec
+from kernelmark.suite.workloads._serving.messages import Planted, Seen, Spec, Task
 
 MALFORMED = int(os.environ.get("KERNELMARK_MALFORMED", "250"))
 
