@@ -43,7 +43,11 @@ class PartsGenerates:
 
     def load(self, chosen: Chosen, B: int, S: int, N: int, dtype: str, weights: inference.Weights) -> None:
         self.engine = Engine(self.assembly, chosen, dtype, weights, B, S + N, self.page)
-        self.rows = [self.engine.hold(S + N) for _ in range(B)]
+        self.rows = []
+        for number in range(B):
+            if not self.engine.admits(S + N):
+                raise MemoryError(f"the cache of {number} of {B} sequences of {S + N} tokens is all that fits")
+            self.rows.append(self.engine.hold(S + N))
 
     def generate(self, prompt: torch.Tensor, N: int, stamp: Callable[[], None]) -> torch.Tensor:
         import torch

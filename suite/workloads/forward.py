@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from ...registry.store.metric import Metric, Ratio
 from ...registry.store.record import Case, Measurement
 from ..catalog import Catalog
-from ..definition import grid
 from ..model import Chosen
 from ..operator import BYTES
 from ..system import Assembly
@@ -305,7 +304,5 @@ WORKLOAD = Inference(
     assemble=assemble,
     step=step,
     definition=(inference.answer, inference.deviation, tuple(inference.LOGITS.items())),
-    plans={
-        "quick_cpu": (grid("program", options={"model": "llama-tiny"}, dtypes="fp32", B=2, S=64),),
-    },
+    plans={},
 )

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 SHAPES = 64
 """Shapes of prompts whose parts are kept; an implementation may be chosen by shape."""
 
+CACHE_SHARE = 0.8
+"""Of the memory that weights leave, for the cache; the rest is for what is computed."""
+
 CACHED = ("attention", "rope", "convolution", "scan", "loss")
 """Parts that a decode step has of its own."""
 
@@ -70,7 +73,7 @@ class Engine:
         self.module = inference.build(chosen, _Delegated(self), dtype, longest, self.device)
         with torch.no_grad():
             inference.fill(self.module, drawn)
-        pages = 1 + (-(-cached // page) if cached else sequences * self.across)
+        pages = 1 + (-(-cached // page) if cached else self._fitting(sequences * self.across))
         self.memory = FAMILIES[chosen.model.name](self, pages)
         self.free = list(range(pages - 1, 0, -1))
         self.table = torch.zeros(sequences + 1, self.across, dtype=torch.int32, device=self.device)
@@ -79,6 +82,18 @@ class Engine:
         # What a graph reads: rows of the table, and the tokens that come in.
         self._rows = torch.full((sequences,), sequences, dtype=torch.int64, device=self.device)
         self._tokens = torch.zeros(sequences, dtype=torch.int64, device=self.device)
+
+    def _fitting(self, pages: int) -> int:
+        """So many pages, or what a GPU has memory for. Raises `MemoryError` where no longest sequence fits."""
+        import torch
+
+        if self.device.type != "cuda":
+            return pages
+        each = self.page * FAMILIES[self.chosen.model.name].bytes(self.chosen, self.dtype, [0])
+        fit = min(pages, int(CACHE_SHARE * torch.cuda.mem_get_info(self.device)[0] / each))
+        if fit < self.across:
+            raise MemoryError(f"a sequence of {self.longest} tokens takes {self.across} pages; {fit} are left")
+        return fit
 
     @property
     def cache_bytes(self) -> int:
@@ -129,13 +144,12 @@ class Engine:
             size = min(self.sequences, 1 << (B - 1).bit_length())
             given = torch.full((size,), self.sequences, dtype=torch.int64)
             given[:B] = torch.tensor(list(rows))
+            if size not in self.graphs:
+                # Capturing runs the step, which changes what is kept: of the row that is nobody's.
+                self._rows.fill_(self.sequences)
+                self.graphs[size] = captured(torch, lambda: self._step(self._tokens[:size], self._rows[:size]))
             self._rows[:size].copy_(given)
             self._tokens[:B].copy_(tokens)
-            if size not in self.graphs:
-                before = self.lengths.clone()
-                # Capturing runs the step: it writes to where the next one writes, and counts tokens.
-                self.graphs[size] = captured(torch, lambda: self._step(self._tokens[:size], self._rows[:size]))
-                self.lengths.copy_(before)
             graph, logits = self.graphs[size]
             graph.replay()
             found: torch.Tensor = logits[:B]

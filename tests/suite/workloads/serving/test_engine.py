@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -35,6 +36,41 @@ def test_steps_give_what_whole_sequences_give(catalog: Catalog, model: str) -> N
     found += [e.decode(tokens[:, i], rows) for i in range(20, 26)]
     wanted = inference.answer(chosen(catalog.models, model), "fp32", 3, tokens, range(19, 26), catalog)
     assert inference.deviation(model, torch.stack(found, 1), wanted, "fp32") < 1e-5
+
+
+@pytest.mark.parametrize("model", ["llama-tiny", "mamba2-tiny"])
+def test_graphs_of_padded_batches(catalog: Catalog, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA graphs as a CPU can play them: fixed inputs and outputs, the step run again at each replay."""
+
+    class Graph:
+        def __init__(self, call: Callable[[], torch.Tensor]) -> None:
+            self.call, self.out = call, call()
+
+        def replay(self) -> None:
+            self.out.copy_(self.call())
+
+    def played(_: object, call: Callable[[], torch.Tensor]) -> tuple[Graph, torch.Tensor]:
+        call()  # as the runs before a capture
+        graph = Graph(call)
+        return graph, graph.out
+
+    monkeypatch.setattr("kernelmark.suite.workloads._serving.engine.captured", played)
+    found = []
+    for graphs in (None, {}):
+        e = engine(catalog, model, sequences=5)
+        e.graphs = graphs
+        tokens = torch.randint(0, 512, (3, 12), generator=torch.Generator().manual_seed(2))
+        rows = [e.hold(20) for _ in range(3)]
+        first = e.prefill(tokens, rows).argmax(-1)
+        steps = [
+            e.decode(first, rows).clone(),
+            e.decode(first[:2], rows[:2]).clone(),
+            e.decode(first, rows).clone(),
+        ]
+        found.append(torch.cat(steps))
+        if graphs is not None:
+            assert sorted(graphs) == [2, 4]
+    assert torch.allclose(found[0], found[1], atol=1e-5)
 
 
 def test_pages_are_given_and_taken_back(catalog: Catalog) -> None:
