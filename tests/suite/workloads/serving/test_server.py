@@ -18,7 +18,7 @@ from kernelmark.suite.workloads._serving.children import Clients, Running, ours
 from kernelmark.suite.workloads._serving.load import Asked
 from kernelmark.suite.workloads._serving.messages import Planted, Seen, Spec, Task
 
-MALFORMED = int(os.environ.get("KERNELMARK_MALFORMED", "250"))
+MALFORMED = int(os.environ.get("KERNELMARK_MALFORMED", "150"))
 
 
 def planted(**plan: object) -> Running:
