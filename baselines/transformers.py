@@ -6,12 +6,14 @@ they do without: its slow path, in PyTorch's operations.
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from . import _blocks
+from . import _blocks, _transformers_models
 
 REQUIRES = ("transformers",)
 
@@ -204,6 +206,100 @@ def gated_rms_norm(case: Any) -> Callable[..., Any]:
     return call
 
 
+class _Model:
+    """A model of its own class, as its users run it: what `forward` measures."""
+
+    def load(self, chosen: Any, B: int, S: int, dtype: str, weights: Any) -> None:
+        """Builds the model, its weights ours."""
+        self._model = _transformers_models.build(chosen, S, weights)
+        self._arguments = {} if chosen.model.name == "bert" else {"use_cache": False}
+
+    def __call__(self, tokens: Any) -> Any:
+        """Logits (B, S, V)."""
+        import torch
+
+        with torch.inference_mode():
+            return self._model(tokens, **self._arguments).logits
+
+
+class _Generate:
+    """`model.generate`, greedy, with a cache that grows: what `generate` measures."""
+
+    cache_bytes = None
+
+    def load(self, chosen: Any, B: int, S: int, N: int, dtype: str, weights: Any) -> None:
+        """Builds the model, its weights ours."""
+        self._model = _transformers_models.build(chosen, S + N, weights)
+
+    def generate(self, prompt: Any, N: int, stamp: Callable[[], None]) -> Any:
+        """N tokens (B, N); its streamer is given the prompt first, and then each step's tokens."""
+        import torch
+        from transformers.generation.streamers import BaseStreamer
+
+        class Stamps(BaseStreamer):
+            begun = False
+
+            def put(self, value: Any) -> None:
+                if self.begun:
+                    stamp()
+                self.begun = True
+
+            def end(self) -> None:
+                pass
+
+        found = self._model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=N,
+            min_new_tokens=N,
+            do_sample=False,
+            streamer=Stamps(),
+            pad_token_id=0,
+        )
+        return found[:, prompt.shape[1] :]
+
+    def forced(self, prompt: Any, following: Any) -> Any:
+        """Logits (B, n + 1, V) after the prompt and given tokens, each step with the cache of those before."""
+        import torch
+
+        with torch.inference_mode():
+            out = self._model(prompt, use_cache=True, logits_to_keep=1)
+            found = [out.logits[:, -1]]
+            for token in following.unbind(1):
+                cache = out.past_key_values
+                out = self._model(token[:, None], past_key_values=cache, use_cache=True)
+                found.append(out.logits[:, -1])
+        return torch.stack(found, 1)
+
+
+def generate(case: Any) -> _Generate:
+    """`model.generate` of its own class, attention by `sdpa`."""
+    if str(case.options["model"]).startswith("mamba"):
+        raise NotImplementedError("its Mamba classes keep another cache, which this baseline does not step")
+    return _Generate()
+
+
+class _Serve(_transformers_models.Folder):
+    """`transformers serve`."""
+
+    def command(self, folder: Any, port: int, longest: int, device: str) -> list[str]:
+        """Its own command, in the interpreter that runs us."""
+        where = ["--host", "127.0.0.1", "--port", str(port), "--device", device]
+        return [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), *where]
+
+
+def serve(case: Any) -> _Serve:
+    """`transformers serve` on a folder with our weights, by chats: it takes no token ids."""
+    for name in ("accelerate", "fastapi", "openai", "uvicorn"):  # its extra `serving`
+        importlib.import_module(name)
+    return _Serve()
+
+
+def model(case: Any) -> _Model:
+    """`AutoModelForCausalLM` or `AutoModelForMaskedLM`, attention by `sdpa`."""
+    return _Model()
+
+
 def _layer(case: Any) -> SimpleNamespace:
     """What its functions ask of the layer that they are called for."""
     return SimpleNamespace(num_key_value_groups=case.axes["H"] // case.axes["Hkv"], training=False)
@@ -212,11 +308,14 @@ def _layer(case: Any) -> SimpleNamespace:
 IMPLEMENTATIONS = {
     "attention": {"transformers": attention, "transformers_eager": attention_eager},
     "attention_window": {"transformers": attention, "transformers_eager": attention_eager},
+    "forward": {"transformers_model": model},
     "gated_rms_norm": {"transformers": gated_rms_norm},
+    "generate": {"transformers_generate": generate},
     "gelu": {"transformers": gelu, "transformers_gelu_new": gelu_new},
     "rms_norm": {"transformers": rms_norm},
     "rope": {"transformers": rope},
     "selective_scan": {"transformers": selective_scan},
     "selective_state_update": {"transformers": selective_state_update},
+    "serve": {"transformers_serve": serve},
     "ssd": {"transformers": ssd},
 }

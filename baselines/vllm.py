@@ -9,9 +9,10 @@ they are is inside the call and named as `conversion`. The libraries are loaded 
 from __future__ import annotations
 
 import functools
-from typing import Any
+import sys
+from typing import Any, ClassVar
 
-from . import _blocks
+from . import _blocks, _transformers_models
 from ._terms import Call, forcing, forward_only, refusing
 
 REQUIRES = ("vllm",)
@@ -610,6 +611,24 @@ def gated_rms_norm(case: Any) -> Call:
     return refusing(call, saying="doesn't support feature dim >= 64KB")
 
 
+class _Serve(_transformers_models.Folder):
+    """`vllm serve` as it comes, its cache of prefixes with it."""
+
+    path = "/v1/completions"
+    words = False
+    extra: ClassVar[dict[str, Any]] = {"ignore_eos": True}
+
+    def command(self, folder: Any, port: int, longest: int, device: str) -> list[str]:
+        """Its own command, in the interpreter that runs us."""
+        where = ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(longest)]
+        return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), *where]
+
+
+def serve(case: Any) -> _Serve:
+    """vLLM's server on a folder with our weights."""
+    return _Serve()
+
+
 IMPLEMENTATIONS = {
     "add_rms_norm": {"vllm": add_rms_norm},
     "attention": {"vllm_fa3": attention},
@@ -626,6 +645,7 @@ IMPLEMENTATIONS = {
     "gelu": {"vllm": _gelu("gelu_new"), "vllm_fast": _gelu("gelu_fast")},
     "rms_norm": {"vllm": rms_norm},
     "rope": {"vllm": rope},
+    "serve": {"vllm_serve": serve},
     "selective_scan": {"vllm": selective_scan},
     "selective_state_update": {"vllm": selective_state_update},
     "ssd": {"vllm": ssd},

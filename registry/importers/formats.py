@@ -26,6 +26,9 @@ FORMATS: Mapping[str, str] = {
     "hyperfine": "hyperfine",
     "tritonbench": "tritonbench",
     "flashinfer-bench": "flashinfer_bench",
+    "vllm-bench": "vllm_bench",
+    "guidellm": "guidellm",
+    "aiperf": "aiperf",
 }
 """Name for users → module here."""
 

@@ -40,6 +40,8 @@ PROVIDER = "kernelmark"
 """The provider name of our own implementations; every other provider is a baseline."""
 YARDSTICK = "yardstick"
 """The provider of rows that only give a scale (a plain copy): timed, never a baseline to beat."""
+FAKE = "fake"
+"""The provider of rows of a server that plays a provider's: they show that measuring works, and are nobody's."""
 REFERENCE = "_reference"
 """The ending of an implementation that is a library's own plain reference: shown, and no baseline to beat, as
 nobody would pick it. Token by token it is thousands of times slower than anything else.
@@ -50,7 +52,7 @@ EAGER = "torch"
 
 def baseline(provider: str, implementation: str) -> bool:
     """Whether an implementation is a baseline to beat."""
-    return provider not in (PROVIDER, YARDSTICK) and not implementation.endswith(REFERENCE)
+    return provider not in (PROVIDER, YARDSTICK, FAKE) and not implementation.endswith(REFERENCE)
 
 
 class Key(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):

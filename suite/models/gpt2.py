@@ -32,6 +32,8 @@ class Gpt2:
 CONFIGURATIONS: Mapping[str, Gpt2] = {
     # Not published: what tests and CPUs run.
     "gpt2-tiny": Gpt2(layers=2, width=64, heads=4, vocabulary=512, positions=256),
+    # Not published: the width and heads of a quick inference test; layers and vocabulary are ours.
+    "gpt2-quick": Gpt2(layers=4, width=256, heads=8, vocabulary=8192, positions=512),
     # karpathy/nanoGPT, which trains with the vocabulary padded to a multiple of 64.
     "gpt2-124m": Gpt2(layers=12, width=768, heads=12),
     "gpt2-124m-padded": Gpt2(layers=12, width=768, heads=12, vocabulary=50304),

@@ -54,6 +54,10 @@ CONFIGURATIONS: Mapping[str, Llama] = {
     "llama-tiny": Llama(
         layers=2, width=64, heads=4, kv_heads=2, head=16, hidden=160, vocabulary=512, base=1e4
     ),
+    # Not published: a million parameters, for servers on CPUs.
+    "llama-1m": Llama(
+        layers=4, width=128, heads=4, kv_heads=2, head=32, hidden=352, vocabulary=1024, base=1e4
+    ),
     # Not published: Llama 3.2's vocabulary and depth at a width that every kernel takes; 1.2 billion parameters.
     "llama-1.2b": Llama(
         layers=16, width=2048, heads=16, kv_heads=8, head=128, hidden=8192, vocabulary=128256, base=5e5, tied=True

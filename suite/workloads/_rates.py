@@ -35,3 +35,24 @@ def rates(device: Device, dtype: str) -> tuple[float, float] | None:
             clock.edge()
         found.append(work / (median(clock.take()) * 1e-3))
     return found[0], found[1]
+
+
+def read_rate(device: Device) -> float | None:
+    """Bytes/s of a sum over memory that no cache holds: reading alone, which decoding is bound by.
+
+    None where there is no memory left for it.
+    """
+    import torch
+
+    size = COPY_BYTES[device.kind][-1]
+    try:
+        values = torch.randn(size // 4, device=device.torch_device)
+    except torch.OutOfMemoryError:
+        return None
+    values.sum()
+    clock = Clock(device.kind == "cuda")
+    clock.edge()
+    for _ in range(CALLS):
+        values.sum()
+        clock.edge()
+    return size / (median(clock.take()) * 1e-3)

@@ -143,7 +143,10 @@ def test_nothing_of_an_operator_in_a_plan(root: Path):
         plans.load("standard", Catalog.of(root), "cpu")
 
 
-PLANS = "quick, standard, full, attention, crossing, matmul, memory, scaling, state_space, train, train_tiny"
+PLANS = (
+    "quick, standard, full, attention, crossing, endpoint, generate, matmul, memory, scaling, serve, serve_tiny, "
+    "state_space, train, train_tiny"
+)
 
 
 @pytest.mark.parametrize(

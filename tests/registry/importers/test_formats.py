@@ -32,6 +32,9 @@ FILES = {
     "hyperfine": "hyperfine.json",
     "tritonbench": "tritonbench.json",
     "flashinfer-bench": "flashinfer_bench.jsonl",
+    "vllm-bench": "vllm_bench.json",
+    "guidellm": "guidellm.json",
+    "aiperf": "aiperf.jsonl",
 }
 
 
@@ -134,6 +137,28 @@ def test_go() -> None:
     }
     header = only(made("go", [EXAMPLES / "go.txt"])).header
     assert header.conditions["cpu"] == "AMD EPYC 7B13"
+
+
+def test_tools_that_load_servers() -> None:
+    """What failed has no time; each latency says what it counts from."""
+    assert samples("vllm-bench") == {
+        "serve rate=inf/s concurrency=1 itl": pytest.approx((10, 11, 12, 10)),
+        "serve rate=inf/s concurrency=1 last token from sending": pytest.approx((41, 52)),
+        "serve rate=inf/s concurrency=1 ttft from sending": pytest.approx((20, 30)),
+    }
+    assert only(made("vllm-bench", [EXAMPLES / "vllm_bench.json"])).header.created == "2026-11-22T10:15:00+00:00"
+    assert samples("guidellm") == {
+        "serve load 1 kind=constant rate=5.0 dispatch": pytest.approx((0, 300)),
+        "serve load 1 kind=constant rate=5.0 request from sending": pytest.approx((50, 60)),
+        "serve load 1 kind=constant rate=5.0 tpot": pytest.approx((11,)),
+        "serve load 1 kind=constant rate=5.0 ttft from sending": pytest.approx((20.5, 21.5)),
+    }
+    assert samples("aiperf") == {
+        "serve request from sending": pytest.approx((50, 55)),
+        "serve ttft from sending": pytest.approx((20, 20)),
+    }
+    without = only(made("aiperf", [EXAMPLES / "aiperf.jsonl"])).records[-1]
+    assert (without.status, without.reason) == ("error", "no request has a inter_token_latency; 1 failed")
 
 
 def test_nvbench() -> None:

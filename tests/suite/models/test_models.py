@@ -54,7 +54,7 @@ def test_the_count_is_the_published_one(name: str) -> None:
 
 
 def test_every_published_configuration_is_counted() -> None:
-    other = {"llama-1.2b", "gpt2-124m-padded", "bert-large", *TINY}
+    other = {"llama-1.2b", "llama-1m", "gpt2-quick", "gpt2-124m-padded", "bert-large", *TINY}
     assert {x for model in MODELS.values() for x in model.configurations} == {*PUBLISHED, *other}
 
 

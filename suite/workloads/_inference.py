@@ -1,0 +1,141 @@
+"""What inference workloads share: a model that gives logits, their answer in fp32, and how far off one may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..catalog import Catalog
+from ..measure.verify import Incorrect
+from ..model import Chosen, chosen, draw
+from ..operator import torch_dtype
+from ._expected import reference_module
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...registry.store.record import Case
+
+    Weights = Iterable[tuple[str, torch.Tensor]]
+
+LOGITS: Mapping[str, float] = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 6e-2}
+"""By dtype, how far logits may be from the model's in fp32: relative norm over all that are compared. Skipping one
+layer of 32 is off by about 0.12, a broken mask by more.
+"""
+
+COMPARED = 16
+"""Positions of a sequence whose logits are compared, its last among them."""
+
+LONG = 4096
+"""Tokens beyond which the reference's attention is PyTorch's in fp32: the operator's own holds all scores."""
+
+SLICES = ("whole", "first1", "first2", "first4", "first8")
+
+
+def read(case: Case, catalog: Catalog) -> Chosen:
+    """The case's model or slice. Raises `InputError` for an unknown one."""
+    found = chosen(catalog.models, str(case.options["model"]))
+    cut = str(case.options["slice"])
+    return found if cut == "whole" else found.first(int(cut.removeprefix("first")))
+
+
+def initial(chosen: Chosen, dtype: str, seed: int, device: torch.device) -> Weights:
+    """The model's weights, from the seed of a case."""
+    return draw(chosen.model.weights(chosen.configuration), seed, torch_dtype(dtype), device)
+
+
+def build(
+    chosen: Chosen, parts: Mapping[str, Callable[..., Any]], dtype: str, S: int, device: torch.device
+) -> Any:
+    """A model's module of these parts, its weights not yet written."""
+    import torch
+
+    with torch.device("meta"):
+        module: Any = chosen.model.module(chosen.configuration, parts)
+    module = module.to(torch_dtype(dtype)).to_empty(device=device).eval()
+    for x in module.parameters():
+        x.requires_grad_(False)
+    module.prepare(S, device, torch_dtype(dtype))
+    return module
+
+
+def fill(module: Any, weights: Weights) -> None:
+    """Writes a module's weights. Raises `ValueError` where some are missing."""
+    left = dict(module.named_parameters())
+    for name, values in weights:
+        left.pop(name).copy_(values)
+    if left:
+        raise ValueError(f"no values for {', '.join(left)}")
+
+
+def positions(S: int, seed: int) -> list[int]:
+    """The positions of a sequence that are compared, in order: random ones, and the last."""
+    import random
+
+    return sorted({S - 1, *random.Random(f"{seed}/positions").sample(range(S), min(COMPARED - 1, S))})
+
+
+def answer(
+    chosen: Chosen, dtype: str, seed: int, tokens: torch.Tensor, at: Sequence[int], catalog: Catalog
+) -> torch.Tensor:
+    """The logits (B, len(at), V) of the model in fp32 for tokens (B, S), weights as the case stores them."""
+    import torch
+    from torch.nn import functional
+
+    rows = torch.tensor(list(at), device=tokens.device)
+    instead: dict[str, Callable[..., Any]] = {"loss": lambda x, weight, target: functional.linear(x[rows], weight)}
+    S = tokens.shape[1]
+    if S > LONG and any(x.name == "attention" for x in chosen.model.parts(chosen.configuration, 1, 1)):
+        instead["attention"] = _attention
+    kept = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.no_grad():
+            module = reference_module(chosen, S, catalog, tokens.device, instead)
+            fill(module, initial(chosen, dtype, seed, tokens.device))
+            return torch.stack([module(row[None], row[None]) for row in tokens])
+    finally:
+        torch.set_float32_matmul_precision(kept)
+
+
+def _attention(q: Any, k: Any, v: Any, mask: str) -> Any:
+    from torch.nn.functional import scaled_dot_product_attention
+
+    return scaled_dot_product_attention(q, k, v, is_causal=mask == "causal", enable_gqa=True)
+
+
+def deviation(what: str, got: torch.Tensor, wanted: torch.Tensor, dtype: str) -> float:
+    """The relative norm of the deviation of logits. Raises `Incorrect` beyond the dtype's bound."""
+    import torch
+
+    if got.shape != wanted.shape:
+        raise Incorrect(f"{what}: logits of shape {tuple(got.shape)}, expected {tuple(wanted.shape)}")
+    wide = got.detach().float()
+    off = float(torch.linalg.vector_norm(wide - wanted) / torch.linalg.vector_norm(wanted))
+    if not off <= LOGITS[dtype]:  # NaN is never within a bound
+        raise Incorrect(f"{what}: logits are off by {off:.3g} of their norm, allowed {LOGITS[dtype]:.3g}")
+    return off
+
+
+GAPS: Mapping[str, float] = {"fp32": 1e-2, "fp16": 0.1, "bf16": 0.4}
+"""By dtype, how far the reference's logit of a token that a greedy system chose may be below the largest one, in
+standard deviations of the logits. A token of chance is about four below it.
+"""
+
+
+def chosen_well(what: str, tokens: torch.Tensor, wanted: torch.Tensor, dtype: str) -> None:
+    """Holds greedily chosen tokens (B, n) to the model's logits (B, n, V) in fp32. Raises `Incorrect`."""
+    if not bool(((tokens >= 0) & (tokens < wanted.shape[-1])).all()):
+        raise Incorrect(f"{what}: a token is not of the vocabulary")
+    below = wanted.amax(-1) - wanted.gather(-1, tokens[..., None])[..., 0]
+    gap = float((below / wanted.std(-1)).max())
+    if not gap <= GAPS[dtype]:
+        raise Incorrect(
+            f"{what}: the logit of a chosen token is {gap:.3g} standard deviations below the largest, "
+            f"allowed {GAPS[dtype]:.3g}"
+        )
+
+
+def rounded(values: Iterable[float]) -> tuple[float, ...]:
+    """Seven digits: what a clock gives beyond them is noise."""
+    return tuple(float(f"{x:.7g}") for x in values)

@@ -1,0 +1,429 @@
+"""An engine: a model's own module with any parts, a cache in pages, and decode steps of a batch that changes.
+
+The module of `suite/models` computes whole sequences. Its parts that look at other tokens are put in here by ones
+that read and write a cache: attention (pages of a block table, Kwon et al., arXiv 2309.06180), rotary or learned
+positions, the convolution and the scan of Mamba-2. All others are the system's own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...model import Chosen
+from ...operator import BYTES, torch_dtype
+from ...system import Assembly
+from .. import _inference as inference
+from .._forward import captured
+
+if TYPE_CHECKING:
+    import torch
+
+SHAPES = 64
+"""Shapes of prompts whose parts are kept; an implementation may be chosen by shape."""
+
+CACHE_SHARE = 0.8
+"""Of the memory that weights leave, for the cache; the rest is for what is computed."""
+
+CACHED = ("attention", "rope", "convolution", "scan", "loss")
+"""Parts that a decode step has of its own."""
+
+
+class Engine:
+    """One model on one device. `sequences` is the largest batch, `longest` the most tokens of a sequence, prompt
+    and answer together; the cache has `cached` tokens (all of that by default) in pages of `page`.
+
+    Page 0 is nobody's: what fills up a batch of a CUDA graph writes there.
+    """
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        chosen: Chosen,
+        dtype: str,
+        weights: inference.Weights,
+        sequences: int,
+        longest: int,
+        page: int = 64,
+        cached: int | None = None,
+    ) -> None:
+        import torch
+
+        system = assembly.system
+        if system.execution not in ("eager", "graph"):
+            raise NotImplementedError(f"the engine runs eager or in CUDA graphs, not by {system.execution}")
+        if system.precision != "case":
+            raise NotImplementedError("float8 is a recipe of training; the engine computes in the case's dtype")
+        if chosen.model.name not in FAMILIES:
+            raise NotImplementedError(f"{chosen.model.name} does not generate")
+        limit = chosen.model.longest(chosen.configuration)
+        if limit is not None and limit < longest:
+            raise NotImplementedError(f"{chosen.name} has positions for {limit} tokens, not {longest}")
+        drawn = list(weights)
+        self.device = drawn[0][1].device
+        if system.execution == "graph" and self.device.type != "cuda":
+            raise NotImplementedError("CUDA graphs are of CUDA devices")
+        self.assembly, self.chosen, self.dtype = assembly, chosen, dtype
+        self.sequences, self.longest, self.page = sequences, longest, page
+        self.across = -(-longest // page)
+        self.graphs: dict[int, tuple[Any, Any]] | None = {} if system.execution == "graph" else None
+        self._shapes: OrderedDict[tuple[int, int], dict[str, Callable[..., Any]]] = OrderedDict()
+        self._now: Any = None
+        self.module = inference.build(chosen, _Delegated(self), dtype, longest, self.device)
+        with torch.no_grad():
+            inference.fill(self.module, drawn)
+        pages = 1 + (-(-cached // page) if cached else self._fitting(sequences * self.across))
+        self.memory = FAMILIES[chosen.model.name](self, pages)
+        self.free = list(range(pages - 1, 0, -1))
+        self.table = torch.zeros(sequences + 1, self.across, dtype=torch.int32, device=self.device)
+        self.lengths = torch.zeros(sequences + 1, dtype=torch.int32, device=self.device)
+        self.held: dict[int, list[int]] = {}
+        # What a graph reads: rows of the table, and the tokens that come in.
+        self._rows = torch.full((sequences,), sequences, dtype=torch.int64, device=self.device)
+        self._tokens = torch.zeros(sequences, dtype=torch.int64, device=self.device)
+
+    def _fitting(self, pages: int) -> int:
+        """So many pages, or what a GPU has memory for. Raises `MemoryError` where no longest sequence fits."""
+        import torch
+
+        if self.device.type != "cuda":
+            return pages
+        each = self.page * FAMILIES[self.chosen.model.name].bytes(self.chosen, self.dtype, [0])
+        fit = min(pages, int(CACHE_SHARE * torch.cuda.mem_get_info(self.device)[0] / each))
+        if fit < self.across:
+            raise MemoryError(f"a sequence of {self.longest} tokens takes {self.across} pages; {fit} are left")
+        return fit
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the whole cache."""
+        return sum(x.numel() * x.element_size() for x in self.memory.tensors)
+
+    def admits(self, tokens: int) -> bool:
+        """Whether a sequence of so many tokens, answer included, finds a row and pages now."""
+        return len(self.held) < self.sequences and -(-tokens // self.page) <= len(self.free)
+
+    def hold(self, tokens: int) -> int:
+        """Takes a row and pages for a sequence of so many tokens; gives the row."""
+        import torch
+
+        assert tokens <= self.longest
+        assert self.admits(tokens)
+        row = next(x for x in range(self.sequences) if x not in self.held)
+        pages = [self.free.pop() for _ in range(-(-tokens // self.page))]
+        self.held[row] = pages
+        self.table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32, device=self.device)
+        self.lengths[row] = 0
+        return row
+
+    def release(self, row: int) -> None:
+        """Gives a sequence's row and pages back."""
+        self.free += self.held.pop(row)
+
+    def prefill(self, tokens: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """Takes prompts (B, S) of new sequences into their rows; gives the logits (B, V) of what comes next."""
+        import torch
+
+        B, S = tokens.shape
+        with torch.no_grad():
+            at = torch.tensor(list(rows), device=self.device)
+            self.lengths[at] = S
+            self._now = Prefill(self, at, B, S)
+            found: torch.Tensor = self.module(tokens, tokens)
+        return found
+
+    def decode(self, tokens: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """Takes one more token (B,) of each of these sequences; gives the logits (B, V) of what comes next."""
+        import torch
+
+        B = len(rows)
+        with torch.no_grad():
+            if self.graphs is None:
+                return self._step(tokens, torch.tensor(list(rows), device=self.device))
+            size = min(self.sequences, 1 << (B - 1).bit_length())
+            given = torch.full((size,), self.sequences, dtype=torch.int64)
+            given[:B] = torch.tensor(list(rows))
+            if size not in self.graphs:
+                # Capturing runs the step, which changes what is kept: of the row that is nobody's.
+                self._rows.fill_(self.sequences)
+                self.graphs[size] = captured(torch, lambda: self._step(self._tokens[:size], self._rows[:size]))
+            self._rows[:size].copy_(given)
+            self._tokens[:B].copy_(tokens)
+            graph, logits = self.graphs[size]
+            graph.replay()
+            found: torch.Tensor = logits[:B]
+            return found
+
+    def _step(self, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        # What fills up a batch has no end, and must not leave its row of the table.
+        self.lengths[rows] = (self.lengths[rows] + 1).clamp(max=self.longest)
+        self._now = Decode(self, rows, len(tokens))
+        found: torch.Tensor = self.module(tokens[:, None], tokens[:, None])
+        return found
+
+    def parts_of(self, B: int, S: int) -> dict[str, Callable[..., Any]]:
+        """The system's parts for prompts (B, S)."""
+        return self._kept((B, S), lambda: self.assembly.parts(self.chosen, B, S, self.dtype, self.device.type))
+
+    def decode_parts(self, B: int) -> dict[str, Callable[..., Any]]:
+        """The system's parts for one token of each of B sequences."""
+
+        def make() -> dict[str, Callable[..., Any]]:
+            chosen = self.chosen
+            found = {
+                x.name: self._call(x.name, x.operator, dict(x.axes), dict(x.options))
+                for x in chosen.model.parts(chosen.configuration, B, 1)
+                if x.name not in CACHED
+            }
+            return found | self.memory.parts(self._call, B) | {"linear": self.parts_of(1, 1)["linear"]}
+
+        return self._kept((B, 0), make)
+
+    def _call(self, part: str, operator: str, axes: dict[str, int], options: dict[str, Any]) -> Callable[..., Any]:
+        return self.assembly.call(part, operator, axes, options, self.dtype, self.device.type)
+
+    def _kept(
+        self, key: tuple[int, int], make: Callable[[], dict[str, Callable[..., Any]]]
+    ) -> dict[str, Callable[..., Any]]:
+        if key not in self._shapes:
+            self._shapes[key] = make()
+            if len(self._shapes) > SHAPES:
+                self._shapes.popitem(last=False)
+        self._shapes.move_to_end(key)
+        return self._shapes[key]
+
+
+class _Delegated(dict[str, Callable[..., Any]]):
+    """The parts that the module was built with: each calls what is under way at the time."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = engine
+
+    def __missing__(self, name: str) -> Callable[..., Any]:
+        engine = self._engine
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            return engine._now.part(name)(*arguments, **named)
+
+        self[name] = call
+        return call
+
+
+class _Pass:
+    """One pass of the module: which tokens of which sequences it is of. `layer` counts what caches are kept by."""
+
+    def __init__(self, engine: Engine, rows: torch.Tensor, parts: dict[str, Callable[..., Any]]) -> None:
+        self.engine, self.rows, self.parts = engine, rows, parts
+        self.layer = -1
+
+    def part(self, name: str) -> Callable[..., Any]:
+        """The callable of a part: this pass's own, the cache's, or the system's."""
+        own = getattr(self, name, None)
+        if own is None:
+            own = getattr(self.engine.memory, f"{self.kind}_{name}", None)
+            return self.parts[name] if own is None else (lambda **named: own(self, **named))
+        found: Callable[..., Any] = own
+        return found
+
+    kind = ""
+    positions: Any
+
+
+class Prefill(_Pass):
+    """Whole prompts (B, S)."""
+
+    kind = "prefill"
+
+    def __init__(self, engine: Engine, rows: torch.Tensor, B: int, S: int) -> None:
+        import torch
+
+        super().__init__(engine, rows, engine.parts_of(B, S))
+        self.S = S
+        self.positions = torch.arange(S, device=rows.device).expand(B, S)
+
+    def loss(self, x: Any, weight: Any, target: Any) -> Any:
+        """Logits of the last tokens alone."""
+        return self.parts["linear"](x.view(len(self.rows), self.S, -1)[:, -1], weight)
+
+
+class Decode(_Pass):
+    """One token of each sequence."""
+
+    kind = "decode"
+
+    def __init__(self, engine: Engine, rows: torch.Tensor, B: int) -> None:
+        super().__init__(engine, rows, engine.decode_parts(B))
+        self.lengths = engine.lengths[rows]
+        self.positions = (self.lengths - 1).long()[:, None]
+
+    def loss(self, x: Any, weight: Any, target: Any) -> Any:
+        """Logits of all tokens of the step."""
+        return self.parts["linear"](x, weight)
+
+
+class Pages:
+    """Keys and values of attention layers, (layers, pages, page, Hkv, D) each."""
+
+    def __init__(self, engine: Engine, pages: int) -> None:
+        import torch
+
+        c = engine.chosen.configuration
+        self.engine = engine
+        self.heads, self.kv_heads, self.head = c.heads, getattr(c, "kv_heads", c.heads), c.head
+        shape = (c.layers, pages, engine.page, self.kv_heads, self.head)
+        dtype, device = torch_dtype(engine.dtype), engine.device
+        # Zeros: what lies beyond a sequence's length is read and weighed with nothing, which NaN survives.
+        self.tensors = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)]
+        if hasattr(engine.module, "positions"):
+            table = engine.module.positions.detach()
+            del engine.module.positions
+            engine.module.positions = _Learned(engine, table)
+
+    def parts(self, call: Callable[..., Callable[..., Any]], B: int) -> dict[str, Callable[..., Any]]:
+        """What a decode step of B sequences calls."""
+        heads = {"H": self.heads, "Hkv": self.kv_heads, "D": self.head}
+        engine = self.engine
+        axes = {"B": B, "Sq": 1, "S": engine.longest, **heads}
+        found = {"cached": call("decode", "attention_decode", axes, {"page": engine.page, "lengths": "mixed"})}
+        if hasattr(engine.module, "cos"):
+            found["rope"] = call("rope", "rope", {"B": 1, "S": B, **heads}, {"layout": "half"})
+        return found
+
+    def _write(self, now: _Pass, k: Any, v: Any) -> None:
+        """Keys and values (B, Hkv, S, D) of this layer's tokens to their pages."""
+        page = self.engine.page
+        if now.layer < 0:
+            pages = self.engine.table[now.rows].long().gather(1, now.positions // page)
+            now.places = (pages * page + now.positions % page).flatten()  # type: ignore[attr-defined]
+        now.layer += 1
+        for cache, x in zip(self.tensors, (k, v), strict=True):
+            flat = cache[now.layer].flatten(0, 1)
+            flat.index_copy_(0, now.places, x.transpose(1, 2).flatten(0, 1))  # type: ignore[attr-defined]
+
+    def prefill_rope(self, now: Prefill, q: Any, k: Any, cos: Any, sin: Any, layout: str) -> Any:
+        """The positions of a prompt are the first of the tables."""
+        return now.parts["rope"](q=q, k=k, cos=cos[: now.S], sin=sin[: now.S], layout=layout)
+
+    def decode_rope(self, now: Decode, q: Any, k: Any, cos: Any, sin: Any, layout: str) -> Any:
+        """Sequences take the place of the positions: each token has one of its own."""
+        at = now.positions[:, 0]
+        q, k = (x.permute(2, 1, 0, 3) for x in (q, k))
+        q, k = now.parts["rope"](q=q, k=k, cos=cos[at], sin=sin[at], layout=layout)
+        return q.permute(2, 1, 0, 3), k.permute(2, 1, 0, 3)
+
+    def prefill_attention(self, now: Prefill, q: Any, k: Any, v: Any, mask: str) -> Any:
+        """Attention within the prompts, whose keys and values are kept."""
+        self._write(now, k, v)
+        return now.parts["attention"](q=q, k=k, v=v, mask=mask)
+
+    def decode_attention(self, now: Decode, q: Any, k: Any, v: Any, mask: str) -> Any:
+        """Attention to all that is kept, this token included."""
+        self._write(now, k, v)
+        out = now.parts["cached"](
+            q=q.transpose(1, 2),
+            k_cache=self.tensors[0][now.layer],
+            v_cache=self.tensors[1][now.layer],
+            block_table=self.engine.table[now.rows],
+            lengths=now.lengths,
+        )
+        return out.transpose(1, 2)
+
+    @staticmethod
+    def bytes(chosen: Chosen, dtype: str, lengths: Sequence[int]) -> int:
+        """What a decode step must move of the cache of sequences that are so long: all read, one token written."""
+        c = chosen.configuration
+        heads = getattr(c, "kv_heads", c.heads)
+        return int(2 * c.layers * heads * c.head * (sum(lengths) + len(lengths)) * BYTES[dtype])
+
+
+class _Learned:
+    """GPT-2's table of positions, of which its module takes the first: here those of the tokens under way."""
+
+    def __init__(self, engine: Engine, table: Any) -> None:
+        self._engine, self._table = engine, table
+
+    def __getitem__(self, first: slice) -> Any:
+        return self._table[self._engine._now.positions]
+
+
+class States:
+    """What Mamba-2 keeps of a sequence, by row: inputs of the convolution and the state of the scan, in fp32."""
+
+    def __init__(self, engine: Engine, pages: int) -> None:
+        import torch
+
+        c = engine.chosen.configuration
+        rows = engine.sequences + 1
+        self.c, self.engine = c, engine
+        dtype, device = torch_dtype(engine.dtype), engine.device
+        self.inputs = torch.zeros(c.layers, rows, c.convolved, c.window, dtype=dtype, device=device)
+        self.scans = torch.zeros(c.layers, rows, c.heads, c.head, c.state, dtype=torch.float32, device=device)
+        self.tensors = [self.inputs, self.scans]
+
+    def parts(self, call: Callable[..., Callable[..., Any]], B: int) -> dict[str, Callable[..., Any]]:
+        """What a decode step of B sequences calls."""
+        c = self.c
+        conv = {"B": B, "D": c.convolved, "W": c.window}
+        scan = {"B": B, "H": c.heads, "P": c.head, "N": c.state, "G": c.groups}
+        return {
+            "convolve": call("convolution", "causal_conv1d_update", conv, {"activation": "silu"}),
+            "update": call("scan", "selective_state_update", scan, {"form": "head", "state": "fp32"}),
+        }
+
+    def prefill_convolution(self, now: Prefill, x: Any, **named: Any) -> Any:
+        """The convolution of prompts; their last inputs (B, S, C) are kept."""
+        now.layer += 1
+        last = x[:, -self.c.window :].transpose(1, 2)
+        self.inputs[now.layer, now.rows] = 0
+        self.inputs[now.layer, now.rows, :, self.c.window - last.shape[2] :] = last
+        return now.parts["convolution"](x=x, **named)
+
+    def decode_convolution(
+        self, now: Decode, x: Any, weight: Any, bias: Any, activation: str, **named: Any
+    ) -> Any:
+        """One more input (B, 1, C)."""
+        now.layer += 1
+        state = self.inputs[now.layer, now.rows]
+        y = now.parts["convolve"](x=x[:, 0], conv_state=state, weight=weight, bias=bias, activation=activation)
+        self.inputs[now.layer, now.rows] = state
+        return y[:, None]
+
+    def prefill_scan(self, now: Prefill, **named: Any) -> Any:
+        """The scan of prompts; the state that it ends in is kept."""
+        y, state = now.parts["scan"](**{**named, "return_final_state": True})
+        self.scans[now.layer, now.rows] = state.float()
+        return y
+
+    def decode_scan(self, now: Decode, x: Any, dt: Any, B: Any, C: Any, **named: Any) -> Any:
+        """One more input (B, 1, H, P)."""
+        state = self.scans[now.layer, now.rows]
+        same = {name: named[name] for name in ("A", "D", "dt_bias", "dt_softplus")}
+        y = now.parts["update"](state=state, x=x[:, 0], dt=dt[:, 0], B=B[:, 0], C=C[:, 0], z=None, **same)
+        self.scans[now.layer, now.rows] = state
+        return y[:, None]
+
+    @staticmethod
+    def bytes(chosen: Chosen, dtype: str, lengths: Sequence[int]) -> int:
+        """What a decode step must move of the states of so many sequences: read and written."""
+        c = chosen.configuration
+        each = c.convolved * c.window * BYTES[dtype] + c.heads * c.head * c.state * 4
+        return int(2 * c.layers * each * len(lengths))
+
+
+FAMILIES: dict[str, type[Pages] | type[States]] = {
+    "llama": Pages,
+    "mixtral": Pages,
+    "olmoe": Pages,
+    "gpt2": Pages,
+    "mamba2": States,
+}
+"""What each family keeps of a sequence. BERT sees what comes after a token, and generates nothing."""
+
+
+def step_bytes(chosen: Chosen, dtype: str, lengths: Sequence[int]) -> int:
+    """What a decode step must move: the weights that a token is multiplied with, and the cache."""
+    kind = FAMILIES.get(chosen.model.name)
+    weights = chosen.model.multiplied(chosen.configuration) * BYTES[dtype]
+    return weights + (kind.bytes(chosen, dtype, lengths) if kind else 0)

@@ -1,0 +1,359 @@
+"""Generating tokens: prompts are read (prefill), then one token of each sequence a step (decode).
+
+All systems of a case get the same weights and prompts and decode greedily. Before they are timed, their logits
+after
+the prompt and after each of some given tokens are held to the same model in fp32; the tokens that they chose in
+the first and in a random generation of the timed window are held to it too.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import time
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ...registry.store.metric import Metric, Ratio
+from ...registry.store.record import Case, Measurement
+from ..operator import BYTES
+from ..system import Assembly
+from . import _inference as inference
+from ._generate import PartsGenerates
+from ._serving import engine
+from .forward import Inference, catalog, read
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..measure.session import Session
+    from ._generate import Generates
+
+METRICS = (
+    Metric(
+        "token",
+        "ms",
+        judged=Ratio(),
+        label="time a token",
+        shown="table",
+        about="A decode step: one more token of every sequence.",
+    ),
+    Metric(
+        "first_token",
+        "ms",
+        judged=Ratio(),
+        label="first token",
+        shown="table",
+        about="From prompts to their first new tokens.",
+    ),
+    Metric("generation", "ms", shown="table", about="From prompts to all new tokens on the host."),
+    Metric(
+        "generated_per_s",
+        "tokens/s",
+        better="higher",
+        label="generated tokens/s",
+        shown="table",
+        about="New tokens of all sequences over the time of their generation, prompts included.",
+    ),
+    Metric(
+        "decoded_per_s",
+        "tokens/s",
+        better="higher",
+        label="decoded tokens/s",
+        about="Sequences over the time of a decode step.",
+    ),
+    Metric(
+        "read_per_s", "tokens/s", better="higher", label="prompt tokens/s", about="Prompt tokens over first token."
+    ),
+    Metric(
+        "byte_fraction",
+        "1",
+        better="higher",
+        label="of byte bound",
+        shown="table",
+        about="What a decode step must move (the weights that are multiplied, the cache read, one token of it "
+        "written) at the rate of reading, over the median step. The rate is taken once in a process, right after "
+        "the timed steps of its first system, so that all systems of a case have one bound.",
+    ),
+    Metric(
+        "generation_memory",
+        "B",
+        across="maximum",
+        judged=Ratio(test="median"),
+        label="peak memory",
+        shown="table",
+        about="Most bytes that tensors took at a time, weights and cache among them.",
+    ),
+    Metric("weight_bytes", "B", better="neither", label="weights", about="Bytes of the weights."),
+    Metric(
+        "cache_bytes", "B", across="maximum", label="cache", about="Bytes held for the caches of all sequences."
+    ),
+    Metric(
+        "process_memory",
+        "B",
+        across="maximum",
+        about="Most memory that the process took of its host so far, this system's and earlier ones'.",
+    ),
+    Metric(
+        "first_generation", "ms", about="The first generation, with what is compiled, tuned and captured in it."
+    ),
+    Metric(
+        "generation_error",
+        "1",
+        across="maximum",
+        judged=Ratio(above=1.0, test="separation", floor=1e-6),
+        label="logits error",
+        about="Relative norm of the deviation of logits from the model's in fp32 after given tokens.",
+    ),
+)
+
+GIVEN = 8
+"""Tokens that are given, after each of which logits are compared."""
+
+SEQUENCES = 4
+"""Sequences of a batch that are compared, the first and the last among them."""
+
+
+def _longest(case: Case) -> int:
+    return case.axes["S"] + case.axes["N"]
+
+
+def flops(case: Case) -> int:
+    """Of one decode step at the end of the answer."""
+    chosen, B = read(case), case.axes["B"]
+    each = 2 * chosen.model.multiplied(chosen.configuration)
+    return B * (each + 4 * _longest(case) * chosen.model.attention(chosen.configuration))
+
+
+def bytes_(case: Case) -> int:
+    """Of one decode step in the middle of the answer: the weights that are multiplied, and the cache."""
+    return engine.step_bytes(read(case), case.dtype, [_middle(case)] * case.axes["B"])
+
+
+def _middle(case: Case) -> int:
+    return case.axes["S"] + case.axes["N"] // 2
+
+
+@dataclass
+class Expected:
+    """`prompts` (B, S) of the first and of the random generation; `given` (B, GIVEN) after the first, and the
+    logits (len(rows), GIVEN + 1, V) of some of its sequences.
+    """
+
+    prompts: tuple[torch.Tensor, torch.Tensor]
+    given: torch.Tensor
+    rows: list[int]
+    logits: torch.Tensor
+    read_rate: float | None = None
+    """Bytes/s of reading, once a system was measured: one for all systems of a case."""
+
+
+def prepare(case: Case, session: Session) -> Expected:
+    """The answer after given tokens, in fp32."""
+    import torch
+
+    chosen, S = read(case), case.axes["S"]
+    if chosen.model.name not in engine.FAMILIES:
+        raise NotImplementedError(f"{chosen.model.name} does not generate")
+    longest = chosen.model.longest(chosen.configuration)
+    if longest is not None and longest < max(_longest(case), S + GIVEN):
+        raise NotImplementedError(f"{chosen.name} has positions for {longest} tokens, not {_longest(case)}")
+    device, seed = session.device, session.seed
+    generator = torch.Generator(device.torch_device).manual_seed(seed % (1 << 62))
+
+    def draw(tokens: int) -> torch.Tensor:
+        shape = (case.axes["B"], tokens)
+        return torch.randint(
+            0, chosen.configuration.vocabulary, shape, generator=generator, device=device.torch_device
+        )
+
+    first, other, given = draw(S), draw(S), draw(min(GIVEN, case.axes["N"] - 1))
+    B = case.axes["B"]
+    rows = sorted({0, B - 1, *random.Random(f"{seed}/rows").sample(range(B), min(B, SEQUENCES - 2))})
+    whole = torch.cat((first, given), 1)[rows]
+    at = range(S - 1, S + given.shape[1])
+    try:
+        logits = inference.answer(chosen, case.dtype, seed, whole, at, catalog()).cpu()
+    finally:
+        device.release()
+    return Expected((first, other), given, rows, logits)
+
+
+def measure(case: Case, system: Generates, session: Session, expected: Expected) -> Measurement:
+    """One system: checked, warmed up, and timed over whole generations."""
+    run = Run(case, system, session, expected)
+    with session.stage("verify"):
+        run.verify()
+    with session.stage("warm up"):
+        run.warm_up()
+    with session.stage("sample"):
+        run.sample()
+    with session.stage("verify"):
+        run.check_tokens("a random generation of the timed window", run.prompt(run.checked), run.kept)
+    with session.stage("summarize"):
+        return run.summarize()
+
+
+class Run:
+    """One system of a case under way."""
+
+    def __init__(self, case: Case, system: Generates, session: Session, expected: Expected) -> None:
+        self.case, self.system, self.session, self.expected = case, system, session, expected
+        self.cuda = session.device.kind == "cuda"
+        self.N = case.axes["N"]
+        self.checked = random.Random(f"{session.seed}/checked").randrange(3)
+        self.first: list[float] = []
+        self.steps: list[float] = []
+        self.whole: list[float] = []
+        self.error = 0.0
+        self.first_ms = 0.0
+        self.kept: Any = None
+
+    def prompt(self, generation: int) -> torch.Tensor:
+        """Each generation's prompts: the two that are known, in turns."""
+        return self.expected.prompts[generation % 2]
+
+    def generate(self, prompt: torch.Tensor) -> tuple[torch.Tensor, list[float], float]:
+        """Tokens, milliseconds to each of them, and to all on the host."""
+        from ._window import Clock
+
+        clock = Clock(self.cuda)
+        self.session.device.synchronize()
+        begin = time.perf_counter_ns()
+        clock.edge()
+        tokens = self.system.generate(prompt, self.N, clock.edge)
+        tokens.tolist()  # where the user has them
+        took = (time.perf_counter_ns() - begin) / 1e6
+        return tokens, clock.take(), took
+
+    def verify(self) -> None:
+        """The model, its logits after given tokens, and what it chooses."""
+        case, expected, device = self.case, self.expected, self.session.device.torch_device
+        chosen = read(case)
+        weights = inference.initial(chosen, case.dtype, self.session.seed, device)
+        self.system.load(chosen, case.axes["B"], case.axes["S"], self.N, case.dtype, weights)
+        got = self.system.forced(expected.prompts[0], expected.given)[expected.rows]
+        self.error = inference.deviation("after given tokens", got, expected.logits.to(got.device), case.dtype)
+        tokens, _, self.first_ms = self.generate(expected.prompts[0])
+        self.check_tokens("the first generation", expected.prompts[0], tokens)
+
+    def check_tokens(self, what: str, prompt: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Holds what some sequences chose to the model in fp32, given what they had chosen before."""
+        import torch
+
+        rows, S = self.expected.rows, self.case.axes["S"]
+        own = tokens.to(prompt.device)[rows]
+        steps = inference.positions(self.N, self.session.seed)
+        logits = inference.answer(
+            read(self.case),
+            self.case.dtype,
+            self.session.seed,
+            torch.cat((prompt[rows], own), 1),
+            [S - 1 + x for x in steps],
+            catalog(),
+        )
+        inference.chosen_well(what, own[:, steps], logits, self.case.dtype)
+
+    def warm_up(self) -> None:
+        """Generations until the time is up, one at the least: the first has captured and tuned."""
+        begin = time.monotonic()
+        while True:
+            self.generate(self.expected.prompts[1])
+            if time.monotonic() - begin >= self.session.sampling.warmup_s:
+                return
+
+    def sample(self) -> None:
+        """Generations until enough steps are known well enough, three at the least."""
+        from ..measure.stopping import finished
+        from ..measure.telemetry import Watch
+
+        sampling = self.session.sampling
+        if self.cuda:
+            import torch
+
+            torch.cuda.reset_peak_memory_stats()
+        self.watch = Watch(self.session.device.nvml)
+        self.watch.read()
+        begin = time.monotonic()
+        while len(self.whole) <= self.checked or not finished(self.steps, time.monotonic() - begin, sampling):
+            number = len(self.whole)
+            tokens, edges, took = self.generate(self.prompt(number))
+            if number == self.checked:
+                self.kept = tokens
+            self.first.append(edges[0])
+            self.steps += edges[1:]
+            self.whole.append(took)
+            self.watch.read(len(self.steps) - len(edges) + 1, len(self.steps))
+
+    def summarize(self) -> Measurement:
+        """What is recorded."""
+        from ..measure.stopping import converged
+        from ._rates import read_rate
+
+        case, B = self.case, self.case.axes["B"]
+        chosen = read(case)
+        weights = chosen.model.parameters(chosen.configuration) * BYTES[case.dtype]
+        found: dict[str, tuple[float, ...]] = {
+            "token": inference.rounded(self.steps),
+            "first_token": inference.rounded(self.first),
+            "generation": inference.rounded(self.whole),
+            "generated_per_s": inference.rounded([B * self.N / (x * 1e-3) for x in self.whole]),
+            "decoded_per_s": inference.rounded([B / (x * 1e-3) for x in self.steps]),
+            "read_per_s": inference.rounded([B * case.axes["S"] / (x * 1e-3) for x in self.first]),
+            "weight_bytes": (float(weights),),
+            "process_memory": (float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),),
+            "first_generation": inference.rounded([self.first_ms]),
+            "generation_error": inference.rounded([self.error]),
+        }
+        if (cache := self.system.cache_bytes) is not None:
+            found["cache_bytes"] = (float(cache),)
+        if self.cuda:
+            import torch
+
+            found["generation_memory"] = (float(torch.cuda.max_memory_allocated()),)
+        if self.expected.read_rate is None:
+            self.expected.read_rate = read_rate(self.session.device)
+        if (rate := self.expected.read_rate) is not None:
+            found["byte_fraction"] = inference.rounded([case.bytes / rate / (median(self.steps) * 1e-3)])
+        return Measurement(
+            samples=found,
+            timer="events" if self.cuda else "monotonic",
+            converged=converged(self.steps, self.session.sampling),
+            telemetry=self.watch.telemetry(),
+            throttled=tuple(self.watch.throttled),
+        )
+
+
+def assemble(case: Case, assembly: Assembly) -> PartsGenerates:
+    """Our engine on a system's parts."""
+    return PartsGenerates(assembly, int(case.options["page"]))
+
+
+WORKLOAD = Inference(
+    name="generate",
+    summary="Prompts read and tokens generated by a model: first token, time a token, memory",
+    axes={"B": "sequences", "S": "tokens of a prompt", "N": "new tokens a sequence, at least 2"},
+    options={
+        "model": tuple(x for model in catalog().models.values() for x in model.configurations),
+        "slice": inference.SLICES,
+        "page": (64, 16, 32, 128, 256),
+    },
+    later={"slice": "whole", "page": 64},
+    dtypes=("bf16", "fp16", "fp32"),
+    bytes=bytes_,
+    flops=flops,
+    tokens=lambda case: case.axes["B"],
+    measured=METRICS,
+    prepare=prepare,
+    measure=measure,
+    assemble=assemble,
+    definition=(
+        inference.answer,
+        inference.deviation,
+        inference.chosen_well,
+        tuple(inference.LOGITS.items()),
+        tuple(inference.GAPS.items()),
+    ),
+    plans={},
+)

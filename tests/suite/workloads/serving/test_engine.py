@@ -1,0 +1,154 @@
+"""The engine's cache held to whole sequences in fp32; batching whose answers do not depend on company."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.model import chosen
+from kernelmark.suite.system import Assembly, System
+from kernelmark.suite.workloads import _inference as inference
+from kernelmark.suite.workloads._serving.engine import Engine, step_bytes
+from kernelmark.suite.workloads._serving.protocol import Refused, Wanted
+from kernelmark.suite.workloads._serving.scheduler import Scheduler, Sequence
+
+CPU = torch.device("cpu")
+
+
+def engine(catalog: Catalog, model: str = "llama-tiny", sequences: int = 3, cached: int | None = None) -> Engine:
+    found = chosen(catalog.models, model)
+    weights = inference.initial(found, "fp32", 3, CPU)
+    return Engine(Assembly(System("torch"), catalog), found, "fp32", weights, sequences, 48, 16, cached)
+
+
+@pytest.mark.parametrize("model", ["llama-tiny", "gpt2-tiny", "mamba2-tiny"])
+def test_steps_give_what_whole_sequences_give(catalog: Catalog, model: str) -> None:
+    e = engine(catalog, model)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 512, (2, 26), generator=generator)
+    rows = [e.hold(30), e.hold(30)]
+    e.release(rows[0])
+    rows = [rows[1], e.hold(40)]  # rows and pages in another order
+    found = [e.prefill(tokens[:, :20], rows)]
+    found += [e.decode(tokens[:, i], rows) for i in range(20, 26)]
+    wanted = inference.answer(chosen(catalog.models, model), "fp32", 3, tokens, range(19, 26), catalog)
+    assert inference.deviation(model, torch.stack(found, 1), wanted, "fp32") < 1e-5
+
+
+@pytest.mark.parametrize("model", ["llama-tiny", "mamba2-tiny"])
+def test_graphs_of_padded_batches(catalog: Catalog, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA graphs as a CPU can play them: fixed inputs and outputs, the step run again at each replay."""
+
+    class Graph:
+        def __init__(self, call: Callable[[], torch.Tensor]) -> None:
+            self.call, self.out = call, call()
+
+        def replay(self) -> None:
+            self.out.copy_(self.call())
+
+    def played(_: object, call: Callable[[], torch.Tensor]) -> tuple[Graph, torch.Tensor]:
+        call()  # as the runs before a capture
+        graph = Graph(call)
+        return graph, graph.out
+
+    monkeypatch.setattr("kernelmark.suite.workloads._serving.engine.captured", played)
+    found = []
+    for graphs in (None, {}):
+        e = engine(catalog, model, sequences=5)
+        e.graphs = graphs
+        tokens = torch.randint(0, 512, (3, 12), generator=torch.Generator().manual_seed(2))
+        rows = [e.hold(20) for _ in range(3)]
+        first = e.prefill(tokens, rows).argmax(-1)
+        steps = [
+            e.decode(first, rows).clone(),
+            e.decode(first[:2], rows[:2]).clone(),
+            e.decode(first, rows).clone(),
+        ]
+        found.append(torch.cat(steps))
+        if graphs is not None:
+            assert sorted(graphs) == [2, 4]
+    assert torch.allclose(found[0], found[1], atol=1e-5)
+
+
+def test_pages_are_given_and_taken_back(catalog: Catalog) -> None:
+    e = engine(catalog, cached=64)
+    assert len(e.free) == 4
+    row = e.hold(33)
+    assert (len(e.free), 0 in e.held[row]) == (1, False)
+    assert e.admits(16)
+    assert not e.admits(17)
+    e.release(row)
+    assert len(e.free) == 4
+    assert e.cache_bytes == 2 * 2 * 5 * 16 * 2 * 16 * 4  # keys and values, layers, pages, page, heads, head, bytes
+
+
+def test_the_byte_bound(catalog: Catalog) -> None:
+    found = chosen(catalog.models, "llama-3.1-8b")
+    assert step_bytes(found, "bf16", []) == pytest.approx(15.0e9, rel=0.01)  # without the embedding's table
+    cache = step_bytes(found, "bf16", [1023]) - step_bytes(found, "bf16", [])
+    assert cache == 2 * 32 * 8 * 128 * 1024 * 2
+
+
+def wanted(*prompt: int, output: int = 6, temperature: float = 0.0) -> Wanted:
+    return Wanted(prompt, output, temperature, 5, True, True, False, True, False)
+
+
+def together(e: Engine, asked: list[Wanted]) -> list[list[int]]:
+    """The answers of requests that run in one scheduler."""
+    scheduler = Scheduler(e, end=511)
+    found: list[list[int]] = [[] for _ in asked]
+    left = threading.Semaphore(0)
+
+    def emit_to(mine: list[int]):  # type: ignore[no-untyped-def]  # a closure
+        def emit(tokens: list[int], finish: str | None) -> None:
+            mine.extend(tokens)
+            if finish:
+                left.release()
+
+        return emit
+
+    sequences = [scheduler.add(x, emit_to(mine)) for x, mine in zip(asked, found, strict=True)]
+    assert all(isinstance(x, Sequence) for x in sequences)
+    scheduler.start()
+    for _ in asked:
+        assert left.acquire(timeout=30)
+    scheduler.stop()
+    assert not scheduler.running
+    assert not e.held
+    return found
+
+
+def test_answers_do_not_depend_on_company(catalog: Catalog) -> None:
+    asked = [wanted(1, 2, 3), wanted(9, 8, output=3), wanted(*range(20)), wanted(7, output=1), wanted(4, 4)]
+    alone = [together(engine(catalog), [x])[0] for x in asked]
+    assert together(engine(catalog), asked) == alone  # three rows: two wait
+    assert [len(x) for x in alone] == [6, 3, 6, 1, 6]
+    warm = [wanted(1, 2, 3, temperature=1.0)]
+    assert together(engine(catalog), warm) == together(engine(catalog), warm)
+
+
+def test_an_engine_that_fails_tells_all(catalog: Catalog) -> None:
+    e = engine(catalog)
+    e.decode = lambda tokens, rows: 1 / 0  # type: ignore[method-assign,assignment]
+    scheduler = Scheduler(e, end=511)
+    told: list[str | None] = []
+    scheduler.add(wanted(1), lambda tokens, finish: told.append(finish))
+    scheduler.add(wanted(2), lambda tokens, finish: told.append(finish))
+    scheduler.start()
+    scheduler._thread.join(30)
+    assert told[-2:] == ["error", "error"]
+    with pytest.raises(Refused, match="the engine failed: ZeroDivisionError"):
+        scheduler.add(wanted(3), lambda tokens, finish: None)
+
+
+def test_what_no_engine_runs(catalog: Catalog) -> None:
+    with pytest.raises(NotImplementedError, match="bert does not generate"):
+        engine(catalog, "bert-tiny")
+    found = chosen(catalog.models, "gpt2-tiny")
+    with pytest.raises(NotImplementedError, match="positions for 256 tokens, not 300"):
+        Engine(Assembly(System("torch"), catalog), found, "fp32", [], 1, 300)
+    with pytest.raises(NotImplementedError, match="not by compile"):
+        Engine(Assembly(System("x", execution="compile"), catalog), found, "fp32", [], 1, 30)

@@ -1,0 +1,60 @@
+"""Responses in any pieces, and what is none."""
+
+from __future__ import annotations
+
+import pytest
+from kernelmark.suite.workloads._serving.http import Malformed, Response, head_of, length_of
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+EVENTS = (b'data: {"a": 1}\n\n', b": a comment\r\ndata: two\r\n\r\n", b"data: [DONE]\n\n")
+STREAM = HEAD + b"".join(b"%x\r\n%s\r\n" % (len(x), x) for x in EVENTS) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 40, len(STREAM)])
+def test_a_stream_in_any_pieces(size: int) -> None:
+    response, found = Response(), []
+    for i in range(0, len(STREAM), size):
+        found += response.feed(STREAM[i : i + size])
+    assert found == [b'{"a": 1}', b"two", b"[DONE]"]
+    assert response.done
+    response.close()
+
+
+def test_a_body_with_a_length_and_one_to_the_end() -> None:
+    whole = Response()
+    assert whole.feed(b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 4\r\n\r\nbusy") == []
+    assert (whole.status, bytes(whole.body), whole.done) == (429, b"busy", True)
+    open_end = Response()
+    open_end.feed(b"HTTP/1.1 200 OK\r\n\r\nsome")
+    assert not open_end.done
+    open_end.close()
+    assert open_end.done
+
+
+def test_a_stream_that_is_cut() -> None:
+    response = Response()
+    response.feed(STREAM[:-30])
+    with pytest.raises(Malformed, match="ended before"):
+        response.close()
+
+
+@pytest.mark.parametrize(
+    "raw", [b"SSH-2.0-x\r\n\r\n", HEAD + b"zz\r\n", HEAD + b"-5\r\n", HEAD + b"1\r\nabc", b"x" * 40_000]
+)
+def test_what_is_no_response(raw: bytes) -> None:
+    with pytest.raises(Malformed):
+        Response().feed(raw)
+
+
+@pytest.mark.parametrize("length", ["-1", "1_0", "١", "9" * 13, "0x10", "200"])
+def test_what_is_no_length(length: str) -> None:
+    with pytest.raises(Malformed):
+        length_of({"content-length": length}, 100)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"GET / HTTP/1.1\r\nno colon", b"GET / HTTP/1.1\r\n: x", b"G\r\nhost: a\r\nHost: b", b"G\r\n x: y"]
+)
+def test_what_is_no_head(raw: bytes) -> None:
+    with pytest.raises(Malformed):
+        head_of(raw)

@@ -1,0 +1,205 @@
+"""Endpoints held to a server of this machine that stamps what it writes: outcomes, caps, and keys that stay where
+they are.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from kernelmark.registry.store.record import Case, baseline
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.measure.device import Cpu
+from kernelmark.suite.measure.session import Session
+from kernelmark.suite.measure.stages import Stages
+from kernelmark.suite.measure.stopping import Sampling
+from kernelmark.suite.workloads import endpoint
+from kernelmark.suite.workloads._serving import latencies
+from kernelmark.suite.workloads._serving.fake_provider import Fake
+from kernelmark.suite.workloads._serving.http import Response
+
+KEY = "sk-THE-SECRET-0123456789"
+FAULTS = {2: "429", 3: "500", 4: "cut", 5: "stall", 6: "merged", 7: "no usage", 8: "401"}
+PERMITTED = {
+    endpoint.MODEL: "m",
+    endpoint.CAPS: "requests=20,tokens=100000,usd=1",
+    endpoint.PRICES: "input=1,output=2",
+}
+
+
+class Status(Exception):
+    """An SDK's error: its text tells the key, as some providers do."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(said)
+        self.status_code = status
+
+
+class Plain:
+    """OpenAI's chat protocol by the standard library: an endpoint that needs no SDK."""
+
+    needs: tuple[str, ...] = ()
+    local = True
+
+    def connect(self, url: str | None, timeout_s: float) -> None:
+        assert url is not None
+        self.where = url.removeprefix("http://")
+
+    def close(self) -> None:
+        pass
+
+    def ask(self, model: str, prompt: str, output: int) -> Iterator[dict[str, Any]]:
+        connection = http.client.HTTPConnection(self.where, timeout=10)
+        try:
+            yield from self._answer(connection, prompt)
+        finally:
+            connection.close()
+
+    def _answer(self, connection: http.client.HTTPConnection, prompt: str) -> Iterator[dict[str, Any]]:
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": prompt}]})
+        headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", body, headers)
+        answer = connection.getresponse()
+        try:
+            if answer.status != 200:
+                raise Status(answer.status, answer.read().decode())
+            yield {"headers": {x.lower(): y for x, y in answer.getheaders()}}
+            events = Response(status=200, headers={"content-type": "text/event-stream"}, _left=-1)
+            while data := answer.read1(1 << 16):
+                for payload in events.feed(data):
+                    yield from self._event(payload)
+        finally:
+            answer.close()
+
+    def _event(self, payload: bytes) -> Iterator[dict[str, Any]]:
+        if payload == b"[DONE]":
+            return
+        event = json.loads(payload)
+        for choice in event["choices"]:
+            yield {"text": choice["delta"].get("content"), "end": choice["finish_reason"], "model": event["model"]}
+        if event.get("usage"):
+            yield {
+                "usage": {"prompt": event["usage"]["prompt_tokens"], "output": event["usage"]["completion_tokens"]}
+            }
+
+
+def sdk(name: str) -> Any:
+    """An adapter of a provider's SDK on this machine, where that is installed."""
+    needs = {"fake_bedrock_converse": "boto3", "fake_anthropic_messages": "anthropic"}.get(name, "openai")
+    if importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed")
+    found = next(x for x in Catalog.default().of_operator("endpoint") if x.name == name)
+    assert found.provider == "fake"
+    return found.load()(a_case())
+
+
+def a_case(**axes: int) -> Case:
+    given = {"users": 2, "requests": 9, "words": 8, "output": 6} | axes
+    return endpoint.WORKLOAD.case(given, "unstated", "program")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["plain", "fake_openai_chat", "fake_openai_responses", "fake_anthropic_messages", "fake_bedrock_converse"],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the SDKs' own
+def test_what_endpoints_do_is_reported_as_that(name: str) -> None:
+    system = Plain() if name == "plain" else sdk(name)
+    with Fake(faults=FAULTS) as fake:
+        system.connect(fake.url, 10)
+        asked = [endpoint.ask(system, "fake-1", i, endpoint.prompt(i, 5, random.Random(i)), 6) for i in range(9)]
+        system.close()
+    seen = [x.seen for x in asked]
+    assert [x.outcome for x in seen] == [
+        "ok", "ok", "http 429", "http 500", "cut", "ok", "ok", "ok", "http 401",
+    ]  # fmt: skip
+    assert fake.asked == 9, "an SDK tried again by itself"
+    for x in seen[:2]:
+        off = [(a - b) / 1e6 for a, b in zip(x.chunks, fake.written[x.number], strict=True)]
+        assert min(off) >= 0
+        # A bound against blunders, as other tests share these cores; an SDK's first answer makes its types.
+        assert x.number == 0 or sorted(off)[2] < 100
+        assert (x.tokens, len(x.chunks)) == (6, 6)
+        assert latencies.first_token(x) >= fake.first_ms  # type: ignore[operator]  # it has one
+    assert max(latencies.gaps([seen[5]])) >= fake.stall_ms
+    assert len(seen[6].chunks) == 2
+    assert seen[7].tokens is None
+    assert asked[0].said.get("model") == "fake-1"
+
+
+def test_no_key_goes_into_a_record() -> None:
+    system = Plain()
+    with Fake(faults=FAULTS) as fake:
+        system.connect(fake.url, 10)
+        found = endpoint.all_of(system, "fake-1", a_case(), 3, endpoint.caps(PERMITTED))
+    record = endpoint.summarize(found, endpoint.caps(PERMITTED))
+    assert KEY not in repr(record)
+    assert KEY not in repr(found)
+    assert "429" in record.remarks[0]
+    assert record.samples["limited"] == (pytest.approx(1 / 9),)
+    assert record.samples["left_requests"][0] == 41
+    assert record.samples["server_time"] == (7.0,) * 4
+    with Fake(faults=dict.fromkeys(range(9), "401")) as fake:
+        system.connect(fake.url, 10)
+        found = endpoint.all_of(system, "fake-1", a_case(), 3, endpoint.caps(PERMITTED))
+        assert fake.asked == 1, "a key that is wrong is wrong in all others too"
+    with pytest.raises(RuntimeError, match=r"no warm request ended well: 1 http 401$") as failed:
+        endpoint.summarize(found, endpoint.caps(PERMITTED))
+    assert KEY not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({endpoint.MODEL: ""}, "not run: set KERNELMARK_ENDPOINT_MODEL, then kernelmark run --plan endpoint"),
+        ({endpoint.CAPS: ""}, "not run: set KERNELMARK_ENDPOINT_CAPS to requests=NUMBER,tokens=NUMBER,usd=NUMBER"),
+        ({endpoint.PRICES: "input=x,output=1"}, "not run: set KERNELMARK_ENDPOINT_PRICES"),
+        ({endpoint.CAPS: "requests=9,tokens=9e5,usd=nan"}, "is no amount"),
+        ({endpoint.CAPS: "requests=8,tokens=100000,usd=1"}, "may take 9 requests, the cap is 8"),
+        ({endpoint.CAPS: "requests=9,tokens=100,usd=1"}, "may take 846 tokens, the cap is 100"),
+        ({endpoint.CAPS: "requests=9,tokens=1e5,usd=0.0001"}, "may take 0.0009 usd, the cap is 0.0001"),
+        ({"KEY": ""}, "not run: set KEY"),
+    ],
+)
+def test_nothing_is_asked_before_its_price_is_bounded(
+    changed: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Real(Plain):
+        needs = ("KEY",)
+        local = False
+
+        def connect(self, url: str | None, timeout_s: float) -> None:
+            raise AssertionError("it was asked")
+
+    for name, value in ({**PERMITTED, "KEY": KEY} | changed).items():
+        monkeypatch.setenv(name, value)
+    session = Session(Cpu(), 1, 0, Sampling(), Stages())
+    with pytest.raises(NotImplementedError, match=message):
+        endpoint.measure(a_case(), Real(), session, None)
+
+
+def test_a_fake_is_nobodys_baseline() -> None:
+    assert not baseline("fake", "fake_openai_chat")
+    assert baseline("openai", "openai_chat")
+
+
+def test_a_local_endpoint_is_measured() -> None:
+    session = Session(Cpu(), 1, 0, Sampling(), Stages())
+    found = endpoint.measure(a_case(), Plain(), session, None)
+    assert len(found.samples["answer"]) == 8
+    assert found.samples["answer_failed"] == (0.0,)
+    assert found.remarks == ("model: fake-1",)
+    assert msgspec.json.encode(found)
+
+
+def test_another_model_is_another_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(endpoint.MODEL, "one")
+    one = a_case().spec
+    monkeypatch.setenv(endpoint.MODEL, "two")
+    assert a_case().spec != one

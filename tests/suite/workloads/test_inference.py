@@ -1,0 +1,182 @@
+"""`forward`, `generate` and `serve` on a tiny model: what is right is measured, what is wrong is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from kernelmark.registry.store.record import Case, Measurement
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.measure.device import Cpu
+from kernelmark.suite.measure.session import Session
+from kernelmark.suite.measure.stages import Stages
+from kernelmark.suite.measure.stopping import Sampling
+from kernelmark.suite.measure.verify import Incorrect
+from kernelmark.suite.system import Assembly, System
+from kernelmark.suite.workloads import forward, generate, serve
+from kernelmark.suite.workloads._forward import PartsPasses
+from kernelmark.suite.workloads._generate import PartsGenerates
+
+SAMPLING = Sampling(min_samples=4, max_samples=8, min_seconds=0, max_seconds=60, warmup_s=0)
+TORCH = System("torch")
+
+
+def session() -> Session:
+    return Session(Cpu(), 11, 0, SAMPLING, Stages())
+
+
+def passes(case: Case, system: Any) -> Measurement:
+    given = session()
+    return forward.measure(case, system, given, forward.prepare(case, given))
+
+
+def a_pass(model: str = "llama-tiny") -> Case:
+    return forward.WORKLOAD.case({"B": 2, "S": 24}, "fp32", "program", model=model)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("llama-tiny", "torch"), ("bert-tiny", "torch"), ("gpt2-tiny", "transformers_model")],
+)
+def test_a_pass_is_measured(catalog: Catalog, model: str, name: str) -> None:
+    case = a_pass(model)
+    system = next(x for x in catalog.of_operator("forward") if x.name == name)
+    found = passes(case, system.load()(case)).samples
+    assert len(found["pass"]) >= 4
+    assert found["logits_error"][0] < 1e-5
+    assert found["samples_per_s"][0] > 0
+
+
+class Stale(PartsPasses):
+    """Gives the logits of the first pass for ever."""
+
+    kept: Any = None
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            self.kept = super().__call__(tokens)
+        found: torch.Tensor = self.kept
+        return found
+
+
+class Blind(PartsPasses):
+    """NaN in one logit."""
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        found = super().__call__(tokens)
+        found[0, -1, 0] = float("nan")
+        return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Stale, "a random pass of the timed window: logits are off"),
+        (Blind, "the first pass: logits are off by nan"),
+    ],
+)
+def test_a_wrong_pass_has_no_time(catalog: Catalog, kind: Callable[[Assembly], PartsPasses], message: str) -> None:
+    with pytest.raises(Incorrect, match=message):
+        passes(a_pass(), kind(Assembly(TORCH, catalog)))
+
+
+def generated(case: Case, system: Any) -> Measurement:
+    given = session()
+    return generate.measure(case, system, given, generate.prepare(case, given))
+
+
+def a_generation(model: str = "llama-tiny") -> Case:
+    return generate.WORKLOAD.case({"B": 3, "S": 20, "N": 6}, "fp32", "program", model=model, page=16)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("llama-tiny", "torch"), ("mamba2-tiny", "torch"), ("llama-tiny", "transformers_generate")],
+)
+def test_a_generation_is_measured(catalog: Catalog, model: str, name: str) -> None:
+    case = a_generation(model)
+    system = next(x for x in catalog.of_operator("generate") if x.name == name)
+    found = generated(case, system.load()(case)).samples
+    rounds = len(found["generation"])
+    assert (len(found["first_token"]), len(found["token"])) == (rounds, 5 * rounds)
+    assert found["generation_error"][0] < 1e-5
+    assert 0 < found["byte_fraction"][0] < 1
+    for whole, first in zip(found["generation"], found["first_token"], strict=True):
+        assert whole > first
+
+
+class Forgets(PartsGenerates):
+    """Decodes without what was generated before: the cache's lengths do not grow."""
+
+    def load(self, *arguments: Any) -> None:
+        super().load(*arguments)
+        step = self.engine.decode
+
+        def decode(tokens: torch.Tensor, rows: Any) -> torch.Tensor:
+            found = step(tokens, rows)
+            self.engine.lengths -= 1
+            return found
+
+        self.engine.decode = decode  # type: ignore[method-assign]
+
+
+class Guesses(PartsGenerates):
+    """Gives tokens that it did not choose, after the first generation."""
+
+    count = 0
+
+    def generate(self, prompt: torch.Tensor, N: int, stamp: Callable[[], None]) -> torch.Tensor:
+        self.count += 1
+        found = super().generate(prompt, N, stamp)
+        return found if self.count == 1 else (found + 7) % 512
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Forgets, "after given tokens: logits are off"),
+        (Guesses, "a random generation of the timed window: the logit of a chosen token"),
+    ],
+)
+def test_a_wrong_generation_has_no_time(
+    catalog: Catalog, kind: Callable[[Assembly, int], PartsGenerates], message: str
+) -> None:
+    with pytest.raises(Incorrect, match=message):
+        generated(a_generation(), kind(Assembly(TORCH, catalog), 16))
+
+
+def load(**options: Any) -> Case:
+    axes = {"rate": 0, "users": 2, "requests": 16, "input": 12, "output": 5} | options.pop("axes", {})
+    chosen = {"model": "llama-1m", "load": "closed", "slo": "2000-100"} | options
+    return serve.WORKLOAD.case(axes, "fp32", "program", **chosen)
+
+
+def test_a_million_parameters_are_served(catalog: Catalog) -> None:
+    case = load()
+    given = session()
+    system = serve.assemble(case, Assembly(TORCH, catalog))
+    found = serve.measure(case, system, given, serve.prepare(case, given))
+    samples = found.samples
+    assert 3 <= len(samples["request"]) == len(samples["ttft"]) == len(samples["tpot"])
+    assert samples["failed"] == (0.0,)
+    assert "ttft_p99" not in samples  # of 500 at least
+    assert len(samples["stamp_end"]) == len(samples["stamp_first"]) == 16
+    assert all(a <= b for a, b in zip(samples["stamp_sent"], samples["stamp_first"], strict=True))
+    assert samples["output_per_s"][0] > samples["served_per_s"][0] > 0
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (load(axes={"rate": 1000}), "never mixed"),
+        (load(load="poisson"), "never mixed"),
+        (load(axes={"requests": 5}), "no steady window"),
+        (load(load="search", slo="none", axes={"users": 0, "rate": 1000}), "needs limits"),
+        (load(model="gpt2-tiny", axes={"input": 300}), "positions for 256"),
+    ],
+)
+def test_loads_that_cannot_be(case: Case, message: str) -> None:
+    with pytest.raises(NotImplementedError, match=message):
+        serve.prepare(case, session())
