@@ -14,6 +14,7 @@ from ..store.metric import LATENCY, Metric
 from ..store.record import PROVIDER, YARDSTICK
 from . import summary, units
 from .comparison_table import RowComparison, RunComparison
+from .convergence_table import convergence_table
 from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, columns, groups
 from .worth_table import worth_table
@@ -56,6 +57,9 @@ def run_table(journal: Journal) -> RenderableType:
     worth = worth_table(journal)
     if worth is not None:
         parts += [Text(), worth]
+    converged = convergence_table(journal)
+    if converged is not None:
+        parts += [Text(), converged]
     lost = summary.failures(found)
     if lost:
         parts += [Text(), Text("Skipped or failed", style="bold")]

@@ -32,9 +32,12 @@ class Gpt2:
 CONFIGURATIONS: Mapping[str, Gpt2] = {
     # Not published: what tests and CPUs run.
     "gpt2-tiny": Gpt2(layers=2, width=64, heads=4, vocabulary=512, positions=256),
+    "gpt2-1m-bytes": Gpt2(layers=5, width=128, heads=4, vocabulary=256, positions=256),
     # karpathy/nanoGPT, which trains with the vocabulary padded to a multiple of 64.
     "gpt2-124m": Gpt2(layers=12, width=768, heads=12),
     "gpt2-124m-padded": Gpt2(layers=12, width=768, heads=12, vocabulary=50304),
+    # The blocks of the 124M model on bytes: no table of 50257 tokens.
+    "gpt2-86m-bytes": Gpt2(layers=12, width=768, heads=12, vocabulary=256),
     "gpt2-350m": Gpt2(layers=24, width=1024, heads=16),
     "gpt2-774m": Gpt2(layers=36, width=1280, heads=20),
     "gpt2-1.5b": Gpt2(layers=48, width=1600, heads=25),

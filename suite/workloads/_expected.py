@@ -96,7 +96,8 @@ def compute(recipe: Recipe, catalog: Catalog, seed: int, device: torch.device) -
 
 
 def _compute(recipe: Recipe, catalog: Catalog, seed: int, device: torch.device) -> Expected:
-    module = _module(recipe.chosen, recipe.S, catalog, device)
+    module = reference_module(recipe.chosen, recipe.S, catalog, device, {})
+    module.recompute = True
     batches = Batches(recipe, seed, device)
     own = dict(module.named_parameters())
 
@@ -123,8 +124,10 @@ def _zeros(x: Any) -> Any:
     return torch.zeros_like(x, requires_grad=False)
 
 
-def _module(chosen: Chosen, S: int, catalog: Catalog, device: torch.device) -> Any:
-    """The model in fp32, its parts the operators' references."""
+def reference_module(
+    chosen: Chosen, S: int, catalog: Catalog, device: torch.device, instead: Mapping[str, Callable[..., Any]]
+) -> Any:
+    """The model in fp32, its parts the operators' references but for those given `instead`."""
     import torch
     from torch.nn import functional
 
@@ -132,10 +135,9 @@ def _module(chosen: Chosen, S: int, catalog: Catalog, device: torch.device) -> A
         x.name: catalog.operator(x.operator).reference for x in chosen.model.parts(chosen.configuration, 1, S)
     }
     with torch.device("meta"):
-        module: Any = chosen.model.module(chosen.configuration, parts | {"linear": functional.linear})
+        module: Any = chosen.model.module(chosen.configuration, {**parts, "linear": functional.linear, **instead})
     module = module.to(torch.float32).to_empty(device=device)
     module.prepare(S, device, torch.float32)
-    module.recompute = True
     return module
 
 
