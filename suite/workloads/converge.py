@@ -134,7 +134,7 @@ def read(case: Case) -> Recipe:
         chosen=chosen(catalog().models, str(case.options["model"])),
         B=case.axes["B"],
         S=case.axes["S"],
-        accumulation=case.axes["A"],
+        accumulation=case.axes.get("A", 1),
         dtype=case.dtype,
         products=case.dtype,
         state="plain" if case.dtype == "fp32" else "master32",

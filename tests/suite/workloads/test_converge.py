@@ -211,7 +211,7 @@ from kernelmark.suite.workloads import converge
 
 torch.set_num_threads(1)
 options = {"model": "gpt2-tiny", "data": "synthetic"}
-case = converge.WORKLOAD.case({"B": 1, "S": 16, "N": 24}, "fp32", "program", **options)
+case = converge.WORKLOAD.case({"B": 1, "S": 16, "N": 64}, "fp32", "program", **options)
 session = Session(Cpu(), 5, 0, Sampling(), Stages(), Path(sys.argv[1]))
 system = System("int8", changes=Changes(gradients="int8"))
 converge.measure(case, converge.assemble(case, Assembly(system, converge.catalog())), session, None)
@@ -231,9 +231,9 @@ def test_a_killed_program_goes_on_bitwise(catalog: Catalog, tmp_path: Path, monk
     started.kill()
     started.wait()
     (kept,) = tmp_path.glob("scratch/*.pt")
-    assert 0 < torch.load(kept, weights_only=True)["progress"]["step"] < 24
+    assert 0 < torch.load(kept, weights_only=True)["progress"]["step"] < 64
     options = {"model": "gpt2-tiny", "data": "synthetic"}
-    case = converge.WORKLOAD.case({"B": 1, "S": 16, "N": 24}, "fp32", "program", **options)
+    case = converge.WORKLOAD.case({"B": 1, "S": 16, "N": 64}, "fp32", "program", **options)
     assembly = Assembly(System("int8", changes=Changes(gradients="int8")), catalog)
     steps = []
     given = _training.Training._step
@@ -245,6 +245,6 @@ def test_a_killed_program_goes_on_bitwise(catalog: Catalog, tmp_path: Path, monk
         session = Session(Cpu(), 5, 0, Sampling(), Stages(), scratch)
         made.append(numbers(converge.measure(case, converge.assemble(case, assembly), session, None)))
     assert steps[0] > 0, "it began where it was killed"
-    assert steps[-24:] == list(range(24))
+    assert steps[-64:] == list(range(64))
     assert made[0] == made[1]
     assert not (tmp_path / "scratch").exists(), "what is finished leaves nothing"

@@ -1,4 +1,4 @@
-"""A run of arms killed in the middle and resumed: the same numbers as of one that ran through. `make test-training`."""
+"""A run of arms killed and resumed: the same numbers as of one that ran through. `make test-training`."""
 
 from __future__ import annotations
 
