@@ -220,9 +220,9 @@ class Training:
 
 def verify(trainer: ArmTrainer, given: Recipe, session: Session, expected: answer.Expected) -> dict[str, float]:
     """Loss, gradients and three updates of an arm that computes the model's function, as `train` checks them."""
-    from .train import Program
+    from .train import Prepared, Program
 
     recipe = dataclasses.replace(given, products=trainer.recipe.products)
-    program = Program(recipe, trainer, session, expected)
+    program = Program(recipe, trainer, session, Prepared(expected))
     program.verify()
     return program.errors

@@ -14,7 +14,6 @@ import msgspec
 
 from ...registry.store.metric import Equivalence, Metric
 from ...registry.store.record import Case, Measurement
-from ..definition import grid
 from ..model import chosen
 from ..system import Assembly
 from ..workload import Workload
@@ -274,16 +273,5 @@ WORKLOAD = Converge(
     measure=measure,
     assemble=assemble,
     definition=(text.synthetic, text.validation, tuple(HYPERPARAMETERS.items())),
-    plans={
-        "quick_cpu": (
-            grid(
-                "program",
-                options={"model": "gpt2-tiny", "data": "synthetic", "target": 4.0},
-                dtypes="fp32",
-                B=4,
-                S=32,
-                N=40,
-            ),
-        ),
-    },
+    plans={},
 )

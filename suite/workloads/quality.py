@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...registry.store.metric import Equivalence, Metric, Ratio
 from ...registry.store.record import Case, Measurement
-from ..definition import grid
 from ..system import Assembly
 from ..workload import Workload
 from . import _expected as answer
@@ -241,11 +240,5 @@ WORKLOAD = Workload(
     prepare=prepare,
     measure=measure,
     assemble=assemble,
-    plans={
-        "quick_cpu": (
-            grid(
-                "program", options={"model": "gpt2-1m-bytes", "data": "synthetic"}, dtypes="fp32", B=4, S=64, N=300
-            ),
-        ),
-    },
+    plans={},
 )

@@ -130,7 +130,10 @@ def test_nothing_of_an_operator_in_a_plan(root: Path):
         plans.load("standard", Catalog.of(root), "cpu")
 
 
-PLANS = "quick, standard, full, attention, crossing, matmul, memory, scaling, state_space, train, train_tiny"
+PLANS = (
+    "quick, standard, full, attention, converge, converge_tiny, crossing, matmul, memory, quality, scaling, "
+    "state_space, train, train_tiny"
+)
 
 
 @pytest.mark.parametrize(
