@@ -31,7 +31,8 @@ def make(
     if (longest := chosen.model.longest(chosen.configuration)) is not None and longest < sequence:
         raise InputError(f"{model} has positions for {longest} tokens, not {sequence}.")
     opened: Device = Cuda.open() if device == "cuda" else Cpu.open()
-    trainer = converge.assemble(case, Assembly(System("torch"), Catalog.default()))
+    catalog = Catalog.default()
+    trainer = converge.assemble(case, Assembly(System("torch"), catalog))
     session = Session(opened, seed, 0, Sampling(), Stages())
     try:
         text = source(data)
@@ -39,6 +40,6 @@ def make(
         raise InputError(str(error)) from None
     rate = float(case.options["lr"])
     with opened.using():
-        done = Training(trainer, text, steps, rate, session, converge.catalog(), Checkpoint(None)).run()
+        done = Training(trainer, text, steps, rate, session, catalog, Checkpoint(None)).run()
         target = _weights.save(model, data, steps, trainer.weights())
     return target, done.bits[-1][1]

@@ -14,7 +14,7 @@ import msgspec
 from ..detection.convergence import SHARE, Matched, Steps, at_step, matched, rate_tried, steps_ratio
 from ..detection.equivalence import Equivalent
 from ..store.journal import Journal
-from ..store.metric import Equivalence, summarized
+from ..store.metric import Equivalence, Summary, summarized
 from ..store.record import EAGER, Case, Measurement, Record, Status
 
 PRIMARY = "bits_per_byte"
@@ -112,33 +112,10 @@ def _arm(
         status: Status = bad.status if bad else "ok"
         reason = bad.reason if bad else f"{EAGER}, the base, was not measured"
         return Arm(case, name, EAGER, status, reason, "failed")
-    last = records[0].case.axes["N"]
-    points = []
-    for metric, rule in rules.items():
-        sides = [
-            {seed: summarized(x.samples[metric], "last") for seed, x in side.items() if metric in x.samples}
-            for side in (base, own)
-        ]
-        both = sides[0].keys() & sides[1].keys()
-        if metric.startswith(PRIMARY) and both:
-            means = [sum(side[x] for x in both) / len(both) for side in sides]
-            step = last if metric == PRIMARY else int(metric.rpartition("_")[2])
-            points.append(Point(step, means[0], means[1], at_step(*sides, rule)))
-    points.sort(key=lambda x: x.step)
-    curves = [
-        {
-            seed: tuple(zip(x.samples[OVER], x.samples[CURVE], strict=True))
-            for seed, x in side.items()
-            if CURVE in x.samples
-        }
-        for side in (base, own)
-    ]
-    rates = [
-        {seed: summarized(x.samples[RATE], "median") for seed, x in side.items() if RATE in x.samples}
-        for side in (base, own)
-    ]
+    points = _points(records[0].case.axes["N"], base, own, rules)
+    curves = _curves(base), _curves(own)
     steps = steps_ratio(*curves)
-    shares = [x.samples[KEPT][-1] for x in own.values() if KEPT in x.samples]
+    share = next((x.samples[KEPT][-1] for x in own.values() if KEPT in x.samples), None)
     return Arm(
         case,
         name,
@@ -146,11 +123,38 @@ def _arm(
         "ok",
         None,
         _overall([x.found.kind for x in points], steps.kind),
-        tuple(points),
+        points,
         steps,
-        matched(*curves, *rates),
-        shares[0] if shares else None,
+        matched(*curves, _values(base, RATE, "median"), _values(own, RATE, "median")),
+        share,
     )
+
+
+def _points(
+    last: int, base: Mapping[int, Measurement], own: Mapping[int, Measurement], rules: Mapping[str, Equivalence]
+) -> tuple[Point, ...]:
+    """The declared steps in their order, and the last."""
+    points = []
+    for metric, rule in rules.items():
+        before, after = _values(base, metric, "last"), _values(own, metric, "last")
+        both = before.keys() & after.keys()
+        if metric.startswith(PRIMARY) and both:
+            means = [sum(side[x] for x in both) / len(both) for side in (before, after)]
+            step = last if metric == PRIMARY else int(metric.rpartition("_")[2])
+            points.append(Point(step, means[0], means[1], at_step(before, after, rule)))
+    return tuple(sorted(points, key=lambda x: x.step))
+
+
+def _values(side: Mapping[int, Measurement], metric: str, summary: Summary) -> dict[int, float]:
+    return {seed: summarized(x.samples[metric], summary) for seed, x in side.items() if metric in x.samples}
+
+
+def _curves(side: Mapping[int, Measurement]) -> dict[int, tuple[tuple[float, float], ...]]:
+    return {
+        seed: tuple(zip(x.samples[OVER], x.samples[CURVE], strict=True))
+        for seed, x in side.items()
+        if CURVE in x.samples
+    }
 
 
 def _overall(points: list[str], steps: str) -> Overall:

@@ -48,7 +48,7 @@ def rows_of(x: Arm) -> list[tuple[str, ...]]:
     """An arm's texts, a row for each declared step, the last one with what is said of the whole curve."""
     if x.overall == "failed":
         return [(x.name, *["–"] * (len(HEADINGS) - 2), x.status if x.status != "ok" else x.overall)]
-    found = []
+    found: list[tuple[str, ...]] = []
     for point in x.points:
         last = point is x.points[-1]
         e = point.found

@@ -14,6 +14,7 @@ import msgspec
 
 from ...registry.store.metric import Equivalence, Metric
 from ...registry.store.record import Case, Measurement
+from ..measure.verify import Incorrect
 from ..model import chosen
 from ..system import Assembly
 from ..workload import Workload
@@ -184,10 +185,14 @@ def measure(case: Case, system: ArmTrainer, session: Session, expected: answer.E
     steps, lr = case.axes["N"], float(case.options["lr"])
     source = text.source(str(case.options["data"]))
     training = Training(system, source, steps, lr, session, catalog(), checkpoint)
-    with session.stage("sample"):
-        training.run()
-    with session.stage("summarize"):
-        found = _measurement(training, errors, float(case.options["target"]), session)
+    try:
+        with session.stage("sample"):
+            training.run()
+        with session.stage("summarize"):
+            found = _measurement(training, errors, float(case.options["target"]), session)
+    except Incorrect:  # it would end so again
+        checkpoint.remove()
+        raise
     checkpoint.remove()
     return found
 

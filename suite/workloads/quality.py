@@ -176,7 +176,7 @@ def measure(case: Case, system: ArmTrainer, session: Session, prepared: Prepared
             r = system.recipe
             model = language_model(system.logits, r.B, r.S, session.device.torch_device)
             found["task_accuracy"] = accuracy(task, model, EXAMPLES)
-    samples = {name: (float(f"{x:.9g}"),) for name, x in found.items()}
+    samples: dict[str, tuple[float, ...]] = {name: (float(f"{x:.9g}"),) for name, x in found.items()}
     return Measurement(samples=samples, timer="none: nothing is timed")
 
 
