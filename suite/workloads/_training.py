@@ -29,6 +29,8 @@ DECLARED = (1000, 5000, 10000)
 """Steps at which arms are compared, beside the last."""
 VALIDATIONS = 40
 """In all, about."""
+LEAST = 1 << 12
+"""Bytes that a short run validates on; no run validates on more than it trains on between."""
 NEAR = 5
 """Steps between two, at least."""
 CHECKPOINTS = 8
@@ -104,7 +106,8 @@ class Training:
     ) -> None:
         self.trainer = trainer
         self.recipe = trainer.recipe
-        self.source = source
+        share = max(LEAST, steps * trainer.recipe.tokens // VALIDATIONS)
+        self.source = dataclasses.replace(source, validated=min(source.validated, share))
         self.steps = steps
         self.most = most
         self.session = session
