@@ -47,12 +47,17 @@ pin-check: $(VENV)/.ready
 test-images: $(VENV)/.tested pin-check
 	$(BIN)/python -m pytest -m image tests/docker/images --timeout 1200
 
+# Runs of training that are killed and resumed, and the planted arms: minutes.
+.PHONY: test-training
+test-training: $(VENV)/.tested
+	$(BIN)/python -m pytest -m training tests/suite --timeout 900
+
 # The kernels' tests spend their time in Triton's interpreter, which a tracer slows down, and the
 # coverage that is asked for is that of suite/ and registry/.
 PARALLEL := -n 2 --dist worksteal --timeout 300
 test: $(VENV)/.tested check
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m 'not image and not docker' --ignore tests/kernels
+	$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m 'not image and not docker and not training' --ignore tests/kernels
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not targets' tests/kernels
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report

@@ -37,7 +37,7 @@ Execution: TypeAlias = Literal[
 CUDA graph by hand; the others but `eager` are torch.compile's.
 """
 
-Precision: TypeAlias = Literal["case", "float8_tensorwise", "float8_rowwise"]
+Precision: TypeAlias = Literal["case", "float8_tensorwise", "float8_rowwise", "float8_1x128"]
 """Of the products inside layers: the case's dtype, or torchao's float8 training."""
 
 OPTIMIZER = "optimizer"
@@ -48,6 +48,46 @@ TRACED = (EAGER, PROVIDER)
 
 PREFERRED: Mapping[tuple[str, str], str] = {("torch", "adamw"): "torch_fused"}
 """Of a provider with several implementations of an operator, the one that its users are told to take."""
+
+
+class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What an arm does to training besides its parts: changes of the recipe, for workloads that ask if they cost
+    quality. Others have no such system.
+
+    * `model`: another architecture, of as many parameters.
+    * `dtype`: of weights and activations, gradients scaled as that dtype needs, masters in fp32.
+    * `products`: those inside layers with inputs rounded to E4M3, one scale a tensor, a row, or 128 elements
+      (128 × 128 of a weight). Emulated: rounded, and multiplied in the case's dtype.
+    * `optimizer`: a library's, in place of the part.
+    * `gradients`: compressed, what is lost added to the next step's.
+    * `attention`: `linear`, or a pattern of blocks and the percentage that is left out: `static-75`, `window-90`.
+    * `weights`: two of four kept in the products, by magnitude, at each step anew.
+    * `fault`: planted, for the doctor.
+    """
+
+    model: str = ""
+    dtype: Literal["", "fp16"] = ""
+    products: Literal["", "e4m3_tensorwise", "e4m3_rowwise", "e4m3_1x128"] = ""
+    optimizer: Literal["", "torchao_adamw_8bit", "bitsandbytes_adamw_8bit"] = ""
+    gradients: Literal["", "int8", "fp8", "topk"] = ""
+    attention: str = ""
+    weights: Literal["", "2:4"] = ""
+    fault: Literal["", "scale_stuck", "no_bias_correction", "mask_off_by_one", "unscaled_momentum"] = ""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"|linear|(static|window|random|dynamic)-(50|75|90)", self.attention):
+            raise ValueError(
+                f"attention is {self.attention[:40]!r}; there is linear, and static, window, random or dynamic "
+                f"with -50, -75 or -90"
+            )
+
+    @property
+    def same_function(self) -> bool:
+        """Whether loss and gradients should be those of the model, within the precision's bound."""
+        return not (self.model or self.gradients or self.attention or self.weights)
+
+
+NO_CHANGES = Changes()
 
 
 class System(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,6 +101,7 @@ class System(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: dict[str, str] = {}
     execution: Execution = "eager"
     precision: Precision = "case"
+    changes: Changes = NO_CHANGES
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9_.+-]*", self.name):
@@ -180,6 +221,8 @@ def linear(precision: Precision) -> Callable[..., Any]:
 
     if precision == "case":
         return functional.linear
+    if precision == "float8_1x128":
+        return _blockwise()
     from torchao.float8 import Float8LinearConfig
     from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
     from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
@@ -189,6 +232,17 @@ def linear(precision: Precision) -> Callable[..., Any]:
 
     def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
         out = matmul_with_hp_or_float8_args.apply(x, weight.t(), mm, config)
+        return out if bias is None else out + bias
+
+    return multiply
+
+
+def _blockwise() -> Callable[..., Any]:
+    """torchao's products with a scale for 128 elements of inputs and 128 × 128 of weights; needs sm_90."""
+    from torchao.prototype.blockwise_fp8_training.linear import fp8_blockwise_mm
+
+    def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
+        out = fp8_blockwise_mm.apply(x, weight, 128, x.dtype, False)
         return out if bias is None else out + bias
 
     return multiply

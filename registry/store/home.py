@@ -43,6 +43,11 @@ class Home:
         return self.folder / "logs"
 
     @property
+    def scratch(self) -> Path:
+        """What runs that were killed go on from, a folder a run; empty where none was."""
+        return self.folder / "scratch"
+
+    @property
     def database(self) -> Path:
         """The embedded registry."""
         return self.folder / "registry.db"

@@ -10,6 +10,7 @@ from ..store.journal import Journal
 from ..store.metric import LATENCY, Metric
 from ..store.record import PROVIDER, YARDSTICK
 from . import summary, units
+from .convergence_table import convergence_table
 from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, columns, groups
 from .table import Block, Column, Line, Page, Table, Text, line
@@ -45,6 +46,8 @@ def run_table(journal: Journal, selection: Selection = EVERYTHING) -> Page:
         page += [line(""), *_contest(contest)]
     if selection.everything and (worth := worth_table(journal)):
         page += [line(""), *worth]
+    if selection.everything and (converged := convergence_table(journal)):
+        page += [line(""), *converged]
     if lost := summary.failures(found):
         page += [line(""), line("Skipped or failed", style="bold")]
         page += [_failure(x) for x in lost[:MOST_REASONS]]

@@ -38,6 +38,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "import": ("transfer", "Take a journal in, and record it in the registry."),
     "sync": ("transfer", "Record in the registry what is not there yet."),
     "doctor": ("doctor", "Is this machine fit to measure, and does the harness catch planted faults?"),
+    "corpus": ("corpus", "The text that models are trained on, rebuilt from pinned packages."),
+    "checkpoint": ("checkpoint", "Train a small model on the corpus and keep its weights."),
     "repro": ("repro", "The command that repeats a recorded run, or its execution."),
     "image": ("image", "The pinned images: which there are, building, pinning."),
     "container-cost": ("container_cost", "What a container costs: in turns with bare metal, case by case."),

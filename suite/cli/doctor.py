@@ -28,13 +28,15 @@ MARKS = {
 @click.option("--device", help="cuda or cpu; default: the best one here.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 @click.option("--quick", is_flag=True, help="Half a minute: fewer processes, so a noisy machine stays unsure.")
-def command_doctor(device: str | None, as_json: bool, quick: bool) -> None:
+@click.option("--training", is_flag=True, help="Plant bad arms of training instead: a few minutes.")
+def command_doctor(device: str | None, as_json: bool, quick: bool, training: bool) -> None:
     """Is this machine fit to measure, and does the harness catch planted faults?
 
     Exit codes: 0 all caught, 3 this machine is too noisy to say of one of them, 5 the harness missed one or the
     machine cannot measure.
     """
     from ..doctor import examination as doctor
+    from ..doctor.training import planted_arms
     from ..run.supervisor import Silent
 
     chosen = device_named(device)
@@ -52,10 +54,15 @@ def command_doctor(device: str | None, as_json: bool, quick: bool) -> None:
         show(check)
     if not any(x.verdict == "failed" for x in checks):
         if not as_json:
-            click.echo(f"Planted faults (takes {'half a minute' if quick else 'a minute or two'})")
+            takes = "a few minutes" if training else "half a minute" if quick else "a minute or two"
+            click.echo(f"Planted {'arms of training' if training else 'faults'} (takes {takes})")
         with tempfile.TemporaryDirectory(prefix="kernelmark-doctor-") as folder:
-            extent = doctor.QUICK if quick else doctor.WHOLE
-            for check in doctor.planted(chosen, Home(Path(folder)), Silent(), extent):
+            home = Home(Path(folder))
+            if training:
+                found = planted_arms(chosen, home, Silent())
+            else:
+                found = doctor.planted(chosen, home, Silent(), doctor.QUICK if quick else doctor.WHOLE)
+            for check in found:
                 show(check)
     if as_json:
         import msgspec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 
 from .device import Device
 from .stages import Stages
@@ -19,6 +20,8 @@ class Session:
     replicate: int
     sampling: Sampling
     stages: Stages
+    scratch: Path | None = None
+    """A folder of the run's own, for what goes on after the process was killed; None where nothing is kept."""
 
     def stage(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Everything inside belongs to this stage: prepare, build, verify, warm up, sample, summarize."""

@@ -15,6 +15,10 @@ class Incorrect(Exception):
     """The answer is wrong; the message says how far."""
 
 
+class Unavailable(Exception):
+    """Something that a case needs is not here, data for instance; the message says what, and how to get it."""
+
+
 def flat(result: object) -> list[torch.Tensor]:
     """The tensors of a result, in order; None has none."""
     import torch

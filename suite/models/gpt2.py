@@ -34,9 +34,12 @@ CONFIGURATIONS: Mapping[str, Gpt2] = {
     "gpt2-tiny": Gpt2(layers=2, width=64, heads=4, vocabulary=512, positions=256),
     # Not published: the width and heads of a quick inference test; layers and vocabulary are ours.
     "gpt2-quick": Gpt2(layers=4, width=256, heads=8, vocabulary=8192, positions=512),
+    "gpt2-1m-bytes": Gpt2(layers=5, width=128, heads=4, vocabulary=256, positions=256),
     # karpathy/nanoGPT, which trains with the vocabulary padded to a multiple of 64.
     "gpt2-124m": Gpt2(layers=12, width=768, heads=12),
     "gpt2-124m-padded": Gpt2(layers=12, width=768, heads=12, vocabulary=50304),
+    # The blocks of the 124M model on bytes: no table of 50257 tokens.
+    "gpt2-86m-bytes": Gpt2(layers=12, width=768, heads=12, vocabulary=256),
     "gpt2-350m": Gpt2(layers=24, width=1024, heads=16),
     "gpt2-774m": Gpt2(layers=36, width=1280, heads=20),
     "gpt2-1.5b": Gpt2(layers=48, width=1600, heads=25),

@@ -45,6 +45,9 @@ class Mamba2:
 CONFIGURATIONS: Mapping[str, Mamba2] = {
     # Not published: what tests and CPUs run.
     "mamba2-tiny": Mamba2(layers=2, width=64, vocabulary=512, head=16, state=16),
+    "mamba2-1m-bytes": Mamba2(layers=9, width=128, vocabulary=256, head=32, state=32),
+    # Of as many parameters as gpt2-86m-bytes.
+    "mamba2-86m-bytes": Mamba2(layers=23, width=768, vocabulary=256),
     # state-spaces/mamba, its Mamba2; NVIDIA-NeMo/NeMo (the padded vocabulary)
     "mamba2-130m": Mamba2(layers=24, width=768),
     "mamba2-1.3b": Mamba2(layers=48, width=2048),

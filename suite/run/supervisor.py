@@ -357,6 +357,7 @@ class Run:
                 code=dict(self.code),
                 systems=self.plan.systems,
                 ceilings=self.ceilings and first,
+                scratch=str((self.home.scratch / self.name).resolve()),
                 token=secrets.token_hex(16),
             )
             before = len(left)

@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
+from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
 
 import msgspec
@@ -26,7 +27,7 @@ from ..measure.pristine import Pristine
 from ..measure.session import Session
 from ..measure.stages import Stages, Trial
 from ..measure.stopping import Sampling
-from ..measure.verify import Incorrect
+from ..measure.verify import Incorrect, Unavailable
 from ..measure.workbench import Workbench, seed_of
 from ..operator import Operator
 from ..system import System
@@ -61,6 +62,8 @@ class Task(msgspec.Struct, frozen=True):
     code: dict[str, str] = {}
     systems: tuple[System, ...] = ()
     ceilings: bool = True
+    scratch: str = ""
+    """The run's folder for what programs need to go on after they were killed; empty: nothing is kept."""
     token: str = ""
     """Stands before every message on the pipe; what an implementation prints there has none."""
 
@@ -106,8 +109,6 @@ Message: TypeAlias = Facts | Stage | CeilingDone | Result | Done
 
 def catalog_of(roots: Iterable[str], code: Mapping[str, str] | None = None) -> Catalog:
     """The catalog that a task names."""
-    from pathlib import Path
-
     folders = tuple(roots)
     catalog = Catalog.of(*(Path(x) for x in folders)) if folders else Catalog.default()
     return catalog.with_code(code) if code else catalog
@@ -194,7 +195,8 @@ def _program(
 
     def session(cell: TaskCell) -> Session:
         listen = Stages(listen=lambda name: send(Stage(name, cell.index)))
-        return Session(device, seed, task.replicate, task.sampling, listen)
+        kept = Path(task.scratch) if task.scratch else None
+        return Session(device, seed, task.replicate, task.sampling, listen, kept)
 
     first = session(cells[0])
     try:
@@ -272,6 +274,8 @@ def _judged(error: BaseException) -> tuple[Status, str]:
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, Incorrect):
         return "incorrect", text
+    if isinstance(error, Unavailable):
+        return "unavailable", text
     if isinstance(error, NotImplementedError):
         return "unsupported", text or "not implemented"
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):

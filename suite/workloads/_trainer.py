@@ -69,6 +69,7 @@ class PartsTrainer:
         self._params: list[Any] = []
         self._states: dict[str, list[Any]] = {}
         self._steps = 0
+        self.hyperparameters: dict[str, float] = dict(HYPERPARAMETERS)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         import torch
@@ -95,12 +96,10 @@ class PartsTrainer:
 
         r = self.recipe
         chosen, dtype = r.chosen, torch_dtype(r.dtype)
-        parts = self.assembly.parts(chosen, r.B, r.S, r.dtype, device.type)
+        parts = self.parts(device)
         if self.execution == "blocks":
             parts["loss"] = torch.compile(parts["loss"], dynamic=False)
-        sizes = {"T": len(chosen.model.weights(chosen.configuration)), "D": chosen.configuration.width}
-        options = {"sizes": "llama", "state": r.state}
-        self._update = self.assembly.call(OPTIMIZER, "adamw", sizes, options, r.dtype, device.type)
+        self._update = self.optimizer(device)
         with torch.device("meta"):
             module = chosen.model.module(chosen.configuration, parts)
         self._module = module.to(dtype).to_empty(device=device)
@@ -114,6 +113,18 @@ class PartsTrainer:
             "masters": [x.detach().float() for x in params] if r.state == "master32" else [],
         }
         self._loss = self._executed()
+
+    def parts(self, device: torch.device) -> dict[str, Callable[..., Any]]:
+        """The callables of the model's parts, and how its layers multiply."""
+        r = self.recipe
+        return self.assembly.parts(r.chosen, r.B, r.S, r.dtype, device.type)
+
+    def optimizer(self, device: torch.device) -> Callable[..., Any]:
+        """The implementation of AdamW for weights and states as the recipe stores them."""
+        r = self.recipe
+        sizes = {"T": len(r.chosen.model.weights(r.chosen.configuration)), "D": r.chosen.configuration.width}
+        options = {"sizes": "llama", "state": r.state}
+        return self.assembly.call(OPTIMIZER, "adamw", sizes, options, r.dtype, device.type)
 
     def _executed(self) -> Callable[..., Any]:
         """`loss(tokens, targets)`, which leaves gradients in the parameters, by this system's execution."""
@@ -132,13 +143,17 @@ class PartsTrainer:
             if self.execution == "reduce_overhead":
                 torch.compiler.cudagraph_mark_step_begin()
             value = forward(tokens, targets)
-            (value / self.recipe.accumulation if self.recipe.accumulation > 1 else value).backward()
+            self.backward(value / self.recipe.accumulation if self.recipe.accumulation > 1 else value)
             # Of a graph's memory, which the next replay writes to.
             return (
                 value.detach().clone() if self.execution in ("reduce_overhead", "cudagraphs") else value.detach()
             )
 
         return loss
+
+    def backward(self, loss: Any) -> None:
+        """Leaves the gradients of a micro-batch's share of the loss in the parameters."""
+        loss.backward()
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         from torch._functorch import config
@@ -184,7 +199,7 @@ class PartsTrainer:
                 exp_avg_sqs=self._states["exp_avg_sqs"],
                 masters=self._states["masters"] or None,
                 step=self._steps,
-                **HYPERPARAMETERS,
+                **self.hyperparameters,
             )
 
     def gradients(self) -> Named:

@@ -19,7 +19,7 @@ from ...registry.store.metric import Equivalence, Metric, Ratio
 from ...registry.store.record import Case, Measurement
 from ..catalog import Catalog
 from ..definition import grid
-from ..system import Assembly
+from ..system import NO_CHANGES, Assembly
 from ..workload import Workload
 from . import _expected as answer
 from ._recipe import HYPERPARAMETERS, STATES, Recipe, recipe
@@ -112,7 +112,11 @@ def read(case: Case) -> Recipe:
 
 
 def assemble(case: Case, assembly: Assembly) -> PartsTrainer:
-    """A system's trainer, of parts."""
+    """A system's trainer, of parts. Raises NotImplementedError for one that changes the recipe."""
+    if assembly.system.changes != NO_CHANGES:
+        raise NotImplementedError(
+            f"{assembly.system.name} trains by another recipe; `converge` compares such systems"
+        )
     return PartsTrainer(recipe(case, assembly.catalog.models), assembly)
 
 

@@ -144,7 +144,8 @@ def test_nothing_of_an_operator_in_a_plan(root: Path):
 
 
 PLANS = (
-    "quick, standard, full, attention, crossing, endpoint, generate, matmul, memory, scaling, serve, serve_tiny, "
+    "quick, standard, full, attention, converge, converge_tiny, crossing, endpoint, generate, matmul, memory, quality, "
+    "scaling, serve, serve_tiny, "
     "state_space, train, train_tiny"
 )
 

@@ -1,0 +1,166 @@
+"""What a run says of convergence: each arm beside its base, seed by seed, at declared steps and along the curve.
+
+The base of a case is PyTorch's own system; a replicate is a seed, in which all arms begin from the same weights
+and see the same data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from ..detection.convergence import SHARE, Matched, Steps, at_step, matched, rate_tried, steps_ratio
+from ..detection.equivalence import Equivalent
+from ..store.journal import Journal
+from ..store.metric import Equivalence, Summary, summarized
+from ..store.record import EAGER, Case, Measurement, Record, Status
+
+PRIMARY = "bits_per_byte"
+CURVE, OVER = "bits_by_step", "validated_step"
+RATE = "tokens_per_s"
+KEPT = "fp8_share"
+
+Overall = Literal["equivalent", "better", "worse", "inconclusive", "failed"]
+
+
+class Point(msgspec.Struct, frozen=True):
+    """Base and arm after so many steps: means over the seeds that both have, in the metric's unit."""
+
+    step: int
+    base: float
+    arm: float
+    found: Equivalent
+
+
+class Arm(msgspec.Struct, frozen=True):
+    """One arm of a case. `overall` is the worst of its points and of the 105 % rule; `failed` has no numbers."""
+
+    case: str
+    name: str
+    base: str
+    status: Status
+    reason: str | None
+    overall: Overall
+    points: tuple[Point, ...] = ()
+    steps: Steps | None = None
+    matched: Matched | None = None
+    share: float | None = None
+    """Of product operations in the precision that the arm is named by; None where it is named by none."""
+
+    @property
+    def named(self) -> bool:
+        """Whether it bears the precision's name."""
+        return self.share is None or self.share >= SHARE
+
+
+def arms(journal: Journal) -> tuple[Arm, ...]:
+    """All arms of a run beside their bases, in the order met; none where nothing converges in it."""
+    cases: dict[str, dict[str, list[Record]]] = {}
+    for record in journal.records:
+        if record.case.primary == PRIMARY:
+            own = cases.setdefault(record.case.name, {})
+            own.setdefault(record.implementation, []).append(record)
+    rules = {x.name: x.judged for x in journal.header.metrics if isinstance(x.judged, Equivalence)}
+    found = []
+    for name, by_arm in cases.items():
+        base = _measured(by_arm.get(EAGER, []))
+        found += [_arm(name, x, records, base, rules) for x, records in by_arm.items() if x != EAGER]
+    return tuple(found)
+
+
+def rates_tried(journal: Journal) -> dict[str, str | None]:
+    """By case of the base, what is wrong with its learning rate; only where others were tried in the run.
+
+    Cases that differ in nothing but the rate are tries of one another.
+    """
+    losses: dict[tuple[object, ...], dict[float, float]] = {}
+    cases: dict[str, Case] = {}
+    for record in journal.records:
+        if record.case.primary != PRIMARY or record.implementation != EAGER or record.measurement is None:
+            continue
+        case = cases.setdefault(record.case.name, record.case)
+        tried = losses.setdefault(_apart(case), {})
+        value = summarized(record.measurement.samples[PRIMARY], "last")
+        rate = float(case.options["lr"])
+        tried[rate] = min(value, tried.get(rate, value))
+    return {
+        name: rate_tried(losses[_apart(case)], float(case.options["lr"]))
+        for name, case in cases.items()
+        if len(losses[_apart(case)]) > 1
+    }
+
+
+def _apart(case: Case) -> tuple[object, ...]:
+    """A case but for its learning rate."""
+    options = {name: value for name, value in case.options.items() if name != "lr"}
+    return (case.dtype, *sorted(case.axes.items()), *sorted((x, str(y)) for x, y in options.items()))
+
+
+def _measured(records: list[Record]) -> dict[int, Measurement]:
+    return {x.replicate: x.measurement for x in records if x.measurement is not None}
+
+
+def _arm(
+    case: str, name: str, records: list[Record], base: Mapping[int, Measurement], rules: Mapping[str, Equivalence]
+) -> Arm:
+    bad = next((x for x in records if x.status == "incorrect"), None)
+    own = _measured(records)
+    if bad is not None or not own or not base:
+        bad = bad or next((x for x in records if x.status != "ok"), None)
+        status: Status = bad.status if bad else "ok"
+        reason = bad.reason if bad else f"{EAGER}, the base, was not measured"
+        return Arm(case, name, EAGER, status, reason, "failed")
+    points = _points(records[0].case.axes["N"], base, own, rules)
+    curves = _curves(base), _curves(own)
+    steps = steps_ratio(*curves)
+    share = next((x.samples[KEPT][-1] for x in own.values() if KEPT in x.samples), None)
+    return Arm(
+        case,
+        name,
+        EAGER,
+        "ok",
+        None,
+        _overall([x.found.kind for x in points], steps.kind),
+        points,
+        steps,
+        matched(*curves, _values(base, RATE, "median"), _values(own, RATE, "median")),
+        share,
+    )
+
+
+def _points(
+    last: int, base: Mapping[int, Measurement], own: Mapping[int, Measurement], rules: Mapping[str, Equivalence]
+) -> tuple[Point, ...]:
+    """The declared steps in their order, and the last."""
+    points = []
+    for metric, rule in rules.items():
+        before, after = _values(base, metric, "last"), _values(own, metric, "last")
+        both = before.keys() & after.keys()
+        if metric.startswith(PRIMARY) and both:
+            means = [sum(side[x] for x in both) / len(both) for side in (before, after)]
+            step = last if metric == PRIMARY else int(metric.rpartition("_")[2])
+            points.append(Point(step, means[0], means[1], at_step(before, after, rule)))
+    return tuple(sorted(points, key=lambda x: x.step))
+
+
+def _values(side: Mapping[int, Measurement], metric: str, summary: Summary) -> dict[int, float]:
+    return {seed: summarized(x.samples[metric], summary) for seed, x in side.items() if metric in x.samples}
+
+
+def _curves(side: Mapping[int, Measurement]) -> dict[int, tuple[tuple[float, float], ...]]:
+    return {
+        seed: tuple(zip(x.samples[OVER], x.samples[CURVE], strict=True))
+        for seed, x in side.items()
+        if CURVE in x.samples
+    }
+
+
+def _overall(points: list[str], steps: str) -> Overall:
+    """The worst: one step at which it is worse, or too many steps, and it is worse."""
+    if "worse" in points or steps == "exceeded":
+        return "worse"
+    if "inconclusive" in points or steps == "inconclusive":
+        return "inconclusive"
+    return "better" if "better" in points else "equivalent"

@@ -1,0 +1,150 @@
+"""Whether training another way is as good: paired arms over several seeds. Pure.
+
+Three questions of an arm beside its base, in which a pair is one seed (same initial weights, data and schedule):
+is the loss at declared steps equivalent; does it take more steps to the loss that the base reaches near the end;
+and what is its speed worth when it needs more steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from ..analysis.statistics import exponential
+from ..store.metric import Equivalence
+from .equivalence import Equivalent, equivalent
+
+SEEDS = 5
+"""Fewer say nothing of training: the spread between seeds is larger than what is looked for."""
+TARGET = 0.95
+"""The base's loss at this share of its steps is what has to be reached."""
+ALLOWED = 1.05
+"""How many times as many steps that may take. What is not reached by the last step took more: 1 / .95 > 1.05."""
+SHARE = 0.9
+"""An arm bears a precision's name if this share of its products' operations runs in it."""
+FACTOR = 2.0
+"""How far the base's learning rate may be from the best one tried."""
+RESAMPLES = 10_000
+
+Curve: TypeAlias = Sequence[tuple[float, float]]
+"""(step, loss), steps ascending."""
+BySeed: TypeAlias = Mapping[int, float]
+
+
+class Steps(msgspec.Struct, frozen=True):
+    """How many times as many steps an arm takes. `unreached` seeds count as the last step, which is too few."""
+
+    kind: Literal["within", "exceeded", "inconclusive"]
+    reason: str
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    seeds: int = 0
+    unreached: int = 0
+
+
+class Matched(msgspec.Struct, frozen=True):
+    """Speed at equal quality: the ratio of tokens/s over the ratio of steps, with its 95 % interval."""
+
+    speedup: float
+    low: float
+    high: float
+
+
+def at_step(base: BySeed, arm: BySeed, rule: Equivalence) -> Equivalent:
+    """Equivalence at one step over the seeds that both have; fewer than five are inconclusive."""
+    both = sorted(base.keys() & arm.keys())
+    found = equivalent([base[x] for x in both], [arm[x] for x in both], rule)
+    if len(both) >= SEEDS:
+        return found
+    more = max(SEEDS - len(both), found.needed or 0)
+    told = f"; so far {found.reason.partition(',')[0]}" if found.change is not None else ""
+    reason = f"{len(both)} of at least {SEEDS} seeds, {more} more needed{told}"
+    return msgspec.structs.replace(found, kind="inconclusive", reason=reason, needed=more)
+
+
+def reached(curve: Curve, loss: float) -> float | None:
+    """The step, between two points, at which a loss is first reached; None where it never is."""
+    if curve and curve[0][1] <= loss:
+        return curve[0][0]
+    for (before, above), (after, below) in pairwise(curve):
+        if below <= loss:
+            return before + (after - before) * (above - loss) / (above - below)
+    return None
+
+
+def at(curve: Curve, step: float) -> float:
+    """The loss at a step, between two points."""
+    steps, values = zip(*curve, strict=True)
+    return float(np.interp(step, steps, values))
+
+
+def steps_ratio(base: Mapping[int, Curve], arm: Mapping[int, Curve]) -> Steps:
+    """The 105 % rule: steps to the loss that the base reaches at .95 of its steps, arm over base."""
+    logs, unreached = _step_logs(base, arm)
+    if not logs:
+        return Steps("inconclusive", "no seed has both curves")
+    low, high = _bootstrap(list(logs.values()))
+    mean = exponential(float(np.mean(list(logs.values()))))
+    told = f"{mean:.3f} times the steps [{low:.3f}, {high:.3f}]"
+    told += f", not reached in {unreached} of {len(logs)} seeds" if unreached else ""
+    given = (mean, low, high, len(logs), unreached)
+    if len(logs) < SEEDS:
+        return Steps("inconclusive", f"{told}; {SEEDS - len(logs)} more seeds needed", *given)
+    if high <= ALLOWED and not unreached:
+        return Steps("within", told, *given)
+    if low > ALLOWED or unreached == len(logs):
+        return Steps("exceeded", told, *given)
+    return Steps("inconclusive", told, *given)
+
+
+def matched(
+    base: Mapping[int, Curve], arm: Mapping[int, Curve], base_rate: BySeed, arm_rate: BySeed
+) -> Matched | None:
+    """Speed at equal quality; None with fewer than two seeds, or where a seed never reached the loss."""
+    logs, unreached = _step_logs(base, arm)
+    both = sorted(logs.keys() & base_rate.keys() & arm_rate.keys())
+    if len(both) < 2 or unreached:
+        return None
+    values = [math.log(arm_rate[x] / base_rate[x]) - logs[x] for x in both]
+    return Matched(exponential(float(np.mean(values))), *_bootstrap(values))
+
+
+def _step_logs(base: Mapping[int, Curve], arm: Mapping[int, Curve]) -> tuple[dict[int, float], int]:
+    """Logarithms of the ratio of steps by seed, and how many seeds never reached the loss."""
+    logs, unreached = {}, 0
+    for seed in sorted(base.keys() & arm.keys()):
+        own, other = base[seed], arm[seed]
+        if not own or not other:
+            continue
+        loss = at(own, TARGET * own[-1][0])
+        needed, taken = reached(own, loss), reached(other, loss)
+        if taken is None:
+            unreached += 1
+            taken = other[-1][0]
+        if needed:
+            logs[seed] = math.log(max(taken, 1e-9) / needed)
+    return logs, unreached
+
+
+def _bootstrap(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the exponential of the mean, by resampling seeds; the same every time."""
+    data = np.asarray(values, dtype=np.float64)
+    drawn = np.random.default_rng(0).integers(0, len(data), (RESAMPLES, len(data)))
+    low, high = np.percentile(data[drawn].mean(axis=1), [2.5, 97.5])
+    return exponential(float(low)), exponential(float(high))
+
+
+def rate_tried(losses: Mapping[float, float], used: float) -> str | None:
+    """What is wrong with a learning rate, given the loss of each one tried; None where it is near the best."""
+    if len(losses) < 5:
+        return f"{len(losses)} rates were tried, at least 5 needed"
+    best = min(losses, key=lambda x: losses[x])
+    if not 1 / FACTOR <= used / best <= FACTOR:
+        return f"{used:g} is more than a factor of {FACTOR:g} from the best of {len(losses)} tried, {best:g}"
+    return None

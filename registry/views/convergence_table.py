@@ -1,0 +1,74 @@
+"""Arms of a run on convergence as a table for a terminal: loss at declared steps, difference, verdict."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from ..analysis.convergence import Arm, arms, rates_tried
+from ..detection.convergence import SHARE
+from ..store.journal import Journal
+from .table import Block, Column, Page, Table, Text, line
+
+HEADINGS = ("arm", "step", "base bits", "arm bits", "difference", "95 %", "steps ×", "speed ×", "verdict")
+_STYLES = {"equivalent": "green", "better": "green", "worse": "red", "failed": "red"}
+
+
+_DROPS = {"base bits": 2, "arm bits": 1}
+"""What a narrow terminal does without, the highest first."""
+
+
+def convergence_table(journal: Journal) -> Page:
+    """All arms beside their base, a table a case; empty for a run in which nothing converges."""
+    found = arms(journal)
+    tried = rates_tried(journal)
+    page: list[Block] = []
+    for case, group in groupby(found, key=lambda x: x.case):
+        own = list(group)
+        last = len(HEADINGS) - 1
+        columns = [Column(x, number=0 < i < last, drop=_DROPS.get(x, 0)) for i, x in enumerate(HEADINGS)]
+        table = Table(columns, f"convergence · {case} · base {own[0].base}")
+        for x in own:
+            for row in rows_of(x):
+                table.add(*row[:-1], Text(row[-1], _STYLES.get(row[-1], "yellow")))
+        page.append(table)
+        page += [line(f"{x.name}: {said}", style="dim") for x in own for said in remarks(x)]
+        if (wrong := tried.get(case)) is not None:
+            page.append(line(f"learning rate of {own[0].base}: {wrong}", style="yellow"))
+    return page
+
+
+def rows_of(x: Arm) -> list[tuple[str, ...]]:
+    """An arm's texts, a row for each declared step, the last one with what is said of the whole curve."""
+    if x.overall == "failed":
+        return [(x.name, *["–"] * (len(HEADINGS) - 2), x.status if x.status != "ok" else x.overall)]
+    found: list[tuple[str, ...]] = []
+    for point in x.points:
+        last = point is x.points[-1]
+        e = point.found
+        interval = "–" if e.low is None or e.high is None else f"{e.low:+.2%} {e.high:+.2%}"
+        found.append(
+            (
+                x.name if point is x.points[0] else "",
+                f"{point.step:,}",
+                f"{point.base:.4f}",
+                f"{point.arm:.4f}",
+                f"{point.arm / point.base - 1:+.2%}",
+                interval,
+                f"{x.steps.ratio:.3f}" if last and x.steps and x.steps.ratio is not None else "",
+                f"{x.matched.speedup:.3f}" if last and x.matched else "",
+                x.overall if last else e.kind,
+            )
+        )
+    return found
+
+
+def remarks(x: Arm) -> list[str]:
+    """What a reader must know besides: why it failed, what is missing, whose name it does not bear."""
+    if x.overall == "failed":
+        return [x.reason or "no reason given"]
+    found = [f"{y.step:,} steps: {y.found.reason}" for y in x.points if y.found.kind == "inconclusive"]
+    if x.steps is not None and x.steps.kind != "within":
+        found.append(f"steps: {x.steps.reason}")
+    if not x.named:
+        found.append(f"{x.share:.1%} of product operations in 8 bits, below {SHARE:.0%}: no name for it")
+    return found

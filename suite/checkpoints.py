@@ -1,0 +1,45 @@
+"""Makes small checkpoints: a model trained by PyTorch's own system, for whoever needs trained weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from ..registry.errors import InputError
+from .catalog import Catalog
+from .measure.device import Cpu, Cuda, Device
+from .measure.session import Session
+from .measure.stages import Stages
+from .measure.stopping import Sampling
+from .measure.verify import Unavailable
+from .system import Assembly, System
+
+
+def make(
+    model: str, data: str, steps: int, batch: int, sequence: int, device: Literal["cuda", "cpu"], seed: int
+) -> tuple[Path, float]:
+    """Trains and writes; gives the file and the validation text's bits a byte."""
+    from .workloads import _weights, converge
+    from .workloads._checkpoint import Checkpoint
+    from .workloads._text import source
+    from .workloads._training import Training
+
+    dtype = "fp32" if device == "cpu" else "bf16"
+    axes = {"B": batch, "S": sequence, "N": steps}
+    case = converge.WORKLOAD.case(axes, dtype, "program", model=model, data=data)
+    chosen = converge.read(case).chosen
+    if (longest := chosen.model.longest(chosen.configuration)) is not None and longest < sequence:
+        raise InputError(f"{model} has positions for {longest} tokens, not {sequence}.")
+    opened: Device = Cuda.open() if device == "cuda" else Cpu.open()
+    catalog = Catalog.default()
+    trainer = converge.assemble(case, Assembly(System("torch"), catalog))
+    session = Session(opened, seed, 0, Sampling(), Stages())
+    try:
+        text = source(data)
+    except Unavailable as error:
+        raise InputError(str(error)) from None
+    rate = float(case.options["lr"])
+    with opened.using():
+        done = Training(trainer, text, steps, rate, session, catalog, Checkpoint(None)).run()
+        target = _weights.save(model, data, steps, trainer.weights())
+    return target, done.bits[-1][1]

@@ -1,0 +1,61 @@
+"""`kernelmark corpus`: the text that models are trained on, rebuilt from pinned packages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..corpus import build, manifest, pack, place
+
+
+@click.group("corpus")
+def command_corpus() -> None:
+    """The text that models are trained on, rebuilt from pinned packages: no data set, no text in the repository.
+
+    It lies in $KERNELMARK_CORPUS, by default in the folder `corpus` of the results' home.
+    """
+
+
+@command_corpus.command("build")
+@click.option(
+    "--wheels", type=click.Path(path_type=Path), help="Folder of the wheels; what it lacks is downloaded."
+)
+@click.option("--packed", type=click.Path(path_type=Path, dir_okay=False), help="Take a packed corpus instead.")
+def build_corpus(wheels: Path | None, packed: Path | None) -> None:
+    """Make the corpus here: download pinned packages, or take a packed file, and check every byte."""
+    asked = manifest.load()
+    target = place.folder(asked)
+    if packed is not None:
+        parts, licences = pack.unpack(asked, packed)
+    else:
+        kept = wheels or target.parent / "wheels"
+        build.fetch(asked.packages, kept)
+        parts, licences = build.built(asked, kept), build.licences(asked, kept)
+    build.write(parts, licences, target)
+    _told(asked, build.verify(asked, target), target)
+
+
+@command_corpus.command("pack")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def pack_corpus(file: Path) -> None:
+    """Write the corpus that is here into one compressed FILE, for a machine without network."""
+    asked = manifest.load()
+    source = place.folder(asked)
+    build.verify(asked, source)
+    size = pack.pack(asked, source, file)
+    click.echo(f"{file}: {size / 1e6:.1f} MB; there: kernelmark corpus build --packed {file.name}")
+
+
+@command_corpus.command("verify")
+def verify_corpus() -> None:
+    """Is the corpus here the manifest's, byte for byte?"""
+    asked = manifest.load()
+    target = place.folder(asked)
+    _told(asked, build.verify(asked, target), target)
+
+
+def _told(asked: manifest.Manifest, parts: dict[str, manifest.Part], folder: Path) -> None:
+    for name, part in parts.items():
+        click.echo(f"{name:12}{part.bytes / 1e6:8.1f} MB  sha256 {part.sha256}")
+    click.echo(f"corpus {asked.digest} in {folder}")

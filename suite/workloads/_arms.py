@@ -1,0 +1,425 @@
+"""A trainer of an arm: a model's parts, with what the arm changes of the recipe (`suite/system.py`, `Changes`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..model import chosen
+from ..operator import torch_dtype
+from ..operators.attention_sparse import BLOCK, choose, kept, layout, scores
+from ..operators.gradient_compression import KEEP
+from ..system import OPTIMIZER, Assembly, Changes, linear
+from ._fp8 import Probe, emulated, rounded
+from ._recipe import HYPERPARAMETERS, Recipe
+from ._trainer import PartsTrainer
+
+if TYPE_CHECKING:
+    import torch
+
+FIRST_SCALE = 2.0**10
+"""Of the loss in fp16; halved where gradients overflow."""
+GROWN = 2000
+"""Steps without overflow after which it is doubled."""
+LATE = 1_000_000
+"""A step so late that AdamW corrects no bias any more: what a program that forgets to does."""
+ALIKE = 0.05
+"""By how much models of equal parameters may differ in them."""
+
+
+def recipe_of(given: Recipe, assembly: Assembly) -> Recipe:
+    """A case's recipe as an arm has it. Raises `InputError` for an unknown model, NotImplementedError for one of
+    another size or vocabulary.
+    """
+    system = assembly.system
+    changes = system.changes
+    found = given
+    if system.precision != "case" or changes.products:
+        found = dataclasses.replace(found, products="e4m3")
+    if changes.dtype:
+        found = dataclasses.replace(found, dtype=changes.dtype, products="bf16", state="master32")
+    if changes.model:
+        other = chosen(assembly.catalog.models, changes.model)
+        sizes = [x.model.parameters(x.configuration) for x in (given.chosen, other)]
+        if abs(sizes[1] / sizes[0] - 1) > ALIKE:
+            raise NotImplementedError(f"{other.name} has {sizes[1]} parameters, {given.chosen.name} {sizes[0]}")
+        if other.configuration.vocabulary != given.chosen.configuration.vocabulary:
+            raise NotImplementedError(f"{other.name} has another vocabulary than {given.chosen.name}")
+        found = dataclasses.replace(found, chosen=other)
+    return found
+
+
+def low_share(r: Recipe) -> float:
+    """The share of a step's product operations that run in 8 bits where those of the layers' linears do: the
+    output projection and attention do not.
+    """
+    own = sum(
+        x.size * x.share for name, x in r.chosen.model.weights(r.chosen.configuration).items() if "layers." in name
+    )
+    return 6 * own * r.tokens / r.flops
+
+
+class ArmTrainer(PartsTrainer):
+    """A trainer that changes what its system says."""
+
+    def __init__(self, recipe: Recipe, assembly: Assembly) -> None:
+        super().__init__(recipe_of(recipe, assembly), assembly)
+        self.changes: Changes = assembly.system.changes
+        kinds = {"float8_tensorwise": "tensorwise", "float8_rowwise": "rowwise", "float8_1x128": "1x128"}
+        kind = self.changes.products.removeprefix("e4m3_") or kinds.get(assembly.system.precision)
+        self.probe = Probe(kind, self.changes.fault == "scale_stuck") if kind else None
+        self.norm: Any = None
+        """Of the last step's gradients before clipping, on the device."""
+        self.counts: dict[str, Any] = {}
+        """Steps whose gradients were clipped, were not finite, and fp16 steps that were left out."""
+        self._scale, self._since = FIRST_SCALE, 0
+        self._residual: Any = None
+        self._library: Any = None
+        self._grads: list[Any] = []
+        self._compress: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+        self._twin: Any = None
+
+    # How it is built.
+
+    def parts(self, device: torch.device) -> dict[str, Callable[..., Any]]:
+        changes = self.changes
+        found = self._in_fp16(device) if changes.dtype else super().parts(device)
+        if changes.attention or changes.fault == "mask_off_by_one":
+            if "attention" not in found:
+                raise NotImplementedError(f"{self.recipe.chosen.name} has no attention")
+            found["attention"] = self._attention(device)
+        if changes.products:
+            found["linear"] = emulated(changes.products.removeprefix("e4m3_"), changes.fault == "scale_stuck")
+        if changes.weights:
+            found["linear"] = _two_of_four(found["linear"])
+        if self.probe is not None:
+            found["linear"] = self.probe.around(found["linear"])
+        return found
+
+    def _in_fp16(self, device: torch.device) -> dict[str, Callable[..., Any]]:
+        """All parts in fp16; in fp32 what no operator has in fp16, as autocast does."""
+        r, found = self.recipe, {"linear": linear(self.assembly.system.precision)}
+        for x in r.chosen.model.parts(r.chosen.configuration, r.B, r.S):
+            dtype = r.dtype if r.dtype in self.assembly.catalog.operator(x.operator).dtypes else "fp32"
+            call = self.assembly.call(x.name, x.operator, x.axes, x.options, dtype, device.type)
+            found[x.name] = call if dtype == r.dtype else _widened(call)
+        return found
+
+    def _attention(self, device: torch.device) -> Callable[..., Any]:
+        r, what = self.recipe, self.changes.attention
+        if what == "linear":
+            c = r.chosen.configuration
+            axes = {"B": r.B, "S": r.S, "H": c.heads, "K": c.head, "D": c.head}
+            call = self.assembly.call("attention", "linear_attention", axes, {}, r.dtype, device.type)
+            return _linear_attention(call)
+        if not what:
+            return masked(lambda q, k: _causal(q.shape[2], q.device, ahead=1))
+        pattern, _, left_out = what.partition("-")
+        return masked(_blocks(pattern, int(left_out)))
+
+    def optimizer(self, device: torch.device) -> Callable[..., Any]:
+        if not self.changes.dtype:
+            return super().optimizer(device)
+        r = self.recipe  # the masters are what is updated
+        sizes = {"T": len(r.chosen.model.weights(r.chosen.configuration)), "D": r.chosen.configuration.width}
+        return self.assembly.call(OPTIMIZER, "adamw", sizes, {"sizes": "llama"}, "fp32", device.type)
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        super().load(weights)
+        self._fresh()
+
+    def _fresh(self) -> None:
+        """An optimizer and counts that have seen no step."""
+        import torch
+
+        device = self._params[0].device
+        self.counts = {
+            x: torch.zeros((), dtype=torch.int64, device=device) for x in ("clipped", "nonfinite", "skipped")
+        }
+        self._scale, self._since = FIRST_SCALE, 0
+        if self.changes.gradients:
+            r, options = self.recipe, {"scheme": self.changes.gradients}
+            size = sum(x.numel() for x in self._params)
+            self._residual = torch.zeros(size, dtype=torch_dtype(r.dtype), device=device)
+            self._compress = tuple(  # type: ignore[assignment]  # two of them
+                self.assembly.call("gradients", x, {"N": size}, options, r.dtype, device.type)
+                for x in ("gradient_compression", "gradient_decompression")
+            )
+        if self.changes.optimizer:
+            self._library = _library(self.changes.optimizer, self._states["masters"] or self._params)
+
+    # A step.
+
+    def backward(self, loss: Any) -> None:
+        (loss * self._scale if self.changes.dtype else loss).backward()
+
+    def clip(self) -> None:
+        import torch
+
+        self._grads = [p.grad for p in self._params]
+        if self.changes.dtype:  # in fp16 what is scaled back would be lost
+            self._grads = [x.float() / self._scale for x in self._grads]
+        if self._compress is not None:
+            self._compressed(*self._compress)
+        clip = self.recipe.clip or float("inf")
+        self.norm = torch.nn.utils.get_total_norm(self._grads, foreach=True)
+        # As clip_grad_norm_ does, without waiting for the norm.
+        torch._foreach_mul_(self._grads, (clip / (self.norm + 1e-6)).clamp(max=1.0))
+        self.counts["clipped"] += self.norm > clip
+        self.counts["nonfinite"] += ~torch.isfinite(self.norm)
+
+    def _compressed(self, compress: Callable[..., Any], decompress: Callable[..., Any]) -> None:
+        """Puts in place of gradients what is left of them after they were sent; the rest goes into the next."""
+        import torch
+
+        scheme, dtype = self.changes.gradients, self._residual.dtype
+        whole = torch.cat([x.flatten() for x in self._grads]).to(dtype)
+        payload, self._residual = compress(gradient=whole, residual=self._residual, scheme=scheme, keep=KEEP)
+        sent = decompress(payload=payload, size=len(whole), dtype=dtype, scheme=scheme, keep=KEEP)
+        for x, some in zip(self._grads, sent.split([x.numel() for x in self._grads]), strict=True):
+            x.copy_(some.view_as(x))
+
+    def gradients(self) -> Mapping[str, torch.Tensor]:
+        return dict(zip(self._names, self._grads, strict=True))
+
+    def update(self) -> None:
+        import torch
+
+        if self.changes.dtype:
+            if not torch.isfinite(self.norm):
+                self._scale, self._since = self._scale / 2, 0
+                self.counts["skipped"] += 1
+                return
+            self._since += 1
+            if self._since >= GROWN:
+                self._scale, self._since = self._scale * 2, 0
+        with torch.no_grad():
+            if self._library is not None:
+                self._by_library()
+            else:
+                self._by_part()
+
+    def _by_part(self) -> None:
+        assert self._update is not None
+        self._steps += 1
+        wide = bool(self.changes.dtype)
+        masters = self._states["masters"]
+        self._update(
+            params=masters if wide else [x.detach() for x in self._params],
+            grads=self._grads,
+            exp_avgs=self._states["exp_avgs"],
+            exp_avg_sqs=self._states["exp_avg_sqs"],
+            masters=None if wide else masters or None,
+            step=LATE if self.changes.fault == "no_bias_correction" else self._steps,
+            **self.hyperparameters,
+        )
+        if wide:
+            for own, master in zip(self._params, masters, strict=True):
+                own.copy_(master)
+        if self.changes.fault == "unscaled_momentum":
+            for x in self._states["exp_avgs"]:
+                x.copy_(rounded(x, 1.0))
+
+    def _by_library(self) -> None:
+        self._steps += 1
+        masters = self._states["masters"]
+        for group in self._library.param_groups:
+            group["lr"] = self.hyperparameters["lr"]
+        for master, grad in zip(masters, self._grads, strict=False):
+            master.grad = grad.float()
+        self._library.step()
+        for master, own in zip(masters, self._params, strict=False):
+            own.copy_(master)
+            master.grad = None
+
+    # What is asked of it between steps.
+
+    def loss(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The mean loss of (B, S) each, no gradients."""
+        import torch
+
+        with torch.no_grad():
+            found: torch.Tensor = self._module(tokens, targets)
+        return found
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(B, S, V) in fp32 by the arm's own parts, its loss apart; the same weights."""
+        import torch
+
+        device = self._params[0].device
+        if self._twin is None:
+            r = self.recipe
+            parts = self.parts(device) | {"loss": lambda x, weight, target: x @ weight.mT}
+            with torch.device("meta"):
+                self._twin = r.chosen.model.module(r.chosen.configuration, parts).to(torch_dtype(r.dtype))
+            self._twin.load_state_dict(self._module.state_dict(), assign=True)
+            self._twin.prepare(r.S, device, torch_dtype(r.dtype))
+        with torch.no_grad():
+            found: torch.Tensor = self._twin(tokens, tokens)
+        return found.float().view(*tokens.shape, -1)
+
+    def state(self) -> dict[str, Any]:
+        """All that the next step depends on but its batch and its rate."""
+        return {
+            "weights": self.weights(),
+            "states": self._states,
+            "steps": self._steps,
+            "scale": (self._scale, self._since),
+            "residual": self._residual,
+            "counts": self.counts,
+            "library": None if self._library is None else self._library.state_dict(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there. The trainer has been loaded before, with any weights."""
+        import torch
+
+        own = self.weights()
+        with torch.no_grad():
+            for name, x in state["weights"].items():
+                own[name].copy_(x)
+            for name, tensors in state["states"].items():
+                for x, kept in zip(self._states[name], tensors, strict=True):
+                    x.copy_(kept)
+            for name, x in state["counts"].items():
+                self.counts[name].copy_(x)
+            if self._residual is not None:
+                self._residual.copy_(state["residual"])
+        self._steps = state["steps"]
+        self._scale, self._since = state["scale"]
+        if self._library is not None:
+            self._library.load_state_dict(state["library"])
+
+
+def _library(name: str, params: list[Any]) -> Any:
+    """An optimizer of a library over fp32 parameters. Raises ImportError where it is missing."""
+    h = HYPERPARAMETERS
+    given: dict[str, Any] = {"lr": h["lr"], "betas": (h["beta1"], h["beta2"])}
+    given |= {"eps": h["eps"], "weight_decay": h["weight_decay"]}
+    if name == "torchao_adamw_8bit":
+        from torchao import optim as torchao
+
+        return torchao.AdamW8bit(params, **given)
+    from bitsandbytes import optim as bitsandbytes
+
+    return bitsandbytes.AdamW8bit(params, **given)
+
+
+def _widened(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A part whose fp16 inputs are taken to fp32."""
+    import torch
+
+    def widened(**inputs: Any) -> Any:
+        return call(
+            **{
+                name: x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+                for name, x in inputs.items()
+            }
+        )
+
+    return widened
+
+
+def _two_of_four(linear: Callable[..., Any]) -> Callable[..., Any]:
+    """Products with the two largest of four weights along K; the gradient goes to all (Zhou et al., arXiv
+    2102.04010, without its decay).
+    """
+
+    def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
+        return linear(x, weight + (two_of_four(weight.detach()) - weight.detach()), bias)
+
+    return multiply
+
+
+def two_of_four(weight: torch.Tensor) -> torch.Tensor:
+    """weight (N, K) with the two smaller of each four magnitudes at 0; of equal ones the later."""
+    import torch
+
+    fours = weight.unflatten(-1, (-1, 4))
+    order = fours.abs().sort(dim=-1, descending=True, stable=True).indices[..., :2]
+    keep = torch.zeros_like(fours, dtype=torch.bool).scatter_(-1, order, True)
+    found: torch.Tensor = (fours * keep).flatten(-2)
+    return found
+
+
+def _linear_attention(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Linear attention where attention was: unit queries and keys, and of each head a decay of its own (as in
+    RetNet, arXiv 2307.08621).
+    """
+
+    def attention(q: Any, k: Any, v: Any, mask: str) -> Any:
+        import torch
+        from torch.nn.functional import normalize
+
+        B, H, S, _ = q.shape
+        decays = torch.log1p(-(2.0 ** -(3 + 5 * torch.arange(H, device=q.device) / max(H - 1, 1))))
+        g = decays.to(q.dtype).expand(B, S, H).contiguous()
+        q, k = (normalize(x.float(), dim=-1).to(x.dtype) for x in (q, k))
+        q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+        return call(q=q, k=k, v=v, g=g, initial_state=None, return_final_state=False).transpose(1, 2)
+
+    return attention
+
+
+def masked(seen: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Attention with a mask of elements, of shape (…, S, S) bool, made of queries and keys."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    def attention(q: Any, k: Any, v: Any, mask: str) -> Any:
+        groups = q.shape[1] != k.shape[1]
+        return scaled_dot_product_attention(q, k, v, attn_mask=seen(q, k), enable_gqa=groups)
+
+    return attention
+
+
+def _causal(S: int, device: torch.device, ahead: int = 0) -> torch.Tensor:
+    """(S, S) bool; `ahead` positions that follow are seen too, which is a planted fault."""
+    import torch
+
+    return torch.ones(S, S, dtype=torch.bool, device=device).tril(ahead)
+
+
+def _blocks(pattern: str, left_out: int) -> Callable[[Any, Any], Any]:
+    """The mask of a pattern of blocks of 128 × 128, causal within them. Fixed patterns are made once."""
+    import torch
+
+    made: dict[int, Any] = {}
+
+    def seen(q: Any, k: Any) -> Any:
+        S = q.shape[2]
+        across = -(-S // BLOCK)
+        if pattern == "dynamic":
+            # Means over a block hold what comes later within it: which blocks are seen, not what is in them.
+            blocks = choose(scores(q.detach(), k.detach(), "causal", None, None), "causal", left_out)
+        elif S not in made:
+            blocks = torch.zeros(across, across, dtype=torch.bool)
+            for row, own in enumerate(_fixed(pattern, across, left_out)):
+                blocks[row, own] = True
+            blocks = blocks.to(q.device)
+        else:
+            return made[S]
+        wide = blocks.repeat_interleave(BLOCK, -1).repeat_interleave(BLOCK, -2)[..., :S, :S]
+        found = wide & _causal(S, q.device)
+        if pattern != "dynamic":
+            made[S] = found
+        return found
+
+    return seen
+
+
+def _fixed(pattern: str, across: int, left_out: int) -> list[list[int]]:
+    """Blocks of keys of each block of queries: the operator's layout, or at the same density the nearest
+    (`window`) or any (`random`).
+    """
+    if pattern == "static":
+        return layout(across, "causal", left_out)
+    rows = []
+    for row in range(across):
+        count = kept(row, across, "causal", left_out)
+        if pattern == "window":
+            rows.append(list(range(row - count + 1, row + 1)))
+        else:
+            rows.append([*random.Random(f"{across}/{row}").sample(range(row), count - 1), row])
+    return rows

@@ -1,0 +1,122 @@
+"""Products with inputs rounded to E4M3, emulated on any device, and what rounding does to the tensors it meets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+LARGEST = 448.0
+"""The largest number of E4M3."""
+GROUP = 128
+LEAST = 1e-12
+"""A tensor whose largest element is below is scaled as if that were it."""
+
+
+def scale(x: torch.Tensor, kind: str, square: bool = False) -> torch.Tensor:
+    """What x (M, K) is divided by before it is rounded, to broadcast to it: one for the tensor (`tensorwise`), for
+    a row (`rowwise`), for 128 elements of a row, or with `square` for 128 × 128 (`1x128`).
+    """
+    import torch
+    from torch.nn.functional import pad
+
+    size = x.abs().float()
+    if kind == "tensorwise":
+        return size.amax().clamp(min=LEAST) / LARGEST
+    if kind == "rowwise":
+        return size.amax(-1, keepdim=True).clamp(min=LEAST) / LARGEST
+    M, K = size.shape
+    tall = GROUP if square else 1
+    blocks = pad(size, (0, -K % GROUP, 0, -M % tall)).unflatten(1, (-1, GROUP)).unflatten(0, (-1, tall))
+    largest = blocks.amax((1, 3)).clamp(min=LEAST) / LARGEST
+    return torch.repeat_interleave(largest.repeat_interleave(GROUP, 1), tall, 0)[:M, :K]
+
+
+def rounded(x: torch.Tensor, by: torch.Tensor | float) -> torch.Tensor:
+    """x in x's dtype after a round trip through E4M3 at a scale; what is too large becomes the largest."""
+    import torch
+
+    scaled = (x.float() / by).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    return (scaled.float() * by).to(x.dtype)
+
+
+@dataclass
+class Probe:
+    """Looks at what linear layers multiply while it is `on`.
+
+    `seen` holds by place in the pass, for inputs, weights and gradients: the share of elements that are too large
+    for the scale, the share that become 0, and the largest magnitude.
+    """
+
+    kind: str
+    stuck: bool = False
+    on: bool = False
+    seen: dict[tuple[int, str], tuple[float, float, float]] = field(default_factory=dict)
+    places: int = 0
+
+    def begin(self) -> None:
+        """Looks from now on, at a whole pass."""
+        self.on, self.places = True, 0
+        self.seen.clear()
+
+    def look(self, place: int, what: str, x: torch.Tensor) -> None:
+        """Notes what rounding does to one tensor."""
+        import torch
+
+        x = x.detach().flatten(0, -2)
+        by = 1.0 if self.stuck else scale(x, self.kind, square=what == "weight")
+        scaled = (x.float() / by).abs()
+        # Half of E4M3's least number, 2^-9, is the largest that becomes 0.
+        lost = ((scaled <= 2.0**-10) & (x != 0)).float().mean()
+        # Rounding may take the largest element a last place above.
+        over = (scaled > LARGEST * (1 + 2.0**-20)).float().mean()
+        self.seen[place, what] = tuple(torch.stack([over, lost, x.abs().max().float()]).tolist())
+
+    def around(self, linear: Callable[..., Any]) -> Callable[..., Any]:
+        """The same products, looked at."""
+
+        def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
+            if not self.on:
+                return linear(x, weight, bias)
+            place, self.places = self.places, self.places + 1
+            self.look(place, "input", x)
+            self.look(place, "weight", weight)
+            out = linear(x, weight, bias)
+            if out.requires_grad:
+                out.register_hook(lambda grad: self.look(place, "gradient", grad))
+            return out
+
+        return multiply
+
+
+def emulated(kind: str, stuck: bool) -> Callable[..., Any]:
+    """`linear(x, weight, bias=None)` whose three products have all inputs rounded to E4M3. With `stuck`, a planted
+    fault: the scale is 1 for ever.
+    """
+    import torch
+
+    def product(a: Any, b: Any, square: bool) -> Any:
+        """a (M, K) times b (N, K) transposed; scales run along K, b's over 128 × 128 where it is a weight."""
+        scales = (1.0, 1.0) if stuck else (scale(a, kind), scale(b, kind, square))
+        return rounded(a, scales[0]) @ rounded(b, scales[1]).T
+
+    class Products(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+            ctx.save_for_backward(x, weight)
+            return product(x, weight, True)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            x, weight = ctx.saved_tensors
+            return product(grad, weight.T, True), product(grad.T, x.T, False)
+
+    def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
+        out = Products.apply(x.flatten(0, -2), weight)  # type: ignore[no-untyped-call]  # torch does not annotate it
+        out = out.unflatten(0, x.shape[:-1])
+        return out if bias is None else out + bias
+
+    return multiply

@@ -1,0 +1,282 @@
+"""Convergence: a model trained for N steps on bytes of the corpus, each system an arm, each replicate a seed.
+
+Arms of a case share initial weights, order of data and schedule. The loss on the validation text at declared steps
+is judged by equivalence; curves, speed and the gradients' health stand beside it. An arm that claims to compute
+the model's function is checked first, as `train` checks it; none may see what comes after a token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...registry.store.metric import Equivalence, Metric
+from ...registry.store.record import Case, Measurement
+from ..measure.verify import Incorrect
+from ..model import chosen
+from ..system import Assembly
+from ..workload import Workload
+from . import _expected as answer
+from . import _text as text
+from ._arms import ArmTrainer
+from ._recipe import HYPERPARAMETERS, Recipe
+from .train import METRICS as TRAIN
+from .train import catalog
+
+if TYPE_CHECKING:
+    from ..measure.session import Session
+    from ._training import Training
+
+MARGIN = 0.0025
+"""Of the paired relative difference of validation losses."""
+DECLARED = (1000, 5000, 10000)
+
+METRICS = (
+    Metric(
+        "bits_per_byte",
+        "bit",
+        summary="last",
+        judged=Equivalence(MARGIN),
+        label="bits/byte",
+        shown="table",
+        about="Of the validation text, after the last step.",
+    ),
+    *(
+        Metric(
+            f"bits_per_byte_at_{step}",
+            "bit",
+            summary="last",
+            judged=Equivalence(MARGIN),
+            label=f"bits/byte, {step} steps",
+            about=f"Of the validation text, after {step} steps.",
+        )
+        for step in DECLARED
+    ),
+    next(x for x in TRAIN if x.name == "tokens_per_s"),
+    Metric(
+        "steps_to_target", "1", label="steps to target", about="Until the validation loss is the case's target."
+    ),
+    Metric(
+        "seconds_to_target",
+        "s",
+        label="time to target",
+        about="Of training until then, validation and checkpoints apart.",
+    ),
+    Metric(
+        "bits_by_step", "bit", shown="never", abscissa="validated_step", about="Validation bits a byte by step."
+    ),
+    Metric("validated_step", "1", better="neither", shown="never"),
+    Metric(
+        "training_loss",
+        "1",
+        shown="never",
+        abscissa="training_step",
+        about="Mean over the steps since the point before, in nats a byte.",
+    ),
+    Metric("training_step", "1", better="neither", shown="never"),
+    Metric(
+        "gradient_cosine",
+        "1",
+        better="higher",
+        summary="minimum",
+        about="Between a layer's gradient and that of the same model in fp32, the least over layers and looks.",
+    ),
+    Metric(
+        "update_ratio",
+        "1",
+        better="neither",
+        summary="maximum",
+        about="A layer's update over its weights, by norm, the largest over layers and looks.",
+    ),
+    Metric("clipped", "1", better="neither", about="Share of steps whose gradients were clipped."),
+    Metric("nonfinite", "1", about="Steps whose gradients were not finite."),
+    Metric("skipped", "1", about="Steps that fp16 left out because gradients overflowed."),
+    Metric(
+        "fp8_share",
+        "1",
+        better="neither",
+        about="Share of product operations in 8 bits. From 0.9 on an arm bears the precision's name.",
+    ),
+    Metric(
+        "fp8_saturation",
+        "1",
+        summary="maximum",
+        about="Largest share of a tensor's elements beyond E4M3's largest.",
+    ),
+    Metric(
+        "fp8_underflow",
+        "1",
+        summary="maximum",
+        about="Largest share of a tensor's elements that become 0 in E4M3.",
+    ),
+    *(
+        Metric(f"{name}_by_layer", "1", better="neither", shown="never", about=about)
+        for name, about in (
+            ("gradient_norm", "Norm of a layer's gradient before clipping; layer -1 is what is in none."),
+            ("update_ratio", "A layer's update over its weights, by norm."),
+            ("gradient_cosine", "Between a layer's gradient and that in fp32."),
+            ("fp8_saturation", "Largest share of elements beyond E4M3's largest, of a layer's tensors."),
+            ("fp8_underflow", "Largest share of elements that become 0."),
+            ("fp8_amax", "Largest magnitude among a layer's inputs, weights and gradients of its linears."),
+        )
+    ),
+    Metric("health_step", "1", better="neither", shown="never", about="The step of each entry by layer."),
+    Metric("health_layer", "1", better="neither", shown="never", about="The layer of each entry by layer."),
+    *(x for x in TRAIN if x.name in ("loss_error", "gradient_error", "change_error")),
+)
+
+
+def read(case: Case) -> Recipe:
+    """What all arms of a case share. AdamW keeps masters and moments in fp32."""
+    return Recipe(
+        chosen=chosen(catalog().models, str(case.options["model"])),
+        B=case.axes["B"],
+        S=case.axes["S"],
+        accumulation=case.axes.get("A", 1),
+        dtype=case.dtype,
+        products=case.dtype,
+        state="plain" if case.dtype == "fp32" else "master32",
+        clip=1.0,
+    )
+
+
+def assemble(case: Case, assembly: Assembly) -> ArmTrainer:
+    """A system's arm."""
+    return ArmTrainer(read(case), assembly)
+
+
+def prepare(case: Case, session: Session) -> answer.Expected:
+    """The first steps' answer in fp32. Raises NotImplementedError for sequences longer than the model takes,
+    `Unavailable` where there is nothing to learn from.
+    """
+    r = read(case)
+    longest = r.chosen.model.longest(r.chosen.configuration)
+    if longest is not None and longest < r.S:
+        raise NotImplementedError(f"{r.chosen.name} has positions for {longest} tokens, not {r.S}")
+    if r.chosen.configuration.vocabulary < 256:
+        raise NotImplementedError(f"{r.chosen.name} has {r.chosen.configuration.vocabulary} tokens, bytes are 256")
+    text.source(str(case.options["data"]))
+    try:
+        return answer.compute(r, catalog(), session.seed, session.device.torch_device)
+    finally:
+        session.device.release()
+
+
+def measure(case: Case, system: ArmTrainer, session: Session, expected: answer.Expected) -> Measurement:
+    """One arm: checked where it claims to be the same function, trained, validated."""
+    from ._checkpoint import Checkpoint
+    from ._training import Training, verify
+
+    errors: dict[str, float] = {}
+    with session.stage("verify"):
+        if system.changes.same_function:
+            errors = verify(system, read(case), session, expected)
+    del expected
+    checkpoint = Checkpoint.of(
+        session.scratch,
+        case.operator,
+        case.name,
+        case.spec,
+        session.seed,
+        msgspec.to_builtins(system.assembly.system),
+    )
+    steps, lr = case.axes["N"], float(case.options["lr"])
+    source = text.source(str(case.options["data"]))
+    training = Training(system, source, steps, lr, session, catalog(), checkpoint)
+    try:
+        with session.stage("sample"):
+            training.run()
+        with session.stage("summarize"):
+            found = _measurement(training, errors, float(case.options["target"]), session)
+    except Incorrect:  # it would end so again
+        checkpoint.remove()
+        raise
+    checkpoint.remove()
+    return found
+
+
+def _measurement(training: Training, errors: dict[str, float], target: float, session: Session) -> Measurement:
+    from ...registry.detection.convergence import at, reached
+
+    done, trainer = training.progress, training.trainer
+    curve = [(float(step), bits) for step, bits in done.bits]
+    found: dict[str, Any] = {
+        "bits_per_byte": [curve[-1][1]],
+        "bits_by_step": [bits for _, bits in curve],
+        "validated_step": [step for step, _ in curve],
+        "training_loss": [loss for _, loss in done.losses],
+        "training_step": [float(step) for step, _ in done.losses],
+        "clipped": [int(trainer.counts["clipped"]) / training.steps],
+        "nonfinite": [float(trainer.counts["nonfinite"])],
+        **{name: [value] for name, value in errors.items()},
+    }
+    for step in DECLARED:
+        if step < training.steps:
+            found[f"bits_per_byte_at_{step}"] = [at(curve, step)]
+    if done.rates:
+        found["tokens_per_s"] = done.rates
+    if (step_there := reached(curve, target)) is not None:
+        found["steps_to_target"] = [step_there]
+        found["seconds_to_target"] = [done.seconds * step_there / training.steps]
+    if trainer.changes.dtype:
+        found["skipped"] = [float(trainer.counts["skipped"])]
+    if (share := training.share()) is not None:
+        found["fp8_share"] = [share]
+    found |= done.health.samples(training.compared, trainer.probe is not None and trainer.execution == "eager")
+    return Measurement(
+        samples={name: tuple(float(f"{x:.9g}") for x in values) for name, values in found.items()},
+        timer="own clock" if session.device.kind == "cpu" else "own clock, device synchronized",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converge(Workload):
+    """The workload. A case's hash covers its model, its data and how they are learned from."""
+
+    def computes(self, case: Case) -> tuple[object, ...]:
+        """How arms are trained and judged, by whose module, from which numbers."""
+        found = read(case).chosen
+        model = found.model
+        own = (model.module, model.weights, repr(found.configuration))
+        data = _data(case)
+        return (*super().computes(case), *own, data)
+
+
+def _data(case: Case) -> str:
+    """What names the text."""
+    if case.options["data"] == "corpus":
+        from ..corpus.manifest import load
+
+        return load().digest
+    return repr(text.SYNTHETIC)
+
+
+WORKLOAD = Converge(
+    name="converge",
+    summary="Training to a loss: is another precision, kernel, optimizer or attention as good, seed by seed?",
+    axes={
+        "B": "sequences a micro-batch",
+        "S": "bytes a sequence",
+        "N": "steps",
+        "A": "micro-batches a step",
+    },
+    options={
+        "model": tuple(x for model in catalog().models.values() for x in model.configurations),
+        "data": text.DATA,
+        "lr": (1e-3, 2.5e-4, 5e-4, 2e-3, 4e-3),
+        "target": (2.0, 1.0, 1.2, 1.5, 3.0, 4.0),
+    },
+    later={"A": 1},
+    dtypes=("bf16", "fp32"),
+    bytes=lambda case: read(case).bytes * case.axes["N"],
+    flops=lambda case: read(case).flops * case.axes["N"],
+    tokens=lambda case: read(case).tokens * case.axes["N"],
+    measured=METRICS,
+    prepare=prepare,
+    measure=measure,
+    assemble=assemble,
+    definition=(text.synthetic, text.validation, tuple(HYPERPARAMETERS.items())),
+    plans={},
+)

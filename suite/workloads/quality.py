@@ -1,0 +1,244 @@
+"""Quality: a trained model's perplexity, and what exchanging any part of it by another implementation costs.
+
+All systems get the same weights and text. Their logits are held to those of the same weights in fp32: divergence,
+agreement of the most likely byte, change of bits a byte. Two small tasks are made of the text itself: repeating
+what stood before, and finding what was planted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...registry.store.metric import Equivalence, Metric, Ratio
+from ...registry.store.record import Case, Measurement
+from ..system import Assembly
+from ..workload import Workload
+from . import _expected as answer
+from . import _text as text
+from . import converge
+from ._arms import ArmTrainer
+from .train import catalog
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..measure.session import Session
+
+TASKS = ("corpus", "lambada_openai", "hellaswag", "piqa", "arc_easy")
+"""Of the corpus itself, or lm-eval's, which need its data."""
+EXAMPLES = 200
+"""Of one of lm-eval's tasks."""
+TIE = 5e-2
+"""Logits that are as near as that are equal: of bf16, which of two near 10 is the larger is rounding's."""
+BATCHES = 4
+"""Batches of text and of each small task."""
+KEY = 8
+"""Bytes of what is planted."""
+
+METRICS = (
+    Metric(
+        "quality_bits",
+        "bit",
+        summary="last",
+        judged=Equivalence(0.0025),
+        label="bits/byte",
+        shown="table",
+        about="Perplexity of the validation text as bits a byte: its logarithm to the base 2.",
+    ),
+    Metric(
+        "quality_change",
+        "1",
+        better="neither",
+        label="change of bits",
+        shown="table",
+        about="Of bits a byte against the same weights in fp32, relative.",
+    ),
+    Metric(
+        "kl",
+        "1",
+        across="maximum",
+        judged=Ratio(above=1.0, test="separation", floor=1e-7),
+        label="KL",
+        shown="table",
+        about="Divergence of the distribution from that in fp32, nats a byte.",
+    ),
+    Metric(
+        "top1_agreement",
+        "1",
+        better="higher",
+        label="top-1 agreement",
+        shown="table",
+        about="Share of positions with the same most likely byte as in fp32, those left out where two are equal.",
+    ),
+    Metric("ties", "1", better="neither", about="Share of positions left out there."),
+    Metric("copying_bits", "bit", about="Of text that stands in the window a second time."),
+    Metric(
+        "needle_bits", "bit", about="Of eight bytes that were planted in the window and are asked for at its end."
+    ),
+    Metric("task_accuracy", "1", better="higher", label="accuracy", about="Of one of lm-eval's tasks."),
+)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Batches (tokens, targets) of (B, S) by what they are, the weights, and logits of the text in fp32."""
+
+    weights: dict[str, Any]
+    batches: dict[str, list[tuple[Any, Any]]]
+    logits: list[Any]
+
+
+def assemble(case: Case, assembly: Assembly) -> ArmTrainer:
+    """A system of parts, of which only the forward pass is used."""
+    return ArmTrainer(converge.read(case), assembly)
+
+
+def prepare(case: Case, session: Session) -> Prepared:
+    """Text, tasks, weights and the logits of the model in fp32."""
+    import torch
+
+    from ._weights import load
+
+    r, device = converge.read(case), session.device.torch_device
+    data, steps = str(case.options["data"]), case.axes["N"]
+    longest = r.chosen.model.longest(r.chosen.configuration)
+    if longest is not None and longest < r.S:
+        raise NotImplementedError(f"{r.chosen.name} has positions for {longest} tokens, not {r.S}")
+    source = text.source(data)
+    weights = {name: x.to(device) for name, x in load(r.chosen.name, data, steps).items()}
+    found = list(text.validation(source, r.B, r.S, device))[:BATCHES]
+    batches = {"text": found, "copying": [_copied(x) for x, _ in found]}
+    batches["needle"] = [_planted(x, session.seed) for x, _ in found]
+    module = answer.reference_module(
+        r.chosen, r.S, catalog(), device, {"loss": lambda x, weight, target: x @ weight.mT}
+    )
+    with torch.no_grad():
+        for name, x in module.named_parameters():
+            x.copy_(weights[name])
+        logits = [module(x, y).view(*x.shape, -1) for x, y in found]
+    return Prepared(weights, batches, logits)
+
+
+def _copied(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first half twice; only the second time counts. Targets that do not are -1."""
+    import torch
+
+    half = tokens.shape[1] // 2
+    twice = torch.cat([tokens[:, :half], tokens[:, :half]], 1)
+    targets = torch.full_like(twice, -1)
+    targets[:, half:-1] = twice[:, half + 1 :]
+    return twice, targets
+
+
+def _planted(tokens: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Letters planted after a mark at some place of the first half, and the mark again before the end."""
+    import torch
+
+    S = tokens.shape[1]
+    generator = torch.Generator().manual_seed(seed % (1 << 62))
+    found, targets = tokens.clone(), torch.full_like(tokens, -1)
+    size = min(KEY, S // 4)
+    mark = torch.tensor(list(b"\n#"), device=tokens.device)
+    for row in range(len(tokens)):
+        key = torch.randint(97, 123, (size,), generator=generator).to(tokens.device)
+        planted = torch.cat([mark, key])
+        at = int(torch.randint(0, max(1, S // 2 - len(planted)), (), generator=generator))
+        found[row, at : at + len(planted)] = planted
+        found[row, S - len(planted) :] = planted
+        targets[row, S - size - 1 : S - 1] = key
+    return found, targets
+
+
+def measure(case: Case, system: ArmTrainer, session: Session, prepared: Prepared) -> Measurement:
+    """One system: its logits held to those in fp32, its perplexity, the small tasks."""
+    from ...registry.detection.quality import exchanged
+    from ..measure.verify import Incorrect
+
+    if system.execution != "eager":
+        raise NotImplementedError("parts are exchanged; how the rest is executed is what `train` compares")
+    system.load(prepared.weights.items())
+    task = str(case.options["task"])
+    with session.stage("verify"):
+        found = _against(system.logits, prepared)
+        if system.changes.same_function:
+            precision = "bf16" if system.changes.dtype else system.recipe.products
+            wrong = exchanged(found["kl"], found["top1_agreement"], found["quality_change"], precision)
+            if wrong is not None:
+                raise Incorrect(wrong)
+    with session.stage("sample"):
+        for name in ("copying", "needle"):
+            found[f"{name}_bits"] = _bits(system.logits, prepared.batches[name])
+        if task != "corpus":
+            from ._lm_eval import accuracy, language_model
+
+            r = system.recipe
+            model = language_model(system.logits, r.B, r.S, session.device.torch_device)
+            found["task_accuracy"] = accuracy(task, model, EXAMPLES)
+    samples: dict[str, tuple[float, ...]] = {name: (float(f"{x:.9g}"),) for name, x in found.items()}
+    return Measurement(samples=samples, timer="none: nothing is timed")
+
+
+def _against(logits: Callable[[Any], Any], prepared: Prepared) -> dict[str, float]:
+    """What an arm's logits say of the text beside those in fp32. Raises `Incorrect` where they are not finite."""
+    import torch
+
+    from ..measure.verify import Incorrect
+
+    sums = dict.fromkeys(("own", "wide", "kl", "agreed", "apart"), 0.0)
+    count = 0
+    for (tokens, targets), wide in zip(prepared.batches["text"], prepared.logits, strict=True):
+        own = logits(tokens)
+        if not bool(torch.isfinite(own).all()):
+            raise Incorrect("logits are not finite")
+        likely, sure = own.double().log_softmax(-1), wide.double().log_softmax(-1)
+        sums["own"] -= float(likely.gather(-1, targets[..., None]).sum())
+        sums["wide"] -= float(sure.gather(-1, targets[..., None]).double().sum())
+        sums["kl"] += float((sure.exp() * (sure - likely)).double().sum())
+        two = wide.topk(2, -1).values
+        apart = (two[..., 0] - two[..., 1]) > TIE
+        sums["agreed"] += float(((own.argmax(-1) == wide.argmax(-1)) & apart).sum())
+        sums["apart"] += float(apart.sum())
+        count += targets.numel()
+    return {
+        "quality_bits": sums["own"] / count / text.BITS,
+        "quality_change": sums["own"] / sums["wide"] - 1,
+        "kl": max(0.0, sums["kl"] / count),
+        "top1_agreement": sums["agreed"] / sums["apart"] if sums["apart"] else 1.0,
+        "ties": 1 - sums["apart"] / count,
+    }
+
+
+def _bits(logits: Callable[[Any], Any], batches: list[tuple[Any, Any]]) -> float:
+    """Bits a byte over the targets that count."""
+    total, count = 0.0, 0
+    for tokens, targets in batches:
+        likely = logits(tokens).log_softmax(-1)
+        counts = targets >= 0
+        own = likely.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+        total -= float(own[counts].double().sum())
+        count += int(counts.sum())
+    return total / count / text.BITS
+
+
+WORKLOAD = Workload(
+    name="quality",
+    summary="A trained model's perplexity, and what exchanging a kernel costs it",
+    axes={"B": "sequences a batch", "S": "bytes a sequence", "N": "steps that the weights were trained for"},
+    options={
+        "model": tuple(x for model in catalog().models.values() for x in model.configurations),
+        "data": text.DATA,
+        "task": TASKS,
+    },
+    later={"task": "corpus"},
+    dtypes=("bf16", "fp32"),
+    bytes=lambda case: 0,
+    flops=lambda case: 0,
+    tokens=lambda case: case.axes["B"] * case.axes["S"],
+    measured=METRICS,
+    prepare=prepare,
+    measure=measure,
+    assemble=assemble,
+    plans={},
+)

@@ -1,0 +1,122 @@
+"""Verdicts on training another way, on literal losses and curves."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from kernelmark.registry.detection.convergence import (
+    at,
+    at_step,
+    matched,
+    rate_tried,
+    reached,
+    steps_ratio,
+)
+from kernelmark.registry.store.metric import Equivalence
+
+RULE = Equivalence(margin=0.0025)
+BASE = {0: 1.500, 1: 1.510, 2: 1.495, 3: 1.505, 4: 1.502}
+WOBBLE = (0.0002, -0.0003, 0.0001, 0.0004, -0.0001)
+
+
+def arm(change: float, seeds: int = 5, scale: float = 1.0) -> dict[int, float]:
+    return {seed: BASE[seed] * (1 + change + scale * WOBBLE[seed]) for seed in range(seeds)}
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [(0.0, "equivalent"), (0.0018, "equivalent"), (0.005, "worse"), (-0.005, "better"), (0.0025, "inconclusive")],
+)
+def test_a_loss_is_equivalent_within_a_quarter_of_a_percent(change, kind):
+    assert at_step(BASE, arm(change), RULE).kind == kind
+
+
+@pytest.mark.parametrize(("seeds", "more"), [(4, 1), (3, 2), (2, 3), (0, 5)])
+def test_fewer_than_five_seeds_say_nothing_and_how_many_are_missing(seeds, more):
+    found = at_step(BASE, arm(0.0, seeds), RULE)
+    assert found.kind == "inconclusive"
+    assert found.needed == more
+    assert found.reason.startswith(f"{seeds} of at least 5 seeds, {more} more needed")
+
+
+def test_noisy_seeds_are_inconclusive_and_say_how_many_more():
+    found = at_step(BASE, arm(0.0, scale=12), RULE)
+    assert found.kind == "inconclusive"
+    assert found.needed
+    assert found.needed > 1
+
+
+def test_an_arm_worsened_by_half_a_percent_is_called_worse_nine_times_in_ten():
+    generator = np.random.default_rng(7)
+    calls = 0
+    for _ in range(100):
+        drawn = {x: BASE[x] * (1 + 0.005 + generator.normal(0, 0.001)) for x in BASE}
+        calls += at_step(BASE, drawn, RULE).kind == "worse"
+    assert calls >= 90
+
+
+def curve(speed: float = 1.0, steps: int = 100) -> list[tuple[float, float]]:
+    """A loss that falls as a power of the step, some times as fast."""
+    return [(float(x), 2.0 * (1 + speed * x / 10) ** -0.3) for x in range(0, steps + 1, 10)]
+
+
+def test_where_a_loss_is_reached():
+    line = [(0.0, 4.0), (10.0, 2.0), (20.0, 1.0)]
+    assert reached(line, 3.0) == 5.0
+    assert reached(line, 1.5) == 15.0
+    assert reached(line, 5.0) == 0.0
+    assert reached(line, 0.5) is None
+    assert at(line, 15) == 1.5
+
+
+def test_the_same_curve_takes_as_many_steps_noise_or_not():
+    noisy = [(x, y * (1.01 if x in (20.0, 90.0) else 1)) for x, y in curve()]
+    found = steps_ratio(dict.fromkeys(range(5), noisy), dict.fromkeys(range(5), noisy))
+    assert (found.kind, found.ratio, found.low, found.high) == ("within", 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("speed", "kind", "ratio"),
+    [(1.02, "within", 1 / 1.02), (0.97, "within", 1 / 0.97), (0.9, "exceeded", 100 / 95)],
+)
+def test_the_105_percent_rule(speed, kind, ratio):
+    found = steps_ratio(dict.fromkeys(range(5), curve()), {x: curve(speed) for x in range(5)})
+    assert found.kind == kind
+    assert found.ratio == pytest.approx(ratio, rel=2e-3)
+    assert found.unreached == (5 if kind == "exceeded" else 0)
+
+
+def test_one_seed_that_never_gets_there_is_no_pass():
+    base = dict.fromkeys(range(5), curve())
+    found = steps_ratio(base, {**base, 3: curve(0.5)})
+    assert found.kind == "inconclusive"
+    assert "not reached in 1 of 5 seeds" in found.reason
+
+
+def test_the_rule_needs_five_seeds_too():
+    few = dict.fromkeys(range(2), curve())
+    found = steps_ratio(few, few)
+    assert (found.kind, found.seeds) == ("inconclusive", 2)
+    assert "3 more seeds needed" in found.reason
+    assert steps_ratio({0: curve()}, {1: curve()}).kind == "inconclusive"
+
+
+def test_speed_at_equal_quality_is_the_ratio_of_rates_over_that_of_steps():
+    base, slower = dict.fromkeys(range(5), curve()), {x: curve(1 / 1.04) for x in range(5)}
+    rates = dict.fromkeys(range(5), 100.0), dict.fromkeys(range(5), 130.0)
+    found = matched(base, slower, *rates)
+    assert found is not None
+    assert found.speedup == pytest.approx(1.3 / 1.04, rel=2e-3)
+    assert found.low <= found.speedup <= found.high
+    assert matched(base, {x: curve(0.5) for x in range(5)}, *rates) is None, "the loss was never reached"
+    assert matched(base, slower, {0: 1.0}, {0: 1.0}) is None
+
+
+def test_the_rate_of_the_base_is_near_the_best_of_five():
+    losses = {lr: abs(math.log(lr / 1e-3)) + 1 for lr in (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
+    assert rate_tried(losses, 1e-3) is None
+    assert rate_tried(losses, 2e-3) is None
+    assert "from the best of 5 tried, 0.001" in str(rate_tried(losses, 4e-3))
+    assert "4 rates were tried" in str(rate_tried({k: v for k, v in losses.items() if k != 4e-3}, 1e-3))

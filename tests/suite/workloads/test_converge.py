@@ -1,0 +1,250 @@
+"""Arms of training: paired, checked, what each changes; one killed in the middle ends with the same numbers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from kernelmark.registry.store.record import Measurement
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.measure.device import Cpu
+from kernelmark.suite.measure.session import Session
+from kernelmark.suite.measure.stages import Stages
+from kernelmark.suite.measure.stopping import Sampling
+from kernelmark.suite.measure.verify import Incorrect, Unavailable
+from kernelmark.suite.system import Assembly, Changes, System
+from kernelmark.suite.workloads import converge
+from kernelmark.suite.workloads._arms import ArmTrainer, low_share, masked, recipe_of, two_of_four
+from kernelmark.suite.workloads._arms import _blocks as blocks_of
+from kernelmark.suite.workloads._fp8 import Probe, rounded, scale
+from kernelmark.suite.workloads._text import source
+from kernelmark.suite.workloads._training import rate, validated
+
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def arm(catalog: Catalog):
+    """Trains an arm of a tiny case; all share one preparation."""
+    axes = {"B": 2, "S": 16, "N": STEPS}
+    options = {"model": "gpt2-tiny", "data": "synthetic", "lr": 4e-3, "target": 4.0}
+    case = converge.WORKLOAD.case(axes, "fp32", "program", **options)
+    session = Session(Cpu(), 11, 0, Sampling(), Stages())
+    prepared = converge.prepare(case, session)
+
+    def make(changes: Changes = Changes(), **fields: object) -> ArmTrainer:  # noqa: B008  # it is frozen
+        return converge.assemble(case, Assembly(System("arm", changes=changes, **fields), catalog))  # type: ignore[arg-type]  # as tests give them
+
+    def train(changes: Changes = Changes(), **fields: object) -> Measurement:  # noqa: B008  # it is frozen
+        return converge.measure(case, make(changes, **fields), session, prepared)
+
+    train.make = make  # type: ignore[attr-defined]  # a second way to call the fixture
+    return train
+
+
+@pytest.fixture(scope="module")
+def plain(arm) -> Measurement:
+    return arm()
+
+
+def numbers(found: Measurement) -> dict[str, tuple[float, ...]]:
+    """All that does not hang on a clock."""
+    return {x: y for x, y in found.samples.items() if x not in ("tokens_per_s", "seconds_to_target")}
+
+
+def test_an_arm_learns_and_says_how_its_gradients_are(plain):
+    found = plain.samples
+    assert found["validated_step"] == (0, 5, 10, 15, 20)
+    assert found["bits_per_byte"][0] == found["bits_by_step"][-1] < found["bits_by_step"][0] - 1
+    assert found["training_step"] == (5, 10, 15, 20)
+    assert len(found["health_step"]) == 4 * 3
+    assert set(found["health_layer"]) == {-1, 0, 1}
+    assert min(found["gradient_cosine_by_layer"]) > 0.9999
+    assert 0 < found["update_ratio"][0] < 0.1
+    assert found["nonfinite"] == (0,)
+
+
+def test_the_same_arm_twice_has_the_same_numbers(arm, plain):
+    assert numbers(arm()) == numbers(plain)
+
+
+def test_eight_bits_are_near_and_tell_what_they_lose(arm, plain):
+    found = arm(Changes(products="e4m3_rowwise")).samples
+    base = plain.samples["bits_per_byte"][0]
+    assert found["bits_per_byte"][0] == pytest.approx(base, rel=0.02)
+    assert found["bits_per_byte"][0] != base
+    assert 0.9 < found["gradient_cosine"][0] < 0.9999
+    assert found["fp8_saturation"] == (0,)
+    assert 0 < found["fp8_underflow"][0] < 0.1
+    assert max(found["fp8_amax_by_layer"]) > 1
+    assert 0.5 < found["fp8_share"][0] < 0.9
+
+
+@pytest.mark.parametrize("changes", [Changes(dtype="fp16"), Changes(gradients="topk"), Changes(weights="2:4")])
+def test_other_arms_learn(arm, plain, changes):
+    found = arm(changes).samples["bits_by_step"]
+    assert found[-1] != plain.samples["bits_by_step"][-1]
+    assert found[-1] < found[0] - (0.1 if changes.gradients else 1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("no_bias_correction", "after 3 steps: the change of"),
+        ("unscaled_momentum", "after 3 steps: the change of"),
+        ("mask_off_by_one", "the first step: the loss is|the gradient of"),
+    ],
+)
+def test_planted_faults_are_incorrect(arm, fault, said):
+    with pytest.raises(Incorrect, match=said):
+        arm(Changes(fault=fault))
+
+
+def test_a_leak_is_seen_where_no_answer_is_known(arm):
+    # With another attention there is no answer to compare with.
+    trainer = arm.make(Changes(attention="window-50"))
+    given = trainer.parts
+
+    def parts(device):
+        leaking = masked(lambda q, k: torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(1))
+        return given(device) | {"attention": leaking}
+
+    trainer.parts = parts
+    session = Session(Cpu(), 3, 0, Sampling(), Stages())
+    case = converge.WORKLOAD.case(
+        {"B": 2, "S": 16, "N": 5}, "fp32", "program", model="gpt2-tiny", data="synthetic"
+    )
+    with pytest.raises(Incorrect, match="position 7 sees what comes after it"):
+        converge.measure(case, trainer, session, None)
+
+
+def test_arms_that_cannot_be_here_say_why(arm, monkeypatch, tmp_path):
+    with pytest.raises(ImportError, match="torchao"):
+        arm(Changes(optimizer="torchao_adamw_8bit"))
+    with pytest.raises(ImportError, match="torchao"):
+        arm(precision="float8_1x128")
+    with pytest.raises(NotImplementedError, match="mamba2-1m-bytes has 1018648 parameters"):
+        arm.make(Changes(model="mamba2-1m-bytes"))
+    monkeypatch.setenv("KERNELMARK_CORPUS", str(tmp_path))
+    with pytest.raises(Unavailable, match="data: no corpus .* kernelmark corpus build"):
+        source("corpus")
+
+
+def test_a_plan_that_names_an_unknown_change_is_refused():
+    import msgspec
+
+    with pytest.raises(msgspec.ValidationError, match="there is linear, and static"):
+        msgspec.convert({"name": "x", "changes": {"attention": "static-80"}}, System)
+    with pytest.raises(msgspec.ValidationError, match="weight"):
+        msgspec.convert({"name": "x", "changes": {"weight": "2:4"}}, System)
+
+
+def test_models_of_equal_parameters_are_arms_of_one_case(catalog):
+    case = converge.WORKLOAD.case({"B": 1, "S": 16, "N": 5}, "fp32", "program", model="gpt2-1m-bytes")
+    assembly = Assembly(System("ssd", changes=Changes(model="mamba2-1m-bytes")), catalog)
+    assert recipe_of(converge.read(case), assembly).chosen.name == "mamba2-1m-bytes"
+    case = converge.WORKLOAD.case({"B": 32, "S": 512, "N": 5}, "bf16", "program", model="gpt2-86m-bytes")
+    assert low_share(converge.read(case)) == pytest.approx(0.945, abs=1e-3)
+
+
+def test_rounding_to_eight_bits():
+    x = torch.tensor([[448.0, 1.0, 1e-3, 0.0]])
+    assert rounded(x, 1.0).tolist() == [[448.0, 1.0, 2.0**-9, 0.0]]
+    assert rounded(2 * x, 1.0)[0, 0] == 448, "what is too large is the largest"
+    assert scale(2 * x, "tensorwise").item() == 2
+    wide = torch.ones(3, 300)
+    wide[2, 290] = 896
+    by = scale(wide, "1x128")
+    assert by.shape == wide.shape
+    assert (by[2, 255].item(), by[2, 256].item(), by[1, 256].item()) == pytest.approx((1 / 448, 2, 1 / 448))
+    assert scale(wide, "1x128", square=True)[0, 256] == 2
+    assert scale(wide, "rowwise").flatten().tolist() == pytest.approx([1 / 448, 1 / 448, 2])
+
+
+def test_a_scale_that_is_stuck_shows_as_saturation_and_underflow():
+    probe = Probe("tensorwise", stuck=True)
+    probe.look(0, "input", torch.tensor([[1000.0, 1.0, 1e-4, 0.0]]))
+    assert probe.seen[0, "input"] == (0.25, 0.25, 1000.0)
+
+
+def test_two_of_four_are_kept():
+    weight = torch.tensor([[1.0, -3.0, 2.0, 0.5, 1.0, 1.0, 1.0, 1.0]])
+    assert two_of_four(weight).tolist() == [[0, -3, 2, 0, 1, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("pattern", ["static", "window", "random", "dynamic"])
+def test_patterns_of_equal_density_never_look_ahead(pattern):
+    q = torch.randn(1, 2, 1024, 8, generator=torch.Generator().manual_seed(0))
+    seen = blocks_of(pattern, 50)(q, q)
+    assert seen.shape[-2:] == (1024, 1024)
+    assert not seen.triu(1).any()
+    assert seen.diagonal(dim1=-2, dim2=-1).all()
+    wide = seen.reshape(-1, 8, 128, 8, 128).any(4).any(2)
+    assert wide.sum((1, 2)).unique().tolist() == [sum(max(1, (n * 50 + 50) // 100) for n in range(1, 9))]
+
+
+def test_the_rate_rises_and_falls():
+    rates = [rate(x, 1000, 1.0) for x in range(1000)]
+    assert rates[0] == pytest.approx(0.05)
+    assert max(rates) == pytest.approx(1, abs=2e-3)
+    assert rates.index(max(rates)) == 19
+    assert rates[-1] == pytest.approx(0.1, abs=1e-3)
+    assert {1000, 5000, 10000} <= set(validated(10000))
+
+
+KILLED = """
+import sys
+from pathlib import Path
+
+import torch
+from kernelmark.suite.measure.device import Cpu
+from kernelmark.suite.measure.session import Session
+from kernelmark.suite.measure.stages import Stages
+from kernelmark.suite.measure.stopping import Sampling
+from kernelmark.suite.system import Assembly, Changes, System
+from kernelmark.suite.workloads import converge
+
+torch.set_num_threads(1)
+options = {"model": "gpt2-tiny", "data": "synthetic"}
+case = converge.WORKLOAD.case({"B": 1, "S": 16, "N": 64}, "fp32", "program", **options)
+session = Session(Cpu(), 5, 0, Sampling(), Stages(), Path(sys.argv[1]))
+system = System("int8", changes=Changes(gradients="int8"))
+converge.measure(case, converge.assemble(case, Assembly(system, converge.catalog())), session, None)
+"""
+
+
+def test_a_killed_program_goes_on_bitwise(catalog: Catalog, tmp_path: Path, monkeypatch) -> None:
+    from kernelmark.suite.workloads import _training
+
+    started = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path / "scratch")],
+        env={**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"},
+    )
+    until = time.monotonic() + 100
+    while time.monotonic() < until and started.poll() is None and not list(tmp_path.glob("scratch/*.pt")):
+        time.sleep(0.002)
+    started.kill()
+    started.wait()
+    (kept,) = tmp_path.glob("scratch/*.pt")
+    assert 0 < torch.load(kept, weights_only=True)["progress"]["step"] < 64
+    options = {"model": "gpt2-tiny", "data": "synthetic"}
+    case = converge.WORKLOAD.case({"B": 1, "S": 16, "N": 64}, "fp32", "program", **options)
+    assembly = Assembly(System("int8", changes=Changes(gradients="int8")), catalog)
+    steps = []
+    given = _training.Training._step
+    monkeypatch.setattr(
+        _training.Training, "_step", lambda self, step, look: (steps.append(step), given(self, step, look))
+    )
+    made = []
+    for scratch in (tmp_path / "scratch", None):
+        session = Session(Cpu(), 5, 0, Sampling(), Stages(), scratch)
+        made.append(numbers(converge.measure(case, converge.assemble(case, assembly), session, None)))
+    assert steps[0] > 0, "it began where it was killed"
+    assert steps[-64:] == list(range(64))
+    assert made[0] == made[1]
+    assert not (tmp_path / "scratch").exists(), "what is finished leaves nothing"

@@ -1,0 +1,139 @@
+"""A small checkpoint made by its command, and parts exchanged in it: a right one, a rounded one, a wrong one."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from kernelmark.suite import cli
+from kernelmark.suite.measure.device import Cpu
+from kernelmark.suite.measure.session import Session
+from kernelmark.suite.measure.stages import Stages
+from kernelmark.suite.measure.stopping import Sampling
+from kernelmark.suite.measure.verify import Incorrect, Unavailable
+from kernelmark.suite.system import Assembly, Changes, System
+from kernelmark.suite.workloads import quality
+from kernelmark.suite.workloads._lm_eval import accuracy, language_model, score
+
+S = 32
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> str:
+    """A folder with a checkpoint of a tiny model, made by the command."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("KERNELMARK_CHECKPOINTS", str(folder))
+    arguments = ["checkpoint", "gpt2-tiny", "--data", "synthetic", "--steps", "30", "--batch", "4"]
+    with pytest.raises(SystemExit) as ended:
+        cli.run_command(cli.cli, [*arguments, "--sequence", str(S), "--device", "cpu"])
+    patch.undo()
+    assert not ended.value.code
+    assert [x.name for x in folder.iterdir()] == ["gpt2-tiny-synthetic-30.pt"]
+    return str(folder)
+
+
+@pytest.fixture
+def exchange(made, catalog, monkeypatch):
+    """Measures a system on that checkpoint."""
+    monkeypatch.setenv("KERNELMARK_CHECKPOINTS", made)
+
+    def do(system: System, parts: dict | None = None, steps: int = 30, **options: str):
+        options = {"model": "gpt2-tiny", "data": "synthetic", **options}
+        case = quality.WORKLOAD.case({"B": 4, "S": S, "N": steps}, "fp32", "program", **options)
+        session = Session(Cpu(), 3, 0, Sampling(), Stages())
+        trainer = quality.assemble(case, Assembly(system, catalog))
+        if parts:
+            given = trainer.parts
+            trainer.parts = lambda device: given(device) | parts
+        return quality.measure(case, trainer, session, quality.prepare(case, session)).samples
+
+    return do
+
+
+def test_the_same_kernels_cost_nothing(exchange):
+    found = exchange(System("torch"))
+    assert found["kl"][0] < 1e-8
+    assert found["top1_agreement"] == (1.0,)
+    assert abs(found["quality_change"][0]) < 1e-6
+    assert 4 < found["quality_bits"][0] < 8.5, "it has learned something, of 9 bits that 512 tokens have"
+    assert found["needle_bits"][0] > 3
+    assert found["copying_bits"][0] > 3
+
+
+def test_eight_bits_cost_a_little(exchange):
+    found = exchange(System("fp8", changes=Changes(products="e4m3_rowwise")))
+    assert 1e-6 < found["kl"][0] < 2e-2
+    assert found["quality_change"][0] != 0
+
+
+def test_a_wrong_kernel_is_incorrect(exchange):
+    def relu(x, approximate):
+        return torch.relu(x)
+
+    with pytest.raises(Incorrect, match="KL divergence .* nats a byte, allowed 1e-05"):
+        exchange(System("torch"), parts={"activation": relu})
+
+
+def test_another_function_is_told_and_not_refused(exchange):
+    found = exchange(System("linear", changes=Changes(attention="linear")))
+    assert found["kl"][0] > 1e-5
+
+
+def test_what_is_not_here_says_how_to_make_it(exchange):
+    with pytest.raises(Unavailable, match="kernelmark checkpoint gpt2-tiny --data synthetic --steps 31"):
+        exchange(System("torch"), steps=31)
+    with pytest.raises(NotImplementedError, match="parts are exchanged"):
+        exchange(System("torch", execution="compile"))
+
+
+def test_an_unknown_model_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.run_command(cli.cli, ["checkpoint", "gpt2-tny", "--device", "cpu"])
+    assert ended.value.code == 2
+    assert "gpt2-tiny" in capsys.readouterr().err
+
+
+def certain(tokens: torch.Tensor) -> torch.Tensor:
+    """Logits by which the next byte is the last one plus one, with e times the weight of any other."""
+    return torch.nn.functional.one_hot((tokens + 1) % 256, 256).float()
+
+
+def test_continuations_are_scored_by_their_bytes():
+    likely = 1.0 - torch.tensor(255 + torch.e).log().item()
+    found = score(certain, 2, 8, "cpu", [("a", "bcd"), ("a", "bdd"), ("", "x"), ("0123456789", "ab")])
+    assert found[0] == (pytest.approx(3 * likely, rel=1e-5), True)
+    assert found[1] == (pytest.approx(3 * likely - 2, rel=1e-5), False)
+    assert not found[2][1]
+    assert found[3] == (pytest.approx(2 * likely - 1, rel=1e-5), False), "of a long context the end counts"
+
+
+def test_lm_eval_is_asked_through_its_own_interface(exchange, monkeypatch):
+    """By a stand-in for the library, whose part of the interface is as in lm_eval 0.4.13."""
+    model = ModuleType("lm_eval.api.model")
+    model.LM = type("LM", (), {})
+    library = ModuleType("lm_eval")
+    library.simple_evaluate = lambda model, tasks, **rest: {
+        "results": {tasks[0]: {"acc,none": float(model.loglikelihood([SimpleNamespace(args=("a", "b"))])[0][1])}}
+    }
+    for name, module in (
+        ("lm_eval", library),
+        ("lm_eval.api", ModuleType("lm_eval.api")),
+        (model.__name__, model),
+    ):
+        monkeypatch.setitem(sys.modules, name, module)
+    lm = language_model(certain, 1, 8, "cpu")
+    assert accuracy("piqa", lm, 5) == 1.0
+    long = lm.loglikelihood_rolling([SimpleNamespace(args=("abcdefghijkl",))])
+    assert long[0] < 0
+    found = exchange(System("torch"), task="piqa")
+    assert found["task_accuracy"][0] in (0.0, 1.0)
+
+    def offline(**asked):
+        raise ConnectionError("no network")
+
+    library.simple_evaluate = offline
+    with pytest.raises(Unavailable, match="data: piqa: no network"):
+        accuracy("piqa", lm, 5)
