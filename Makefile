@@ -48,7 +48,7 @@ test-images: $(VENV)/.tested pin-check
 PARALLEL := -n 2 --dist worksteal --timeout 300
 test: $(VENV)/.tested check
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m 'not image and not docker' --ignore tests/kernels
+	$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m 'not image and not docker and not ranks' --ignore tests/kernels
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not targets' tests/kernels
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
@@ -69,6 +69,12 @@ COMPILED := ssd mamba3 linear_attention selective_scan selective_state_update ca
 test-targets: $(VENV)/.tested
 	$(BIN)/python -m pytest $(PARALLEL) -m targets tests/kernels
 	for target in $(TARGETS); do $(BIN)/python tests/kernels/compiled.py --count $$target $(COMPILED); done
+
+# Ranks of cases on several GPUs, here processes, killed and held in every stage, TIMES each: minutes.
+.PHONY: test-ranks
+TIMES ?= 1
+test-ranks: $(VENV)/.tested
+	KERNELMARK_TEST_TIMES=$(TIMES) $(BIN)/python -m pytest -m ranks tests/suite/run/test_ranks.py --timeout 300
 
 check: $(VENV)/.tested
 	$(BIN)/ruff format --check .

@@ -35,6 +35,9 @@ from .plan_option import plan_option
 @click.option(
     "--timer", type=click.Choice(["auto", "events", "graph", "cupti"]), help="GPU timer; default: the case's own."
 )
+@click.option(
+    "--gpus", metavar="0,1", help="GPUs that it may use, as nvidia-smi numbers them; default: all visible."
+)
 @click.option("--shard", metavar="I/N", help="Only the I-th of N parts of the plan, cut by case; needs --run.")
 @click.option("--run", "name", help="The run's name: one for all shards, on whichever machine.")
 @click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
@@ -50,6 +53,7 @@ def command_run(
     replicates: int | None,
     cache: str | None,
     timer: TimerName | None,
+    gpus: str | None,
     shard: str | None,
     name: str | None,
     seed: int | None,
@@ -70,6 +74,7 @@ def command_run(
             if operators or implementations or replicates or any(given):
                 raise InputError("--resume goes on with what its run was asked; leave the other options out.")
             run = supervisor.resume(resume, home, catalog, listener)
+            run.gpus = _gpus(gpus, run.device)
         else:
             chosen = device_named(device)
             loaded = plans.load(plan, catalog, chosen, operators).but(replicates, cache, timer)
@@ -85,6 +90,7 @@ def command_run(
                 request=Request(shard=part),
                 catalog=catalog,
                 device=chosen,
+                gpus=_gpus(gpus, chosen),
                 home=home,
                 seed=secrets.randbits(32) if seed is None else seed,
                 listener=listener,
@@ -100,6 +106,17 @@ def command_run(
         path = home.journal(run.name)
     if not journal_only:
         present(read(path), home, report=not no_report)
+
+
+def _gpus(text: str | None, device: str) -> tuple[int, ...]:
+    """The numbers of `--gpus`; none where it is not given."""
+    if text is None:
+        return ()
+    if device == "cpu":
+        raise InputError("--gpus is for device cuda; on a CPU the ranks of a case are processes.")
+    from ..container.gpus import chosen
+
+    return chosen(text)
 
 
 def writable(home: Home) -> None:

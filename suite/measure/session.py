@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .device import Device
+from .group import Group
 from .stages import Stages
 from .stopping import Sampling
 
@@ -20,6 +22,15 @@ class Session:
     sampling: Sampling
     stages: Stages
 
-    def stage(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Everything inside belongs to this stage: prepare, build, verify, warm up, sample, summarize."""
-        return self.stages.stage(name)
+    @property
+    def group(self) -> Group:
+        """The ranks that run the case."""
+        return self.device.group
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Everything inside belongs to this stage: prepare, build, verify, warm up, sample, summarize. All ranks
+        begin and end it together.
+        """
+        with self.stages.stage(name), self.group.together():
+            yield

@@ -1,0 +1,71 @@
+"""`torch.distributed` as everybody uses it: NCCL between GPUs (multicast off), gloo between processes of a CPU.
+
+Every call goes through the default process group, which the harness has made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+REQUIRES = ("torch",)
+
+
+def _all_reduce(case: Any) -> Callable[..., Any]:
+    import torch.distributed as dist
+
+    def out_of_place(x: Any, place: str) -> Any:
+        result = x.clone()  # NCCL's own call has an output apart; torch's is in place
+        dist.all_reduce(result)
+        return result
+
+    def in_place(x: Any, place: str) -> Any:
+        if x.is_cuda:
+            dist.all_reduce(x, dist.ReduceOp.AVG)
+            return x
+        dist.all_reduce(x)  # gloo has no mean
+        return x.div_(case.world)
+
+    return out_of_place if case.options["place"] == "out" else in_place
+
+
+def _all_gather(case: Any) -> Callable[..., Any]:
+    import torch.distributed as dist
+
+    def call(x: Any) -> Any:
+        result = x.new_empty(x.numel() * case.world)
+        dist.all_gather_into_tensor(result, x)
+        return result
+
+    return call
+
+
+def _reduce_scatter(case: Any) -> Callable[..., Any]:
+    import torch.distributed as dist
+
+    def call(x: Any) -> Any:
+        result = x.new_empty(x.numel() // case.world)
+        dist.reduce_scatter_tensor(result, x)
+        return result
+
+    return call
+
+
+def _all_to_all(case: Any) -> Callable[..., Any]:
+    import torch
+    import torch.distributed as dist
+
+    def call(x: Any) -> Any:
+        result = torch.empty_like(x)
+        dist.all_to_all_single(result, x)
+        return result
+
+    return call
+
+
+IMPLEMENTATIONS = {
+    "all_reduce": {"torch_distributed": _all_reduce},
+    "all_gather": {"torch_distributed": _all_gather},
+    "reduce_scatter": {"torch_distributed": _reduce_scatter},
+    "all_to_all": {"torch_distributed": _all_to_all},
+}
