@@ -9,6 +9,7 @@ import os
 import pickle
 import socket
 import traceback
+import warnings
 
 import torch
 from kernelmark.suite.measure.ranks import LOOPBACK, join, leave
@@ -50,6 +51,8 @@ def spread(world, function, *arguments):
 
 def _rank(rank, world, port, listener, writer, function, arguments) -> int:
     torch.set_num_threads(1)  # a forked process has none of its parent's threads
+    # What torch 2.13 calls deprecated is all that the GPUs' torch, 2.11, has.
+    warnings.simplefilter("ignore", FutureWarning)
     try:
         device = torch.device("cpu")
         group = join(rank, world, port, device, Quiet(), listener.detach() if listener else None)
