@@ -1,8 +1,8 @@
 """DeepSpeed-Ulysses (Jacobs et al., arXiv 2309.14509) as PyTorch builds it: exchange heads, attend, exchange back.
 
 An all-to-all turns a rank's part of the sequence with all heads into the whole sequence with a part of the heads,
-and another turns the answer back. Written here after the paper, over `scaled_dot_product_attention`; gradients come
-by autograd. Needs as many key heads as ranks, or a multiple.
+and another turns the answer back. Written here after the paper, over `scaled_dot_product_attention`; gradients
+come by autograd. Needs as many key heads as ranks, or a multiple.
 """
 
 from __future__ import annotations
@@ -32,27 +32,30 @@ def _attention(case: Any) -> Callable[..., Any]:
             return result
 
         @staticmethod
-        def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]  # torch's has any number of arguments
-            return Exchange.apply(grad)
+        def backward(ctx: Any, grad: Any) -> Any:
+            return exchange(grad)
 
+    exchange: Callable[[Any], Any] = Exchange.apply
     # Ranks hold chunks r and 2·world - 1 - r of the sequence.
     order = [half for r in range(world) for half in (r, 2 * world - 1 - r)]
     inverse = [order.index(i) for i in range(2 * world)]
 
     def heads_apart(x: Any) -> Any:
         """(B, heads, S/world, D) to (B, heads/world, S, D), in the order of the sequence."""
-        parts = Exchange.apply(torch.stack(x.chunk(world, 1)))
+        parts = exchange(torch.stack(x.chunk(world, 1)))
         chunks = [half for part in parts for half in part.chunk(2, 2)]
         return torch.cat([chunks[i] for i in inverse], 2)
 
     def heads_together(x: Any) -> Any:
         chunks = x.chunk(2 * world, 2)
         parts = [torch.cat((chunks[r], chunks[2 * world - 1 - r]), 2) for r in range(world)]
-        return torch.cat(list(Exchange.apply(torch.stack(parts))), 1)
+        return torch.cat(list(exchange(torch.stack(parts))), 1)
 
     def call(q: Any, k: Any, v: Any, mask: str) -> Any:
-        own = [heads_apart(x) for x in (q, k, v)]
-        return heads_together(scaled_dot_product_attention(*own, is_causal=mask == "causal", enable_gqa=Hkv != H))
+        q, k, v = (heads_apart(x) for x in (q, k, v))
+        return heads_together(
+            scaled_dot_product_attention(q, k, v, is_causal=mask == "causal", enable_gqa=Hkv != H)
+        )
 
     return call
 

@@ -53,6 +53,10 @@ class Workload(Definition):
         """As its file says."""
         return self.several
 
+    def whole(self, case: Case) -> Case:
+        """The case that one process would be given for what all ranks do: what answers are held against."""
+        return case
+
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """What it measures."""

@@ -6,8 +6,8 @@ early chunk sees few keys and the late one many, and every rank computes the sam
 * `gathered`: all ranks' K and V, and one attention call for each of the two chunks over the keys up to its end. No
   merges, full-size tiles; (n-1)/n of K and V in memory beside a rank's own.
 * `ring`: K and V go round, a pair of chunks a step, and outputs over parts of the keys are merged by their
-  log-sum-exp. Two pairs of chunks in memory, whatever the number of GPUs; the backward pass goes round once more and
-  computes each part's forward again.
+  log-sum-exp. Two pairs of chunks in memory, whatever the number of GPUs; the backward pass goes round once more
+  and computes each part's forward again.
 
 Both are given what attends: `attend(q, k, v, mask)`, or `attend_lse` which gives the natural log-sum-exp too, both
 differentiable, the last query and the last key being in one place.

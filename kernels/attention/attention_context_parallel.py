@@ -16,8 +16,8 @@ from .attention import attention
 def attention_context_parallel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"], form: str = "gathered"
 ) -> torch.Tensor:
-    """This rank's part of attention: q (B, H, S/P, D), k and v (B, Hkv, S/P, D) hold chunks r and 2·P - 1 - r of 2·P
-    chunks of the sequence, r the rank in the default process group of P; the output lies as q does.
+    """This rank's part of attention: q (B, H, S/P, D), k and v (B, Hkv, S/P, D) hold chunks r and 2·P - 1 - r of
+    2·P chunks of the sequence, r the rank in the default process group of P; the output lies as q does.
 
     `form` "ring" keeps two pairs of chunks of K and V in place of all of them. Every rank must call it, and run
     backward if any does. Dtypes, errors and gradients are those of `attention`.

@@ -1,13 +1,13 @@
 """Memory that all ranks of a host can read and write, and the flags by which their programs (CTAs) meet in it.
 
-Every rank has a buffer of the same layout, and every rank knows the addresses of all of them: flags first, then two
-halves for data. A call uses the half that the call before did not. Before a rank may reuse a half it has met the
-others twice, once in the call between: whoever read it then has ended that kernel. So one meeting a phase is enough
+Every rank has a buffer of the same layout, and every rank knows the addresses of all of them: flags first, then
+two halves for data. A call uses the half that the call before did not. Before a rank reuses a half it has met the
+others in the call between: whoever read that half has ended the kernel that did. So one meeting a phase is enough
 and nothing has to be waited for at a call's end.
 
-A flag is the number of a call, which only grows: a program writes it to each peer (release, system scope) and waits
-until all peers' have come to its own memory (acquire, system scope). Programs meet those of the same number, so
-launches on one buffer have one number of programs. The number of the call is in the rank's own buffer and is
+A flag is the number of a call, which only grows: a program writes it to each peer (release, system scope) and
+waits until all peers' have come to its own memory (acquire, system scope). Programs meet those of the same number,
+so launches on one buffer have one number of programs. The number of the call is in the rank's own buffer and is
 advanced by the kernel: a CUDA graph that is replayed goes on counting.
 
 Multicast and in-switch reduction are not used, ever.

@@ -33,8 +33,9 @@ BLOCK = 256 if INTERPRETED else 2048
 def all_reduce(x: torch.Tensor, place: str = "out") -> torch.Tensor:
     """The sum of all ranks' `x`; with `place="in"` their mean, written over `x`, which is also given back.
 
-    x in bf16, fp16 or fp32, contiguous, of the same shape in all ranks of the default process group; sums are fp32.
-    Every rank must call it. Raises TypeError for a wrong type or dtype, ValueError for a wrong layout or place.
+    x in bf16, fp16 or fp32, contiguous, of the same shape in all ranks of the default process group; sums are
+    fp32. Every rank must call it. Raises TypeError for a wrong type or dtype, ValueError for a wrong layout or
+    place.
     """
     check("x", x, dtypes=FLOATING)
     choice("place", place, ("out", "in"))
@@ -124,8 +125,8 @@ def _two_shot(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Program p takes the same tiles of every chunk, in every rank: only programs of one number wait for another.
 
     A rank's own chunk of the half is read by nobody but itself after the first meeting, so sums are written where
-    the summands lay: to the RANK-th chunk of every rank's half, after this rank has read all of them there. A peer's
-    RANK-th chunk is read by this rank alone.
+    the summands lay: to the RANK-th chunk of every rank's half, after this rank has read all of them there. A
+    peer's RANK-th chunk is read by this rank alone.
     """
     call = begin(peers, RANK)
     first = data + (call & 1) * half

@@ -1,4 +1,4 @@
-"""Attention of one sequence over processes of a CPU: the same cut and gathering as on GPUs, PyTorch's attention."""
+"""Attention of one sequence over processes of a CPU: cut and gathered as on GPUs, attention by PyTorch."""
 
 from __future__ import annotations
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import click
 
+from ...registry.errors import InputError
 from ...registry.store.home import Home
-from ..run.fingerprint import device_named
+from ..run.fingerprint import device_named, gpus_here
 
 MARKS = {
     "ok": "green",
@@ -24,18 +25,28 @@ MARKS = {
 
 @click.command("doctor")
 @click.option("--device", help="cuda or cpu; default: the best one here.")
+@click.option(
+    "--gpus",
+    "world",
+    type=click.IntRange(2, 64),
+    metavar="N",
+    help="Plant faults among N ranks as well: GPUs, on a CPU processes.",
+)
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 @click.option("--quick", is_flag=True, help="Half a minute: fewer processes, so a noisy machine stays unsure.")
-def command_doctor(device: str | None, as_json: bool, quick: bool) -> None:
+def command_doctor(device: str | None, world: int | None, as_json: bool, quick: bool) -> None:
     """Is this machine fit to measure, and does the harness catch planted faults?
 
     Exit codes: 0 all caught, 3 this machine is too noisy to say of one of them, 5 the harness missed one or the
     machine cannot measure.
     """
     from ..doctor import examination as doctor
+    from ..doctor import ranks
     from ..run.supervisor import Silent
 
     chosen = device_named(device)
+    if world is not None and chosen == "cuda" and world > gpus_here():
+        raise InputError(f"--gpus {world}: there are {gpus_here()} GPUs here.")
     checks = []
 
     def show(check: doctor.Check) -> None:
@@ -55,6 +66,9 @@ def command_doctor(device: str | None, as_json: bool, quick: bool) -> None:
             extent = doctor.QUICK if quick else doctor.WHOLE
             for check in doctor.planted(chosen, Home(Path(folder)), Silent(), extent):
                 show(check)
+            if world is not None:
+                for check in ranks.planted(chosen, Home(Path(folder)), Silent(), world, extent):
+                    show(check)
     if as_json:
         import msgspec
 

@@ -108,6 +108,7 @@ class Ranks:
             self._followers.append(_start(rank, world, port, command, task))
         self._thread = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._thread.start()
+        self._threads = _threads()
         self.group = join(0, world, port, device, self, listener.detach())
 
     def tell(self, message: object) -> None:
@@ -138,6 +139,7 @@ class Ranks:
         self._closing = True
         self._thread.join()
         leave()
+        _share_threads(self._threads, 1)
         for x in self._followers:
             x.connection.close()
         end = time.monotonic() + END_S
@@ -325,6 +327,8 @@ def join(
         "127.0.0.1", port, world, rank == 0, forever, wait_for_workers=False, master_listen_fd=listener
     )
     cuda = device.type == "cuda"
+    if not cuda:
+        _share_threads(_threads(), world)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     own = device if cuda else None
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=forever, device_id=own)
@@ -341,6 +345,19 @@ def leave() -> None:
         dist.destroy_process_group()
     for name in _place_variables(0, 0):
         os.environ.pop(name, None)
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _share_threads(threads: int, world: int) -> None:
+    """Ranks of a CPU share its cores."""
+    import torch
+
+    torch.set_num_threads(max(1, threads // world))
 
 
 def _place_variables(rank: int, world: int) -> dict[str, int]:

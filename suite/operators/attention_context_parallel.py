@@ -1,7 +1,7 @@
 """Attention of one sequence over several GPUs (context parallelism: Liu et al., arXiv 2310.01889, and after).
 
-The sequence is cut into 2·P chunks for P ranks; rank r holds chunks r and 2·P - 1 - r, under a full mask as well, so
-that a causal mask gives all ranks the same work. Sharding is outside of the clock. Of 512 k tokens and more the
+The sequence is cut into 2·P chunks for P ranks; rank r holds chunks r and 2·P - 1 - r, under a full mask as well,
+so that a causal mask gives all ranks the same work. Sharding is outside of the clock. Of 512 k tokens and more the
 answer is known for 4096 rows alone.
 """
 

@@ -316,7 +316,7 @@ def _program(
     first = session(cells[0])
     try:
         with first.stage("prepare"):
-            prepared = workload.prepare(case, first)
+            prepared = workload.prepare(workload.whole(case), first)
     except Exception as error:  # as for an operator's inputs
         status, reason = _judged(error)
         for cell in cells:
