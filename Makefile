@@ -74,7 +74,7 @@ test-targets: $(VENV)/.tested
 .PHONY: test-ranks
 TIMES ?= 1
 test-ranks: $(VENV)/.tested
-	KERNELMARK_TEST_TIMES=$(TIMES) $(BIN)/python -m pytest -m ranks tests/suite/run/test_ranks.py --timeout 300
+	KERNELMARK_TEST_TIMES=$(TIMES) $(BIN)/python -m pytest -m ranks tests/suite/run/test_ranks.py tests/suite/doctor/test_ranks.py --timeout 300
 
 check: $(VENV)/.tested
 	$(BIN)/ruff format --check .

@@ -63,7 +63,33 @@ def _all_to_all(case: Any) -> Callable[..., Any]:
     return call
 
 
+def _peer_copy(case: Any) -> Callable[..., Any]:
+    """By sends and receives, which NCCL makes of stores by multiprocessors."""
+    import torch.distributed as dist
+
+    world = case.world
+
+    def sources(rank: int, pattern: str) -> list[int]:
+        if pattern == "all":
+            return [(rank + step) % world for step in range(1, world)]
+        return [(rank + 1) % world] if pattern == "ring" or rank == 0 else []
+
+    def call(x: Any, pattern: str) -> Any:
+        rank = dist.get_rank()
+        own = sources(rank, pattern)
+        alone = world == 1 or not own
+        result = x.clone()[None] if alone else x.new_empty((len(own), x.numel()))
+        sends = [dist.P2POp(dist.isend, x, r) for r in range(world) if r != rank and rank in sources(r, pattern)]
+        receives = [dist.P2POp(dist.irecv, result[i], peer) for i, peer in enumerate(own) if peer != rank]
+        for work in dist.batch_isend_irecv([*sends, *receives]) if sends or receives else ():
+            work.wait()
+        return result
+
+    return call
+
+
 IMPLEMENTATIONS = {
+    "peer_copy": {"torch_distributed": _peer_copy},
     "all_reduce": {"torch_distributed": _all_reduce},
     "all_gather": {"torch_distributed": _all_gather},
     "reduce_scatter": {"torch_distributed": _reduce_scatter},

@@ -7,12 +7,11 @@ run on a GPU yet.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import torch.distributed as dist
 
 from .._common import FLOATING, check
+from ._streams import stream
 from ._symmetric import symmetric
 
 SMALL_BYTES = 1 << 20
@@ -42,17 +41,12 @@ def all_gather(x: torch.Tensor) -> torch.Tensor:
     for step in range(1, world):  # all begin at different peers
         peer = (shared.rank + step) % world
         theirs = shared.handle.get_buffer(peer, (shared.data + size,), torch.uint8)[shared.data :].view(x.dtype)
-        stream = _stream(x.device, step)
-        stream.wait_stream(here)
-        with torch.cuda.stream(stream):
+        side = stream(x.device, step)
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
             out[peer * x.numel() : (peer + 1) * x.numel()].copy_(theirs)
     out[shared.rank * x.numel() : (shared.rank + 1) * x.numel()].copy_(x)
     for step in range(1, world):
-        here.wait_stream(_stream(x.device, step))
+        here.wait_stream(stream(x.device, step))
     shared.handle.barrier(channel=1)
     return out
-
-
-@functools.cache
-def _stream(device: torch.device, step: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)

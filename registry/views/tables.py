@@ -16,6 +16,7 @@ from . import summary, units
 from .comparison_table import RowComparison, RunComparison
 from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, columns, groups
+from .scaling_table import scaling_table
 from .worth_table import worth_table
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ def run_table(journal: Journal) -> RenderableType:
     parts += _left_out(len(found) - shown, f"kernelmark show {header.run} --json")
     for contest in contests(journal, found):
         parts += [Text(), *_contest(contest)]
-    worth = worth_table(journal)
-    if worth is not None:
-        parts += [Text(), worth]
+    parts += [
+        x for table in (worth_table(journal), scaling_table(found)) if table is not None for x in (Text(), table)
+    ]
     lost = summary.failures(found)
     if lost:
         parts += [Text(), Text("Skipped or failed", style="bold")]
