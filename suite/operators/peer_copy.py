@@ -1,7 +1,7 @@
 """Copies between GPUs by their copy engines: the ceiling of whatever sends data from one to another.
 
-Each rank pulls from its peers' memory; `pair`: rank 0 from rank 1 alone; `ring`: each from the next; `all`: each from
-every other one.
+Each rank pulls from its peers' memory; `pair`: rank 0 from rank 1 alone; `ring`: each from the next; `all`: each
+from every other one.
 """
 
 from __future__ import annotations

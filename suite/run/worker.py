@@ -221,7 +221,7 @@ class _Worlds:
             self._next = cells[0].index
             self.send(Stage(RANKS))
             self.close()
-            command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "rank"]
+            command = [sys.executable, "-m", f"{__package__}.worker", "rank"]
             task = msgspec.structs.replace(self._task, token="", ceilings=False)
             device = self._device.torch_device
             self._ranks = Ranks(world, device, command, msgspec.json.encode(task), self._lost)

@@ -44,7 +44,7 @@ class Parallel(Protocol):
         ...
 
     def clip(self, params: Sequence[Any], most: float) -> None:
-        """Once gradients are there, in all ranks: scales them so that their norm is at most that; 0: as they are."""
+        """Once gradients are there: scales them so that their norm over all is at most that; 0: as they are."""
         ...
 
 

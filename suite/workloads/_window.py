@@ -128,7 +128,7 @@ class Window:
         return samples
 
     def alone(self) -> list[float] | None:
-        """Milliseconds of steps in which nothing is sent; None where that cannot be. Ranks' weights differ then."""
+        """Milliseconds of steps in which nothing is sent; None where that cannot be. Weights differ after."""
         spread = getattr(self.trainer, "parallel", None)
         if spread is None or self.group.size == 1:
             return None

@@ -10,7 +10,7 @@ from kernelmark.suite.workloads import train
 
 from ...ranks import spread
 
-STEPS = 6
+STEPS = 4
 WORLD = 2
 
 
