@@ -78,6 +78,7 @@ def command_run(
         else:
             chosen = device_named(device)
             loaded = plans.load(plan, catalog, chosen, operators).but(replicates, cache, timer)
+            world = max(x.world for x in loaded.cases)
             part = None if shard is None else shards.parse(shard)
             if part is not None:
                 if name is None or seed is None:
@@ -91,6 +92,7 @@ def command_run(
                 catalog=catalog,
                 device=chosen,
                 gpus=_gpus(gpus, chosen),
+                world=world,
                 home=home,
                 seed=secrets.randbits(32) if seed is None else seed,
                 listener=listener,

@@ -159,6 +159,8 @@ class Run:
     """What it is besides its plan: a side of a comparison, a shard."""
     gpus: tuple[int, ...] = ()
     """The GPUs that it may use, as nvidia-smi numbers them; empty: all that are visible."""
+    world: int = 1
+    """The largest world of the plan that it is a part of, where its own cases have none as large."""
     until: float = math.inf
     listener: Listener = field(default_factory=Silent)
     python: Callable[[str], Path | None] = interpreter
@@ -310,7 +312,7 @@ class Run:
 
     @property
     def _world(self) -> int:
-        return max(x.world for x in self.plan.cases)
+        return max(self.world, *(x.world for x in self.plan.cases))
 
     def _wanted(self, cell: Cell, replicate: int) -> bool:
         return (cell.identity, replicate) not in self._done and cell.identity not in self._settled
@@ -527,6 +529,7 @@ def resume(name: str, home: Home, catalog: Catalog, listener: Listener) -> Run:
         request=header.request,
         listener=listener,
         past=past,
+        world=int(header.conditions.get("world") or 1),
     )
 
 
