@@ -109,7 +109,12 @@ class Ranks:
         self._thread = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._thread.start()
         self._threads = _threads()
-        self.group = join(0, world, port, device, self, listener.detach())
+        try:
+            self.group = join(0, world, port, device, self, listener.detach())
+        except BaseException:
+            self._closing = True
+            self.kill()
+            raise
 
     def tell(self, message: object) -> None:
         """Sends every other rank what to do next."""

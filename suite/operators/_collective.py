@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from ...registry.store.metric import Metric
 from ...registry.store.record import Case
-from ..operator import BYTES, Grid, Option, Tolerance, grid
+from ..operator import BYTES, Tolerance
 
 if TYPE_CHECKING:
     import torch
 
 AXES = {"N": "elements of the whole array"}
+"""Their cases stand in the plan `distributed`: quick, standard and full are of one GPU."""
 
 ALGBW = Metric(
     "algbw", "GB/s", better="higher", shown="table", about="Bytes of the whole array over the time, of nccl-tests."
@@ -89,8 +90,3 @@ def shares(parts: list[torch.Tensor], case: Case) -> torch.Tensor:
     import torch
 
     return torch.cat(parts)
-
-
-def plans(**options: Option | list[Option]) -> Mapping[str, tuple[Grid, ...]]:
-    """Two processes on a CPU; on GPUs the plan `distributed` has the sizes."""
-    return {"quick_cpu": (grid("forward", options=options, dtypes="fp32", N=1 << 16, gpus=2),)}

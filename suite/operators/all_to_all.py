@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...registry.store.record import Case
 from ..operator import Inputs, Operator, Sharding, torch_dtype
-from ._collective import AXES, EXACT, chunk, plans, rates, row, rows, size
+from ._collective import AXES, EXACT, chunk, rates, row, rows, size
 
 if TYPE_CHECKING:
     import torch
@@ -38,5 +38,5 @@ OPERATOR = Operator(
     tolerances=EXACT,
     rates=rates(1),
     sharding=Sharding(split=row, join=rows),
-    plans=plans(),
+    plans={},
 )

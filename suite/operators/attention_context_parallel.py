@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...registry.store.record import Case
-from ..operator import BYTES, Inputs, Operator, Sharding, Tolerance, grid, torch_dtype
+from ..operator import BYTES, Inputs, Operator, Sharding, Tolerance, torch_dtype
 from .attention import reference as attention
 
 if TYPE_CHECKING:
@@ -158,7 +158,5 @@ OPERATOR = Operator(
     },
     fp32_reference=True,
     sharding=Sharding(split=split, join=join, part=part),
-    plans={
-        "quick_cpu": (grid("forward", "forward_backward", B=1, H=4, Hkv=2, S=256, D=64, gpus=2, dtypes="fp32"),),
-    },
+    plans={},
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...registry.store.metric import Metric
 from ...registry.store.record import Case
-from ..operator import BYTES, Inputs, Operator, Sharding, grid, torch_dtype
+from ..operator import BYTES, Inputs, Operator, Sharding, torch_dtype
 from ._collective import EXACT, row, rows
 
 if TYPE_CHECKING:
@@ -71,5 +71,5 @@ OPERATOR = Operator(
     tolerances=EXACT,
     rates={RATE: lambda case, milliseconds: received(case) / milliseconds / 1e6},
     sharding=Sharding(split=row, join=rows),
-    plans={"quick_cpu": (grid("forward", dtypes="fp32", N=1 << 16, gpus=2),)},
+    plans={},
 )

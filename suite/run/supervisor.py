@@ -312,7 +312,7 @@ class Run:
 
     @property
     def _world(self) -> int:
-        return max(self.world, *(x.world for x in self.plan.cases))
+        return max([self.world, *(x.world for x in self.plan.cases)])
 
     def _wanted(self, cell: Cell, replicate: int) -> bool:
         return (cell.identity, replicate) not in self._done and cell.identity not in self._settled

@@ -72,7 +72,9 @@ def test_builtin(name, device):
     assert plan.caches == ("cold",)
     assert plan.replicates == (3 if name == "quick" else 5)
     small = {"train"} if (name, device) == ("quick", "cpu") else set()
-    assert {x.operator for x in plan.cases} == set(OWN.operators) | small
+    alone = {name for name, x in OWN.operators.items() if not x.distributed}
+    assert {x.operator for x in plan.cases} == alone | small
+    assert {x.world for x in plan.cases} == {1}
     assert len({(x.operator, x.name) for x in plan.cases}) == len(plan.cases)
     if name == "full":
         standard = plans.load("standard", OWN, device).cases
@@ -130,7 +132,10 @@ def test_nothing_of_an_operator_in_a_plan(root: Path):
         plans.load("standard", Catalog.of(root), "cpu")
 
 
-PLANS = "quick, standard, full, attention, crossing, matmul, memory, scaling, state_space, train, train_tiny"
+PLANS = (
+    "quick, standard, full, attention, crossing, distributed, distributed_tiny, matmul, memory, scaling, "
+    "state_space, train, train_tiny"
+)
 
 
 @pytest.mark.parametrize(
