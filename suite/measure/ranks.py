@@ -266,7 +266,7 @@ def _read(pipe: int) -> str:
 
 
 def _place(stack: str) -> str | None:
-    """`file.py:12 function` of the innermost frame; None where that waits for other ranks.
+    """File, line and function of the innermost frame; None where that waits for other ranks.
 
     A file's name only: reasons name no paths.
     """
