@@ -25,7 +25,10 @@ def scaling_table(rows: Iterable[Row]) -> RenderableType | None:
     table = Table(title="scaling", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in HEADINGS:
         left = heading in ("case", "implementation", "scaling", "by")
-        table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "case")
+        fixed = heading != "case"
+        table.add_column(
+            heading, justify="left" if left else "right", no_wrap=fixed, min_width=None if fixed else 24
+        )
     for x in sorted(found, key=lambda x: (x.row.operator, x.world, x.row.case, x.value)):
         table.add_row(*cells(x))
     return table

@@ -111,6 +111,8 @@ def test_plans_beside_peers_cover_the_operators():
         {x.operator for x in plans.load(name, OWN, "cuda").cases}
         for name in ("memory", "attention", "matmul", "state_space")
     ]
+    distributed = {name for name, x in OWN.operators.items() if x.distributed}
+    covered.append(distributed & {x.operator for x in plans.load("distributed", OWN, "cuda").cases})
     assert set.union(*covered) == set(OWN.operators)
     assert sum(map(len, covered)) == len(OWN.operators)
 
