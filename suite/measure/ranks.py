@@ -92,7 +92,8 @@ class Ranks:
         task: bytes,
         lost: Callable[[Exception], None],
     ) -> None:
-        require_no_multicast(os.environ)
+        if world > 1:
+            require_no_multicast(os.environ)
         self.world = world
         self._lost = lost
         self._lock = threading.Lock()
@@ -327,6 +328,7 @@ def join(
 
     for name, value in _place_variables(rank, world).items():
         os.environ[name] = str(value)  # some libraries read them
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK["GLOO_SOCKET_IFNAME"])
     forever = timedelta(hours=1)  # nothing times out before the case does
     store = dist.TCPStore(  # type: ignore[attr-defined]  # torch takes it from C and names it nowhere
         "127.0.0.1", port, world, rank == 0, forever, wait_for_workers=False, master_listen_fd=listener

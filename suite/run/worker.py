@@ -155,7 +155,10 @@ def work(
         for (name, _), group in groupby(task.cells, key=lambda x: (x.case.operator, x.case.name)):
             cells = list(group)
             try:
-                own = worlds.enter(cells, catalog.definition(name).distributed, pristine)
+                definition = catalog.definition(name)
+                # An operator over ranks calls its group also where that is one rank; a program does as it is told.
+                grouped = cells[0].case.world > 1 or (definition.distributed and isinstance(definition, Operator))
+                own = worlds.enter(cells, grouped, pristine)
             except Exception as error:  # ranks that cannot be started are the end of their case
                 status, reason = _judged(error)
                 for cell in cells:
@@ -207,14 +210,14 @@ class _Worlds:
                 self._stage = None
             self._send(message)
 
-    def enter(self, cells: list[TaskCell], distributed: bool, alone: Pristine) -> Pristine:
+    def enter(self, cells: list[TaskCell], grouped: bool, alone: Pristine) -> Pristine:
         """Gathers the ranks that a case needs and tells them of its cells. Gives what the process then was:
         `alone` for a case of one process.
         """
         self._device.group = ALONE
         if self._ranks is not None:
             self._ranks.allow(None)
-        if not distributed:
+        if not grouped:
             return alone
         world = cells[0].case.world
         if self._ranks is None or self._ranks.world != world:

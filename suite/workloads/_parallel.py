@@ -163,7 +163,9 @@ class Fsdp2(Single):
 
 
 def parallel(way: str, world: int) -> Parallel:
-    """By the option's value. Raises NotImplementedError for several GPUs without a way."""
+    """By the option's value. Raises NotImplementedError for several GPUs without a way, and one with one."""
+    if way != "single" and world == 1:
+        raise NotImplementedError(f"{way} is of several GPUs, and this case takes one")
     if way == "single" and world > 1:
         raise NotImplementedError(f"{world} GPUs need a way to be used: parallel = {' or '.join(WAYS[1:])}")
     return {"single": Single, "ddp": Ddp, "fsdp2": Fsdp2}[way]()

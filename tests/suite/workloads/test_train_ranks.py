@@ -55,3 +55,5 @@ def test_ranks_learn_what_one_process_learns(way):
 def test_several_gpus_need_a_way():
     with pytest.raises(NotImplementedError, match="2 GPUs need a way to be used: parallel = ddp or fsdp2"):
         losses(0, 2, "single")
+    with pytest.raises(NotImplementedError, match="ddp is of several GPUs, and this case takes one"):
+        losses(0, 1, "ddp")
