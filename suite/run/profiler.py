@@ -41,7 +41,7 @@ class ProfileTask(msgspec.Struct, frozen=True):
 
 
 def work(task: ProfileTask) -> None:
-    """Builds the row, warms it up, and runs its steps; leaves a Chrome trace, on a GPU the allocator's snapshot."""
+    """Builds the row, warms it up, and runs its steps; leaves a Chrome trace, on a GPU also the allocator's."""
     device: Device = Cuda.open() if task.device == "cuda" else Cpu.open()
     catalog = Catalog.default().with_systems(task.systems)
     with device.using():
