@@ -55,9 +55,11 @@ test-training: $(VENV)/.tested
 # The kernels' tests spend their time in Triton's interpreter, which a tracer slows down, and the
 # coverage that is asked for is that of suite/ and registry/.
 PARALLEL := -n 2 --dist worksteal --timeout 300
+# What takes minutes has targets of its own: test-images, test-registry, test-training, test-ranks.
+SHORT := not image and not docker and not training and not ranks
 test: $(VENV)/.tested check
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m 'not image and not docker and not training' --ignore tests/kernels
+	$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m '$(SHORT)' --ignore tests/kernels
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not targets' tests/kernels
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
@@ -84,6 +86,12 @@ COMPILED := ssd mamba3 linear_attention selective_scan selective_state_update ca
 test-targets: $(VENV)/.tested
 	$(BIN)/python -m pytest $(PARALLEL) -m targets tests/kernels
 	for target in $(TARGETS); do $(BIN)/python tests/kernels/compiled.py --count $$target $(COMPILED); done
+
+# Ranks of cases on several GPUs, here processes, killed and held in every stage, TIMES each: minutes.
+.PHONY: test-ranks
+TIMES ?= 1
+test-ranks: $(VENV)/.tested
+	KERNELMARK_TEST_TIMES=$(TIMES) $(BIN)/python -m pytest -m ranks tests/suite/run/test_ranks.py tests/suite/doctor/test_ranks.py --timeout 300
 
 check: $(VENV)/.tested
 	$(BIN)/ruff format --check .

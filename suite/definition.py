@@ -21,7 +21,7 @@ import msgspec
 
 from ..registry.errors import InputError, unknown
 from ..registry.store.metric import Metric
-from ..registry.store.record import Case, Pass
+from ..registry.store.record import GPUS, Case, Pass
 
 Option: TypeAlias = bool | int | float | str
 
@@ -89,6 +89,11 @@ class Definition:
         raise NotImplementedError
 
     @property
+    def distributed(self) -> bool:
+        """Whether its cases may take several GPUs, by the reserved axis `gpus`."""
+        return False
+
+    @property
     def metrics(self) -> tuple[Metric, ...]:
         """What is measured of its cases, the primary metric first."""
         raise NotImplementedError
@@ -99,6 +104,11 @@ class Definition:
 
     def case(self, axes: Mapping[str, int], dtype: str, pass_: Pass, **options: Option) -> Case:
         """One case. Raises `InputError` naming the wrong axis, option, dtype or pass, and what exists."""
+        axes = dict(axes)
+        world = axes.pop(GPUS, 1)
+        if world != 1 and not (self.distributed and world > 0):
+            allowed = "1 or more" if self.distributed else "1, as it does not run on several"
+            raise InputError(f"{self.name}: {GPUS} is {world}; {allowed}.")
         for axis in axes:
             if axis not in self.axes:
                 raise unknown(f"axis of {self.name}", axis, list(self.axes))
@@ -118,6 +128,7 @@ class Definition:
             raise unknown(f"pass of {self.name}", pass_, list(self.passes))
         chosen = {name: options.get(name, values[0]) for name, values in self.options.items()}
         ordered = {axis: axes[axis] if axis in axes else int(self.later[axis]) for axis in self.axes}
+        ordered |= {GPUS: world} if world > 1 else {}
         bare = Case(
             operator=self.name,
             name=self._name(ordered, chosen, dtype, pass_),

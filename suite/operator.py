@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from ..registry.store.metric import OPERATOR_METRICS, Metric
+from ..registry.store.metric import OPERATOR_METRICS, RANK_METRICS, Metric
 from ..registry.store.record import Case, Pass
 from .definition import Definition, Grid, Option, grid
 
@@ -68,6 +68,25 @@ TOLERANCES: Mapping[str, Tolerance] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """How whole inputs and answers lie over the ranks of a case.
+
+    * `split(whole, case, rank)` gives a rank's part of an input, in memory of its own, and `join(parts, case)`
+      makes the whole of all ranks' parts again.
+    * `part(answer, case, rank)` gives what a rank's call must return of an output of the reference; where it is
+      left out, outputs lie as inputs do. Gradients lie as their inputs, gradients of outputs as the outputs.
+    """
+
+    split: Callable[[torch.Tensor, Case, int], torch.Tensor]
+    join: Callable[[list[torch.Tensor], Case], torch.Tensor]
+    part: Callable[[torch.Tensor, Case, int], torch.Tensor] | None = None
+
+    def of_output(self, answer: torch.Tensor, case: Case, rank: int) -> torch.Tensor:
+        """What a rank must return of an output."""
+        return (self.part or self.split)(answer, case, rank)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Operator(Definition):
     """A computation with its inputs, its reference and its cost, for the pass of a case.
 
@@ -86,7 +105,10 @@ class Operator(Definition):
     * An input is a tensor, a list of tensors, or anything else, which is passed on as it is.
     * `measures` are metrics beside those that every operator has: each takes (outputs, references, inputs) and
       gives a number, once a process.
+    * `rates` are metrics that follow from the time of a call: each takes the case and milliseconds.
     * `yardsticks`: calls on the same inputs that give a scale and are not implementations.
+    * `sharding` makes it an operator over ranks (axis `gpus`): inputs and reference are those of the whole, each
+      rank's implementation is called on its part within torch's default process group.
     """
 
     inputs: Callable[[Case, torch.device, torch.Generator], Inputs]
@@ -98,7 +120,9 @@ class Operator(Definition):
     fp32_reference: bool = False
     variations: Mapping[tuple[str, Option], Callable[[Inputs, Case], Inputs]] = field(default_factory=dict)
     measures: Mapping[Metric, Callable[[list[Any], list[Any], Inputs], float]] = field(default_factory=dict)
+    rates: Mapping[Metric, Callable[[Case, float], float]] = field(default_factory=dict)
     yardsticks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    sharding: Sharding | None = None
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -107,8 +131,14 @@ class Operator(Definition):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """Those of every operator, and its own."""
-        return (*OPERATOR_METRICS, *self.measures)
+        """Those of every operator, its own, and of one over ranks what is seen of these."""
+        ranks = RANK_METRICS if self.distributed else ()
+        return (*OPERATOR_METRICS, *ranks, *self.rates, *self.measures)
+
+    @property
+    def distributed(self) -> bool:
+        """Whether it says how it lies over ranks."""
+        return self.sharding is not None
 
     def built(self, case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
         """The inputs of a case, in its variations."""
@@ -124,4 +154,6 @@ class Operator(Definition):
         """Inputs, reference and the form of results, and the tolerance that holds for the case."""
         functions = (self.inputs, self.reference, self.results, *self._varied(case))
         gradients = () if case.pass_ == "forward" else self.gradients
+        if self.sharding is not None:
+            functions = (*functions, self.sharding.split, self.sharding.join, self.sharding.part)
         return (*functions, self.tolerances.get(case.dtype), gradients, self.in_place, self.fp32_reference)

@@ -31,6 +31,7 @@ class Workload(Definition):
     * `assemble(case, assembly)` makes a program of a system of parts (`suite/system.py`); without it only whole
       programs of baselines are compared.
     * `step(case, system, session)` gives one step of a system alone, for `kernelmark profile`.
+    * `several` says that its cases may take several GPUs: it is then run in every rank, with the session's group.
     * `definition` names what decides the answer besides `prepare` and `measure`: functions and values.
     """
 
@@ -40,11 +41,21 @@ class Workload(Definition):
     assemble: Callable[[Case, Assembly], Any] | None = None
     step: Callable[[Case, Any, Session], Callable[[], Any]] | None = None
     definition: tuple[object, ...] = ()
+    several: bool = False
 
     @property
     def passes(self) -> tuple[Pass, ...]:
         """A program is not passed in parts."""
         return ("program",)
+
+    @property
+    def distributed(self) -> bool:
+        """As its file says."""
+        return self.several
+
+    def whole(self, case: Case) -> Case:
+        """The case that one process would be given for what all ranks do: what answers are held against."""
+        return case
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -29,7 +29,7 @@ class CaseStanding:
 
     @property
     def outcome(self) -> str:
-        """faster, slower or undecided by the speedup's 95 % interval; `failed`, `alone` where there is no speedup."""
+        """faster, slower or undecided by the speedup's 95 % interval; `failed`, `alone` without a speedup."""
         if self.ours is None:
             return "none of ours"
         fact = self.ours[1]

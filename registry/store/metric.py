@@ -142,5 +142,22 @@ ERROR = Metric(
     about="Relative norm of the deviation from the reference, the largest over outputs and replicates.",
 )
 
+RANK_LATENCY = Metric(
+    "rank_latency",
+    "ms",
+    better="neither",
+    shown="never",
+    about="Every rank's own time of each sample of the latency, which is the largest of them: rank after rank, "
+    "sample after sample.",
+)
+SPREAD = Metric(
+    "rank_spread",
+    "1",
+    label="spread over ranks",
+    about="How much less the quickest rank took than the slowest, as a share of that; by sample.",
+)
+RANK_METRICS: tuple[Metric, ...] = (RANK_LATENCY, SPREAD)
+"""What is measured besides of a case on several GPUs."""
+
 OPERATOR_METRICS: tuple[Metric, ...] = (LATENCY, LAUNCH, CONVERSION, MEMORY, ENERGY, ERROR)
 """What is measured of an operator's case, the primary metric first. All journals of schema 1 have these."""

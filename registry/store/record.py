@@ -67,13 +67,17 @@ class Key(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
         return f"{self.operator}/{self.case} {self.implementation} ({self.cache})"
 
 
+GPUS = "gpus"
+"""The reserved axis: how many GPUs a case takes. Left out of axes, names and keys where it is 1."""
+
+
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"pass_": "pass"}):
     """One thing to compute: an operator, or a workload, at given sizes, dtype and pass.
 
     `name` is unique within the operator and stable across versions; `spec` is a short hash of what this case
     computes, so that a changed definition is never compared by accident. `bytes` and `flops` are the least a
-    perfect implementation moves through device memory and computes. `primary` names the metric that the case is
-    judged by.
+    perfect implementation moves through device memory and computes, of each GPU where there are several. `primary`
+    names the metric that the case is judged by.
     """
 
     operator: str
@@ -87,6 +91,11 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"pas
     flops: int
     tokens: int | None = None
     primary: str = "latency"
+
+    @property
+    def world(self) -> int:
+        """How many GPUs it takes, each with a process of its own, its rank."""
+        return self.axes.get(GPUS, 1)
 
 
 SLOWED = 0.02

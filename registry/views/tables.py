@@ -13,6 +13,7 @@ from . import summary, units
 from .convergence_table import convergence_table
 from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, columns, groups
+from .scaling_table import scaling_table
 from .table import Block, Column, Line, Page, Table, Text, line
 from .worth_table import worth_table
 
@@ -48,6 +49,8 @@ def run_table(journal: Journal, selection: Selection = EVERYTHING) -> Page:
         page += [line(""), *worth]
     if selection.everything and (converged := convergence_table(journal)):
         page += [line(""), *converged]
+    if scaled := scaling_table(found):
+        page += [line(""), scaled]
     if lost := summary.failures(found):
         page += [line(""), line("Skipped or failed", style="bold")]
         page += [_failure(x) for x in lost[:MOST_REASONS]]

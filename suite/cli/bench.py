@@ -19,7 +19,7 @@ from .run import present, writable
 @click.command("bench")
 @click.argument("image", metavar="IMAGE")
 @click.option(
-    "--gpus", metavar="0,1", help="GPUs as nvidia-smi numbers them; default: 0. The suite uses the first."
+    "--gpus", metavar="0,1", help="GPUs as nvidia-smi numbers them; default: 0. A case takes as many as it needs."
 )
 @plan_option
 @click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")

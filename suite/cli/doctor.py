@@ -9,10 +9,11 @@ from pathlib import Path
 
 import click
 
+from ...registry.errors import InputError
 from ...registry.store.home import Home
 from ...registry.views.table import Text, line
 from ...registry.views.table import show as show_page
-from ..run.fingerprint import device_named
+from ..run.fingerprint import device_named, gpus_here
 
 MARKS = {
     "ok": "green",
@@ -26,20 +27,30 @@ MARKS = {
 
 @click.command("doctor")
 @click.option("--device", help="cuda or cpu; default: the best one here.")
+@click.option(
+    "--gpus",
+    "world",
+    type=click.IntRange(2, 64),
+    metavar="N",
+    help="Plant faults among N ranks as well: GPUs, on a CPU processes.",
+)
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 @click.option("--quick", is_flag=True, help="Half a minute: fewer processes, so a noisy machine stays unsure.")
 @click.option("--training", is_flag=True, help="Plant bad arms of training instead: a few minutes.")
-def command_doctor(device: str | None, as_json: bool, quick: bool, training: bool) -> None:
+def command_doctor(device: str | None, world: int | None, as_json: bool, quick: bool, training: bool) -> None:
     """Is this machine fit to measure, and does the harness catch planted faults?
 
     Exit codes: 0 all caught, 3 this machine is too noisy to say of one of them, 5 the harness missed one or the
     machine cannot measure.
     """
     from ..doctor import examination as doctor
+    from ..doctor import ranks
     from ..doctor.training import planted_arms
     from ..run.supervisor import Silent
 
     chosen = device_named(device)
+    if world is not None and chosen == "cuda" and world > gpus_here():
+        raise InputError(f"--gpus {world}: there are {gpus_here()} GPUs here.")
     checks = []
 
     def show(check: doctor.Check) -> None:
@@ -57,13 +68,16 @@ def command_doctor(device: str | None, as_json: bool, quick: bool, training: boo
             takes = "a few minutes" if training else "half a minute" if quick else "a minute or two"
             click.echo(f"Planted {'arms of training' if training else 'faults'} (takes {takes})")
         with tempfile.TemporaryDirectory(prefix="kernelmark-doctor-") as folder:
-            home = Home(Path(folder))
+            home, extent = Home(Path(folder)), doctor.QUICK if quick else doctor.WHOLE
             if training:
                 found = planted_arms(chosen, home, Silent())
             else:
-                found = doctor.planted(chosen, home, Silent(), doctor.QUICK if quick else doctor.WHOLE)
+                found = doctor.planted(chosen, home, Silent(), extent)
             for check in found:
                 show(check)
+            if world is not None:
+                for check in ranks.planted(chosen, home, Silent(), world, extent):
+                    show(check)
     if as_json:
         import msgspec
 

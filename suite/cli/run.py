@@ -82,6 +82,9 @@ WRONG: tuple[Status, ...] = ("incorrect", "crashed", "error", "timeout", "out_of
     "--timer", type=click.Choice(["auto", "events", "graph", "cupti"]), help="GPU timer; default: the case's own."
 )
 @click.option(
+    "--gpus", metavar="0,1", help="GPUs that it may use, as nvidia-smi numbers them; default: all visible."
+)
+@click.option(
     "--budget",
     type=Duration(),
     help="End within this time (5m): what says least is left out and named. Default: the plan's, if any.",
@@ -124,6 +127,7 @@ def command_run(
     replicates: int | None,
     cache: str | None,
     timer: TimerName | None,
+    gpus: str | None,
     budget: float | None,
     dry_run: bool,
     note: str | None,
@@ -155,10 +159,12 @@ def command_run(
             if asked := _asked(ctx, but=("resume", "output", "no_report", "journal_only", "fail_on")):
                 raise InputError(f"--resume goes on with what its run was asked; leave {', '.join(asked)} out.")
             run = supervisor.resume(resume, home, catalog, listener)
+            run.gpus = _gpus(gpus, run.device)
         else:
             chosen = device_named(device)
             loaded = plans.load(plan, catalog, chosen, operators).but(replicates, cache, timer)
             loaded = loaded.at(together(axes), dtypes, passes, catalog)
+            world = max(x.world for x in loaded.cases)
             part = None if shard is None else shards.parse(shard)
             if part is not None:
                 if name is None or seed is None:
@@ -183,6 +189,8 @@ def command_run(
                 request=Request(shard=part, note=note, partner=NOBODY if side else None),
                 catalog=catalog,
                 device=chosen,
+                gpus=_gpus(gpus, chosen),
+                world=world,
                 home=home,
                 seed=secrets.randbits(32) if seed is None else seed,
                 until=math.inf if limit_s is None else time.monotonic() + limit_s,
@@ -267,6 +275,17 @@ def _named(cells: Sequence[Cell]) -> str:
     ]
     all_ = "" if len(cells) <= FEW else " (--dry-run lists all)"
     return f"{counted(len(cells), 'row')}: {'; '.join(told)}{all_}"
+
+
+def _gpus(text: str | None, device: str) -> tuple[int, ...]:
+    """The numbers of `--gpus`; none where it is not given."""
+    if text is None:
+        return ()
+    if device == "cpu":
+        raise InputError("--gpus is for device cuda; on a CPU the ranks of a case are processes.")
+    from ..container.gpus import chosen
+
+    return chosen(text)
 
 
 def writable(home: Home) -> None:

@@ -235,10 +235,14 @@ def _ratio(over: Mapping[int, float], under: Mapping[int, float]) -> tuple[float
 
 
 def _five_percent(journal: Journal) -> Check:
-    name = "5 % slower"
-    found = _ratio(_times(journal, "slower"), _times(journal, "honest"))
+    return share_slower(journal, "5 % slower", "slower")
+
+
+def share_slower(journal: Journal, name: str, slower: str) -> Check:
+    """Whether what is slower by 5 % than "honest" is seen to be."""
+    found = _ratio(_times(journal, slower), _times(journal, "honest"))
     if found is None:
-        return Check(name, "missed", "honest and slower were not both measured")
+        return Check(name, "missed", f"honest and {slower} were not both measured")
     mean, low, high = (x - 1 for x in found)
     seen = f"measured {mean:+.1%}, 95 % interval {low:+.1%} to {min(high, 10):+.1%}"
     if high < SLOWDOWN * 0.5 or low > SLOWDOWN * 1.5:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from ...registry.store.record import Cache, Case
 from . import cache
+from .group import ALONE, Group
 from .stopping import TimerName
 from .telemetry import Nvml
 from .timers import Call, Events, Graph, Monotonic, Timer, choose, spin_rate
@@ -32,6 +33,9 @@ class Device(Protocol):
     def nvml(self) -> Nvml | None:
         """Its own account of itself, where it gives one."""
         ...
+
+    group: Group
+    """The ranks of the case under way."""
 
     @property
     def torch_device(self) -> torch.device:
@@ -77,6 +81,7 @@ class Cuda:
     kind: Literal["cuda"] = "cuda"
     nvml: Nvml | None = None
     cupti: bool = False
+    group: Group = ALONE
     _flush: Call | None = field(default=None, repr=False)
     _spin_hz: float = 0.0
     _stream: torch.cuda.Stream | None = None
@@ -117,9 +122,10 @@ class Cuda:
     def timer(self, case: Case, cache: Cache, call: Call, name: TimerName) -> Timer:
         import torch
 
-        flush = self._flush if cache == "cold" else None
+        flush = _before(self.group, self._flush if cache == "cold" else None)
         if name == "auto":
-            name = choose(case, self.cupti)
+            # Kernels' own times hold no wait for another rank's: calls over ranks are timed between barriers.
+            name = choose(case, self.cupti and self.group.barrier is None)
         if name == "events":
             return self.fallback(cache)
         if name == "cupti":
@@ -145,7 +151,8 @@ class Cuda:
             raise TimerUnavailable(f"cannot be captured in a CUDA graph: {str(error).splitlines()[0]}") from None
 
     def fallback(self, cache: Cache) -> Timer:
-        return Events(self._flush if cache == "cold" else None, self._spin_hz)
+        flush = _before(self.group, self._flush if cache == "cold" else None)
+        return Events(flush, self._spin_hz, self.group.agreed)
 
     def peak_memory(self, call: Call) -> int | None:
         import torch
@@ -177,6 +184,7 @@ class Cpu:
 
     kind: Literal["cpu"] = "cpu"
     nvml: None = None
+    group: Group = ALONE
     _flush: Call | None = field(default=None, repr=False)
 
     @classmethod
@@ -199,10 +207,10 @@ class Cpu:
         """A CPU call is done when it returns."""
 
     def timer(self, case: Case, cache: Cache, call: Call, name: TimerName) -> Timer:
-        return Monotonic(self._flush if cache == "cold" else None)
+        return self.fallback(cache)
 
     def fallback(self, cache: Cache) -> Timer:
-        return Monotonic(self._flush if cache == "cold" else None)
+        return Monotonic(_before(self.group, self._flush if cache == "cold" else None))
 
     def peak_memory(self, call: Call) -> int | None:
         """torch keeps no count of CPU memory."""
@@ -212,13 +220,26 @@ class Cpu:
         """The allocator of the host needs no help."""
 
 
+def _before(group: Group, flush: Call | None) -> Call | None:
+    """What comes before each call and outside of its time: the cache is flushed, and no rank begins alone."""
+    barrier = group.barrier
+    if flush is None or barrier is None:
+        return flush or barrier
+
+    def before() -> None:
+        flush()
+        barrier()
+
+    return before
+
+
 def wall_ms(device: Device, call: Call, count: int, limit_s: float = math.inf) -> list[float]:
     """Host time of single calls in milliseconds, launch and synchronization included.
 
-    At most `count` calls, and no further one after `limit_s` seconds.
+    At most `count` calls, and no further one after `limit_s` seconds; of several ranks, rank 0's.
     """
     samples: list[float] = []
-    while len(samples) < count and sum(samples) < limit_s * 1e3:
+    while device.group.agreed(len(samples) < count and sum(samples) < limit_s * 1e3):
         device.synchronize()
         begin = time.perf_counter_ns()
         call()

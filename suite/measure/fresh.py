@@ -20,7 +20,6 @@ An input that calls update in place changes by itself. It is laid anew for the s
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -42,7 +41,6 @@ BUDGET_SHARE = 0.05
 share of its time. Which cases they go to is left to the order of cases, which is random."""
 TWICE = 2.0
 """Two answers that are each within a tolerance of the truth are within twice the tolerance of one another."""
-_random = random.SystemRandom()
 _began_s = time.monotonic()
 _spent_s = 0.0
 
@@ -106,6 +104,7 @@ class Fresh:
         import torch
 
         self._bench = bench
+        self._random = bench.group.random
         updated = {id(x) for x in bench.updated()}
         drawn = list(zip(bench.varied, bench.values, bench.decoys, strict=True))
         self._own = [(x, value) for x, value, _ in drawn if id(x) in updated]
@@ -128,11 +127,11 @@ class Fresh:
         bench = self._bench
         if bench.mixture is None:
             blocks = [(place, block) for place, part in enumerate(self._parts) for block in range(part.blocks)]
-            _random.shuffle(blocks)
-            bench.mixture = frozenset(blocks[: _random.randrange(1, steps + 1)])
+            self._random.shuffle(blocks)
+            bench.mixture = frozenset(blocks[: self._random.randrange(1, steps + 1)])
         # Through every block in which the mixture differs from now, in an order of this implementation's own.
         self._way = list(bench.mixture ^ self._exchanged)
-        _random.shuffle(self._way)
+        self._random.shuffle(self._way)
         self._checked_at = self._step + max(1, len(self._way))
         self._seen, self._kept = 0, None
 
@@ -148,8 +147,8 @@ class Fresh:
                     x.detach().copy_(value)
 
     def _any(self) -> Block:
-        place = _random.randrange(len(self._parts))
-        return place, _random.randrange(self._parts[place].blocks)
+        place = self._random.randrange(len(self._parts))
+        return place, self._random.randrange(self._parts[place].blocks)
 
     def _exchange(self, block: Block) -> None:
         self._exchanged ^= {block}
@@ -165,7 +164,7 @@ class Fresh:
                 self._checked = self._keep(result)
         elif not self._own:
             self._seen += 1
-            if _random.randrange(self._seen) == 0:
+            if self._random.randrange(self._seen) == 0:
                 self._kept = None  # its memory first
                 self._kept = self._keep(result)
 
@@ -195,17 +194,20 @@ class Fresh:
     def check(self, call: Callable[[], Any], tolerance: Tolerance) -> None:
         """Holds the answers that were kept against the right ones. Raises `Incorrect`."""
         bench = self._bench
-        if self._checked is not None and self._affordable():
+        if self._checked is not None and bench.group.agreed(self._affordable()):
             self._lay(self._checked.exchanged)
+            right = self._references()
             outputs = bench.comparable(self._checked.result, self._checked.updated(bench))
-            self._compare(outputs, self._references(), tolerance)
+            with bench.group.together():
+                self._compare(outputs, right, tolerance)
         self._checked = None
         if self._kept is not None:
             self._lay(self._kept.exchanged)
             outputs = bench.comparable(self._kept.result)
             again = [x.to(bench.wide) for x in bench.comparable(call())]
             twice = Tolerance(TWICE * tolerance.norm, TWICE * tolerance.absolute, TWICE * tolerance.relative)
-            self._compare(outputs, again, twice)
+            with bench.group.together():
+                self._compare(outputs, again, twice)
         self._kept = None
         bench.lay(bench.values)
 

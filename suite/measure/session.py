@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from .device import Device
+from .group import Group
 from .stages import Stages
 from .stopping import Sampling
 
@@ -23,6 +25,15 @@ class Session:
     scratch: Path | None = None
     """A folder of the run's own, for what goes on after the process was killed; None where nothing is kept."""
 
-    def stage(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Everything inside belongs to this stage: prepare, build, verify, warm up, sample, summarize."""
-        return self.stages.stage(name)
+    @property
+    def group(self) -> Group:
+        """The ranks that run the case."""
+        return self.device.group
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Everything inside belongs to this stage: prepare, build, verify, warm up, sample, summarize. All ranks
+        begin and end it together.
+        """
+        with self.stages.stage(name), self.group.together():
+            yield

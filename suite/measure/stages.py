@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, cast
 
-from ...registry.store.metric import CONVERSION, ENERGY, ERROR, LATENCY, LAUNCH, MEMORY
+from ...registry.store.metric import CONVERSION, ENERGY, ERROR, LATENCY, LAUNCH, MEMORY, RANK_LATENCY, SPREAD
 from ...registry.store.record import Cache, Measurement
 from ..operator import Tolerance
 from .device import Device, TimerUnavailable, wall_ms
 from .fresh import Fresh
+from .group import largest
 from .pristine import Pristine
 from .stopping import Sampling, TimerName, converged, finished, steady
 from .telemetry import Watch
@@ -73,6 +74,8 @@ class Trial:
     """What the process was before any implementation was loaded."""
     remarks: tuple[str, ...] = field(default=(), init=False)
     """What the implementation had changed in the process that was put back."""
+    by_rank: list[tuple[float, ...]] = field(default_factory=list, init=False)
+    """Every rank's time of each sample."""
 
     def run(self, implementation: Callable[[], Callable[..., Any]]) -> Measurement:
         """The whole measurement. Raises `Incorrect` and whatever the implementation raises."""
@@ -80,7 +83,7 @@ class Trial:
             self.pristine.begin()
         with contextlib.ExitStack() as held:  # what building pins stays so until the last call
             held.callback(self._settle)
-            with self.stages.stage("build"):
+            with self._stage("build"):
                 loaded = implementation()
                 namespace = vars(sys.modules[loaded.__module__]) if self.pinned else {}
                 held.enter_context(pinned(namespace, self.pinned))
@@ -88,9 +91,15 @@ class Trial:
                 self._untouched()
             return self._built(loaded, call)
 
+    @contextlib.contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        """A stage that all ranks begin and end together."""
+        with self.stages.stage(name), self.bench.group.together():
+            yield
+
     def _built(self, loaded: Callable[..., Any], call: Callable[[], Any]) -> Measurement:
         """The stages after building."""
-        stage = self.stages.stage
+        stage = self._stage
         with stage("verify"):
             error = self.verify(call) if self.gated else None
         with stage("warm up"):
@@ -137,11 +146,13 @@ class Trial:
     def verify_again(self, call: Callable[[], Any]) -> None:
         """After timing: other inputs must still give another answer, the true ones the right one."""
         bench = self.bench
-        bench.hold_finite()
         tolerance = bench.operator.tolerances[bench.case.dtype]
+        with bench.group.together():
+            bench.hold_finite()
         bench.lay_doubled()
-        if self._matches(call, tolerance) and all(x.numel() for x in bench.references):
-            raise Incorrect("stale output: other inputs gave the same answer")
+        with bench.group.together():
+            if self._matches(call, tolerance) and all(x.numel() for x in bench.references):
+                raise Incorrect("stale output: other inputs gave the same answer")
         bench.lay(bench.values)
         deviation(bench.comparable(call()), bench.references, tolerance)
 
@@ -156,7 +167,7 @@ class Trial:
         """Calls until their host time is steady, or the limit of the warm-up is reached."""
         times: list[float] = []
         begin = time.monotonic()
-        while (
+        while self.bench.group.agreed(
             not steady(times) and len(times) < WARMUP_CALLS and time.monotonic() - begin < self.sampling.warmup_s
         ):
             times += wall_ms(self.device, call, 1)
@@ -172,10 +183,14 @@ class Trial:
             raise Incorrect(f"it replaced {found}")
 
     def calibrate(self, call: Callable[[], Any], fresh: Fresh | None = None) -> Timer:
-        """The case's timer, tried once. Where it cannot time this call, events do, and the record says so."""
-        try:
+        """The case's timer, tried once. Where it cannot time this call, in any rank, events do, and the record
+        says so.
+        """
+        timer: Timer | None = None
+        with contextlib.suppress(TimerUnavailable):
             timer = self.device.timer(self.bench.case, self.cache, call, self.sampling.timer)
-        except TimerUnavailable:
+        everywhere = all(self.bench.group.every(timer is not None))
+        if timer is None or not everywhere:
             timer = self.device.fallback(self.cache)
         timer.sample(call, fresh)
         return timer
@@ -183,16 +198,19 @@ class Trial:
     def sample(
         self, timer: Timer, call: Callable[[], Any], fresh: Fresh | None = None
     ) -> tuple[list[float], Watch]:
-        """Samples until the stopping rule says enough."""
+        """Samples until the stopping rule says enough. Of several ranks each sample is the slowest one's."""
+        group = self.bench.group
         if fresh is not None:
             fresh.start(self.sampling.min_samples)
         watch = Watch(self.device.nvml)
         watch.read()
         samples: list[float] = []
         begin = time.monotonic()
-        while not finished(samples, time.monotonic() - begin, self.sampling):
+        while not group.agreed(finished(samples, time.monotonic() - begin, self.sampling)):
             first = len(samples)
-            samples += timer.sample(call, fresh)
+            slowest, by_rank = largest(group, timer.sample(call, fresh))
+            samples += slowest
+            self.by_rank += by_rank
             watch.read(first, len(samples))
         if fresh is not None and fresh.due:
             fresh.hurry()
@@ -229,16 +247,27 @@ class Trial:
         error: float | None,
         tuning: dict[str, str],
     ) -> Measurement:
-        """What is recorded."""
-        power = watch.power()
+        """What is recorded: of several ranks the largest, energy of all, the device's state of rank 0."""
+        group, operator = self.bench.group, self.bench.operator
+        power = [x for x in group.every(watch.power()) if x is not None]
         single = {
             CONVERSION.name: conversion,
             MEMORY.name: self.device.peak_memory(call),
-            ENERGY.name: None if power is None else power * median(samples) * 1e-3,
             ERROR.name: error,
+            **self.measured,
         }
-        found = {LATENCY.name: _rounded(samples), LAUNCH.name: _rounded(launches)}
-        found |= {name: _rounded([x]) for name, x in (single | self.measured).items() if x is not None}
+        largest_ = {name: [x for x in group.every(value) if x is not None] for name, value in single.items()}
+        found = {LATENCY.name: _rounded(samples), LAUNCH.name: _rounded(largest(group, launches)[0])}
+        found |= {name: _rounded([max(values)]) for name, values in largest_.items() if values}
+        if len(power) == group.size:
+            found[ENERGY.name] = _rounded([sum(power) * median(samples) * 1e-3])
+        found |= {
+            metric.name: _rounded(rate(self.bench.case, x) for x in samples)
+            for metric, rate in operator.rates.items()
+        }
+        if operator.distributed:
+            found[RANK_LATENCY.name] = _rounded(x for ranks in self.by_rank for x in ranks)
+            found[SPREAD.name] = _rounded(1 - min(ranks) / max(ranks) for ranks in self.by_rank)
         return Measurement(
             samples={name: values for name, values in found.items() if values},
             timer=timer.name,

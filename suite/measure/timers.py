@@ -83,14 +83,20 @@ class Monotonic:
 
 
 class Events:
-    """CUDA events behind a queued stream. `spin_hz` is the rate of `torch.cuda._sleep`'s cycles."""
+    """CUDA events behind a queued stream. `spin_hz` is the rate of `torch.cuda._sleep`'s cycles.
+
+    `agreed` makes the ranks of a case queue as many calls each.
+    """
 
     name = "events"
     batch = 1
 
-    def __init__(self, flush: Call | None, spin_hz: float) -> None:
+    def __init__(
+        self, flush: Call | None, spin_hz: float, agreed: Callable[[int], int] = lambda calls: calls
+    ) -> None:
         self._flush = flush
         self._spin_hz = spin_hz
+        self._agreed = agreed
         self._calls = 1
         self._host_s = 0.0
 
@@ -117,7 +123,7 @@ class Events:
         torch.cuda.current_stream().synchronize()
         samples = [_elapsed_ms(start, end) for start, end in zip(starts, ends, strict=True)]
         self._host_s = min(host_s, 2e-3) if self._host_s == 0 else min(self._host_s, host_s)
-        self._calls = max(1, min(QUEUE_CALLS, int(QUEUE_MS / max(samples[0], 1e-3))))
+        self._calls = self._agreed(max(1, min(QUEUE_CALLS, int(QUEUE_MS / max(samples[0], 1e-3)))))
         return samples
 
 

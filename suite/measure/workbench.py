@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...registry.store.record import Case, Pass
 from ..operator import Inputs, Operator
+from .group import ALONE, Group
 from .verify import Incorrect, flat
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def seed_of(case: Case, seed: int, replicate: int) -> int:
 
 @dataclass
 class Workbench:
-    """Inputs of one case in one process.
+    """Inputs of one case in one process; of an operator over ranks, a rank's part of them and of the answer.
 
     `inputs` are what calls see; `values` and `decoys` are two sets of contents, drawn alike, that can be laid into
     the same memory (for the backward pass the gradients of the outputs, else the inputs themselves).
@@ -48,10 +49,16 @@ class Workbench:
     """The blocks in which a timed call's inputs are the decoys' where its answer is checked (`fresh`)."""
     mixed_references: list[torch.Tensor] | None = None
     """The right answer for the mixture, once it was asked for."""
+    group: Group = ALONE
 
     @classmethod
-    def build(cls, operator: Operator, case: Case, device: torch.device, seed: int) -> Workbench:
-        """Draws two sets of random inputs and computes the reference of the first."""
+    def build(
+        cls, operator: Operator, case: Case, device: torch.device, seed: int, group: Group = ALONE
+    ) -> Workbench:
+        """Draws two sets of random inputs and computes the reference of the first.
+
+        Every rank draws the whole, all alike, and keeps its part: outside of any clock.
+        """
         import torch
 
         generator = torch.Generator(device).manual_seed(seed)
@@ -65,6 +72,10 @@ class Workbench:
         if device.type == "cuda":
             torch.cuda.synchronize()
         reference_s = time.monotonic() - begin
+        if operator.sharding is not None:
+            references = _parts(operator, case, references, group.rank)
+            gradients = tuple(operator.sharding.of_output(x, case, group.rank) for x in gradients)
+            inputs, decoy = (_split(operator, case, x, group.rank) for x in (inputs, decoy))
         if backward:
             for name in operator.gradients:
                 inputs[name].requires_grad_(True)
@@ -75,7 +86,9 @@ class Workbench:
             varied = [x for _, x in tensors(inputs)]
             decoys = [x for _, x in tensors(decoy)]
         values = [x.detach().clone() for x in varied]
-        return cls(case, operator, inputs, gradients, varied, values, decoys, references, wide, reference_s)
+        return cls(
+            case, operator, inputs, gradients, varied, values, decoys, references, wide, reference_s, group=group
+        )
 
     def lay(self, contents: list[torch.Tensor]) -> None:
         """Copies contents into the memory that calls read."""
@@ -96,9 +109,19 @@ class Workbench:
                     x.detach().mul_(2)
 
     def reference(self) -> list[torch.Tensor]:
-        """The right answer for what the inputs hold now."""
-        given = self.gradients if self.case.pass_ != "forward" else None
-        return _references(self.operator, self.inputs, self.case.pass_, self.wide, None, given)[1]
+        """The right answer for what the inputs hold now, in all ranks."""
+        operator, case = self.operator, self.case
+        given = self.gradients if case.pass_ != "forward" else None
+        if operator.sharding is None:
+            return _references(operator, self.inputs, case.pass_, self.wide, None, given)[1]
+        whole = _mapped(self.inputs, self._whole)
+        given = None if given is None else tuple(map(self._whole, given))
+        references = _references(operator, whole, case.pass_, self.wide, None, given)[1]
+        return _parts(operator, case, references, self.group.rank)
+
+    def _whole(self, part: torch.Tensor) -> torch.Tensor:
+        assert self.operator.sharding is not None
+        return self.operator.sharding.join(self.group.gathered(part), self.case)
 
     def changed(self, results: Sequence[torch.Tensor] = ()) -> bool:
         """Whether a call wrote to its inputs, other than these results of it to where the operator allows it."""
@@ -154,12 +177,13 @@ class Workbench:
     def conversion(self, implementation: Callable[..., Any]) -> Callable[[], Any] | None:
         """The part of a forward pass that only converts layouts as the library demands, where it names one.
 
-        None for passes with gradients: what undoes the conversion in backward cannot be called alone.
+        None for passes with gradients, as what undoes the conversion in backward cannot be called alone, and over
+        ranks.
         """
         import torch
 
         convert = getattr(implementation, "conversion", None)
-        if convert is None or self.case.pass_ != "forward":
+        if convert is None or self.case.pass_ != "forward" or self.operator.distributed:
             return None
         inputs = self.inputs
 
@@ -186,6 +210,36 @@ def tensors(inputs: Inputs) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name, x
 
 
+def _mapped(inputs: Inputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
+    """Inputs with every tensor changed."""
+    import torch
+
+    def changed(x: Any) -> Any:
+        if isinstance(x, list | tuple):
+            return [changed(y) for y in x]
+        return change(x) if isinstance(x, torch.Tensor) else x
+
+    return {name: changed(x) for name, x in inputs.items()}
+
+
+def _split(operator: Operator, case: Case, whole: Inputs, rank: int) -> Inputs:
+    """A rank's part of whole inputs."""
+    sharding = operator.sharding
+    assert sharding is not None
+    return _mapped(whole, lambda x: sharding.split(x, case, rank))
+
+
+def _parts(operator: Operator, case: Case, answer: list[torch.Tensor], rank: int) -> list[torch.Tensor]:
+    """A rank's part of the right answer: gradients, which come last, lie as their inputs do."""
+    sharding = operator.sharding
+    assert sharding is not None
+    outputs = len(answer) - (len(operator.gradients) if case.pass_ != "forward" else 0)
+    return [
+        sharding.of_output(x, case, rank) if i < outputs else sharding.split(x, case, rank)
+        for i, x in enumerate(answer)
+    ]
+
+
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
@@ -194,14 +248,11 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def _raised(inputs: Inputs, dtype: torch.dtype) -> Inputs:
     """Inputs with every floating tensor in a higher precision, detached."""
-    import torch
 
-    def raised(x: Any) -> Any:
-        if isinstance(x, list | tuple):
-            return [raised(y) for y in x]
-        return x.detach().to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+    def raised(x: torch.Tensor) -> torch.Tensor:
+        return x.detach().to(dtype) if x.is_floating_point() else x
 
-    return {name: raised(x) for name, x in inputs.items()}
+    return _mapped(inputs, raised)
 
 
 def _forward(operator: Operator, inputs: Inputs, dtype: torch.dtype) -> list[torch.Tensor]:

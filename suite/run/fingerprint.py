@@ -20,6 +20,7 @@ from ...registry.store.record import Scalar
 from .. import __version__
 from ..measure import clocks
 from ..measure.telemetry import Nvml
+from ..measure.topology import ranks_facts
 from .variables import allowed
 
 IMAGE_DIGEST = "KERNELMARK_IMAGE_DIGEST"
@@ -28,6 +29,8 @@ IMAGE_NAME = "KERNELMARK_IMAGE"
 """Set by it too: the image's name in the table of images."""
 COMMIT = "KERNELMARK_COMMIT"
 """Set in an image: the commit it was built from, `-dirty` behind it where there were uncommitted changes."""
+BETWEEN_RANKS = ("NCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "GLOO_")
+"""How environment variables begin that are conditions of cases on several GPUs."""
 LIBRARIES = ("torch", "triton", "transformers", "nvidia-cudnn-cu13", "nvidia-cublas", "numpy")
 
 
@@ -144,8 +147,22 @@ def _gpu_noted() -> dict[str, Scalar]:
     }
 
 
-def torch_facts(device: str) -> dict[str, Scalar]:
-    """What only torch knows, and where it runs; called in a worker, where torch is loaded anyway."""
+def torch_facts(device: str, world: int = 1) -> dict[str, Scalar]:
+    """What only torch knows, and where it runs; called in a worker, where torch is loaded anyway.
+
+    `world` is how many GPUs the run's largest case takes; above 1, what is between them counts.
+    """
+    if world == 1:
+        return _own_facts(device)
+    variables = {
+        f"env/{name}": value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(BETWEEN_RANKS) and allowed(name, value)
+    }
+    return _own_facts(device) | ranks_facts(device, world) | variables
+
+
+def _own_facts(device: str) -> dict[str, Scalar]:
     import torch
 
     # A worker may be in an image though its supervisor is not.
@@ -168,6 +185,15 @@ def torch_facts(device: str) -> dict[str, Scalar]:
 def has_gpu() -> bool:
     """Whether an NVIDIA GPU answers, without loading torch."""
     return Nvml.open() is not None
+
+
+def gpus_here() -> int:
+    """How many GPUs a run may use here: those that `CUDA_VISIBLE_DEVICES` lists, else all that NVML knows."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return len([x for x in listed.split(",") if x.strip()])
+    nvml = Nvml.open()
+    return 0 if nvml is None else int(nvml.library.nvmlDeviceGetCount())
 
 
 def device_named(name: str | None) -> Literal["cuda", "cpu"]:

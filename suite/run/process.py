@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, ClassVar
 
@@ -88,10 +88,17 @@ class Worker:
     _alive: ClassVar[set[int]] = set()
 
     def __init__(
-        self, task: Task, python: Path, log: Path, until: float = math.inf, server: ForkServer | None = None
+        self,
+        task: Task,
+        python: Path,
+        log: Path,
+        until: float = math.inf,
+        server: ForkServer | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         _adopt_orphans()
         self._strangers = _children()
+        self._shared = _shared_memory()
         self._output = Output(log)
         self._late = False
         self._allowed_s = 0.0
@@ -102,7 +109,7 @@ class Worker:
         stdin, asked = os.pipe()
         try:
             self._process = (server and server.fork(stdin, self._output.writer, writer)) or _started(
-                python, stdin, self._output.writer, writer
+                python, stdin, self._output.writer, writer, variables or {}
             )
         except BaseException:
             os.close(asked)
@@ -203,11 +210,14 @@ class Worker:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._alive.discard(self._process.pid)
         _end_orphans(self._strangers | self._alive)
+        _free(_shared_memory() - self._shared)
         os.close(self._reader)
         self._output.close()
 
 
-def _started(python: Path, stdin: int, output: int, pipe: int) -> subprocess.Popen[bytes]:
+def _started(
+    python: Path, stdin: int, output: int, pipe: int, variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     """A worker from nothing."""
     return subprocess.Popen(
         [str(python), "-m", f"{__package__}.worker", str(pipe)],
@@ -216,8 +226,38 @@ def _started(python: Path, stdin: int, output: int, pipe: int) -> subprocess.Pop
         stderr=subprocess.STDOUT,
         pass_fds=(pipe,),
         start_new_session=True,
-        env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, **variables, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
     )
+
+
+SHARED_MEMORY = Path("/dev/shm")
+RANKS_FILES = ("nccl-", "torch_", "nvshmem-")
+"""How names of shared memory begin that ranks which are killed leave behind."""
+
+
+def _shared_memory() -> set[Path]:
+    """Files of shared memory of the kinds that ranks make."""
+    with contextlib.suppress(OSError):
+        return {x for x in SHARED_MEMORY.iterdir() if x.name.startswith(RANKS_FILES)}
+    return set()
+
+
+def _free(files: set[Path]) -> None:
+    """Removes those of our own that no process has mapped or open any more: another run may be using its own."""
+    for path in files:
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid == os.getuid() and not _used(path):
+                path.unlink()
+
+
+def _used(path: Path) -> bool:
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f" {path}\n" in (process / "maps").read_text(errors="replace"):
+                return True
+            if any(os.readlink(x) == str(path) for x in (process / "fd").iterdir()):
+                return True
+    return False
 
 
 def _adopt_orphans() -> None:

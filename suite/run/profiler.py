@@ -65,10 +65,12 @@ def _step(task: ProfileTask, catalog: Catalog, device: Device) -> Callable[[], A
     definition = catalog.definition(case.operator)
     seed = seed_of(case, task.seed, 0)
     if isinstance(definition, Workload):
-        if definition.step is None:
+        if definition.step is None or case.world > 1:
             raise NotImplementedError(f"{case.operator} has no step that could be profiled alone")
         return definition.step(case, load(case), Session(device, seed, 0, Sampling(), Stages()))
     operator = catalog.operator(case.operator)
+    if operator.distributed:
+        raise NotImplementedError("an operator over ranks is not profiled: it needs its other ranks")
     return Workbench.build(operator, case, device.torch_device, seed).call(load(case))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import secrets
 import time
 from collections import Counter
@@ -40,6 +41,7 @@ from ...registry.store.shards import path_of, shards_of
 from .. import __version__, budget
 from ..catalog import Catalog
 from ..environments import interpreter
+from ..measure.ranks import LOOPBACK, NO_MULTICAST
 from ..plan import NOTHING, Cell, Plan, order
 from . import fingerprint
 from .conversation import PROGRAM, Conversation, OutOfTurn
@@ -47,7 +49,7 @@ from .forkserver import ForkServers
 from .pace import LASTING
 from .peaks import least_ms
 from .process import Garbled, OutOfTime, Worker
-from .worker import CeilingDone, Done, Facts, Result, Stage, Task, TaskCell
+from .worker import RANKS, CeilingDone, Done, Facts, Result, Stage, Task, TaskCell
 
 TRIES = 3
 """How often a worker is started that is killed before its first cell."""
@@ -168,6 +170,10 @@ class Run:
     commit: tuple[str | None, bool] | None = None
     request: Request = NOTHING
     """What it is besides its plan: a side of a comparison, a shard."""
+    gpus: tuple[int, ...] = ()
+    """The GPUs that it may use, as nvidia-smi numbers them; empty: all that are visible."""
+    world: int = 1
+    """The largest world of the plan that it is a part of, where its own cases have none as large."""
     until: float = math.inf
     listener: Listener = field(default_factory=Silent)
     python: Callable[[str], Path | None] = interpreter
@@ -316,7 +322,7 @@ class Run:
         for index, cell in enumerate(walk):
             if not self._wanted(cell, replicate):
                 continue
-            reason = cell.implementation.unavailable(self.device)
+            reason = self._too_few(cell.case.world) or cell.implementation.unavailable(self.device)
             if reason is None:
                 runnable.setdefault(cell.implementation.environment, {})[index] = cell
             else:
@@ -328,6 +334,26 @@ class Run:
             self._replicate(replicate, environment, mine)
         for record in ended:
             self._write_record(record)
+
+    def _too_few(self, world: int) -> tuple[Status, str] | None:
+        """Why a case of that world cannot be measured here; on a CPU its ranks are processes."""
+        if world == 1 or self.device == "cpu":
+            return None
+        here = len(self.gpus) or fingerprint.gpus_here()
+        return None if world <= here else ("unsupported", f"needs {world} GPUs; this run may use {here}")
+
+    @property
+    def _variables(self) -> dict[str, str]:
+        """What workers' environment has beside ours. What is set already stays; ranks refuse what is wrong."""
+        between = {**NO_MULTICAST, **LOOPBACK} if self._world > 1 else {}
+        own = {name: value for name, value in between.items() if name not in os.environ}
+        if self.gpus:
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.gpus))
+        return own
+
+    @property
+    def _world(self) -> int:
+        return max([self.world, *(x.world for x in self.plan.cases)])
 
     def _wanted(self, cell: Cell, replicate: int) -> bool:
         return (cell.identity, replicate) not in self._done and cell.identity not in self._settled
@@ -358,6 +384,8 @@ class Run:
                 systems=self.plan.systems,
                 ceilings=self.ceilings and first,
                 scratch=str((self.home.scratch / self.name).resolve()),
+                world=self._world,
+                deadline_s=self.plan.deadline_s,
                 token=secrets.token_hex(16),
             )
             before = len(left)
@@ -380,8 +408,9 @@ class Run:
 
     def _process(self, task: Task, python: Path, left: dict[int, Cell]) -> Lost:
         """Runs one worker to its end; takes each cell that ends out of `left`."""
-        server = self.servers.of(python) if self.servers is not None else None
-        with Worker(task, python, self._log, self.until, server) as worker:
+        variables = self._variables  # which a server's processes, started before, do not have
+        server = self.servers.of(python) if self.servers is not None and not variables else None
+        with Worker(task, python, self._log, self.until, server, variables) as worker:
             begin = time.monotonic()
             worker.allow(START_DEADLINE_S)
             conversation = Conversation(task, begin)
@@ -406,6 +435,8 @@ class Run:
                             if index is not None and index != current:
                                 current = index
                                 worker.allow(self.plan.deadline_s)
+                            elif stage == RANKS:
+                                worker.allow(START_DEADLINE_S)
                             cell = left.get(index) if index is not None else None
                             self.listener.stage(task.replicate, stage, cell)
                         case Result():
@@ -540,6 +571,7 @@ def resume(name: str, home: Home, catalog: Catalog, listener: Listener) -> Run:
         request=header.request,
         listener=listener,
         past=past,
+        world=int(header.conditions.get("world") or 1),
     )
 
 

@@ -13,7 +13,8 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
@@ -23,7 +24,9 @@ import msgspec
 from ...registry.store.record import PROVIDER, YARDSTICK, Cache, Case, Ceiling, Measurement, Scalar, Status
 from ..catalog import Catalog, Implementation
 from ..measure.device import Cpu, Cuda, Device
+from ..measure.group import ALONE
 from ..measure.pristine import Pristine
+from ..measure.ranks import Follower, Lost, Place, Ranks, join, leave
 from ..measure.session import Session
 from ..measure.stages import Stages, Trial
 from ..measure.stopping import Sampling
@@ -64,6 +67,10 @@ class Task(msgspec.Struct, frozen=True):
     ceilings: bool = True
     scratch: str = ""
     """The run's folder for what programs need to go on after they were killed; empty: nothing is kept."""
+    world: int = 1
+    """The largest world among the plan's cases, of which the conditions tell."""
+    deadline_s: float = 120.0
+    """For a cell; the supervisor's, whose own clock ends what does not end by itself."""
     token: str = ""
     """Stands before every message on the pipe; what an implementation prints there has none."""
 
@@ -73,6 +80,10 @@ class Facts(msgspec.Struct, frozen=True, tag_field="message", tag="facts"):
 
     conditions: dict[str, Scalar]
     python: dict[str, Scalar] = {}
+
+
+RANKS = "ranks"
+"""The stage, outside of cells, in which the ranks of a case are started."""
 
 
 class Stage(msgspec.Struct, frozen=True, tag_field="message", tag="stage"):
@@ -130,9 +141,11 @@ def work(
     catalog = catalog or catalog_of(task.roots, task.code)
     if task.systems:
         catalog = catalog.with_systems(task.systems)
+    worlds = _Worlds(task, device, send)
+    send = worlds.send
     stages = Stages(listen=lambda name: send(Stage(name)))
     send(Facts(facts, python_facts()))
-    with device.using():
+    with device.using(), worlds:
         pristine = Pristine()  # in here: the stream that all work runs on is part of what is put back
         if task.ceilings:
             from ..measure import limits
@@ -141,11 +154,117 @@ def work(
                 for ceiling in limits.measure(device, task.replicate):
                     send(CeilingDone(ceiling))
         for (name, _), group in groupby(task.cells, key=lambda x: (x.case.operator, x.case.name)):
-            definition = catalog.definition(name)
-            case = _program if isinstance(definition, Workload) else _case
-            for result in case(task, list(group), catalog, device, stages, send, pristine):
+            cells = list(group)
+            try:
+                definition = catalog.definition(name)
+                # An operator over ranks calls its group also where that is one rank; a program does as it is told.
+                grouped = cells[0].case.world > 1 or (definition.distributed and isinstance(definition, Operator))
+                own = worlds.enter(cells, grouped, pristine)
+            except Exception as error:  # ranks that cannot be started are the end of their case
+                status, reason = _judged(error)
+                for cell in cells:
+                    send(Result(cell.index, status, f"starting its ranks: {reason}", None, {}))
+                continue
+            for result in _measured(task, cells, catalog, device, stages, send, own):
                 send(result)
     send(Done(stages.spent_s))
+
+
+def _measured(
+    task: Task,
+    cells: list[TaskCell],
+    catalog: Catalog,
+    device: Device,
+    stages: Stages,
+    send: Callable[[Message], None],
+    pristine: Pristine,
+) -> Iterator[Result]:
+    """All cells of one case, as every rank of it walks through them."""
+    program = isinstance(catalog.definition(cells[0].case.operator), Workload)
+    yield from (_program if program else _case)(task, cells, catalog, device, stages, send, pristine)
+
+
+class _Worlds:
+    """The ranks of the case under way: started for a case, kept for the next of the same world, ended with all.
+
+    Everything that is sent goes through `send`, so that what ends the process has the last word.
+    """
+
+    def __init__(self, task: Task, device: Device, send: Callable[[Message], None]) -> None:
+        self._task = task
+        self._device = device
+        self._send = send
+        self._lock = threading.Lock()
+        self._stage: Stage | None = None
+        self._next: int | None = None
+        self._ranks: Ranks | None = None
+        self._pristine: Pristine | None = None
+
+    def send(self, message: Message) -> None:
+        """Sends, and remembers which cell is in which stage."""
+        with self._lock:
+            if isinstance(message, Stage):
+                if self._ranks is not None and (self._stage is None or self._stage.index != message.index):
+                    self._ranks.allow(own_deadline_s(self._task.deadline_s))
+                self._stage = message
+            elif isinstance(message, Result):
+                self._stage = None
+            self._send(message)
+
+    def enter(self, cells: list[TaskCell], grouped: bool, alone: Pristine) -> Pristine:
+        """Gathers the ranks that a case needs and tells them of its cells. Gives what the process then was:
+        `alone` for a case of one process.
+        """
+        self._device.group = ALONE
+        if self._ranks is not None:
+            self._ranks.allow(None)
+        if not grouped:
+            return alone
+        world = cells[0].case.world
+        if self._ranks is None or self._ranks.world != world:
+            self._next = cells[0].index
+            self.send(Stage(RANKS))
+            self.close()
+            command = [sys.executable, "-m", f"{__package__}.worker", "rank"]
+            task = msgspec.structs.replace(self._task, token="", ceilings=False)
+            device = self._device.torch_device
+            self._ranks = Ranks(world, device, command, msgspec.json.encode(task), self._lost)
+            self._device.group = self._ranks.group
+            self._pristine = Pristine()
+            self._next = None
+        assert self._pristine is not None
+        self._ranks.allow(own_deadline_s(self._task.deadline_s))
+        self._ranks.tell([x.index for x in cells])
+        self._device.group = self._ranks.group
+        return self._pristine
+
+    def _lost(self, error: Exception) -> None:
+        """A rank is lost, and whoever waits for it in a call: the process ends, with what is known."""
+        self._lock.acquire()  # for good: nobody else says anything any more
+        stage = self._stage
+        index = self._next if self._next is not None else stage.index if stage is not None else None
+        if stage is not None and index is not None:
+            status, reason = _judged(error)
+            self._send(Result(index, status, f"{stage.name}: {reason}", None, {}))
+        os._exit(BROKEN_CONTEXT)
+
+    def close(self) -> None:
+        """Ends the ranks."""
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+
+    def __enter__(self) -> _Worlds:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._device.group = ALONE
+        self.close()
+
+
+def own_deadline_s(seconds: float) -> float:
+    """What ranks have of a cell's deadline: less than all, so that it is said which one is late."""
+    return max(0.8 * seconds, seconds - 10.0)
 
 
 def _case(
@@ -163,8 +282,9 @@ def _case(
     assert isinstance(operator, Operator)
     send(Stage("build", cells[0].index))
     try:
-        with shared.stage("build"):
-            bench = Workbench.build(operator, case, device.torch_device, seed_of(case, task.seed, task.replicate))
+        with shared.stage("build"), device.group.together():
+            seed = seed_of(case, task.seed, task.replicate)
+            bench = Workbench.build(operator, case, device.torch_device, seed, device.group)
     except Exception as error:  # whatever an operator raises is the end of its case, not of the run
         status, reason = _judged(error)
         for cell in cells:
@@ -201,7 +321,7 @@ def _program(
     first = session(cells[0])
     try:
         with first.stage("prepare"):
-            prepared = workload.prepare(case, first)
+            prepared = workload.prepare(workload.whole(case), first)
     except Exception as error:  # as for an operator's inputs
         status, reason = _judged(error)
         for cell in cells:
@@ -272,6 +392,8 @@ def _judged(error: BaseException) -> tuple[Status, str]:
 
     text = (str(error).strip().splitlines() or [""])[0][:300]
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, Lost):
+        return ("timeout" if error.late else "crashed"), text
     if isinstance(error, Incorrect):
         return "incorrect", text
     if isinstance(error, Unavailable):
@@ -337,8 +459,34 @@ def main(pipe: int) -> None:
     # The backward pass is timed by repeating it on one graph, which compiled code only allows without this.
     torch._functorch.config.donated_buffer = False
     device: Device = Cuda.open() if task.device == "cuda" else Cpu.open()
-    facts = torch_facts(task.device)
+    facts = torch_facts(task.device, task.world)
     work(task, send, device, facts)
+
+
+def follow(arguments: Sequence[str]) -> None:
+    """A rank that is not the first: does in step what rank 0 does, cell by cell, and says nothing."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    place = Place.of(arguments)
+    watcher = Follower(place)
+    task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
+    catalog = catalog_of(task.roots, task.code).with_systems(task.systems)
+    import torch
+    import torch._functorch.config
+
+    torch._functorch.config.donated_buffer = False
+    if task.device == "cuda":
+        torch.cuda.set_device(place.rank)
+    device: Device = Cuda.open() if task.device == "cuda" else Cpu.open()
+    cells = {x.index: x for x in task.cells}
+    with device.using():
+        device.group = join(place.rank, place.world, place.port, device.torch_device, watcher)
+        pristine = Pristine()
+        for indices in watcher.orders():
+            mine = [cells[x] for x in indices]
+            for _ in _measured(task, mine, catalog, device, Stages(), lambda message: None, pristine):
+                """What it found is in what rank 0 says."""
+    leave()
 
 
 def _sender(out: BinaryIO, token: bytes) -> Callable[[Message], None]:
@@ -360,5 +508,8 @@ def end() -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    if sys.argv[1] == "rank":
+        follow(sys.argv[2:])
+    else:
+        main(int(sys.argv[1]))
     end()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..measure.verify import Incorrect
 from ..operator import torch_dtype
 from ..system import OPTIMIZER, Assembly, Execution
+from ._parallel import Parallel, Single
 from ._recipe import HYPERPARAMETERS, Recipe
 
 if TYPE_CHECKING:
@@ -53,16 +54,20 @@ COMPILED: Mapping[str, dict[str, Any]] = {
 class PartsTrainer:
     """A trainer of a model's own module with any parts, and AdamW by any implementation of that operator."""
 
-    def __init__(self, recipe: Recipe, assembly: Assembly) -> None:
+    def __init__(self, recipe: Recipe, assembly: Assembly, spread: Parallel | None = None) -> None:
         system = assembly.system
+        if system.execution == "graph" and spread is not None and not spread.captured:
+            raise NotImplementedError("a CUDA graph of forward and backward is of one process")
         if system.execution == "graph" and recipe.accumulation > 1:
             raise NotImplementedError("one CUDA graph holds forward and backward of one micro-batch")
         if system.precision != "case" and recipe.products == recipe.dtype:
             raise NotImplementedError(f"this case's products are in {recipe.dtype}; float8 is another recipe's")
         self.recipe = recipe
         self.assembly = assembly
+        self.parallel: Parallel = spread or Single()
         self.execution: Execution = system.execution
         self._module: Any = None
+        self._forward: Any = None
         self._update: Callable[..., Any] | None = None
         self._loss: Callable[..., Any] | None = None
         self._names: list[str] = []
@@ -81,9 +86,9 @@ class PartsTrainer:
                     self._build(values.device)
                 if not left:
                     left = dict(zip(self._names, self._params, strict=True))
-                left.pop(name).copy_(values)
+                self.parallel.put(left.pop(name), values)
             for master, own in zip(self._states["masters"], self._params, strict=False):
-                master.copy_(own)
+                master.copy_(self.parallel.own(own))
             for x in (*self._states["exp_avgs"], *self._states["exp_avg_sqs"]):
                 x.zero_()
         if left:
@@ -104,13 +109,18 @@ class PartsTrainer:
             module = chosen.model.module(chosen.configuration, parts)
         self._module = module.to(dtype).to_empty(device=device)
         self._module.prepare(r.S, device, dtype)
+        if self.execution == "blocks":
+            for layer in self._module.layers:
+                layer.compile(dynamic=False)
+        self._forward = self.parallel.spread(self._module)
         names, params = zip(*self._module.named_parameters(), strict=True)
         self._names, self._params = list(names), list(params)
         moment = torch_dtype(r.moment)
+        held = [self.parallel.own(x.detach()) for x in params]
         self._states = {
-            "exp_avgs": [torch.empty_like(x, dtype=moment, requires_grad=False) for x in params],
-            "exp_avg_sqs": [torch.empty_like(x, dtype=moment, requires_grad=False) for x in params],
-            "masters": [x.detach().float() for x in params] if r.state == "master32" else [],
+            "exp_avgs": [torch.empty_like(x, dtype=moment) for x in held],
+            "exp_avg_sqs": [torch.empty_like(x, dtype=moment) for x in held],
+            "masters": [x.float() for x in held] if r.state == "master32" else [],
         }
         self._loss = self._executed()
 
@@ -130,13 +140,10 @@ class PartsTrainer:
         """`loss(tokens, targets)`, which leaves gradients in the parameters, by this system's execution."""
         import torch
 
-        forward = self._module
+        forward = self._forward
         if self.execution == "graph":
             return _Captured(self._module, self._params)
-        if self.execution == "blocks":
-            for layer in forward.layers:
-                layer.compile(dynamic=False)
-        elif self.execution != "eager":
+        if self.execution not in ("eager", "blocks"):
             forward = torch.compile(forward, dynamic=False, **COMPILED[self.execution])
 
         def loss(tokens: Any, targets: Any) -> Any:
@@ -166,8 +173,9 @@ class PartsTrainer:
         # Compiled backward passes run once on their saved tensors here, and may overwrite them. The worker forbids
         # that for operators, whose backward pass it repeats.
         with config.patch(donated_buffer=True) if self._steps == 0 else contextlib.nullcontext():
-            for some, wanted in zip(tokens, targets, strict=True):
-                value = self._loss(some, wanted)
+            for i, (some, wanted) in enumerate(zip(tokens, targets, strict=True), 1):
+                with self.parallel.last(i == len(tokens)):
+                    value = self._loss(some, wanted)
                 total = value if total is None else total + value
         assert total is not None
         for name, p in zip(self._names, self._params, strict=True):
@@ -180,10 +188,7 @@ class PartsTrainer:
 
     def clip(self) -> None:
         """Scales all gradients so that their norm is at most the recipe's, without waiting for it."""
-        import torch
-
-        if self.recipe.clip:
-            torch.nn.utils.clip_grad_norm_(self._params, self.recipe.clip, foreach=True)
+        self.parallel.clip(self._params, self.recipe.clip)
 
     def update(self) -> None:
         """One step of AdamW over all parameters."""
@@ -193,8 +198,8 @@ class PartsTrainer:
         self._steps += 1
         with torch.no_grad():
             self._update(
-                params=[x.detach() for x in self._params],
-                grads=[x.grad for x in self._params],
+                params=[self.parallel.own(x.detach()) for x in self._params],
+                grads=[self.parallel.own(x.grad) for x in self._params],
                 exp_avgs=self._states["exp_avgs"],
                 exp_avg_sqs=self._states["exp_avg_sqs"],
                 masters=self._states["masters"] or None,
@@ -203,10 +208,11 @@ class PartsTrainer:
             )
 
     def gradients(self) -> Named:
-        return {name: x.grad for name, x in zip(self._names, self._params, strict=True) if x.grad is not None}
+        named = zip(self._names, self._params, strict=True)
+        return {name: self.parallel.whole(x.grad) for name, x in named if x.grad is not None}
 
     def weights(self) -> Named:
-        return {name: x.detach() for name, x in zip(self._names, self._params, strict=True)}
+        return {name: self.parallel.whole(x.detach()) for name, x in zip(self._names, self._params, strict=True)}
 
 
 class _Captured:

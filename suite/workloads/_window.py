@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from ..measure.group import ALONE, Group, largest
 from ..measure.stopping import Sampling, finished
 from ..measure.telemetry import Watch
 
@@ -55,13 +56,15 @@ class Clock:
 
 @dataclass
 class Window:
-    """Runs a trainer. `draw(step)` gives fresh tokens; they are copied to where the last ones lay, so that a
-    program that goes by an address and not by what lies there is wrong.
+    """Runs a trainer, in each rank of `group`, of which the slowest counts. `draw(step)` gives fresh tokens; they
+    are copied to where the last ones lay, so that a program that goes by an address and not by what lies there is
+    wrong.
     """
 
     trainer: Trainer
     draw: Callable[[int], tuple[torch.Tensor, torch.Tensor]]
     cuda: bool
+    group: Group = ALONE
     losses: list[Any] = field(default_factory=list)
     _at: int = 0
     _buffers: tuple[Any, Any] | None = None
@@ -90,7 +93,7 @@ class Window:
         """Steps until the halves of the last ten differ by little, or the time is up; three at the least."""
         times: list[float] = []
         begin = time.monotonic()
-        while len(times) < 3 or (not level(times) and time.monotonic() - begin < limit_s):
+        while self.group.agreed(len(times) < 3 or (not level(times) and time.monotonic() - begin < limit_s)):
             times += self.block(1)
 
     def sample(
@@ -110,18 +113,31 @@ class Window:
         watch.read()
         begin = time.monotonic()
         try:
-            while not finished(samples, time.monotonic() - begin, sampling):
+            while not self.group.agreed(finished(samples, time.monotonic() - begin, sampling)):
                 first = len(samples)
                 if first == checked:
-                    samples.append(check(self._one))
+                    taken = [check(self._one)]
                 else:
                     most = min(x for x in (AHEAD, sampling.max_samples - first, checked - first) if x > 0)
-                    samples += self.block(most)
+                    taken = self.block(most)
+                samples += largest(self.group, taken)[0]
                 watch.read(first, len(samples))
         finally:
             if collecting:
                 gc.enable()
         return samples
+
+    def alone(self) -> list[float] | None:
+        """Milliseconds of steps in which nothing is sent; None where that cannot be. Weights differ after."""
+        spread = getattr(self.trainer, "parallel", None)
+        if spread is None or self.group.size == 1:
+            return None
+        try:
+            without = spread.local()
+        except NotImplementedError:
+            return None
+        with without:
+            return largest(self.group, self.block(AHEAD))[0]
 
     def _one(self) -> tuple[float, Any]:
         """The checked step: its milliseconds and its loss."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ...registry.store.metric import Equivalence, Metric, Ratio
 from ...registry.store.record import Case, Measurement
@@ -22,10 +24,13 @@ from ..definition import grid
 from ..system import NO_CHANGES, Assembly
 from ..workload import Workload
 from . import _expected as answer
+from ._parallel import WAYS, parallel
 from ._recipe import HYPERPARAMETERS, STATES, Recipe, recipe
 from ._trainer import PartsTrainer
 
 if TYPE_CHECKING:
+    import torch
+
     from ..measure.session import Session
     from ..measure.telemetry import Watch
     from ._trainer import Trainer
@@ -40,7 +45,7 @@ METRICS = (
         better="higher",
         label="tokens/s",
         shown="table",
-        about="Tokens of a step over its time.",
+        about="Tokens of a step over its time; on several GPUs, of each.",
     ),
     Metric(
         "mfu",
@@ -71,6 +76,12 @@ METRICS = (
     ),
     Metric("peak_reserved", "B", across="maximum", about="Most bytes that the allocator held."),
     Metric("host_peak", "B", across="maximum", about="Most memory that the process took of its host, so far."),
+    Metric(
+        "exposed_communication",
+        "ms",
+        about="What a step takes longer than without sending gradients: communication that nothing hides. Only of "
+        "ways that can leave it out.",
+    ),
     Metric("first_step", "ms", about="From weights to the end of the first step: compiling and tuning are in it."),
     Metric(
         "energy_per_token", "J", judged=Ratio(), about="Mean board power over the window times a token's time."
@@ -117,7 +128,8 @@ def assemble(case: Case, assembly: Assembly) -> PartsTrainer:
         raise NotImplementedError(
             f"{assembly.system.name} trains by another recipe; `converge` compares such systems"
         )
-    return PartsTrainer(recipe(case, assembly.catalog.models), assembly)
+    spread = parallel(str(case.options["parallel"]), case.world)
+    return PartsTrainer(recipe(case, assembly.catalog.models), assembly, spread)
 
 
 @dataclass
@@ -193,11 +205,19 @@ class Program:
         self.expected = prepared.expected
         self.bound = r.chosen.model.bounds[r.products]
         self.cuda = session.device.kind == "cuda"
-        self.batches = answer.Batches(r, session.seed, session.device.torch_device)
-        self.window = Window(trainer, self.batches.draw, self.cuda)
+        self.group = session.group
+        whole = replace(r, accumulation=r.accumulation * self.group.size)
+        self.batches = answer.Batches(whole, session.seed, session.device.torch_device)
+        self.window = Window(trainer, self._draw, self.cuda, self.group)
         self.errors = {"loss_error": 0.0, "gradient_error": 0.0, "change_error": 0.0}
         self.first_ms = 0.0
         self.peaks = (0, 0)
+
+    def _draw(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A rank's micro-batches of the step's."""
+        own = self.recipe.accumulation
+        tokens, targets = (x[self.group.rank * own :][:own] for x in self.batches.draw(step))
+        return tokens, targets
 
     def load(self) -> None:
         """The weights at the start, and an optimizer that has done nothing."""
@@ -217,6 +237,7 @@ class Program:
         self.errors["change_error"] = found
 
     def _checked(self, what: str, loss: float, expected: answer.Step) -> None:
+        loss = fmean(self.group.every(loss))
         found = answer.check_step(what, self.trainer, loss, expected, self.bound)
         self.errors["gradient_error"] = max(self.errors["gradient_error"], found)
         off = abs(loss - expected.loss) / abs(expected.loss)
@@ -273,12 +294,15 @@ class Program:
         }
         if self.cuda:
             found["mfu"] = _rounded([r.mfu(x) for x in samples])
-            found["peak_allocated"], found["peak_reserved"] = ((float(x),) for x in self.peaks)
+            peaks = zip(*self.group.every(self.peaks), strict=True)
+            found["peak_allocated"], found["peak_reserved"] = ((float(max(x)),) for x in peaks)
         shared = self.prepared
         if shared.rates is None:
             shared.rates = rates(self.session.device, r.products)
         if shared.rates is not None:
             found["limit_fraction"] = _rounded([r.limit_ms(*shared.rates) / median(samples)])
+        if (alone := self.window.alone()) is not None:
+            found["exposed_communication"] = _rounded([max(0.0, median(samples) - median(alone))])
         if (power := watch.power()) is not None:
             found["energy_per_token"] = _rounded([power * median(samples) * 1e-3 / r.tokens])
         found |= {name: _rounded([value]) for name, value in self.errors.items()}
@@ -305,7 +329,14 @@ def _rounded(values: list[float]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Workload):
-    """The workload. What a case computes is what its own model does; another model's file does not change it."""
+    """The workload. What a case computes is what its own model does; another model's file does not change it.
+
+    On several GPUs `B` and `A` are each rank's own: with more GPUs a step is of more tokens.
+    """
+
+    def whole(self, case: Case) -> Case:
+        """All ranks' micro-batches in a row."""
+        return msgspec.structs.replace(case, axes={**case.axes, "A": case.axes["A"] * case.world})
 
     def computes(self, case: Case) -> tuple[object, ...]:
         """How answers are made and checked, by whose module, from which numbers."""
@@ -325,8 +356,10 @@ WORKLOAD = Train(
         "state": tuple(STATES),
         "products": ("dtype", "e4m3"),
         "clip": (1.0, 0.0),
+        "parallel": WAYS,
     },
-    later={"A": 1, "slice": "whole", "products": "dtype", "clip": 1.0},
+    later={"A": 1, "slice": "whole", "products": "dtype", "clip": 1.0, "parallel": "single"},
+    several=True,
     dtypes=("bf16", "fp32"),
     bytes=lambda case: read(case).bytes,
     flops=lambda case: read(case).flops,

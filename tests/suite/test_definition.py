@@ -50,11 +50,11 @@ OPERATOR = Operator(
 )
 '''
 GROWN = (
-    FILE.replace('axes={"N": "elements"},', 'axes={"N": "elements", "gpus": "GPUs"},')
+    FILE.replace('axes={"N": "elements"},', 'axes={"N": "elements", "depth": "GPUs"},')
     .replace('options={"layout"', 'options={"sink": (False, True), "layout"')
     .replace(
         "    plans=",
-        '    later={"gpus": 1, "sink": False},\n    variations={("layout", "turned"): turned},\n    plans=',
+        '    later={"depth": 1, "sink": False},\n    variations={("layout", "turned"): turned},\n    plans=',
     )
 )
 
@@ -120,8 +120,8 @@ def test_the_tolerance_that_holds_is_and_another_dtypes_is_not(case):
 def test_what_came_later_leaves_old_cases_as_they_were(case):
     before, after = case(), case(GROWN)
     assert (before.name, before.spec) == (after.name, after.spec) == ("N4-plain-fp32-forward", before.spec)
-    assert after.axes == {"N": 4, "gpus": 1}
-    assert case(GROWN, axes={"N": 4, "gpus": 2}).name == "N4-gpus2-plain-fp32-forward"
+    assert after.axes == {"N": 4, "depth": 1}
+    assert case(GROWN, axes={"N": 4, "depth": 2}).name == "N4-depth2-plain-fp32-forward"
     assert case(GROWN, sink=True).name == "N4-sink-plain-fp32-forward"
 
 

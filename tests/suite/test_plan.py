@@ -72,7 +72,9 @@ def test_builtin(name, device):
     assert plan.caches == ("cold",)
     assert plan.replicates == (3 if name == "quick" else 5)
     minute = (name, device) == ("quick", "cpu")
-    assert {x.operator for x in plan.cases} == (plans.MINUTE if minute else set(OWN.operators))
+    alone = {name for name, x in OWN.operators.items() if not x.distributed}
+    assert {x.operator for x in plan.cases} == (plans.MINUTE if minute else alone)
+    assert {x.world for x in plan.cases} == {1}
     assert len({(x.operator, x.name) for x in plan.cases}) == len(plan.cases)
     if name == "full":
         standard = plans.load("standard", OWN, device).cases
@@ -109,6 +111,8 @@ def test_plans_beside_peers_cover_the_operators():
         {x.operator for x in plans.load(name, OWN, "cuda").cases}
         for name in ("memory", "attention", "matmul", "state_space")
     ]
+    distributed = {name for name, x in OWN.operators.items() if x.distributed}
+    covered.append(distributed & {x.operator for x in plans.load("distributed", OWN, "cuda").cases})
     assert set.union(*covered) == set(OWN.operators)
     assert sum(map(len, covered)) == len(OWN.operators)
 
@@ -144,9 +148,8 @@ def test_nothing_of_an_operator_in_a_plan(root: Path):
 
 
 PLANS = (
-    "quick, standard, full, attention, converge, converge_tiny, crossing, endpoint, generate, matmul, memory, quality, "
-    "scaling, serve, serve_tiny, "
-    "state_space, train, train_tiny"
+    "quick, standard, full, attention, converge, converge_tiny, crossing, distributed, distributed_tiny, "
+    "endpoint, generate, matmul, memory, quality, scaling, serve, serve_tiny, state_space, train, train_tiny"
 )
 
 

@@ -10,6 +10,7 @@ from kernelmark.registry.analysis.convergence import arms, rates_tried
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.record import Case, Header, Measurement, Record
 from kernelmark.registry.views.convergence_table import convergence_table, remarks
+from kernelmark.registry.views.table import render
 from kernelmark.registry.views.tables import run_table
 from kernelmark.suite.doctor import training
 from kernelmark.suite.run.supervisor import Silent
@@ -117,12 +118,10 @@ def test_arms_of_a_journal():
     assert arms(journal({"good": 1.0}, seeds=4))[0].overall == "inconclusive"
 
 
-def test_the_table_of_a_run(capsys):
-    from rich.console import Console
+def test_the_table_of_a_run():
 
     found = journal({"good": 1.0, "bad": 1.2, "wrong": None})
-    Console(width=110).print(convergence_table(found))
-    out = capsys.readouterr().out
+    out = render(convergence_table(found))
     lines = [" ".join(x.split()) for x in out.splitlines() if x.strip()]
     assert lines == [
         "convergence · N40-lr0.001 · base torch",
@@ -134,9 +133,8 @@ def test_the_table_of_a_run(capsys):
         "bad: steps: 1.053 times the steps [1.053, 1.053], not reached in 5 of 5 seeds",
         "wrong: verify: the loss is wrong",
     ]
-    Console(width=110).print(run_table(found))
-    assert "convergence · N40-lr0.001" in capsys.readouterr().out
-    assert convergence_table(journal({})) is None
+    assert "convergence · N40-lr0.001" in render(run_table(found))
+    assert convergence_table(journal({})) == []
 
 
 def test_the_learning_rates_that_were_tried():

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from kernelmark.registry.store.record import Case
-from kernelmark.suite.measure import fresh
+from kernelmark.suite.measure import group
 from kernelmark.suite.measure.device import Cpu
 from kernelmark.suite.measure.stages import Stages, Trial
 from kernelmark.suite.measure.stopping import Sampling
@@ -120,7 +120,7 @@ def test_a_step_that_ends_while_timed_is_caught():
 @pytest.mark.parametrize("seed", range(4))
 def test_a_state_that_grows_over_all_bounds_is_caught(seed, monkeypatch):
     """Whichever step lays the state anew: the infinities are looked for before."""
-    monkeypatch.setattr(fresh, "_random", random.Random(seed))
+    monkeypatch.setattr(group.Alone, "random", random.Random(seed))
     calls = []
 
     def later(weights, grads, rate):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from kernelmark.suite.measure import stages as module
 from kernelmark.suite.measure.device import Cpu, TimerUnavailable, wall_ms
+from kernelmark.suite.measure.group import ALONE
 from kernelmark.suite.measure.stages import Stages, Trial, autotuned
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect
@@ -49,6 +50,7 @@ class Fake:
     unavailable: bool = False
     kind: str = "cpu"
     nvml: Any = None
+    group: Any = ALONE
     torch_device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     timers: list[Scripted] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)

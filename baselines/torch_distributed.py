@@ -1,0 +1,97 @@
+"""`torch.distributed` as everybody uses it: NCCL between GPUs (multicast off), gloo between processes of a CPU.
+
+Every call goes through the default process group, which the harness has made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+REQUIRES = ("torch",)
+
+
+def _all_reduce(case: Any) -> Callable[..., Any]:
+    import torch.distributed as dist
+
+    def out_of_place(x: Any, place: str) -> Any:
+        result = x.clone()  # NCCL's own call has an output apart; torch's is in place
+        dist.all_reduce(result)
+        return result
+
+    def in_place(x: Any, place: str) -> Any:
+        if x.is_cuda:
+            dist.all_reduce(x, dist.ReduceOp.AVG)
+            return x
+        dist.all_reduce(x)  # gloo has no mean
+        return x.div_(case.world)
+
+    return out_of_place if case.options["place"] == "out" else in_place
+
+
+def _all_gather(case: Any) -> Callable[..., Any]:
+    import torch.distributed as dist
+
+    def call(x: Any) -> Any:
+        result = x.new_empty(x.numel() * case.world)
+        dist.all_gather_into_tensor(result, x)
+        return result
+
+    return call
+
+
+def _reduce_scatter(case: Any) -> Callable[..., Any]:
+    import torch.distributed as dist
+
+    def call(x: Any) -> Any:
+        result = x.new_empty(x.numel() // case.world)
+        dist.reduce_scatter_tensor(result, x)
+        return result
+
+    return call
+
+
+def _all_to_all(case: Any) -> Callable[..., Any]:
+    import torch
+    import torch.distributed as dist
+
+    def call(x: Any) -> Any:
+        result = torch.empty_like(x)
+        dist.all_to_all_single(result, x)
+        return result
+
+    return call
+
+
+def _peer_copy(case: Any) -> Callable[..., Any]:
+    """By sends and receives, which NCCL makes of stores by multiprocessors."""
+    import torch.distributed as dist
+
+    world = case.world
+
+    def sources(rank: int, pattern: str) -> list[int]:
+        if pattern == "all":
+            return [(rank + step) % world for step in range(1, world)]
+        return [(rank + 1) % world] if pattern == "ring" or rank == 0 else []
+
+    def call(x: Any, pattern: str) -> Any:
+        rank = dist.get_rank()
+        own = sources(rank, pattern)
+        alone = world == 1 or not own
+        result = x.clone()[None] if alone else x.new_empty((len(own), x.numel()))
+        sends = [dist.P2POp(dist.isend, x, r) for r in range(world) if r != rank and rank in sources(r, pattern)]
+        receives = [dist.P2POp(dist.irecv, result[i], peer) for i, peer in enumerate(own) if peer != rank]
+        for work in dist.batch_isend_irecv([*sends, *receives]) if sends or receives else ():
+            work.wait()
+        return result
+
+    return call
+
+
+IMPLEMENTATIONS = {
+    "peer_copy": {"torch_distributed": _peer_copy},
+    "all_reduce": {"torch_distributed": _all_reduce},
+    "all_gather": {"torch_distributed": _all_gather},
+    "reduce_scatter": {"torch_distributed": _reduce_scatter},
+    "all_to_all": {"torch_distributed": _all_to_all},
+}

@@ -1,0 +1,27 @@
+"""Attention of one sequence over the GPUs of a host: K and V gathered, `attention` on each of a rank's two chunks.
+
+Not run on several GPUs yet; the same code is tested on gloo.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from ._context_parallel import gathered, ring
+from .attention import attention
+
+
+def attention_context_parallel(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"], form: str = "gathered"
+) -> torch.Tensor:
+    """This rank's part of attention: q (B, H, S/P, D), k and v (B, Hkv, S/P, D) hold chunks r and 2·P - 1 - r of
+    2·P chunks of the sequence, r the rank in the default process group of P; the output lies as q does.
+
+    `form` "ring" keeps two pairs of chunks of K and V in place of all of them. Every rank must call it, and run
+    backward if any does. Dtypes, errors and gradients are those of `attention`.
+    """
+    if form == "ring":
+        return ring(q, k, v, mask, lambda *given: attention(*given, return_lse=True))  # type: ignore[arg-type]
+    return gathered(q, k, v, mask, attention)  # type: ignore[arg-type]  # it takes the mask's name as a literal

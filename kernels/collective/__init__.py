@@ -1,0 +1,1 @@
+"""Collectives among the GPUs of one host: peer pointers, flags and copy engines; no multicast."""

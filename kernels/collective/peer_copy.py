@@ -1,0 +1,64 @@
+"""Copies from peers' memory by copy engines, straight from where a peer's array lies: what links and engines give.
+
+A rank opens its peers' arrays once (CUDA IPC) and from then on copies, each peer on a stream of its own; ranks
+meet at the end, so that no array is written while others still read it. Not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .._common import FLOATING, check, choice
+from ._streams import stream
+from ._symmetric import symmetric
+
+_opened: dict[tuple[int, int], list[torch.Tensor]] = {}
+
+
+def peer_copy(x: torch.Tensor, pattern: str) -> torch.Tensor:
+    """(n, N): the arrays (N,) of the n ranks that this one pulls from, in order; (1, N) with its own where n is 0.
+
+    `pattern` "pair": rank 0 pulls from rank 1; "ring": each from the next; "all": each from all others. x in bf16,
+    fp16 or fp32, contiguous, at the same address in every call of a kind. Every rank must call it.
+    """
+    check("x", x, dtypes=FLOATING, dim=1)
+    choice("pattern", pattern, ("pair", "ring", "all"))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    peers = {
+        "pair": [1 % world] if rank == 0 else [],
+        "ring": [(rank + 1) % world],
+        "all": [(rank + step) % world for step in range(1, world)],
+    }[pattern]
+    arrays = _arrays(x)
+    if not peers:
+        result = x.clone()[None]
+    else:
+        result = x.new_empty((len(peers), x.numel()))
+        here = torch.cuda.current_stream(x.device)
+        for i, peer in enumerate(peers):
+            side = stream(x.device, i)
+            side.wait_stream(here)
+            with torch.cuda.stream(side):
+                result[i].copy_(arrays[peer], non_blocking=True)
+        for i in range(len(peers)):
+            here.wait_stream(stream(x.device, i))
+    symmetric(dist.group.WORLD, x.device, 1, 1).handle.barrier(channel=0)
+    return result
+
+
+def _arrays(x: torch.Tensor) -> list[torch.Tensor]:
+    """All ranks' arrays, opened at the first call with this one."""
+    key = x.data_ptr(), x.numel()
+    found = _opened.get(key)
+    if found is None:
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        said: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(said, reduce_tensor(x.detach()))
+        found = [x if i == dist.get_rank() else make(*given) for i, (make, given) in enumerate(said)]
+        _opened.clear()  # of inputs that are gone
+        _opened[key] = found
+    return found

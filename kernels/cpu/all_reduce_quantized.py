@@ -1,0 +1,38 @@
+"""All-reduce in 8 bits with error feedback on a CPU: the steps of `kernels/collective`, in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+GROUP = 128
+
+
+def all_reduce_quantized(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (N,) and residual fp32 (N,) to the sum over ranks of both and the new residual.
+
+    See `kernels/collective/all_reduce_quantized.py`.
+    """
+    world, rank = dist.get_world_size(), dist.get_rank()
+    N = x.numel()
+    if N % (GROUP * world):
+        raise ValueError(f"x has {N} elements, expected a multiple of {GROUP} for each of {world} ranks")
+    values, scales, rest = _quantized((x.float() + residual).view(-1, GROUP))
+    theirs, their_scales = torch.empty_like(values), torch.empty_like(scales)
+    dist.all_to_all_single(theirs, values)
+    dist.all_to_all_single(their_scales, scales)
+    total = (theirs.float() * their_scales).view(world, -1, GROUP).sum(0)
+    sums, sum_scales, lost = _quantized(total)
+    chunk = N // world
+    rest.view(-1)[rank * chunk : (rank + 1) * chunk] += lost.view(-1)
+    whole, whole_scales = torch.empty_like(values), torch.empty_like(scales)
+    dist.all_gather_into_tensor(whole, sums)
+    dist.all_gather_into_tensor(whole_scales, sum_scales)
+    return (whole.float() * whole_scales).to(x.dtype).view(N), rest.view(N)
+
+
+def _quantized(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(groups, 128) to int8 values, fp32 scales (groups, 1) and what rounding lost."""
+    scales = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+    rounded = (groups / scales).round()
+    return rounded.to(torch.int8), scales, groups - rounded * scales

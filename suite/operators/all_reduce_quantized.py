@@ -1,0 +1,65 @@
+"""Sum over ranks of gradients that may be sent in fewer bits, with error feedback: what is lost comes back later.
+
+Seide et al. 2014; Karimireddy et al., arXiv 1901.09847. What an implementation sends is its own affair; what it
+says it lost must be what it lost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...registry.store.record import Case
+from ..operator import Inputs, Operator, Sharding, Tolerance, torch_dtype
+from ._collective import AXES, rates, row, rows, size
+
+if TYPE_CHECKING:
+    import torch
+
+ROUNDING = Tolerance(norm=0.02, absolute=0.1, relative=0.02)
+"""Of int8 with a scale for 128 elements, twice: 0.0064 of a normal distribution's deviation each."""
+
+
+def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
+    """x (world, N) in the case's dtype and residual (world, N) in fp32, a row a rank."""
+    import torch
+
+    shape = (case.world, case.axes["N"])
+    return {
+        "x": torch.randn(shape, device=device, generator=generator, dtype=torch_dtype(case.dtype)),
+        "residual": torch.randn(shape, device=device, generator=generator, dtype=torch.float32).mul_(0.01),
+    }
+
+
+def reference(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of the rows of x + residual, and x + residual: what a rank sent and what it kept make up."""
+    total = x + residual
+    return total.sum(0), total
+
+
+def results(result: Any, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+    """(sum, new residual) to the sum and what was sent of this rank's array."""
+    out, rest = result
+    if rest.shape != inputs["residual"].shape or out.dtype != inputs["x"].dtype:
+        return ()
+    return out, inputs["x"].float() + inputs["residual"] - rest
+
+
+def part(answer: torch.Tensor, case: Case, rank: int) -> torch.Tensor:
+    """The sum is everybody's, what a rank sent its own."""
+    return answer if answer.dim() == 1 else answer[rank].clone()
+
+
+OPERATOR = Operator(
+    name="all_reduce_quantized",
+    summary="Sum of gradients over ranks, sent in fewer bits with error feedback",
+    axes=AXES,
+    inputs=inputs,
+    reference=reference,
+    results=results,
+    bytes=lambda case: 2 * size(case) + 8 * case.axes["N"],
+    flops=lambda case: 0,
+    tolerances=dict.fromkeys(("bf16", "fp16", "fp32"), ROUNDING),
+    rates=rates(2),
+    sharding=Sharding(split=row, join=rows, part=part),
+    plans={},
+)

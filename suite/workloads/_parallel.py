@@ -1,0 +1,171 @@
+"""How a trainer's module is spread over ranks: data parallel, whole (DDP) or sharded (FSDP2)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+WAYS = ("single", "ddp", "fsdp2")
+"""Of the option `parallel`."""
+
+
+class Parallel(Protocol):
+    """What a trainer needs to know of how it is spread. Every rank computes on its own sequences."""
+
+    captured: bool
+    """Whether forward and backward can be one CUDA graph."""
+
+    def spread(self, module: Any) -> Any:
+        """The module that is called in place of this one, whose parameters are on the device."""
+        ...
+
+    def put(self, parameter: Any, whole: torch.Tensor) -> None:
+        """Writes a whole tensor's values to a parameter."""
+        ...
+
+    def own(self, tensor: Any) -> Any:
+        """A rank's own part of a parameter, gradient or state, as memory."""
+        ...
+
+    def whole(self, tensor: Any) -> torch.Tensor:
+        """All of it; all ranks ask at once."""
+        ...
+
+    def local(self) -> contextlib.AbstractContextManager[None]:
+        """Within it nothing is sent. Raises NotImplementedError where that cannot be."""
+        ...
+
+    def last(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Around each micro-batch, of which only the last one's backward pass sends gradients."""
+        ...
+
+    def clip(self, params: Sequence[Any], most: float) -> None:
+        """Once gradients are there: scales them so that their norm over all is at most that; 0: as they are."""
+        ...
+
+
+class Single:
+    """One process."""
+
+    captured = True
+
+    def spread(self, module: Any) -> Any:
+        return module
+
+    def put(self, parameter: Any, whole: torch.Tensor) -> None:
+        parameter.copy_(whole)
+
+    def own(self, tensor: Any) -> Any:
+        return tensor
+
+    def whole(self, tensor: Any) -> torch.Tensor:
+        found: torch.Tensor = tensor
+        return found
+
+    def local(self) -> contextlib.AbstractContextManager[None]:
+        raise NotImplementedError("one process sends nothing")
+
+    def last(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def clip(self, params: Sequence[Any], most: float) -> None:
+        import torch
+
+        if most:
+            torch.nn.utils.clip_grad_norm_(params, most, foreach=True)
+
+
+class Ddp(Single):
+    """torch's DistributedDataParallel: every rank has all weights, gradients are averaged while backward runs."""
+
+    captured = False
+
+    def __init__(self) -> None:
+        self._module: Any = None
+
+    def spread(self, module: Any) -> Any:
+        from torch.nn.parallel import DistributedDataParallel
+
+        self._module = DistributedDataParallel(module, gradient_as_bucket_view=True)
+        return self._module
+
+    def local(self) -> contextlib.AbstractContextManager[None]:
+        found: contextlib.AbstractContextManager[None] = self._module.no_sync()
+        return found
+
+    def last(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if last else self.local()
+
+
+class Fsdp2(Single):
+    """torch's fully_shard, layer by layer: every rank has a part of each matrix, its gradient and states.
+
+    Vectors are whole in every rank: a model may hand a layer the next one's norm, which that has not gathered yet.
+    """
+
+    captured = False
+
+    def __init__(self) -> None:
+        self._module: Any = None
+
+    def spread(self, module: Any) -> Any:
+        from torch.distributed.fsdp import fully_shard
+
+        for part in (*module.layers, module):
+            fully_shard(part, ignored_params={x for x in part.parameters() if x.dim() < 2})
+        self._module = module
+        return module
+
+    def put(self, parameter: Any, whole: torch.Tensor) -> None:
+        from torch.distributed.tensor import distribute_tensor
+
+        # From each rank's own copy: all draw the same.
+        if self.own(parameter) is parameter:
+            parameter.copy_(whole)
+            return
+        given = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        parameter.to_local().copy_(given.to_local())
+
+    def own(self, tensor: Any) -> Any:
+        return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+    def whole(self, tensor: Any) -> torch.Tensor:
+        found: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        return found
+
+    def local(self) -> contextlib.AbstractContextManager[None]:
+        raise NotImplementedError("a rank without the others' weights computes nothing")
+
+    def last(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        self._module.set_requires_gradient_sync(last)
+        return contextlib.nullcontext()
+
+    def clip(self, params: Sequence[Any], most: float) -> None:
+        import torch
+        import torch.distributed as dist
+
+        grads = [self.own(x.grad) for x in params]
+        vectors = [x.grad for x in params if self.own(x.grad) is x.grad]
+        matrices = [x for x in grads if all(x is not y for y in vectors)]
+        flat = torch.cat([x.reshape(-1) for x in vectors])
+        dist.all_reduce(flat.div_(dist.get_world_size()))
+        for x, mean in zip(vectors, flat.split([x.numel() for x in vectors]), strict=True):
+            x.copy_(mean.view_as(x))
+        if most:
+            squares = torch.stack([x.float().square().sum() for x in matrices]).sum()
+            dist.all_reduce(squares)
+            norm = (squares + flat.float().square().sum()).sqrt()
+            torch._foreach_mul_(grads, (most / (norm + 1e-6)).clamp(max=1.0))
+
+
+def parallel(way: str, world: int) -> Parallel:
+    """By the option's value. Raises NotImplementedError for several GPUs without a way, and one with one."""
+    if way != "single" and world == 1:
+        raise NotImplementedError(f"{way} is of several GPUs, and this case takes one")
+    if way == "single" and world > 1:
+        raise NotImplementedError(f"{world} GPUs need a way to be used: parallel = {' or '.join(WAYS[1:])}")
+    return {"single": Single, "ddp": Ddp, "fsdp2": Fsdp2}[way]()

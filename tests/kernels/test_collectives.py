@@ -1,0 +1,90 @@
+"""Collectives' kernels in several processes on shared memory, interpreted; and all-reduce in 8 bits on gloo."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernelmark.kernels.collective import all_reduce as module
+from kernelmark.kernels.collective._symmetric import Symmetric, flags_bytes
+from kernelmark.kernels.collective.all_reduce_quantized import all_reduce_quantized
+from kernelmark.kernels.cpu.all_reduce_quantized import all_reduce_quantized as on_cpu
+from kernelmark.kernels.quantization.gradient_compression import GROUP
+
+from ..ranks import spread
+
+PROGRAMS = 2
+CAPACITY = 1 << 14
+
+
+def shared_memory(world):
+    """Buffers that forked processes share, at the same addresses in all of them."""
+    size = flags_bytes(world, PROGRAMS) + 2 * CAPACITY
+    buffers = [torch.zeros(size, dtype=torch.uint8).share_memory_() for _ in range(world)]
+    return buffers, torch.tensor([x.data_ptr() for x in buffers])
+
+
+def array(rank, call, size, dtype):
+    return torch.randn(size, generator=torch.Generator().manual_seed(100 * call + rank)).to(dtype)
+
+
+def _reduced(group, buffers, peers, sizes, dtype, scale):
+    shared = Symmetric(peers, group.rank, group.size, PROGRAMS, CAPACITY, buffers[group.rank], None)
+    found = []
+    for call, size in enumerate(sizes):
+        x = array(group.rank, call, size, dtype)
+        out = x if call % 2 else torch.empty_like(x)
+        found.append(module.reduce(x, out, shared, scale).float())
+    return found
+
+
+@pytest.mark.parametrize(("world", "two_shot"), [(2, False), (3, True)])
+def test_all_reduce_over_peers_memory(world, two_shot, monkeypatch):
+    """Calls after one another, of sizes that end within a tile and within a chunk, in place and out of place."""
+    if two_shot:
+        monkeypatch.setattr(module, "ONE_SHOT_BYTES", 0)
+    sizes, dtype = (1, 700, 1031), torch.float32
+    found = spread(world, _reduced, *shared_memory(world), sizes, dtype, 0.5)
+    for call, size in enumerate(sizes):
+        total = sum(array(rank, call, size, dtype).float() for rank in range(world)) * 0.5
+        for rank in range(world):
+            assert torch.equal(found[rank][call], found[0][call])
+            torch.testing.assert_close(found[rank][call], total)
+
+
+def _steps(group, function, size, steps):
+    rest = torch.zeros(size)
+    total, wire = torch.zeros(size), torch.zeros(size)
+    for step in range(steps):
+        x = array(group.rank, step, size, torch.float32)
+        out, rest = function(x, rest)
+        wire += out
+        total += x
+    return total, wire, rest, out
+
+
+@pytest.mark.parametrize("function", [all_reduce_quantized, on_cpu])
+def test_what_eight_bits_lose_comes_back(function):
+    """Sums over steps and what is still owed make up the exact sums: nothing is lost for good."""
+    world, size = 2, 2 * GROUP * 2
+    found = spread(world, _steps, function, size, 3)
+    exact = sum(x[0] for x in found)
+    wire, owed = found[0][1], sum(x[2] for x in found)
+    torch.testing.assert_close(wire + owed, exact, rtol=1e-5, atol=1e-4)
+    error = float((wire - exact).norm() / exact.norm())
+    assert 1e-4 < error < 0.02
+    assert all(torch.equal(x[3], found[0][3]) for x in found)
+
+
+def test_the_kernel_and_the_cpu_agree():
+    world, size = 2, 2 * GROUP * 2
+    ours, plain = (spread(world, _steps, x, size, 1) for x in (all_reduce_quantized, on_cpu))
+    torch.testing.assert_close(ours[0][1], plain[0][1], rtol=1e-4, atol=2e-2)
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(TypeError, match="x has dtype torch.int64"):
+        module.all_reduce(torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="x must be contiguous"):
+        module.all_reduce(torch.zeros(4, 4).t())
+    with pytest.raises(ValueError, match="place is 'here', expected 'out' or 'in'"):
+        module.all_reduce(torch.zeros(4), "here")

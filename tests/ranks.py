@@ -1,0 +1,66 @@
+"""Ranks in tests: a function in several processes forked from this one, in a gloo group as the harness makes it.
+
+Forked, as loading torch takes each process seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import traceback
+import warnings
+
+import torch
+from kernelmark.suite.measure.ranks import LOOPBACK, join, leave
+
+
+class Quiet:
+    """A watcher that nobody asks."""
+
+    def failed(self, count, failure):
+        pass
+
+    def settled(self, count):
+        pass
+
+
+def spread(world, function, *arguments):
+    """What `function(group, *arguments)` gives in each of so many ranks; raises what any of them raised."""
+    os.environ.update(LOOPBACK)
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    pipes = []
+    for rank in range(world):
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os._exit(_rank(rank, world, port, listener if rank == 0 else None, writer, function, arguments))
+        os.close(writer)
+        pipes.append(reader)
+    listener.close()
+    found = []
+    for reader in pipes:
+        with open(reader, "rb") as pipe:
+            found.append(pickle.loads(pipe.read() or pickle.dumps((False, "a rank ended"))))
+    for _ in range(world):
+        os.wait()
+    for good, value in found:
+        assert good, value
+    return [value for _, value in found]
+
+
+def _rank(rank, world, port, listener, writer, function, arguments) -> int:
+    torch.set_num_threads(1)  # a forked process has none of its parent's threads
+    # What torch 2.13 calls deprecated is all that the GPUs' torch, 2.11, has.
+    warnings.simplefilter("ignore", FutureWarning)
+    try:
+        device = torch.device("cpu")
+        group = join(rank, world, port, device, Quiet(), listener.detach() if listener else None)
+        said = True, function(group, *arguments)
+        group.every(None)  # nobody leaves while others read from it
+        leave()
+    except Exception:
+        said = False, traceback.format_exc()
+    with open(writer, "wb") as pipe:
+        pickle.dump(said, pipe)
+    return 0

@@ -1,0 +1,87 @@
+"""Efficiency against the best of one GPU, and predictions, on literal data."""
+
+from __future__ import annotations
+
+import pytest
+from kernelmark.registry.analysis.rows import Row, Value
+from kernelmark.registry.analysis.scaling import Link, Step, efficiencies, fitted
+from kernelmark.registry.views.scaling_table import cells, scaling_table
+
+GIB = float(1 << 30)
+
+
+def row(operator, implementation, ms, world=1, pass_="forward", status="ok", S=8192, **options) -> Row:
+    axes = {"B": 1, "S": S} | ({"gpus": world} if world > 1 else {})
+    primary = "step" if pass_ == "program" else "latency"
+    return Row(
+        operator=operator, case=f"S{S}-{world}", axes=axes, options=options, dtype="bf16", pass_=pass_,
+        implementation=implementation, provider=implementation, version=None, cache="cold", status=status,
+        reason=None if status == "ok" else "why", key="k", primary=primary,
+        metrics={primary: Value(ms, "ms", "lower", 3, 60)} if status == "ok" else {},
+    )  # fmt: skip
+
+
+def test_strong_scaling_is_against_the_best_of_one_gpu():
+    rows = [
+        row("attention", "ours", 10.0),
+        row("attention", "quicker", 8.0),
+        row("attention", "wrong", 1.0, status="incorrect"),
+        row("attention", "shorter", 1.0, S=4096),
+        row("attention", "full", 1.0, mask="full"),
+        row("attention_context_parallel", "ours", 2.5, world=4),
+        row("attention_context_parallel", "broken", 2.0, world=4, status="crashed"),
+        row("attentive", "other", 2.5, world=4),
+    ]
+    (found,) = efficiencies(rows)
+    assert (found.kind, found.alone, found.alone_by) == ("strong", 8.0, "quicker")
+    assert found.efficiency == pytest.approx(0.8)
+    assert cells(found) == (
+        "attention_context_parallel S8192-4", "ours", "4", "strong", "2.5", "8", "quicker", "80.0 %"
+    )  # fmt: skip
+    assert scaling_table(rows) is not None
+    assert scaling_table(rows[:4]) is None
+
+
+def test_weak_scaling_of_a_program_is_against_one_gpu_without_a_way():
+    rows = [
+        row("train", "ours", 100.0, pass_="program", parallel="single"),
+        row("train", "ours", 104.0, 4, pass_="program", parallel="fsdp2"),
+    ]
+    (found,) = efficiencies(rows)
+    assert (found.kind, found.efficiency) == ("weak", pytest.approx(100 / 104))
+
+
+NVLINK = Link(0.004, 350e6)
+"""4 µs a step, 350 GB/s."""
+
+
+def test_a_link_is_found_again():
+    times = [(size, NVLINK.all_reduce_ms(size, 2)) for size in (1 << 12, 1 << 20, 1 << 28)]
+    found = fitted(times, 2)
+    assert (found.alpha_ms, found.beta) == (pytest.approx(0.004), pytest.approx(350e6))
+    with pytest.raises(ValueError, match="at least two sizes"):
+        fitted(times[:1] * 3, 2)
+
+
+@pytest.mark.parametrize("compute", [30.0, 900.0])
+def test_four_are_predicted_from_two(compute):
+    """Steps that were really made by this model, timed with deviations of half a per cent."""
+    buckets = (25e6,) * 40
+    hides = 2.0
+    link = fitted([(x, NVLINK.all_reduce_ms(x, 2) * d) for x, d in ((1e4, 1.005), (1e7, 0.995), (1e9, 1.0))], 2)
+
+    def truth(world: int) -> float:
+        return compute + max(0.0, sum(NVLINK.all_reduce_ms(x, world) for x in buckets) - hides)
+
+    step = Step.measured(compute * 1.005, truth(2) * 0.995, 2, buckets, link)
+    assert step.predicted_ms(4, link) == pytest.approx(truth(4), rel=0.03)
+    assert step.predicted_ms(8, link) >= step.predicted_ms(4, link) >= step.compute_ms
+
+
+def test_hosts_add_what_is_between_them():
+    step = Step(100.0, (GIB,), 0.0)
+    network = Link(0.02, 40e6)
+    one, eight = (step.predicted_ms(4, NVLINK, network, hosts) for hosts in (1, 8))
+    assert eight - one == pytest.approx(14 * (0.02 + GIB / 4 / 8 / 40e6))
+    with pytest.raises(ValueError, match="the link between them"):
+        step.predicted_ms(4, NVLINK, hosts=2)

@@ -1,0 +1,144 @@
+"""Cases over several ranks through supervisor, worker and journal; how ranks end (`make test-ranks`: each way)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from kernelmark.registry.errors import InputError
+from kernelmark.registry.store.home import Home
+from kernelmark.registry.store.journal import read
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.measure.ranks import NO_MULTICAST
+from kernelmark.suite.measure.stopping import Sampling
+from kernelmark.suite.plan import Plan
+from kernelmark.suite.run.process import _free, _shared_memory
+from kernelmark.suite.run.supervisor import Run
+
+ROOT = Path(__file__).parents[1] / "ranks_root"
+FEW = Sampling(min_samples=6, max_samples=6, min_seconds=0, max_seconds=30, warmup_s=0.05)
+STAGES = ("build", "verify", "warm_up", "sample", "gather", "verify_again")
+TIMES = int(os.environ.get("KERNELMARK_TEST_TIMES", "1"))
+
+
+def case_of(catalog: Catalog, world: int):
+    return catalog.operator("total").case({"N": 64, "gpus": world}, "fp32", "forward")
+
+
+def measured(home: Path, told, world: int, *names: str, deadline_s: float = 60.0):
+    """The journal of `total` over so many ranks, by these implementations."""
+    catalog = Catalog.of(ROOT)
+    plan = Plan("ranks", (case_of(catalog, world),), 1, ("hot",), FEW, deadline_s)
+    cells = plan.cells(catalog, "cpu", names)
+    run = Run(plan, cells, catalog, "cpu", Home(home), 1, roots=(str(ROOT),), ceilings=False, listener=told)
+    return read(run.execute())
+
+
+def ends(journal) -> dict[str, tuple[str, str | None]]:
+    return {x.implementation: (x.status, x.reason) for x in journal.records}
+
+
+def test_ranks_are_measured_in_step(tmp_path, told, processes):
+    before = set(processes.children(os.getpid())), _shared_memory()
+    journal = measured(tmp_path, told, 2, "plain", "refuses", "skips")
+    found = {x.implementation: x for x in journal.records}
+    assert ends(journal)["refuses"] == ("unsupported", "build: rank 1 of 2: only on Sundays")
+    status, reason = ends(journal)["skips"]
+    assert status == "incorrect"
+    assert reason.startswith("verify: rank 1 of 2: output: relative error")
+    samples = found["plain"].measurement.samples
+    by_rank = samples["rank_latency"]
+    assert samples["latency"] == tuple(map(max, zip(by_rank[::2], by_rank[1::2], strict=True)))
+    assert len(by_rank) == 12
+    assert found["plain"].case.name == "N64-gpus2-fp32-forward"
+    conditions = journal.header.conditions
+    assert (conditions["world"], conditions["ranks"]) == (2, "gloo")
+    assert {name: conditions[f"env/{name}"] for name in NO_MULTICAST} == dict(NO_MULTICAST)
+    assert {x.name for x in journal.header.metrics} >= {"rank_latency", "rank_spread"}
+    assert (set(processes.children(os.getpid())), _shared_memory()) == before
+
+
+def test_a_world_of_one_is_the_case_that_it_was():
+    operator = Catalog.default().operator("softmax")
+    alone = operator.case({"M": 8, "D": 8}, "bf16", "forward")
+    assert operator.case({"M": 8, "D": 8, "gpus": 1}, "bf16", "forward") == alone
+    assert (alone.world, "gpus" in alone.axes) == (1, False)
+    with pytest.raises(InputError, match="softmax: gpus is 2; 1, as it does not run on several"):
+        operator.case({"M": 8, "D": 8, "gpus": 2}, "bf16", "forward")
+    total = Catalog.of(ROOT).operator("total")
+    assert total.case({"N": 8}, "fp32", "forward").name == "N8-fp32-forward"
+    four = total.case({"N": 8, "gpus": 4}, "fp32", "forward")
+    assert (four.name, four.world, four.axes) == ("N8-gpus4-fp32-forward", 4, {"N": 8, "gpus": 4})
+    with pytest.raises(InputError, match="total: gpus is 0; 1 or more"):
+        total.case({"N": 8, "gpus": 0}, "fp32", "forward")
+
+
+def test_too_few_gpus_are_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    catalog = Catalog.of(ROOT)
+    plan = Plan("ranks", (case_of(catalog, 4),), 1, ("hot",), FEW, 60.0)
+    run = Run(plan, plan.cells(catalog, "cuda", ("plain",)), catalog, "cuda", Home(tmp_path), 1)
+    assert run._too_few(4) == ("unsupported", "needs 4 GPUs; this run may use 2")
+    assert run._too_few(2) is None
+    run.gpus = (0, 1, 2, 3)
+    assert run._too_few(4) is None
+    assert run._variables["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert run._variables["NCCL_NVLS_ENABLE"] == "0"
+
+
+def test_shared_memory_that_nobody_uses_is_freed():
+    left = Path("/dev/shm") / f"nccl-test-{os.getpid()}"
+    left.write_bytes(b"x")
+    with open(left) as used:
+        _free({left})
+        assert left.exists(), used
+    _free({left})
+    assert not left.exists()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("time", range(TIMES))
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_rank_that_is_killed_ends_its_case_alone(stage, world, time, tmp_path, told, processes):
+    before = set(processes.children(os.getpid())), _shared_memory()
+    # Inputs are gathered once a case, for whoever comes first.
+    others = () if stage == "gather" else ("plain",)
+    found = ends(measured(tmp_path, told, world, f"killed_in_{stage}", *others))
+    assert all(found.pop(x) == ("ok", None) for x in others)
+    ((status, reason),) = found.values()
+    assert status == "crashed"
+    assert reason.endswith(f": rank {world - 1} of {world}: its process was ended by SIGKILL")
+    assert (set(processes.children(os.getpid())), _shared_memory()) == before
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [x for x in STAGES if x != "gather"])
+def test_a_rank_that_hangs_ends_its_case_alone(stage, tmp_path, told, processes):
+    before = set(processes.children(os.getpid())), _shared_memory()
+    journal = measured(tmp_path, told, 3, f"hangs_in_{stage}", "plain", deadline_s=20.0)
+    found = ends(journal)
+    assert found.pop("plain") == ("ok", None)
+    ((status, reason),) = found.values()
+    assert status == "timeout"
+    assert "not finished within 16 s: rank 2 of 3 is in ends.py:" in reason
+    assert reason.endswith("sleep; the others wait")
+    assert (set(processes.children(os.getpid())), _shared_memory()) == before
+
+
+@pytest.mark.ranks
+def test_a_rank_that_fails_while_others_wait_ends_its_case_alone(tmp_path, told):
+    found = ends(measured(tmp_path, told, 2, "fails_in_sample", "plain"))
+    assert found["plain"] == ("ok", None)
+    assert found["fails_in_sample"] == ("error", "sample: RuntimeError: rank 1 of 2: ValueError: no such luck")
+
+
+@pytest.mark.ranks
+def test_multicast_that_was_switched_on_is_refused(tmp_path, told, monkeypatch):
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
+    status, reason = ends(measured(tmp_path, told, 2, "plain"))["plain"]
+    assert status == "error"
+    assert "starting its ranks: RuntimeError: no case on several GPUs without NCCL_NVLS_ENABLE=0" in reason
+    assert json.dumps(reason)
