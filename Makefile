@@ -48,7 +48,7 @@ test-images: $(VENV)/.tested pin-check
 PARALLEL := -n 2 --dist worksteal --timeout 300
 test: $(VENV)/.tested check
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m 'not image and not docker' --ignore tests/kernels
+	$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m 'not image and not docker and not fleet' --ignore tests/kernels
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not targets' tests/kernels
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
@@ -115,6 +115,17 @@ registry-user:
 # The server as its image has it, on a real PostgreSQL (Debian: postgresql): minutes. Red in CI without one.
 test-registry: $(VENV)/.tested build/registry/.ready
 	$(BIN)/python -m pytest tests/docker/registry --timeout 600
+
+# Ray and Slurm on this machine, hosts and drivers killed (Debian: slurmctld slurmd slurm-client munge; as root):
+# minutes. Red in CI without them.
+.PHONY: test-fleet
+test-fleet: $(VENV)/.tested build/fleet/.ready
+	PYTHONPATH=build/fleet $(BIN)/python -m pytest -n 0 -m fleet tests/suite/fleet --timeout 900
+
+# Beside the environment and not in it: it is an optional extra that has no lock, and nothing that measures loads it.
+build/fleet/.ready: pyproject.toml
+	$(BIN)/python -m pip install --quiet --upgrade --target build/fleet 'ray==2.60.0'
+	touch $@
 
 build/registry/.ready: docker/registry/requirements.txt
 	$(PYTHON) -m venv build/registry

@@ -73,7 +73,8 @@ class Entry:
 class Mean:
     """What one run says of one row: the trimmed mean over its processes in ms.
 
-    `definition` is what was computed and by which timer: means of different ones do not belong together.
+    `definition` is what was computed, by which timer and, in a fleet, on which host: means of different ones do
+    not belong together.
     """
 
     ms: float
@@ -179,7 +180,10 @@ class Index:
         for key, ms in values.items():
             records = groups[key]
             measured = [x.measurement for x in records if x.measurement is not None]
-            definition = "/".join([records[0].case.spec, *sorted({x.timer for x in measured})])
+            host = journal.header.request.hosts.get(f"{key.operator}/{key.case}")
+            definition = "/".join(
+                [records[0].case.spec, *sorted({x.timer for x in measured}), *([host] if host else [])]
+            )
             rows.append(
                 (entry.name, *msgspec.structs.astuple(key), records[0].provider, definition, len(measured), ms)
             )

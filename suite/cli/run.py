@@ -37,6 +37,15 @@ from .plan_option import plan_option
 )
 @click.option("--shard", metavar="I/N", help="Only the I-th of N parts of the plan, cut by case; needs --run.")
 @click.option("--run", "name", help="The run's name: one for all shards, on whichever machine.")
+@click.option(
+    "--control",
+    metavar="OPERATOR/CASE",
+    help="With --shard: a case that every shard measures, to hold machines against each other.",
+)
+@click.option(
+    "--parallel", is_flag=True, help="Shards side by side, one on each of --gpus; a condition of the rows."
+)
+@click.option("--gpus", metavar="0,1", help="With --parallel: GPUs as nvidia-smi numbers them; on a CPU, places.")
 @click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
 @click.option("--resume", metavar="RUN", help="Go on with a run that was interrupted.")
 @click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
@@ -52,6 +61,9 @@ def command_run(
     timer: TimerName | None,
     shard: str | None,
     name: str | None,
+    control: str | None,
+    parallel: bool,
+    gpus: str | None,
     seed: int | None,
     resume: str | None,
     output: Path | None,
@@ -63,10 +75,35 @@ def command_run(
 
     home = Home(output)
     writable(home)
+    if parallel or gpus is not None:
+        if not parallel or gpus is None:
+            raise InputError("--parallel and --gpus go together: one shard of the plan on each GPU.")
+        if resume is not None or shard is not None or name is not None:
+            raise InputError(
+                "--parallel cuts the plan itself, and such a run does not go on: leave the others out."
+            )
+        from .fleet import run_parallel
+
+        side_by_side = run_parallel(
+            home,
+            gpus,
+            device,
+            plan=plan,
+            operators=operators,
+            implementations=implementations,
+            replicates=replicates,
+            cache=cache,
+            timer=timer,
+            seed=seed,
+            control=control,
+        )
+        if not journal_only:
+            present(home.load(side_by_side), home, report=not no_report)
+        return
     catalog = Catalog.default()
     with progress() as listener:
         if resume is not None:
-            given = (device, cache, timer, shard, name, seed is not None)
+            given = (device, cache, timer, shard, name, control, seed is not None)
             if operators or implementations or replicates or any(given):
                 raise InputError("--resume goes on with what its run was asked; leave the other options out.")
             run = supervisor.resume(resume, home, catalog, listener)
@@ -77,12 +114,14 @@ def command_run(
             if part is not None:
                 if name is None or seed is None:
                     raise InputError("--shard needs --run NAME and --seed N, the same for all shards of the run.")
-                loaded = shards.cut(loaded, loaded.cells(catalog, chosen, implementations), part)
+                loaded = shards.cut(loaded, loaded.cells(catalog, chosen, implementations), part, control)
+            elif control is not None:
+                raise InputError("--control is the case that all shards have; it needs --shard.")
             run = supervisor.Run(
                 plan=loaded,
                 cells=loaded.cells(catalog, chosen, implementations),
                 name=supervisor.new_run() if name is None else checked_run(name),
-                request=Request(shard=part),
+                request=Request(shard=part, control=control),
                 catalog=catalog,
                 device=chosen,
                 home=home,
