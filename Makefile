@@ -48,7 +48,7 @@ test-images: $(VENV)/.tested pin-check
 PARALLEL := -n 2 --dist worksteal --timeout 300
 test: $(VENV)/.tested check
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m 'not image and not docker and not fleet' --ignore tests/kernels
+	$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m 'not image and not docker and not fleet and not load' --ignore tests/kernels
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not targets' tests/kernels
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
@@ -126,6 +126,16 @@ test-fleet: $(VENV)/.tested build/fleet/.ready
 build/fleet/.ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade --target build/fleet 'ray==2.60.0'
 	touch $@
+
+# A history out of a million rows; then the same as above with 16 writers and 20,000 rows, the server killed under
+# them: about ten minutes on two idle cores.
+.PHONY: test-load
+WRITERS ?= 16
+CASES ?= 312
+test-load: $(VENV)/.tested build/registry/.ready
+	$(BIN)/python -m pytest -n 0 -s -m load tests/registry
+	WRITERS=$(WRITERS) CASES=$(CASES) $(BIN)/python -m pytest -n 0 -s -m docker tests/docker/registry/test_server.py \
+		-k 'writers or journal_once or syncing_again'
 
 build/registry/.ready: docker/registry/requirements.txt
 	$(PYTHON) -m venv build/registry

@@ -29,7 +29,7 @@ from ..store.record import Key
 from . import bounds
 from .home import Home
 from .journal import Journal, decoder, read
-from .record import Header, Record
+from .record import HOST, Header, Record
 
 LAYOUT = 1
 """Raised when the tables change: an index of another layout is made anew."""
@@ -180,9 +180,10 @@ class Index:
         for key, ms in values.items():
             records = groups[key]
             measured = [x.measurement for x in records if x.measurement is not None]
-            host = journal.header.request.hosts.get(f"{key.operator}/{key.case}")
+            whole = journal.header.environment.get(HOST)
+            host = journal.header.request.hosts.get(f"{key.operator}/{key.case}", whole)
             definition = "/".join(
-                [records[0].case.spec, *sorted({x.timer for x in measured}), *([host] if host else [])]
+                [records[0].case.spec, *sorted({x.timer for x in measured}), *([str(host)] if host else [])]
             )
             rows.append(
                 (entry.name, *msgspec.structs.astuple(key), records[0].provider, definition, len(measured), ms)

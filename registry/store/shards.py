@@ -68,9 +68,10 @@ def join(journals: Sequence[Journal]) -> Journal:
         only={key: names for x in ordered for key, names in x.header.request.only.items()},
         shard=None,
     )
+    environment = {name: value for name, value in first.environment.items() if name != HOST}
     created = min(x.header.created for x in ordered)
     return Journal(
-        header=msgspec.structs.replace(first, request=request, created=created),
+        header=msgspec.structs.replace(first, request=request, created=created, environment=environment),
         records=tuple(chain.from_iterable(records for _, (_, records) in measured)),
         ceilings=tuple(ceiling for x in ordered for ceiling in x.ceilings),
         footers=_footers(ordered, bool(missing)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 import msgspec
@@ -141,9 +141,84 @@ def fleet_run(
         click.echo(f"asked for. When they are done, or some died: kernelmark fleet run --resume {order.run}")
         return
     state = drive(order, home, started, _Told(), attempts)
+    if order.compare:
+        _verdicts(order, home)
     _agree(state, home)
     if not journal_only:
         present(home.load(order.run), home, report=not no_report)
+
+
+@command_fleet.command("compare")
+@click.option("--on", "engine", type=click.Choice(["ray", "slurm"]), required=True, help="What starts the shards.")
+@click.option("--baseline", required=True, metavar="REV", help="What to compare with: anything git resolves here.")
+@click.option("--current", default="HEAD", show_default=True, metavar="REV", help="What to judge.")
+@click.option(
+    "--shards", type=click.IntRange(1, 9999), help=f"Parts of the plan; default: {SHARDS}, or its cases."
+)
+@plan_option
+@click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
+@click.option("--implementation", "implementations", multiple=True, help="Only this implementation or provider.")
+@click.option(
+    "--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help="Of the hosts."
+)
+@click.option("--gpus-per-shard", type=click.IntRange(1, 64), default=1, show_default=True, help="Of one host.")
+@click.option("--shared", is_flag=True, help="A host may have several shards at once; a condition of the rows.")
+@click.option("--address", help="Ray's address; default: the cluster that this machine is of.")
+@click.option("--option", "options", multiple=True, metavar="WORD", help="For the engine as it is; repeatable.")
+@click.option("--attempts", type=click.IntRange(1, 100), default=3, show_default=True, help="Of each shard.")
+@click.option("--all", "everything", is_flag=True, help="Show unchanged rows too.")
+@click.option("--json", "as_json", is_flag=True, help="For machines: one object with a verdict per row.")
+@OUTPUT
+@click.argument("detector", nargs=-1, metavar="[-- OPTION...]")
+def fleet_compare(
+    engine: Literal["ray", "slurm"],
+    baseline: str,
+    current: str,
+    shards: int | None,
+    attempts: int,
+    everything: bool,
+    as_json: bool,
+    output: Path | None,
+    detector: tuple[str, ...],
+    **asked: Any,
+) -> None:
+    """Compare two commits on many machines; both sides of a pair are always of one host.
+
+    Each shard is `regression_detector --mode ab` in the checkout at this folder's path on its host, which must
+    have both commits. What follows -- are options of it: --budget, --fail-above, --fail-on and others. The
+    verdicts and the exit code are those of all rows.
+    """
+    from ..compare.revisions import Checkout
+    from ..fleet import order as orders
+    from ..fleet.drive import drive
+    from ..fleet.engine import engine_of
+
+    home = Home(output)
+    writable(home)
+    checkout = Checkout.here()
+    base, head = checkout.resolve(baseline), checkout.resolve(current)
+    if head.dirty or base.dirty:
+        raise InputError("uncommitted changes are on this machine only: commit them, and push.")
+    nothing = {"replicates": None, "cache": None, "timer": None, "seed": None, "control": "none"}
+    order = _order(home, engine, shards, **asked, **nothing)
+    words = ["--baseline", base.commit, "--current", head.commit, "--no-registry", *order.arguments, *detector]
+    order = msgspec.structs.replace(order, compare=True, arguments=tuple(words), checkout=str(Path.cwd()))
+    started = engine_of(order, orders.folder_of(home, order.run))
+    orders.save(order, home)
+    click.echo(f"{order.run}: {base} and {head} in {order.shards} shards on {engine}", err=True)
+    drive(order, home, started, _Told(err=True), attempts)
+    _verdicts(order, home, everything, as_json)
+
+
+def _verdicts(order: Order, home: Home, everything: bool = False, as_json: bool = False) -> NoReturn:
+    """Shows the verdicts of all shards, and ends with their exit code."""
+    from ..fleet.collect import reports
+    from ..fleet.comparison import join
+    from .regression import Shown, show
+
+    report = join({shard: x for shard, (_, x) in reports(order, home).items()})
+    show(report, Shown(everything, as_json, None, None, None, no_registry=True))
+    raise click.exceptions.Exit(report.exit_code)
 
 
 def run_parallel(home: Home, gpus: str, device: str | None, **asked: Any) -> str:
@@ -231,18 +306,21 @@ def _container(engine: str, image: str | None, asked: str | None) -> Container:
 class _Told:
     """Says how a run stands whenever that changed."""
 
-    def __init__(self) -> None:
-        self._last = ""
+    def __init__(self, err: bool = False) -> None:
+        self._last, self._err = "", err
 
     def __call__(self, state: State, held: dict[int, str], refused: tuple[Refused, ...]) -> None:
         from ..fleet.standing import line
 
         for x in refused:
-            click.echo(f"  shard {x.shard or '?'} from {plain(x.host) or '?'} is not taken in: {plain(x.reason)}")
+            click.echo(
+                f"  shard {x.shard or '?'} from {plain(x.host) or '?'} is not taken in: {plain(x.reason)}",
+                err=self._err,
+            )
         said = line(state, held, datetime.now(UTC))
         if said.partition(", ends")[0] != self._last:
             self._last = said.partition(", ends")[0]
-            click.echo(said)
+            click.echo(said, err=self._err)
 
 
 @command_fleet.command("status")

@@ -14,9 +14,14 @@ from ...registry.store.journal import read as read_journal
 from ...registry.store.record import HOST
 from ...registry.store.shards import path_of
 from ...registry.store.transfer import import_journal
+from .comparison import Report
+from .comparison import parse as parse_report
 from .delivery import Delivery, found, read
 from .order import Order, folder_of
-from .task import JOURNAL
+from .task import JOURNAL, REPORT
+
+VERDICTS = (0, 1, 3, 4)
+"""Exit codes of a comparison that came to its end."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,9 @@ def collect(order: Order, home: Home, folder: Path | None = None, known: frozens
 
 
 def whole_shards(order: Order, home: Home) -> list[Whole]:
-    """The shards of a run that are in the home, whole."""
+    """The shards of a run that are in the home, whole; of a comparison, those whose reports were delivered."""
+    if order.compare:
+        return [x for x, _ in reports(order, home).values()]
     out = []
     for shard in range(1, order.shards + 1):
         path = path_of(home, order.run, (shard, order.shards))
@@ -98,6 +105,8 @@ def _take(order: Order, home: Home, path: Path, there: Mapping[int, Whole]) -> W
     shard, host = note.shard[0], note.host
     if note.run != order.run or note.shard[1] != order.shards or not 1 <= shard <= order.shards:
         return Refused(0, host, f"{path.name}: of run {note.run}, shard {shard}/{note.shard[1]}, not of this one")
+    if order.compare:
+        return _compared(home, path, note, contents)
     if JOURNAL not in contents:
         return Refused(shard, host, _ending(note), lasting=note.code == 2)
     try:
@@ -112,6 +121,30 @@ def _take(order: Order, home: Home, path: Path, there: Mapping[int, Whole]) -> W
     except InputError as error:  # another commit, driver or power limit than the shards that are here
         return Refused(shard, host, str(error))
     return whole
+
+
+def reports(order: Order, home: Home) -> dict[int, tuple[Whole, Report]]:
+    """Of a comparison: by shard, the report that was delivered first."""
+    out: dict[int, tuple[Whole, Report]] = {}
+    for path in found(deliveries_of(home, order.run)):
+        taken = _take(order, home, path, {})
+        if isinstance(taken, Whole) and taken.shard not in out:
+            out[taken.shard] = taken, parse_report((path / REPORT).read_bytes())
+    return dict(sorted(out.items()))
+
+
+def _compared(home: Home, path: Path, note: Delivery, contents: Mapping[str, bytes]) -> Whole | Refused:
+    """One shard of a comparison; the journals of both its sides are runs of their own."""
+    shard = note.shard[0]
+    if REPORT not in contents or note.code not in VERDICTS:
+        return Refused(shard, note.host, _ending(note), lasting=note.code == 2)
+    try:
+        rows = len(parse_report(contents[REPORT]).verdicts)
+        for name in sorted(contents.keys() - {REPORT}):
+            import_journal(path / name, home)
+    except InputError as error:
+        return Refused(shard, note.host, str(error))
+    return Whole(shard, note.host, rows, note.wall_s)
 
 
 def _whole(shard: int, journal: Journal) -> Whole | None:
@@ -129,5 +162,7 @@ def _ending(note: Delivery) -> str:
 
 def _same(order: Order, home: Home, whole: Whole, path: Path) -> bool:
     """Whether a delivery is the very one that was taken in."""
+    if order.compare:  # its report is read where it was delivered, the first one always
+        return True
     there = path_of(home, order.run, (whole.shard, order.shards)).read_bytes()
     return hashlib.sha256(there).digest() == hashlib.sha256((path / JOURNAL).read_bytes()).digest()

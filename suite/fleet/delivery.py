@@ -30,6 +30,7 @@ class Delivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     code: int
     files: dict[str, str]
     said: str = ""
+    wall_s: float = 0.0
 
 
 def digest(data: bytes) -> str:

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -70,6 +71,7 @@ def perform(order: Order, shard: int, into: Path, node: str) -> Path:
     host = host_of(order, node, os.environ)
     # On the host's own disk: what is under way is nobody else's business, and a network's folder may be slow.
     work = Path(tempfile.mkdtemp(prefix="kernelmark-"))
+    begin = time.monotonic()
     try:
         plan = None
         if order.plan_text is not None:
@@ -98,6 +100,7 @@ def perform(order: Order, shard: int, into: Path, node: str) -> Path:
             shard=(shard, order.shards),
             host=host,
             code=code if code >= 0 else 128 - code,
+            wall_s=time.monotonic() - begin,
             files={name: digest(data) for name, data in contents.items()},
             said=(work / "log").read_bytes()[-TAIL:].decode(errors="replace"),
         )

@@ -65,11 +65,11 @@ class Fleet:
         path.write_text(PLAN.format(sizes=list(range(16, 16 + cases))))
         return path
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "kernelmark.suite", *arguments],
             env=self.environment,
-            cwd=self.folder,
+            cwd=cwd or self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -78,9 +78,9 @@ class Fleet:
         self.started.append(process)
         return process
 
-    def run(self, *arguments: str) -> tuple[int, str]:
-        process = self.start(*arguments)
-        out, _ = process.communicate(timeout=400)
+    def run(self, *arguments: str, cwd: Path | None = None) -> tuple[int, str]:
+        process = self.start(*arguments, cwd=cwd)
+        out, _ = process.communicate(timeout=800)
         return process.returncode, out
 
     def whole(self) -> list[str]:
@@ -96,7 +96,9 @@ def fleet(tmp_path: Path):
     for process in fleet.started:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def missing(what: str) -> None:
@@ -135,13 +137,12 @@ class RayHosts:
         self._said("ended")
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
         try:
-            self._process.wait(60)
+            self._process.communicate(timeout=60)  # which closes its input
         finally:
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.communicate()
 
 
 @pytest.fixture

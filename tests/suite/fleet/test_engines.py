@@ -5,6 +5,7 @@ Ray needs its Python package, Slurm the packages slurmctld, slurmd, slurm-client
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -87,3 +88,36 @@ def test_slurm_loses_a_host_and_its_driver(fleet, slurm_hosts):
     code, out = fleet.run("fleet", "collect")
     assert code == 0, out
     assert [x.read_bytes() for x in sorted(Home(fleet.home).shards.glob("*"))] == whole
+
+
+def test_two_commits_over_hosts_end_as_on_one(fleet, slurm_hosts, sleeper):
+    """A kernel that became 30 % slower: its rows lie on two hosts, and each has the verdict that is due."""
+    fleet.environment |= slurm_hosts(2).environment | {"KERNELMARK_PATH": str(sleeper.folder)}
+    asked = (
+        "fleet",
+        "compare",
+        "--on",
+        "slurm",
+        "--shards",
+        "2",
+        "--device",
+        "cpu",
+        "--baseline",
+        "HEAD~1",
+        "--json",
+    )
+    code, out = fleet.run(*asked, "--", "--budget", "10m", cwd=sleeper.folder)
+    assert code == 1, out
+    report = json.loads(out[out.index("\n{") :])
+    assert {(x["case"], x["implementation"], x["kind"]) for x in report["verdicts"]} == {
+        ("N16-fp32-forward", "kernelmark_cpu", "regression"),
+        ("N64-fp32-forward", "kernelmark_cpu", "regression"),
+    }
+    assert {x["pairs"] >= 10 for x in report["verdicts"]} == {True}
+    sides = [Home(fleet.home).load(x) for x in Home(fleet.home).runs()]
+    hosts = {}
+    for side in sides:
+        hosts.setdefault(side.header.request.cases[0].name, set()).add(side.header.environment["host"])
+    assert len(hosts) == 2
+    assert all(len(x) == 1 for x in hosts.values())
+    assert hosts["N16-fp32-forward"] != hosts["N64-fp32-forward"]
