@@ -127,7 +127,8 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tuning: dict[str, str] = {}
     """Autotuned kernels that ran, each with the configuration that won."""
     remarks: tuple[str, ...] = ()
-    """What the implementation had changed in the process of its rivals that the harness put back."""
+    """What the implementation had changed in the process of its rivals that the harness put back, and who else was
+    on the GPU."""
 
     def __post_init__(self) -> None:
         # JSON has no NaN or infinity: such a sample would make a line that cannot be read back.

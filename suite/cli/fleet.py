@@ -19,6 +19,7 @@ from .run import present, writable
 if TYPE_CHECKING:
     from ..fleet.collect import Refused, State
     from ..fleet.order import Container, EngineName, Order
+    from ..plan import Plan
 
 SHARDS = 16
 """Parts of a plan by default, where it has so many cases: enough that a host's death costs little."""
@@ -188,10 +189,14 @@ def fleet_compare(
     have both commits. What follows -- are options of it: --budget, --fail-above, --fail-on and others. The
     verdicts and the exit code are those of all rows.
     """
+    from .. import plan as plans
+    from ..catalog import Catalog
     from ..compare.revisions import Checkout
     from ..fleet import order as orders
+    from ..fleet.comparison import narrowed
     from ..fleet.drive import drive
     from ..fleet.engine import engine_of
+    from ..run.repro import to_toml
 
     home = Home(output)
     writable(home)
@@ -200,7 +205,17 @@ def fleet_compare(
     if head.dirty or base.dirty:
         raise InputError("uncommitted changes are on this machine only: commit them, and push.")
     nothing = {"replicates": None, "cache": None, "timer": None, "seed": None, "control": "none"}
-    order = _order(home, engine, shards, **asked, **nothing)
+    catalog, device = Catalog.default(), asked["device"]
+    plan = narrowed(
+        plans.load(asked["plan"], catalog, device, asked["operators"]),
+        catalog,
+        checkout,
+        {"base": base, "current": head},
+        device,
+        asked["implementations"],
+    )
+    order = _order(home, engine, shards, narrowed=plan, **asked, **nothing)
+    order = msgspec.structs.replace(order, plan=f"{plan.name}.toml", plan_text=to_toml(plan))
     words = ["--baseline", base.commit, "--current", head.commit, "--no-registry", *order.arguments, *detector]
     order = msgspec.structs.replace(order, compare=True, arguments=tuple(words), checkout=str(Path.cwd()))
     started = engine_of(order, orders.folder_of(home, order.run))
@@ -247,8 +262,8 @@ def _where(order: Order) -> str:
     return f"in image {order.image}"
 
 
-def _order(home: Home, engine: EngineName, count: int | None, **asked: Any) -> Order:
-    """What is asked for, with everything checked that this machine can know."""
+def _order(home: Home, engine: EngineName, count: int | None, narrowed: Plan | None = None, **asked: Any) -> Order:
+    """What is asked for, with everything checked that this machine can know. `narrowed` is a plan made already."""
     from .. import plan as plans
     from .. import shards
     from ..catalog import Catalog
@@ -257,7 +272,7 @@ def _order(home: Home, engine: EngineName, count: int | None, **asked: Any) -> O
 
     device, name = asked["device"], asked["plan"]
     catalog = Catalog.default()
-    plan = plans.load(name, catalog, device, asked["operators"])
+    plan = narrowed or plans.load(name, catalog, device, asked["operators"])
     plan = plan.but(asked["replicates"], asked["cache"], asked["timer"])
     cells = plan.cells(catalog, device, asked["implementations"])
     control = asked["control"] or shards.control_case(plan, cells)

@@ -6,7 +6,9 @@ and its level does not hang on how many rows there are (`registry/detection/deci
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
 
 import msgspec
 
@@ -17,6 +19,30 @@ from ...registry.detection.verdict import Verdict
 from ...registry.detection.verdict_output import SCHEMA_VERSION
 from ...registry.errors import InputError
 from ...registry.store.record import Key
+from ..catalog import Catalog
+from ..compare.interleaved import rooted, trees
+from ..compare.revisions import Checkout, Revision
+from ..plan import Plan
+
+
+def narrowed(
+    plan: Plan,
+    catalog: Catalog,
+    checkout: Checkout,
+    sides: Mapping[str, Revision],
+    device: Literal["cuda", "cpu"],
+    implementations: Sequence[str],
+) -> Plan:
+    """The plan with the cases alone that an A/B of these revisions measures: no shard shall have nothing to do."""
+    if plan.systems:
+        raise InputError(f"plan {plan.name!r} names systems; compare such a plan on one machine.")
+    with checkout.copies(sides) as folders:
+        both = [(revision, folders[name]) for name, revision in sides.items()]
+        found = trees(both, rooted(catalog, checkout), catalog, plan, device, implementations)
+    mine = {(cell.case.operator, cell.case.name) for tree in found for cell in tree.cells}
+    cases = tuple(x for x in plan.cases if (x.operator, x.name) in mine)
+    kept = {f"{operator}/{name}" for operator, name in mine}
+    return replace(plan, cases=cases, only={key: names for key, names in plan.only.items() if key in kept})
 
 
 class Report(msgspec.Struct, frozen=True):
