@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from ...registry.errors import InputError
 from ...registry.escape import plain
@@ -18,11 +18,9 @@ from .run import present, writable
 
 if TYPE_CHECKING:
     from ..fleet.collect import Refused, State
-    from ..fleet.order import Container, EngineName, Order
-    from ..plan import Plan
+    from ..fleet.order import Order
 
-SHARDS = 16
-"""Parts of a plan by default, where it has so many cases: enough that a host's death costs little."""
+SHARDS_HELP = "Parts of the plan; default: 16, or its cases."
 RUN = click.argument("run", default="latest", metavar="[RUN]")
 OUTPUT = click.option(
     "--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME."
@@ -40,9 +38,7 @@ def command_fleet() -> None:
 
 @command_fleet.command("run")
 @click.option("--on", "engine", type=click.Choice(["ray", "slurm", "kubernetes"]), help="What starts the shards.")
-@click.option(
-    "--shards", type=click.IntRange(1, 9999), help=f"Parts of the plan; default: {SHARDS}, or its cases."
-)
+@click.option("--shards", type=click.IntRange(1, 9999), help=SHARDS_HELP)
 @plan_option
 @click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
 @click.option("--implementation", "implementations", multiple=True, help="Only this implementation or provider.")
@@ -100,7 +96,9 @@ def fleet_run(
     **asked: Any,
 ) -> None:
     """Measure a plan on many machines, until it is whole."""
+    from ..catalog import Catalog
     from ..fleet import order as orders
+    from ..fleet.asked import Asked
     from ..fleet.drive import drive
     from ..fleet.engine import engine_of
     from ..fleet.manifest import manifest
@@ -108,7 +106,8 @@ def fleet_run(
     home = Home(output)
     writable(home)
     if resume is not None:
-        if engine or shards:
+        given = click.get_current_context().get_parameter_source
+        if engine or shards or any(given(x) is ParameterSource.COMMANDLINE for x in asked):
             raise InputError("--resume goes on with what its run was asked; leave the other options out.")
         order = orders.load(home, resume)
     else:
@@ -116,7 +115,8 @@ def fleet_run(
             raise InputError("--on says what starts the shards: ray, slurm or kubernetes.")
         if no_wait and engine != "slurm":
             raise InputError("--no-wait is for Slurm: tasks of Ray end with whoever asked for them.")
-        order = _order(home, engine, shards, **asked)
+        catalog, wanted = Catalog.default(), Asked(**asked)
+        order = wanted.order(engine, shards, catalog, home, wanted.loaded(catalog))
         if engine == "kubernetes":
             text = msgspec.json.format(msgspec.json.encode(manifest(order, claim, hosts)), indent=2)
             orders.save(order, home)
@@ -131,9 +131,8 @@ def fleet_run(
         raise InputError(f"run {order.run} was one of this host alone; start a new one.")
     if order.engine == "kubernetes":
         raise InputError(f"what a Job delivered is collected: kernelmark fleet collect {order.run} --from FOLDER")
-    started = engine_of(
-        order, orders.folder_of(home, order.run)
-    )  # first, so that no order is kept of what cannot be
+    # First, so that no order is kept of what cannot be.
+    started = engine_of(order, orders.folder_of(home, order.run))
     if resume is None:
         orders.save(order, home)
     click.echo(f"run {order.run}: {order.shards} shards on {order.engine}, {_where(order)}")
@@ -153,9 +152,7 @@ def fleet_run(
 @click.option("--on", "engine", type=click.Choice(["ray", "slurm"]), required=True, help="What starts the shards.")
 @click.option("--baseline", required=True, metavar="REV", help="What to compare with: anything git resolves here.")
 @click.option("--current", default="HEAD", show_default=True, metavar="REV", help="What to judge.")
-@click.option(
-    "--shards", type=click.IntRange(1, 9999), help=f"Parts of the plan; default: {SHARDS}, or its cases."
-)
+@click.option("--shards", type=click.IntRange(1, 9999), help=SHARDS_HELP)
 @plan_option
 @click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
 @click.option("--implementation", "implementations", multiple=True, help="Only this implementation or provider.")
@@ -189,10 +186,10 @@ def fleet_compare(
     have both commits. What follows -- are options of it: --budget, --fail-above, --fail-on and others. The
     verdicts and the exit code are those of all rows.
     """
-    from .. import plan as plans
     from ..catalog import Catalog
     from ..compare.revisions import Checkout
     from ..fleet import order as orders
+    from ..fleet.asked import NO_CONTROL, Asked
     from ..fleet.comparison import narrowed
     from ..fleet.drive import drive
     from ..fleet.engine import engine_of
@@ -204,17 +201,10 @@ def fleet_compare(
     base, head = checkout.resolve(baseline), checkout.resolve(current)
     if head.dirty or base.dirty:
         raise InputError("uncommitted changes are on this machine only: commit them, and push.")
-    nothing = {"replicates": None, "cache": None, "timer": None, "seed": None, "control": "none"}
-    catalog, device = Catalog.default(), asked["device"]
-    plan = narrowed(
-        plans.load(asked["plan"], catalog, device, asked["operators"]),
-        catalog,
-        checkout,
-        {"base": base, "current": head},
-        device,
-        asked["implementations"],
-    )
-    order = _order(home, engine, shards, narrowed=plan, **asked, **nothing)
+    catalog, wanted = Catalog.default(), Asked(**asked, control=NO_CONTROL)
+    sides = {"base": base, "current": head}
+    plan = narrowed(wanted.loaded(catalog), catalog, checkout, sides, wanted.device, wanted.implementations)
+    order = wanted.order(engine, shards, catalog, home, plan)
     order = msgspec.structs.replace(order, plan=f"{plan.name}.toml", plan_text=to_toml(plan))
     words = ["--baseline", base.commit, "--current", head.commit, "--no-registry", *order.arguments, *detector]
     order = msgspec.structs.replace(order, compare=True, arguments=tuple(words), checkout=str(Path.cwd()))
@@ -238,8 +228,10 @@ def _verdicts(order: Order, home: Home, everything: bool = False, as_json: bool 
 
 def run_parallel(home: Home, gpus: str, device: str | None, **asked: Any) -> str:
     """`kernelmark run --parallel`: shards side by side on this host, one a GPU. The name of the whole run."""
+    from ..catalog import Catalog
     from ..container.gpus import chosen
     from ..fleet import order as orders
+    from ..fleet.asked import Asked
     from ..fleet.drive import drive
     from ..fleet.on_this_host import ThisHost
     from ..run.fingerprint import device_named
@@ -247,8 +239,9 @@ def run_parallel(home: Home, gpus: str, device: str | None, **asked: Any) -> str
     places = chosen(gpus)
     if len(places) < 2:
         raise InputError(f"--parallel with --gpus {gpus}: one shard a GPU, so at least two of them.")
-    order = _order(home, "local", len(places), device=device_named(device), **asked)
-    order = msgspec.structs.replace(order, options=tuple(map(str, places)))
+    catalog = Catalog.default()
+    wanted = Asked(**asked, device=device_named(device), options=tuple(map(str, places)))
+    order = wanted.order("local", len(places), catalog, home, wanted.loaded(catalog))
     folder = orders.save(order, home)
     click.echo(f"run {order.run}: {order.shards} shards side by side")
     state = drive(order, home, ThisHost(order, folder), _Told(), attempts=1)
@@ -260,62 +253,6 @@ def _where(order: Order) -> str:
     if order.image is None:
         return "from the hosts' checkouts, in no image"
     return f"in image {order.image}"
-
-
-def _order(home: Home, engine: EngineName, count: int | None, narrowed: Plan | None = None, **asked: Any) -> Order:
-    """What is asked for, with everything checked that this machine can know. `narrowed` is a plan made already."""
-    from .. import plan as plans
-    from .. import shards
-    from ..catalog import Catalog
-    from ..fleet.order import Order, salt
-    from ..run.supervisor import new_run
-
-    device, name = asked["device"], asked["plan"]
-    catalog = Catalog.default()
-    plan = narrowed or plans.load(name, catalog, device, asked["operators"])
-    plan = plan.but(asked["replicates"], asked["cache"], asked["timer"])
-    cells = plan.cells(catalog, device, asked["implementations"])
-    control = asked["control"] or shards.control_case(plan, cells)
-    number = count or min(SHARDS, len(plan.cases))
-    only = None if control == "none" or number == 1 else control
-    seconds = shards.seconds(plan, cells, number, only)
-    words = [x for value in asked["operators"] for x in ("--operator", value)]
-    words += [x for value in asked["implementations"] for x in ("--implementation", value)]
-    for option in ("replicates", "cache", "timer"):
-        words += [] if asked[option] is None else [f"--{option}", str(asked[option])]
-    return Order(
-        run=new_run(),
-        engine=engine,
-        shards=number,
-        plan=Path(name).name if name not in plans.BUILTIN else name,
-        plan_text=None if name in plans.BUILTIN else Path(name).read_text(encoding="utf-8"),
-        device=device,
-        seed=secrets.randbits(32) if asked["seed"] is None else asked["seed"],
-        seconds=tuple(x * plan.replicates for x in seconds),
-        salt=salt(home),
-        arguments=tuple(words),
-        control=only,
-        image=asked.get("image"),
-        container=_container(engine, asked.get("image"), asked.get("container")),
-        gpus=asked.get("gpus_per_shard", 1) if device == "cuda" else 0,
-        exclusive=not asked.get("shared"),
-        options=tuple(asked.get("options", ())),
-        address=asked.get("address"),
-    )
-
-
-def _container(engine: str, image: str | None, asked: str | None) -> Container:
-    if image is None:
-        if asked is not None:
-            raise InputError(f"--container {asked} needs --image.")
-        return "none"
-    if "sha256:" not in image:
-        raise InputError(f"--image {image}: by digest, so that every host runs the same: name@sha256:…")
-    if asked in ("pyxis", "apptainer") and engine != "slurm":
-        raise InputError(f"--container {asked} is Slurm's; on {engine} it is docker.")
-    if engine == "kubernetes":  # a pod is the container
-        return "none"
-    return asked or "docker"  # type: ignore[return-value]  # click made it one of them
 
 
 class _Told:

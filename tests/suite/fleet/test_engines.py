@@ -91,7 +91,9 @@ def test_slurm_loses_a_host_and_its_driver(fleet, slurm_hosts):
 
 
 def test_two_commits_over_hosts_end_as_on_one(fleet, slurm_hosts, sleeper):
-    """A kernel that became 30 % slower: its rows lie on two hosts, and each has the verdict that is due."""
+    """A kernel that became four times slower, so that any machine sees it: its rows lie on two hosts, and each has
+    the verdict that is due."""
+    sleeper.commit(kernels__cpu___work="SECONDS = 0.08\n")
     fleet.environment |= slurm_hosts(2).environment | {"KERNELMARK_PATH": str(sleeper.folder)}
     asked = (
         "fleet",
@@ -103,7 +105,7 @@ def test_two_commits_over_hosts_end_as_on_one(fleet, slurm_hosts, sleeper):
         "--device",
         "cpu",
         "--baseline",
-        "HEAD~1",
+        "HEAD~2",
         "--json",
     )
     code, out = fleet.run(*asked, "--", "--budget", "10m", cwd=sleeper.folder)
