@@ -120,7 +120,7 @@ test-registry: $(VENV)/.tested build/registry/.ready
 # minutes. Red in CI without them.
 .PHONY: test-fleet
 test-fleet: $(VENV)/.tested build/fleet/.ready
-	PYTHONPATH=build/fleet $(BIN)/python -m pytest -n 0 -m fleet tests/suite/fleet --timeout 900
+	PYTHONPATH=$(CURDIR)/build/fleet $(BIN)/python -m pytest -n 0 -m fleet tests/suite/fleet --timeout 900
 
 # Beside the environment and not in it: it is an optional extra that has no lock, and nothing that measures loads it.
 build/fleet/.ready: pyproject.toml

@@ -120,7 +120,11 @@ class RayHosts:
             env={**environment, "RAY_USAGE_STATS_ENABLED": "0"},
             start_new_session=True,
         )
-        self.address = self._said("address ")
+        try:
+            self.address = self._said("address ")
+        except BaseException:
+            self.close()
+            raise
 
     def _said(self, word: str) -> str:
         assert self._process.stdout is not None

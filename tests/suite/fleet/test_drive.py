@@ -10,6 +10,7 @@ from kernelmark.registry.errors import HarnessError, InputError
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import encode, read
 from kernelmark.registry.store.record import Case, Footer, Header, Measurement, Record, Request
+from kernelmark.suite.container.session import take
 from kernelmark.suite.fleet import order as orders
 from kernelmark.suite.fleet.collect import collect, deliveries_of
 from kernelmark.suite.fleet.delivery import NOTE, Delivery, digest, write
@@ -189,3 +190,13 @@ def test_no_two_runs_of_one_name_and_none_that_is_not_there(home):
     with pytest.raises(InputError, match=f"unknown run on a fleet 'x'. Known: latest, {RUN}"):
         orders.load(home, "x")
     assert orders.load(home, "latest") == ORDER
+
+
+def test_a_container_brings_its_shard_and_not_the_run_as_it_saw_it(tmp_path):
+    folder, home = tmp_path / "container", Home(tmp_path / "home")
+    for name, shard in (("shards/r.2-of-3.jsonl", 2), ("r.jsonl", 3)):
+        path = folder / "journals" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(journal(shard))
+    assert take(folder, home) == [RUN]
+    assert [x.name for x in home.shards.glob("*.jsonl")] == [f"{RUN}.2-of-3.jsonl"]
