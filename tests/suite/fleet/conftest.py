@@ -117,7 +117,7 @@ class RayHosts:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**environment, "RAY_USAGE_STATS_ENABLED": "0"},
+            env={**environment, "RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "120"},
             start_new_session=True,
         )
         try:
