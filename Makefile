@@ -55,8 +55,9 @@ test-training: $(VENV)/.tested
 # The kernels' tests spend their time in Triton's interpreter, which a tracer slows down, and the
 # coverage that is asked for is that of suite/ and registry/.
 PARALLEL := -n 2 --dist worksteal --timeout 300
-# What takes minutes has targets of its own: test-images, test-registry, test-training, test-ranks.
-SHORT := not image and not docker and not training and not ranks
+# What takes minutes has targets of its own: test-images, test-registry, test-training, test-ranks,
+# test-fleet, test-load.
+SHORT := not image and not docker and not training and not ranks and not fleet and not load
 test: $(VENV)/.tested check
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m '$(SHORT)' --ignore tests/kernels
@@ -138,6 +139,27 @@ registry-user:
 # The server as its image has it, on a real PostgreSQL (Debian: postgresql): minutes. Red in CI without one.
 test-registry: $(VENV)/.tested build/registry/.ready
 	$(BIN)/python -m pytest tests/docker/registry --timeout 600
+
+# Ray and Slurm on this machine, hosts and drivers killed (Debian: slurmctld slurmd slurm-client munge; as root):
+# minutes. Red in CI without them.
+.PHONY: test-fleet
+test-fleet: $(VENV)/.tested build/fleet/.ready
+	PYTHONPATH=$(CURDIR)/build/fleet $(BIN)/python -m pytest -n 0 -m fleet tests/suite/fleet --timeout 900
+
+# Beside the environment and not in it: it is an optional extra that has no lock, and nothing that measures loads it.
+build/fleet/.ready: pyproject.toml
+	$(BIN)/python -m pip install --quiet --upgrade --target build/fleet 'ray==2.60.0'
+	touch $@
+
+# A history out of a million rows; then the same as above with 16 writers and 20,000 rows, the server killed under
+# them: about ten minutes on two idle cores.
+.PHONY: test-load
+WRITERS ?= 16
+CASES ?= 312
+test-load: $(VENV)/.tested build/registry/.ready
+	$(BIN)/python -m pytest -n 0 -s -m load tests/registry
+	WRITERS=$(WRITERS) CASES=$(CASES) $(BIN)/python -m pytest -n 0 -s -m docker tests/docker/registry/test_server.py \
+		-k 'writers or journal_once or syncing_again'
 
 build/registry/.ready: docker/registry/requirements.txt
 	$(PYTHON) -m venv build/registry

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..registry.errors import InputError
+from ..registry.errors import InputError, short
 from ..registry.store.record import Case
 from .plan import Cell, Plan
 
@@ -27,27 +27,59 @@ def parse(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def cut(plan: Plan, cells: Sequence[Cell], shard: tuple[int, int]) -> Plan:
+def cut(plan: Plan, cells: Sequence[Cell], shard: tuple[int, int], control: str | None = None) -> Plan:
     """One of n parts of a plan, of about the same expected time each; the same cut on every machine.
 
-    Raises `InputError` if there are fewer cases than parts.
+    `control` is a case (operator/case) that every part has, so that hosts can be held against each other. Raises
+    `InputError` if there are fewer cases than parts.
     """
     index, count = shard
-    if count > len(plan.cases):
-        raise InputError(f"plan {plan.name!r} has {len(plan.cases)} cases here, too few for {count} shards.")
-    rows = Counter((x.case.operator, x.case.name) for x in cells)
-    costs = {(x.operator, x.name): _seconds(plan, x, rows[x.operator, x.name]) for x in plan.cases}
+    mine = _parts(plan, _costs(plan, cells), count, control)[index - 1]
+    cases = tuple(x for x in plan.cases if _name(x) in mine)
+    return replace(plan, cases=cases, only={key: names for key, names in plan.only.items() if key in mine})
+
+
+def seconds(plan: Plan, cells: Sequence[Cell], count: int, control: str | None = None) -> tuple[float, ...]:
+    """What each of n parts takes, expected, in one replicate."""
+    costs = _costs(plan, cells)
+    return tuple(sum(costs[x] for x in part) for part in _parts(plan, costs, count, control))
+
+
+def control_case(plan: Plan, cells: Sequence[Cell]) -> str:
+    """A case fit to be in every part: the cheapest of the half that moves most, as launches alone tell little."""
+    costs = _costs(plan, cells)
+    by_size = sorted(plan.cases, key=lambda x: (-x.bytes, _name(x)))
+    return min(map(_name, by_size[: (len(by_size) + 1) // 2]), key=lambda x: (costs[x], x))
+
+
+def _parts(plan: Plan, costs: Mapping[str, float], count: int, control: str | None) -> list[set[str]]:
+    if control is not None and control not in costs:
+        raise InputError(
+            f"plan {plan.name!r} has no case {short(control)!r} to control with: name one as OPERATOR/CASE."
+        )
+    if count > len(costs):
+        raise InputError(f"plan {plan.name!r} has {len(costs)} cases here, too few for {count} shards.")
     loads = [0.0] * count
-    mine: set[tuple[str, str]] = set()
+    parts: list[set[str]] = [set() for _ in range(count)]
     # The longest first, each to whoever has the least so far (Graham, SIAM J. Appl. Math. 17 (1969) 416).
-    for key in sorted(costs, key=lambda x: (-costs[x], x)):
+    for name in sorted(costs, key=lambda x: (-costs[x], x)):
         lightest = min(range(count), key=lambda i: (loads[i], i))
-        loads[lightest] += costs[key]
-        if lightest == index - 1:
-            mine.add(key)
-    cases = tuple(x for x in plan.cases if (x.operator, x.name) in mine)
-    only = {key: names for key, names in plan.only.items() if tuple(key.split("/", 1)) in mine}
-    return replace(plan, cases=cases, only=only)
+        loads[lightest] += costs[name]
+        parts[lightest].add(name)
+    if control is not None:
+        for part in parts:
+            part.add(control)
+    return parts
+
+
+def _costs(plan: Plan, cells: Sequence[Cell]) -> dict[str, float]:
+    """What each case takes in one replicate, expected, in seconds."""
+    rows = Counter(_name(x.case) for x in cells)
+    return {_name(x): _seconds(plan, x, rows[_name(x)]) for x in plan.cases}
+
+
+def _name(case: Case) -> str:
+    return f"{case.operator}/{case.name}"
 
 
 def _seconds(plan: Plan, case: Case, rows: int) -> float:

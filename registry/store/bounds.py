@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from .record import Case, Ceiling, Footer, Header, Line, Measurement, Record, Request
+from .record import HOST, Case, Ceiling, Footer, Header, Line, Measurement, Record, Request
 
 INFLATED = 512 << 20
 """Bytes of a journal, compressed or not. A run of 2,000 rows and a million samples has 40 MB."""
@@ -148,6 +148,12 @@ def _header(header: Header) -> Header:
             _name(name, what)
     for case in request.cases:
         _case(case)
+    _name(request.control, "control")
+    for name in request.hosts:
+        _name(name, "hosts")
+    for host in (*request.hosts.values(), header.environment.get(HOST)):
+        if host is not None:
+            _form(str(host), _IDENTIFIER, "host")
     if request.deadline_s is not None and not 0 < request.deadline_s <= 1e7:
         raise OutOfBounds("deadline_s: no length of time")
     _whole(request.stage, 0, REPLICATES, "stage")

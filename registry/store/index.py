@@ -26,7 +26,7 @@ from ..errors import InputError
 from ..store.record import Key
 from .home import Home
 from .journal import Journal, read, read_header
-from .record import Header, Record
+from .record import HOST, Header, Record
 
 LAYOUT = 1
 """Raised when the tables change: an index of another layout is made anew."""
@@ -70,7 +70,8 @@ class Entry:
 class Mean:
     """What one run says of one row: the trimmed mean over its processes in ms.
 
-    `definition` is what was computed and by which timer: means of different ones do not belong together.
+    `definition` is what was computed, by which timer and, in a fleet, on which host: means of different ones do
+    not belong together.
     """
 
     ms: float
@@ -176,7 +177,11 @@ class Index:
         for key, ms in values.items():
             records = groups[key]
             measured = [x.measurement for x in records if x.measurement is not None]
-            definition = "/".join([records[0].case.spec, *sorted({x.timer for x in measured})])
+            whole = journal.header.environment.get(HOST)
+            host = journal.header.request.hosts.get(f"{key.operator}/{key.case}", whole)
+            definition = "/".join(
+                [records[0].case.spec, *sorted({x.timer for x in measured}), *([str(host)] if host else [])]
+            )
             rows.append(
                 (entry.name, *msgspec.structs.astuple(key), records[0].provider, definition, len(measured), ms)
             )

@@ -49,6 +49,9 @@ nobody would pick it. Token by token it is thousands of times slower than anythi
 EAGER = "torch"
 """The implementation that `speedup_vs_eager` refers to."""
 
+HOST = "host"
+"""In a header's environment: a hash that tells hosts of one fleet apart and names none of them."""
+
 
 def baseline(provider: str, implementation: str) -> bool:
     """Whether an implementation is a baseline to beat."""
@@ -135,7 +138,8 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tuning: dict[str, str] = {}
     """Autotuned kernels that ran, each with the configuration that won."""
     remarks: tuple[str, ...] = ()
-    """What the implementation had changed in the process of its rivals that the harness put back."""
+    """What the implementation had changed in the process of its rivals that the harness put back, and who else was
+    on the GPU."""
 
     def __post_init__(self) -> None:
         # JSON has no NaN or infinity: such a sample would make a line that cannot be read back.
@@ -255,6 +259,10 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """What a plan on kernels' worth exchanges."""
     shard: tuple[int, int] | None = None
     """(i, n): this journal holds the i-th of n shards of its run, counted from 1."""
+    control: str | None = None
+    """operator/case of the case that every shard measures, so that hosts can be held against each other."""
+    hosts: dict[str, str] = {}
+    """By operator/case, the host that measured it, where shards of a run say so: noise is a host's own."""
     imported_from: str | None = None
     """The format that a run was imported from."""
     partner: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from ..errors import InputError
 from .home import Home
 from .journal import Journal, encode, read
-from .record import Footer, Header, Line
+from .record import HOST, Case, Footer, Header, Line, Record
 
 _SAME = ("schema_version", "commit", "dirty", "plan", "seed", "replicates", "device", "key", "harness")
 """Of the header: what all shards of a run have in common."""
@@ -32,7 +33,8 @@ def shards_of(home: Home, run: str) -> list[Path]:
 def join(journals: Sequence[Journal]) -> Journal:
     """The journals of shards as one of the whole run. It is complete only with all of them.
 
-    Raises `InputError` for journals that are not of one run: it names what differs.
+    The control case, which is in every shard, is taken from the first of them. Raises `InputError` for journals
+    that are not of one run: it names what differs.
     """
     first = journals[0].header
     seen: dict[int, Journal] = {}
@@ -45,24 +47,43 @@ def join(journals: Sequence[Journal]) -> Journal:
         apart += _conditions(first, header) if "key" in apart else []
         if shard[1] != first.request.shard[1]:
             apart.append(f"shards: {first.request.shard[1]} / {shard[1]}")
+        if header.request.control != first.request.control:
+            apart.append(f"control: {first.request.control} / {header.request.control}")
         if apart:
             raise InputError(f"shards of run {first.run} differ in {', '.join(apart)}: they are no one run.")
         seen.setdefault(shard[0], journal)
     ordered = [seen[x] for x in sorted(seen)]
     missing = missing_of([x.header for x in ordered])
+    measured = [(x, _own(x, first=not i)) for i, x in enumerate(ordered)]
     request = msgspec.structs.replace(
         first.request,
-        cases=tuple(case for x in ordered for case in x.header.request.cases),
+        cases=tuple(case for _, (cases, _) in measured for case in cases),
+        hosts={
+            f"{case.operator}/{case.name}": str(x.header.environment[HOST])
+            for x, (cases, _) in measured
+            if HOST in x.header.environment
+            for case in cases
+        },
         implementations=tuple(sorted({name for x in ordered for name in x.header.request.implementations})),
         only={key: names for x in ordered for key, names in x.header.request.only.items()},
         shard=None,
     )
+    environment = {name: value for name, value in first.environment.items() if name != HOST}
     created = min(x.header.created for x in ordered)
     return Journal(
-        header=msgspec.structs.replace(first, request=request, created=created),
-        records=tuple(record for x in ordered for record in x.records),
+        header=msgspec.structs.replace(first, request=request, created=created, environment=environment),
+        records=tuple(chain.from_iterable(records for _, (_, records) in measured)),
         ceilings=tuple(ceiling for x in ordered for ceiling in x.ceilings),
         footers=_footers(ordered, bool(missing)),
+    )
+
+
+def _own(journal: Journal, first: bool) -> tuple[list[Case], list[Record]]:
+    """A shard's cases and records, without the control case unless it is the first shard's."""
+    control = None if first else journal.header.request.control
+    return (
+        [x for x in journal.header.request.cases if f"{x.operator}/{x.name}" != control],
+        [x for x in journal.records if f"{x.case.operator}/{x.case.name}" != control],
     )
 
 

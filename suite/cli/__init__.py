@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "list": ("list", "What exists: operators, cases, implementations, and what is available here."),
     "run": ("run", "Measure a plan and record it."),
     "bench": ("bench", "Measure a plan in a pinned image and record it."),
+    "fleet": ("fleet", "One run over many machines, by Ray, Slurm or Kubernetes."),
     "worth": ("worth", "What each kernel is worth in a model's step: alone, expected, measured."),
     "capture": ("capture", "Which operators a program of yours calls, as a plan to measure."),
     "profile": ("profile", "Where a row's time goes: its kernels, ours and products, gaps; a trace."),

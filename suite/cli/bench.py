@@ -29,12 +29,16 @@ from .run import present, writable
 @click.option(
     "--timer", type=click.Choice(["auto", "events", "graph", "cupti"]), help="GPU timer; default: the case's own."
 )
+@click.option("--shard", metavar="I/N", help="Only the I-th of N parts of the plan, cut by case; needs --run.")
+@click.option("--run", "name", help="The run's name: one for all shards, on whichever machine.")
+@click.option("--control", metavar="OPERATOR/CASE", help="With --shard: a case that every shard measures.")
 @click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
 @click.option("--resume", metavar="RUN", help="Go on with a run that was interrupted, in the same image.")
 @click.option("--memory", metavar="SIZE", help="Memory of the container, as 16g; default: no limit.")
 @click.option("--shm-size", default="1g", show_default=True, metavar="SIZE", help="Its shared memory.")
 @click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
 @click.option("--no-report", is_flag=True, help="Leave out the HTML report.")
+@click.option("--journal-only", is_flag=True, help="Write the journal and leave the rest to another machine.")
 @build_options
 def command_bench(
     image: str,
@@ -45,12 +49,16 @@ def command_bench(
     replicates: int | None,
     cache: str | None,
     timer: str | None,
+    shard: str | None,
+    name: str | None,
+    control: str | None,
     seed: int | None,
     resume: str | None,
     memory: str | None,
     shm_size: str,
     output: Path | None,
     no_report: bool,
+    journal_only: bool,
     **building: Path | str | None,
 ) -> None:
     """Measure a plan in a pinned image and record it.
@@ -66,7 +74,12 @@ def command_bench(
     writable(home)
     files: dict[str, bytes] = {}
     if resume is not None:
-        if operators or implementations or replicates or any((cache, timer, seed is not None)):
+        if (
+            operators
+            or implementations
+            or replicates
+            or any((cache, timer, shard, name, control, seed is not None))
+        ):
             raise InputError("--resume goes on with what its run was asked; leave the other options out.")
         path = home.find(resume)
         run = read(path).header.run
@@ -74,15 +87,18 @@ def command_bench(
         asked = ["--resume", run]
     else:
         asked = ["--plan", _plan(plan, files)]
-        asked += [x for name in operators for x in ("--operator", name)]
-        asked += [x for name in implementations for x in ("--implementation", name)]
-        for name, value in (
+        asked += [x for value in operators for x in ("--operator", value)]
+        asked += [x for value in implementations for x in ("--implementation", value)]
+        for option, value in (
             ("--replicates", replicates),
             ("--cache", cache),
             ("--timer", timer),
+            ("--shard", shard),
+            ("--run", name),
+            ("--control", control),
             ("--seed", seed),
         ):
-            asked += [] if value is None else [name, str(value)]
+            asked += [] if value is None else [option, str(value)]
     session = prepare(image, gpus, home, options(**building), tell)  # type: ignore[arg-type]  # click made them
     for earlier in session.earlier():
         tell(f"run {earlier}, which an earlier launch had to leave behind, is taken in")
@@ -91,7 +107,7 @@ def command_bench(
     ended, runs = session.measure(
         Job(["run", "--journal-only", *asked, *device], session.gpus, files, Limits(memory, shm_size))
     )
-    for run in runs:
+    for run in () if journal_only else runs:
         present(home.load(run), home, report=not no_report)
     if ended.code == 130 and runs:
         tell(f"interrupted. Go on with: kernelmark bench {image} --resume {runs[-1]}")

@@ -238,7 +238,7 @@ def command(
         if len(named) == 1 or mode == "ab" or attribute or bisect:
             raise InputError(f"{RUN}NAME is for both sides at once, and for nothing that measures.")
         report, runs = _of_runs(named, options, fails, narrowed.operators, home)
-        _present(report, shown)
+        show(report, shown)
         if not shown.no_registry:
             _write_back(report, *runs, home)
         return report.exit_code
@@ -281,7 +281,7 @@ def command(
         report = msgspec.structs.replace(report, statistics=dict(describe_records(*answer.records)))
     if report.slower and (attribute or bisect):
         report = question.explained(report, answer, home, index, attribute, bisect)
-    _present(report, shown)
+    show(report, shown)
     if not shown.no_registry:
         _write_back(report, base.commit, answer.runs, home)
     return report.exit_code
@@ -300,7 +300,8 @@ def _tell(text: str) -> None:
     click.echo(text, err=True)
 
 
-def _present(report: ComparisonReport, asked: Shown) -> None:
+def show(report: ComparisonReport, asked: Shown) -> None:
+    """The result to where it was asked for: files, JSON, the terminal."""
     from ...registry.detection import verdict_output, verdict_text
     from ...registry.views.verdict_page import render_verdict
 

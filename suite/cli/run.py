@@ -82,7 +82,9 @@ WRONG: tuple[Status, ...] = ("incorrect", "crashed", "error", "timeout", "out_of
     "--timer", type=click.Choice(["auto", "events", "graph", "cupti"]), help="GPU timer; default: the case's own."
 )
 @click.option(
-    "--gpus", metavar="0,1", help="GPUs that it may use, as nvidia-smi numbers them; default: all visible."
+    "--gpus",
+    metavar="0,1",
+    help="GPUs that it may use, numbered as by nvidia-smi; default: all visible. With --parallel on CPUs: places.",
 )
 @click.option(
     "--budget",
@@ -103,6 +105,14 @@ WRONG: tuple[Status, ...] = ("incorrect", "crashed", "error", "timeout", "out_of
 )
 @click.option("--shard", metavar="I/N", help="Only the I-th of N parts of the plan, cut by case; needs --run.")
 @click.option("--run", "name", help="The run's name: one for all shards, on whichever machine.")
+@click.option(
+    "--control",
+    metavar="OPERATOR/CASE",
+    help="With --shard: a case that every shard measures, to hold machines against each other.",
+)
+@click.option(
+    "--parallel", is_flag=True, help="Shards side by side, one on each of --gpus; a condition of the rows."
+)
 @click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
 @click.option("--resume", metavar="RUN", shell_complete=names.runs, help="Go on with a run that was interrupted.")
 @click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
@@ -134,6 +144,8 @@ def command_run(
     fail_on: tuple[Status, ...],
     shard: str | None,
     name: str | None,
+    control: str | None,
+    parallel: bool,
     seed: int | None,
     resume: str | None,
     output: Path | None,
@@ -145,7 +157,6 @@ def command_run(
     ci: bool,
 ) -> None:
     """Measure a plan and record it."""
-    from ...registry.analysis.rows import rows
     from .progress import progress
 
     plan = "quick" if quick else plan
@@ -153,6 +164,41 @@ def command_run(
     home = Home(output)
     if not dry_run:
         writable(home)
+    if parallel:
+        if gpus is None:
+            raise InputError("--parallel needs --gpus: one shard of the plan on each of them.")
+        passed = (
+            "operators",
+            "implementations",
+            "replicates",
+            "cache",
+            "timer",
+            "seed",
+            "control",
+            "device",
+            "plan",
+        )
+        after = ("output", "no_report", "journal_only", "fail_on", "validate", "ci", "quick")
+        if asked := _asked(ctx, but=(*passed, *after, "parallel", "gpus")):
+            raise InputError(f"--parallel cuts the plan itself, and does not go on: leave {', '.join(asked)} out.")
+        from .fleet import run_parallel
+
+        made = run_parallel(
+            home,
+            gpus,
+            device,
+            plan=plan,
+            operators=operators,
+            implementations=implementations,
+            replicates=replicates,
+            cache=cache,
+            timer=timer,
+            seed=seed,
+            control=control,
+        )
+        journal = home.load(made)
+        _after(journal, home, fail_on, no_report=no_report, journal_only=journal_only, validate=validate, ci=ci)
+        return
     catalog = Catalog.default()
     with progress() as listener:
         if resume is not None:
@@ -169,7 +215,9 @@ def command_run(
             if part is not None:
                 if name is None or seed is None:
                     raise InputError("--shard needs --run NAME and --seed N, the same for all shards of the run.")
-                loaded = shards.cut(loaded, loaded.cells(catalog, chosen, implementations), part)
+                loaded = shards.cut(loaded, loaded.cells(catalog, chosen, implementations), part, control)
+            elif control is not None:
+                raise InputError("--control is the case that all shards have; it needs --shard.")
             cells = loaded.cells(catalog, chosen, implementations)
             limit_s = loaded.budget_s if budget is None else budget
             if limit_s is not None or dry_run:
@@ -186,7 +234,7 @@ def command_run(
                 plan=loaded,
                 cells=cells,
                 name=supervisor.new_run() if name is None else checked_run(name),
-                request=Request(shard=part, note=note, partner=NOBODY if side else None),
+                request=Request(shard=part, note=note, partner=NOBODY if side else None, control=control),
                 catalog=catalog,
                 device=chosen,
                 gpus=_gpus(gpus, chosen),
@@ -211,7 +259,22 @@ def command_run(
         if missing:
             _tell(f"not here yet: shards {', '.join(missing)}; `kernelmark import` joins them to this run")
         path = home.journal(run.name)
-    journal = read(path)
+    _after(read(path), home, fail_on, no_report=no_report, journal_only=journal_only, validate=validate, ci=ci)
+
+
+def _after(
+    journal: Journal,
+    home: Home,
+    fail_on: Sequence[Status],
+    *,
+    no_report: bool,
+    journal_only: bool,
+    validate: bool,
+    ci: bool,
+) -> None:
+    """What follows a run: its table and report, and the exit code that was asked for."""
+    from ...registry.analysis.rows import rows
+
     if ci:
         from ...registry.views.table import show
         from ...registry.views.tables import run_table
@@ -222,7 +285,7 @@ def command_run(
     if failed := [x for x in rows(journal) if x.status in fail_on]:
         kinds = ", ".join(dict.fromkeys(x.status.replace("_", " ") for x in failed))
         _tell(f"--fail-on: {counted(len(failed), 'row')} {kinds}", err=True)
-        ctx.exit(1)
+        sys.exit(1)
     if validate:
         from .validate import shown
 

@@ -30,7 +30,14 @@ if TYPE_CHECKING:
 
 USER = "10001:10001"
 RESULTS = "/results"
-PASSED = ("KERNELMARK_CLOCKS", "OMP_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "TERM", "COLUMNS")
+PASSED = (
+    "KERNELMARK_CLOCKS",
+    "OMP_NUM_THREADS",
+    "NVIDIA_TF32_OVERRIDE",
+    "TERM",
+    "COLUMNS",
+    *("KERNELMARK_PARALLEL", "KERNELMARK_HOST", "KERNELMARK_ENGINE"),  # of a fleet's task
+)
 """Environment variables handed on, where they are set."""
 PATIENCE_S = 30
 """How long a run may take to write its last line after Ctrl-C."""

@@ -108,8 +108,12 @@ def _promised(image: Image) -> Built:
 
 
 def take(folder: Path, home: Home) -> list[str]:
-    """Imports the journals that a container wrote, and keeps its workers' logs; the runs' names."""
-    runs = [transfer.import_journal(x, home) for x in sorted(folder.glob("journals/*.jsonl"))]
+    """Imports the journals that a container wrote, and keeps its workers' logs; the runs' names.
+
+    Of a shard it also wrote what the run looks like with that shard alone, which is made anew here.
+    """
+    shards = sorted(folder.glob("journals/shards/*.jsonl"))
+    runs = [transfer.import_journal(x, home) for x in shards or sorted(folder.glob("journals/*.jsonl"))]
     for log in sorted(folder.glob("logs/*.log")):
         home.logs.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(log, home.logs / log.name)

@@ -276,7 +276,7 @@ class Trial:
             telemetry=watch.telemetry(),
             throttled=tuple(watch.throttled),
             tuning=tuning,
-            remarks=self.remarks,
+            remarks=(*self.remarks, *watch.company()),
         )
 
 

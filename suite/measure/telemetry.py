@@ -74,6 +74,13 @@ class Watch:
         self._temperature: int | None = None
         self._energy: list[tuple[float, int]] = []
         self.throttled: list[int] = []
+        # Our own process is one of them, though within a container it has another number there.
+        found = nvml.get("ComputeRunningProcesses") if nvml is not None else None
+        self._others = max(0, len(found) - 1) if found is not None else 0
+
+    def company(self) -> tuple[str, ...]:
+        """A remark where other processes had the GPU open as sampling began."""
+        return (f"{self._others} other processes were on the GPU",) if self._others else ()
 
     def read(self, first: int = 0, last: int = 0) -> None:
         """One reading; the samples `first` to `last` are marked if a throttle reason is raised now."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...registry.errors import InputError
-from ...registry.store.record import Scalar
+from ...registry.store.record import HOST, Scalar
 from .. import __version__
 from ..measure import clocks
 from ..measure.telemetry import Nvml
@@ -27,10 +27,18 @@ IMAGE_DIGEST = "KERNELMARK_IMAGE_DIGEST"
 """Set by the launcher of a container: the digest of the image it runs."""
 IMAGE_NAME = "KERNELMARK_IMAGE"
 """Set by it too: the image's name in the table of images."""
+PARALLEL = "KERNELMARK_PARALLEL"
+"""Set for shards that share a host: how many run side by side, or `shared` where nobody knows."""
+HOST_HASH = "KERNELMARK_HOST"
+"""Set on a fleet's hosts: a hash that tells them apart."""
+ENGINE = "KERNELMARK_ENGINE"
+"""Set on a fleet's hosts: what brought the shard there."""
 COMMIT = "KERNELMARK_COMMIT"
 """Set in an image: the commit it was built from, `-dirty` behind it where there were uncommitted changes."""
 BETWEEN_RANKS = ("NCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "GLOO_")
 """How environment variables begin that are conditions of cases on several GPUs."""
+_FLEET: Mapping[str, str] = {HOST: HOST_HASH, "engine": ENGINE}
+"""By name in the environment that a journal notes, the variable that a fleet's task sets."""
 LIBRARIES = ("torch", "triton", "transformers", "nvidia-cudnn-cu13", "nvidia-cublas", "numpy")
 
 
@@ -52,6 +60,8 @@ def conditions(device: str, torch_facts: Mapping[str, Scalar]) -> dict[str, Scal
         "torch": _version("torch"),
         "triton": _version("triton") if device == "cuda" else None,
         **({"clock_policy": clocks.UNLOCKED} if device == "cuda" else {}),  # unless a worker saw otherwise
+        # Neighbours share power and memory bandwidth; a run alone keeps the key that it always had.
+        **({"parallel": beside} if (beside := os.environ.get(PARALLEL)) else {}),
         **torch_facts,
     }
     return shared | (_gpu() if device == "cuda" else _cpu())
@@ -67,6 +77,7 @@ def environment(device: str, own: Mapping[str, Scalar] | None = None) -> dict[st
         "cpu_count": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
+    noted |= {name: value for name, variable in _FLEET.items() if (value := os.environ.get(variable))}
     noted |= {f"env/{name}": value for name, value in sorted(os.environ.items()) if allowed(name, value)}
     return noted | (_gpu_noted() if device == "cuda" else {"cpu_governor": cpu_governor()})
 

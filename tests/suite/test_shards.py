@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kernelmark.registry.errors import InputError
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
-from kernelmark.suite.shards import _seconds, cut, parse
+from kernelmark.suite.shards import _seconds, control_case, cut, parse, seconds
 
 CATALOG = Catalog.default()
 PLAN = plans.load("standard", CATALOG, "cuda")
@@ -61,3 +61,23 @@ def test_what_is_no_shard_is_refused(text):
 def test_more_shards_than_cases_are_refused():
     with pytest.raises(InputError, match="too few for 9999 shards"):
         cut(PLAN, CELLS, parse("1/9999"))
+
+
+def test_a_control_is_in_every_part_and_the_rest_is_cut_as_without_it():
+    control = control_case(PLAN, CELLS)
+    assert PLAN.cases[names(PLAN).index(tuple(control.split("/", 1)))].bytes > 1 << 20
+    for i in (1, 2, 3):
+        with_it = {f"{operator}/{name}" for operator, name in names(cut(PLAN, CELLS, (i, 3), control))}
+        without = {f"{operator}/{name}" for operator, name in names(cut(PLAN, CELLS, (i, 3)))}
+        assert with_it == without | {control}
+
+
+def test_what_parts_take_is_what_their_cases_take():
+    plain, more = seconds(PLAN, CELLS, 4), seconds(PLAN, CELLS, 4, control_case(PLAN, CELLS))
+    assert sum(plain) == pytest.approx(seconds(PLAN, CELLS, 1)[0])
+    assert [x > y for x, y in zip(more, plain, strict=True)].count(False) == 1
+
+
+def test_a_control_that_is_no_case_is_refused():
+    with pytest.raises(InputError, match="has no case 'softmax/none' to control with: name one as OPERATOR/CASE"):
+        cut(PLAN, CELLS, (1, 2), "softmax/none")

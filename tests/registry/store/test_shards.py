@@ -8,6 +8,7 @@ import pytest
 from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.home import Home
+from kernelmark.registry.store.index import Index
 from kernelmark.registry.store.journal import encode, read
 from kernelmark.registry.store.record import Footer, Request
 from kernelmark.registry.store.transfer import import_journal
@@ -90,3 +91,41 @@ def test_what_is_no_one_run_is_refused_and_what_was_there_stays(shard, home, cha
     assert home.journal(RUN).read_bytes() == before
     import_journal(shard(2), home)
     assert len(read(home.find(RUN)).records) == 4
+
+
+def test_the_control_of_all_shards_stands_once_and_cases_say_their_host(shard, home, literal, tmp_path):
+    control = literal.case(name="C")
+    for number in (2, 1, 3):
+        case = literal.case(name=f"S{number}")
+        request = Request(
+            cases=(case, control), implementations=("torch",), shard=(number, 3), control=f"{case.operator}/C"
+        )
+        environment = {} if number == 3 else {"host": f"h{number}"}
+        header = literal.header(run=RUN, request=request, environment=environment)
+        records = [literal.record("torch", float(number), case=x) for x in (case, control)]
+        path = tmp_path / f"{number}.jsonl"
+        path.write_bytes(b"".join(map(encode, [header, *records])))
+        import_journal(path, home)
+    journal = read(home.find(RUN))
+    assert [(x.case.name, x.primary[0]) for x in journal.records] == [("S1", 1), ("C", 1), ("S2", 2), ("S3", 3)]
+    hosts = {name.rpartition("/")[2]: host for name, host in journal.header.request.hosts.items()}
+    assert hosts == {"S1": "h1", "C": "h1", "S2": "h2"}
+    other = Home(tmp_path / "other")
+    import_journal(tmp_path / "1.jsonl", other)
+    with pytest.raises(InputError, match=r"differ in .*control: .*/C / None"):
+        import_journal(shard(2), other)
+
+
+def test_means_of_different_hosts_do_not_belong_together(home, literal):
+    definitions = set()
+    for i, hosts in enumerate(({}, {"h1"}, {"h2"}, {"h1"})):
+        case = literal.case(name="S")
+        request = Request(cases=(case,), hosts={f"{case.operator}/S": x for x in hosts})
+        header = literal.header(run=f"2026112{i}-000000-aaaa", request=request, commit="a" * 40)
+        path = home.journal(header.run)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(map(encode, [header, literal.record("torch", 1.0, case=case)])))
+    index = Index(home)
+    for entry in index.runs():
+        definitions |= {x.definition for x in index.means(entry).values()}
+    assert len(definitions) == 3

@@ -83,3 +83,14 @@ def test_open(monkeypatch):
 
     monkeypatch.setattr(pynvml, "nvmlInit", fails)
     assert Nvml.open() is None
+
+
+@pytest.mark.parametrize(
+    ("processes", "said"), [(None, ()), (0, ()), (1, ()), (3, ("2 other processes were on the GPU",))]
+)
+def test_who_else_is_on_the_gpu(nvml, processes, said):
+    here = nvml()
+    if processes is not None:
+        here.library.nvmlDeviceGetComputeRunningProcesses = lambda handle: [object()] * processes
+    assert Watch(here).company() == said
+    assert Watch(None).company() == ()

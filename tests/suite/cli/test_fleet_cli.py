@@ -1,0 +1,84 @@
+"""`kernelmark fleet` and `run --parallel`: a user's mistakes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from kernelmark.suite import cli
+
+DIGEST = "registry.example/h100@sha256:" + "0" * 64
+
+
+@pytest.fixture
+def call(capsys, tmp_path, monkeypatch):
+    """Runs the command line in a home of its own; gives exit code, output and error output."""
+    monkeypatch.setenv("KERNELMARK_HOME", str(tmp_path / "home"))
+
+    def do(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.run_command(cli.cli, list(arguments))
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return do
+
+
+RUN = ("fleet", "run", "--operator", "gelu", "--operator", "softmax")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (RUN, "--on says what starts the shards: ray, slurm or kubernetes."),
+        (
+            (*RUN, "--on", "ray", "--no-wait"),
+            "--no-wait is for Slurm: tasks of Ray end with whoever asked for them.",
+        ),
+        (("fleet", "run", "--resume", "x"), "unknown run on a fleet 'x'. Known: none."),
+        (("fleet", "run", "--resume", "x", "--shards", "3"), "--resume goes on with what its run was asked"),
+        ((*RUN, "--on", "slurm", "--container", "pyxis"), "--container pyxis needs --image."),
+        ((*RUN, "--on", "slurm", "--image", "h100"), "--image h100: by digest, so that every host runs the same"),
+        ((*RUN, "--on", "ray", "--image", DIGEST, "--container", "pyxis"), "--container pyxis is Slurm's"),
+        ((*RUN, "--on", "kubernetes"), "a Job needs its image by digest: --image registry/name@sha256:…"),
+        ((*RUN, "--on", "slurm", "--control", "gelu/none"), "has no case 'gelu/none' to control with"),
+        ((*RUN, "--on", "slurm", "--shards", "999"), "too few for 999 shards"),
+        (("fleet", "status"), "unknown run on a fleet 'latest'. Known: none."),
+        (("fleet", "cancel", "../x"), "unknown run on a fleet '../x'. Known: none."),
+        (("run", "--parallel"), "--parallel and --gpus go together"),
+        (("run", "--gpus", "0,1"), "--parallel and --gpus go together"),
+        (("run", "--parallel", "--gpus", "0"), "one shard a GPU, so at least two of them"),
+        (("run", "--parallel", "--gpus", "0,x"), "numbers as nvidia-smi lists them"),
+        (("run", "--parallel", "--gpus", "0,1", "--run", "a"), "--parallel cuts the plan itself"),
+        (("run", "--control", "gelu/x", "--device", "cpu"), "--control is the case that all shards have"),
+    ],
+)
+def test_a_mistake_is_a_message_and_code_2(call, arguments, said):
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, ""), err
+    assert said in " ".join(err.split())
+
+
+def test_an_engine_that_is_not_there_leaves_no_order(call, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    code, _, err = call(*RUN, "--on", "slurm")
+    assert code == 5
+    assert "no sbatch, squeue, scancel here: run this where Slurm's commands are" in err
+    assert not list((tmp_path / "home").glob("fleet/*/order.json"))
+
+
+def test_a_job_is_printed_and_collected_from_where_it_delivered(call, tmp_path):
+    code, out, err = call(*RUN, "--on", "kubernetes", "--image", DIGEST, "--shards", "2")
+    assert code == 0, err
+    job = json.loads(out)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    order = json.loads(container["env"][0]["value"])
+    assert (job["spec"]["completions"], order["shards"], order["container"]) == (2, 2, "none")
+    assert f"kernelmark fleet collect {order['run']} --from FOLDER" in err
+    (tmp_path / "empty").mkdir()
+    code, out, err = call("fleet", "collect", "--from", str(tmp_path / "empty"))
+    assert (code, out) == (4, "[0/2 shards] 0 hosts, 2 not asked for\n")
+    assert err == "missing: shards 1, 2\n"
+    code, out, _ = call("fleet", "cancel")
+    assert (code, out) == (0, f"kubectl delete job {job['metadata']['name']}\n")

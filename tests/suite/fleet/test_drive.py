@@ -1,0 +1,202 @@
+"""From deliveries to a whole run: what is lost, torn, double or of another run, with an engine that is none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from kernelmark.registry.errors import HarnessError, InputError
+from kernelmark.registry.store.home import Home
+from kernelmark.registry.store.journal import encode, read
+from kernelmark.registry.store.record import Case, Footer, Header, Measurement, Record, Request
+from kernelmark.suite.container.session import take
+from kernelmark.suite.fleet import order as orders
+from kernelmark.suite.fleet.collect import collect, deliveries_of
+from kernelmark.suite.fleet.delivery import NOTE, Delivery, digest, write
+from kernelmark.suite.fleet.drive import CANCELLED, Cancelled, drive
+from kernelmark.suite.fleet.order import Order
+
+RUN = "20261122-000000-aaaa"
+ORDER = Order(RUN, "ray", 3, "tiny", "cpu", 1, (1.0, 1.0, 2.0), "salt")
+
+
+def journal(shard: int, ms: float = 1.0, complete: bool = True, **changes) -> bytes:
+    """Of one case and one row."""
+    case = Case("double", f"N{shard}", {"N": shard}, {}, "fp32", "forward", "spec", 8, 0)
+    request = Request(cases=(case,), implementations=("plain",), shard=(shard, ORDER.shards))
+    facts = {"commit": "a" * 40, "key": "k", "environment": {"host": f"h{shard}"}, "run": RUN} | changes
+    header = Header(
+        schema_version=2,
+        created="2026-11-22T00:00:00+00:00",
+        harness="0.1.0",
+        dirty=False,
+        plan="tiny",
+        seed=1,
+        replicates=1,
+        device="cpu",
+        conditions={},
+        request=request,
+        **facts,
+    )
+    measured = Measurement(samples={"latency": (ms,) * 6}, timer="monotonic")
+    record = Record(case, "plain", "plain", None, 0, 0, "hot", "ok", measurement=measured)
+    lines = [header, record, Footer("2026-11-22T00:00:01+00:00", 10.0, complete, {})]
+    return b"".join(map(encode, lines))
+
+
+class Hosts:
+    """An engine whose hosts do what they are told, shard by shard and attempt by attempt."""
+
+    def __init__(self, home: Home, *script: dict[int, object]) -> None:
+        self.folder, self.script = deliveries_of(home, RUN), list(script)
+        self.asked: list[list[int]] = []
+        self.ended = False
+
+    def submit(self, shards) -> None:
+        self.asked.append(list(shards))
+        behaviour = self.script.pop(0) if self.script else {}
+        for shard in shards:
+            what = behaviour.get(shard, b"")
+            if what is None:
+                continue
+            if isinstance(what, int):
+                deliver(self.folder, shard, None, code=what)
+            else:
+                deliver(self.folder, shard, what or journal(shard))
+
+    def held(self) -> dict[int, str]:
+        return {}
+
+    def cancel(self) -> None:
+        self.ended = True
+
+
+def deliver(folder: Path, shard: int, data: bytes | None, code: int = 0, run: str = RUN) -> Path:
+    contents = {} if data is None else {"journal.jsonl": data}
+    files = {name: digest(x) for name, x in contents.items()}
+    path = folder / f"{shard}-{os.urandom(4).hex()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    write(path, Delivery(run, (shard, ORDER.shards), f"h{shard}", code, files, "the last line\n"), contents)
+    return path
+
+
+@pytest.fixture
+def home(tmp_path) -> Home:
+    home = Home(tmp_path / "home")
+    orders.save(ORDER, home)
+    return home
+
+
+def go(home: Home, engine: Hosts, attempts: int = 3):
+    told = []
+    state = drive(ORDER, home, engine, lambda *x: told.append(x), attempts, sleep=lambda _: None)
+    return state, [y.reason for _, _, refused in told for y in refused]
+
+
+def values(home: Home) -> dict[str, float]:
+    return {x.case.name: x.primary[0] for x in read(home.find(RUN)).records}
+
+
+def test_what_is_lost_or_not_whole_is_asked_for_again(home):
+    torn = journal(3)[:-40]
+    engine = Hosts(home, {2: None, 3: torn}, {2: journal(2, complete=False)}, {2: journal(2, ms=7.0)})
+    state, refused = go(home, engine)
+    assert engine.asked == [[1, 2, 3], [2, 3], [2]]
+    assert refused == ["it ended with exit code 0: the last line"] * 2
+    assert state.missing == ()
+    assert values(home) == {"N1": 1.0, "N2": 7.0, "N3": 1.0}
+    assert read(home.find(RUN)).footers[-1].complete
+
+
+def test_a_driver_that_starts_anew_asks_for_the_rest_only(home):
+    with pytest.raises(HarnessError, match="shard 2/3 was asked for 1 times"):
+        go(home, Hosts(home, {2: None}), attempts=1)
+    again = Hosts(home)
+    go(home, again)
+    assert again.asked == [[2]]
+
+
+def test_the_first_of_two_deliveries_counts(home):
+    go(home, Hosts(home))
+    deliver(deliveries_of(home, RUN), 2, journal(2, ms=9.0))
+    for _ in range(2):
+        state = collect(ORDER, home)
+        assert (state.missing, state.duplicates) == ((), 1)
+        assert values(home)["N2"] == 1.0
+
+
+def test_shards_of_other_conditions_are_not_pooled(home):
+    engine = Hosts(home, {2: journal(2, commit="b" * 40)}, {}, {})
+    _, refused = go(home, engine)
+    assert engine.asked == [[1, 2, 3], [2]]
+    assert refused == [f"shards of run {RUN} differ in commit: they are no one run."]
+
+
+def test_wrong_input_is_not_asked_for_again(home):
+    engine = Hosts(home, {2: 2})
+    with pytest.raises(InputError, match="shard 2/3: it ended with exit code 2: the last line"):
+        go(home, engine)
+    assert engine.asked == [[1, 2, 3]]
+    assert engine.ended
+
+
+def test_attempts_have_an_end(home):
+    engine = Hosts(home, {3: 5}, {3: None}, {3: 5})
+    told = "shard 3/3 was asked for 3 times .* h3: it ended with exit code 5: .* fleet run --resume"
+    with pytest.raises(HarnessError, match=told):
+        go(home, engine)
+    assert engine.ended
+    assert set(values(home)) == {"N1", "N2"}
+
+
+def test_a_run_that_is_cancelled_ends(home):
+    class Later(Hosts):
+        def submit(self, shards) -> None:
+            super().submit(shards)
+            (orders.folder_of(home, RUN) / CANCELLED).touch()
+
+    engine = Later(home, {1: None, 2: None, 3: None})
+    with pytest.raises(Cancelled, match="was cancelled. Go on with"):
+        go(home, engine)
+    assert engine.ended
+
+
+@pytest.mark.parametrize("how", ["changed", "name", "link", "note", "run", "shard"])
+def test_what_was_not_delivered_so_is_not_taken_in(home, how):
+    folder = deliveries_of(home, RUN)
+    path = deliver(folder, 1, journal(1), run="other" if how == "run" else RUN)
+    note = path / NOTE
+    if how == "changed":
+        (path / "journal.jsonl").write_bytes(journal(1, ms=2.0))
+    elif how == "name":
+        note.write_bytes(note.read_bytes().replace(b"journal.jsonl", b"../../x.jsonl"))
+    elif how == "link":
+        (path / "journal.jsonl").unlink()
+        (path / "journal.jsonl").symlink_to("/etc/hostname")
+    elif how == "note":
+        note.write_bytes(b"{}")
+    elif how == "shard":
+        note.write_bytes(note.read_bytes().replace(b"[1,3]", b"[2,3]"))
+    state = collect(ORDER, home)
+    assert len(state.refused) == 1
+    assert state.missing == (1, 2, 3)
+    assert not home.runs()
+
+
+def test_no_two_runs_of_one_name_and_none_that_is_not_there(home):
+    with pytest.raises(InputError, match=f"is on a fleet already; go on with: .* --resume {RUN}"):
+        orders.save(ORDER, home)
+    with pytest.raises(InputError, match=f"unknown run on a fleet 'x'. Known: latest, {RUN}"):
+        orders.load(home, "x")
+    assert orders.load(home, "latest") == ORDER
+
+
+def test_a_container_brings_its_shard_and_not_the_run_as_it_saw_it(tmp_path):
+    folder, home = tmp_path / "container", Home(tmp_path / "home")
+    for name, shard in (("shards/r.2-of-3.jsonl", 2), ("r.jsonl", 3)):
+        path = folder / "journals" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(journal(shard))
+    assert take(folder, home) == [RUN]
+    assert [x.name for x in home.shards.glob("*.jsonl")] == [f"{RUN}.2-of-3.jsonl"]
