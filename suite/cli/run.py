@@ -202,7 +202,7 @@ def command_run(
     catalog = Catalog.default()
     with progress() as listener:
         if resume is not None:
-            if asked := _asked(ctx, but=("resume", "output", "no_report", "journal_only", "fail_on")):
+            if asked := _asked(ctx, but=("resume", "output", "gpus", "no_report", "journal_only", "fail_on")):
                 raise InputError(f"--resume goes on with what its run was asked; leave {', '.join(asked)} out.")
             run = supervisor.resume(resume, home, catalog, listener)
             run.gpus = _gpus(gpus, run.device)

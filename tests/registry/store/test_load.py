@@ -6,7 +6,7 @@ import random
 import time
 
 import pytest
-from kernelmark.registry.analysis.history import over_commits, runs_of
+from kernelmark.registry.analysis.history import over_commits, runs_by_operator
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.index import Index
 from kernelmark.registry.store.journal import encode
@@ -36,7 +36,7 @@ def test_a_history_out_of_a_million_rows(literal, tmp_path):
             connection.executemany("INSERT INTO means VALUES (?,?,?,?,?,?,?,?,?)", rows)
         assert connection.execute("SELECT count(*) FROM means").fetchone() == (1_000_000,)
     begin = time.process_time()
-    runs, others = runs_of(Index(home), "o7")
+    runs, others = runs_by_operator(Index(home))["o7"]
     asked = time.process_time() - begin
     history = over_commits(runs, "o7", others, {})
     whole = time.process_time() - begin  # what is added does not hang on how many rows there are
