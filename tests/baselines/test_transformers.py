@@ -19,8 +19,13 @@ SMALL = {
 }
 STATE_SPACE = {"gated_rms_norm", "selective_scan", "selective_state_update", "ssd"}
 """In test_state_space_baselines.py."""
+PROGRAMS = {"forward", "generate", "serve"}
+"""Of workloads, not of operators: in tests/suite/workloads."""
 ENTRIES = [
-    (name, kind) for name, kinds in baseline.IMPLEMENTATIONS.items() if name not in STATE_SPACE for kind in kinds
+    (name, kind)
+    for name, kinds in baseline.IMPLEMENTATIONS.items()
+    if name not in STATE_SPACE | PROGRAMS
+    for kind in kinds
 ]
 
 

@@ -166,12 +166,24 @@ def test_what_is_missing_is_said(root, monkeypatch, tmp_path):
     python = tmp_path / ".venv-apart" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
+    packages = tmp_path / ".venv-apart/lib/python3.11/site-packages"
+
+    def install(name: str, version: str) -> None:
+        described = packages / f"{name.replace('-', '_')}-{version}.dist-info" / "METADATA"
+        described.parent.mkdir(parents=True)
+        described.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        os.utime(
+            packages, (packages.stat().st_mtime + 10,) * 2
+        )  # metadata is looked for anew in a folder that changed
+
+    # What measures needs torch there too.
+    missing = "torch is not installed in environment 'apart': make environment NAME=apart"
+    assert found["apart"].unavailable("cpu") == ("unavailable", missing)
+    install("torch", "2.0")
     missing = "no-such-distribution is not installed in environment 'apart': make environment NAME=apart"
     assert found["apart"].unavailable("cpu") == ("unavailable", missing)
     assert found["apart"].version is None
-    described = tmp_path / ".venv-apart/lib/python3.11/site-packages/no_such_distribution-4.5.dist-info/METADATA"
-    described.parent.mkdir(parents=True)
-    described.write_text("Metadata-Version: 2.1\nName: no-such-distribution\nVersion: 4.5\n")
+    install("no-such-distribution", "4.5")
     assert found["apart"].unavailable("cpu") is None
     assert found["apart"].version == "4.5"
     assert catalog.interpreter("apart") == python
