@@ -172,9 +172,7 @@ def test_what_is_missing_is_said(root, monkeypatch, tmp_path):
         described = packages / f"{name.replace('-', '_')}-{version}.dist-info" / "METADATA"
         described.parent.mkdir(parents=True)
         described.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        os.utime(
-            packages, (packages.stat().st_mtime + 10,) * 2
-        )  # metadata is looked for anew in a folder that changed
+        environments._version.cache_clear()  # what is there is read once in a process
 
     # What measures needs torch there too.
     missing = "torch is not installed in environment 'apart': make environment NAME=apart"
