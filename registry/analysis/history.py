@@ -126,7 +126,7 @@ def over_commits(runs: Runs, operator: str, others: int, times: Mapping[str, int
     first: dict[str, str] = {}
     for entry, _ in runs:
         first.setdefault(str(entry.commit), entry.created)
-    by_time = sorted(first, key=lambda x: (_seconds(times.get(x), first[x]), first[x]))
+    by_time = sorted(first, key=lambda x: (commit_time(times.get(x), first[x]), first[x]))
     keys = sorted({key for _, means in runs for key in means})
     series = []
     providers = {key: mean.provider for _, means in runs for key, mean in means.items()}
@@ -152,7 +152,8 @@ def over_commits(runs: Runs, operator: str, others: int, times: Mapping[str, int
     return OperatorHistory(operator, runs[0][0].key if runs else "", tuple(series), others, tuple(by_time))
 
 
-def _seconds(known: int | None, created: str) -> float:
+def commit_time(known: int | None, created: str) -> float:
+    """When a commit was made, in seconds since 1970; where that is not known, when it was measured, ISO 8601."""
     if known is not None:
         return known
     try:

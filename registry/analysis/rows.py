@@ -364,6 +364,10 @@ def speedup(
     return value, min(low, value), max(high, value) if math.isfinite(high) else None
 
 
+FASTER = ("excellent", "good", "faster")
+"""The categories of a row that is faster."""
+
+
 def category(row: Row) -> str | None:
     """What the speedup's interval supports; None without one. `faster` has two grades, `excellent` from 1.5 on and
     `good` from 1.2. The lower bound decides, so that noise cannot earn a better label.

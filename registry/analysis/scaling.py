@@ -4,8 +4,8 @@
   only ours: a slow T₁ buys no efficiency. Both times stand beside it.
 * Weak: as much work for each GPU (a program, which is measured in work a GPU). E = T₁ / T_P.
 * Prediction: a step takes what it computes plus what communication is left when as much of it is hidden as was
-  before. Collectives take α a step of their algorithm and 1/β a byte (Hockney 1994). A prediction is drawn as one
-  and is no row.
+  before. Collectives take α a step of their algorithm and 1/β a byte (Hockney 1994). A prediction is no row, and
+  no command shows one: it is given the bytes of each all-reduce, which no journal holds.
 """
 
 from __future__ import annotations
@@ -23,56 +23,76 @@ WAY = "parallel"
 
 @dataclass(frozen=True)
 class Scaled:
-    """A row on several GPUs beside the best one of a single GPU. Values are of the primary metric, a time."""
+    """A row on several GPUs, and the best one of a single GPU. Values are of the primary metric, in ms."""
 
     row: Row
-    world: int
-    kind: Literal["strong", "weak"]
-    value: float
-    alone: float
-    alone_by: str
+    one: Row
+
+    @property
+    def world(self) -> int:
+        """Its number of GPUs."""
+        return self.row.axes[GPUS]
+
+    @property
+    def kind(self) -> Literal["strong", "weak"]:
+        """Whether the GPUs share the work of the one, or each has as much."""
+        return "weak" if self.row.pass_ == "program" else "strong"
+
+    @property
+    def ideal(self) -> int:
+        """How many times the one GPU's speed it has at best."""
+        return self.world if self.kind == "strong" else 1
+
+    @property
+    def value(self) -> float:
+        """Its time."""
+        return _value(self.row)
+
+    @property
+    def alone(self) -> float:
+        """That of one GPU."""
+        return _value(self.one)
 
     @property
     def efficiency(self) -> float:
         """1 where no GPU waits for another."""
-        return self.alone / self.value / (self.world if self.kind == "strong" else 1)
+        return self.alone / self.value / self.ideal
 
 
 def efficiencies(rows: Iterable[Row]) -> tuple[Scaled, ...]:
-    """Every row that ended well on several GPUs, where the run has one of the same work on a single one.
-
-    The same work: axes but for the number of GPUs, options, dtype, pass and cache; by the same operator, or by one
-    that this one's name begins with (`attention` of `attention_context_parallel`).
+    """Every row of one run that has a time on several GPUs, where the run has one of the same `work` on one GPU,
+    by the same operator or by one that this one's name begins with (`attention` of `attention_context_parallel`).
     """
-    all_ = [x for x in rows if x.status == "ok" and x.provider != YARDSTICK and x.value() is not None]
+    timed = [x for x in rows if x.provider != YARDSTICK and _timed(x)]
+    alone: dict[object, list[Row]] = {}
+    for x in timed:
+        if x.axes.get(GPUS, 1) == 1:
+            alone.setdefault(work(x), []).append(x)
     found = []
-    for row in all_:
-        world = row.axes.get(GPUS, 1)
-        if world == 1:
-            continue
-        alone = [x for x in all_ if GPUS not in x.axes and _same(x, row)]
-        best = min(alone, key=_value, default=None)
-        if best is not None:
-            kind: Literal["strong", "weak"] = "weak" if row.pass_ == "program" else "strong"
-            found.append(Scaled(row, world, kind, _value(row), _value(best), best.implementation))
+    for row in timed:
+        if row.axes.get(GPUS, 1) > 1:
+            same = [x for x in alone.get(work(row), ()) if f"{row.operator}_".startswith(f"{x.operator}_")]
+            if same:
+                found.append(Scaled(row, min(same, key=_value)))
     return tuple(found)
+
+
+def work(row: Row) -> tuple[object, ...]:
+    """What a row computes, on however many GPUs: axes, options, dtype, pass, cache, and what is measured."""
+    axes = tuple(sorted((name, size) for name, size in row.axes.items() if name != GPUS))
+    options = tuple(sorted((name, value) for name, value in row.options.items() if name != WAY))
+    return axes, options, row.dtype, row.pass_, row.cache, row.primary
+
+
+def _timed(row: Row) -> bool:
+    found = row.get()
+    return row.status == "ok" and found is not None and found.unit == "ms" and found.value > 0
 
 
 def _value(row: Row) -> float:
     value = row.value()
     assert value is not None
     return value
-
-
-def _same(alone: Row, row: Row) -> bool:
-    named = row.operator == alone.operator or row.operator.startswith(f"{alone.operator}_")
-
-    def work(x: Row) -> tuple[object, ...]:
-        axes = {name: size for name, size in x.axes.items() if name != GPUS}
-        options = {name: value for name, value in x.options.items() if name != WAY}
-        return axes, options, x.dtype, x.pass_, x.cache, x.primary
-
-    return named and work(alone) == work(row)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ POINTS = 40
 """Newest points of a sparkline."""
 LEAST_REACH = 0.05
 """Of a sparkline's range to its highest value: a series that hardly moves must not look like a mountain range."""
+_KINDS = {"faster": "good", "slower": "bad"}
+"""The class of a drawing by its fact's outcome."""
 
 
 def sparkline(line: Line, width: int = 120, height: int = 22) -> str:
@@ -58,7 +60,7 @@ def ratio(fact: Fact, width: int = 130, height: int = 18) -> str:
         return ""
     low, high = fact.speedup_low or fact.speedup, fact.speedup_high or fact.speedup
     left, right, x = (_ratio_place(v, width) for v in (low, high, fact.speedup))
-    kind = "good" if low > 1 else "bad" if high < 1 else ""
+    kind = _KINDS.get(fact.outcome, "")
     return (
         f"<svg class='ratio {kind}' viewBox='0 0 {width} {height}' width='{width}' height='{height}' role='img'>"
         f"<title>{_told(fact.speedup, low, high)}</title><path class='one' d='M{width / 2} 0V{height}'/>"
@@ -71,7 +73,7 @@ def strip(facts: Sequence[Fact], mean: float | None, width: int = 220, height: i
     """All cases' speedups as dots on the axis of `ratio`, and their geometric mean as a bar."""
     dots: dict[str, list[str]] = {"": [], "good": [], "bad": []}
     for fact in facts:
-        kind = "good" if (fact.speedup_low or 0) > 1 else "bad" if (fact.speedup_high or 2) < 1 else ""
+        kind = _KINDS.get(fact.outcome, "")
         # Dots of one place are spread downwards, by the row's place in the run: the same at each build.
         y = height / 2 + (fact.place % 5 - 2) * 2.2
         dots[kind].append(f"M{_ratio_place(fact.speedup or 1, width):.1f} {y:.1f}h0")

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from ..analysis.rows import Row, Value, rows
+from ..analysis.rows import FASTER, Row, Value, category, rows
 from ..store.journal import Journal
 from ..store.metric import Better
 from ..store.record import PROVIDER, YARDSTICK, Cache, Key, Pass, Scalar, Status
@@ -138,7 +138,17 @@ class Fact(msgspec.Struct, frozen=True, array_like=True):
             key=self.key,
             primary=self.primary,
             metrics=metrics,
+            speedup_vs_best_baseline=self.speedup,
+            speedup_ci_low=self.speedup_low,
+            speedup_ci_high=self.speedup_high,
+            best_baseline=self.best,
         )
+
+    @property
+    def outcome(self) -> str:
+        """faster, slower or undecided against the best baseline, by the speedup's category."""
+        found = category(self.row())
+        return "faster" if found in FASTER else found or "undecided"
 
 
 def run_of(journal: Journal, found: tuple[Fact, ...]) -> Run:

@@ -29,19 +29,13 @@ class CaseStanding:
 
     @property
     def outcome(self) -> str:
-        """faster, slower or undecided by the speedup's 95 % interval; `failed`, `alone` without a speedup."""
+        """That of ours' fact; `failed` without a value, `alone` without a speedup."""
         if self.ours is None:
             return "none of ours"
         fact = self.ours[1]
         if fact.number is None:
             return "failed"
-        if fact.speedup is None:
-            return "alone"
-        if fact.speedup_low is not None and fact.speedup_low > 1:
-            return "faster"
-        if fact.speedup_high is not None and fact.speedup_high < 1:
-            return "slower"
-        return "undecided"
+        return "alone" if fact.speedup is None else fact.outcome
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +15,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from ..analysis.history import over_commits
+from ..analysis.history import commit_time, over_commits
 from ..analysis.statistics import t_quantile
 from ..detection.changepoints import SEGMENT
 from ..detection.noise import Estimate, empirical_prior, shrink
@@ -98,16 +97,9 @@ def ordered(runs: Iterable[Run], times: Mapping[str, int]) -> list[Run]:
 
     def when(run: Run) -> tuple[float, str, str]:
         known = times.get(run.commit or "") if not run.dirty else None
-        return (_seconds(run.created) if known is None else float(known), run.created, run.name)
+        return commit_time(known, run.created), run.created, run.name
 
     return sorted(runs, key=when)
-
-
-def _seconds(created: str) -> float:
-    try:
-        return datetime.fromisoformat(created).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def timelines(

@@ -13,16 +13,15 @@ from typing import Literal, TypeAlias
 
 from ..analysis.peers import peers
 from ..analysis.rows import Row, rows
+from ..analysis.scaling import efficiencies
 from ..escape import markdown
 from ..store.journal import Journal
-from ..store.record import EAGER, PROVIDER
+from ..store.record import EAGER, GPUS, PROVIDER
 from . import units
 from .summary import geometric_mean
 
 Verdict: TypeAlias = Literal["earned", "missed", "undecided", "not measured"]
 MARKS: dict[Verdict, str] = {"earned": "✓", "missed": "✗", "undecided": "?", "not measured": "–"}
-GPUS = "gpus"
-"""The axis that says how many GPUs a case takes, where it takes more than one."""
 
 
 @dataclass(frozen=True)
@@ -147,25 +146,18 @@ def _longest(journal: Journal, found: Sequence[Row]) -> Found | None:
     return Found(length, length, length, f"{row.operator} {row.case}")
 
 
-def _scaling(belongs: Callable[[Row], bool]) -> Callable[[Journal, Sequence[Row]], Found | None]:
-    """A case's time on one GPU over n times that on n, for the most GPUs that a run has both of."""
+def _efficiency(belongs: Callable[[Row], bool]) -> Callable[[Journal, Sequence[Row]], Found | None]:
+    """The efficiency of ours on the most GPUs for which a run has the same work on one."""
 
     def measure(journal: Journal, found: Sequence[Row]) -> Found | None:
-        ours = [x for x in found if belongs(x) and x.provider == PROVIDER and x.value() is not None]
-        alone = {_without_gpus(x): x for x in ours if GPUS not in x.axes}
-        several = [x for x in ours if GPUS in x.axes and _without_gpus(x) in alone]
-        row = max(several, key=lambda x: x.axes[GPUS], default=None)
-        if row is None:
+        ours = [x for x in efficiencies(found) if belongs(x.row) and x.row.provider == PROVIDER]
+        x = max(ours, key=lambda x: x.world, default=None)
+        if x is None:
             return None
-        text = f"{row.operator} {row.case} on {row.axes[GPUS]} GPUs"
-        return _over(alone[_without_gpus(row)], row, float(row.axes[GPUS]), text)
+        one = f"{units.number(x.alone)} ms by {x.one.implementation} on one"
+        return _over(x.one, x.row, x.ideal, f"{x.row.operator} {x.row.case} on {x.world} GPUs ({x.kind}, {one})")
 
     return measure
-
-
-def _without_gpus(row: Row) -> tuple[object, ...]:
-    axes = tuple((name, size) for name, size in row.axes.items() if name != GPUS)
-    return (row.operator, axes, tuple(row.options.items()), row.dtype, row.pass_, row.cache, row.implementation)
 
 
 def _over(base: Row, other: Row, times: float, of: str) -> Found:
@@ -210,14 +202,14 @@ GOALS: Sequence[Goal] = (
         "Context parallel attention",
         "linear: 89 % of it",
         _LINEAR,
-        _scaling(lambda x: "attention" in x.operator),
+        _efficiency(lambda x: "attention" in x.operator),
         units.percent,
     ),
     Goal(
         "Training on several GPUs",
         "linear: 89 % of it",
         _LINEAR,
-        _scaling(lambda x: x.operator == "train"),
+        _efficiency(lambda x: x.operator == "train"),
         units.percent,
     ),
     Goal("RMSNorm", "3.6× PyTorch", 3.6, _against("rms_norm")),

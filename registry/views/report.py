@@ -23,7 +23,7 @@ from ..analysis.selection import EVERYTHING, Selection
 from ..analysis.worth import Worth, worths
 from ..errors import InputError
 from ..store.journal import Journal
-from ..store.metric import LATENCY, Metric, Ratio
+from ..store.metric import Metric, Ratio
 from ..store.record import YARDSTICK
 from . import charts, lines, strips, summary, units
 from .answer import Answer, answer
@@ -175,11 +175,6 @@ class Run:
     def axis(self) -> Axis | None:
         """That of the strips."""
         return strips.axis(x for y in self.standings for x in y.compared)
-
-    @property
-    def primaries(self) -> bool:
-        """Whether all that is compared are latencies."""
-        return all(x.primary == LATENCY.name for x in self.overall.compared)
 
     @property
     def case_count(self) -> int:

@@ -34,6 +34,6 @@ def cells(x: Scaled) -> tuple[str, ...]:
         x.kind,
         f"{x.value:.4g}",
         f"{x.alone:.4g}",
-        x.alone_by,
+        x.one.implementation,
         f"{100 * x.efficiency:.1f} %",
     )

@@ -7,14 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..analysis.rows import Row, category
+from ..analysis.rows import FASTER, Row, category
 from ..store.journal import Journal
 from ..store.record import SLOWED, Header
 from . import units
 from .grouping import CaseRows, cases
-
-CATEGORIES = ("excellent", "good", "faster", "undecided", "slower")
-"""Best first; "no interval" is what remains where a single replicate gives none, and counts as undecided."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +26,12 @@ class Standing:
     versus_best: float | None
     versus_eager: float | None
     categories: dict[str, int] = field(default_factory=dict)
+    """How many rows are of each category; "no interval" of a single replicate, which counts as undecided."""
 
     @property
     def faster(self) -> int:
         """Cases where the whole interval is at or above 1."""
-        return sum(self.categories.get(x, 0) for x in ("excellent", "good", "faster"))
+        return sum(self.categories.get(x, 0) for x in FASTER)
 
     @property
     def slower(self) -> int:

@@ -76,7 +76,7 @@ def _histories(home: Home, selection: Selection, device: str | None) -> list[Ope
     from ...registry.analysis.history import over_commits, runs_by_operator
     from ...registry.store.index import Index
     from ..catalog import Catalog
-    from ..compare.revisions import Checkout
+    from ..compare.revisions import commit_times
 
     found = runs_by_operator(Index(home), device)
     asked = [x for x in found if x in (selection.operators or found)]
@@ -86,10 +86,7 @@ def _histories(home: Home, selection: Selection, device: str | None) -> list[Ope
         of = f" of {', '.join(selection.operators)}" if selection.operators else ""
         raise NoHistory(f"no run of a clean commit in {home.folder} has a time{of}")
     commits = {str(entry.commit) for name in asked for entry, _ in found[name][0]}
-    try:
-        times = Checkout.here().times(commits)
-    except InputError:  # outside a checkout the order of measuring has to do
-        times = {}
+    times = commit_times(commits)
     histories = [over_commits(found[name][0], name, found[name][1], times) for name in asked]
     kept = set(selection.keys({x.key: x.provider for history in histories for x in history.series}))
     narrowed = [replace(x, series=tuple(y for y in x.series if y.key in kept)) for x in histories]

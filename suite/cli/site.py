@@ -38,6 +38,7 @@ def command_site(journals: tuple[Path, ...], output: Path, title: str, url: str,
     so that a day's journals are added in seconds.
     """
     from ...registry.site.build import MEMORY, Settings, build
+    from ..compare.revisions import commit_times
 
     for address in (url, *([where] if where not in ("copy", "none") else [])):
         if address and (urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).netloc):
@@ -49,7 +50,7 @@ def command_site(journals: tuple[Path, ...], output: Path, title: str, url: str,
         raise InputError(
             f"no journal in {where_looked}; make one with `kernelmark run`, or name files or folders."
         )
-    built = build(sources, output, Settings(title, url, where), _expected(), _times, fresh)
+    built = build(sources, output, Settings(title, url, where), _expected(), commit_times, fresh)
     for reason in built.skipped:
         click.echo(f"left out  {reason}", err=True)
     click.echo(f"journals  {built.added} added, {built.runs} in all, {built.rows:,} rows")
@@ -82,13 +83,3 @@ def _expected() -> Mapping[str, Expected]:
         for name, operator in catalog.operators.items()
     }
     return {name: Expected(found, tuple(cases.get(name, ()))) for name, found in names.items()}
-
-
-def _times(commits: set[str]) -> Mapping[str, int]:
-    """When commits were made; outside a checkout the order of measuring has to do."""
-    from ..compare.revisions import Checkout
-
-    try:
-        return Checkout.here().times(commits)
-    except InputError:
-        return {}

@@ -211,6 +211,14 @@ class Checkout:
         return done.stdout.strip()
 
 
+def commit_times(commits: Iterable[str]) -> dict[str, int]:
+    """`Checkout.times` of the checkout here. Outside of one nothing: the order of measuring has to do."""
+    try:
+        return Checkout.here().times(commits)
+    except InputError:
+        return {}
+
+
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Ctrl-C and termination wait until the end: a worktree half made or half removed would stay for ever."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from kernelmark.registry.analysis.rows import Row, Value
 from kernelmark.registry.analysis.scaling import Link, Step, efficiencies, fitted
+from kernelmark.registry.store.record import YARDSTICK
 from kernelmark.registry.views.scaling_table import cells, scaling_table
 
 GIB = float(1 << 30)
@@ -33,7 +35,7 @@ def test_strong_scaling_is_against_the_best_of_one_gpu():
         row("attentive", "other", 2.5, world=4),
     ]
     (found,) = efficiencies(rows)
-    assert (found.kind, found.alone, found.alone_by) == ("strong", 8.0, "quicker")
+    assert (found.kind, found.alone, found.one.implementation) == ("strong", 8.0, "quicker")
     assert found.efficiency == pytest.approx(0.8)
     assert cells(found) == (
         "attention_context_parallel S8192-4", "ours", "4", "strong", "2.5", "8", "quicker", "80.0 %"
@@ -49,6 +51,19 @@ def test_weak_scaling_of_a_program_is_against_one_gpu_without_a_way():
     ]
     (found,) = efficiencies(rows)
     assert (found.kind, found.efficiency) == ("weak", pytest.approx(100 / 104))
+
+
+def test_what_is_no_number_of_gpus_or_no_time_has_no_efficiency():
+    """As a journal of somebody else's may say."""
+    good = row("attention", "ours", 10.0)
+    none = msgspec.structs.replace(good, axes={**good.axes, "gpus": 0})
+    rates = row("attention", "rate", 2.0, world=4)
+    rate = msgspec.structs.replace(rates, metrics={"latency": Value(2.0, "GB/s", "higher", 3, 60)})
+    assert not efficiencies([good, none, rate, row("attention", "zero", 0.0, world=4)])
+    yardstick = msgspec.structs.replace(row("attention", "copy", 1.0), provider=YARDSTICK)
+    one = msgspec.structs.replace(good, axes={**good.axes, "gpus": 1})
+    (found,) = efficiencies([one, yardstick, row("attention", "ours", 5.0, world=4)])
+    assert (found.one, found.efficiency) == (one, 0.5)
 
 
 NVLINK = Link(0.004, 350e6)

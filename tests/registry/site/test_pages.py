@@ -10,6 +10,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -18,7 +19,9 @@ from kernelmark.registry.errors import InputError
 from kernelmark.registry.site import data, exports
 from kernelmark.registry.site.build import Built, Settings, build
 from kernelmark.registry.site.data import inlined
-from kernelmark.registry.site.facts import file_name
+from kernelmark.registry.site.facts import facts, file_name, run_of
+from kernelmark.registry.site.pages import Pages
+from kernelmark.registry.site.scaling import scaling
 from kernelmark.registry.store.journal import Journal, encode
 
 from .conftest import BREAK, EXPECTED, HOSTILE, STEP, MakeRun
@@ -149,6 +152,27 @@ def test_what_readers_see_is_what_is_expected(name: str, pages: dict[str, Page])
     """Without a script. Where a page was changed on purpose, copy the text that the failure prints."""
     expected = EXPECTED_TEXT / f"{name.rpartition('/')[2]}.txt"
     assert pages[f"{name}.html"].text == expected.read_text()
+
+
+def test_scaling_names_its_kind_and_the_time_of_one(literal: Any) -> None:
+    def at(operator: str, gpus: int, ms: float, **fields: Any) -> Any:
+        axes = {"B": 1} | ({"gpus": gpus} if gpus > 1 else {})
+        case = literal.case(operator=operator, name=f"B1-{gpus}", axes=axes, **fields)
+        return literal.record("torch", ms, case=case)
+
+    single, ddp = ({"pass_": "program", "options": {"parallel": x}} for x in ("single", "ddp"))
+    journal = literal.journal(
+        at("attention", 1, 8.0),
+        at("attention_context_parallel", 4, 2.5),
+        at("all_reduce", 2, 1.0),
+        at("train", 1, 90.0, **single),
+        at("train", 8, 100.0, **ddp),
+    )
+    found = facts(journal)
+    measured = [(run_of(journal, found), x) for x in found]
+    page = Page(Pages("Kernels", "today", None).scaling(scaling(measured)))
+    assert not page.faults
+    assert page.text == (EXPECTED_TEXT / "scaling.txt").read_text()
 
 
 def test_history_has_the_step_the_break_and_the_band(pages: dict[str, Page]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from kernelmark.registry.site.coverage import Expected, coverage
-from kernelmark.registry.site.drawing import sparkline
+from kernelmark.registry.site.drawing import ratio, sparkline, strip
 from kernelmark.registry.site.facts import facts, run_of
 from kernelmark.registry.site.feeds import events, regressions
 from kernelmark.registry.site.monitor import monitored
@@ -157,7 +157,7 @@ def test_bands_come_from_reruns_of_the_same_code(literal: Any) -> None:
 
 
 def test_where_ours_stands(literal: Any) -> None:
-    case = {x: literal.case(name=x) for x in ("faster", "slower", "failed", "alone", "theirs")}
+    case = {x: literal.case(name=x) for x in ("faster", "slower", "level", "failed", "alone", "theirs")}
     lines = []
     for r in range(3):
         jitter = 1 + 0.001 * r
@@ -166,6 +166,8 @@ def test_where_ours_stands(literal: Any) -> None:
                 literal.record("kernelmark", ours * jitter, provider="kernelmark", case=case[name], replicate=r)
             )
             lines.append(literal.record("torch", torch * jitter, case=case[name], replicate=r))
+        # An interval that begins at 1: `faster`, as `show` and the report say.
+        lines += [literal.record(x, 1.0, case=case["level"], replicate=r) for x in ("kernelmark", "torch")]
     lines.append(
         literal.record("kernelmark", provider="kernelmark", case=case["failed"], status="error", reason="no")
     )
@@ -175,12 +177,23 @@ def test_where_ours_stands(literal: Any) -> None:
     assert {x.case: x.outcome for x in standing.cases} == {
         "faster": "faster",
         "slower": "slower",
+        "level": "faster",
         "failed": "failed",
         "alone": "alone",
         "theirs": "none of ours",
     }
     assert standing.speedup == pytest.approx(1.0)
-    assert standing.rival == ("torch", 2)
+    assert standing.rival == ("torch", 3)
+    for x in standing.compared:
+        kind = {"faster": "good", "level": "good", "slower": "bad"}[x.case]
+        assert f"<svg class='ratio {kind}'" in ratio(x)
+        assert f"<path class='{kind}'" in strip([x], None)
+
+
+def test_a_speedup_of_one_process_earns_no_colour(literal: Any) -> None:
+    (fact,) = (x for _, x in measured(run(literal, 0, 1.0)) if x.ours)
+    assert (fact.speedup, fact.outcome) == (2.0, "undecided")
+    assert "<svg class='ratio '" in ratio(fact)
 
 
 def test_a_newest_failure_hides_no_older_success(literal: Any) -> None:
@@ -206,10 +219,41 @@ def test_efficiency_is_against_the_best_one_gpu_time_of_the_run(literal: Any) ->
     lines += [literal.record("kernelmark", 2.5, provider="kernelmark", case=x) for x in (four, other)]
     first, second = scaling(measured(literal.journal(*lines)))
     assert first.one is not None
-    assert (first.gpus, first.one.implementation, first.speedup, first.efficiency) == (4, "torch", 3.2, 0.8)
+    assert first.scaled is not None
+    assert (first.gpus, first.one.implementation, first.scaled.efficiency) == (4, "torch", 0.8)
     assert second.one is None
-    assert second.efficiency is None
+    assert second.scaled is None
     assert not scaling(measured(run(literal, 0, 1.0)))
+
+
+def test_scaling_pairs_as_show_does_and_keeps_the_newest(literal: Any) -> None:
+    """Training is weak and in another way on one GPU; attention of one GPU is an operator of its own."""
+
+    def at(operator: str, gpus: int, ms: float, **fields: Any) -> Any:
+        axes = {"S": 1} | ({"gpus": gpus} if gpus > 1 else {})
+        return literal.record(
+            "torch", ms, case=literal.case(operator=operator, name=f"{gpus}", axes=axes, **fields)
+        )
+
+    single, ddp = ({"pass_": "program", "options": {"parallel": x}} for x in ("single", "ddp"))
+    runs = [
+        literal.journal(
+            at("attention", 1, 8.0),
+            at("attention_context_parallel", 4, four),
+            at("train", 1, 90.0, **single),
+            at("train", 4, 100.0, **ddp),
+            run=name,
+            created=f"2026-11-{day}T00:00:00Z",
+        )
+        for name, day, four in (("old", 20, 4.0), ("new", 21, 2.5))
+    ]
+    attention, train = scaling(measured(*runs))
+    assert attention.scaled is not None
+    assert attention.one is not None
+    assert (attention.run.name, attention.one.operator) == ("new", "attention")
+    assert (attention.scaled.kind, attention.scaled.efficiency) == ("strong", 0.8)
+    assert train.scaled is not None
+    assert (train.scaled.kind, train.scaled.efficiency) == ("weak", 0.9)
 
 
 def test_coverage_tells_never_run_from_not_ok(literal: Any) -> None:

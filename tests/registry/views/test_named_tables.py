@@ -102,18 +102,41 @@ def test_the_newest_run_that_has_it_counts(literal: Any) -> None:
     assert standing("RMSNorm", new, other, old).run == new.header.run
 
 
-def test_scaling_over_gpus(literal: Any) -> None:
-    def at(gpus: int, ms: float) -> Any:
-        axes = {"B": 1, "S": 2**20} | ({"gpus": gpus} if gpus > 1 else {})
-        case = literal.case(operator="attention_ring", name=f"{gpus}", axes=axes)
-        return [literal.record("kernelmark", ms, case=case, replicate=r) for r in range(2)]
+def at(literal: Any, operator: str, gpus: int, ms: float, name: str = "kernelmark", **fields: Any) -> list[Any]:
+    """Two processes' records of a million tokens on so many GPUs."""
+    axes = {"B": 1, "S": 2**20} | ({"gpus": gpus} if gpus > 1 else {})
+    case = literal.case(operator=operator, name=f"{gpus}", axes=axes, **fields)
+    return [literal.record(name, ms, case=case, replicate=r) for r in range(2)]
 
-    journal = literal.journal(*at(1, 8.0), *at(4, 2.1), *at(8, 1.05), replicates=2)
+
+def test_scaling_over_gpus_is_against_the_best_of_one(literal: Any) -> None:
+    several = "attention_context_parallel"
+    journal = literal.journal(
+        *at(literal, "attention", 1, 10.0),
+        *at(literal, "attention", 1, 8.0, "flash_attn_4"),
+        *at(literal, several, 4, 2.1),
+        *at(literal, several, 8, 1.05),
+        replicates=2,
+    )
     found = standing("Context parallel attention", journal)
     assert found.found is not None
     assert (found.verdict, round(found.found.value, 3)) == ("earned", 0.952)
+    of = "attention_context_parallel 8 on 8 GPUs (strong, 8.000 ms by flash_attn_4 on one)"
+    assert found.found.of == of
     assert standing("Ring attention", journal).verdict == "earned"
     assert standing("Training on several GPUs", journal).verdict == "not measured"
+
+
+def test_training_scales_weakly_whatever_its_way(literal: Any) -> None:
+    journal = literal.journal(
+        *at(literal, "train", 1, 100.0, pass_="program", options={"model": "m", "parallel": "single"}),
+        *at(literal, "train", 4, 105.0, pass_="program", options={"model": "m", "parallel": "ddp"}),
+        replicates=2,
+    )
+    found = standing("Training on several GPUs", journal)
+    assert found.found is not None
+    assert (found.verdict, round(found.found.value, 3)) == ("earned", 0.952)
+    assert standing("Context parallel attention", journal).verdict == "not measured"
 
 
 def test_fp8_training_against_the_best_in_more_bits(literal: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from kernelmark.registry.errors import InputError
-from kernelmark.suite.compare.revisions import Checkout, Revision
+from kernelmark.suite.compare.revisions import Checkout, Revision, commit_times
 
 
 @pytest.fixture
@@ -139,6 +139,14 @@ def test_equal_code_has_equal_hashes(repository, checkout):
     assert code[first] != code[second] == code[third]
     assert list(checkout.times([first, "0" * 40])) == [first]
     assert checkout.times(["0" * 40]) == {}
+
+
+def test_times_of_the_checkout_here_and_none_outside_of_one(repository, checkout, tmp_path, monkeypatch):
+    head = repository.git("rev-parse", "HEAD")
+    monkeypatch.chdir(checkout.folder)
+    assert commit_times({head}) == checkout.times([head]) != {}
+    monkeypatch.chdir(tmp_path)
+    assert commit_times({head}) == {}
 
 
 def test_within_a_hook_of_another_repository(repository, make_repository, monkeypatch):
