@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from kernelmark.registry.errors import InputError
-from kernelmark.suite import __version__, catalog
+from kernelmark.suite import __version__, catalog, environments
 from kernelmark.suite.catalog import Catalog
 
 OWN = Catalog.default()
