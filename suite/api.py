@@ -38,7 +38,7 @@ from ..registry.views.frame import Rows
 from . import __version__
 from .catalog import Catalog, Factory, Implementation
 from .definition import Option
-from .measure.device import Cpu, Cuda, Device
+from .measure.device import Device, opened
 from .measure.stopping import Sampling
 from .memory import MemoryProfiler
 from .plan import Cell
@@ -161,7 +161,7 @@ class Runner:
             from .measure import limits
 
             kind = self.device or ("cuda" if fingerprint.has_gpu() else "cpu")
-            self._device = Cuda.open() if kind == "cuda" else Cpu.open()
+            self._device = opened(kind)
             with self._device.using():
                 self.ceilings += limits.measure(self._device, 0)
         return self._device

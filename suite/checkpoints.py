@@ -7,7 +7,7 @@ from typing import Literal
 
 from ..registry.errors import InputError
 from .catalog import Catalog
-from .measure.device import Cpu, Cuda, Device
+from .measure.device import opened
 from .measure.session import Session
 from .measure.stages import Stages
 from .measure.stopping import Sampling
@@ -30,16 +30,16 @@ def make(
     chosen = converge.read(case).chosen
     if (longest := chosen.model.longest(chosen.configuration)) is not None and longest < sequence:
         raise InputError(f"{model} has positions for {longest} tokens, not {sequence}.")
-    opened: Device = Cuda.open() if device == "cuda" else Cpu.open()
     catalog = Catalog.default()
     trainer = converge.assemble(case, Assembly(System("torch"), catalog))
-    session = Session(opened, seed, 0, Sampling(), Stages())
+    place = opened(device)
+    session = Session(place, seed, 0, Sampling(), Stages())
     try:
         text = source(data)
     except Unavailable as error:
         raise InputError(str(error)) from None
     rate = float(case.options["lr"])
-    with opened.using():
+    with place.using():
         done = Training(trainer, text, steps, rate, session, catalog, Checkpoint(None)).run()
-        target = _weights.save(model, data, steps, trainer.weights())
+        target = _weights.save(case, seed, trainer.weights())
     return target, done.bits[-1][1]

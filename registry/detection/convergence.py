@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
 
+from ..analysis.curves import Curve, at, reached
 from ..analysis.statistics import exponential
 from ..store.metric import Equivalence
 from .equivalence import Equivalent, equivalent
@@ -31,8 +31,6 @@ FACTOR = 2.0
 """How far the base's learning rate may be from the best one tried."""
 RESAMPLES = 10_000
 
-Curve: TypeAlias = Sequence[tuple[float, float]]
-"""(step, loss), steps ascending."""
 BySeed: TypeAlias = Mapping[int, float]
 
 
@@ -66,22 +64,6 @@ def at_step(base: BySeed, arm: BySeed, rule: Equivalence) -> Equivalent:
     told = f"; so far {found.reason.partition(',')[0]}" if found.change is not None else ""
     reason = f"{len(both)} of at least {SEEDS} seeds, {more} more needed{told}"
     return msgspec.structs.replace(found, kind="inconclusive", reason=reason, needed=more)
-
-
-def reached(curve: Curve, loss: float) -> float | None:
-    """The step, between two points, at which a loss is first reached; None where it never is."""
-    if curve and curve[0][1] <= loss:
-        return curve[0][0]
-    for (before, above), (after, below) in pairwise(curve):
-        if below <= loss:
-            return before + (after - before) * (above - loss) / (above - below)
-    return None
-
-
-def at(curve: Curve, step: float) -> float:
-    """The loss at a step, between two points."""
-    steps, values = zip(*curve, strict=True)
-    return float(np.interp(step, steps, values))
 
 
 def steps_ratio(base: Mapping[int, Curve], arm: Mapping[int, Curve]) -> Steps:

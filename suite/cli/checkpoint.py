@@ -23,11 +23,12 @@ def command_checkpoint(
 
     They lie in $KERNELMARK_CHECKPOINTS, by default in the folder `checkpoints` of the results' home.
     """
+    from ..catalog import Catalog
     from ..checkpoints import make
-    from ..workloads.converge import WORKLOAD
 
+    options = Catalog.default().definition("converge").options
     for name, given in (("model", model), ("data", data)):
-        if given not in WORKLOAD.options[name]:
-            raise unknown(name, given, [str(x) for x in WORKLOAD.options[name]])
+        if given not in options[name]:
+            raise unknown(name, given, [str(x) for x in options[name]])
     path, bits = make(model, data, steps, batch, sequence, device_named(device), seed)
     click.echo(f"{path}: {bits:.4f} bits a byte after {steps} steps")

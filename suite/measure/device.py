@@ -220,6 +220,11 @@ class Cpu:
         """The allocator of the host needs no help."""
 
 
+def opened(kind: Literal["cuda", "cpu"]) -> Device:
+    """The device of that kind, ready to measure on."""
+    return Cuda.open() if kind == "cuda" else Cpu.open()
+
+
 def _before(group: Group, flush: Call | None) -> Call | None:
     """What comes before each call and outside of its time: the cache is flushed, and no rank begins alone."""
     barrier = group.barrier

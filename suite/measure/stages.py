@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, cast
@@ -17,6 +17,7 @@ from .device import Device, TimerUnavailable, wall_ms
 from .fresh import Fresh
 from .group import largest
 from .pristine import Pristine
+from .rounding import rounded
 from .stopping import Sampling, TimerName, converged, finished, steady
 from .telemetry import Watch
 from .timers import Timer
@@ -257,17 +258,17 @@ class Trial:
             **self.measured,
         }
         largest_ = {name: [x for x in group.every(value) if x is not None] for name, value in single.items()}
-        found = {LATENCY.name: _rounded(samples), LAUNCH.name: _rounded(largest(group, launches)[0])}
-        found |= {name: _rounded([max(values)]) for name, values in largest_.items() if values}
+        found = {LATENCY.name: rounded(samples), LAUNCH.name: rounded(largest(group, launches)[0])}
+        found |= {name: rounded([max(values)]) for name, values in largest_.items() if values}
         if len(power) == group.size:
-            found[ENERGY.name] = _rounded([sum(power) * median(samples) * 1e-3])
+            found[ENERGY.name] = rounded([sum(power) * median(samples) * 1e-3])
         found |= {
-            metric.name: _rounded(rate(self.bench.case, x) for x in samples)
+            metric.name: rounded(rate(self.bench.case, x) for x in samples)
             for metric, rate in operator.rates.items()
         }
         if operator.distributed:
-            found[RANK_LATENCY.name] = _rounded(x for ranks in self.by_rank for x in ranks)
-            found[SPREAD.name] = _rounded(1 - min(ranks) / max(ranks) for ranks in self.by_rank)
+            found[RANK_LATENCY.name] = rounded(x for ranks in self.by_rank for x in ranks)
+            found[SPREAD.name] = rounded(1 - min(ranks) / max(ranks) for ranks in self.by_rank)
         return Measurement(
             samples={name: values for name, values in found.items() if values},
             timer=timer.name,
@@ -278,11 +279,6 @@ class Trial:
             tuning=tuning,
             remarks=(*self.remarks, *watch.company()),
         )
-
-
-def _rounded(values: Iterable[float]) -> tuple[float, ...]:
-    """Seven digits: what a clock gives beyond them is noise, and bytes of the journal. Whole numbers stay so."""
-    return tuple(float(x) if float(x).is_integer() else float(f"{x:.7g}") for x in values)
 
 
 def autotuned(namespace: Mapping[str, Any]) -> dict[str, str]:

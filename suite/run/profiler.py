@@ -14,7 +14,7 @@ import msgspec
 
 from ...registry.store.record import Case
 from ..catalog import Catalog
-from ..measure.device import Cpu, Cuda, Device
+from ..measure.device import Device, opened
 from ..measure.session import Session
 from ..measure.stages import Stages
 from ..measure.stopping import Sampling
@@ -42,7 +42,7 @@ class ProfileTask(msgspec.Struct, frozen=True):
 
 def work(task: ProfileTask) -> None:
     """Builds the row, warms it up, and runs its steps; leaves a trace, on a GPU a snapshot of the allocator."""
-    device: Device = Cuda.open() if task.device == "cuda" else Cpu.open()
+    device = opened(task.device)
     catalog = Catalog.default().with_systems(task.systems)
     with device.using():
         step = _step(task, catalog, device)

@@ -23,7 +23,7 @@ import msgspec
 
 from ...registry.store.record import PROVIDER, YARDSTICK, Cache, Case, Ceiling, Measurement, Scalar, Status
 from ..catalog import Catalog, Implementation
-from ..measure.device import Cpu, Cuda, Device
+from ..measure.device import Device, opened
 from ..measure.group import ALONE
 from ..measure.pristine import Pristine
 from ..measure.ranks import Follower, Lost, Place, Ranks, join, leave
@@ -458,7 +458,7 @@ def main(pipe: int) -> None:
 
     # The backward pass is timed by repeating it on one graph, which compiled code only allows without this.
     torch._functorch.config.donated_buffer = False
-    device: Device = Cuda.open() if task.device == "cuda" else Cpu.open()
+    device = opened(task.device)
     facts = torch_facts(task.device, task.world)
     work(task, send, device, facts)
 
@@ -477,7 +477,7 @@ def follow(arguments: Sequence[str]) -> None:
     torch._functorch.config.donated_buffer = False
     if task.device == "cuda":
         torch.cuda.set_device(place.rank)
-    device: Device = Cuda.open() if task.device == "cuda" else Cpu.open()
+    device = opened(task.device)
     cells = {x.index: x for x in task.cells}
     with device.using():
         device.group = join(place.rank, place.world, place.port, device.torch_device, watcher)

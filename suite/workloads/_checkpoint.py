@@ -11,6 +11,28 @@ from pathlib import Path
 from typing import Any
 
 
+def write(path: Path, state: Mapping[str, Any]) -> None:
+    """Writes a file in place of the last one. Raises `OSError`, naming it, where it cannot be written."""
+    import torch
+
+    partial = path.with_suffix(".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except (OSError, RuntimeError) as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        # On a full disk torch raises a RuntimeError, for a file that is too short, while it handles the OSError.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        raise OSError(cause.errno, cause.strerror, str(path)) from None
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """The file of one arm in one replicate, in the run's own folder; nowhere without such a folder."""
@@ -25,21 +47,12 @@ class Checkpoint:
         return cls(scratch / f"{hashlib.sha256(repr(identity).encode()).hexdigest()[:24]}.pt")
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Writes a state in place of the last one."""
-        import torch
-
-        if self.path is None:
-            return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".part")
-        try:
-            with open(partial, "wb") as file:
-                torch.save(dict(state), file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self.path)
-        except OSError:  # a full disk: training goes on, and would begin anew after a kill
-            partial.unlink(missing_ok=True)
+        """Writes a state in place of the last one, where the disk takes it: training goes on without, and would
+        begin anew after a kill.
+        """
+        if self.path is not None:
+            with contextlib.suppress(OSError):
+                write(self.path, state)
 
     def load(self, device: Any) -> dict[str, Any] | None:
         """The state, its tensors on a device; None where there is none. Nothing in it is executed."""

@@ -12,6 +12,7 @@ from ..catalog import Catalog
 from ..measure.verify import Incorrect
 from ..model import Bound, Chosen, draw
 from ..operator import torch_dtype
+from ._random import generator
 from ._recipe import HYPERPARAMETERS, Recipe
 
 if TYPE_CHECKING:
@@ -47,9 +48,9 @@ class Batches:
         import torch
 
         r = self.recipe
-        generator = torch.Generator(self.device).manual_seed(self.seed % (1 << 62) + step)
         shape = (r.accumulation, r.B, r.S + 1)
-        drawn = torch.randint(0, r.chosen.configuration.vocabulary, shape, generator=generator, device=self.device)
+        chance = generator(self.seed, self.device, step)
+        drawn = torch.randint(0, r.chosen.configuration.vocabulary, shape, generator=chance, device=self.device)
         return drawn[..., :-1].contiguous(), drawn[..., 1:].contiguous()
 
 

@@ -134,8 +134,3 @@ def chosen_well(what: str, tokens: torch.Tensor, wanted: torch.Tensor, dtype: st
             f"{what}: the logit of a chosen token is {gap:.3g} standard deviations below the largest, "
             f"allowed {GAPS[dtype]:.3g}"
         )
-
-
-def rounded(values: Iterable[float]) -> tuple[float, ...]:
-    """Seven digits: what a clock gives beyond them is noise."""
-    return tuple(float(f"{x:.7g}") for x in values)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..corpus import place
 from ..measure.verify import Unavailable
+from ._random import generator
 
 if TYPE_CHECKING:
     import torch
@@ -86,8 +87,8 @@ class Order:
         """(tokens, targets) int64 (A, B, S) of a step, the targets the bytes one place on."""
         import torch
 
-        generator = torch.Generator().manual_seed(self.seed % (1 << 62) + step)
-        starts = torch.randint(0, len(self.text) - self.S, (self.A * self.B,), generator=generator)
+        chance = generator(self.seed, "cpu", step)
+        starts = torch.randint(0, len(self.text) - self.S, (self.A * self.B,), generator=chance)
         found = windows(self.text, starts.tolist(), self.S, self.device).view(self.A, self.B, self.S + 1)
         return found[..., :-1].contiguous(), found[..., 1:].contiguous()
 

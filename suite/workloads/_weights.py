@@ -2,37 +2,73 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ...registry.store.home import Home
+from ...registry.store.record import Case
 from ..measure.verify import Unavailable
-from ._checkpoint import Checkpoint
+from ._checkpoint import Checkpoint, write
 
 VARIABLE = "KERNELMARK_CHECKPOINTS"
 
 
-def path(model: str, data: str, steps: int) -> Path:
-    """Where they lie: below $KERNELMARK_CHECKPOINTS, by default below the home."""
+def folder() -> Path:
+    """Where they lie: in $KERNELMARK_CHECKPOINTS, by default below the home."""
     given = os.environ.get(VARIABLE)
-    folder = Path(given) if given else Home().folder / "checkpoints"
-    return folder / f"{model}-{data}-{steps}.pt"
+    return Path(given) if given else Home().folder / "checkpoints"
 
 
-def save(model: str, data: str, steps: int, weights: Mapping[str, Any]) -> Path:
-    """Writes weights by name."""
-    target = path(model, data, steps)
-    Checkpoint(target).save({name: x.detach().cpu() for name, x in weights.items()})
+def save(case: Case, seed: int, weights: Mapping[str, Any]) -> Path:
+    """Writes weights by name, those that a case of `converge` learned. Raises `OSError` where it cannot.
+
+    The file's name holds all that they were trained with, so that others are not overwritten.
+    """
+    axes = case.axes
+    trained = f"{case.options['model']}-{case.options['data']}-{axes['N']}"
+    target = folder() / f"{trained}-B{axes['B']}-S{axes['S']}-seed{seed}-{case.dtype}.pt"
+    write(target, {name: x.detach().cpu() for name, x in weights.items()})
     return target
 
 
-def load(model: str, data: str, steps: int) -> dict[str, Any]:
-    """Weights by name, on the host. Raises `Unavailable` where they have not been made."""
-    found = Checkpoint(path(model, data, steps)).load("cpu")
-    if found is None:
+def find(model: str, data: str, steps: int) -> Path:
+    """The checkpoint that is here. Raises `Unavailable` where there is none, and where there are several."""
+    found = sorted(folder().glob(f"{model}-{data}-{steps}-B*.pt"))
+    if not found:
         raise Unavailable(
             f"data: no checkpoint here. Make it with: kernelmark checkpoint {model} --data {data} --steps {steps}"
         )
+    if len(found) > 1:
+        raise Unavailable(
+            f"data: {len(found)} checkpoints here, {', '.join(x.name for x in found)}. Leave one of them, or set "
+            f"{VARIABLE} to a folder that holds only that one"
+        )
+    return found[0]
+
+
+def digest(model: str, data: str, steps: int) -> str:
+    """The SHA-256 of that file; none where there is none, or several."""
+    try:
+        path = find(model, data, steps)
+    except Unavailable:
+        return ""
+    stat = path.stat()
+    return _digest(path, stat.st_size, stat.st_mtime_ns)
+
+
+@cache
+def _digest(path: Path, size: int, changed_ns: int) -> str:
+    """Of a file as it was then: it is read once for all cases of a plan."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def load(model: str, data: str, steps: int) -> dict[str, Any]:
+    """Weights by name, on the host. Raises `Unavailable` as `find` does."""
+    found = Checkpoint(find(model, data, steps)).load("cpu")
+    assert found is not None, "it was there a moment ago"
     return found

@@ -14,6 +14,7 @@ import msgspec
 
 from ...registry.store.metric import Equivalence, Metric
 from ...registry.store.record import Case, Measurement
+from ..measure.rounding import FP32, rounded
 from ..measure.verify import Incorrect
 from ..model import chosen
 from ..system import Assembly
@@ -198,7 +199,7 @@ def measure(case: Case, system: ArmTrainer, session: Session, expected: answer.E
 
 
 def _measurement(training: Training, errors: dict[str, float], target: float, session: Session) -> Measurement:
-    from ...registry.detection.convergence import at, reached
+    from ...registry.analysis.curves import at, reached
 
     done, trainer = training.progress, training.trainer
     curve = [(float(step), bits) for step, bits in done.bits]
@@ -226,7 +227,7 @@ def _measurement(training: Training, errors: dict[str, float], target: float, se
         found["fp8_share"] = [share]
     found |= done.health.samples(training.compared, trainer.probe is not None and trainer.execution == "eager")
     return Measurement(
-        samples={name: tuple(float(f"{x:.9g}") for x in values) for name, values in found.items()},
+        samples={name: rounded(values, FP32) for name, values in found.items()},
         timer="own clock" if session.device.kind == "cpu" else "own clock, device synchronized",
     )
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...registry.store.metric import Metric, Ratio
 from ...registry.store.record import Case, Measurement
+from ..measure.rounding import rounded
 from ..workload import Workload
-from ._inference import rounded
 from ._serving import latencies
 from ._serving.messages import Seen
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ...registry.store.metric import Metric, Ratio
 from ...registry.store.record import Case, Measurement
 from ..catalog import Catalog
+from ..measure.rounding import rounded
 from ..model import Chosen
 from ..operator import BYTES
 from ..system import Assembly
@@ -23,6 +24,7 @@ from ..workload import Workload
 from . import _inference as inference
 from ._expected import random_step
 from ._forward import PartsPasses
+from ._random import generator
 from ._recipe import PEAK_BF16
 
 if TYPE_CHECKING:
@@ -132,9 +134,9 @@ def _tokens(case: Case, session: Session, number: int) -> torch.Tensor:
     import torch
 
     device = session.device.torch_device
-    generator = torch.Generator(device).manual_seed(session.seed % (1 << 62) + number)
+    chance = generator(session.seed, device, number)
     shape = (case.axes["B"], case.axes["S"])
-    return torch.randint(0, read(case).configuration.vocabulary, shape, generator=generator, device=device)
+    return torch.randint(0, read(case).configuration.vocabulary, shape, generator=chance, device=device)
 
 
 def measure(case: Case, system: Passes, session: Session, expected: Expected) -> Measurement:
@@ -218,15 +220,15 @@ class Run:
             watch.read(len(samples) - 1, len(samples))
         queued = self.queued(max(3, min(sampling.min_samples, len(samples))))
         found = {
-            "pass": inference.rounded(samples),
-            "samples_per_s": inference.rounded([self.case.axes["B"] / (x * 1e-3) for x in queued]),
-            "first_pass": inference.rounded([self.first_ms]),
-            "logits_error": inference.rounded([self.error]),
+            "pass": rounded(samples),
+            "samples_per_s": rounded([self.case.axes["B"] / (x * 1e-3) for x in queued]),
+            "first_pass": rounded([self.first_ms]),
+            "logits_error": rounded([self.error]),
             **self.memory(),
         }
         if self.cuda:
             work = flops(self.case) / PEAK_BF16
-            found["pass_mfu"] = inference.rounded([work / (median(queued) * 1e-3)])
+            found["pass_mfu"] = rounded([work / (median(queued) * 1e-3)])
         return Measurement(
             samples=found,
             timer="monotonic",

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...registry.store.metric import Metric, Ratio
 from ...registry.store.record import Case, Measurement
+from ..measure.rounding import rounded
 from ..operator import BYTES
 from ..system import Assembly
 from . import _inference as inference
 from ._generate import PartsGenerates
+from ._random import generator
 from ._serving import engine
 from .forward import Inference, catalog, read
 
@@ -160,12 +162,12 @@ def prepare(case: Case, session: Session) -> Expected:
     if longest is not None and longest < max(_longest(case), S + GIVEN):
         raise NotImplementedError(f"{chosen.name} has positions for {longest} tokens, not {_longest(case)}")
     device, seed = session.device, session.seed
-    generator = torch.Generator(device.torch_device).manual_seed(seed % (1 << 62))
+    chance = generator(seed, device.torch_device)
 
     def draw(tokens: int) -> torch.Tensor:
         shape = (case.axes["B"], tokens)
         return torch.randint(
-            0, chosen.configuration.vocabulary, shape, generator=generator, device=device.torch_device
+            0, chosen.configuration.vocabulary, shape, generator=chance, device=device.torch_device
         )
 
     first, other, given = draw(S), draw(S), draw(min(GIVEN, case.axes["N"] - 1))
@@ -295,16 +297,16 @@ class Run:
         chosen = read(case)
         weights = chosen.model.parameters(chosen.configuration) * BYTES[case.dtype]
         found: dict[str, tuple[float, ...]] = {
-            "token": inference.rounded(self.steps),
-            "first_token": inference.rounded(self.first),
-            "generation": inference.rounded(self.whole),
-            "generated_per_s": inference.rounded([B * self.N / (x * 1e-3) for x in self.whole]),
-            "decoded_per_s": inference.rounded([B / (x * 1e-3) for x in self.steps]),
-            "read_per_s": inference.rounded([B * case.axes["S"] / (x * 1e-3) for x in self.first]),
+            "token": rounded(self.steps),
+            "first_token": rounded(self.first),
+            "generation": rounded(self.whole),
+            "generated_per_s": rounded([B * self.N / (x * 1e-3) for x in self.whole]),
+            "decoded_per_s": rounded([B / (x * 1e-3) for x in self.steps]),
+            "read_per_s": rounded([B * case.axes["S"] / (x * 1e-3) for x in self.first]),
             "weight_bytes": (float(weights),),
             "process_memory": (float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),),
-            "first_generation": inference.rounded([self.first_ms]),
-            "generation_error": inference.rounded([self.error]),
+            "first_generation": rounded([self.first_ms]),
+            "generation_error": rounded([self.error]),
         }
         if (cache := self.system.cache_bytes) is not None:
             found["cache_bytes"] = (float(cache),)
@@ -315,7 +317,7 @@ class Run:
         if self.expected.read_rate is None:
             self.expected.read_rate = read_rate(self.session.device)
         if (rate := self.expected.read_rate) is not None:
-            found["byte_fraction"] = inference.rounded([case.bytes / rate / (median(self.steps) * 1e-3)])
+            found["byte_fraction"] = rounded([case.bytes / rate / (median(self.steps) * 1e-3)])
         return Measurement(
             samples=found,
             timer="events" if self.cuda else "monotonic",

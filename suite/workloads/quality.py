@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from ...registry.store.metric import Equivalence, Metric, Ratio
 from ...registry.store.record import Case, Measurement
+from ..measure.rounding import FP32, rounded
+from ..measure.verify import Unavailable
 from ..system import Assembly
-from ..workload import Workload
 from . import _expected as answer
 from . import _text as text
-from . import converge
+from . import _weights, converge
+from ._agreement import LIMITS, exchanged
 from ._arms import ArmTrainer
+from ._random import generator
 from .train import catalog
 
 if TYPE_CHECKING:
@@ -83,9 +86,12 @@ METRICS = (
 
 @dataclass(frozen=True)
 class Prepared:
-    """Batches (tokens, targets) of (B, S) by what they are, the weights, and logits of the text in fp32."""
+    """The weights, the SHA-256 of their file, batches (tokens, targets) of (B, S) by what they are, and logits of
+    the text in fp32.
+    """
 
     weights: dict[str, Any]
+    digest: str
     batches: dict[str, list[tuple[Any, Any]]]
     logits: list[Any]
 
@@ -96,18 +102,22 @@ def assemble(case: Case, assembly: Assembly) -> ArmTrainer:
 
 
 def prepare(case: Case, session: Session) -> Prepared:
-    """Text, tasks, weights and the logits of the model in fp32."""
+    """Text, tasks, weights and the logits of the model in fp32. Raises `Unavailable` where text or weights are not
+    here, or other weights than when the case was planned.
+    """
     import torch
 
-    from ._weights import load
-
     r, device = converge.read(case), session.device.torch_device
-    data, steps = str(case.options["data"]), case.axes["N"]
     longest = r.chosen.model.longest(r.chosen.configuration)
     if longest is not None and longest < r.S:
         raise NotImplementedError(f"{r.chosen.name} has positions for {longest} tokens, not {r.S}")
-    source = text.source(data)
-    weights = {name: x.to(device) for name, x in load(r.chosen.name, data, steps).items()}
+    source = text.source(str(case.options["data"]))
+    weights = {name: x.to(device) for name, x in _weights.load(*_trained(case)).items()}
+    if WORKLOAD.spec(case) != case.spec:
+        raise Unavailable(
+            "data: the checkpoint here is another than where the run was planned. Copy that one here, or begin a "
+            "new run"
+        )
     found = list(text.validation(source, r.B, r.S, device))[:BATCHES]
     batches = {"text": found, "copying": [_copied(x) for x, _ in found]}
     batches["needle"] = [_planted(x, session.seed) for x, _ in found]
@@ -118,7 +128,12 @@ def prepare(case: Case, session: Session) -> Prepared:
         for name, x in module.named_parameters():
             x.copy_(weights[name])
         logits = [module(x, y).view(*x.shape, -1) for x, y in found]
-    return Prepared(weights, batches, logits)
+    return Prepared(weights, _weights.digest(*_trained(case)), batches, logits)
+
+
+def _trained(case: Case) -> tuple[str, str, int]:
+    """What names the weights: model, data, steps."""
+    return str(case.options["model"]), str(case.options["data"]), case.axes["N"]
 
 
 def _copied(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,14 +152,14 @@ def _planted(tokens: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tenso
     import torch
 
     S = tokens.shape[1]
-    generator = torch.Generator().manual_seed(seed % (1 << 62))
+    chance = generator(seed, "cpu")
     found, targets = tokens.clone(), torch.full_like(tokens, -1)
     size = min(KEY, S // 4)
     mark = torch.tensor(list(b"\n#"), device=tokens.device)
     for row in range(len(tokens)):
-        key = torch.randint(97, 123, (size,), generator=generator).to(tokens.device)
+        key = torch.randint(97, 123, (size,), generator=chance).to(tokens.device)
         planted = torch.cat([mark, key])
-        at = int(torch.randint(0, max(1, S // 2 - len(planted)), (), generator=generator))
+        at = int(torch.randint(0, max(1, S // 2 - len(planted)), (), generator=chance))
         found[row, at : at + len(planted)] = planted
         found[row, S - len(planted) :] = planted
         targets[row, S - size - 1 : S - 1] = key
@@ -153,7 +168,6 @@ def _planted(tokens: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tenso
 
 def measure(case: Case, system: ArmTrainer, session: Session, prepared: Prepared) -> Measurement:
     """One system: its logits held to those in fp32, its perplexity, the small tasks."""
-    from ...registry.detection.quality import exchanged
     from ..measure.verify import Incorrect
 
     if system.execution != "eager":
@@ -176,8 +190,9 @@ def measure(case: Case, system: ArmTrainer, session: Session, prepared: Prepared
             r = system.recipe
             model = language_model(system.logits, r.B, r.S, session.device.torch_device)
             found["task_accuracy"] = accuracy(task, model, EXAMPLES)
-    samples: dict[str, tuple[float, ...]] = {name: (float(f"{x:.9g}"),) for name, x in found.items()}
-    return Measurement(samples=samples, timer="none: nothing is timed")
+    samples = {name: rounded([x], FP32) for name, x in found.items()}
+    remarks = (f"weights of SHA-256 {prepared.digest[:16]}",)
+    return Measurement(samples=samples, timer="none: nothing is timed", remarks=remarks)
 
 
 def _against(logits: Callable[[Any], Any], prepared: Prepared) -> dict[str, float]:
@@ -222,7 +237,16 @@ def _bits(logits: Callable[[Any], Any], batches: list[tuple[Any, Any]]) -> float
     return total / count / text.BITS
 
 
-WORKLOAD = Workload(
+@dataclass(frozen=True, kw_only=True)
+class Quality(converge.Converge):
+    """The workload. A case's hash covers what weights are learned from, as of `converge`, and the weights' own."""
+
+    def computes(self, case: Case) -> tuple[object, ...]:
+        """How exchanges are judged, in which weights: rows of others are of another case."""
+        return (*super().computes(case), _weights.digest(*_trained(case)))
+
+
+WORKLOAD = Quality(
     name="quality",
     summary="A trained model's perplexity, and what exchanging a kernel costs it",
     axes={"B": "sequences a batch", "S": "bytes a sequence", "N": "steps that the weights were trained for"},
@@ -240,5 +264,6 @@ WORKLOAD = Workload(
     prepare=prepare,
     measure=measure,
     assemble=assemble,
+    definition=(text.synthetic, text.validation, answer.reference_module, tuple(LIMITS.items())),
     plans={},
 )

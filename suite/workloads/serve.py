@@ -25,6 +25,7 @@ import msgspec
 from ...registry.store.metric import Metric, Ratio
 from ...registry.store.record import Case, Measurement
 from ..definition import Option
+from ..measure.rounding import rounded
 from ..system import Assembly
 from . import _inference as inference
 from ._serving import children, latencies, load
@@ -487,12 +488,12 @@ class Run:
         found = self.found
         assert found is not None
         samples = figures(found, self.limits)
-        samples["server_start"] = inference.rounded([self.start_ms])
+        samples["server_start"] = rounded([self.start_ms])
         if self.probes:
             met = sorted(self.probes)
-            samples["slo_rate"] = inference.rounded([found.wanted.rate])
-            samples["probe_rate"] = inference.rounded([x for x, _ in met])
-            samples["probe_met"] = inference.rounded([y for _, y in met])
+            samples["slo_rate"] = rounded([found.wanted.rate])
+            samples["probe_rate"] = rounded([x for x, _ in met])
+            samples["probe_met"] = rounded([y for _, y in met])
         return Measurement(samples=samples, timer="monotonic", remarks=remarks(found, self.system.checked))
 
 
@@ -533,7 +534,7 @@ def figures(found: Loaded, limits: tuple[float, float] | None) -> dict[str, tupl
     for name in ("scheduled", "sent", "first", "last", "end"):
         stamps = [(getattr(x, name) - found.begin_ns) * latencies.MS for x in whole]
         values[f"stamp_{name}"] = latencies.thinned(stamps, STAMPED)
-    return {name: inference.rounded(x) for name, x in values.items() if x}
+    return {name: rounded(x) for name, x in values.items() if x}
 
 
 def remarks(found: Loaded, checked: bool) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from ...registry.store.metric import Equivalence, Metric, Ratio
 from ...registry.store.record import Case, Measurement
 from ..catalog import Catalog
 from ..definition import grid
+from ..measure.rounding import rounded
 from ..system import NO_CHANGES, Assembly
 from ..workload import Workload
 from . import _expected as answer
@@ -287,28 +288,28 @@ class Program:
 
         r = self.recipe
         found: dict[str, tuple[float, ...]] = {
-            "step": _rounded(samples),
-            "tokens_per_s": _rounded([r.tokens / (x * 1e-3) for x in samples]),
-            "first_step": _rounded([self.first_ms]),
+            "step": rounded(samples),
+            "tokens_per_s": rounded([r.tokens / (x * 1e-3) for x in samples]),
+            "first_step": rounded([self.first_ms]),
             "host_peak": (float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),),
         }
         if self.cuda:
-            found["mfu"] = _rounded([r.mfu(x) for x in samples])
+            found["mfu"] = rounded([r.mfu(x) for x in samples])
             peaks = zip(*self.group.every(self.peaks), strict=True)
             found["peak_allocated"], found["peak_reserved"] = ((float(max(x)),) for x in peaks)
         shared = self.prepared
         if shared.rates is None:
             shared.rates = rates(self.session.device, r.products)
         if shared.rates is not None:
-            found["limit_fraction"] = _rounded([r.limit_ms(*shared.rates) / median(samples)])
+            found["limit_fraction"] = rounded([r.limit_ms(*shared.rates) / median(samples)])
         if (alone := self.window.alone()) is not None:
-            found["exposed_communication"] = _rounded([max(0.0, median(samples) - median(alone))])
+            found["exposed_communication"] = rounded([max(0.0, median(samples) - median(alone))])
         if (power := watch.power()) is not None:
-            found["energy_per_token"] = _rounded([power * median(samples) * 1e-3 / r.tokens])
-        found |= {name: _rounded([value]) for name, value in self.errors.items()}
+            found["energy_per_token"] = rounded([power * median(samples) * 1e-3 / r.tokens])
+        found |= {name: rounded([value]) for name, value in self.errors.items()}
         losses = [float(x) for x in self.window.losses]
         if all(map(_finite, losses)):  # after hundreds of steps on random tokens a loss may be anything
-            found["loss"] = _rounded(losses)
+            found["loss"] = rounded(losses)
             found["loss_step"] = tuple(float(i) for i in range(len(losses)))
         return Measurement(
             samples=found,
@@ -321,10 +322,6 @@ class Program:
 
 def _finite(x: float) -> bool:
     return abs(x) < float("inf")
-
-
-def _rounded(values: list[float]) -> tuple[float, ...]:
-    return tuple(float(f"{x:.7g}") for x in values)
 
 
 @dataclass(frozen=True, kw_only=True)

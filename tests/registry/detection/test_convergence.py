@@ -7,11 +7,9 @@ import math
 import numpy as np
 import pytest
 from kernelmark.registry.detection.convergence import (
-    at,
     at_step,
     matched,
     rate_tried,
-    reached,
     steps_ratio,
 )
 from kernelmark.registry.store.metric import Equivalence
@@ -60,15 +58,6 @@ def test_an_arm_worsened_by_half_a_percent_is_called_worse_nine_times_in_ten():
 def curve(speed: float = 1.0, steps: int = 100) -> list[tuple[float, float]]:
     """A loss that falls as a power of the step, some times as fast."""
     return [(float(x), 2.0 * (1 + speed * x / 10) ** -0.3) for x in range(0, steps + 1, 10)]
-
-
-def test_where_a_loss_is_reached():
-    line = [(0.0, 4.0), (10.0, 2.0), (20.0, 1.0)]
-    assert reached(line, 3.0) == 5.0
-    assert reached(line, 1.5) == 15.0
-    assert reached(line, 5.0) == 0.0
-    assert reached(line, 0.5) is None
-    assert at(line, 15) == 1.5
 
 
 def test_the_same_curve_takes_as_many_steps_noise_or_not():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from kernelmark.registry.store.record import Case
 from kernelmark.suite.measure import cache
-from kernelmark.suite.measure.device import Cpu, Cuda, TimerUnavailable
+from kernelmark.suite.measure.device import Cpu, Cuda, TimerUnavailable, opened
 
 CASE = Case("x", "x", {}, {}, "fp32", "forward", "", 8, 0)
 
@@ -56,6 +56,13 @@ def test_garbage_waits_while_memory_is_measured(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ZeroDivisionError):
         Cuda().peak_memory(lambda: 1 // 0)
     assert (seen, gc.isenabled()) == ([False], True)
+
+
+def test_a_device_is_opened_by_its_kind(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cache, "LARGEST_FLUSH", 1 << 16)
+    monkeypatch.setattr(Cuda, "open", Cuda)
+    assert isinstance(opened("cpu"), Cpu)
+    assert isinstance(opened("cuda"), Cuda)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import os
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from kernelmark.registry.store.record import Case
 from kernelmark.suite import cli
 from kernelmark.suite.measure.device import Cpu
 from kernelmark.suite.measure.session import Session
@@ -14,7 +19,7 @@ from kernelmark.suite.measure.stages import Stages
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect, Unavailable
 from kernelmark.suite.system import Assembly, Changes, System
-from kernelmark.suite.workloads import quality
+from kernelmark.suite.workloads import _text, _weights, converge, quality
 from kernelmark.suite.workloads._lm_eval import accuracy, language_model, score
 
 S = 32
@@ -31,7 +36,7 @@ def made(tmp_path_factory) -> str:
         cli.run_command(cli.cli, [*arguments, "--sequence", str(S), "--device", "cpu"])
     patch.undo()
     assert not ended.value.code
-    assert [x.name for x in folder.iterdir()] == ["gpt2-tiny-synthetic-30.pt"]
+    assert [x.name for x in folder.iterdir()] == ["gpt2-tiny-synthetic-30-B4-S32-seed0-fp32.pt"]
     return str(folder)
 
 
@@ -41,20 +46,22 @@ def exchange(made, catalog, monkeypatch):
     monkeypatch.setenv("KERNELMARK_CHECKPOINTS", made)
 
     def do(system: System, parts: dict | None = None, steps: int = 30, **options: str):
-        options = {"model": "gpt2-tiny", "data": "synthetic", **options}
-        case = quality.WORKLOAD.case({"B": 4, "S": S, "N": steps}, "fp32", "program", **options)
+        case = planned(steps, **options)
         session = Session(Cpu(), 3, 0, Sampling(), Stages())
         trainer = quality.assemble(case, Assembly(system, catalog))
         if parts:
             given = trainer.parts
             trainer.parts = lambda device: given(device) | parts
-        return quality.measure(case, trainer, session, quality.prepare(case, session)).samples
+        return quality.measure(case, trainer, session, quality.prepare(case, session))
 
     return do
 
 
-def test_the_same_kernels_cost_nothing(exchange):
-    found = exchange(System("torch"))
+def test_the_same_kernels_cost_nothing(exchange, made):
+    measured = exchange(System("torch"))
+    found = measured.samples
+    weights = next(Path(made).iterdir()).read_bytes()
+    assert measured.remarks == (f"weights of SHA-256 {hashlib.sha256(weights).hexdigest()[:16]}",)
     assert found["kl"][0] < 1e-8
     assert found["top1_agreement"] == (1.0,)
     assert abs(found["quality_change"][0]) < 1e-6
@@ -64,7 +71,7 @@ def test_the_same_kernels_cost_nothing(exchange):
 
 
 def test_eight_bits_cost_a_little(exchange):
-    found = exchange(System("fp8", changes=Changes(products="e4m3_rowwise")))
+    found = exchange(System("fp8", changes=Changes(products="e4m3_rowwise"))).samples
     assert 1e-6 < found["kl"][0] < 2e-2
     assert found["quality_change"][0] != 0
 
@@ -78,7 +85,7 @@ def test_a_wrong_kernel_is_incorrect(exchange):
 
 
 def test_another_function_is_told_and_not_refused(exchange):
-    found = exchange(System("linear", changes=Changes(attention="linear")))
+    found = exchange(System("linear", changes=Changes(attention="linear"))).samples
     assert found["kl"][0] > 1e-5
 
 
@@ -87,6 +94,77 @@ def test_what_is_not_here_says_how_to_make_it(exchange):
         exchange(System("torch"), steps=31)
     with pytest.raises(NotImplementedError, match="parts are exchanged"):
         exchange(System("torch", execution="compile"))
+
+
+def planned(steps: int = 30, **options: str) -> Case:
+    options = {"model": "gpt2-tiny", "data": "synthetic", **options}
+    return quality.WORKLOAD.case({"B": 4, "S": S, "N": steps}, "fp32", "program", **options)
+
+
+def test_other_weights_are_another_case(made, monkeypatch, tmp_path):
+    """Whatever their file's name says; and a process that finds others than were planned with measures nothing."""
+    monkeypatch.setenv("KERNELMARK_CHECKPOINTS", made)
+    before = planned()
+    assert planned().spec == before.spec
+    monkeypatch.setenv("KERNELMARK_CHECKPOINTS", str(tmp_path))
+    absent = planned()
+    found = _weights.Checkpoint(next(Path(made).iterdir())).load("cpu")
+    trained = converge.WORKLOAD.case(
+        {"B": 4, "S": S, "N": 30}, "fp32", "program", model="gpt2-tiny", data="synthetic"
+    )
+    assert (
+        _weights.save(trained, 0, {name: 2 * x for name, x in found.items()}).name
+        == next(Path(made).iterdir()).name
+    )
+    after = planned()
+    assert before.name == absent.name == after.name
+    assert len({before.spec, absent.spec, after.spec}) == 3
+    for case in (before, absent):
+        with pytest.raises(Unavailable, match="data: the checkpoint here is another"):
+            quality.prepare(case, Session(Cpu(), 3, 0, Sampling(), Stages()))
+
+
+def test_weights_of_other_options_stand_beside_each_other_and_are_not_guessed(monkeypatch, tmp_path):
+    monkeypatch.setenv("KERNELMARK_CHECKPOINTS", str(tmp_path))
+    options = {"model": "gpt2-tiny", "data": "synthetic"}
+    for B, sequence, dtype, seed in (
+        (4, 32, "fp32", 0),
+        (8, 32, "fp32", 0),
+        (4, 64, "fp32", 0),
+        (4, 32, "bf16", 0),
+        (4, 32, "fp32", 1),
+    ):
+        case = converge.WORKLOAD.case({"B": B, "S": sequence, "N": 30}, dtype, "program", **options)
+        _weights.save(case, seed, {"x": torch.zeros(1)})
+    assert len(list(tmp_path.iterdir())) == 5
+    with pytest.raises(
+        Unavailable, match=r"data: 5 checkpoints here, gpt2-tiny-synthetic-30-B4-S32-seed0-bf16\.pt, "
+    ):
+        quality.prepare(planned(), Session(Cpu(), 3, 0, Sampling(), Stages()))
+
+
+def test_the_model_and_the_data_are_of_the_case(monkeypatch):
+    """What their definitions say is in the hash, as of `converge`."""
+    before = planned().spec
+    monkeypatch.setattr(_text, "SYNTHETIC", {"train": 1, "validation": 1})
+    assert planned().spec != before
+    model = converge.read(planned()).chosen.model
+    assert {model.module, model.weights} <= {x for x in quality.WORKLOAD.computes(planned()) if callable(x)}
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error(monkeypatch, tmp_path, capsys):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("KERNELMARK_CHECKPOINTS", str(tmp_path))
+    monkeypatch.setattr(os, "fsync", full)
+    arguments = ["checkpoint", "gpt2-tiny", "--data", "synthetic", "--steps", "1", "--batch", "1"]
+    with pytest.raises(SystemExit) as ended:
+        cli.run_command(cli.cli, [*arguments, "--sequence", "16", "--device", "cpu"])
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (2, "")
+    assert "gpt2-tiny-synthetic-1-B1-S16-seed0-fp32.pt: No space left on device" in said.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_model_is_refused(capsys):
@@ -128,7 +206,7 @@ def test_lm_eval_is_asked_through_its_own_interface(exchange, monkeypatch):
     assert accuracy("piqa", lm, 5) == 1.0
     long = lm.loglikelihood_rolling([SimpleNamespace(args=("abcdefghijkl",))])
     assert long[0] < 0
-    found = exchange(System("torch"), task="piqa")
+    found = exchange(System("torch"), task="piqa").samples
     assert found["task_accuracy"][0] in (0.0, 1.0)
 
     def offline(**asked):

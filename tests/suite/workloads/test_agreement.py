@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from kernelmark.registry.detection.quality import exchanged
+from kernelmark.suite.workloads._agreement import exchanged
 
 
 @pytest.mark.parametrize(
