@@ -82,9 +82,15 @@ def build(
     """Adds journals to the site in `output`, and writes what changed.
 
     `expected` is what exists, `times` says when commits were made, in seconds since 1970. `fresh` forgets what the
-    site holds first. Raises `InputError`
-    where the folder is no site's or nothing could be read.
+    site holds first. Raises `InputError` where the folder is no site's, nothing could be read, or forgetting would
+    delete a source.
     """
+    below = [x for x in sources if output.resolve() in x.resolve().parents]
+    if fresh and below:
+        raise InputError(
+            f"{below[0]} lies below {output}, and --fresh deletes what the site holds before it is read; copy the "
+            "journals elsewhere first, or leave --fresh out."
+        )
     site = _Site(output, settings, fresh)
     site.take_in(sources)
     if not site.ledger.runs():
@@ -140,15 +146,19 @@ class _Site:
             seen.add(digest)
             found = facts(journal)
             run = run_of(journal, found)
-            if self.ledger.take_in(digest, run, found):
-                self.built.added += run.name not in known
-                known.add(run.name)
+            digests = {digest}
+            if self.ledger.counts(run):
+                # First the files: a journal that is counted as read is not looked at again, even by the build
+                # after one that was killed.
                 pages.built = units.moment(run.created)
                 self._write(f"run/{run.file}.html", pages.run(journal, run, found))
                 if self.settings.journals == COPIED:
                     copy = raw if path.suffix == ".gz" else gzip.compress(raw, mtime=0)
-                    self.ledger.note(hashlib.sha256(copy).hexdigest())
+                    digests.add(hashlib.sha256(copy).hexdigest())
                     self._write(f"journals/{run.file}.jsonl.gz", copy)
+                self.built.added += run.name not in known
+                known.add(run.name)
+            self.ledger.take_in(digests, run, found)
         self.ledger.remember([("style", style, b"")])
 
     def _style(self) -> str:

@@ -58,26 +58,27 @@ class Ledger:
         """Digests of the journals that were read."""
         return {digest for (digest,) in self._connection.execute("SELECT digest FROM seen")}
 
-    def note(self, digest: str) -> None:
-        """Counts a journal as read: what lies in the site is the same journal as the one it was made of."""
-        with self._connection as transaction:
-            transaction.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest,))
+    def counts(self, run: Run) -> bool:
+        """Whether this journal counts: of two of one run it is the one with more."""
+        known = self._connection.execute("SELECT about FROM runs WHERE name = ?", (run.name,)).fetchone()
+        if known is None:
+            return True
+        other = _run_decoder.decode(known[0])
+        return (other.timed, other.rows) <= (run.timed, run.rows)
 
-    def take_in(self, digest: str, run: Run, found: Iterable[Fact]) -> bool:
-        """Keeps a journal's facts. Of two journals of one run the one with more counts; False for the other."""
-        self.note(digest)
+    def take_in(self, digests: Iterable[str], run: Run, found: Iterable[Fact]) -> None:
+        """Counts a journal as read, by its own digest and that of its copy in the site, and keeps its facts if it
+        is the one that counts: all of that or nothing.
+        """
         with self._connection as transaction:
-            known = transaction.execute("SELECT about FROM runs WHERE name = ?", (run.name,)).fetchone()
-            if known is not None:
-                other = _run_decoder.decode(known[0])
-                if (other.timed, other.rows) > (run.timed, run.rows):
-                    return False
+            transaction.executemany("INSERT OR IGNORE INTO seen VALUES (?)", [(x,) for x in digests])
+            if not self.counts(run):
+                return
             transaction.execute("DELETE FROM facts WHERE run = ?", (run.name,))
             transaction.execute("INSERT OR REPLACE INTO runs VALUES (?,?)", (run.name, _encode(run)))
             transaction.executemany(
                 "INSERT INTO facts VALUES (?,?,?)", [(run.name, x.operator, _encode(x)) for x in found]
             )
-        return True
 
     def runs(self) -> list[Run]:
         """All runs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from pathlib import Path
 
 import filelock
@@ -13,7 +15,7 @@ from .shards import shards_of
 
 
 def files_of(home: Home, run: str) -> list[Path]:
-    """The files of a run that are there: journal, shards, report, logs."""
+    """What is there of a run: journal, shards, report, logs, and the folder that it would go on from."""
     path = home.paths().get(run)
     shards = shards_of(home, run)
     places = [
@@ -23,18 +25,27 @@ def files_of(home: Home, run: str) -> list[Path]:
         home.logs / f"{run}.log",
         *(home.logs / f"{x.stem}.log" for x in shards),
     ]
-    return [x for x in places if x.is_file()]
+    scratch = home.scratch / run
+    return [*(x for x in places if x.is_file()), *([scratch] if scratch.is_dir() else [])]
 
 
 def remove(home: Home, run: str) -> None:
-    """Deletes them, and the run's label. Raises `InputError` for a run that is being measured."""
-    lock = home.journal(run).with_suffix(".lock")
+    """Deletes them, and the run's label. Raises `InputError` for a run of which anything is being measured."""
+    # A shard that has only just begun has its lock, and no journal yet.
+    locks = {x.with_suffix(".lock") for x in (home.journal(run), *shards_of(home, run))}
+    locks |= set(home.shards.glob(f"{run}.*-of-*.lock"))
     try:
         if home.journals.is_dir():
-            with filelock.FileLock(lock, timeout=0):
+            with contextlib.ExitStack() as held:
+                for lock in sorted(locks):
+                    held.enter_context(filelock.FileLock(lock, timeout=0))
                 for path in files_of(home, run):
-                    path.unlink(missing_ok=True)
-                lock.unlink(missing_ok=True)
+                    if path.is_dir():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink(missing_ok=True)
+                for lock in locks:
+                    lock.unlink(missing_ok=True)
     except filelock.Timeout:
         raise InputError(f"run {run} is being measured; end that first.") from None
     except OSError as error:

@@ -116,9 +116,10 @@ class Store:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._client = connection.client
-        self._bulk = (
-            None if connection.database is None else Bulk.open(connection.database, connection.experiment_id)
-        )
+        self._bulk: Bulk | None = None
+        if connection.database is not None:
+            with connection.reachable():
+                self._bulk = Bulk.open(connection.database, connection.experiment_id)
 
     @classmethod
     def open(cls, uri: str | None, home: Home) -> Store:

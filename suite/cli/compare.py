@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from ...registry.errors import InputError
 from ...registry.store.home import Home
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ...registry.analysis.selection import Selection
 
 NOTHING_COMPARABLE = 4
+COMMANDLINE = ParameterSource.COMMANDLINE
 
 
 @click.command("compare")
@@ -58,6 +60,9 @@ def command_compare(
     is `regression_detector`'s to say. Exit code 4 if no row can be compared, else 0.
     """
     if by == "device":
+        if ignored := [x for x in ("only_changed", "sort") if ctx.get_parameter_source(x) is COMMANDLINE]:
+            named = " and ".join(f"--{x.replace('_', '-')}" for x in ignored)
+            raise click.UsageError(f"--by device does not take {named}: leave it out, or compare two runs.")
         _devices(runs, selection, form)
         return
     if len(runs) > 2:

@@ -48,6 +48,8 @@ def command_doctor(device: str | None, world: int | None, as_json: bool, quick: 
     from ..doctor.training import planted_arms
     from ..run.supervisor import Silent
 
+    if training and quick:
+        raise InputError("--training has no quick form: leave --quick or --training out.")
     chosen = device_named(device)
     if world is not None and chosen == "cuda" and world > gpus_here():
         raise InputError(f"--gpus {world}: there are {gpus_here()} GPUs here.")

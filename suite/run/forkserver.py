@@ -32,6 +32,8 @@ READY = b"ready"
 START_S = 60.0
 """Loading torch from a cold disk may take so long."""
 ANSWER_S = 10.0
+ADOPTED_S = 10.0
+"""How long a worker waits to become the supervisor's child; where that was killed, it never will."""
 END_S = 5.0
 SHIFT_PAGES = 4096
 """The random distance is below so many pages: 16 MiB."""
@@ -74,6 +76,8 @@ class ForkServer:
     def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self._process = process
         self._channel = channel
+        self.dead = False
+        """Whether it failed to answer once: what it says later would be taken for the next answer."""
 
     @classmethod
     def start(cls, python: Path) -> ForkServer | None:
@@ -103,14 +107,24 @@ class ForkServer:
         return None
 
     def fork(self, stdin: int, output: int, pipe: int) -> Forked | None:
-        """A worker with these file descriptors; None if the server is gone."""
+        """A worker with these file descriptors; None if the server is gone or does not answer, for good then.
+
+        One that did not answer may fork all the same, later: nothing may be written to this `stdin` any more.
+        """
+        if self.dead:
+            return None
         try:
             self._channel.settimeout(ANSWER_S)
             socket.send_fds(self._channel, [b"fork"], [stdin, output, pipe])
             answer = self._channel.recv(32)
         except OSError:
+            answer = b""
+        if not answer:
+            self.dead = True
+            self._process.kill()
+            self._channel.close()
             return None
-        return Forked(int(answer)) if answer else None
+        return Forked(int(answer))
 
     def close(self) -> None:
         """Ends the server; workers that it forked are the supervisor's."""
@@ -129,10 +143,11 @@ class ForkServers:
         self._servers: dict[Path, ForkServer | None] = {}
 
     def of(self, python: Path) -> ForkServer | None:
-        """The server of an interpreter; None where it cannot have one."""
+        """The server of an interpreter; None where it cannot have one, or has one no more."""
         if python not in self._servers:
             self._servers[python] = ForkServer.start(python) if sys.platform == "linux" else None
-        return self._servers[python]
+        server = self._servers[python]
+        return None if server is None or server.dead else server
 
     def __enter__(self) -> ForkServers:
         return self
@@ -209,7 +224,10 @@ def _become_worker(descriptors: list[int], supervisor: int) -> NoReturn:
             os.dup2(descriptor, place)
         os.close(stdin)
         os.close(output)
+        until = time.monotonic() + ADOPTED_S
         while os.getppid() != supervisor:  # the one between has not ended yet
+            if time.monotonic() > until:
+                os._exit(1)
             time.sleep(0.001)
         shift = mmap.mmap(-1, random.SystemRandom().randrange(1, SHIFT_PAGES) * mmap.PAGESIZE)
         worker.main(pipe)

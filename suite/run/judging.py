@@ -2,11 +2,13 @@
 beside the best peer, and what did the defences find.
 
 The file is a root of its own for the time of the judgement, and its kernel runs in worker processes of its own, in
-turns with those of its peers, without a network where the system lets us take it away.
+turns with those of its peers, without the user's secrets in their environment, and without a network where the
+system lets us take it away.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import random
@@ -16,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
@@ -48,6 +51,8 @@ UNSEEN = 4
 ONCE = Sampling(min_samples=6, max_samples=6, min_seconds=0, max_seconds=0.1, warmup_s=0)
 """For shapes that are only checked."""
 REPLICATES = 3
+SECRET = ("*_KEY", "*_TOKEN", "*_SECRET*", "*PASSWORD*", "AWS_*")
+"""Variables that the candidate does not get, beside those that an endpoint names in `needs`."""
 SHARE_OF_CHECKS = 0.4
 """Of the time, for the shapes; the rest is for the comparison with peers."""
 
@@ -105,7 +110,7 @@ class Judge:
             operator = Catalog.default().operator(self.operator)
             _place(self.file, root, self.operator, self.device)
             catalog = Catalog((*Catalog.default().roots, Root(root)))
-            python, network = apart(Path(folder), root)
+            python, network = apart(Path(folder), root, secret_variables(catalog))
             known = plans.load("quick", catalog, self.device, [self.operator])
             unseen = unseen_cases(operator, known.cases, random.Random(self.seed))
             checks = Plan("shapes", (*known.cases, *unseen), 1, ("cold",), ONCE, known.deadline_s)
@@ -119,7 +124,8 @@ class Judge:
             speed = _speeds(timed, bench.name) if timed is not None else ()
             records = [*(checked.records if checked else ()), *(timed.records if timed else ())]
             ours = [x for x in records if x.implementation == bench.name]
-            wrong = any(x.ok is False for x in shapes) or any(x.status not in HONEST for x in ours)
+            others = _others(records, bench.name)
+            wrong = any(_counts(x, others.get(x.case.name, ())) for x in ours)
             right = False if wrong else True if any(x.ok for x in shapes) else None
             return Judgement(
                 operator=self.operator,
@@ -194,8 +200,34 @@ def _place(file: Path, root: Path, operator: str, device: str) -> None:
         raise InputError(f"kernel file {file} cannot be read: {error.strerror or error}.") from None
 
 
-def apart(folder: Path, root: Path) -> tuple[Path, str]:
-    """A Python for workers that sees the root, and no network where `unshare` can take it away; and whether."""
+def secret_variables(catalog: Catalog) -> list[str]:
+    """The variables set here that a judged kernel has no business with, by their names."""
+    needed = {
+        name
+        for root in catalog.roots
+        for path in root.files("baselines").values()
+        for name in _needs(path.read_text(encoding="utf-8"))
+    }
+    return sorted(
+        x for x in os.environ if x in needed or any(fnmatchcase(x.upper(), pattern) for pattern in SECRET)
+    )
+
+
+def _needs(source: str) -> Iterator[str]:
+    """What a provider's file assigns to `needs`, as it stands there: nothing of it is imported."""
+    for node in ast.walk(ast.parse(source)) if "needs" in source else ():
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(x, ast.Name) and x.id == "needs" for x in targets):
+            value = getattr(node, "value", None)
+            for x in ast.walk(value) if isinstance(value, ast.AST) else ():
+                if isinstance(x, ast.Constant) and isinstance(x.value, str):
+                    yield x.value
+
+
+def apart(folder: Path, root: Path, without: Sequence[str] = ()) -> tuple[Path, str]:
+    """A Python for workers that sees the root and has none of the variables in `without`, and no network where
+    `unshare` can take it away; and whether.
+    """
     cut = [shutil.which("unshare") or "unshare", "--map-root-user", "--net"]
     try:
         done = subprocess.run([*cut, "true"], capture_output=True, text=True, timeout=10, check=False)
@@ -203,7 +235,8 @@ def apart(folder: Path, root: Path) -> tuple[Path, str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         refused = str(error)
     roots = os.pathsep.join(x for x in (os.environ.get("KERNELMARK_PATH"), str(root)) if x)
-    command = shlex.join([*([] if refused else cut), sys.executable])
+    unset = ["env", *(y for x in without for y in ("-u", x))]
+    command = shlex.join([*unset, *([] if refused else cut), sys.executable])
     script = folder / "python"
     script.write_text(f'#!/bin/sh\nKERNELMARK_PATH={shlex.quote(roots)} exec {command} "$@"\n')
     script.chmod(0o700)
@@ -230,25 +263,35 @@ def unseen_cases(operator: Operator, known: Sequence[Case], draw: random.Random)
     return tuple(found.values())
 
 
-def _shapes(journal: Journal | None, name: str) -> Iterator[Shape]:
-    """How each case ended. A wrong answer is one whoever else has none; another failure that its peers share is
-    not held against it.
+def _others(records: Sequence[Record], name: str) -> dict[str, set[str]]:
+    """How a case ended for the candidate's peers, by the case's name."""
+    found: dict[str, set[str]] = {}
+    for x in records:
+        if x.implementation != name:
+            found.setdefault(x.case.name, set()).add(x.status)
+    return found
+
+
+def _counts(mine: Record, others: Collection[str]) -> bool:
+    """Whether how the candidate ended is held against it. A wrong answer is one whoever else has none; another
+    failure that all of its peers share is not.
     """
-    by_case: dict[str, dict[str, Record]] = {}
-    for x in journal.records if journal else ():
-        by_case.setdefault(x.case.name, {})[x.implementation] = x
-    for case, ended in by_case.items():
-        mine = ended.get(name)
-        if mine is None:
-            continue
-        others = [x.status for x in ended.values() if x is not mine]
-        excused = mine.status != "incorrect" and others and "ok" not in others
+    if mine.status == "incorrect":
+        return True
+    return mine.status not in HONEST and (not others or "ok" in others)
+
+
+def _shapes(journal: Journal | None, name: str) -> Iterator[Shape]:
+    """How each case ended."""
+    others = _others(journal.records if journal else (), name)
+    ended = {x.case.name: x for x in (journal.records if journal else ()) if x.implementation == name}
+    for case, mine in ended.items():
         if mine.status == "ok":
             yield Shape(case, True)
-        elif mine.status == "unsupported" or excused:
-            yield Shape(case, None, mine.reason)
-        else:
+        elif _counts(mine, others.get(case, ())):
             yield Shape(case, False, f"{mine.status}: {mine.reason}")
+        else:
+            yield Shape(case, None, mine.reason)
 
 
 def _speeds(journal: Journal, name: str) -> tuple[Speed, ...]:

@@ -108,9 +108,14 @@ class Worker:
         self._reader, writer = os.pipe()
         stdin, asked = os.pipe()
         try:
-            self._process = (server and server.fork(stdin, self._output.writer, writer)) or _started(
-                python, stdin, self._output.writer, writer, variables or {}
-            )
+            forked = server.fork(stdin, self._output.writer, writer) if server else None
+            if server and forked is None:
+                # A fork that comes late holds this pipe too: there it reads its end, never the task.
+                unused = stdin, asked
+                stdin, asked = os.pipe()
+                for descriptor in unused:
+                    os.close(descriptor)
+            self._process = forked or _started(python, stdin, self._output.writer, writer, variables or {})
         except BaseException:
             os.close(asked)
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 from collections.abc import Sequence
@@ -14,8 +13,7 @@ from ...registry.store.journal import Journal, read, read_header
 from ...registry.store.record import Key, Request
 from ..catalog import Catalog
 from ..plan import Cell, Plan
-from .process import OutOfTime
-from .supervisor import Listener, NotResumable, Run, Silent
+from .supervisor import Listener, NotResumable, OutOfBudget, Run, Silent
 
 
 @dataclass(frozen=True)
@@ -85,13 +83,13 @@ def measure(
         request=Request(verifies=published.header.run),
         ceilings=False,
         until=time.monotonic() + budget_s,
+        keeps_cells=True,
         listener=listener or Silent(),
     )
-    with contextlib.suppress(OutOfTime):
-        run.execute()
-    if not run.path.exists():
-        raise InputError(f"nothing could be measured within {budget_s:g} s; give it more with --budget.")
-    return read(run.path)
+    try:
+        return read(run.execute())
+    except OutOfBudget:
+        raise InputError(f"nothing could be measured within {budget_s:g} s; give it more with --budget.") from None
 
 
 def verifications(home: Home, run: str) -> Sequence[Journal]:

@@ -175,6 +175,8 @@ class Run:
     world: int = 1
     """The largest world of the plan that it is a part of, where its own cases have none as large."""
     until: float = math.inf
+    keeps_cells: bool = False
+    """Whether a time that ends leaves fewer replicates of all cells; else later replicates leave cells out."""
     listener: Listener = field(default_factory=Silent)
     python: Callable[[str], Path | None] = interpreter
     servers: ForkServers | None = None
@@ -227,7 +229,7 @@ class Run:
 
     def _affordable(self, replicate: int) -> Sequence[Cell]:
         """The cells that the time left suffices for, by what they took so far: all, without a limit."""
-        if replicate == 0 or self.until == math.inf or self._writer is None:
+        if replicate == 0 or self.until == math.inf or self.keeps_cells or self._writer is None:
             return self.cells
         left_s = (self.until - time.monotonic()) / (self.plan.replicates - replicate)
         cost = budget.estimate(self.plan, read(self.path).records, self.device)

@@ -157,6 +157,9 @@ class Response:
         return True
 
     def _events(self, fresh: bytearray) -> list[bytes]:
+        if self._text.endswith(b"\r"):  # a CRLF that was cut between two reads
+            del self._text[-1:]
+            fresh[:0] = b"\r"
         self._text += fresh.replace(b"\r\n", b"\n") if b"\r" in fresh else fresh
         if len(self._text) > BODY:
             raise Malformed("an event is too large")

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 import pytest
 from kernelmark.registry.errors import InputError
-from kernelmark.registry.site import data, exports
-from kernelmark.registry.site.build import Built, Settings, build
+from kernelmark.registry.site import data, exports, ledger
+from kernelmark.registry.site.build import Built, Settings, _Site, build
 from kernelmark.registry.site.data import inlined
 from kernelmark.registry.site.facts import facts, file_name, run_of
 from kernelmark.registry.site.pages import Pages
@@ -325,3 +326,28 @@ def test_fresh_forgets_what_the_site_holds_and_leaves_what_is_not_its_own(site: 
     assert build(site[2][2:3], tmp_path, Settings(), {}, fresh=True).runs == 1
     assert [x.name for x in (tmp_path / "run").iterdir()] == ["run-02.html"]
     assert (tmp_path / "CNAME").is_file()
+
+
+@pytest.mark.parametrize("when", ["page", "copy", "facts"])
+def test_a_build_that_is_killed_loses_no_page(
+    when: str, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(site[2][:1], tmp_path, Settings(), {})
+    with monkeypatch.context() as patched:
+        write = _Site._write
+
+        def killed(self: _Site, name: str, text: str | bytes) -> None:
+            if name.startswith({"page": "run/", "copy": "journals/"}[when]):
+                raise KeyboardInterrupt
+            write(self, name, text)
+
+        if when == "facts":
+            patched.setattr(ledger, "_encode", MagicMock(side_effect=KeyboardInterrupt))
+        else:
+            patched.setattr(_Site, "_write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            build(site[2][1:2], tmp_path, Settings(), {})
+    assert build(site[2][1:2], tmp_path, Settings(), {}).added == 1
+    assert (tmp_path / "run" / "run-01.html").is_file()
+    assert (tmp_path / "journals" / "run-01.jsonl.gz").is_file()
+    assert build([], tmp_path, Settings(), {}).rows == build(site[2][:2], tmp_path / "whole", Settings(), {}).rows

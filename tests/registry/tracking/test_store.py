@@ -24,6 +24,7 @@ from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import Journal, parse
 from kernelmark.registry.tracking import bulk
+from kernelmark.registry.tracking.connection import Connection
 from kernelmark.registry.tracking.entries import Entry
 from kernelmark.registry.tracking.store import Store, StoreError, sync
 
@@ -413,3 +414,10 @@ def test_names_that_mlflow_might_refuse_are_its_business(home: Home) -> None:
     assert not found.takes(replace(entry, metrics={"../odd": 1.0}))
     assert not found.takes(replace(entry, tags={"naïve": "x"}))
     assert not found.takes(replace(entry, name="x" * 300))
+
+
+def test_a_database_that_fails_once_it_is_open_is_said(tmp_path: Path) -> None:
+    damaged = tmp_path / "text.db"
+    damaged.write_text("this is no database, and long enough to be told from one" * 20)
+    with pytest.raises(StoreError, match="not a database.*\n.*Nothing is lost"):
+        Store(Connection(None, f"sqlite:///{damaged}", "1", tmp_path / "lock", damaged))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.shell_completion import BashComplete
+from filelock import FileLock
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import encode
 from kernelmark.registry.store.record import Case, Footer, Header, Measurement, Record, Request
@@ -151,6 +152,22 @@ def test_deleting(home: Home, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_p
     code, _, err = call("runs", "delete", str(tmp_path / "other" / "journals" / f"{NEW}.jsonl"), "--yes")
     assert code == 2
     assert "is no run of .kernelmark" in err
+
+
+def test_a_run_is_deleted_whole_and_not_while_a_shard_is_measured(call: Call, home: Home) -> None:
+    (home.scratch / NEW).mkdir(parents=True)
+    (home.scratch / NEW / "state.pt").write_bytes(b"x")
+    lock = home.shards / f"{NEW}.2-of-4.lock"
+    home.shards.mkdir()
+    with FileLock(lock):
+        code, _, err = call("runs", "delete", NEW, "--yes")
+        assert code == 2
+        assert "is being measured; end that first" in err
+        assert home.journal(NEW).exists()
+    assert str(home.scratch / NEW) in call("runs", "delete", NEW)[1]
+    assert call("runs", "delete", NEW, "--yes")[0] == 0
+    assert not lock.exists()
+    assert not (home.scratch / NEW).exists()
 
 
 def test_the_home_of_the_user(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,17 @@ def test_a_folder_of_journals_becomes_a_site(tmp_path: Path) -> None:
     assert "1 added, 1 in all" in run("site", ONE / "1-base.jsonl.gz", "--output", out, "--fresh").output
 
 
+def test_fresh_does_not_delete_what_it_is_to_read(tmp_path: Path) -> None:
+    journals = tmp_path / "site" / "journals"
+    journals.mkdir(parents=True)
+    (tmp_path / "site" / "site.db").touch()
+    (journals / "a.jsonl.gz").write_bytes((ONE / "1-base.jsonl.gz").read_bytes())
+    done = run("site", journals, "--output", tmp_path / "site", "--fresh")
+    assert isinstance(done.exception, InputError)
+    assert "--fresh deletes what the site holds" in str(done.exception)
+    assert (journals / "a.jsonl.gz").is_file()
+
+
 def test_the_home_is_the_default(own_home: Path, tmp_path: Path) -> None:
     pytest.importorskip("jinja2", reason="Jinja2 is not installed")
     (own_home / "journals").mkdir(parents=True)
@@ -71,6 +82,16 @@ def test_wrong_usage_says_what_to_do(
     assert done.exception.exit_code == 2
     with pytest.raises(InputError, match=message):
         raise done.exception
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [(["--sort", "case"], "--sort"), (["--only-changed", "--sort", "change"], "--only-changed and --sort")],
+)
+def test_options_of_two_runs_are_not_ignored_for_devices(given: list[str], named: str) -> None:
+    done = run("compare", "--by", "device", *given, ONE / "1-base.jsonl.gz")
+    assert done.exit_code == 2
+    assert f"--by device does not take {named}:" in done.output
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from click.testing import CliRunner
+from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.record import Case, Header, Measurement, Record
@@ -293,3 +295,10 @@ def test_what_is_dishonest():
             found = seen(**{name: end})
             assert found.pop(f"dishonest: {name.replace('_', ' ')}") == "missed"
             assert set(found.values()) == {"caught"}
+
+
+def test_training_has_no_quick_form(monkeypatch):
+    monkeypatch.setattr(doctor, "machine", lambda *_: pytest.fail("examined all the same"))
+    done = CliRunner().invoke(cli.cli, ["doctor", "--training", "--quick", "--device", "cpu"])
+    assert isinstance(done.exception, InputError)
+    assert "leave --quick or --training out" in str(done.exception)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -109,6 +111,49 @@ def test_servers_end_with_their_supervisor(tmp_path, processes):
         assert processes.alive(pid)
         supervisor.kill()
     processes.wait_for(lambda: not processes.alive(pid), "the server's end")
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """A server that does not answer in time, and its end of the channel."""
+    monkeypatch.setattr(forkserver, "ANSWER_S", 0.05)
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(["sleep", "600"])
+    server = ForkServer(process, ours)
+    with theirs:
+        yield server, theirs
+    server.close()
+
+
+def test_an_answer_that_comes_late_is_nobodys(silent):
+    server, theirs = silent
+    all_ = ForkServers()
+    all_._servers[Path("python")] = server
+    assert all_.of(Path("python")) is server
+    assert server.fork(0, 1, 2) is None
+    with contextlib.suppress(BrokenPipeError):
+        theirs.sendall(b"123")
+    assert server.fork(0, 1, 2) is None
+    assert all_.of(Path("python")) is None
+
+
+def test_a_fork_that_comes_late_reads_no_task(tmp_path, silent):
+    server, theirs = silent
+    with Worker(TASK, Path("/bin/cat"), tmp_path / "log", server=server):
+        _, descriptors, _, _ = socket.recv_fds(theirs, 16, 3)
+        os.set_blocking(descriptors[0], False)
+        assert os.read(descriptors[0], 1 << 16) == b""  # its end, and nothing before it
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def test_a_worker_that_nobody_adopts_ends():
+    program = (
+        "import os; from kernelmark.suite.run import forkserver; forkserver.ADOPTED_S = 0.1\n"
+        "forkserver._become_worker([os.dup(0), os.dup(1), os.dup(2)], -1)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL, timeout=20, check=False)
+    assert done.returncode == 1
 
 
 def test_a_server_that_is_gone_costs_nothing_but_time(tmp_path, server):

@@ -10,9 +10,20 @@ from pathlib import Path
 import pytest
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.record import Case, Header, Measurement, Record
-from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.catalog import Catalog, Root
 from kernelmark.suite.cli import cli, run_command
-from kernelmark.suite.run.judging import UNSEEN, Shape, _found, _shapes, _speeds, apart, unseen_cases
+from kernelmark.suite.run import judging
+from kernelmark.suite.run.judging import (
+    UNSEEN,
+    Judge,
+    Shape,
+    _found,
+    _shapes,
+    _speeds,
+    apart,
+    secret_variables,
+    unseen_cases,
+)
 
 SEEN = Measurement({"latency": (1.0,) * 6}, "monotonic", remarks=("torch.backends: set to what it was",))
 
@@ -107,3 +118,48 @@ def test_a_kernel_that_is_wrong_on_other_shapes(
     assert len(ended_as) == 2 + UNSEEN
     assert all(ok == (case in ("N16", "N64")) for case, ok in ended_as.items())
     assert all(x.startswith("incorrect: verify: output: relative error 0.05") for x in found["found"])
+
+
+def test_what_nobody_can_run_leaves_the_judgement_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[list[Record]] = []
+    monkeypatch.setattr(judging._Bench, "measure", lambda *_: journal(*ended.pop(0)))
+    monkeypatch.setattr(judging, "apart", lambda *_: (tmp_path, "none"))
+    file = tmp_path / "softmax.py"
+    file.write_text("def softmax(x):\n    return x\n")
+
+    def right(*phases: list[Record]) -> bool | None:
+        ended[:] = phases
+        return Judge("softmax", file, "cpu", 1).judge().right
+
+    def both(case: str, mine: str, theirs: str) -> list[Record]:
+        return [record(case, "softmax", mine), record(case, "torch", theirs)]
+
+    monkeypatch.setattr(judging._Bench, "name", "softmax")
+    assert right(both("a", "error", "error"), both("a", "error", "error")) is None
+    fits = both("a", "ok", "ok")
+    assert right(fits + both("b", "error", "error"), fits + both("b", "error", "error")) is True
+    assert right(fits, fits + both("b", "crashed", "ok")) is False
+    assert right(fits, fits + both("b", "incorrect", "error")) is False
+
+
+def test_the_candidate_gets_no_secret_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = (
+        "OPENAI_API_KEY",
+        "hf_token",
+        "MY_SECRET_WORD",
+        "PGPASSWORD",
+        "AWS_REGION",
+        "OTHER_ACCOUNT",
+        "ODD.X_KEY",
+    )
+    for name in (*theirs, "OMP_PROC_BIND"):
+        monkeypatch.setenv(name, "canary")
+    provider = tmp_path / "own" / "baselines" / "other.py"
+    provider.parent.mkdir(parents=True)
+    provider.write_text("class Other:\n    needs: tuple[str, ...] = ('OTHER_ACCOUNT',)\n")
+    found = secret_variables(Catalog((*Catalog.default().roots, Root(tmp_path / "own"))))
+    assert set(theirs) <= set(found)
+    python, _ = apart(tmp_path, tmp_path / "candidate", found)
+    ask = "import os; print([x for x, y in os.environ.items() if y == 'canary'])"
+    said = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "['OMP_PROC_BIND']"

@@ -13,8 +13,8 @@ from kernelmark.registry.store.record import Header, Measurement
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.cli import cli, run_command
-from kernelmark.suite.run.repeating import draw, verifications
-from kernelmark.suite.run.supervisor import NotResumable
+from kernelmark.suite.run.repeating import draw, measure, verifications
+from kernelmark.suite.run.supervisor import NotResumable, Run
 
 
 @pytest.fixture
@@ -78,3 +78,27 @@ def test_a_verification_is_a_run_that_names_the_one_it_verifies(published, tmp_p
     assert again.header.run == found["verification"]
     assert again.header.seed == found["seed"]
     assert {(x.implementation, x.status) for x in again.records} == {("plain", "ok")}
+
+
+def test_a_budget_leaves_fewer_processes_and_not_fewer_rows(published, tmp_path, monkeypatch):
+    kept = []
+
+    def execute(run):
+        run.path.parent.mkdir(parents=True)
+        run.path.write_bytes(b"".join(encode(x) for x in (published.header, *published.records)))
+        run._writer = object()
+        kept.extend(run._affordable(1))
+        return run.path
+
+    monkeypatch.setattr(Run, "execute", execute)
+    catalog = Catalog.default()
+    drawn = draw(published, catalog, 30, 1)
+    measure(published, drawn, catalog, Home(tmp_path / "home"), 1, 0.001)
+    assert kept == list(drawn.cells)
+
+
+def test_a_budget_for_nothing_is_said(published, tmp_path):
+    catalog = Catalog.default()
+    drawn = draw(published, catalog, 30, 1)
+    with pytest.raises(InputError, match="within 0 s; give it more with --budget"):
+        measure(published, drawn, catalog, Home(tmp_path / "home"), 1, 0.0)

@@ -20,6 +20,16 @@ def test_a_stream_in_any_pieces(size: int) -> None:
     response.close()
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_events_whose_line_ends_are_cut(size: int) -> None:
+    response, found = Response(), []
+    stream = b"data: one\r\n\r\ndata: two\r\ndata: lines\r\n\r\ndata: three\n\n"
+    response.feed(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+    for i in range(0, len(stream), size):
+        found += response.feed(stream[i : i + size])
+    assert found == [b"one", b"two\nlines", b"three"]
+
+
 def test_a_body_with_a_length_and_one_to_the_end() -> None:
     whole = Response()
     assert whole.feed(b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 4\r\n\r\nbusy") == []
