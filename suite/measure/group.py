@@ -2,6 +2,9 @@
 
 A rank's own clock and its own answer decide nothing by themselves: whoever asks `agreed` gets rank 0's value,
 `largest` the largest of all ranks', and what a rank raises within `together` all of them raise.
+
+A value is gathered with the place that it belongs to. Ranks whose places differ are out of step, as where one
+raised between two collectives: nothing that they say to each other means anything from there on, so they end.
 """
 
 from __future__ import annotations
@@ -122,11 +125,11 @@ class Watcher(Protocol):
     """Whoever must know that a rank failed before the others do: they may be waiting for it inside a call."""
 
     def failed(self, count: int, failure: Failure) -> None:
-        """A rank failed in its `together` of that number."""
+        """A rank failed before the end of a `together`, the one of that number in the order of their ends."""
         ...
 
     def settled(self, count: int) -> None:
-        """All ranks came to the end of their `together` of that number."""
+        """All ranks came to the end of the `together` of that number."""
         ...
 
 
@@ -145,7 +148,8 @@ class Ranked:
     watcher: Watcher
     device: torch.device
     random: random.Random = field(init=False)
-    _count: int = 0
+    _ended: int = 0
+    _depth: int = 0
     _one: Any = None
 
     def __post_init__(self) -> None:
@@ -163,11 +167,18 @@ class Ranked:
             dist.barrier(group=self.control)
 
     def every(self, value: T) -> list[T]:
+        return self._every(value, ends=False)
+
+    def _every(self, value: T, ends: bool) -> list[T]:
+        """Every rank's value of one place: before or at the end of which `together`, how deep within others."""
         import torch.distributed as dist
 
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self.control)
-        return found
+        dist.all_gather_object(found, ((self._ended, self._depth, ends), value), group=self.control)
+        if len({place for place, _ in found}) > 1:
+            failures = (x for _, x in found if isinstance(x, Failure))
+            self._stuck(next(failures, Failure("", "the ranks are out of step", self.rank)))
+        return [x for _, x in found]
 
     def agreed(self, value: T) -> T:
         return self.every(value)[0]
@@ -184,20 +195,24 @@ class Ranked:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        self._count += 1
+        self._depth += 1
         own: Exception | None = None
         try:
-            yield
-        except Exception as error:  # of any kind: the others must not wait for what does not come
-            own = error
-        failure = None if own is None else Failure.of(own, self.rank)
-        if failure is not None:
-            self.watcher.failed(self._count, failure)
-        try:
-            said = self.every(failure)
-        except Exception as error:  # of a group that has lost a rank: which one is seen from outside
-            self._stuck(error)
-        self.watcher.settled(self._count)
+            try:
+                yield
+            except Exception as error:  # of any kind: the others must not wait for what does not come
+                own = error
+            failure = None if own is None else Failure.of(own, self.rank)
+            if failure is not None:
+                self.watcher.failed(self._ended + 1, failure)
+            try:
+                said = self._every(failure, ends=True)
+            except Exception as error:  # of a group that has lost a rank: which one is seen from outside
+                self._stuck(Failure.of(error, self.rank))
+        finally:
+            self._depth -= 1
+        self._ended += 1
+        self.watcher.settled(self._ended)
         first = next((x for x in said if x is not None), None)
         if first is None:
             return
@@ -205,9 +220,9 @@ class Ranked:
             raise own
         raise first.error(self.size)
 
-    def _stuck(self, error: Exception) -> NoReturn:
+    def _stuck(self, failure: Failure) -> NoReturn:
         """Waits for its end, which comes with the reason."""
-        self.watcher.failed(self._count, Failure.of(error, self.rank))
+        self.watcher.failed(self._ended + 1, failure)
         while True:
             time.sleep(1.0)
 

@@ -39,6 +39,11 @@ BETWEEN_RANKS = ("NCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "GLOO_")
 """How environment variables begin that are conditions of cases on several GPUs."""
 _FLEET: Mapping[str, str] = {HOST: HOST_HASH, "engine": ENGINE}
 """By name in the environment that a journal notes, the variable that a fleet's task sets."""
+UUIDS = "gpu_uuids"
+"""Among a worker's facts: the UUIDs of the GPUs that it measures on. No condition, or equal boards could not be
+compared, and in no journal."""
+BOARDS = "gpu/boards"
+"""In the environment: a hash that tells those GPUs from others."""
 LIBRARIES = ("torch", "triton", "transformers", "nvidia-cudnn-cu13", "nvidia-cublas", "numpy")
 
 
@@ -62,13 +67,17 @@ def conditions(device: str, torch_facts: Mapping[str, Scalar]) -> dict[str, Scal
         **({"clock_policy": clocks.UNLOCKED} if device == "cuda" else {}),  # unless a worker saw otherwise
         # Neighbours share power and memory bandwidth; a run alone keeps the key that it always had.
         **({"parallel": beside} if (beside := os.environ.get(PARALLEL)) else {}),
-        **torch_facts,
+        **{name: value for name, value in torch_facts.items() if name != UUIDS},
     }
-    return shared | (_gpu() if device == "cuda" else _cpu())
+    return shared | (_gpu(torch_facts) if device == "cuda" else _cpu())
 
 
-def environment(device: str, own: Mapping[str, Scalar] | None = None) -> dict[str, Scalar]:
-    """What is noted beside the key. `own` is what a worker said of its Python, where that is another than ours."""
+def environment(
+    device: str, own: Mapping[str, Scalar] | None = None, torch_facts: Mapping[str, Scalar] | None = None
+) -> dict[str, Scalar]:
+    """What is noted beside the key. `own` is what a worker said of its Python, where that is another than ours;
+    `torch_facts` as for `conditions`.
+    """
     noted: dict[str, Scalar] = {
         **(python_facts() if own is None else own),
         "kernel": platform.release(),
@@ -79,7 +88,15 @@ def environment(device: str, own: Mapping[str, Scalar] | None = None) -> dict[st
     }
     noted |= {name: value for name, variable in _FLEET.items() if (value := os.environ.get(variable))}
     noted |= {f"env/{name}": value for name, value in sorted(os.environ.items()) if allowed(name, value)}
-    return noted | (_gpu_noted() if device == "cuda" else {"cpu_governor": cpu_governor()})
+    if device == "cpu":
+        return {**noted, "cpu_governor": cpu_governor()}
+    return noted | _gpu_noted(torch_facts or {}) | boards(torch_facts or {})
+
+
+def boards(torch_facts: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """What tells the GPUs of a worker from others of their kind, without naming them; nothing of a CPU."""
+    uuids = torch_facts.get(UUIDS)
+    return {BOARDS: hashlib.sha256(str(uuids).encode()).hexdigest()[:12]} if uuids else {}
 
 
 def python_facts() -> dict[str, Scalar]:
@@ -123,9 +140,18 @@ def _text(value: Any) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _gpu() -> dict[str, Scalar]:
+def _board(torch_facts: Mapping[str, Scalar]) -> Nvml | None:
+    """The GPU that a worker measures on, the first of several; NVML's first where none is named or known by that
+    name, as a part of a GPU (MIG) is not.
+    """
+    uuids = torch_facts.get(UUIDS)
+    named = Nvml.open(str(uuids).split(",")[0]) if uuids else None
+    return named or Nvml.open()
+
+
+def _gpu(torch_facts: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """The conditions that NVML knows; None where it does not answer."""
-    nvml = Nvml.open()
+    nvml = _board(torch_facts)
     if nvml is None:
         return {}
     ecc, mig, limit = nvml.get("EccMode"), nvml.get("MigMode"), nvml.get("EnforcedPowerLimit")
@@ -138,8 +164,8 @@ def _gpu() -> dict[str, Scalar]:
     }
 
 
-def _gpu_noted() -> dict[str, Scalar]:
-    nvml = Nvml.open()
+def _gpu_noted(torch_facts: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    nvml = _board(torch_facts)
     if nvml is None:
         return {}
     memory = nvml.get("MemoryInfo")
@@ -164,25 +190,28 @@ def torch_facts(device: str, world: int = 1) -> dict[str, Scalar]:
     `world` is how many GPUs the run's largest case takes; above 1, what is between them counts.
     """
     if world == 1:
-        return _own_facts(device)
+        return _own_facts(device, 1)
     variables = {
         f"env/{name}": value
         for name, value in sorted(os.environ.items())
         if name.startswith(BETWEEN_RANKS) and allowed(name, value)
     }
-    return _own_facts(device) | ranks_facts(device, world) | variables
+    return _own_facts(device, world) | ranks_facts(device, world) | variables
 
 
-def _own_facts(device: str) -> dict[str, Scalar]:
+def _own_facts(device: str, world: int) -> dict[str, Scalar]:
     import torch
 
     # A worker may be in an image though its supervisor is not.
     own = {"image_digest": image} if (image := os.environ.get(IMAGE_DIGEST)) else {}
     if device == "cpu":
         return {**own, "torch": _version("torch"), "threads": torch.get_num_threads()}
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    first = torch.cuda.current_device()
+    properties = torch.cuda.get_device_properties(first)
+    boards = range(first, min(first + world, torch.cuda.device_count()))
     return {
         **own,
+        UUIDS: ",".join(str(torch.cuda.get_device_properties(x).uuid) for x in boards),
         "torch": _version("torch"),
         "triton": _version("triton"),
         "gpu": properties.name,

@@ -350,6 +350,7 @@ class Run:
         between = {**NO_MULTICAST, **LOOPBACK} if self._world > 1 else {}
         own = {name: value for name, value in between.items() if name not in os.environ}
         if self.gpus:
+            own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # else CUDA counts the fastest first
             own["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.gpus))
         return own
 
@@ -510,6 +511,9 @@ class Run:
                 for name in sorted(old.conditions.keys() | conditions.keys())
                 if old.conditions.get(name) != conditions.get(name)
             ]
+            noted = old.environment.get(fingerprint.BOARDS)  # which older journals do not say
+            if noted is not None and noted != fingerprint.boards(facts).get(fingerprint.BOARDS):
+                changed.append("GPU: another board than then, which --gpus may name")
             if old.commit != commit:
                 changed.append(f"commit: {old.commit} then, {commit} now")
             if changed:
@@ -532,7 +536,7 @@ class Run:
             device=self.device,
             key=fingerprint.key(conditions),
             conditions=conditions,
-            environment=fingerprint.environment(self.device, own),
+            environment=fingerprint.environment(self.device, own, facts),
             metrics=self.catalog.metrics(self.plan.cases),
             request=self.plan.request(self.cells, self.request),
         )

@@ -155,18 +155,20 @@ def work(
                     send(CeilingDone(ceiling))
         for (name, _), group in groupby(task.cells, key=lambda x: (x.case.operator, x.case.name)):
             cells = list(group)
-            try:
-                definition = catalog.definition(name)
-                # An operator over ranks calls its group also where that is one rank; a program does as it is told.
-                grouped = cells[0].case.world > 1 or (definition.distributed and isinstance(definition, Operator))
-                own = worlds.enter(cells, grouped, pristine)
-            except Exception as error:  # ranks that cannot be started are the end of their case
-                status, reason = _judged(error)
-                for cell in cells:
-                    send(Result(cell.index, status, f"starting its ranks: {reason}", None, {}))
-                continue
-            for result in _measured(task, cells, catalog, device, stages, send, own):
-                send(result)
+            while cells:  # again for those behind one that ended its ranks
+                try:
+                    definition = catalog.definition(name)
+                    # An operator over ranks calls its group also where that is one rank; a program does as told.
+                    over_ranks = definition.distributed and isinstance(definition, Operator)
+                    own = worlds.enter(cells, cells[0].case.world > 1 or over_ranks, pristine)
+                except Exception as error:  # ranks that cannot be started are the end of their case
+                    status, reason = _judged(error)
+                    for cell in cells:
+                        send(Result(cell.index, status, f"starting its ranks: {reason}", None, {}))
+                    break
+                for result in _measured(task, cells, catalog, device, stages, send, own):
+                    send(result)
+                    cells = cells[1:]
     send(Done(stages.spent_s))
 
 
@@ -179,13 +181,17 @@ def _measured(
     send: Callable[[Message], None],
     pristine: Pristine,
 ) -> Iterator[Result]:
-    """All cells of one case, as every rank of it walks through them."""
+    """The cells of one case in their order, as every rank of it walks through them; of several ranks up to the
+    first that fails.
+    """
     program = isinstance(catalog.definition(cells[0].case.operator), Workload)
     yield from (_program if program else _case)(task, cells, catalog, device, stages, send, pristine)
 
 
 class _Worlds:
     """The ranks of the case under way: started for a case, kept for the next of the same world, ended with all.
+
+    After a cell that did not end `ok` they are not kept: what one rank left undone would go on into the next.
 
     Everything that is sent goes through `send`, so that what ends the process has the last word.
     """
@@ -198,6 +204,7 @@ class _Worlds:
         self._stage: Stage | None = None
         self._next: int | None = None
         self._ranks: Ranks | None = None
+        self._kept = True
         self._pristine: Pristine | None = None
 
     def send(self, message: Message) -> None:
@@ -209,6 +216,7 @@ class _Worlds:
                 self._stage = message
             elif isinstance(message, Result):
                 self._stage = None
+                self._kept = self._kept and not _ends_ranks(message, self._device)
             self._send(message)
 
     def enter(self, cells: list[TaskCell], grouped: bool, alone: Pristine) -> Pristine:
@@ -221,7 +229,7 @@ class _Worlds:
         if not grouped:
             return alone
         world = cells[0].case.world
-        if self._ranks is None or self._ranks.world != world:
+        if self._ranks is None or self._ranks.world != world or not self._kept:
             self._next = cells[0].index
             self.send(Stage(RANKS))
             self.close()
@@ -229,6 +237,7 @@ class _Worlds:
             task = msgspec.structs.replace(self._task, token="", ceilings=False)
             device = self._device.torch_device
             self._ranks = Ranks(world, device, command, msgspec.json.encode(task), self._lost)
+            self._kept = True
             self._device.group = self._ranks.group
             self._pristine = Pristine()
             self._next = None
@@ -262,6 +271,11 @@ class _Worlds:
         self.close()
 
 
+def _ends_ranks(result: Result, device: Device) -> bool:
+    """Whether the ranks that a cell was measured over end with it."""
+    return device.group.size > 1 and result.status != "ok"
+
+
 def own_deadline_s(seconds: float) -> float:
     """What ranks have of a cell's deadline: less than all, so that it is said which one is late."""
     return max(0.8 * seconds, seconds - 10.0)
@@ -293,7 +307,10 @@ def _case(
         return
     for cell in cells:
         implementation = next(x for x in catalog.of_operator(case.operator) if x.name == cell.implementation)
-        yield _cell(task, cell, implementation, bench, device, send, pristine)
+        result = _cell(task, cell, implementation, bench, device, send, pristine)
+        yield result
+        if _ends_ranks(result, device):
+            break
     del bench
     device.release()
     _forget_compiled()
@@ -351,6 +368,8 @@ def _program(
             _leave_if_broken(device, error)
             raise
         yield result
+        if _ends_ranks(result, device):
+            break
 
 
 def _cell(

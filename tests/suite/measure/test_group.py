@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from kernelmark.suite.measure.group import ALONE, Failure, largest
@@ -60,6 +62,83 @@ def test_ranks_decide_together():
     assert first["uneven"].startswith("Incorrect: ranks took [1, 2] samples")
     assert [x["random"] for x in found] == [first["random"]] * 3
     assert found[2]["one"] == "Incorrect: its last chunk is missing"
+
+
+class Ended(BaseException):
+    """What ends a rank that is stuck, in place of a signal."""
+
+
+def _out_of_step(group):
+    seen = {}
+    group.watcher = Counts()
+    for name, act in (("value", _value), ("nested", _nested), ("between", _between), ("skipped", _skipped)):
+        group._stuck = _ended
+        with contextlib.suppress(Ended), group.together():
+            try:
+                act(group)
+            except Ended as end:
+                seen[name] = str(end)
+                raise
+        if name not in seen:
+            seen[name] = "at its end"
+    with group.together():
+        assert group.agreed(group.rank) == 0
+    seen["settled"] = group.watcher.count
+    return seen
+
+
+class Counts:
+    count = 0
+
+    def failed(self, count, failure):
+        assert count > self.count, "whoever watches takes it for settled"
+
+    def settled(self, count):
+        self.count = count
+
+
+def _ended(failure):
+    raise Ended(failure.text)
+
+
+def _value(group):
+    if group.rank == 1:
+        raise ValueError("no such luck")
+    group.every(group.rank)
+
+
+def _nested(group):
+    if group.rank == 1:
+        raise ValueError("no such luck")
+    with group.together():
+        pass
+
+
+def _between(group):
+    with group.together():
+        pass
+    if group.rank == 1:
+        raise ValueError("no such luck")
+    with group.together():
+        pass
+
+
+def _skipped(group):
+    if group.rank == 0:
+        group.every(group.rank)
+
+
+def test_a_rank_that_leaves_out_what_others_do_ends_them_all():
+    """None takes one thing that another says for an answer to something else."""
+    first, second = spread(2, _out_of_step)
+    told = "ValueError: no such luck"
+    assert first == {"value": told, "nested": told, "between": told, "skipped": "the ranks are out of step"} | {
+        "settled": first["settled"]
+    }
+    assert {x: second[x] for x in ("value", "nested", "between", "skipped")} == dict.fromkeys(
+        ("value", "nested", "between", "skipped"), "at its end"
+    )
+    assert first["settled"] == second["settled"] == 2
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,43 @@ def test_conditions_of_a_gpu(gpu, monkeypatch):
     assert fingerprint.has_gpu()
 
 
+def test_the_gpu_that_is_measured_on_is_the_one_that_counts(gpu, nvml, monkeypatch):
+    first = Nvml.open()
+    third = nvml()
+    third.library.nvmlDeviceGetEnforcedPowerLimit = lambda handle: 350_000
+    third.library.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=80, used=1)
+    by_uuid = {None: first, "aaaa-3": third}
+    monkeypatch.setattr(Nvml, "open", classmethod(lambda cls, uuid=None: by_uuid.get(uuid)))
+    facts = {"gpu": "NVIDIA H200", fingerprint.UUIDS: "aaaa-3,aaaa-4"}
+    found, noted = fingerprint.conditions("cuda", facts), fingerprint.environment("cuda", None, facts)
+    assert found["power_limit_w"] == 350
+    assert noted["gpu/memory_bytes"] == 80
+    assert "aaaa" not in json.dumps([found, noted])
+    # Equal boards are comparable; that they are two is only noted.
+    by_uuid["aaaa-5"] = third
+    other = {**facts, fingerprint.UUIDS: "aaaa-5,aaaa-4"}
+    assert fingerprint.conditions("cuda", other) == found
+    assert fingerprint.environment("cuda", None, other)[fingerprint.BOARDS] != noted[fingerprint.BOARDS]
+    # A part of a GPU has a UUID that NVML knows under another name.
+    assert fingerprint.conditions("cuda", {**facts, fingerprint.UUIDS: "bbbb"})["power_limit_w"] == 700
+
+
+def test_a_worker_names_its_gpus(monkeypatch):
+    import torch
+
+    def properties(index):
+        return SimpleNamespace(uuid=f"aaaa-{index}", name="H", major=9, minor=0, multi_processor_count=132)
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(fingerprint.clocks, "checked", lambda: "unlocked")
+    monkeypatch.setattr(fingerprint, "ranks_facts", lambda device, world: {})
+    assert fingerprint.torch_facts("cuda")[fingerprint.UUIDS] == "aaaa-0"
+    assert fingerprint.torch_facts("cuda", 2)[fingerprint.UUIDS] == "aaaa-0,aaaa-1"
+    assert fingerprint.torch_facts("cuda", 4)[fingerprint.UUIDS] == "aaaa-0,aaaa-1,aaaa-2"
+
+
 def test_noted_of_a_gpu(gpu):
     found = fingerprint.environment("cuda")
     assert found["gpu/memory_bytes"] == 150_000_000_000

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import read
 from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.measure.device import Cpu
+from kernelmark.suite.measure.group import ALONE
 from kernelmark.suite.measure.ranks import NO_MULTICAST
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.plan import Plan
+from kernelmark.suite.run import worker
 from kernelmark.suite.run.process import _free, _shared_memory
 from kernelmark.suite.run.supervisor import Run
 
@@ -85,7 +89,46 @@ def test_too_few_gpus_are_said(tmp_path, monkeypatch):
     run.gpus = (0, 1, 2, 3)
     assert run._too_few(4) is None
     assert run._variables["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert run._variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"  # as nvidia-smi numbers them
     assert run._variables["NCCL_NVLS_ENABLE"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("world", "status", "kept"), [(2, "ok", True), (2, "incorrect", False), (1, "error", True)]
+)
+def test_ranks_are_not_kept_after_a_cell_that_failed(world, status, kept, monkeypatch):
+    started = []
+
+    class Ranks:
+        def __init__(self, world, *rest):
+            self.world, self.group = world, SimpleNamespace(size=world)
+            self.open = True
+            started.append(self)
+
+        def allow(self, seconds):
+            assert self.open
+
+        def tell(self, indices):
+            assert self.open
+
+        def close(self):
+            self.open = False
+
+    monkeypatch.setattr(worker, "Ranks", Ranks)
+    case = case_of(Catalog.of(ROOT), world)
+    cells = [worker.TaskCell(i, case, "plain", "hot") for i in range(2)]
+    device = Cpu.open()
+    worlds = worker._Worlds(worker.Task("cpu", 1, 0, tuple(cells), FEW), device, lambda message: None)
+    with worlds:
+        worlds.enter(cells, True, None)
+        worlds.send(worker.Result(0, status, None, None, {}))
+        worlds.enter(cells[1:], True, None)
+        assert [x.open for x in started] == ([True] if kept else [False, True])
+        assert device.group is started[-1].group
+        worlds.send(worker.Result(1, "ok", None, None, {}))
+        worlds.enter(cells[1:], True, None)
+        assert len(started) == 2 - kept
+    assert device.group is ALONE
 
 
 def test_shared_memory_that_nobody_uses_is_freed():
@@ -133,6 +176,17 @@ def test_a_rank_that_fails_while_others_wait_ends_its_case_alone(tmp_path, told)
     found = ends(measured(tmp_path, told, 2, "fails_in_sample", "plain"))
     assert found["plain"] == ("ok", None)
     assert found["fails_in_sample"] == ("error", "sample: RuntimeError: rank 1 of 2: ValueError: no such luck")
+
+
+@pytest.mark.ranks
+def test_a_rank_that_fails_between_two_collectives_ends_its_case_alone(tmp_path, told):
+    """The others go on to ask what it then answers with its failure."""
+    found = ends(measured(tmp_path, told, 2, "fails_after_warm_up", "plain"))
+    assert found["plain"] == ("ok", None)
+    assert found["fails_after_warm_up"] == (
+        "error",
+        "warm up: RuntimeError: rank 1 of 2: ValueError: no such luck",
+    )
 
 
 @pytest.mark.ranks

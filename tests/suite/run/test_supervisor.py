@@ -15,7 +15,7 @@ import filelock
 import pytest
 from kernelmark.registry.errors import HarnessError, InputError
 from kernelmark.registry.store.home import Home
-from kernelmark.registry.store.journal import Writer, encode, read
+from kernelmark.registry.store.journal import Journal, Writer, encode, read
 from kernelmark.registry.store.record import Header, Record, Request
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
@@ -238,6 +238,25 @@ def test_resume_after_the_operator_was_changed(make, root):
     with pytest.raises(NotResumable, match="operator double was changed since run"):
         supervisor.resume("latest", run.home, Catalog.of(root.with_name("moved")), Silent())
     assert NotResumable.exit_code == 4
+
+
+def test_resume_on_another_gpu_of_the_same_kind(make, monkeypatch):
+    run = make()
+    run.device = "cuda"
+    monkeypatch.setattr(supervisor.fingerprint.Nvml, "open", classmethod(lambda cls, uuid=None: None))
+    with run.session():
+        run._header({"gpu": "H", "gpu_uuids": "uuid-of-one-0"}, None)
+        run._header({"gpu": "H", "gpu_uuids": "uuid-of-one-0"}, None)
+        with pytest.raises(NotResumable, match="conditions changed: GPU: another board than then"):
+            run._header({"gpu": "H", "gpu_uuids": "uuid-of-one-1"}, None)
+        assert "uuid-of-one" not in run.path.read_text()
+
+
+def test_resume_of_a_journal_that_does_not_say_which_gpu_it_was(make, monkeypatch):
+    run = make()
+    monkeypatch.setattr(supervisor.fingerprint, "conditions", lambda device, facts: {})
+    run.past = Journal(header_of(run))
+    run._header({"gpu_uuids": "aaaa-1"}, None)
 
 
 def test_a_finished_run_has_nothing_to_resume_and_starts_no_worker(make):

@@ -58,6 +58,16 @@ def in_stage(name, act):
     return factory
 
 
+def fails_after_warm_up(case):
+    def call(x):
+        out = total(x)
+        if last() and inside("warm_up", sys._getframe()):
+            fail()
+        return out
+
+    return call
+
+
 def sleep():
     time.sleep(600)
 
@@ -90,6 +100,7 @@ IMPLEMENTATIONS = {
         "refuses": refuses,
         **{f"killed_in_{x}": in_stage(x, kill) for x in ("build", "gather", *STAGES)},
         **{f"hangs_in_{x}": in_stage(x, sleep) for x in ("build", *STAGES)},
+        "fails_after_warm_up": fails_after_warm_up,
         "fails_in_sample": in_stage("sample", fail),
     }
 }
