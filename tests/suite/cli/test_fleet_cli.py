@@ -60,6 +60,25 @@ def test_a_mistake_is_a_message_and_code_2(call, arguments, said):
     assert said in " ".join(err.split())
 
 
+def test_a_plan_with_a_budget_is_not_cut(call, tmp_path):
+    path = tmp_path / "mine.toml"
+    case = 'operator = "gelu"\naxes = { M = [16, 32], N = 64 }\ndtype = "fp32"\n'
+    path.write_text(f"budget_s = 300\n[[cases]]\n{case}")
+    for words in (("fleet", "run", "--on", "slurm"), ("run", "--parallel", "--gpus", "0,1", "--device", "cpu")):
+        code, _, err = call(*words, "--plan", str(path))
+        assert code == 2
+        assert "has budget_s = 300, a limit for a run in one piece" in " ".join(err.split())
+
+
+def test_defaults_that_shards_do_without_are_named(call, tmp_path, monkeypatch):
+    config = tmp_path / "config.toml"
+    monkeypatch.setenv("KERNELMARK_CONFIG", str(config))
+    config.write_text('[defaults.run]\nbudget = "5m"\ndtype = ["fp32"]\nreplicates = 2\n')
+    code, _, err = call("run", "--parallel", "--gpus", "0", "--device", "cpu")
+    assert code == 2
+    assert "--parallel does without these defaults of your configuration: --dtype, --budget\n" in err
+
+
 def test_an_engine_that_is_not_there_leaves_no_order(call, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     code, _, err = call(*RUN, "--on", "slurm")
