@@ -39,9 +39,14 @@ def cut(plan: Plan, cells: Sequence[Cell], shard: tuple[int, int], control: str 
     return replace(plan, cases=cases, only={key: names for key, names in plan.only.items() if key in mine})
 
 
-def measured(cells: Sequence[Cell]) -> int:
-    """How many cases there are to cut: those that have a cell."""
-    return len({_name(x.case) for x in cells})
+def measured(plan: Plan, cells: Sequence[Cell]) -> Plan:
+    """The plan with the cases alone that have a cell: none of a run's shards shall have nothing to measure.
+
+    A comparison is cut without it: what one of its commits lacks is among its verdicts.
+    """
+    names = {_name(x.case) for x in cells}
+    cases = tuple(x for x in plan.cases if _name(x) in names)
+    return replace(plan, cases=cases, only={key: chosen for key, chosen in plan.only.items() if key in names})
 
 
 def seconds(plan: Plan, cells: Sequence[Cell], count: int, control: str | None = None) -> tuple[float, ...]:
@@ -53,7 +58,7 @@ def seconds(plan: Plan, cells: Sequence[Cell], count: int, control: str | None =
 def control_case(plan: Plan, cells: Sequence[Cell]) -> str:
     """A case fit to be in every part: the cheapest of the half that moves most, as launches alone tell little."""
     costs = _costs(plan, cells)
-    by_size = sorted((x for x in plan.cases if _name(x) in costs), key=lambda x: (-x.bytes, _name(x)))
+    by_size = sorted(plan.cases, key=lambda x: (-x.bytes, _name(x)))
     return min(map(_name, by_size[: (len(by_size) + 1) // 2]), key=lambda x: (costs[x], x))
 
 
@@ -78,9 +83,9 @@ def _parts(plan: Plan, costs: Mapping[str, float], count: int, control: str | No
 
 
 def _costs(plan: Plan, cells: Sequence[Cell]) -> dict[str, float]:
-    """What each case with a cell takes in one replicate, expected, in seconds. The others are in no part."""
+    """What each case takes in one replicate, expected, in seconds."""
     rows = Counter(_name(x.case) for x in cells)
-    return {_name(x): _seconds(plan, x, rows[_name(x)]) for x in plan.cases if _name(x) in rows}
+    return {_name(x): _seconds(plan, x, rows[_name(x)]) for x in plan.cases}
 
 
 def _name(case: Case) -> str:

@@ -218,7 +218,8 @@ def command_run(
             if part is not None:
                 if name is None or seed is None:
                     raise InputError("--shard needs --run NAME and --seed N, the same for all shards of the run.")
-                loaded = shards.cut(loaded, loaded.cells(catalog, chosen, implementations), part, control)
+                cells = loaded.cells(catalog, chosen, implementations)
+                loaded = shards.cut(shards.measured(loaded, cells), cells, part, control)
             elif control is not None:
                 raise InputError("--control is the case that all shards have; it needs --shard.")
             cells = loaded.cells(catalog, chosen, implementations)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import permutations
 
-import msgspec
 import pytest
 from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.errors import InputError
@@ -102,10 +101,9 @@ def test_metrics_of_all_shards_are_joined_and_mean_one_thing(home, literal, tmp_
         case = literal.case(name=f"S{number}", primary=primary)
         request = Request(cases=(case,), implementations=("torch",), shard=(number, 3))
         header = literal.header(run=RUN, request=request, metrics=metrics)
-        record = literal.record("torch", 1.0, case=case)
-        measured = msgspec.structs.replace(record.measurement, samples={primary: (2.0,)})
+        record = literal.record("torch", 2.0, case=case, beside={"loss": 2.0} if primary == "loss" else {})
         path = tmp_path / f"{number}.jsonl"
-        path.write_bytes(b"".join(map(encode, [header, msgspec.structs.replace(record, measurement=measured)])))
+        path.write_bytes(b"".join(map(encode, [header, record])))
         return path
 
     import_journal(file(1, "latency", LATENCY), home)

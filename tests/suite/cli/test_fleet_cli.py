@@ -6,7 +6,10 @@ import json
 import shutil
 
 import pytest
+from kernelmark.registry.store.home import Home
 from kernelmark.suite import cli
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.fleet.asked import Asked
 
 DIGEST = "registry.example/h100@sha256:" + "0" * 64
 
@@ -58,6 +61,17 @@ def test_a_mistake_is_a_message_and_code_2(call, arguments, said):
     code, out, err = call(*arguments)
     assert (code, out) == (2, ""), err
     assert said in " ".join(err.split())
+
+
+def test_shards_and_their_control_have_something_to_measure(tmp_path):
+    catalog = Catalog.default()
+    asked = Asked("standard", "cpu", implementations=("torchao",))
+    plan = asked.measured(catalog)
+    cells = plan.cells(catalog, "cpu", asked.implementations)
+    order = asked.order("slurm", None, catalog, Home(tmp_path), plan)
+    with_cell = {f"{x.case.operator}/{x.case.name}" for x in cells}
+    assert 1 < order.shards <= len(with_cell) < len(asked.loaded(catalog).cases)
+    assert order.control in with_cell
 
 
 def test_a_plan_with_a_budget_is_not_cut(call, tmp_path):

@@ -543,17 +543,22 @@ def test_the_world_told_of_is_the_largest_that_can_run_here(make, monkeypatch):
     assert run._world == 1
 
 
-def test_a_shard_in_which_nothing_can_run_is_whole(make):
+def test_a_shard_in_which_nothing_can_run_is_whole(make, tmp_path):
     """Another shard of its run may hold what can; alone it is a mistake of whoever asked."""
     absent = {"implementations": ("absent",), "replicates": 2}
     with pytest.raises(InputError, match="nothing of this plan can run here"):
         make(**absent).execute()
-    path = make(**absent, request=Request(shard=(2, 3))).execute()
+    python = tmp_path / "python"
+    said = ({"message": "facts", "conditions": {"threads": 1}}, {"message": "done"} | SPENT)
+    lines = "".join(f"echo \"$token\"'{json.dumps(x)}' >/dev/fd/$3\n" for x in said)
+    python.write_text(f"#!/bin/sh\n{TOKEN}sleep 0.1\n{lines}")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    path = make(**absent, request=Request(shard=(2, 3)), python=lambda environment: python).execute()
     journal = read(path)
     assert [x.status for x in journal.records] == ["unavailable"]
     assert journal.header.request.shard == (2, 3)
-    assert journal.header.conditions["torch"]
-    assert (journal.footers[0].complete, journal.ceilings) == (True, ())
+    assert journal.header.conditions["threads"] == 1
+    assert journal.footers[0].complete
 
 
 def test_a_budget_that_ends_before_anything_is_measured(make, monkeypatch):
