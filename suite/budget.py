@@ -31,33 +31,45 @@ APART = 2.0
 Cost = Callable[[Cell], float]
 
 
-def fit(cells: Sequence[Cell], replicates: int, budget_s: float, cost: Cost) -> tuple[Cell, ...]:
-    """The cells that a budget is likely to suffice for, in their order; one case at least."""
+def fit(
+    cells: Sequence[Cell], replicates: int, budget_s: float, cost: Cost, control: str | None = None
+) -> tuple[Cell, ...]:
+    """The cells that a budget is likely to suffice for, in their order; one case at least, and `control`
+    (operator/case), which every shard of a run has.
+    """
     left = budget_s - replicates * _starts(cells, cost) * START_S
     kept: set[Key] = set()
-    for case in ranked(cells):
+    cases: set[str] = set()
+    for case in sorted(ranked(cells), key=lambda x: _name(x[0].case) != control):
+        name = _name(case[0].case)
         needed = replicates * sum(map(cost, case))
-        if needed <= left or not kept:
+        if needed <= left or not kept or name == control:
             kept |= {x.identity for x in case}
+            cases.add(name)
             left -= needed
-    references = [x for x in cells if _reference(x)]
-    for cell in references:
+    for cell in cells:
         needed = replicates * cost(cell)
-        if needed <= left and any(x.case.name == cell.case.name and x.identity in kept for x in cells):
+        if _reference(cell) and cell.identity not in kept and needed <= left and _name(cell.case) in cases:
             kept.add(cell.identity)
             left -= needed
     return tuple(x for x in cells if x.identity in kept)
 
 
 def ranked(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """The cells by case without references, what says most first."""
+    """The cells by case, what says most first; without references, but for cases that have nothing else."""
+    cells = tuple(cells)
+    others = {_name(x.case) for x in cells if not _reference(x)}
     cases: dict[str, dict[tuple[str, str], list[Cell]]] = {}
     for cell in cells:
-        if not _reference(cell):
+        if not _reference(cell) or _name(cell.case) not in others:
             mine = cases.setdefault(cell.case.operator, {})
             mine.setdefault((cell.case.name, cell.cache), []).append(cell)
     by_operator = [_spread(list(x.values())) for x in cases.values()]
     return [case for turn in zip_longest(*by_operator) for case in turn if case is not None]
+
+
+def _name(case: Case) -> str:
+    return f"{case.operator}/{case.name}"
 
 
 def _reference(cell: Cell) -> bool:
@@ -140,6 +152,6 @@ def narrowed(plan: Plan, cells: Collection[Cell]) -> Plan:
     """The plan of these cells alone."""
     names: dict[str, dict[str, None]] = {}
     for cell in cells:
-        names.setdefault(f"{cell.case.operator}/{cell.case.name}", {}).setdefault(cell.implementation.name)
-    cases = tuple(x for x in plan.cases if f"{x.operator}/{x.name}" in names)
+        names.setdefault(_name(cell.case), {}).setdefault(cell.implementation.name)
+    cases = tuple(x for x in plan.cases if _name(x) in names)
     return replace(plan, cases=cases, only={key: tuple(x) for key, x in names.items()})

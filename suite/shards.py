@@ -39,6 +39,16 @@ def cut(plan: Plan, cells: Sequence[Cell], shard: tuple[int, int], control: str 
     return replace(plan, cases=cases, only={key: names for key, names in plan.only.items() if key in mine})
 
 
+def measured(plan: Plan, cells: Sequence[Cell]) -> Plan:
+    """The plan with the cases alone that have a cell: none of a run's shards shall have nothing to measure.
+
+    A comparison is cut without it: what one of its commits lacks is among its verdicts.
+    """
+    names = {_name(x.case) for x in cells}
+    cases = tuple(x for x in plan.cases if _name(x) in names)
+    return replace(plan, cases=cases, only={key: chosen for key, chosen in plan.only.items() if key in names})
+
+
 def seconds(plan: Plan, cells: Sequence[Cell], count: int, control: str | None = None) -> tuple[float, ...]:
     """What each of n parts takes, expected, in one replicate."""
     costs = _costs(plan, cells)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import InputError
+from ..errors import InputError, short
 from .home import Home
 from .journal import Journal, encode, read
+from .metric import Metric
 from .record import HOST, Case, Footer, Header, Line, Record
 
 _SAME = ("schema_version", "commit", "dirty", "plan", "seed", "replicates", "device", "key", "harness")
@@ -68,10 +69,13 @@ def join(journals: Sequence[Journal]) -> Journal:
         only={key: names for x in ordered for key, names in x.header.request.only.items()},
         shard=None,
     )
+    metrics = _metrics([x.header for x in ordered])
     environment = {name: value for name, value in first.environment.items() if name != HOST}
     created = min(x.header.created for x in ordered)
     return Journal(
-        header=msgspec.structs.replace(first, request=request, created=created, environment=environment),
+        header=msgspec.structs.replace(
+            first, request=request, created=created, environment=environment, metrics=metrics
+        ),
         records=tuple(chain.from_iterable(records for _, (_, records) in measured)),
         ceilings=tuple(ceiling for x in ordered for ceiling in x.ceilings),
         footers=_footers(ordered, bool(missing)),
@@ -85,6 +89,19 @@ def _own(journal: Journal, first: bool) -> tuple[list[Case], list[Record]]:
         [x for x in journal.header.request.cases if f"{x.operator}/{x.name}" != control],
         [x for x in journal.records if f"{x.case.operator}/{x.case.name}" != control],
     )
+
+
+def _metrics(headers: Sequence[Header]) -> tuple[Metric, ...]:
+    """What the cases of all shards hold; each header has only the metrics of its own."""
+    found: dict[str, Metric] = {}
+    for header in headers:
+        for metric in header.metrics:
+            if found.setdefault(metric.name, metric) != metric:
+                raise InputError(
+                    f"shards of run {header.run} differ in metric {short(metric.name)!r}: they are no one run. "
+                    f"Measure all of them with one version of kernelmark."
+                )
+    return tuple(found.values())
 
 
 def _conditions(first: Header, other: Header) -> list[str]:

@@ -116,7 +116,7 @@ def fleet_run(
         if no_wait and engine != "slurm":
             raise InputError("--no-wait is for Slurm: tasks of Ray end with whoever asked for them.")
         catalog, wanted = Catalog.default(), Asked(**asked)
-        order = wanted.order(engine, shards, catalog, home, wanted.loaded(catalog))
+        order = wanted.order(engine, shards, catalog, home, wanted.measured(catalog))
         if engine == "kubernetes":
             text = msgspec.json.format(msgspec.json.encode(manifest(order, claim, hosts)), indent=2)
             orders.save(order, home)
@@ -241,7 +241,7 @@ def run_parallel(home: Home, gpus: str, device: str | None, **asked: Any) -> str
         raise InputError(f"--parallel with --gpus {gpus}: one shard a GPU, so at least two of them.")
     catalog = Catalog.default()
     wanted = Asked(**asked, device=device_named(device), options=tuple(map(str, places)))
-    order = wanted.order("local", len(places), catalog, home, wanted.loaded(catalog))
+    order = wanted.order("local", len(places), catalog, home, wanted.measured(catalog))
     folder = orders.save(order, home)
     click.echo(f"run {order.run}: {order.shards} shards side by side")
     state = drive(order, home, ThisHost(order, folder), _Told(), attempts=1)

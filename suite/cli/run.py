@@ -179,8 +179,11 @@ def command_run(
             "plan",
         )
         after = ("output", "no_report", "journal_only", "fail_on", "validate", "ci", "quick")
-        if asked := _asked(ctx, but=(*passed, *after, "parallel", "gpus")):
+        known = (*passed, *after, "parallel", "gpus")
+        if asked := _asked(ctx, but=known):
             raise InputError(f"--parallel cuts the plan itself, and does not go on: leave {', '.join(asked)} out.")
+        if ignored := _asked(ctx, but=known, source=ParameterSource.DEFAULT_MAP):
+            _tell(f"--parallel does without these defaults of your configuration: {', '.join(ignored)}", err=True)
         from .fleet import run_parallel
 
         made = run_parallel(
@@ -210,19 +213,22 @@ def command_run(
             chosen = device_named(device)
             loaded = plans.load(plan, catalog, chosen, operators).but(replicates, cache, timer)
             loaded = loaded.at(together(axes), dtypes, passes, catalog)
-            world = max(x.world for x in loaded.cases)
+            worlds = tuple(sorted({x.world for x in loaded.cases}))
             part = None if shard is None else shards.parse(shard)
             if part is not None:
                 if name is None or seed is None:
                     raise InputError("--shard needs --run NAME and --seed N, the same for all shards of the run.")
-                loaded = shards.cut(loaded, loaded.cells(catalog, chosen, implementations), part, control)
+                cells = loaded.cells(catalog, chosen, implementations)
+                loaded = shards.cut(shards.measured(loaded, cells), cells, part, control)
             elif control is not None:
                 raise InputError("--control is the case that all shards have; it needs --shard.")
             cells = loaded.cells(catalog, chosen, implementations)
             limit_s = loaded.budget_s if budget is None else budget
             if limit_s is not None or dry_run:
                 cost = budgets.estimate(loaded, budgets.known(home, chosen), chosen)
-                kept = cells if limit_s is None else budgets.fit(cells, loaded.replicates, limit_s, cost)
+                kept = cells
+                if limit_s is not None:
+                    kept = budgets.fit(cells, loaded.replicates, limit_s, cost, control)
                 left_out = budgets.without(cells, kept)
                 loaded, cells = budgets.narrowed(loaded, kept), kept
                 if dry_run:
@@ -238,7 +244,7 @@ def command_run(
                 catalog=catalog,
                 device=chosen,
                 gpus=_gpus(gpus, chosen),
-                world=world,
+                worlds=worlds,
                 home=home,
                 seed=secrets.randbits(32) if seed is None else seed,
                 until=math.inf if limit_s is None else time.monotonic() + limit_s,
@@ -249,11 +255,12 @@ def command_run(
         path = run.execute()
     _heard(lambda: None)
     if run.ran_out:
-        _tell(
-            f"the budget ended before all was measured; go on with: kernelmark run --resume {run.name}", err=True
-        )
+        _tell(f"the budget ended before all was measured; go on with: {run.again}", err=True)
     if run.left_out:
-        _tell(f"to end in time later replicates were left without {_named(run.left_out)}", err=True)
+        _tell(
+            f"to end in time later replicates were left without {_named(run.left_out)}; go on with: {run.again}",
+            err=True,
+        )
     if run.request.shard is not None:
         missing = join(home, run.name)
         if missing:
@@ -295,10 +302,12 @@ def _after(
         sys.exit(1)
 
 
-def _asked(ctx: click.Context, but: Sequence[str]) -> list[str]:
-    """The options that stand on the command line, so that defaults of the user's are not among them."""
+def _asked(
+    ctx: click.Context, but: Sequence[str], source: ParameterSource = ParameterSource.COMMANDLINE
+) -> list[str]:
+    """The options that stand on the command line, or come from another source: defaults of the user's are one."""
     given = [x for x in ctx.command.params if x.name not in but]
-    return [x.opts[0] for x in given if ctx.get_parameter_source(str(x.name)) is ParameterSource.COMMANDLINE]
+    return [x.opts[0] for x in given if ctx.get_parameter_source(str(x.name)) is source]
 
 
 def _dry(plan: Plan, cells: Sequence[Cell], left_out: Sequence[Cell], likely_s: float) -> None:

@@ -43,12 +43,23 @@ class Asked:
     options: tuple[str, ...] = ()
 
     def loaded(self, catalog: Catalog) -> Plan:
-        """The plan, narrowed."""
+        """The plan, narrowed. Raises `InputError` for one with a budget, which is for a run in one piece."""
         plan = load(self.plan, catalog, self.device, self.operators)
+        if plan.budget_s is not None:
+            raise InputError(
+                f"plan {plan.name!r} has budget_s = {plan.budget_s:g}, a limit for a run in one piece: shards "
+                f"would each leave out rows by themselves. Take it out of the plan; --operator or fewer cases "
+                f"make a run shorter."
+            )
         return plan.but(self.replicates, self.cache, self.timer)
 
+    def measured(self, catalog: Catalog) -> Plan:
+        """The plan, narrowed, with the cases alone that a run of it measures."""
+        plan = self.loaded(catalog)
+        return shards.measured(plan, plan.cells(catalog, self.device, self.implementations))
+
     def order(self, engine: EngineName, count: int | None, catalog: Catalog, home: Home, plan: Plan) -> Order:
-        """The order of a run in so many shards; `plan` is that of `loaded`, or what is left of it."""
+        """The order of a run in so many shards; `plan` is that of `measured`, or what a comparison measures."""
         cells = plan.cells(catalog, self.device, self.implementations)
         number = count or min(SHARDS, len(plan.cases))
         control = None

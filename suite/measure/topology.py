@@ -41,10 +41,13 @@ def _symmetric_memory() -> str | None:
 
 def topology(world: int) -> str | None:
     """How the first GPUs are linked, pair by pair where pairs differ: `NV18` for 18 NVLinks, else by what is
-    between them. None where NVML does not say.
+    between them. None where NVML does not say, or where fewer than two are visible.
     """
     import torch
 
+    world = min(world, torch.cuda.device_count())
+    if world < 2:
+        return None
     handles = [Nvml.open(str(torch.cuda.get_device_properties(i).uuid)) for i in range(world)]
     known = [x for x in handles if x is not None]
     if len(known) < world:

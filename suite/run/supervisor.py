@@ -172,8 +172,8 @@ class Run:
     """What it is besides its plan: a side of a comparison, a shard."""
     gpus: tuple[int, ...] = ()
     """The GPUs that it may use, as nvidia-smi numbers them; empty: all that are visible."""
-    world: int = 1
-    """The largest world of the plan that it is a part of, where its own cases have none as large."""
+    worlds: tuple[int, ...] = ()
+    """The worlds of the plan that it is a part of, where its own cases have not all of them."""
     until: float = math.inf
     keeps_cells: bool = False
     """Whether a time that ends leaves fewer replicates of all cells; else later replicates leave cells out."""
@@ -220,7 +220,7 @@ class Run:
             self.ran_out = True
         except KeyboardInterrupt as error:
             raise Interrupted(
-                f"interrupted; what was finished is in {self.path}. Go on with: {self._again}"
+                f"interrupted; what was finished is in {self.path}. Go on with: {self.again}"
                 if self._header_known
                 else "interrupted before anything was measured.",
                 error.exit_code if isinstance(error, Ended) else 130,
@@ -233,8 +233,9 @@ class Run:
             return self.cells
         left_s = (self.until - time.monotonic()) / (self.plan.replicates - replicate)
         cost = budget.estimate(self.plan, read(self.path).records, self.device)
-        kept = budget.fit(self.cells, 1, left_s, cost)
-        self.left_out = budget.without(self.cells, kept)
+        kept = budget.fit(self.cells, 1, left_s, cost, self.request.control)
+        dropped = [x for x in budget.without(self.cells, kept) if self._wanted(x, replicate)]
+        self.left_out += budget.without(dropped, self.left_out)
         return kept
 
     @contextlib.contextmanager
@@ -246,12 +247,12 @@ class Run:
                 complete = False
                 try:
                     yield
-                    complete = True
+                    complete = not self.left_out
                 finally:
                     if self._header_known:
                         self._finish(time.monotonic() - begin, complete)
         except OSError as error:
-            kept = f" What was finished is in it; when the disk is right again: {self._again}"
+            kept = f" What was finished is in it; when the disk is right again: {self.again}"
             raise HarnessError(
                 f"the journal {self.path} cannot be written: {error.strerror or error}."
                 + (kept if self._header_known else "")
@@ -286,7 +287,7 @@ class Run:
                     self.path.unlink()
 
     @property
-    def _again(self) -> str:
+    def again(self) -> str:
         """The command that goes on with this run."""
         if self.request.partner is not None:
             return "the comparison of commits, from its beginning"
@@ -330,8 +331,11 @@ class Run:
             else:
                 ended.append(cell.record(replicate, index, *reason))
         if ended and not runnable and not self._header_known:
-            # Without a worker nobody knows the conditions, and a journal of absences says nothing anyway.
-            raise nothing_runs(ended)
+            # Without a worker nobody knows the conditions, and a journal of absences says nothing anyway,
+            # unless it is a part of one: another shard may hold what runs here, and the run needs all of them.
+            if self.request.shard is None:
+                raise nothing_runs(ended)
+            self._replicate(replicate, "core", {})
         for environment, mine in runnable.items():
             self._replicate(replicate, environment, mine)
         for record in ended:
@@ -356,23 +360,29 @@ class Run:
 
     @property
     def _world(self) -> int:
-        return max([self.world, *(x.world for x in self.plan.cases)])
+        """The largest world that can run here: what workers' conditions tell of."""
+        worlds = {1, *self.worlds, *(x.world for x in self.plan.cases)}
+        return max(x for x in worlds if self._too_few(x) is None)
 
     def _wanted(self, cell: Cell, replicate: int) -> bool:
         return (cell.identity, replicate) not in self._done and cell.identity not in self._settled
 
     def _replicate(self, replicate: int, environment: str, cells: dict[int, Cell]) -> None:
-        """One process, or as many as crashes make of it."""
+        """One process, or as many as crashes make of it. Without cells it says its conditions, and no more."""
         left = dict(cells)
-        first = environment == "core" and not any(
-            # Matmuls come last: without one the ceilings of this replicate were cut short.
-            x.replicate == replicate and x.what == "matmul"
-            for x in (self.past.ceilings if self.past else ())
+        first = (
+            environment == "core"
+            and bool(cells)
+            and not any(
+                # Matmuls come last: without one the ceilings of this replicate were cut short.
+                x.replicate == replicate and x.what == "matmul"
+                for x in (self.past.ceilings if self.past else ())
+            )
         )
         python = self.python(environment)
         assert python is not None, environment
         tries = 1
-        while left:
+        while left or not self._header_known:
             task = Task(
                 device=self.device,
                 seed=self.seed,
@@ -397,12 +407,12 @@ class Run:
                 first, tries = False, 1
             elif lost.killed and tries < TRIES:  # nothing of ours did that: the system, for want of memory, say
                 tries += 1
-            elif self._header_known:
+            elif self._header_known and left:
                 raise HarnessError(
                     f"the worker made no progress; its output is in {self._log}. Finished results are safe; "
-                    f"go on with: {self._again}"
+                    f"go on with: {self.again}"
                 )
-            else:
+            elif not self._header_known:
                 raise HarnessError(f"the worker could not start: {lost.reason}")
 
     @property
@@ -577,7 +587,7 @@ def resume(name: str, home: Home, catalog: Catalog, listener: Listener) -> Run:
         request=header.request,
         listener=listener,
         past=past,
-        world=int(header.conditions.get("world") or 1),
+        worlds=(int(header.conditions.get("world") or 1),),
     )
 
 

@@ -99,3 +99,33 @@ def test_what_a_cell_takes_is_what_it_took_or_its_like_did() -> None:
 def test_each_environment_costs_a_start() -> None:
     cells = [cell(case(8)), dataclasses.replace(cell(case(9), environment="vllm"))]
     assert budget.seconds(cells, 3, lambda _: 1.0) == 3 * (2 * budget.START_S + 2)
+
+
+def test_a_reference_belongs_to_its_own_operator() -> None:
+    """Cases of two operators may have one name."""
+    cells = [
+        cell(case(8)),
+        cell(case(8), "gelu_reference"),
+        cell(case(8, "rope")),
+        cell(case(8, "rope"), "rope_reference"),
+    ]
+    cost = {"gelu": 1.0, "rope": 9.0}
+
+    def dear(x: Cell) -> float:
+        return 1.0 if x.implementation.name.endswith("_reference") else cost[x.case.operator]
+
+    found = budget.fit(cells, 1, budget.START_S + 4, dear)
+    assert named(found) == ["gelu 8 torch", "gelu 8 gelu_reference"]
+
+
+def test_references_that_are_all_there_is_are_cases_as_others_are() -> None:
+    alone = [cell(case(x), "slow_reference") for x in (8, 1 << 20)]
+    assert named(budget.fit(alone, 1, 0.0, lambda _: 1.0)) == ["gelu 8 slow_reference"]
+    beside = [cell(case(9, "rope")), *alone]
+    assert budget.fit(beside, 1, budget.START_S + 3, lambda _: 1.0) == tuple(beside)
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(1, [16]), (2 * budget.START_S + 4, [10, 16])])
+def test_the_control_is_always_kept(seconds: float, kept: list[int]) -> None:
+    found = budget.fit(SIZES, 2, seconds, lambda _: 1.0, "gelu/M65536-bf16-forward")
+    assert [x.case.axes["M"].bit_length() - 1 for x in found] == kept

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kernelmark.registry.errors import InputError
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
-from kernelmark.suite.shards import _seconds, control_case, cut, parse, seconds
+from kernelmark.suite.shards import _seconds, control_case, cut, measured, parse, seconds
 
 CATALOG = Catalog.default()
 PLAN = plans.load("standard", CATALOG, "cuda")
@@ -81,3 +81,16 @@ def test_what_parts_take_is_what_their_cases_take():
 def test_a_control_that_is_no_case_is_refused():
     with pytest.raises(InputError, match="has no case 'softmax/none' to control with: name one as OPERATOR/CASE"):
         cut(PLAN, CELLS, (1, 2), "softmax/none")
+
+
+def test_cases_without_a_cell_are_in_no_part_and_control_nothing():
+    """As with --implementation, which leaves whole operators without a cell."""
+    few = [x for x in CELLS if x.case.operator == "gelu"]
+    plan = measured(PLAN, few)
+    cases = {("gelu", x.case.name) for x in few}
+    assert 1 < len(cases) < len(PLAN.cases)
+    assert control_case(plan, few).startswith("gelu/")
+    parts = [cut(plan, few, (i, len(cases))) for i in range(1, len(cases) + 1)]
+    assert sorted(y for x in parts for y in names(x)) == sorted(cases)
+    with pytest.raises(InputError, match=f"has {len(cases)} cases here, too few"):
+        cut(plan, few, (1, len(cases) + 1))

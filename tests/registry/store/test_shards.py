@@ -10,6 +10,7 @@ from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.index import Index
 from kernelmark.registry.store.journal import encode, read
+from kernelmark.registry.store.metric import LATENCY, Metric
 from kernelmark.registry.store.record import Footer, Request
 from kernelmark.registry.store.transfer import import_journal
 
@@ -91,6 +92,27 @@ def test_what_is_no_one_run_is_refused_and_what_was_there_stays(shard, home, cha
     assert home.journal(RUN).read_bytes() == before
     import_journal(shard(2), home)
     assert len(read(home.find(RUN)).records) == 4
+
+
+def test_metrics_of_all_shards_are_joined_and_mean_one_thing(home, literal, tmp_path):
+    loss = Metric("loss", "1")
+
+    def file(number, primary, *metrics):
+        case = literal.case(name=f"S{number}", primary=primary)
+        request = Request(cases=(case,), implementations=("torch",), shard=(number, 3))
+        header = literal.header(run=RUN, request=request, metrics=metrics)
+        record = literal.record("torch", 2.0, case=case, beside={"loss": 2.0} if primary == "loss" else {})
+        path = tmp_path / f"{number}.jsonl"
+        path.write_bytes(b"".join(map(encode, [header, record])))
+        return path
+
+    import_journal(file(1, "latency", LATENCY), home)
+    import_journal(file(2, "loss", LATENCY, loss), home)
+    joined = read(home.find(RUN))
+    assert joined.header.metrics == (LATENCY, loss)
+    assert [x.metrics[x.primary].value for x in rows(joined)] == [2.0, 2.0]
+    with pytest.raises(InputError, match="differ in metric 'loss': they are no one run"):
+        import_journal(file(3, "loss", Metric("loss", "1", better="higher")), home)
 
 
 def test_the_control_of_all_shards_stands_once_and_cases_say_their_host(shard, home, literal, tmp_path):

@@ -6,7 +6,10 @@ import json
 import shutil
 
 import pytest
+from kernelmark.registry.store.home import Home
 from kernelmark.suite import cli
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.fleet.asked import Asked
 
 DIGEST = "registry.example/h100@sha256:" + "0" * 64
 
@@ -58,6 +61,36 @@ def test_a_mistake_is_a_message_and_code_2(call, arguments, said):
     code, out, err = call(*arguments)
     assert (code, out) == (2, ""), err
     assert said in " ".join(err.split())
+
+
+def test_shards_and_their_control_have_something_to_measure(tmp_path):
+    catalog = Catalog.default()
+    asked = Asked("standard", "cpu", implementations=("torchao",))
+    plan = asked.measured(catalog)
+    cells = plan.cells(catalog, "cpu", asked.implementations)
+    order = asked.order("slurm", None, catalog, Home(tmp_path), plan)
+    with_cell = {f"{x.case.operator}/{x.case.name}" for x in cells}
+    assert 1 < order.shards <= len(with_cell) < len(asked.loaded(catalog).cases)
+    assert order.control in with_cell
+
+
+def test_a_plan_with_a_budget_is_not_cut(call, tmp_path):
+    path = tmp_path / "mine.toml"
+    case = 'operator = "gelu"\naxes = { M = [16, 32], N = 64 }\ndtype = "fp32"\n'
+    path.write_text(f"budget_s = 300\n[[cases]]\n{case}")
+    for words in (("fleet", "run", "--on", "slurm"), ("run", "--parallel", "--gpus", "0,1", "--device", "cpu")):
+        code, _, err = call(*words, "--plan", str(path))
+        assert code == 2
+        assert "has budget_s = 300, a limit for a run in one piece" in " ".join(err.split())
+
+
+def test_defaults_that_shards_do_without_are_named(call, tmp_path, monkeypatch):
+    config = tmp_path / "config.toml"
+    monkeypatch.setenv("KERNELMARK_CONFIG", str(config))
+    config.write_text('[defaults.run]\nbudget = "5m"\ndtype = ["fp32"]\nreplicates = 2\n')
+    code, _, err = call("run", "--parallel", "--gpus", "0", "--device", "cpu")
+    assert code == 2
+    assert "--parallel does without these defaults of your configuration: --dtype, --budget\n" in err
 
 
 def test_an_engine_that_is_not_there_leaves_no_order(call, tmp_path, monkeypatch):

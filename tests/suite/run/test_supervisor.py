@@ -16,7 +16,7 @@ import pytest
 from kernelmark.registry.errors import HarnessError, InputError
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import Journal, Writer, encode, read
-from kernelmark.registry.store.record import Header, Record, Request
+from kernelmark.registry.store.record import Header, Measurement, Record, Request
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.run import supervisor
@@ -134,7 +134,7 @@ def test_a_worker_that_ends_between_cells_for_ever_is_not_started_for_ever(make,
     again = f"kernelmark run --resume 20261121-000000-aaaa --output {run.home.folder}"
     assert str(error.value).endswith(again)
     monkeypatch.setenv("KERNELMARK_HOME", str(run.home.folder))
-    assert run._again == "kernelmark run --resume 20261121-000000-aaaa"
+    assert run.again == "kernelmark run --resume 20261121-000000-aaaa"
     assert not read(run.path).footers[0].complete
 
 
@@ -512,7 +512,8 @@ def test_a_time_that_no_device_can_reach_is_refused(make, monkeypatch):
     assert record.reason.startswith("faster than the device: ")
 
 
-def test_a_budget_ends_a_run_in_order_and_later_replicates_do_with_less(make, monkeypatch):
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_budget_ends_a_run_in_order_and_later_replicates_do_with_less(make, monkeypatch, ends):
     """Nothing is measured: records are what a worker would have said, and the clock is a list."""
     run = make([16, 32, 1 << 20], replicates=3, until=1000.0)
     measured = []
@@ -522,8 +523,9 @@ def test_a_budget_ends_a_run_in_order_and_later_replicates_do_with_less(make, mo
         if number == 0:
             run._header({}, None)
         for i, cell in enumerate(cells):
-            run._write_record(cell.record(number, i, "error", "none", None, {"sample": 10.0}))
-        if number == 2:
+            seen = Measurement({"latency": (1.0,)}, "wall")
+            run._write_record(cell.record(number, i, "ok", None, seen, {"sample": 10.0}))
+        if number == 2 and ends:
             raise OutOfTime
 
     monkeypatch.setattr(run, "replicate", replicate)
@@ -533,8 +535,49 @@ def test_a_budget_ends_a_run_in_order_and_later_replicates_do_with_less(make, mo
     path = run.execute()
     assert measured == [[16, 32, 1 << 20], [16, 32, 1 << 20], [16, 1 << 20]]
     assert [x.case.axes["N"] for x in run.left_out] == [32]
-    assert run.ran_out
-    assert not read(path).footers[0].complete
+    assert run.ran_out == ends
+    assert not read(path).footers[0].complete  # a row without all its replicates is not whole
+
+
+def test_what_a_replicate_has_no_time_for_is_left_out_for_good(make, monkeypatch):
+    run = make([16, 32, 1 << 20], replicates=3, until=1000.0)
+    kept = iter([(0, 1), (0, 2)])
+    monkeypatch.setattr(supervisor.budget, "fit", lambda cells, *given: tuple(cells[i] for i in next(kept)))
+    run._writer = Writer(run.path)
+    run._writer.write(header_of(run))
+    run._note(run.cells[1].record(0, 0, "crashed", "it was"))  # and is not tried again, with or without time
+    for replicate in (1, 2):
+        run._affordable(replicate)
+    run._writer.close()
+    assert [x.case.axes["N"] for x in run.left_out] == [1 << 20]
+
+
+def test_the_world_told_of_is_the_largest_that_can_run_here(make, monkeypatch):
+    run = make(worlds=(2, 4, 8), gpus=(0, 1, 2, 3))
+    assert run._world == 8  # a CPU's ranks are processes
+    run.device = "cuda"
+    assert run._world == 4
+    run.gpus = ()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    assert run._world == 1
+
+
+def test_a_shard_in_which_nothing_can_run_is_whole(make, tmp_path):
+    """Another shard of its run may hold what can; alone it is a mistake of whoever asked."""
+    absent = {"implementations": ("absent",), "replicates": 2}
+    with pytest.raises(InputError, match="nothing of this plan can run here"):
+        make(**absent).execute()
+    python = tmp_path / "python"
+    said = ({"message": "facts", "conditions": {"threads": 1}}, {"message": "done"} | SPENT)
+    lines = "".join(f"echo \"$token\"'{json.dumps(x)}' >/dev/fd/$3\n" for x in said)
+    python.write_text(f"#!/bin/sh\n{TOKEN}sleep 0.1\n{lines}")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    path = make(**absent, request=Request(shard=(2, 3)), python=lambda environment: python).execute()
+    journal = read(path)
+    assert [x.status for x in journal.records] == ["unavailable"]
+    assert journal.header.request.shard == (2, 3)
+    assert journal.header.conditions["threads"] == 1
+    assert journal.footers[0].complete
 
 
 def test_a_budget_that_ends_before_anything_is_measured(make, monkeypatch):
