@@ -21,13 +21,6 @@ QUIET_S = 10.0
 """Without a terminal, at most one line in so many seconds, beside what went wrong."""
 
 
-def first_seen(record: Record, metric: Metric) -> str:
-    """What one process measured of a metric, for whoever waits: the row's value needs them all."""
-    assert record.measurement is not None
-    found = record.measurement.samples.get(metric.name)
-    return units.quantity(summarized(found, metric.summary), metric.unit) if found else record.status
-
-
 class _Counted:
     """What both ways of showing keep: how many cells are done, and when the rest will be.
 
@@ -66,8 +59,9 @@ class _Counted:
         return units.seconds(self.pace.left_s())
 
     def seen(self, record: Record) -> str:
-        """See `first_seen`."""
-        return first_seen(record, self.metrics[record.case.primary])
+        """What one process measured, for whoever waits: the row's value needs them all."""
+        metric = self.metrics[record.case.primary]
+        return units.quantity(summarized(record.primary, metric.summary), metric.unit)
 
 
 class Lines(_Counted):
