@@ -79,6 +79,15 @@ def test_workflows_call_what_exists(path):
     assert not any("${{" in x for x in lines)
 
 
+def test_what_a_marker_says_is_run_each_night_is():
+    text = (HERE / ".github/workflows/nightly.yml").read_text()
+    markers = "\n".join(PROJECT["tool"]["pytest"]["ini_options"]["markers"])
+    told = re.findall(r"`make (test-[a-z]+)`, each night", markers)
+    assert sorted(told) == sorted(re.findall(r"\bmake (test-[a-z]+)", text))
+    by_hand = re.findall(r"`make (test-[a-z]+)`, by hand", markers)
+    assert not any(x in y.read_text() for x in by_hand for y in WORKFLOWS if y.stem != "nightly")
+
+
 def test_every_leaf_says_that_it_is_typed():
     carried = PROJECT["tool"]["setuptools"]["package-data"]
     for leaf in ("suite", "registry", "kernels", "baselines"):
