@@ -35,6 +35,7 @@ from ..registry.errors import InputError, unknown
 from ..registry.store.journal import Journal
 from ..registry.store.record import SCHEMA_VERSION, Cache, Case, Ceiling, Header, Pass, Record
 from ..registry.views.frame import Rows
+from ..registry.views.units import counted
 from . import __version__
 from .catalog import Catalog, Factory, Implementation
 from .definition import Option
@@ -130,7 +131,7 @@ class Runner:
         ]
         return "\n".join(
             f"{sentence(x.implementation, x.geometric)}; mean {x.mean:.2f}x, median {x.median:.2f}x, "
-            f"min {x.lowest:.2f}x, max {x.highest:.2f}x over {x.cases} case{'s' * (x.cases != 1)}"
+            f"min {x.lowest:.2f}x, max {x.highest:.2f}x over {counted(x.cases, 'case')}"
             for x in ours
         )
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import resource
-
 
 class MemoryFigures:
-    """What `MemoryProfiler` is asked for by those who know another one. None where nothing was measured."""
+    """What `MemoryProfiler` is asked for by those who know another one. None where nothing was measured;
+    `why` says why.
+    """
 
     peak_bytes: int | None
+    host_peak_bytes: int | None
     reserved_peak_bytes: int | None
 
     def peak_memory_gpu(self) -> float | None:
         """Most device memory that the block took beyond what was allocated before it, in GB (10⁹ bytes)."""
         return None if self.peak_bytes is None else self.peak_bytes / 1e9
 
-    def peak_memory_cpu(self) -> float:
-        """Most host memory that this process has held so far, in GB. The system counts it from its start."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    def peak_memory_cpu(self) -> float | None:
+        """Most host memory that the block took beyond what was resident before it, in GB (10⁹ bytes)."""
+        return None if self.host_peak_bytes is None else self.host_peak_bytes / 1e9
 
-    def get_peak_memory(self) -> float:
+    def get_peak_memory(self) -> float | None:
         """The device's peak in GB, or the host's where there is no device."""
         gpu = self.peak_memory_gpu()
         return self.peak_memory_cpu() if gpu is None else gpu

@@ -81,6 +81,12 @@ def measured(value: float | None, unit: str) -> str:
     return number(value)
 
 
+def quantity(value: float | None, unit: str) -> str:
+    """A metric's value where no column names its unit: `0.06157 ms`, `67.1 MB`, `1.042`."""
+    told = measured(value, unit)
+    return told if told == DASH or unit in ("", "1", "B", "J") else f"{told} {unit}"
+
+
 def heading(metric: Metric) -> str:
     """What stands above a metric's column. Bytes and joules carry their unit themselves."""
     return metric.label or metric.name.replace("_", " ") if metric.unit in ("B", "J") else metric.heading

@@ -55,10 +55,12 @@ EXTRAS: Mapping[str, str] = {
     "torch": "torch",
     "triton": "triton",
     "mlflow": "'kernelmark[registry]'",
-    "matplotlib": "'kernelmark[registry]'",
     "jinja2": "'kernelmark[registry]'",
     "docker": "'kernelmark[images]'",
     "ray": "'kernelmark[fleet]'",
+    "openai": "'kernelmark[endpoints]'",
+    "anthropic": "'kernelmark[endpoints]'",
+    "boto3": "'kernelmark[endpoints]'",
 }
 """Module → what to ask pip for where it is missing: some commands need more than others."""
 
@@ -111,7 +113,8 @@ def cli() -> None:
 
     Results live in $KERNELMARK_HOME, else in .kernelmark of the current directory, else where the user's
     configuration file says (~/.config/kernelmark/config.toml); `kernelmark runs` says which. Exit codes: 0 fine,
-    1 regression, 2 wrong usage or input, 3 inconclusive, 4 not comparable or missing, 5 the harness failed.
+    1 regression, or what was asked about is not so, 2 wrong usage or input, 3 inconclusive, not measured or not
+    known in time, 4 not comparable or missing, 5 the harness failed.
     """
 
 

@@ -9,6 +9,7 @@ import click
 
 from ...registry.errors import InputError
 from ...registry.store.home import Home
+from ...registry.views import units
 from ...registry.views.table import Block, Column, Page, Table, line, show
 from ..catalog import Catalog
 from .names import runs
@@ -80,9 +81,10 @@ def _page(title: str, found: Profile, light: tuple[Light, ...]) -> Page:
     for x in found.kernels[:SHOWN]:
         known = limits.get(x.name)
         more = (f"{known.compute:.0f} %", f"{known.memory:.0f} %") if known else ()
-        table.add(x.name, x.kind, f"{x.calls:g}", f"{x.ms:.4f}", f"{x.share:.1%}", *more)
+        table.add(x.name, x.kind, f"{x.calls:g}", f"{x.ms:.4f}", units.percent(x.share, 1), *more)
     parts = [(kind, found.ms(kind)) for kind in ("ours", "product", "copy", "other")]
-    shares = ", ".join(f"{kind} {ms / found.step_ms:.1%}" for kind, ms in (*parts, ("gaps", found.gap_ms)) if ms)
+    parts.append(("gaps", found.gap_ms))
+    shares = ", ".join(f"{kind} {units.percent(ms / found.step_ms, 1)}" for kind, ms in parts if ms)
     page: list[Block] = [table]
     if (left := len(found.kernels) - SHOWN) > 0:
         page.append(line(f"and {left} shorter ones", style="dim"))

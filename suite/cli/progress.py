@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from ...registry import escape
-from ...registry.store.metric import LATENCY
+from ...registry.store.metric import Metric, summarized
 from ...registry.store.record import Key, Record
+from ...registry.views import units
 from ..plan import Cell
 from ..run.pace import Pace
 from ..run.supervisor import Listener
@@ -20,23 +21,6 @@ QUIET_S = 10.0
 """Without a terminal, at most one line in so many seconds, beside what went wrong."""
 
 
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
-
-
-def first_seen(record: Record) -> str:
-    """What one process measured, for whoever waits: the row's value needs them all."""
-    from statistics import median
-
-    assert record.measurement is not None
-    found = record.measurement.samples.get(record.case.primary)
-    if not found:
-        return record.status
-    unit = LATENCY.unit if record.case.primary == LATENCY.name else ""
-    return f"{median(found):.4g} {unit}".rstrip()
-
-
 class _Counted:
     """What both ways of showing keep: how many cells are done, and when the rest will be.
 
@@ -45,12 +29,16 @@ class _Counted:
 
     def __init__(self) -> None:
         self.run = ""
+        self.metrics: Mapping[str, Metric] = {}
         self.pace = Pace.of(())
         self._earlier = 0
 
-    def begin(self, run: str, todo: Collection[tuple[Key, int]], finished: int) -> None:
+    def begin(
+        self, run: str, todo: Collection[tuple[Key, int]], finished: int, metrics: Collection[Metric]
+    ) -> None:
         """See `Listener`."""
         self.run, self.pace, self._earlier = run, Pace.of(todo), finished
+        self.metrics = {x.name: x for x in metrics}
 
     @property
     def cells(self) -> int:
@@ -68,8 +56,12 @@ class _Counted:
 
     def left(self) -> str:
         """Time left, as far as it is known."""
-        seconds = self.pace.left_s()
-        return "–" if seconds is None else _clock(seconds)
+        return units.seconds(self.pace.left_s())
+
+    def seen(self, record: Record) -> str:
+        """What one process measured, for whoever waits: the row's value needs them all."""
+        metric = self.metrics[record.case.primary]
+        return units.quantity(summarized(record.primary, metric.summary), metric.unit)
 
 
 class Lines(_Counted):
@@ -79,10 +71,12 @@ class Lines(_Counted):
         super().__init__()
         self._last = -QUIET_S
 
-    def begin(self, run: str, todo: Collection[tuple[Key, int]], finished: int) -> None:
-        super().begin(run, todo, finished)
+    def begin(
+        self, run: str, todo: Collection[tuple[Key, int]], finished: int, metrics: Collection[Metric]
+    ) -> None:
+        super().begin(run, todo, finished, metrics)
         before = f", {finished} done already" if finished else ""
-        print(f"run {run}: {self.cells} measurement{'s' * (self.cells != 1)}{before}", flush=True)
+        print(f"run {run}: {units.counted(self.cells, 'measurement')}{before}", flush=True)
 
     def end(self, record: Record) -> None:
         self.pace.end(record)
@@ -92,7 +86,7 @@ class Lines(_Counted):
         elif record.measurement is not None and record.replicate == 0 and self.cells <= FEW:
             self._last = time.monotonic()
             left = f"; {self.left()} left" if self.pace.left_s() is not None else ""
-            print(f"[{self.finished}/{self.cells}] {escape.plain(what)}: {first_seen(record)}{left}", flush=True)
+            print(f"[{self.finished}/{self.cells}] {escape.plain(what)}: {self.seen(record)}{left}", flush=True)
         elif time.monotonic() - self._last >= QUIET_S or self.finished == self.cells:
             self._last = time.monotonic()
             print(
@@ -118,8 +112,10 @@ class Live(_Counted):
         )
         self._task = self.progress.add_task("starting", total=None, left="–")
 
-    def begin(self, run: str, todo: Collection[tuple[Key, int]], finished: int) -> None:
-        super().begin(run, todo, finished)
+    def begin(
+        self, run: str, todo: Collection[tuple[Key, int]], finished: int, metrics: Collection[Metric]
+    ) -> None:
+        super().begin(run, todo, finished, metrics)
         self.progress.console.print(f"run {run}")
         self.progress.update(self._task, total=self.cells, completed=finished)
 
@@ -133,7 +129,7 @@ class Live(_Counted):
         self.progress.update(self._task, completed=self.finished, left=self.left())
         what = f"{record.case.operator} {record.case.name} {record.implementation}"
         if record.measurement is not None and record.replicate == 0:
-            self.progress.console.print(f"{what}: {first_seen(record)}")
+            self.progress.console.print(f"{what}: {self.seen(record)}")
         elif record.status not in ("ok", "unsupported", "unavailable"):
             self.progress.console.print(f"{what}: {record.status}: {record.reason}")
 
@@ -177,7 +173,7 @@ class Tally:
         if not self._live and (elapsed < self.SHORT_S or now - self._shown < QUIET_S / 2):
             return
         self._shown = now
-        left = f"{_clock(elapsed / fraction * (1 - fraction))} left" if fraction > 0 else "…"
+        left = f"{units.seconds(elapsed / fraction * (1 - fraction))} left" if fraction > 0 else "…"
         line = f"{self._what}: {escape.plain(detail)}, {left}"
         sys.stderr.write(f"\r\x1b[K{line}" if self._live else f"{line}\n")
         sys.stderr.flush()

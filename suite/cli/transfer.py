@@ -14,6 +14,7 @@ from ...registry.errors import InputError
 from ...registry.importers.formats import FORMATS
 from ...registry.store import transfer
 from ...registry.store.home import Home
+from ...registry.views.units import counted
 
 if TYPE_CHECKING:
     from ...registry.tracking.store import Synced
@@ -90,7 +91,7 @@ def command_import(
             said = {"run": run, "journal": str(home.find(run)), "recorded": run in links}
             click.echo(json.dumps(said | {"link": links.get(run), "note": None if run in links else note}))
     elif links:
-        click.echo(f"recorded in the registry: {_runs(len(links))}; look with: kernelmark ui")
+        click.echo(f"recorded in the registry: {counted(len(links), 'run')}; look with: kernelmark ui")
     if note and len(links) < len(runs):
         click.echo(note, err=True)
 
@@ -100,12 +101,7 @@ def _taken_in(run: str, home: Home, quiet: bool) -> None:
     if quiet:
         return
     count = len({x.identity for x in home.load(run).records})
-    rows = f"{count} row{'s' * (count != 1)}"
-    click.echo(f"{run}: imported, {rows}; look with: kernelmark show {run}")
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'s' * (count != 1)}"
+    click.echo(f"{run}: imported, {counted(count, 'row')}; look with: kernelmark show {run}")
 
 
 def fill(home: Home, runs: Sequence[str]) -> Synced:
@@ -154,9 +150,10 @@ def command_sync(runs: tuple[str, ...], as_json: bool) -> None:
         click.echo(json.dumps({"synced": synced, "complete": done.complete, "unreadable": dict(done.unreadable)}))
     else:
         for x in done.ingested:
-            rows = f"{x.created} row{'s' * (x.created != 1)}"
-            click.echo(f"{x.run}: {rows} recorded, {x.updated} updated, {x.skipped} already there")
+            click.echo(
+                f"{x.run}: {counted(x.created, 'row')} recorded, {x.updated} updated, {x.skipped} already there"
+            )
         if done.complete:
-            click.echo(f"complete already: {_runs(len(done.complete))}")
+            click.echo(f"complete already: {counted(len(done.complete), 'run')}")
     if done.unreadable:
         raise InputError("\n".join(["not recorded:", *done.unreadable.values()]))

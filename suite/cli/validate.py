@@ -39,6 +39,7 @@ def shown(journal: Journal, as_json: bool = False) -> int:
         click.echo(msgspec.json.format(data, indent=2).decode())
         return CODES[whole]
     from ...registry.escape import plain
+    from ...registry.views.units import counted
 
     apart: dict[str, int] = {}
     for x in found:
@@ -54,7 +55,7 @@ def shown(journal: Journal, as_json: bool = False) -> int:
             names = ", ".join(criterion.name for criterion in x.criteria[x.asked :])
             click.echo(f"    {_mark('unknown')} {names}: not measured of an operator alone, and not asked")
     for status, count in apart.items():
-        click.echo(f"{count} row{'s' * (count != 1)} of ours {status} there, and not asked")
+        click.echo(f"{counted(count, 'row')} of ours {status} there, and not asked")
     counts = {name: sum(x.verdict == name for x in found if x.status not in apart) for name in MARKS}
     click.echo(f"{whole}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
     return CODES[whole]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 from ...registry.escape import plain
+from ...registry.views.units import counted
 from .collect import State
 
 
@@ -25,7 +26,7 @@ def line(state: State, held: Mapping[int, str], now: datetime) -> str:
     """One line: shards, hosts, what the engine has, and when all will be there."""
     order = state.order
     hosts = len({x.host for x in state.whole})
-    parts = [f"[{len(state.whole)}/{order.shards} shards] {hosts} host{'s' if hosts != 1 else ''}"]
+    parts = [f"[{len(state.whole)}/{order.shards} shards] {counted(hosts, 'host')}"]
     standing = Counter(held[x] for x in state.missing if x in held)
     parts += [f"{count} {word}" for word, count in sorted(standing.items())]
     lost = sum(x not in held for x in state.missing)

@@ -24,7 +24,7 @@ import filelock
 from ...registry.errors import Ended, HarnessError, InputError, KernelmarkError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, Writer, read
-from ...registry.store.metric import LATENCY
+from ...registry.store.metric import LATENCY, Metric
 from ...registry.store.record import (
     SCHEMA_VERSION,
     YARDSTICK,
@@ -38,6 +38,7 @@ from ...registry.store.record import (
     Status,
 )
 from ...registry.store.shards import path_of, shards_of
+from ...registry.views.units import counted
 from .. import __version__, budget
 from ..catalog import Catalog
 from ..environments import interpreter
@@ -83,8 +84,12 @@ class OutOfBudget(KernelmarkError):
 class Listener(Protocol):
     """Whoever shows progress."""
 
-    def begin(self, run: str, todo: Collection[tuple[Key, int]], finished: int) -> None:
-        """A session begins: the rows and replicates to be measured in it, and how many were measured before."""
+    def begin(
+        self, run: str, todo: Collection[tuple[Key, int]], finished: int, metrics: Collection[Metric]
+    ) -> None:
+        """A session begins: the rows and replicates to be measured in it, how many were measured before, and the
+        metrics that its measurements hold.
+        """
 
     def stage(self, replicate: int, name: str, cell: Cell | None) -> None:
         """A stage begins."""
@@ -99,8 +104,10 @@ class Unbroken:
     def __init__(self, listener: Listener) -> None:
         self._listener: Listener = listener
 
-    def begin(self, run: str, todo: Collection[tuple[Key, int]], finished: int) -> None:
-        self._heard(lambda x: x.begin(run, todo, finished))
+    def begin(
+        self, run: str, todo: Collection[tuple[Key, int]], finished: int, metrics: Collection[Metric]
+    ) -> None:
+        self._heard(lambda x: x.begin(run, todo, finished, metrics))
 
     def stage(self, replicate: int, name: str, cell: Cell | None) -> None:
         self._heard(lambda x: x.stage(replicate, name, cell))
@@ -118,7 +125,9 @@ class Unbroken:
 class Silent:
     """Shows nothing."""
 
-    def begin(self, run: str, todo: Collection[tuple[Key, int]], finished: int) -> None: ...
+    def begin(
+        self, run: str, todo: Collection[tuple[Key, int]], finished: int, metrics: Collection[Metric]
+    ) -> None: ...
 
     def stage(self, replicate: int, name: str, cell: Cell | None) -> None: ...
 
@@ -138,7 +147,7 @@ def nothing_runs(ended: Sequence[Record]) -> InputError:
     reasons = Counter((x.status, x.reason) for x in ended)
     # What an installation would mend comes before what only another device would.
     told = sorted(reasons.items(), key=lambda x: (x[0][0] != "unavailable", -x[1]))
-    said = "\n".join(f"  {reason} ({count} row{'s' * (count > 1)})" for (_, reason), count in told)
+    said = "\n".join(f"  {reason} ({counted(count, 'row')})" for (_, reason), count in told)
     return InputError(f"nothing of this plan can run here:\n{said}")
 
 
@@ -211,7 +220,8 @@ class Run:
                     for replicate in range(self.plan.replicates)
                     if self._wanted(cell, replicate)
                 ]
-                self.listener.begin(self.name, todo, len(self._done))
+                metrics = self.catalog.metrics(x.case for x in self.cells)
+                self.listener.begin(self.name, todo, len(self._done), metrics)
                 for replicate in range(self.plan.replicates):
                     self.replicate(replicate, self._affordable(replicate))
         except OutOfTime:

@@ -37,7 +37,7 @@ def build(name, pass_, **options):
 @pytest.mark.parametrize("pass_", ["forward", "forward_backward"])
 @pytest.mark.parametrize(("name", "kind"), ENTRIES)
 def test_right(name, kind, pass_):
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="transformers is not installed")
     operator, case = build(name, pass_)
     bench = Workbench.build(operator, case, torch.device("cpu"), seed=1)
     result = bench.call(baseline.IMPLEMENTATIONS[name][kind](case))()
@@ -47,7 +47,7 @@ def test_right(name, kind, pass_):
 @pytest.mark.parametrize("name", ["attention", "attention_window"])
 @pytest.mark.parametrize("kind", list(baseline.IMPLEMENTATIONS["attention"]))
 def test_full_attention(name, kind):
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="transformers is not installed")
     operator, case = build(name, "forward", mask="full")
     bench = Workbench.build(operator, case, torch.device("cpu"), seed=1)
     result = bench.call(baseline.IMPLEMENTATIONS[name][kind](case))()
@@ -62,6 +62,6 @@ def test_full_attention(name, kind):
     ],
 )
 def test_what_it_lacks(name, kind, options):
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="transformers is not installed")
     with pytest.raises(NotImplementedError):
         baseline.IMPLEMENTATIONS[name][kind](build(name, "forward", **options)[1])

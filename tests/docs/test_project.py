@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 from kernelmark.suite import __version__
+from kernelmark.suite.cli import COMMANDS, EXTRAS
+from kernelmark.suite.plan import BUILTIN
 
 HERE = Path(__file__).resolve().parents[2]
 MAKEFILE = (HERE / "Makefile").read_text()
 PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text())
+README = (HERE / "README.md").read_text()
+OPTIONAL = PROJECT["project"]["optional-dependencies"]
 WORKFLOWS = sorted((HERE / ".github" / "workflows").glob("*.yml"))
 
 
@@ -20,6 +24,35 @@ def test_one_version():
     citation = yaml.safe_load((HERE / "CITATION.cff").read_text())
     assert PROJECT["project"]["version"] == citation["version"] == __version__
     assert f"## {__version__} " in (HERE / "CHANGELOG.md").read_text()
+
+
+def paragraph(begin: str) -> str:
+    """The README's text from there to the next empty line, a list that follows it included."""
+    found = re.search(rf"^{re.escape(begin)}.*?(?:\n\n- .*?)?(?=\n\n)", README, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[0]
+
+
+def test_the_readme_names_every_command():
+    block = README.partition("\n## Commands\n")[2].partition("```\n")[2].partition("```")[0]
+    lines = re.findall(r"^kernelmark ((?:[a-z-]+ \| )*[a-z-]+)", block, re.MULTILINE)
+    assert {y for x in lines for y in x.split(" | ")} == COMMANDS.keys()
+
+
+def test_the_readme_names_every_built_in_plan():
+    named = re.findall(r"`([a-z_]+)`", paragraph("Built-in plans"))
+    assert sorted(x for x in named if x != "_tiny") == sorted(BUILTIN)
+
+
+def test_the_readme_names_every_extra():
+    assert set(re.findall(r"`([a-z]+)` \(", paragraph("Extras:"))) == OPTIONAL.keys()
+
+
+def test_what_a_missing_module_asks_for_is_in_its_extra():
+    asked = {x: re.findall(r"\[(\w+)\]", y) for x, y in EXTRAS.items() if "[" in y}
+    assert {y for x in asked.values() for y in x} == OPTIONAL.keys()
+    packages = {x: {re.match(r"[\w-]+", y)[0] for y in wanted} for x, wanted in OPTIONAL.items()}
+    assert {module: extra for module, (extra,) in asked.items() if module not in packages[extra]} == {}
 
 
 def test_the_hooks_are_the_parts_of_make_check():
@@ -44,6 +77,15 @@ def test_workflows_call_what_exists(path):
         )
     # What somebody types into a form is no part of a command: it goes by the environment.
     assert not any("${{" in x for x in lines)
+
+
+def test_what_a_marker_says_is_run_each_night_is():
+    text = (HERE / ".github/workflows/nightly.yml").read_text()
+    markers = "\n".join(PROJECT["tool"]["pytest"]["ini_options"]["markers"])
+    told = re.findall(r"`make (test-[a-z]+)`, each night", markers)
+    assert sorted(told) == sorted(re.findall(r"\bmake (test-[a-z]+)", text))
+    by_hand = re.findall(r"`make (test-[a-z]+)`, by hand", markers)
+    assert not any(x in y.read_text() for x in by_hand for y in WORKFLOWS if y.stem != "nightly")
 
 
 def test_every_leaf_says_that_it_is_typed():

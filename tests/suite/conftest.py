@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from kernelmark.registry.store.metric import Metric
 from kernelmark.registry.store.record import Record
 from kernelmark.suite.measure.telemetry import Nvml
 
@@ -233,7 +234,7 @@ class Told:
         self.stages: list[str] = []
         self.ended: list[Record] = []
 
-    def begin(self, run: str, todo: Collection[object], finished: int) -> None:
+    def begin(self, run: str, todo: Collection[object], finished: int, metrics: Collection[Metric]) -> None:
         self.begun.append((len(todo), finished))
 
     def stage(self, replicate, name, cell) -> None:

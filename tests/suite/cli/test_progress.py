@@ -9,6 +9,7 @@ import sys
 import msgspec
 import pytest
 import rich.console
+from kernelmark.registry.store.metric import LATENCY, Metric
 from kernelmark.registry.store.record import Case, Key, Measurement, Record
 from kernelmark.suite.catalog import Implementation
 from kernelmark.suite.cli import progress as module
@@ -18,6 +19,7 @@ from kernelmark.suite.run.pace import Pace
 
 CASE = Case("gelu", "M4-bf16-forward", {"M": 4}, {}, "bf16", "forward", "5bec", 100, 0)
 CELL = Cell(CASE, Implementation("gelu", "torch", "torch", (), "core", ("cpu",), lambda: lambda case: max), "cold")
+METRICS = (LATENCY, Metric("speed", "tokens/s", "higher", "last"), Metric("taken", "B", summary="maximum"))
 
 
 def todo(cells: int, replicates: int = 1) -> list[tuple[Key, int]]:
@@ -47,7 +49,7 @@ def clock(monkeypatch):
 def test_lines_now_and_then_and_for_what_went_wrong(capsys, clock):
     with progress() as lines:
         assert isinstance(lines, Lines)
-        lines.begin("run-1", todo(60), 140)
+        lines.begin("run-1", todo(60), 140, METRICS)
         lines.stage(0, "start", None)
         clock[0] += 7  # a worker's start, once a replicate: no part of what a cell takes
         lines.stage(0, "sample", CELL)
@@ -61,26 +63,46 @@ def test_lines_now_and_then_and_for_what_went_wrong(capsys, clock):
     assert capsys.readouterr().out.splitlines() == [
         "run run-1: 200 measurements, 140 done already",
         "[141/200] replicate 1, gelu c0 torch; – left",
-        "[151/200] replicate 1, gelu c10 torch; 0:49 left",
-        "[161/200] replicate 1, gelu c20 torch; 0:39 left",
+        "[151/200] replicate 1, gelu c10 torch; 49.0 s left",
+        "[161/200] replicate 1, gelu c20 torch; 39.0 s left",
         "  gelu c30 torch: timeout: verify: not finished within 5 s",
-        "[200/200] replicate 1, gelu c59 torch; 0:00 left",
+        "[200/200] replicate 1, gelu c59 torch; 0.0 s left",
     ]
 
 
 def test_rows_appear_as_they_are_measured(capsys, clock):
     lines = Lines()
-    lines.begin("run-1", todo(2, replicates=3), 0)
+    lines.begin("run-1", todo(2, replicates=3), 0, METRICS)
     for replicate in range(3):
         for case in ("c0", "c1"):
             clock[0] += 1
             lines.end(record(case, replicate))
     assert capsys.readouterr().out.splitlines() == [
         "run run-1: 6 measurements",
-        "[1/6] gelu c0 torch: 1 ms",
-        "[2/6] gelu c1 torch: 1 ms",
-        "[6/6] replicate 3, gelu c1 torch; 0:00 left",
+        "[1/6] gelu c0 torch: 1.000 ms",
+        "[2/6] gelu c1 torch: 1.000 ms",
+        "[6/6] replicate 3, gelu c1 torch; 0.0 s left",
     ]
+
+
+@pytest.mark.parametrize(
+    ("primary", "samples", "told"),
+    [
+        ("latency", (3.0, 1.0, 2.0), "2.000 ms"),
+        ("speed", (3000.0, 1000.0, 1500.0), "1,500 tokens/s"),
+        ("taken", (3e6, 9e6, 1e6), "9 MB"),
+    ],
+)
+def test_a_first_value_is_its_metrics_summary(capsys, clock, primary, samples, told):
+    seen = msgspec.structs.replace(
+        record(),
+        case=msgspec.structs.replace(CASE, primary=primary),
+        measurement=Measurement({primary: samples}, "program"),
+    )
+    lines = Lines()
+    lines.begin("run-1", [(key("c0"), 0), (key("c1"), 0)], 0, METRICS)
+    lines.end(seen)
+    assert capsys.readouterr().out.splitlines()[1] == f"[0/2] gelu M4-bf16-forward torch: {told}"
 
 
 def test_a_tally_is_silent_for_what_is_short_and_says_how_long_the_rest_takes(capsys):
@@ -91,8 +113,8 @@ def test_a_tally_is_silent_for_what_is_short_and_says_how_long_the_rest_takes(ca
         tally.show(f"{second} of 40 rows", second / 40)
     tally.close()
     assert capsys.readouterr().err.splitlines() == [
-        "recording: 5 of 40 rows, 0:35 left",
-        "recording: 10 of 40 rows, 0:30 left",
+        "recording: 5 of 40 rows, 35.0 s left",
+        "recording: 10 of 40 rows, 30.0 s left",
     ]
 
 
@@ -110,7 +132,7 @@ def test_live_on_a_terminal(monkeypatch):
     monkeypatch.setattr(rich, "_console", rich.console.Console(width=160, force_terminal=True))
     with progress() as live:
         assert isinstance(live, Live)
-        live.begin("run-1", todo(3), 1)
+        live.begin("run-1", todo(3), 1, METRICS)
         live.stage(0, "start", None)
         live.stage(0, "sample", CELL)
         live.progress.refresh()

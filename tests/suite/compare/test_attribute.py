@@ -162,7 +162,7 @@ def test_the_choice_of_most_processes_counts():
 
 
 def test_a_real_autotuner_is_held_to_one_configuration():
-    triton = pytest.importorskip("triton")
+    triton = pytest.importorskip("triton", reason="triton is not installed")
     configs = [triton.Config({"BLOCK": x}, num_warps=4) for x in (64, 128)]
 
     @triton.autotune(configs=configs, key=["n"])

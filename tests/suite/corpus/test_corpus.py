@@ -18,6 +18,7 @@ from kernelmark.suite.corpus import manifest as manifests
 from kernelmark.suite.corpus.manifest import Manifest, Package, Part
 from kernelmark.suite.corpus.text import END, Text, assemble, plain, text, validated
 
+HERE = Path(__file__).resolve().parents[3]
 LONG = "a line of more than thirty-two characters, number"
 
 
@@ -242,3 +243,14 @@ def test_the_command_takes_wheels_that_are_there_and_packs_them(made, tmp_path, 
         x.unlink()
     assert call("build", "--packed", str(packed))[0] == 0
     assert call("verify")[0] == 0
+
+
+def test_the_pages_say_what_the_manifest_has():
+    made = manifests.load()
+    train, validation = (made.parts[x].bytes / 1e6 for x in ("train", "validation"))
+    page, changes = ((HERE / x).read_text() for x in ("docs/convergence.md", "CHANGELOG.md"))
+    assert len(made.packages) == 8
+    assert "downloads eight pinned packages" in page
+    assert f"makes {train + validation:.1f} MB of text" in page
+    assert f"{train:.1f} MB are to train on, {validation:.1f} MB to\nvalidate on" in page
+    assert f"makes {train + validation:.1f} MB of text from pinned packages, {train:.1f} MB\n" in changes

@@ -114,7 +114,7 @@ def test_arms_of_a_journal():
     assert bad.steps.kind == "exceeded"
     assert bad.matched is None
     assert not good.named
-    assert remarks(good) == ["85.0% of product operations in 8 bits, below 90%: no name for it"]
+    assert remarks(good) == ["85.0 % of product operations in 8 bits, below 90 %: no name for it"]
     assert arms(journal({"good": 1.0}, seeds=4))[0].overall == "inconclusive"
 
 
