@@ -38,7 +38,6 @@ from ...registry.store.record import (
     Status,
 )
 from ...registry.store.shards import path_of, shards_of
-from ...registry.views.units import counted
 from .. import __version__, budget
 from ..catalog import Catalog
 from ..environments import interpreter
@@ -147,7 +146,7 @@ def nothing_runs(ended: Sequence[Record]) -> InputError:
     reasons = Counter((x.status, x.reason) for x in ended)
     # What an installation would mend comes before what only another device would.
     told = sorted(reasons.items(), key=lambda x: (x[0][0] != "unavailable", -x[1]))
-    said = "\n".join(f"  {reason} ({counted(count, 'row')})" for (_, reason), count in told)
+    said = "\n".join(f"  {reason} ({count} row{'s' * (count > 1)})" for (_, reason), count in told)
     return InputError(f"nothing of this plan can run here:\n{said}")
 
 

@@ -33,6 +33,13 @@ def paragraph(begin: str) -> str:
     return found[0]
 
 
+def test_the_changes_have_each_topic_once_and_the_rest_last():
+    for version in (HERE / "CHANGELOG.md").read_text().split("\n## ")[1:]:
+        topics = re.findall(r"^### (.+?)(?: \(.*\))?$", version, re.MULTILINE)
+        assert len(set(topics)) == len(topics)
+        assert topics.index("Everything else") == len(topics) - 1
+
+
 def test_the_readme_names_every_command():
     block = README.partition("\n## Commands\n")[2].partition("```\n")[2].partition("```")[0]
     lines = re.findall(r"^kernelmark ((?:[a-z-]+ \| )*[a-z-]+)", block, re.MULTILINE)

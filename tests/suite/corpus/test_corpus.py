@@ -248,9 +248,9 @@ def test_the_command_takes_wheels_that_are_there_and_packs_them(made, tmp_path, 
 def test_the_pages_say_what_the_manifest_has():
     made = manifests.load()
     train, validation = (made.parts[x].bytes / 1e6 for x in ("train", "validation"))
-    page, changes = ((HERE / x).read_text() for x in ("docs/convergence.md", "CHANGELOG.md"))
+    page, changes = (" ".join((HERE / x).read_text().split()) for x in ("docs/convergence.md", "CHANGELOG.md"))
     assert len(made.packages) == 8
     assert "downloads eight pinned packages" in page
     assert f"makes {train + validation:.1f} MB of text" in page
-    assert f"{train:.1f} MB are to train on, {validation:.1f} MB to\nvalidate on" in page
-    assert f"makes {train + validation:.1f} MB of text from pinned packages, {train:.1f} MB\n" in changes
+    assert f"{train:.1f} MB are to train on, {validation:.1f} MB to validate on" in page
+    assert f"makes {train + validation:.1f} MB of text from pinned packages, {train:.1f} MB of them" in changes
