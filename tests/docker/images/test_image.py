@@ -177,10 +177,15 @@ def test_labels_and_doctor(machine, image):
     stand_in = machine.environment.get("KERNELMARK_STAND_IN", "")
     assert labels["io.kernelmark.stand_in"] == stand_in
     assert bool(labels[f"{oci}base.digest"]) is not bool(stand_in)
-    done = machine.client.containers.run(
-        image.id, ["doctor", "--quick", "--json"], network_mode="none", read_only=True, remove=True
+    doctor = machine.client.containers.run(
+        image.id, ["doctor", "--quick", "--json"], network_mode="none", read_only=True, detach=True
     )
-    found = json.loads(done)
+    try:
+        code = doctor.wait()["StatusCode"]
+        found = json.loads(doctor.logs(stdout=True, stderr=False))
+    finally:
+        doctor.remove(force=True, v=True)
+    assert code in (0, 3), found["checks"]  # a busy machine is too noisy to see 5 %
     assert found["device"] == "cpu"
     assert next(x for x in found["checks"] if x["name"] == "device")["detail"].startswith("CPU: no NVIDIA driver")
 
