@@ -28,8 +28,8 @@ MEMORY_GROWTH = 1.05
 """Of the best baseline's peak memory."""
 COSINE = 0.9
 """The least agreement of a layer's gradient with that in fp32 that counts as healthy."""
-FINITE, DIRECTION = "nonfinite", "gradient_cosine"
-"""What says how healthy gradients are."""
+NONFINITE, ALIKE = "nonfinite", "gradient_cosine"
+"""The metrics that say how healthy gradients are."""
 ROUNDING: Mapping[str, float] = {"fp32": 1e-5, "fp16": 1e-3, "bf16": 8e-3}
 """The largest relative norm of an operator's error. 16-bit answers are rounded to 11 and 8 binary digits
 themselves, so that 1e-5 is out of reach there: these are two units of that rounding, as the harness's own check
@@ -229,9 +229,11 @@ def _stability(arm: Arm | None, has: AbstractSet[str]) -> Criterion:
 
 def _gradients(row: Row, has: AbstractSet[str]) -> Criterion:
     bound = f"all finite, cosine to fp32 at least {COSINE:g}"
-    if row.primary != PRIMARY or not {FINITE, DIRECTION} <= has:
+    if row.primary != PRIMARY or not {NONFINITE, ALIKE} <= has:
         return _not_asked("gradients", bound)
-    odd, cosine = row.value(FINITE), row.value(DIRECTION)
+    steps, alike = row.get(NONFINITE), row.get(ALIKE)
+    # Of the worst seed.
+    odd, cosine = steps.maximum if steps else None, alike.minimum if alike else None
     if odd is None or cosine is None:
         return _unknown("gradients", "not measured", bound)
     seen = f"{odd:.0f} steps not finite, cosine {cosine:.3f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -154,6 +155,14 @@ def test_fewer_seeds_than_training_needs_are_unknown() -> None:
     found = validate(trained(seeds=4))
     assert ticks(found) == "pass - - unknown unknown pass"
     assert "4 of at least 5 seeds" in found[0].criteria[3].seen
+
+
+@pytest.mark.parametrize("health", [{"nonfinite": 1.0}, {"gradient_cosine": 0.5}])
+def test_one_seed_with_bad_gradients_is_enough(health: dict[str, float]) -> None:
+    given = trained()
+    bad = arm("kernelmark", "kernelmark", 0, 1500.0, **health)
+    records = tuple(bad if x.identity == bad.identity and x.replicate == 0 else x for x in given.records)
+    assert ticks(validate(replace(given, records=records))) == "pass - - pass pass fail"
 
 
 def test_speed_is_over_the_fastest_that_learns_as_well() -> None:
