@@ -15,6 +15,7 @@ import numpy as np
 from ..detection.changepoints import ChangePoint, Dated, change_points, of_the_machine
 from ..store.index import Entry, Index, Mean
 from ..store.record import PROVIDER, Key
+from .statistics import geometric_mean
 
 RUNS = 200
 """Newest runs that are looked at: each that was not met before is read whole, once."""
@@ -138,9 +139,9 @@ def over_commits(runs: Runs, operator: str, others: int, times: Mapping[str, int
             if mean.definition == last:
                 values.setdefault(commit, []).append(mean.ms)
         points = tuple(
-            Point(commit, first[commit], statistics.geometric_mean(values[commit]), len(values[commit]))
+            Point(commit, first[commit], ms, len(values[commit]))
             for commit in by_time
-            if commit in values
+            if (ms := geometric_mean(values.get(commit, ()))) is not None
         )
         changes = change_points([x.ms for x in points], np.random.default_rng(0))
         series.append(Series(key, points, changes, providers[key]))

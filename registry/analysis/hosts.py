@@ -1,7 +1,7 @@
 """Whether the hosts of a fleet agree, by a control case that each of them measured. Pure.
 
 The unit is a process's value, as everywhere. A host is held against the geometric mean of the others. Every host
-has a spread of its own, which is never pooled: Welch's interval (Biometrika 34 (1947) 28).
+has a spread of its own, which is never pooled: Welch's interval.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from ..store.journal import Journal
 from ..store.metric import summarized
 from ..store.record import HOST, Key
-from .statistics import exponential, t_quantile
+from .statistics import exponential, welch
 
 APART = 0.01
 """Hosts agree on a row if each is certainly within such a share of the others; an A/B tolerates as much."""
@@ -72,9 +72,7 @@ def _row(key: Key, host: str, hosts: dict[str, list[float]]) -> HostRow:
         return HostRow(key, host, len(mine), exponential(change), 0.0, math.inf, spread)
     parts = [(float(np.var(mine, ddof=1)) / len(mine), len(mine))]
     parts += [(float(np.var(x, ddof=1)) / len(x) / len(others) ** 2, len(x)) for x in others]
-    variance = sum(x for x, _ in parts)
-    freedom = variance**2 / sum(x**2 / (n - 1) for x, n in parts) if variance else math.inf
-    half = t_quantile(freedom) * math.sqrt(variance) if variance else 0.0
+    half = welch(parts)
     return HostRow(
         key, host, len(mine), exponential(change), exponential(change - half), exponential(change + half), spread
     )

@@ -16,7 +16,7 @@ import msgspec
 from ..store.journal import Journal
 from ..store.record import Key, Scalar
 from .rows import Row, rows
-from .statistics import CONFIDENCE, t_quantile
+from .statistics import CONFIDENCE, welch
 
 Agreement: TypeAlias = Literal["agree", "disagree", "undecided"]
 
@@ -70,11 +70,7 @@ def _judged(there: Row | None, here: Row, level: float) -> Repeated:
     if any(cv is None for cv, _ in errors):
         known = "one process says nothing of the spread between processes"
         return Repeated(here.identity, "undecided", known, theirs.value, mine.value, mine.unit, ratio)
-    parts = [((cv or 0.0) ** 2 / n, n - 1) for cv, n in errors]
-    variance = sum(x for x, _ in parts)
-    spread = sum(x**2 / df for x, df in parts)
-    # Welch's degrees of freedom, for two spreads that need not be alike.
-    half = t_quantile(variance**2 / spread, 1 - level / 2) * math.sqrt(variance) if spread > 0 else 0.0
+    half = welch([((cv or 0.0) ** 2 / n, n) for cv, n in errors], 1 - level / 2)
     within = math.expm1(min(half, 700.0)) + SESSIONS
     off = abs(math.log(ratio))
     agrees = off <= math.log1p(within)

@@ -6,13 +6,13 @@ print(sentence("Ours", ours.geometric))    # Ours: 1.93x speedup, +93% throughpu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, median
 
 from ..store.metric import MEMORY
 from .rows import Row
+from .statistics import geometric_mean
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,15 @@ def over(rows: Iterable[Row], implementation: str, baseline: str | None = None) 
         higher = row.metrics[row.primary].better == "higher"
         found.append(None if not other or not mine else mine / other if higher else other / mine)
     ratios = [x for x in found if x is not None and x > 0]
-    if not ratios:
+    geometric = geometric_mean(ratios)
+    if geometric is None:
         return None
     return Speedups(
         implementation,
         baseline or "the best baseline of each case",
         len(ratios),
         fmean(ratios),
-        math.exp(fmean(map(math.log, ratios))),
+        geometric,
         median(ratios),
         min(ratios),
         max(ratios),

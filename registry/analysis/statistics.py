@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -52,6 +52,26 @@ def log_mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
         return math.exp(mean), 0.0, math.inf
     half = t_quantile(len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
     return exponential(mean), exponential(mean - half), exponential(mean + half)
+
+
+def welch(parts: Sequence[tuple[float, int]], probability: float = 0.5 + CONFIDENCE / 2) -> float:
+    """Half the width of Welch's interval of a sum of independent means (Biometrika 34 (1947) 28).
+
+    A part is the variance of one mean and the number, at least 2, of values that it is of; each has a spread of
+    its own, never pooled. t with Satterthwaite's degrees of freedom, two-sided at 95 % by default.
+    """
+    variance = math.fsum(x for x, _ in parts)
+    if variance <= 0:
+        return 0.0
+    # Each part over the sum first: the squares of tiny variances would vanish.
+    freedom = 1 / math.fsum((x / variance) ** 2 / (n - 1) for x, n in parts)
+    return t_quantile(freedom, probability) * math.sqrt(variance)
+
+
+def geometric_mean(values: Iterable[float | None]) -> float | None:
+    """Of the known values above 0; None if there is none."""
+    logs = [math.log(x) for x in values if x is not None and x > 0]
+    return math.exp(math.fsum(logs) / len(logs)) if logs else None
 
 
 def exponential(x: float) -> float:

@@ -1,20 +1,24 @@
 """Is an implementation of ours worth taking? Six criteria a row, each with its number. Pure.
 
-What was not measured is unknown, and never passes. Of an operator's row only the first three are asked; of a
-workload's, which trains a model, all six.
+A criterion is asked of a row if the run names the metrics that it needs: of an operator's row the first three, of
+one that trains to a loss speedup and the last three. What is asked and was not measured is unknown, and
+never passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Literal, TypeAlias
 
 import msgspec
 
+from ..detection.convergence import ALLOWED
 from ..store.journal import Journal
-from ..store.metric import ERROR, MEMORY, Equivalence, Metric
-from ..store.record import PROVIDER, Key
-from .rows import Row, rows
+from ..store.metric import ERROR, PEAKS, Equivalence, summarized
+from ..store.record import EAGER, PROVIDER, Key, baseline
+from .convergence import CURVE, PRIMARY, RATE, Arm, arms
+from .rows import Row, rows, speedup
 
 Verdict: TypeAlias = Literal["pass", "fail", "unknown"]
 
@@ -22,60 +26,75 @@ SPEEDUP = 1.2
 """Over the best baseline, by the lower end of the 95 % interval."""
 MEMORY_GROWTH = 1.05
 """Of the best baseline's peak memory."""
-STEPS = 1.05
-"""Of the best baseline's steps to the same loss."""
 COSINE = 0.9
 """The least agreement of a layer's gradient with that in fp32 that counts as healthy."""
+NONFINITE, ALIKE = "nonfinite", "gradient_cosine"
+"""The metrics that say how healthy gradients are."""
 ROUNDING: Mapping[str, float] = {"fp32": 1e-5, "fp16": 1e-3, "bf16": 8e-3}
-"""The largest relative norm of the error. 16-bit answers are rounded to 11 and 8 binary digits themselves, so that
-1e-5 is out of reach there: these are two units of that rounding, as the harness's own check has them."""
+"""The largest relative norm of an operator's error. 16-bit answers are rounded to 11 and 8 binary digits
+themselves, so that 1e-5 is out of reach there: these are two units of that rounding, as the harness's own check
+has them. Over a whole model rounding adds up: the harness holds it to the model's own bounds, beyond which a row
+is incorrect.
+"""
 
 
 class Criterion(msgspec.Struct, frozen=True):
-    """One tick: what was seen, against which bound."""
+    """One tick: what was seen, against which bound. What is not asked does not count."""
 
     name: str
-    verdict: Verdict
+    verdict: Verdict | Literal["not asked"]
     seen: str
     bound: str
     value: float | None = None
 
 
 class Validated(msgspec.Struct, frozen=True):
-    """A row of ours and its criteria. `asked` of them count for the verdict."""
+    """A row of ours and its criteria."""
 
     row: Key
     status: str
     criteria: tuple[Criterion, ...]
-    asked: int
+
+    @property
+    def asked(self) -> tuple[Criterion, ...]:
+        """Those that count for the verdict."""
+        return tuple(x for x in self.criteria if x.verdict != "not asked")
 
     @property
     def verdict(self) -> Verdict:
-        """Fails with any; passes with all that are asked."""
-        given = [x.verdict for x in self.criteria[: self.asked]]
+        """Fails with any; passes with all that are asked, if there are any."""
+        given = [x.verdict for x in self.asked]
         if self.status not in ("ok", "unsupported", "unavailable") or "fail" in given:
             return "fail"
-        return "pass" if all(x == "pass" for x in given) else "unknown"
+        return "pass" if given and all(x == "pass" for x in given) else "unknown"
 
 
 def validate(journal: Journal) -> tuple[Validated, ...]:
     """Every row of ours. Those that could not run here are unknown throughout."""
     found = rows(journal)
     by_identity = {x.identity: x for x in found}
+    by_case: dict[str, dict[str, Arm]] = {}
+    for arm in arms(journal):
+        by_case.setdefault(arm.case, {})[arm.name] = arm
+    named = _named(journal)
     out = []
     for row in found:
         if row.provider != PROVIDER:
             continue
         base = by_identity.get(Key(row.operator, row.case, row.best_baseline or "", row.cache))
+        beside = by_case.get(row.case, {}) if row.primary == PRIMARY else {}
+        good = {name for name, x in beside.items() if x.overall in ("equivalent", "better")}
+        own = beside.get(row.implementation)
+        has = named[row.operator]
         criteria = (
-            _speedup(row),
-            _memory(row, base),
-            _error(row),
-            _quality(row, base, journal.header.metrics),
-            _stability(row, base),
-            _gradients(row),
+            _speedup(row, found, good, has, journal),
+            _memory(row, base, has),
+            _error(row, has),
+            _quality(own),
+            _stability(own, has),
+            _gradients(row, has),
         )
-        out.append(Validated(row.identity, row.status, criteria, 6 if row.pass_ == "program" else 3))
+        out.append(Validated(row.identity, row.status, criteria))
     return tuple(out)
 
 
@@ -87,6 +106,22 @@ def verdict(found: Sequence[Validated]) -> Verdict:
     return "pass" if given and all(x == "pass" for x in given) else "unknown"
 
 
+def _named(journal: Journal) -> dict[str, AbstractSet[str]]:
+    """By operator or workload, the metrics that its rows may hold.
+
+    A header has one list for all. Operators share what is asked of them; a metric that was measured only of others
+    is none of a workload's.
+    """
+    names = {x.name for x in journal.header.metrics}
+    measured: dict[str, set[str]] = {}
+    for record in journal.records:
+        samples = record.measurement.samples if record.measurement is not None else {}
+        measured.setdefault(record.case.operator, set()).update(samples)
+    anywhere = frozenset[str]().union(*measured.values())
+    workloads = {x.case.operator for x in journal.records if x.case.pass_ == "program"}
+    return {x: names - (anywhere - own) if x in workloads else names for x, own in measured.items()}
+
+
 def _judged(name: str, seen: str, bound: str, value: float | None, passes: bool) -> Criterion:
     return Criterion(name, "pass" if passes else "fail", seen, bound, value)
 
@@ -95,18 +130,58 @@ def _unknown(name: str, why: str, bound: str) -> Criterion:
     return Criterion(name, "unknown", why, bound)
 
 
-def _speedup(row: Row) -> Criterion:
+def _not_asked(name: str, bound: str) -> Criterion:
+    return Criterion(name, "not asked", "the run names no metric for it", bound)
+
+
+def _speedup(
+    row: Row, found: Sequence[Row], good: AbstractSet[str], has: AbstractSet[str], journal: Journal
+) -> Criterion:
     bound = f"at least {SPEEDUP:g}×"
-    low, value = row.speedup_ci_low, row.speedup_vs_best_baseline
+    value, low, best = row.speedup_vs_best_baseline, row.speedup_ci_low, row.best_baseline
+    if isinstance(journal.metric(row.primary).judged, Equivalence):  # to be as good is no speed
+        if RATE not in has:
+            return _not_asked("speedup", bound)
+        value, low, best = _rate(row, found, good, journal)
     if low is None or value is None:
         return _unknown("speedup", "no interval" if value else "no baseline beside it", bound)
-    seen = f"{value:.2f}× over {row.best_baseline}, at least {low:.2f}×"
-    return _judged("speedup", seen, bound, low, low >= SPEEDUP)
+    return _judged("speedup", f"{value:.2f}× over {best}, at least {low:.2f}×", bound, low, low >= SPEEDUP)
 
 
-def _memory(row: Row, base: Row | None) -> Criterion:
+def _rate(
+    row: Row, found: Sequence[Row], good: AbstractSet[str], journal: Journal
+) -> tuple[float | None, float | None, str | None]:
+    """Tokens/s over the fastest baseline's, with the lower end, and which that is. An arm that is not shown to be
+    as good as its base is no baseline: it may compute less.
+    """
+    there = [
+        x
+        for x in found
+        if (x.operator, x.case, x.cache) == (row.operator, row.case, row.cache)
+        and x.implementation in (EAGER, *good)
+        and baseline(x.provider, x.implementation)
+    ]
+    best = max(there, key=lambda x: x.value(RATE) or 0.0, default=None)
+    if best is None:
+        return None, None, None
+    metric = journal.metric(RATE)
+    base, own = (
+        {
+            x.replicate: summarized(x.measurement.samples[RATE], metric.summary)
+            for x in journal.records
+            if x.identity == side and x.measurement is not None and RATE in x.measurement.samples
+        }
+        for side in (best.identity, row.identity)
+    )
+    value, low, _ = speedup(base, own, metric.better)
+    return value, low, best.implementation
+
+
+def _memory(row: Row, base: Row | None, has: AbstractSet[str]) -> Criterion:
     bound = f"at most {(MEMORY_GROWTH - 1) * 100:.0f} % more"
-    for name in (MEMORY.name, "peak_allocated"):
+    if not has & set(PEAKS):
+        return _not_asked("memory", bound)
+    for name in PEAKS:
         ours, theirs = row.value(name), base.value(name) if base else None
         if ours is not None and theirs is not None:
             if theirs <= 0:
@@ -117,42 +192,48 @@ def _memory(row: Row, base: Row | None) -> Criterion:
     return _unknown("memory", "not measured of both", bound)
 
 
-def _error(row: Row) -> Criterion:
+def _error(row: Row, has: AbstractSet[str]) -> Criterion:
     limit = ROUNDING.get(row.dtype)
-    if limit is None:
-        return _unknown("error", f"no bound for {row.dtype}", "by dtype")
-    bound = f"at most {limit:g} in {row.dtype}"
-    for name in (ERROR.name, "gradient_error"):
-        value = row.value(name)
-        if value is not None:
-            return _judged("error", f"{value:.1e}", bound, value, value <= limit)
-    return _unknown("error", "not measured", bound)
+    bound = f"at most {limit:g} in {row.dtype}" if limit is not None else "by dtype"
+    value = row.value(ERROR.name)
+    if ERROR.name not in has:
+        return _not_asked("error", bound)
+    if limit is None or value is None:
+        return _unknown("error", "not measured" if limit is not None else f"no bound for {row.dtype}", bound)
+    return _judged("error", f"{value:.1e}", bound, value, value <= limit)
 
 
-def _quality(row: Row, base: Row | None, metrics: Sequence[Metric]) -> Criterion:
-    judged = next((x for x in metrics if x.name == "bits_per_byte" and isinstance(x.judged, Equivalence)), None)
-    ours = row.value("bits_per_byte")
-    theirs = base.value("bits_per_byte") if base else None
-    if judged is None or not isinstance(judged.judged, Equivalence) or ours is None or not theirs:
-        return _unknown("quality", "not measured", "no worse than the baseline")
-    worse, margin = ours / theirs - 1, judged.judged.margin
-    seen = f"{ours:.4f} bits a byte, {worse * 100:+.2f} %"
-    return _judged("quality", seen, f"at most {margin * 100:g} % worse", worse, worse <= margin)
+def _quality(arm: Arm | None) -> Criterion:
+    """The worst of the declared steps, the last of these."""
+    bound = f"no worse than {EAGER} at declared steps"
+    if arm is None:
+        return _not_asked("quality", bound)
+    if not arm.points:
+        return _unknown("quality", arm.reason or "not measured", bound)
+    severity = ("equivalent", "better", "inconclusive", "worse")
+    point = max(arm.points, key=lambda x: (severity.index(x.found.kind), x.step))
+    seen = f"{point.arm:.4f} bits a byte after {point.step:,} steps, {point.found.reason}"
+    if point.found.kind == "inconclusive":
+        return Criterion("quality", "unknown", seen, bound, point.found.change)
+    return _judged("quality", seen, bound, point.found.change, point.found.kind != "worse")
 
 
-def _stability(row: Row, base: Row | None) -> Criterion:
-    bound = f"at most {STEPS * 100:.0f} % of the baseline's steps"
-    ours, theirs = row.value("steps_to_target"), base.value("steps_to_target") if base else None
-    if ours is None or not theirs:
-        return _unknown("stability", "not measured", bound)
-    return _judged(
-        "stability", f"{ours / theirs * 100:.0f} % of steps", bound, ours / theirs, ours / theirs <= STEPS
-    )
+def _stability(arm: Arm | None, has: AbstractSet[str]) -> Criterion:
+    bound = f"at most {ALLOWED * 100:.0f} % of {EAGER}'s steps"
+    if arm is None or CURVE not in has:
+        return _not_asked("stability", bound)
+    if arm.steps is None or arm.steps.kind == "inconclusive":
+        return _unknown("stability", arm.steps.reason if arm.steps else arm.reason or "not measured", bound)
+    return _judged("stability", arm.steps.reason, bound, arm.steps.ratio, arm.steps.kind == "within")
 
 
-def _gradients(row: Row) -> Criterion:
+def _gradients(row: Row, has: AbstractSet[str]) -> Criterion:
     bound = f"all finite, cosine to fp32 at least {COSINE:g}"
-    odd, cosine = row.value("nonfinite"), row.value("gradient_cosine")
+    if row.primary != PRIMARY or not {NONFINITE, ALIKE} <= has:
+        return _not_asked("gradients", bound)
+    steps, alike = row.get(NONFINITE), row.get(ALIKE)
+    # Of the worst seed.
+    odd, cosine = steps.maximum if steps else None, alike.minimum if alike else None
     if odd is None or cosine is None:
         return _unknown("gradients", "not measured", bound)
     seen = f"{odd:.0f} steps not finite, cosine {cosine:.3f}"

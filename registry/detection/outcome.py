@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from ..analysis.statistics import geometric_mean
 from ..store.metric import Equivalence
 from ..store.record import Key
 from .assessment import Assessment
@@ -129,8 +130,8 @@ def speed(change: float) -> str:
 
 
 def _base_value(row: Comparison, mode: Mode, options: Options) -> float | None:
-    if mode == "stored" and (runs := unchanged_runs(row, options)):
-        return statistics.geometric_mean(runs)
+    if mode == "stored" and (mean := geometric_mean(unchanged_runs(row, options))) is not None:
+        return mean
     return _middle(row.base.medians)
 
 

@@ -16,11 +16,10 @@ import numpy as np
 
 from ..analysis.rows import Row, rows
 from ..analysis.selection import EVERYTHING, Selection
-from ..analysis.statistics import exponential, t_quantile
+from ..analysis.statistics import exponential, geometric_mean, welch
 from ..store.journal import Journal
 from ..store.metric import Better, summarized
 from ..store.record import Cache, Key, Pass, Scalar
-from .summary import geometric_mean
 
 Standing: TypeAlias = Literal["faster", "undecided", "slower"]
 Outcome: TypeAlias = Literal["compared", "not comparable", "not measured", "only in first", "only in second"]
@@ -253,8 +252,8 @@ def ratio_interval(
 ) -> tuple[float | None, float | None, float | None]:
     """Ratio of two latencies (second over first) with its 95 % interval, from each side's process medians.
 
-    The two runs share no process, so the interval is Welch's: t with Satterthwaite's degrees of freedom over
-    the logarithms, stretched to hold the ratio of the medians, which is what the latencies shown give. None
+    The two runs share no process, so the interval is Welch's over the logarithms, stretched to hold
+    the ratio of the medians, which is what the latencies shown give. None
     for the bounds where a side has fewer than two processes, for all where a time is not positive.
     """
     if min(*first, *second) <= 0:
@@ -263,12 +262,7 @@ def ratio_interval(
     if len(first) < 2 or len(second) < 2:
         return value, None, None
     logs = [np.log(np.asarray(x, dtype=np.float64)) for x in (first, second)]
-    parts = [float(x.var(ddof=1)) / len(x) for x in logs]
-    centre, variance = float(logs[1].mean() - logs[0].mean()), sum(parts)
-    half = 0.0
-    if variance > 0:
-        # Each part over the sum first: the squares of tiny variances would vanish.
-        shares = [(x / variance) ** 2 / (len(y) - 1) for x, y in zip(parts, logs, strict=True)]
-        half = t_quantile(1 / sum(shares)) * math.sqrt(variance)
+    centre = float(logs[1].mean() - logs[0].mean())
+    half = welch([(float(x.var(ddof=1)) / len(x), len(x)) for x in logs])
     low, high = exponential(centre - half), exponential(centre + half)
     return value, min(value, low), max(value, high) if math.isfinite(high) else None

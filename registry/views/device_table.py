@@ -7,13 +7,13 @@ device's own run, where all implementations had the same inputs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from statistics import geometric_mean
 from typing import Any
 
 import msgspec
 
 from ..analysis.rows import rows
 from ..analysis.selection import EVERYTHING, Selection
+from ..analysis.statistics import geometric_mean
 from ..errors import InputError
 from ..store.journal import Journal
 from ..store.record import EAGER, Cache, Status
@@ -168,8 +168,8 @@ def case_table(comparison: DeviceComparison, operator: str) -> Table:
 def _mean(cells: Sequence[DeviceCell], cases_: int) -> str:
     if not cells:
         return NOT_RUN
-    ratios = [[y for y in found if y] for found in ([x.over_eager for x in cells], [x.over_best for x in cells])]
-    text = " / ".join(units.ratio(geometric_mean(x) if x else None) for x in ratios)
+    means = geometric_mean(x.over_eager for x in cells), geometric_mean(x.over_best for x in cells)
+    text = " / ".join(map(units.ratio, means))
     return text if len(cells) == cases_ else f"{text} ({len(cells)} of {cases_} cases)"
 
 

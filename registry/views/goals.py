@@ -14,11 +14,11 @@ from typing import Literal, TypeAlias
 from ..analysis.peers import peers
 from ..analysis.rows import Row, rows
 from ..analysis.scaling import efficiencies
+from ..analysis.statistics import geometric_mean
 from ..escape import markdown
 from ..store.journal import Journal
 from ..store.record import EAGER, GPUS, PROVIDER
 from . import units
-from .summary import geometric_mean
 
 Verdict: TypeAlias = Literal["earned", "missed", "undecided", "not measured"]
 MARKS: dict[Verdict, str] = {"earned": "✓", "missed": "✗", "undecided": "?", "not measured": "–"}

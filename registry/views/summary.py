@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..analysis.rows import FASTER, Row, category
+from ..analysis.statistics import geometric_mean
 from ..store.journal import Journal
 from ..store.record import SLOWED, Header
 from . import units
@@ -100,12 +100,6 @@ def _standing(operator: str, found: Sequence[CaseRows]) -> Standing:
         geometric_mean(x.speedup_vs_eager for x in compared),
         dict(Counter(category(x) or "no interval" for x in compared)),
     )
-
-
-def geometric_mean(values: Iterable[float | None]) -> float | None:
-    """Of the known values; None if there is none."""
-    logs = [math.log(x) for x in values if x is not None and x > 0]
-    return math.exp(math.fsum(logs) / len(logs)) if logs else None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ CODES = {"pass": 0, "fail": 1, "unknown": 3}
 @click.argument("run", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="For machines: one object with `verdict` and `rows`.")
 def command_validate(run: str, as_json: bool) -> None:
-    """Six criteria for every row of ours: speedup, memory, error; of a model's row also quality, steps, gradients.
+    """Six criteria for every row of ours: speedup, memory, error; of training to a loss also
+    quality, stability, gradients. Only what the row's operator or workload measures is asked.
 
     RUN is a run's name, the beginning of one, `latest`, or a journal file. Exit codes: 0 all pass, 1 one fails,
     3 none fails and some were not measured.
@@ -47,13 +48,12 @@ def shown(journal: Journal, as_json: bool = False) -> int:
             apart[x.status] = apart.get(x.status, 0) + 1
             continue
         click.echo(f"{_mark(x.verdict)} {plain(x.row)}" + ("" if x.status == "ok" else f": {x.status}"))
-        for criterion in x.criteria[: x.asked] if x.status == "ok" else ():
+        for criterion in x.asked if x.status == "ok" else ():
             click.echo(
                 f"    {_mark(criterion.verdict)} {criterion.name}: {plain(criterion.seen)} ({criterion.bound})"
             )
-        if x.status == "ok" and x.criteria[x.asked :]:
-            names = ", ".join(criterion.name for criterion in x.criteria[x.asked :])
-            click.echo(f"    {_mark('unknown')} {names}: not measured of an operator alone, and not asked")
+        if x.status == "ok" and (names := [y.name for y in x.criteria if y.verdict == "not asked"]):
+            click.echo(f"    – {', '.join(names)}: not measured of {plain(x.row.operator)}, and not asked")
     for status, count in apart.items():
         click.echo(f"{counted(count, 'row')} of ours {status} there, and not asked")
     counts = {name: sum(x.verdict == name for x in found if x.status not in apart) for name in MARKS}
