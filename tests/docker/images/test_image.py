@@ -182,7 +182,9 @@ def test_labels_and_doctor(machine, image):
         ["doctor", "--quick", "--json"],
         network_mode="none",
         read_only=True,
-        tmpfs={"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # as the launcher gives it: faults are planted there
+        # As the launcher has it: faults are planted there, and a worker whose parent is process 1 has lost its own.
+        tmpfs={"/tmp": "rw,exec,nosuid,nodev,mode=1777"},
+        init=True,
         detach=True,
     )
     try:
