@@ -56,7 +56,9 @@ SMALL = "_mean", "_share", "_scale", "_add_parts"
             ("attention_varlen", "attention_sparse", "attention_fp8", "linear_attention"),
             marks=pytest.mark.targets,
         ),
-        ("8.9", ("attention", "attention_decode", "linear_attention", *E4M3)),
+        pytest.param(
+            "8.9", ("attention", "attention_decode", "linear_attention", *E4M3), marks=pytest.mark.targets
+        ),
         ("8.0", PLAIN),
         ("gfx942", ("causal_conv1d", "causal_conv1d_update", "fp8_quant")),
     ],
