@@ -13,6 +13,10 @@ from typing import Any
 REQUIRES = ("boto3",)
 
 
+UNSIGNED = "local"
+"""What a server of one's own is asked with: the SDK signs every request, and that server reads no signature."""
+
+
 class Converse:
     """`converse_stream`."""
 
@@ -32,8 +36,8 @@ class Converse:
             own = {
                 "region_name": "us-east-1",
                 "endpoint_url": url,
-                "aws_access_key_id": "local",
-                "aws_secret_access_key": "local",
+                "aws_access_key_id": UNSIGNED,
+                "aws_secret_access_key": UNSIGNED,
             }
         else:
             config = Config(retries={"total_max_attempts": 1}, read_timeout=timeout_s, connect_timeout=timeout_s)
