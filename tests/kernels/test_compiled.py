@@ -36,8 +36,11 @@ E4M3 = "fp8_matmul", "fp8_quant", "mx_quant"
 MATRIX = "matmul", "fp8_matmul", "mx_matmul"
 """Matrix products with kernels of their own for Hopper."""
 APART = "attention", "linear_attention", "selective_scan", *E4M3
-PLAIN = tuple(x for x in Catalog.default().roots[0].files("kernels") if not x.startswith(APART))
-"""Operators whose kernels are the same everywhere."""
+OWN = Catalog.default()
+PLAIN = tuple(
+    x for x in OWN.roots[0].files("kernels") if not x.startswith(APART) and not OWN.operator(x).distributed
+)
+"""Operators of one device whose kernels are the same everywhere; those between ranks need their peers' memory."""
 ODD = re.compile(r"-[DV](5001|1001|50257)\b")
 """Widths at which rows start anywhere between two 16-byte boundaries."""
 SMALL = "_mean", "_share", "_scale", "_add_parts"
