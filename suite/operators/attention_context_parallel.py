@@ -7,10 +7,13 @@ answer is known for 4096 rows alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...registry.store.record import Case
-from ..operator import BYTES, Inputs, Operator, Sharding, Tolerance, torch_dtype
+from ..operator import BYTES, Inputs, Sharding
+from .attention import OPERATOR as ATTENTION
+from .attention import inputs as drawn  # by name: what a case's hash covers is functions
 from .attention import reference as attention
 
 if TYPE_CHECKING:
@@ -31,17 +34,10 @@ def length(case: Case) -> int:
 
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
     """q (B, H, S, D), k and v (B, Hkv, S, D) in the case's dtype and the mask's name."""
-    import torch
-
-    B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
     length(case)
-    if case.pass_ != "forward" and S >= SAMPLED_FROM:
+    if case.pass_ != "forward" and case.axes["S"] >= SAMPLED_FROM:
         raise NotImplementedError(f"no reference for gradients of {SAMPLED_FROM} tokens and more; forward only")
-
-    def draw(heads: int) -> torch.Tensor:
-        return torch.randn(B, heads, S, D, device=device, generator=generator, dtype=torch_dtype(case.dtype))
-
-    return {"q": draw(H), "k": draw(Hkv), "v": draw(Hkv), "mask": case.options["mask"]}
+    return drawn(case, device, generator)
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> torch.Tensor:
@@ -133,30 +129,19 @@ def bytes_(case: Case) -> int:
 
 
 def flops(case: Case) -> int:
-    """A GPU's share of attention's: two matmuls forward, five backward; causal needs half of each."""
-    B, H, S, D = (case.axes[axis] for axis in ("B", "H", "S", "D"))
-    matmuls = {"forward": 2, "backward": 5, "forward_backward": 7}[case.pass_]
-    return matmuls * 2 * B * H * S * S * D // (2 if case.options["mask"] == "causal" else 1) // case.world
+    """A GPU's share of attention's."""
+    return ATTENTION.flops(case) // case.world
 
 
-OPERATOR = Operator(
+OPERATOR = replace(
+    ATTENTION,
     name="attention_context_parallel",
     summary="Attention of one sequence over several GPUs",
-    axes={"B": "batch", "H": "query heads", "Hkv": "key and value heads", "S": "sequence", "D": "head dimension"},
-    options={"mask": ("causal", "full")},
     inputs=inputs,
     reference=reference,
     results=results,
     bytes=bytes_,
     flops=flops,
-    tokens=lambda case: case.axes["B"] * case.axes["S"],
-    gradients=("q", "k", "v"),
-    tolerances={
-        "bf16": Tolerance(norm=1e-2, absolute=8e-1, relative=5e-2),
-        "fp16": Tolerance(norm=1.5e-3, absolute=1e-1, relative=8e-3),
-        "fp32": Tolerance(norm=1e-5, absolute=1e-3, relative=1e-4),
-    },
-    fp32_reference=True,
     sharding=Sharding(split=split, join=join, part=part),
     plans={},
 )

@@ -28,6 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
+from .worker import die_with_parent, environment
+
 READY = b"ready"
 START_S = 60.0
 """Loading torch from a cold disk may take so long."""
@@ -91,7 +93,7 @@ class ForkServer:
                 stderr=subprocess.DEVNULL,  # a worker that is started in its stead says what is wrong
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
+                env=environment(),
             )
         server = cls(process, ours)
         try:
@@ -162,8 +164,6 @@ class ForkServers:
 
 def main(descriptor: int, supervisor: int) -> None:
     """The server: loads torch, then forks a worker for each message, until nobody holds the other end."""
-    from .worker import die_with_parent
-
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import numpy  # noqa: F401  # its OpenBLAS has threads, which it ends before a fork and starts again where needed

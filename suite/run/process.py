@@ -20,7 +20,7 @@ import msgspec
 
 from ...registry.store.record import Status
 from .forkserver import ForkServer
-from .worker import Message, Task
+from .worker import Message, Task, environment
 
 END_S = 10.0
 """How long a worker that is asked to end may take for it; one of Python alone takes no time."""
@@ -231,7 +231,7 @@ def _started(
         stderr=subprocess.STDOUT,
         pass_fds=(pipe,),
         start_new_session=True,
-        env={**os.environ, **variables, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
+        env=environment(variables),
     )
 
 

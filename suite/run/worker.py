@@ -36,6 +36,8 @@ from ..operator import Operator
 from ..system import System
 from ..workload import Workload
 
+STARTER = "KERNELMARK_STARTER"
+"""The environment variable with the process id of who started a worker."""
 BROKEN_CONTEXT = 70
 """Exit code after an error that no further work in the process survives (EX_SOFTWARE of sysexits)."""
 
@@ -454,11 +456,20 @@ def _forget_compiled() -> None:
         torch._dynamo.reset()
 
 
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a worker, or of what forks workers, that this process starts."""
+    own = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", STARTER: str(os.getpid())}
+    return {**os.environ, **(more or {}), **own}
+
+
 def die_with_parent() -> None:
-    """From now on Linux ends us when whoever started us is gone, however it went."""
+    """From now on Linux ends us when whoever started us is gone, however it went.
+
+    A child of process 1 has lost its parent, unless that is who started it: the program may be all of a container.
+    """
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:
+    if os.getppid() == 1 and os.environ.get(STARTER) != "1":
         sys.exit("the parent is gone")
 
 

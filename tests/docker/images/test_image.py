@@ -182,9 +182,7 @@ def test_labels_and_doctor(machine, image):
         ["doctor", "--quick", "--json"],
         network_mode="none",
         read_only=True,
-        # As the launcher has it: faults are planted there, and a worker whose parent is process 1 has lost it.
-        tmpfs={"/tmp": "rw,exec,nosuid,nodev,mode=1777"},
-        init=True,
+        tmpfs={"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # as the launcher has it: faults are planted there
         detach=True,
     )
     try:
