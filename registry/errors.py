@@ -32,6 +32,16 @@ class Ended(KeyboardInterrupt):
         self.exit_code = 128 + signal
 
 
+def first_line(said: object, otherwise: str = "") -> str:
+    """The first line of an exception's text or a program's output, for one line of a message."""
+    return (str(said).strip().splitlines() or [otherwise])[0]
+
+
+def last_line(said: str, otherwise: str = "it said nothing") -> str:
+    """The last line: a program that fails says there why."""
+    return (said.strip().splitlines() or [otherwise])[-1]
+
+
 LONGEST_NAME = 100
 """Characters of a name that a message repeats."""
 

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
 
-from ..registry.errors import InputError
+from ..registry.errors import InputError, last_line
 from . import __version__
 
 CHECK_S = 120.0
@@ -90,7 +90,7 @@ def checked(python: Path) -> Path:
     except (OSError, subprocess.TimeoutExpired) as error:
         why = getattr(error, "strerror", None) or error
         raise InputError(f"{python} is no Python that runs: {why}.") from None
-    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    said = last_line(done.stderr)
     versions = [x.split()[1] for x in done.stdout.splitlines() if x.startswith("version ")]
     if done.returncode or not versions:
         raise InputError(

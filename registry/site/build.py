@@ -9,9 +9,9 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
+from ..analysis.statistics import geometric_mean
 from ..errors import InputError
 from ..store.journal import read
 from ..views import units

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import geometric_mean, median
+from statistics import median
 
+from ..analysis.statistics import geometric_mean
 from ..store.record import baseline
 from .facts import Fact, Run
 from .timeline import Measured
@@ -61,8 +62,7 @@ class Standing:
     @property
     def speedup(self) -> float | None:
         """Ours over the best baseline of each case, the geometric mean."""
-        found = [x.speedup for x in self.compared if x.speedup]
-        return geometric_mean(found) if found else None
+        return geometric_mean(x.speedup for x in self.compared)
 
     @property
     def fraction(self) -> float | None:

@@ -142,6 +142,12 @@ ERROR = Metric(
     about="Relative norm of the deviation from the reference, the largest over outputs and replicates.",
 )
 
+HOST_PEAK = Metric(
+    "host_peak",
+    "B",
+    across="maximum",
+    about="Most memory that the process took of its host so far, this system's and earlier ones'.",
+)
 PEAKS = (MEMORY.name, "peak_allocated", "pass_memory", "generation_memory")
 """Metrics that are a device's peak memory, each by whoever measures it: an operator's case, `train`, `forward`,
 `generate`. A row has one at most, and rows of one case have the same."""

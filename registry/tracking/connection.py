@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 
 from filelock import FileLock, Timeout
 
-from ..errors import InputError, KernelmarkError
+from ..errors import InputError, KernelmarkError, first_line
 from ..store.home import Home
 
 EXPERIMENT = "kernelmark"
@@ -258,7 +258,7 @@ def _within_mlflow(error: Exception) -> bool:
 
 def _short(error: Exception, uri: str) -> str:
     """The cause in one line, without credentials: MLflow quotes whole URIs, requests and SQL statements."""
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0].replace(uri, shown(uri))
+    text = first_line(error, type(error).__name__).replace(uri, shown(uri))
     caused = re.search(r"Caused by \w+\(.*: (.+?)[\"')]*$", text)
     # The innermost of nested exceptions says what happened: ('Connection aborted.', RemoteDisconnected('…')).
     caused = caused or re.search(r"Caused by \w+\(.*'([^']+)'\)+$", text)

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import click
 
-from ...registry.errors import Ended, KernelmarkError, short
+from ...registry.errors import Ended, KernelmarkError, first_line, short
 from ...registry.escape import lines
 from .. import __version__
 
@@ -165,7 +165,7 @@ def run_command(command: click.Command, arguments: list[str] | None = None) -> N
 
 def _fault(error: Exception) -> NoReturn:
     """Ends with the harness's own exit code, one line, and the traceback in a file."""
-    said = (str(error).strip().splitlines() or [""])[0][:300]
+    said = first_line(error)[:300]
     what = f"{type(error).__name__}: {said}" if said else type(error).__name__
     _say(f"a fault of kernelmark's own: {what}. {_log(error)}")
     sys.exit(5)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import suite
-from ...registry.errors import InputError
+from ...registry.errors import InputError, last_line
 from ..environments import ASK, CHECK_S
 from .build import LABEL, ROOMS
 from .engine import Engine
@@ -112,7 +112,7 @@ def _checked(words: list[str], name: str) -> None:
     except subprocess.TimeoutExpired:
         raise InputError(f"image {name} cannot measure: importing torch takes more than {CHECK_S:g} s.") from None
     if done.returncode != 0:
-        said = ((done.stdout + done.stderr).strip().splitlines() or ["it said nothing"])[-1]
+        said = last_line(done.stdout + done.stderr)
         raise InputError(f"image {name} cannot measure with this harness: {said}")
 
 

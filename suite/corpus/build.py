@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ...registry.errors import HarnessError, InputError
+from ...registry.errors import HarnessError, InputError, last_line
 from .manifest import Manifest, Package, Part
 from .text import Text, assemble, text
 
@@ -44,7 +44,7 @@ def fetch(packages: Sequence[Package], wheels: Path) -> None:
             ended = subprocess.run(command, capture_output=True, text=True)
             made = Path(folder) / package.file
             if ended.returncode or not made.is_file():
-                said = (ended.stderr.strip().splitlines() or ["pip said nothing"])[-1][:300]
+                said = last_line(ended.stderr, "pip said nothing")[:300]
                 raise InputError(
                     f"{package.file} cannot be downloaded: {said}. On a machine without network take a packed "
                     f"corpus: kernelmark corpus build --packed FILE."

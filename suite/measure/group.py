@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
+from ...registry.errors import first_line
 from .verify import Incorrect
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Failure:
         """What an exception of that rank says."""
         import torch
 
-        text = (str(error).strip().splitlines() or [""])[0][:300]
+        text = first_line(error)[:300]
         if isinstance(error, torch.OutOfMemoryError):
             return cls("MemoryError", text, rank)
         kind = next((name for name, known in _KINDS.items() if isinstance(error, known)), "")

@@ -27,7 +27,7 @@ from typing import Literal
 import msgspec
 
 from ...registry.analysis.rows import rows
-from ...registry.errors import InputError
+from ...registry.errors import InputError, last_line
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
 from ...registry.store.record import PROVIDER, Case, Record
@@ -231,7 +231,7 @@ def apart(folder: Path, root: Path, without: Sequence[str] = ()) -> tuple[Path, 
     cut = [shutil.which("unshare") or "unshare", "--map-root-user", "--net"]
     try:
         done = subprocess.run([*cut, "true"], capture_output=True, text=True, timeout=10, check=False)
-        refused = (done.stderr.strip().splitlines() or ["it failed"])[-1] if done.returncode else None
+        refused = last_line(done.stderr, "it failed") if done.returncode else None
     except (OSError, subprocess.TimeoutExpired) as error:
         refused = str(error)
     roots = os.pathsep.join(x for x in (os.environ.get("KERNELMARK_PATH"), str(root)) if x)

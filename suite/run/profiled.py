@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...registry.errors import InputError, KernelmarkError, unknown
+from ...registry.errors import InputError, KernelmarkError, last_line, unknown
 from ...registry.store.journal import Journal
 from ..catalog import Catalog
 from ..environments import interpreter
@@ -74,7 +74,7 @@ def lights(cell: Cell, journal: Journal, folder: Path) -> tuple[Light, ...]:
     (folder / "ncu.csv").write_text(said)
     found = speed_of_light(said)
     if not found:
-        last = (said.strip().splitlines() or ["nothing"])[-1]
+        last = last_line(said, "nothing")
         raise NotProfiled(f"ncu gave no measurements; it said: {last}")
     return found
 
@@ -108,6 +108,6 @@ def _run(before: Sequence[str], task: ProfileTask, cell: Cell) -> str:
     except subprocess.TimeoutExpired:
         raise NotProfiled(f"it was not done after {DEADLINE_S:g} s.") from None
     if done.returncode:
-        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        last = last_line(done.stderr.decode(errors="replace"))
         raise NotProfiled(f"the row cannot be run here: {last}")
     return done.stdout.decode(errors="replace")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ...registry.errors import first_line
 from ...registry.store.record import Case
 from ..catalog import Catalog
 from ..measure.device import Device, opened
@@ -100,7 +101,7 @@ def main() -> None:
     try:
         work(task)
     except Exception as error:  # whatever an implementation raises: somebody else's code
-        first = (str(error).strip().splitlines() or [""])[0]
+        first = first_line(error)
         sys.exit(f"{type(error).__name__}: {first}")
 
 

@@ -21,6 +21,7 @@ from typing import BinaryIO, Literal, TypeAlias
 
 import msgspec
 
+from ...registry.errors import first_line
 from ...registry.store.record import PROVIDER, YARDSTICK, Cache, Case, Ceiling, Measurement, Scalar, Status
 from ..catalog import Catalog, Implementation
 from ..measure.device import Device, opened
@@ -411,7 +412,7 @@ def _judged(error: BaseException) -> tuple[Status, str]:
     """The status that an exception means, and the first line of what it says."""
     import torch
 
-    text = (str(error).strip().splitlines() or [""])[0][:300]
+    text = first_line(error)[:300]
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, Lost):
         return ("timeout" if error.late else "crashed"), text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ...registry.errors import first_line
 from ..measure.verify import Unavailable
 
 if TYPE_CHECKING:
@@ -72,6 +73,6 @@ def accuracy(task: str, model: Any, most: int) -> float:
     try:
         found = simple_evaluate(model=model, tasks=[task], limit=most, bootstrap_iters=0, log_samples=False)
     except (OSError, ValueError, ConnectionError) as error:  # what `datasets` raises without network
-        said = (str(error).strip().splitlines() or ["not here"])[0][:200]
+        said = first_line(error, "not here")[:200]
         raise Unavailable(f"data: {task}: {said}") from None
     return float(found["results"][task]["acc,none"])

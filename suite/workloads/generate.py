@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ...registry.store.metric import Metric, Ratio
+from ...registry.store.metric import HOST_PEAK, Metric, Ratio
 from ...registry.store.record import Case, Measurement
 from ..measure.rounding import rounded
 from ..operator import BYTES
@@ -91,12 +91,7 @@ METRICS = (
     Metric(
         "cache_bytes", "B", across="maximum", label="cache", about="Bytes held for the caches of all sequences."
     ),
-    Metric(
-        "process_memory",
-        "B",
-        across="maximum",
-        about="Most memory that the process took of its host so far, this system's and earlier ones'.",
-    ),
+    HOST_PEAK,
     Metric(
         "first_generation", "ms", about="The first generation, with what is compiled, tuned and captured in it."
     ),
@@ -304,7 +299,7 @@ class Run:
             "decoded_per_s": rounded([B / (x * 1e-3) for x in self.steps]),
             "read_per_s": rounded([B * case.axes["S"] / (x * 1e-3) for x in self.first]),
             "weight_bytes": (float(weights),),
-            "process_memory": (float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),),
+            HOST_PEAK.name: (float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),),
             "first_generation": rounded([self.first_ms]),
             "generation_error": rounded([self.error]),
         }

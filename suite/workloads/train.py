@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...registry.store.metric import Equivalence, Metric, Ratio
+from ...registry.store.metric import HOST_PEAK, Equivalence, Metric, Ratio
 from ...registry.store.record import Case, Measurement
 from ..catalog import Catalog
 from ..definition import grid
@@ -76,7 +76,7 @@ METRICS = (
         about="Most bytes that tensors took at a time, weights and states among them.",
     ),
     Metric("peak_reserved", "B", across="maximum", about="Most bytes that the allocator held."),
-    Metric("host_peak", "B", across="maximum", about="Most memory that the process took of its host, so far."),
+    HOST_PEAK,
     Metric(
         "exposed_communication",
         "ms",
@@ -291,7 +291,7 @@ class Program:
             "step": rounded(samples),
             "tokens_per_s": rounded([r.tokens / (x * 1e-3) for x in samples]),
             "first_step": rounded([self.first_ms]),
-            "host_peak": (float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),),
+            HOST_PEAK.name: (float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),),
         }
         if self.cuda:
             found["mfu"] = rounded([r.mfu(x) for x in samples])
