@@ -43,6 +43,11 @@ def load() -> Settings:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return Settings()
+    except PermissionError as error:
+        # A folder that is closed to us is somebody else's: a container runs as another user with root's home.
+        if not os.path.exists(path) and "KERNELMARK_CONFIG" not in os.environ:
+            return Settings()
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
     try:
