@@ -69,7 +69,7 @@ RUN --mount=type=cache,target=/var/cache/pip,sharing=locked \
     done
 # Compiled here, since nothing can be written later, and without the sources' times, which differ each time.
 # Some packages carry files for other Pythons, which do not compile and are never imported.
-RUN /opt/kernelmark/bin/python -m compileall -qq --invalidation-mode unchecked-hash \
+RUN /opt/kernelmark/bin/python -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
         "/opt/kernelmark/lib/python${PYTHON}/site-packages" || true
 
 # ---- program: this package, built with what the lock has -----------------------------------------------------

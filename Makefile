@@ -52,16 +52,21 @@ test-images: $(VENV)/.tested pin-check
 test-training: $(VENV)/.tested
 	$(BIN)/python -m pytest -m training tests/suite --timeout 900
 
+# Tests like those of `make test` that take longer than their share of it: minutes.
+.PHONY: test-minutes
+test-minutes: $(VENV)/.tested
+	$(BIN)/python -m pytest -m minutes tests --timeout 900
+
 # The kernels' tests spend their time in Triton's interpreter, which a tracer slows down, and the
 # coverage that is asked for is that of suite/ and registry/.
 PARALLEL := -n 2 --dist worksteal --timeout 300
 # What takes minutes has targets of its own: test-images, test-registry, test-training, test-ranks,
-# test-fleet, test-load.
-SHORT := not image and not docker and not training and not ranks and not fleet and not load
+# test-fleet, test-load, test-minutes.
+SHORT := not image and not docker and not training and not ranks and not fleet and not load and not minutes
 test: $(VENV)/.tested check
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m '$(SHORT)' --ignore tests/kernels
-	$(BIN)/python -m pytest $(PARALLEL) -m 'not targets' tests/kernels
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not targets and not minutes' tests/kernels
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 

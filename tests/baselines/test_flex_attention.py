@@ -14,6 +14,8 @@ from kernelmark.suite.operators.attention_window import OPERATOR as WINDOW
 
 # torch's own, where its compiler is loaded.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+# One compilation an operator stands in `make test`; each takes seconds.
+FULL = pytest.param("full", marks=pytest.mark.minutes)
 HEADS = {"B": 2, "H": 4, "Hkv": 2, "D": 16}
 
 
@@ -34,23 +36,23 @@ def right_twice(tmp_path, monkeypatch):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("mask", ["causal", FULL])
 def test_right_answer_twice(mask, right_twice):
     right_twice(OPERATOR, OPERATOR.case({**HEADS, "S": 48}, "fp32", "forward", mask=mask))
 
 
-@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("mask", ["causal", FULL])
 def test_window_right_answer_twice(mask, right_twice):
     right_twice(WINDOW, WINDOW.case({**HEADS, "S": 300, "W": 70}, "fp32", "forward", mask=mask))
 
 
-@pytest.mark.parametrize("pattern", ["static", "learned"])
-@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("pattern", ["learned", pytest.param("static", marks=pytest.mark.minutes)])
+@pytest.mark.parametrize("mask", ["causal", FULL])
 def test_sparse_right_answer_twice(pattern, mask, right_twice):
     case = SPARSE.case({**HEADS, "S": 512}, "fp32", "forward", mask=mask, pattern=pattern, sparsity=50)
     right_twice(SPARSE, case)
 
 
-@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("mask", ["causal", FULL])
 def test_varlen_right_answer_twice(mask, right_twice):
     right_twice(VARLEN, VARLEN.case({**HEADS, "B": 3, "S": 48}, "fp32", "forward", mask=mask, lengths="uniform"))

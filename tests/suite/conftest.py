@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -189,6 +190,8 @@ class Program:
             text=True,
             cwd=self.home.parent,
             start_new_session=True,
+            # What runs the tests in the background may have it ignored (nohup), and children would inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
 
     def run(self, *arguments: str) -> tuple[int, str, str]:

@@ -558,6 +558,7 @@ def test_what_has_an_environment_of_its_own_is_not_exchanged():
         Question._refuse_apart(SimpleNamespace(environments=(ours, lambda folders: None)), tree)
 
 
+@pytest.mark.minutes
 def test_the_environments_part_is_told_from_the_codes(detector, sleeper, tmp_path):
     """One commit of equal code, in two environments that differ in how long the kernel sleeps."""
     kernel = (sleeper.folder / "kernels/cpu/double.py").read_text()

@@ -254,6 +254,7 @@ def test_a_gpu_without_a_driver_is_code_5(capsys, gpu, monkeypatch):
     assert "kernelmark: not fit: driver" in err
 
 
+@pytest.mark.minutes  # the image's test examines a container in the same way
 def test_planted_faults_are_caught_here(capsys, monkeypatch):
     """Real workers, as `--quick` has them: a test machine is busy, so what is timed may be left open."""
     monkeypatch.setattr(doctor, "QUICK", doctor.Extent(2, 2, 20.0))
