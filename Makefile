@@ -44,7 +44,8 @@ pin-check: $(VENV)/.ready
 	$(BIN)/kernelmark image pin-check
 
 # Builds and runs the cpu image with a real engine, starting one where none runs (as root). Red in CI without one.
-test-images: $(VENV)/.tested pin-check
+# AFTER names a target that comes first where several are made at once: .ci/run has it.
+test-images: $(VENV)/.tested pin-check $(AFTER)
 	$(BIN)/python -m pytest -m image tests/docker/images --timeout 1200
 
 # Runs of training that are killed and resumed, and the planted arms: minutes.
@@ -57,16 +58,19 @@ test-training: $(VENV)/.tested
 test-minutes: $(VENV)/.tested
 	$(BIN)/python -m pytest -m minutes tests --timeout 900
 
-# The kernels' tests spend their time in Triton's interpreter, which a tracer slows down, and the
-# coverage that is asked for is that of suite/ and registry/.
 PARALLEL := -n 2 --dist worksteal --timeout 300
 # What takes minutes has targets of its own: test-images, test-registry, test-training, test-ranks,
 # test-fleet, test-load, test-minutes.
 SHORT := not image and not docker and not training and not ranks and not fleet and not load and not minutes
-test: $(VENV)/.tested check
+test: test-rooms
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not targets and not minutes' tests/kernels
+
+# All but the kernels' tests. Those spend their time in Triton's interpreter, which a tracer slows down, and the
+# coverage that is asked for is that of suite/ and registry/.
+.PHONY: test-rooms
+test-rooms: $(VENV)/.tested check
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m '$(SHORT)' --ignore tests/kernels
-	$(BIN)/python -m pytest $(PARALLEL) -m 'not targets and not minutes' tests/kernels
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 

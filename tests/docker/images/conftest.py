@@ -193,7 +193,7 @@ def machine(engine, wheels, tmp_path_factory) -> Machine:
     environment = {
         x: y
         for x, y in os.environ.items()
-        if not x.startswith(("KERNELMARK_", "DOCKER_", "MLFLOW_", "PIP_", "COV"))
+        if not x.startswith(("KERNELMARK_", "DOCKER_", "MLFLOW_", "PIP_", "COV", "MAKE", "MFLAGS"))
     }
     environment |= {
         "DOCKER_HOST": address,
