@@ -425,6 +425,42 @@ def attention_decode(case: Any) -> Callable[..., Any]:
     return call
 
 
+def newton_schulz(case: Any) -> Callable[..., Any]:
+    """The iterations of `torch.optim.Muon` over all matrices at once, by `baddbmm`."""
+    import torch
+
+    def call(grads: Any, steps: int) -> Any:
+        turned = grads.shape[1] > grads.shape[2]
+        x = grads.mT if turned else grads
+        x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+        for _ in range(steps):
+            gram = x @ x.mT
+            factor = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+            x = torch.baddbmm(x, factor, x, beta=3.4445)
+        return x.mT if turned else x
+
+    return call
+
+
+def newton_schulz_muon(case: Any) -> Callable[..., Any]:
+    """What `torch.optim.Muon` calls for each of its parameters; in bf16, whatever the gradient."""
+    try:
+        from torch.optim import _muon
+    except ImportError:
+        raise NotImplementedError("this PyTorch has no torch.optim.Muon") from None
+    import torch
+
+    if case.dtype != "bf16":
+        raise NotImplementedError("torch.optim.Muon computes in bf16")
+
+    def call(grads: Any, steps: int) -> Any:
+        each = _muon._zeropower_via_newtonschulz
+        # It divides a bf16 gradient in place, which a step may not.
+        return torch.stack([each(x.clone(), (3.4445, -4.7750, 2.0315), steps, 1e-7) for x in grads])
+
+    return call
+
+
 def _with_masters(case: Any, step: Callable[..., None]) -> Callable[..., Any]:
     """`step(params, grads, exp_avgs, exp_avg_sqs, **hyperparameters)` as it is used with masters or without.
 
@@ -849,6 +885,7 @@ def gated_rms_norm(case: Any) -> Callable[..., Any]:
 
 IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "adamw": {"torch": adamw, "torch_foreach": adamw_foreach, "torch_fused": adamw_fused},
+    "newton_schulz": {"torch": newton_schulz, "torch_muon": newton_schulz_muon},
     "gradient_compression": {"torch": gradient_compression},
     "gradient_decompression": {"torch": gradient_decompression},
     "softmax": {"torch": softmax},
