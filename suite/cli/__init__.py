@@ -94,7 +94,9 @@ class Commands(click.Group):
         found = super().resolve_command(ctx, args)
         from ...registry.store import settings
 
-        if found[1] is not None and settings.file().is_file():
+        if found[1] is not None and os.path.isfile(
+            settings.file()
+        ):  # Path's raises in a home that is closed to us
             from . import defaults
 
             ctx.default_map = {name: defaults.of(found[1], name)}
