@@ -241,7 +241,7 @@ def own_engine() -> type[OwnEngine]:
     return OwnEngine
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def password() -> str:
     """What must be found nowhere: it stands in the pip configuration that the build was given."""
     return PASSWORD

@@ -77,10 +77,10 @@ def test_an_image_that_is_not_ours(machine):
 def test_out_of_memory(machine, image, small_plan, tmp_path):
     there = machine.with_home(tmp_path)
     done = there.kernelmark(
-        "bench", image.id, "--plan", small_plan, "--implementation", "torch", "--memory", "100m"
+        "bench", image.id, "--plan", small_plan, "--implementation", "torch", "--memory", "24m"
     )
     assert done.returncode == 5, done.stdout + done.stderr
-    assert "the container ran out of memory (limit 100m) and the kernel ended a process in it" in said(done)
+    assert "the container ran out of memory (limit 24m) and the kernel ended a process in it" in said(done)
     assert "--memory 16g" in said(done)
     assert there.left() == []
 
