@@ -15,8 +15,8 @@ from .formats import Form, emit, formats
 from .names import operators
 
 if TYPE_CHECKING:
-    from ...registry.analysis.history import OperatorHistory
     from ...registry.analysis.selection import Selection
+    from ...registry.detection.history import OperatorHistory
     from ...registry.views.table import Page
 
 
@@ -73,12 +73,13 @@ def command_history(
 
 def _histories(home: Home, selection: Selection, device: str | None) -> list[OperatorHistory]:
     """Of the operators that are asked for, each with the rows that are."""
-    from ...registry.analysis.history import over_commits, runs_by_operator
+    from ...registry.detection.history import RUNS, over_commits, runs_by_operator
     from ...registry.store.index import Index
     from ..catalog import Catalog
     from ..compare.revisions import commit_times
 
-    found = runs_by_operator(Index(home), device)
+    index = Index(home)
+    found = runs_by_operator((x, index.processes(x)) for x in index.runs(device=device, limit=RUNS))
     asked = [x for x in found if x in (selection.operators or found)]
     if not asked:
         for name in selection.operators:
