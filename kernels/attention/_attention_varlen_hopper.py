@@ -27,7 +27,7 @@ computes a row does not change its numbers.
 | `k.full`, `v.full` | each buffer | the producer's copy | 1, bytes | all groups, 0 |
 | `k.empty` | each buffer | each group, after S = Q·Kᵀ | groups | producer, 1 |
 | `v.empty` | each buffer | each group, after O += P·V | groups | producer, 1 |
-| `pingpong` (64 columns) | a group | the one before, its products issued | 1 | that group, 1 for the first, else 0 |
+| `pingpong` (64 columns) | a group | the one before, products issued | 1 | that group, 1 for the first, else 0 |
 | `tiles.ready` | the next tile | producer | 1 | all groups, 0 |
 | `tiles.free` | the same | each group, the tile read | groups | producer, 1 |
 
