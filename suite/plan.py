@@ -315,6 +315,11 @@ def _file(path: Path, catalog: Catalog) -> Plan:
         raise InputError(f"{name}: {error}") from None
 
 
+def _words(table: type[msgspec.Struct]) -> str:
+    """What a table of a plan file may say."""
+    return ", ".join(x.encode_name for x in msgspec.structs.fields(table))
+
+
 def parse(text: str, name: str, catalog: Catalog) -> Plan:
     """A plan from the text of a plan file."""
     try:
@@ -323,6 +328,8 @@ def parse(text: str, name: str, catalog: Catalog) -> Plan:
         file = msgspec.convert(tomllib.loads(text), PlanFile)
     except (msgspec.ValidationError, ValueError, RecursionError) as error:  # TOML's errors are ValueErrors
         said = "nested too deep" if isinstance(error, RecursionError) else str(error)[:1000]
+        if isinstance(error, msgspec.ValidationError):
+            said = f"{said}. A plan takes {_words(PlanFile)}; a case {_words(Cases)}."
         raise InputError(f"not a valid plan: {said}") from None
     if file.replicates < 1:
         raise InputError(f"replicates is {file.replicates}; at least 1.")

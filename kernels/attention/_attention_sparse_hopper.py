@@ -16,7 +16,16 @@ computes a row does not change its numbers.
 
 A list is in descending order, so that the causal mask can cut only its first block.
 
-Barriers are those of `_attention_hopper_forward.py`, with two groups.
+| barrier | one for | arrives | arrivals | waits, and the phase it starts at |
+|---|---|---|---|---|
+| `q.full` | each group's rows of Q | the producer's copy | 1, bytes | that group, 0 |
+| `q.empty` | the same | that group, after its last S | 1 | producer, 1 |
+| `k.full`, `v.full` | each buffer | the producer's copy | 1, bytes | both groups, 0 |
+| `k.empty` | each buffer | each group, after S = Q·Kᵀ | 2 | producer, 1 |
+| `v.empty` | each buffer | each group, after O += P·V | 2 | producer, 1 |
+| `pingpong` (64 columns) | a group | the other, its products issued | 1 | that group, 1 for the first, else 0 |
+| `tiles.ready` | the next tile | producer | 1 | both groups, 0 |
+| `tiles.free` | the same | each group, the tile read | 2 | producer, 1 |
 
 Taken for contiguous tensors, S a multiple of 256 and at least 1024, of what `_hopper.fits` approves of: `fits`.
 """

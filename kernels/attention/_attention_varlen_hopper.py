@@ -20,7 +20,16 @@ of `attention_varlen.listed`, as FlashAttention-3's do. That has sequences by th
 sequence's tiles come in sections of heads whose K and V fit into L2 together, of each the longest first. Who
 computes a row does not change its numbers.
 
-Barriers are those of `_attention_hopper_forward.py`.
+| barrier | one for | arrives | arrivals | waits, and the phase it starts at |
+|---|---|---|---|---|
+| `q.full` | each group's rows of Q | the producer's copy | 1, bytes | that group, 0 |
+| `q.empty` | the same | that group, after its last S | 1 | producer, 1 |
+| `k.full`, `v.full` | each buffer | the producer's copy | 1, bytes | all groups, 0 |
+| `k.empty` | each buffer | each group, after S = Q·Kᵀ | groups | producer, 1 |
+| `v.empty` | each buffer | each group, after O += P·V | groups | producer, 1 |
+| `pingpong` (64 columns) | a group | the one before, products issued | 1 | that group, 1 for the first, else 0 |
+| `tiles.ready` | the next tile | producer | 1 | all groups, 0 |
+| `tiles.free` | the same | each group, the tile read | groups | producer, 1 |
 
 Taken for bf16 and fp16, D of 64 or 128, sequences of more than 512 tokens among them, heads side by side: `fits`.
 No `from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.

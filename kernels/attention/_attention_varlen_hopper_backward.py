@@ -9,10 +9,20 @@ takes the rest. Taken for what `_attention_varlen_hopper.fits` and `fits` here a
 What the tensor memory accelerator reads beyond the end of a sequence is overwritten by the producer, before it
 tells the others: queries with the last one and dO with zeros, as in the two kernels, and keys and values with
 zeros, because dQ is multiplied with all keys of a block, and 0 · NaN is NaN. Such a tile arrives at a barrier
-of its own first. The probabilities of keys beyond the end are hidden: 2^(0 - level) can overflow. Barriers are
-those of `_attention_hopper_backward.py`, and `landed`: one, by the copies of a tile that has a tail (1 arrival
-and the bytes), for which the producer itself waits, from phase 0; it then arrives at `full` in their place. No
-`from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.
+of its own first, `landed`, and the producer arrives at `full` in the place of its copy. The probabilities of keys
+beyond the end are hidden: 2^(0 - level) can overflow.
+
+| barrier | one for | arrives | arrivals | waits, and the phase it starts at |
+|---|---|---|---|---|
+| `resident.full` | each half of K and V | the copy, or with a tail the producer | 1, bytes | both consumers, 0 |
+| `stream.full` | each buffer of Q, dO, lse, delta | the same | 1, bytes | both consumers, 0 |
+| `stream.empty` | the same | each consumer, after dK += dSᵀ·Q | 2 | producer, 1 |
+| `landed` | a tile that has a tail | the producer's copy | 1, bytes | producer, 0 |
+| `ready` | each buffer of dS, each consumer | that consumer, its dS stored | 1 | the other, 0 |
+| `free` | the same | that consumer, after dQ = dS·K of both halves | 1 | the other, 1 |
+| `done` | each consumer | that consumer, its last product done | 1 | the other, 0 |
+
+No `from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.
 """
 
 import math

@@ -1,16 +1,23 @@
 """The deterministic backward pass of attention over packed sequences for Hopper (compute capability 9.0), in
 Gluon.
 
-The schedule and the barriers are those of `_attention_hopper_backward_deterministic.py`: one kernel for dK and
-dV of a block of keys and one for dQ of a block of queries, a producer and two consumers that own 64 rows each.
-Blocks come from the list of `attention_varlen.listed`; a program beyond its end loads something, computes
-nothing and writes nothing.
+The schedule is that of `_attention_hopper_backward_deterministic.py`: one kernel for dK and dV of a block of
+keys and one for dQ of a block of queries, a producer and two consumers that own 64 rows each. Blocks come from
+the list of `attention_varlen.listed`; a program beyond its end loads something, computes nothing and writes
+nothing.
 
 What is streamed beyond the end of a sequence is overwritten before it is multiplied: with zeros, as in
 `_attention_varlen_hopper.py`, but queries with the sequence's last, whose scores are numbers where its own are.
 So their log-sum-exp of +inf makes their probabilities 0 without a mask; scores of zeros would be NaN beside a key
 of -inf. What is resident beyond the end has rows of its own, which are not written. Taken for what
 `_attention_varlen_hopper.fits` approves of.
+
+| barrier | one for | arrives | arrivals | waits, and the phase it starts at |
+|---|---|---|---|---|
+| `resident.full` | each half of the two resident tiles | the producer's copy | 1, bytes | its consumer, 0 |
+| `stream.full` | each buffer of the other two | the producer's copy | 1, bytes | both consumers, 0 |
+| `stream.empty` | the same | each consumer, its products done | 2 | producer, 1 |
+
 No `from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.
 """
 

@@ -11,6 +11,7 @@ kept between calls: a CUDA graph can hold it.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -70,80 +71,104 @@ def attention_decode(
     return output
 
 
+@dataclass(frozen=True)
+class Config:
+    """The kernel at compile time: queries of a sequence, query heads of a key head, head dimension, rows of a tile
+    of queries, keys of a tile, columns of both, tokens of a page, 0 being a contiguous cache, whether there is one
+    part, stages of the loop, and the precision of products.
+    """
+
+    queries: int
+    groups: int
+    D: int
+    rows: int
+    keys: int
+    width: int
+    page: int
+    whole: bool
+    stages: int
+    precision: str
+
+
 @triton.jit(do_not_specialize=["heads", "parts"])
 def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, table, lengths, out, sums, levels,
-    stride_qb, stride_qs, stride_qh, stride_kp, stride_kt, stride_kh, stride_vp, stride_vt, stride_vh,
-    stride_table, heads, parts, scale,
-    SQ: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    WIDTH: tl.constexpr, PAGE: tl.constexpr, WHOLE: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, table, lengths, out, sums, levels, q_strides, k_strides, v_strides, stride_table, heads, parts, scale,
+    c: tl.constexpr,
 ):  # fmt: skip
-    """One part of the cache of one sequence and key head, for all its queries.
+    """One part of the cache of one sequence and key head, for all its queries. Strides are those of batch (of the
+    caches: page), token and head.
 
-    Key heads are the fastest coordinate: they lie side by side in the cache. With WHOLE there is one part,
-    and the output is written; else the unnormalized sum (B, Sq, H, parts, D) and its base-2 log-sum-exp
-    (B, Sq, H, parts) are. PAGE is 0 for a contiguous cache; a tile of keys lies within one page of KEYS or more.
+    Key heads are the fastest coordinate: they lie side by side in the cache. Where there is one part the output is
+    written; else the unnormalized sum (B, Sq, H, parts, D) and its base-2 log-sum-exp (B, Sq, H, parts) are. A
+    tile of keys lies within one page of as many or more.
     """
+    ROWS: tl.constexpr = c.rows
+    WIDTH: tl.constexpr = c.width
     program = tl.program_id(0)
     head = program % heads
     part = program // heads % parts
     batch = (program // heads // parts).to(tl.int64)
     length = tl.load(lengths + batch)
-    share = tl.cdiv(tl.cdiv(length, parts), KEYS) * KEYS
+    share = tl.cdiv(tl.cdiv(length, parts), c.keys) * c.keys
     low = part * share
     high = tl.minimum(low + share, length)
-    row = tl.arange(0, ROWS)
-    token = row // GROUPS
-    query_head = head * GROUPS + row % GROUPS
-    width = tl.arange(0, WIDTH)
-    inside = (token < SQ)[:, None] & (width < D)[None, :]
+    row = tl.arange(0, c.rows)
+    token = row // c.groups
+    query_head = head * c.groups + row % c.groups
+    width = tl.arange(0, c.width)
+    inside = (token < c.queries)[:, None] & (width < c.D)[None, :]
     queries = tl.load(
-        q + batch * stride_qb + (token * stride_qs + query_head * stride_qh)[:, None] + width[None, :], inside, 0.0
+        q + batch * q_strides[0] + (token * q_strides[1] + query_head * q_strides[2])[:, None] + width[None, :],
+        inside,
+        0.0,
     )
     total = tl.zeros([ROWS, WIDTH], tl.float32)
-    highest = tl.full([ROWS], float("-inf"), tl.float32)
-    weight = tl.zeros([ROWS], tl.float32)
-    lane = tl.arange(0, KEYS)
-    last = length - SQ + token
-    for start in tl.range(low, high, KEYS, num_stages=STAGES):
+    row_max = tl.full([ROWS], float("-inf"), tl.float32)
+    row_sum = tl.zeros([ROWS], tl.float32)
+    lane = tl.arange(0, c.keys)
+    last = length - c.queries + token
+    for start in tl.range(low, high, c.keys, num_stages=c.stages):
         column = start + lane
         seen = column < high
-        if PAGE:
-            if PAGE < KEYS:
-                place = tl.load(table + batch * stride_table + column // PAGE, seen, 0).to(tl.int64)
+        if c.page:
+            if c.page < c.keys:
+                place = tl.load(table + batch * stride_table + column // c.page, seen, 0).to(tl.int64)
             else:
-                place = tl.load(table + batch * stride_table + start // PAGE).to(tl.int64)
-            within = column % PAGE
+                place = tl.load(table + batch * stride_table + start // c.page).to(tl.int64)
+            within = column % c.page
         else:
             place = batch
             within = column
-        key_at = place * stride_kp + within.to(tl.int64) * stride_kt + head * stride_kh
-        value_at = place * stride_vp + within.to(tl.int64) * stride_vt + head * stride_vh
-        loaded = seen[:, None] & (width < D)[None, :]
+        key_at = place * k_strides[0] + within.to(tl.int64) * k_strides[1] + head * k_strides[2]
+        value_at = place * v_strides[0] + within.to(tl.int64) * v_strides[1] + head * v_strides[2]
+        loaded = seen[:, None] & (width < c.D)[None, :]
         keys = tl.load(k + key_at[:, None] + width[None, :], loaded, 0.0)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+        # S = Q·Kᵀ
+        scores = tl.dot(queries, tl.trans(keys), input_precision=c.precision) * scale
         scores = tl.where(seen[None, :] & (column[None, :] <= last[:, None]), scores, float("-inf"))
-        raised = tl.maximum(highest, tl.max(scores, 1))
+        raised = tl.maximum(row_max, tl.max(scores, 1))
         # A token that has seen nothing yet: -inf - -inf would be NaN.
         level = tl.where(raised == float("-inf"), 0.0, raised)
+        # P = 2^(S·scale - m)
         weights = tl.exp2(scores - level[:, None])
-        shrink = tl.exp2(highest - level)
-        weight = weight * shrink + tl.sum(weights, 1)
-        total = total * shrink[:, None]
+        correction = tl.exp2(row_max - level)
+        # l = l·2^(m_old - m) + rowsum(P)
+        row_sum = row_sum * correction + tl.sum(weights, 1)
+        total = total * correction[:, None]
         values = tl.load(v + value_at[:, None] + width[None, :], loaded, 0.0)
-        total = tl.dot(weights.to(values.dtype), values, total, input_precision=PRECISION)
-        highest = raised
-    at = (batch * SQ + token) * (heads * GROUPS) + query_head
-    blind = weight == 0.0
-    weight = tl.where(blind, 1.0, weight)
-    total = total / weight[:, None]
-    if WHOLE:
-        tl.store(out + at[:, None] * D + width[None, :], total.to(out.dtype.element_ty), inside)
+        # O += P·V
+        total = tl.dot(weights.to(values.dtype), values, total, input_precision=c.precision)
+        row_max = raised
+    at = (batch * c.queries + token) * (heads * c.groups) + query_head
+    empty = row_sum == 0.0
+    row_sum = tl.where(empty, 1.0, row_sum)
+    total = total / row_sum[:, None]
+    if c.whole:
+        tl.store(out + at[:, None] * c.D + width[None, :], total.to(out.dtype.element_ty), inside)
     else:
         at = at * parts + part
-        tl.store(sums + at[:, None] * D + width[None, :], total, inside)
-        tl.store(levels + at, tl.where(blind, float("-inf"), highest + tl.log2(weight)), token < SQ)
+        tl.store(sums + at[:, None] * c.D + width[None, :], total, inside)
+        tl.store(levels + at, tl.where(empty, float("-inf"), row_max + tl.log2(row_sum)), token < c.queries)
 
 
 @triton.jit(do_not_specialize=["parts"])
@@ -228,15 +253,15 @@ def launch(
         sums = torch.empty((B, Sq, H, parts, D), dtype=torch.float32, device=q.device)
         levels = torch.empty((B, Sq, H, parts), dtype=torch.float32, device=q.device)
     width = max(16, power_of_2(D))
+    c = Config(
+        Sq, groups, D, rows, tile.keys, width, 0 if block_table is None else page, parts == 1, tile.stages,
+        "ieee" if q.dtype == torch.float32 else "tf32",
+    )  # fmt: skip
     with on(q):
         _part[(B * parts * heads,)](
             q, k_cache, v_cache, lengths if block_table is None else block_table, lengths, out, sums, levels,
-            *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3],
-            0 if block_table is None else block_table.stride(0),
-            heads, parts, LOG2E / math.sqrt(D),
-            Sq, groups, D, rows, tile.keys, width,
-            0 if block_table is None else page, parts == 1, tile.stages,
-            "ieee" if q.dtype == torch.float32 else "tf32",
+            q.stride()[:3], k_cache.stride()[:3], v_cache.stride()[:3],
+            0 if block_table is None else block_table.stride(0), heads, parts, LOG2E / math.sqrt(D), c,
             num_warps=tile.warps,
         )  # fmt: skip
         if parts > 1:

@@ -17,6 +17,7 @@ Both products run on the matrix units in E4M3. What that takes beyond `attention
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -36,6 +37,20 @@ OFFSET = tl.constexpr(8.0)
 """Weights are multiplied by 2 to this."""
 LEAST_SCALE = tl.constexpr(1e-37)
 """The least that scores are multiplied by: a product of scales that is 0 would make NaN of what is masked."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The attention kernel at compile time: head dimension, rows of a block of queries and of keys, columns of a
+    tile, the mask, and whether the tensor memory accelerator loads.
+    """
+
+    D: int
+    queries: int
+    keys: int
+    width: int
+    causal: bool
+    tma: bool
 
 
 def attention_fp8(
@@ -117,40 +132,42 @@ def quantize_heads(
 
 @triton.jit(do_not_specialize=["H", "blocks", "groups"])
 def _largest(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, bits, stride_b, stride_h, stride_s, H, S, blocks, groups,
+    x, bits, strides, H, S, blocks, groups,
     D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The largest magnitude of each group of heads, as the bits of an fp32 number: those are ordered as it is."""
     program = tl.program_id(0)
     place, row = program // blocks, program % blocks * ROWS
-    tile = _load(x, place // H, place % H, row, (stride_b, stride_h, stride_s), S, D, ROWS, WIDTH, False, True)
+    tile = _load(x, place // H, place % H, row, strides, S, D, ROWS, WIDTH, False, True)
     largest = tl.max(tl.max(tl.abs(tile.to(tl.float32)), 1), 0)
     tl.atomic_max(bits + place // groups, largest.to(tl.int32, bitcast=True))
 
 
 @triton.jit(do_not_specialize=["H", "blocks", "groups"])
 def _lay(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, y, largest, scale, stride_b, stride_h, stride_s, stride_yb, stride_yh, stride_yr, H, S, blocks, groups,
+    x, y, largest, scale, strides, y_strides, H, S, blocks, groups,
     D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
     QUANTIZE: tl.constexpr, COLUMNS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of a head: quantized with QUANTIZE, the sequence side by side with COLUMNS."""
+    """Some rows of a head: quantized with QUANTIZE, the sequence side by side with COLUMNS. `y_strides` are those
+    of batch, head and the dimension of y that is not side by side.
+    """
     program = tl.program_id(0)
     place, row = program // blocks, program % blocks * ROWS
     batch, head = place // H, place % H
-    tile = _load(x, batch, head, row, (stride_b, stride_h, stride_s), S, D, ROWS, WIDTH, False, True)
+    tile = _load(x, batch, head, row, strides, S, D, ROWS, WIDTH, False, True)
     if QUANTIZE:
         most = tl.maximum(tl.load(largest + place // groups), SMALLEST)
         if row == 0 and head % groups == 0:
             tl.store(scale + place // groups, most / LARGEST)
         tile = (tile.to(tl.float32) * (LARGEST / most)).to(y.dtype.element_ty)
-    start = y + batch.to(tl.int64) * stride_yb + head.to(tl.int64) * stride_yh
+    start = y + batch.to(tl.int64) * y_strides[0] + head.to(tl.int64) * y_strides[1]
     rows, columns = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     if COLUMNS:
-        pointers = start + row + (columns.to(tl.int64) * stride_yr)[:, None] + rows[None, :]
+        pointers = start + row + (columns.to(tl.int64) * y_strides[2])[:, None] + rows[None, :]
         tl.store(pointers, tl.trans(tile), mask=(columns < D)[:, None] & (row + rows < S)[None, :])
     else:
-        pointers = start + ((row + rows).to(tl.int64) * stride_yr)[:, None] + columns[None, :]
+        pointers = start + ((row + rows).to(tl.int64) * y_strides[2])[:, None] + columns[None, :]
         tl.store(pointers, tile, mask=(row + rows < S)[:, None] & (columns < D)[None, :])
 
 
@@ -173,12 +190,10 @@ def _launch_quantize(x: torch.Tensor, colmajor: bool, groups: int) -> tuple[torc
     bits = torch.zeros(B, H // groups, dtype=torch.int32, device=x.device)
     blocks = cdiv(S, ROWS)
     with on(x):
-        _largest[(blocks * B * H,)](
-            x, bits, *x.stride()[:3], H, S, blocks, groups, D, ROWS, _width(D), num_warps=4
-        )
+        _largest[(blocks * B * H,)](x, bits, x.stride()[:3], H, S, blocks, groups, D, ROWS, _width(D), num_warps=4)
         _lay[(blocks * B * H,)](
-            x, y, bits.view(torch.float32), scale, *x.stride()[:3],
-            *y.stride()[:2], y.stride(3 if colmajor else 2), H, S, blocks, groups,
+            x, y, bits.view(torch.float32), scale, x.stride()[:3],
+            (*y.stride()[:2], y.stride(3 if colmajor else 2)), H, S, blocks, groups,
             D, ROWS, _width(D), True, colmajor, LARGEST, SMALLEST, num_warps=4,
         )  # fmt: skip
     return y, scale.repeat_interleave(groups, 1) if groups > 1 else scale
@@ -203,7 +218,7 @@ def transposed(v: torch.Tensor) -> torch.Tensor:
     with on(v):
         # No scales are read or written.
         _lay[(blocks * B * H,)](
-            x, y, x, y, *x.stride()[:3], *y.stride()[:2], y.stride(3), H, S, blocks, 1,
+            x, y, x, y, x.stride()[:3], (*y.stride()[:2], y.stride(3)), H, S, blocks, 1,
             D, ROWS, _width(D), False, True, LARGEST, SMALLEST, num_warps=4,
         )  # fmt: skip
     return y.view(E4M3).mT
@@ -215,79 +230,83 @@ def transposed(v: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    total, highest, weight, q, k, v, batch, head, first, low, high,
-    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vd, S, D, scale,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
+    state, q, k, v, batch, head, first, low, high, k_strides, v_strides, S, scale, c: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Adds keys `low` to `high` to the state of an online softmax. `scale` includes the scales and log₂e."""
-    rows = first + tl.arange(0, BLOCK_M)
-    for start in tl.range(low, high, BLOCK_N):
-        keys = _load(k, batch, head, start, (stride_kb, stride_kh, stride_ks), S, D, BLOCK_N, WIDTH, TMA, MASKED)
+    """Adds keys `low` to `high` to the state of an online softmax: (sums, row max, row sum). `scale` includes the
+    scales and log₂e.
+    """
+    KEYS: tl.constexpr = c.keys
+    WIDTH: tl.constexpr = c.width
+    total, row_max, row_sum = state
+    rows = first + tl.arange(0, c.queries)
+    for start in tl.range(low, high, c.keys):
+        keys = _load(k, batch, head, start, k_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
+        # S = Q·Kᵀ
         scores = tl.dot(q, tl.trans(keys))
         if MASKED:
-            columns = start + tl.arange(0, BLOCK_N)
-            if CAUSAL:
+            columns = start + tl.arange(0, c.keys)
+            if c.causal:
                 # Keys beyond S are hidden too: they come after every row that is stored.
                 scores = tl.where(rows[:, None] >= columns[None, :], scores, float("-inf"))
             else:
                 scores = tl.where((columns < S)[None, :], scores, float("-inf"))
         # Every row sees key 0, in the first block: the maximum is never -inf.
-        raised = tl.maximum(highest, tl.max(scores, 1) * scale)
+        raised = tl.maximum(row_max, tl.max(scores, 1) * scale)
+        # P = 2^(S·scale - m + OFFSET)
         weights = tl.exp2(scores * scale - (raised - OFFSET)[:, None])
-        shrink = tl.exp2(highest - raised)
-        weight = weight * shrink + tl.sum(weights, 1)
-        if TMA:
-            values = v.load([batch, head, 0, start]).reshape([WIDTH, BLOCK_N])
+        correction = tl.exp2(row_max - raised)
+        # l = l·2^(m_old - m) + rowsum(P)
+        row_sum = row_sum * correction + tl.sum(weights, 1)
+        if c.tma:
+            values = v.load([batch, head, 0, start]).reshape([WIDTH, KEYS])
         else:
-            features, columns = tl.arange(0, WIDTH), start + tl.arange(0, BLOCK_N)
-            at = v + batch.to(tl.int64) * stride_vb + head.to(tl.int64) * stride_vh
-            at += (features.to(tl.int64) * stride_vd)[:, None] + columns[None, :]
+            features, columns = tl.arange(0, c.width), start + tl.arange(0, c.keys)
+            at = v + batch.to(tl.int64) * v_strides[0] + head.to(tl.int64) * v_strides[1]
+            at += (features.to(tl.int64) * v_strides[2])[:, None] + columns[None, :]
             # What a weight of 0 is multiplied with must be no NaN.
-            values = tl.load(at, mask=(features < D)[:, None] & (columns < S)[None, :], other=0.0)
+            values = tl.load(at, mask=(features < c.D)[:, None] & (columns < S)[None, :], other=0.0)
+        # O = O·2^(m_old - m) + P·V, of which Vᵀ lies in memory
         fresh = tl.dot(weights.to(values.dtype), tl.trans(values))
-        total = total * shrink[:, None] + fresh
-        highest = raised
-    return total, highest, weight
+        total = total * correction[:, None] + fresh
+        row_max = raised
+    return total, row_max, row_sum
 
 
 @triton.jit(do_not_specialize=["B", "H", "shared"])
 def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, q_scale, k_scale, v_scale, out,
-    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vd,
-    B, H, S, groups, shared, scale,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, TMA: tl.constexpr,
+    q, k, v, q_scale, k_scale, v_scale, out, q_strides, k_strides, v_strides, B, H, S, groups, shared, scale,
+    c: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head; v is (B, Hkv, D, S)."""
-    block, place = _place(tl.cdiv(S, BLOCK_M), B * H, shared, CAUSAL)
+    BLOCK: tl.constexpr = c.queries
+    WIDTH: tl.constexpr = c.width
+    block, place = _place(tl.cdiv(S, c.queries), B * H, shared, c.causal)
     batch, head = place // H, place % H
     key_place = place // groups
-    first = block * BLOCK_M
+    first = block * c.queries
     scale *= tl.load(q_scale + place) * tl.load(k_scale + key_place)
     scale = tl.where(scale < LEAST_SCALE, LEAST_SCALE, scale)  # and NaN stays one
-    queries = _load(q, batch, head, first, (stride_qb, stride_qh, stride_qs), S, D, BLOCK_M, WIDTH, TMA, True)
-    total = tl.zeros([BLOCK_M, WIDTH], tl.float32)
-    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    weight = tl.zeros([BLOCK_M], tl.float32)
-    if CAUSAL:
-        middle = first // BLOCK_N * BLOCK_N
-        high = tl.minimum(first + BLOCK_M, S)
+    queries = _load(q, batch, head, first, q_strides, S, c.D, c.queries, c.width, c.tma, True)
+    total = tl.zeros([BLOCK, WIDTH], tl.float32)
+    row_max = tl.full([BLOCK], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK], tl.float32)
+    state = (total, row_max, row_sum)
+    if c.causal:
+        middle = first // c.keys * c.keys
+        high = tl.minimum(first + c.queries, S)
     else:
-        middle = S // BLOCK_N * BLOCK_N
+        middle = S // c.keys * c.keys
         high = S
-    total, highest, weight = _attend(
-        total, highest, weight, queries, k, v, batch, head // groups, first, 0, middle,
-        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vd, S, D, scale,
-        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, False, TMA,
+    state = _attend(
+        state, queries, k, v, batch, head // groups, first, 0, middle, k_strides, v_strides, S, scale, c, False
     )  # fmt: skip
-    total, highest, weight = _attend(
-        total, highest, weight, queries, k, v, batch, head // groups, first, middle, high,
-        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vd, S, D, scale,
-        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, TMA,
+    state = _attend(
+        state, queries, k, v, batch, head // groups, first, middle, high, k_strides, v_strides, S, scale, c, True
     )  # fmt: skip
-    total = total * (tl.load(v_scale + key_place) / weight)[:, None]
-    _store(out, total, batch, head, first, H, S, D, BLOCK_M, WIDTH)
+    total, row_max, row_sum = state
+    total = total * (tl.load(v_scale + key_place) / row_sum)[:, None]
+    _store(out, total, batch, head, first, H, S, c.D, c.queries, c.width)
 
 
 def tiles(q: torch.Tensor, tma: bool) -> Tiles:
@@ -356,12 +375,12 @@ def _launch(
     tma = _tma(q, k, v)
     t = t or tiles(q, tma)
     width = _width(D)
+    c = Config(D, t.resident, t.streamed, width, causal, tma)
     with on(q):
         _forward[(cdiv(S, t.resident) * B * H,)](
             _tile(q, t.resident, width, tma), _tile(k, t.streamed, width, tma), _tile(v, width, t.streamed, tma),
-            *scales, out, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-            B, H, S, groups, _shared(k, groups), LOG2E / math.sqrt(D),
-            D, t.resident, t.streamed, width, causal, tma,
+            *scales, out, q.stride()[:3], k.stride()[:3], v.stride()[:3],
+            B, H, S, groups, _shared(k, groups), LOG2E / math.sqrt(D), c,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return out

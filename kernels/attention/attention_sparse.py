@@ -13,6 +13,7 @@ On compute capability 9.0 the kernel of `_attention_sparse_hopper.py` walks the 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any, Literal
@@ -42,6 +43,23 @@ BLOCK = 128
 """Queries, and keys, of a block."""
 LONGEST = 1 << 18
 """Most tokens among whose blocks a row chooses: its scores stay in registers."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The attention kernel at compile time: head dimension, queries, and keys, of a listed block, rows of a tile
+    of queries and of keys, columns of both, the mask, whether the tensor memory accelerator loads, and the
+    precision of products.
+    """
+
+    D: int
+    block: int
+    queries: int
+    keys: int
+    width: int
+    causal: bool
+    tma: bool
+    precision: str
 
 
 def attention_sparse(
@@ -140,14 +158,14 @@ def _list(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _pool_of(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, gate, features, program, stride_b, stride_h, stride_s, heads, S, n, D, G,
+    x, gate, features, program, strides, heads, S, n, D, G,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """The features of one block of one head: the mean of its tokens, through the gate if there is one."""
     place, block = program // n, program % n
     batch, head = place // heads, place % heads
     row = block * BLOCK
-    tile = _load(x, batch, head, row, (stride_b, stride_h, stride_s), S, D, BLOCK, WIDTH, False, True)
+    tile = _load(x, batch, head, row, strides, S, D, BLOCK, WIDTH, False, True)
     mean = tl.sum(tile.to(tl.float32), 0) / tl.minimum(BLOCK, S - row)
     lane = tl.arange(0, FEATURES)
     if GATED:
@@ -163,22 +181,19 @@ def _pool_of(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit(do_not_specialize=["H", "heads", "S", "n", "queries"])
 def _pool(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, gate_q, gate_k, features_q, features_k,
-    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, H, heads, S, n, queries, D: tl.constexpr,
-    G: tl.constexpr,
+    q, k, gate_q, gate_k, features_q, features_k, q_strides, k_strides, H, heads, S, n, queries,
+    D: tl.constexpr, G: tl.constexpr,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """Features (B·H, n, G) of the queries, by the first `queries` programs, and (B·Hkv, n, G) of the keys."""
     program = tl.program_id(0)
     if program < queries:
         _pool_of(
-            q, gate_q, features_q, program, stride_qb, stride_qh, stride_qs, H, S, n, D, G,
-            BLOCK, WIDTH, FEATURES, GATED,
+            q, gate_q, features_q, program, q_strides, H, S, n, D, G, BLOCK, WIDTH, FEATURES, GATED
         )  # fmt: skip
     else:
         _pool_of(
-            k, gate_k, features_k, program - queries, stride_kb, stride_kh, stride_ks, heads, S, n, D, G,
-            BLOCK, WIDTH, FEATURES, GATED,
+            k, gate_k, features_k, program - queries, k_strides, heads, S, n, D, G, BLOCK, WIDTH, FEATURES, GATED
         )  # fmt: skip
 
 
@@ -208,6 +223,7 @@ def _choose(  # type: ignore[no-untyped-def]  # Triton's types are its own
         b = tl.load(
             keys + column[None, :] * G + feature[:, None], (column < n)[None, :] & (feature < G)[:, None], 0.0
         )
+        # scores += mean query · mean key
         scores = tl.dot(a, b, scores, input_precision="ieee")
     seen = (row < n)[:, None] & (column < n)[None, :]
     visible = tl.zeros([ROWS], tl.int32) + n
@@ -245,70 +261,73 @@ def _choose(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    total, highest, weight, q, k, v, batch, head, first, chosen, low, high,
-    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
-    BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    state, q, k, v, batch, head, first, chosen, low, high, k_strides, v_strides, S, scale,
+    c: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Adds tiles `low` to `high` of the listed blocks to an online softmax's state. `scale` includes log₂e."""
-    rows = first + tl.arange(0, BLOCK_M)
+    """Adds tiles `low` to `high` of the listed blocks to an online softmax's state: (sums, row max, row sum).
+    `scale` includes log₂e.
+    """
+    total, row_max, row_sum = state
+    rows = first + tl.arange(0, c.queries)
     for i in tl.range(low, high):
-        within: tl.constexpr = BLOCK // BLOCK_N
-        start = tl.load(chosen + i // within) * BLOCK + i % within * BLOCK_N
-        keys = _load(k, batch, head, start, (stride_kb, stride_kh, stride_ks), S, D, BLOCK_N, WIDTH, TMA, MASKED)
-        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+        within: tl.constexpr = c.block // c.keys
+        start = tl.load(chosen + i // within) * c.block + i % within * c.keys
+        keys = _load(k, batch, head, start, k_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
+        # S = Q·Kᵀ
+        scores = tl.dot(q, tl.trans(keys), input_precision=c.precision)
         if MASKED:
-            columns = start + tl.arange(0, BLOCK_N)
-            if CAUSAL:
+            columns = start + tl.arange(0, c.keys)
+            if c.causal:
                 # Keys beyond S are hidden too: they come after every row that is stored.
                 scores = tl.where(rows[:, None] >= columns[None, :], scores, float("-inf"))
             else:
                 scores = tl.where((columns < S)[None, :], scores, float("-inf"))
         # Every row sees the first key of a listed block: the maximum is never -inf.
-        raised = tl.maximum(highest, tl.max(scores, 1) * scale)
+        raised = tl.maximum(row_max, tl.max(scores, 1) * scale)
+        # P = 2^(S·scale - m)
         weights = tl.exp2(scores * scale - raised[:, None])
-        shrink = tl.exp2(highest - raised)
-        weight = weight * shrink + tl.sum(weights, 1)
-        total = total * shrink[:, None]
-        values = _load(v, batch, head, start, (stride_vb, stride_vh, stride_vs), S, D, BLOCK_N, WIDTH, TMA, MASKED)
-        total = tl.dot(weights.to(values.dtype), values, total, input_precision=PRECISION)
-        highest = raised
-    return total, highest, weight
+        correction = tl.exp2(row_max - raised)
+        # l = l·2^(m_old - m) + rowsum(P)
+        row_sum = row_sum * correction + tl.sum(weights, 1)
+        total = total * correction[:, None]
+        values = _load(v, batch, head, start, v_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
+        # O += P·V
+        total = tl.dot(weights.to(values.dtype), values, total, input_precision=c.precision)
+        row_max = raised
+    return total, row_max, row_sum
 
 
 @triton.jit(do_not_specialize=["B", "H", "shared", "n", "heads"])
 def _walk(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, lists, counts,
-    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
-    B, H, S, groups, shared, n, heads, scale,
-    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, out, lists, counts, q_strides, k_strides, v_strides, B, H, S, groups, shared, n, heads, scale,
+    c: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M queries of one head over their block's list. `heads` lists there are: 1, H or B·H."""
-    tile, place = _place(tl.cdiv(S, BLOCK_M), B * H, shared, CAUSAL)
+    """A tile of queries of one head over their block's list. `heads` lists there are: 1, H or B·H."""
+    QUERIES: tl.constexpr = c.queries
+    WIDTH: tl.constexpr = c.width
+    tile, place = _place(tl.cdiv(S, c.queries), B * H, shared, c.causal)
     batch, head = place // H, place % H
-    first = tile * BLOCK_M
-    queries = _load(q, batch, head, first, (stride_qb, stride_qh, stride_qs), S, D, BLOCK_M, WIDTH, TMA, True)
-    at = (place % heads).to(tl.int64) * n + first // BLOCK
+    first = tile * c.queries
+    queries = _load(q, batch, head, first, q_strides, S, c.D, c.queries, c.width, c.tma, True)
+    at = (place % heads).to(tl.int64) * n + first // c.block
     chosen = lists + at * n
     count = tl.load(counts + at)
-    tiles: tl.constexpr = BLOCK // BLOCK_N
-    total = tl.zeros([BLOCK_M, WIDTH], tl.float32)
-    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    weight = tl.zeros([BLOCK_M], tl.float32)
-    total, highest, weight = _attend(
-        total, highest, weight, queries, k, v, batch, head // groups, first, chosen, 0,
-        tl.minimum(count, 1) * tiles,
-        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
-        BLOCK, BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, TMA, PRECISION,
+    tiles: tl.constexpr = c.block // c.keys
+    total = tl.zeros([QUERIES, WIDTH], tl.float32)
+    row_max = tl.full([QUERIES], float("-inf"), tl.float32)
+    row_sum = tl.zeros([QUERIES], tl.float32)
+    state = (total, row_max, row_sum)
+    state = _attend(
+        state, queries, k, v, batch, head // groups, first, chosen, 0, tl.minimum(count, 1) * tiles,
+        k_strides, v_strides, S, scale, c, True,
     )  # fmt: skip
-    total, highest, weight = _attend(
-        total, highest, weight, queries, k, v, batch, head // groups, first, chosen, tiles, count * tiles,
-        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, S, D, scale,
-        BLOCK, BLOCK_M, BLOCK_N, WIDTH, CAUSAL, False, TMA, PRECISION,
+    state = _attend(
+        state, queries, k, v, batch, head // groups, first, chosen, tiles, count * tiles,
+        k_strides, v_strides, S, scale, c, False,
     )  # fmt: skip
-    weight = tl.where(count == 0, 1.0, weight)
-    _store(out, total / weight[:, None], batch, head, first, H, S, D, BLOCK_M, WIDTH)
+    total, row_max, row_sum = state
+    row_sum = tl.where(count == 0, 1.0, row_sum)
+    _store(out, total / row_sum[:, None], batch, head, first, H, S, c.D, c.queries, c.width)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -359,7 +378,7 @@ def chosen(
     rows, columns, warps = _rows(n)
     with on(q):
         _pool[(B * (H + heads) * n,)](
-            q, k, *gates, features_q, features_k, *q.stride()[:3], *k.stride()[:3],
+            q, k, *gates, features_q, features_k, q.stride()[:3], k.stride()[:3],
             H, heads, S, n, B * H * n, D, G,
             BLOCK, width, max(16, power_of_2(G)) if gated else width, gated, num_warps=4,
         )  # fmt: skip
@@ -408,12 +427,12 @@ def walk(
     q, k, v = _plain(q), _plain(k), _plain(v)
     t = tiles(q)
     tma = _tma(q, k, v)
+    c = Config(D, BLOCK, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype))
     with on(q):
         _walk[(cdiv(S, t.resident) * B * H,)](
             _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma), out, lists, counts,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-            B, H, S, groups, _shared(k, groups), lists.shape[1], lists.shape[0], LOG2E / math.sqrt(D),
-            D, BLOCK, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype),
+            q.stride()[:3], k.stride()[:3], v.stride()[:3],
+            B, H, S, groups, _shared(k, groups), lists.shape[1], lists.shape[0], LOG2E / math.sqrt(D), c,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return out

@@ -15,6 +15,7 @@ On compute capability 9.0 `_attention_varlen_hopper.py`, `_attention_varlen_hopp
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
@@ -35,6 +36,20 @@ CHUNK = 1024
 FIELDS: tl.constexpr = tl.constexpr(8)
 """Numbers of a listed block: where its sequence starts and how long it is, the same of the sequence on the other
 side of the product, how many blocks are listed before the sequence's first, how many it has, and which it is."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A kernel at compile time: head dimension, rows of a block of queries and of keys, columns of a tile, the
+    mask, and the precision of products.
+    """
+
+    D: int
+    queries: int
+    keys: int
+    width: int
+    causal: bool
+    precision: str
 
 
 def attention_varlen(
@@ -153,9 +168,9 @@ def _item(table, H):  # type: ignore[no-untyped-def]  # Triton's types are its o
 
 
 @triton.jit
-def _head(x, start, head, stride_t, stride_h):  # type: ignore[no-untyped-def]  # Triton's types are its own
+def _head(x, start, head, strides):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """The first row of a head of a sequence; 64-bit, as a tensor of 2³¹ elements is ordinary here."""
-    return x + start.to(tl.int64) * stride_t + head.to(tl.int64) * stride_h
+    return x + start.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1]
 
 
 @triton.jit
@@ -193,31 +208,37 @@ def _store(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    total, highest, weight, q, k, v, first, low, high, stride_kt, stride_vt, length, offset, D, scale,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    state, q, k, v, first, low, high, stride_kt, stride_vt, length, offset, scale, c: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Adds keys `low` to `high` to the state of an online softmax. `scale` includes log₂e."""
-    last = first + offset + tl.arange(0, BLOCK_M)
-    for start in tl.range(low, high, BLOCK_N):
-        keys = _load(k, start, stride_kt, length, D, BLOCK_N, WIDTH, MASKED)
-        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+    """Adds keys `low` to `high` to the state of an online softmax: (sums, row max, row sum). `scale` includes
+    log₂e.
+    """
+    total, row_max, row_sum = state
+    last = first + offset + tl.arange(0, c.queries)
+    for start in tl.range(low, high, c.keys):
+        keys = _load(k, start, stride_kt, length, c.D, c.keys, c.width, MASKED)
+        # S = Q·Kᵀ
+        scores = tl.dot(q, tl.trans(keys), input_precision=c.precision)
         if MASKED:
-            columns = start + tl.arange(0, BLOCK_N)
-            if CAUSAL:
+            columns = start + tl.arange(0, c.keys)
+            if c.causal:
                 # Keys beyond the sequence are hidden too: they come after every row that is stored.
                 scores = tl.where(last[:, None] >= columns[None, :], scores, float("-inf"))
             else:
                 scores = tl.where((columns < length)[None, :], scores, float("-inf"))
-        raised = tl.maximum(highest, tl.max(scores, 1) * scale)
+        raised = tl.maximum(row_max, tl.max(scores, 1) * scale)
+        # P = 2^(S·scale - m)
         weights = tl.exp2(scores * scale - raised[:, None])
-        shrink = tl.exp2(highest - raised)
-        weight = weight * shrink + tl.sum(weights, 1)
-        total = total * shrink[:, None]
-        values = _load(v, start, stride_vt, length, D, BLOCK_N, WIDTH, MASKED)
-        total = tl.dot(weights.to(values.dtype), values, total, input_precision=PRECISION)
-        highest = raised
-    return total, highest, weight
+        correction = tl.exp2(row_max - raised)
+        # l = l·2^(m_old - m) + rowsum(P)
+        row_sum = row_sum * correction + tl.sum(weights, 1)
+        total = total * correction[:, None]
+        values = _load(v, start, stride_vt, length, c.D, c.keys, c.width, MASKED)
+        # O += P·V
+        total = tl.dot(weights.to(values.dtype), values, total, input_precision=c.precision)
+        row_max = raised
+    return total, row_max, row_sum
 
 
 @triton.jit
@@ -233,45 +254,43 @@ def _seen(first, length, offset, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, C
 
 @triton.jit(do_not_specialize=["T", "rows", "H"])
 def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, lse, table,
-    stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, T, rows, H, groups, scale,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, out, lse, table, q_strides, k_strides, v_strides, T, rows, H, groups, scale, c: tl.constexpr
 ):  # fmt: skip
     """One block of queries of one head. `lse` (H, T) is the base-2 log of the sum of 2^score; of a row that sees
     nothing it is +inf, which makes all of its probabilities 0.
     """
+    BLOCK: tl.constexpr = c.queries
+    WIDTH: tl.constexpr = c.width
+    D: tl.constexpr = c.D
     if tl.program_id(0) // H >= tl.load(table + rows * FIELDS):
         return
     head, block, start, queries, key_start, keys = _item(table, H)
-    if CAUSAL:
+    if c.causal:
         # The last block has the most keys: the light ones fill the gaps at the end.
-        block = tl.cdiv(queries, BLOCK_M) - 1 - block
-    first = block * BLOCK_M
+        block = tl.cdiv(queries, c.queries) - 1 - block
+    first = block * c.queries
     offset = keys - queries
-    tile = _load(
-        _head(q, start, head, stride_qt, stride_qh), first, stride_qt, queries, D, BLOCK_M, WIDTH, True
+    tile = _load(_head(q, start, head, q_strides), first, q_strides[0], queries, D, c.queries, c.width, True)
+    k = _head(k, key_start, head // groups, k_strides)
+    v = _head(v, key_start, head // groups, v_strides)
+    total = tl.zeros([BLOCK, WIDTH], tl.float32)
+    row_max = tl.full([BLOCK], LOWEST, tl.float32)
+    row_sum = tl.zeros([BLOCK], tl.float32)
+    state = (total, row_max, row_sum)
+    middle, high = _seen(first, keys, offset, c.queries, c.keys, c.causal)
+    state = _attend(
+        state, tile, k, v, first, 0, middle, k_strides[0], v_strides[0], keys, offset, scale, c, False
     )  # fmt: skip
-    k = _head(k, key_start, head // groups, stride_kt, stride_kh)
-    v = _head(v, key_start, head // groups, stride_vt, stride_vh)
-    total = tl.zeros([BLOCK_M, WIDTH], tl.float32)
-    highest = tl.full([BLOCK_M], LOWEST, tl.float32)
-    weight = tl.zeros([BLOCK_M], tl.float32)
-    middle, high = _seen(first, keys, offset, BLOCK_M, BLOCK_N, CAUSAL)
-    total, highest, weight = _attend(
-        total, highest, weight, tile, k, v, first, 0, middle, stride_kt, stride_vt, keys, offset, D, scale,
-        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, False, PRECISION,
+    state = _attend(
+        state, tile, k, v, first, middle, high, k_strides[0], v_strides[0], keys, offset, scale, c, True
     )  # fmt: skip
-    total, highest, weight = _attend(
-        total, highest, weight, tile, k, v, first, middle, high, stride_kt, stride_vt, keys, offset, D, scale,
-        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, PRECISION,
-    )  # fmt: skip
-    blind = weight == 0.0
-    weight = tl.where(blind, 1.0, weight)
-    total = total / weight[:, None]
-    _store(_head(out, start, head, H * D, D), total, first, H * D, queries, D, BLOCK_M, WIDTH)
-    at = first + tl.arange(0, BLOCK_M)
-    level = tl.where(blind, float("inf"), highest + tl.log2(weight))
+    total, row_max, row_sum = state
+    empty = row_sum == 0.0
+    row_sum = tl.where(empty, 1.0, row_sum)
+    total = total / row_sum[:, None]
+    _store(_head(out, start, head, (H * D, D)), total, first, H * D, queries, D, c.queries, c.width)
+    at = first + tl.arange(0, c.queries)
+    level = tl.where(empty, float("inf"), row_max + tl.log2(row_sum))
     tl.store(lse + head.to(tl.int64) * T + start + at, level, mask=at < queries)
 
 
@@ -282,14 +301,14 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit(do_not_specialize=["T", "H"])
 def _delta(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    out, grad, delta, stride_gt, stride_gh, T, H,
+    out, grad, delta, grad_strides, T, H,
     D: tl.constexpr, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """delta (H, T), fp32: the sum of O ∘ dO over each row."""
     first = tl.program_id(0) // H * BLOCK_M
     head = tl.program_id(0) % H
-    a = _load(_head(out, first * 0, head, H * D, D), first, H * D, T, D, BLOCK_M, WIDTH, True)
-    b = _load(_head(grad, first * 0, head, stride_gt, stride_gh), first, stride_gt, T, D, BLOCK_M, WIDTH, True)
+    a = _load(_head(out, first * 0, head, (H * D, D)), first, H * D, T, D, BLOCK_M, WIDTH, True)
+    b = _load(_head(grad, first * 0, head, grad_strides), first, grad_strides[0], T, D, BLOCK_M, WIDTH, True)
     rows = first + tl.arange(0, BLOCK_M)
     sums = tl.sum(a.to(tl.float32) * b.to(tl.float32), 1)
     tl.store(delta + head.to(tl.int64) * T + rows, sums, mask=rows < T)
@@ -297,7 +316,7 @@ def _delta(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit(do_not_specialize=["T", "rows", "H", "slots"])
 def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    out, grad, lse, level, delta, table, stride_gt, stride_gh, T, rows, H, slots,
+    out, grad, lse, level, delta, table, grad_strides, T, rows, H, slots,
     D: tl.constexpr, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The log-sum-exp and delta as (H, slots, BLOCK_M), in which each sequence begins a slot.
@@ -310,8 +329,8 @@ def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
     head, block, start, length, _, _ = _item(table, H)
     sequence = tl.load(table + tl.program_id(0) // H * FIELDS + 6)
     first = block * BLOCK_M
-    a = _load(_head(out, start, head, H * D, D), first, H * D, length, D, BLOCK_M, WIDTH, True)
-    b = _load(_head(grad, start, head, stride_gt, stride_gh), first, stride_gt, length, D, BLOCK_M, WIDTH, True)
+    a = _load(_head(out, start, head, (H * D, D)), first, H * D, length, D, BLOCK_M, WIDTH, True)
+    b = _load(_head(grad, start, head, grad_strides), first, grad_strides[0], length, D, BLOCK_M, WIDTH, True)
     at = tl.arange(0, BLOCK_M)
     inside = first + at < length
     exponent = tl.load(lse + head.to(tl.int64) * T + start + first + at, mask=inside, other=float("inf"))
@@ -322,146 +341,159 @@ def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dk, dv, keys, values, q, grad, lse, delta, first, low, high, stride_qt, stride_gt, length, offset, D, scale,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    sums, keys, values, q, grad, lse, delta, first, low, high, stride_qt, stride_gt, length, offset, scale,
+    c: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Adds queries `low` to `high` of one head to dK and dV of a block of keys. Scores are transposed here.
+    """(dK, dV) of a block of keys with queries `low` to `high` of one head added. Scores are transposed here.
 
     Rows beyond the sequence are zeros with a log-sum-exp of +inf, and so have probabilities of 0 but for keys of
     -inf: 0 · -inf is NaN.
     """
-    columns = first + tl.arange(0, BLOCK_N)
-    for start in tl.range(low, high, BLOCK_M):
-        rows = start + tl.arange(0, BLOCK_M)
-        queries = _load(q, start, stride_qt, length, D, BLOCK_M, WIDTH, True)
+    dk, dv = sums
+    columns = first + tl.arange(0, c.keys)
+    for start in tl.range(low, high, c.queries):
+        rows = start + tl.arange(0, c.queries)
+        queries = _load(q, start, stride_qt, length, c.D, c.queries, c.width, True)
         level = tl.load(lse + rows, mask=rows < length, other=float("inf"))
-        scores = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
+        # Sᵀ = K·Qᵀ
+        scores = tl.dot(keys, tl.trans(queries), input_precision=c.precision)
         exponents = scores * scale - level[None, :]
         if MASKED:
             last = tl.where(rows < length, rows + offset, -1)
             exponents = tl.where(last[None, :] >= columns[:, None], exponents, float("-inf"))
         else:
             exponents = tl.where((rows < length)[None, :], exponents, float("-inf"))
+        # P = 2^(S·scale - lse)
         weights = tl.exp2(exponents)
-        g = _load(grad, start, stride_gt, length, D, BLOCK_M, WIDTH, True)
-        dv = tl.dot(weights.to(g.dtype), g, dv, input_precision=PRECISION)
-        mean = tl.load(delta + rows, mask=rows < length, other=0.0)
-        change = tl.dot(values, tl.trans(g), input_precision=PRECISION)
-        change = weights * (change - mean[None, :])
-        dk = tl.dot(change.to(queries.dtype), queries, dk, input_precision=PRECISION)
+        g = _load(grad, start, stride_gt, length, c.D, c.queries, c.width, True)
+        # dV += Pᵀ·dO
+        dv = tl.dot(weights.to(g.dtype), g, dv, input_precision=c.precision)
+        of_row = tl.load(delta + rows, mask=rows < length, other=0.0)
+        # dPᵀ = V·dOᵀ
+        dp = tl.dot(values, tl.trans(g), input_precision=c.precision)
+        # dS = P ∘ (dP - delta)
+        ds = weights * (dp - of_row[None, :])
+        # dK += dSᵀ·Q
+        dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision=c.precision)
     return dk, dv
 
 
 @triton.jit(do_not_specialize=["T", "rows", "heads"])
 def _backward_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, grad, lse, delta, dk_out, dv_out, table,
-    stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_gt, stride_gh,
-    T, rows, heads, groups, scale, root,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, grad, lse, delta, dk_out, dv_out, table, strides, grad_strides, T, rows, heads, groups, scale, root,
+    c: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV of one block of keys of one key head of `heads`, over all its query heads. `root` is 1/√D."""
+    """dK and dV of one block of keys of one key head of `heads`, over all its query heads. `strides` are those of
+    q, k, v; `root` is 1/√D.
+    """
+    BLOCK: tl.constexpr = c.keys
+    WIDTH: tl.constexpr = c.width
+    D: tl.constexpr = c.D
     if tl.program_id(0) // heads >= tl.load(table + rows * FIELDS):
         return
     # Under a causal mask the first block of keys is the heaviest: the natural order is the right one.
     head, block, key_start, length, start, queries = _item(table, heads)
-    first = block * BLOCK_N
+    first = block * c.keys
     offset = length - queries
-    k = _head(k, key_start, head, stride_kt, stride_kh)
-    v = _head(v, key_start, head, stride_vt, stride_vh)
-    keys = _load(k, first, stride_kt, length, D, BLOCK_N, WIDTH, True)
-    values = _load(v, first, stride_vt, length, D, BLOCK_N, WIDTH, True)
-    dk = tl.zeros([BLOCK_N, WIDTH], tl.float32)
-    dv = tl.zeros([BLOCK_N, WIDTH], tl.float32)
+    k = _head(k, key_start, head, strides[1])
+    v = _head(v, key_start, head, strides[2])
+    keys = _load(k, first, strides[1][0], length, D, c.keys, c.width, True)
+    values = _load(v, first, strides[2][0], length, D, c.keys, c.width, True)
+    dk = tl.zeros([BLOCK, WIDTH], tl.float32)
+    dv = tl.zeros([BLOCK, WIDTH], tl.float32)
+    sums = (dk, dv)
     for member in tl.range(0, groups, num_stages=1):
         query_head = head * groups + member
-        q_head = _head(q, start, query_head, stride_qt, stride_qh)
-        g_head = _head(grad, start, query_head, stride_gt, stride_gh)
+        q_head = _head(q, start, query_head, strides[0])
+        g_head = _head(grad, start, query_head, grad_strides)
         at = query_head.to(tl.int64) * T + start
         middle = 0
-        if CAUSAL:
+        if c.causal:
             # From the first query that sees the first key on, and to the last that does not see the last.
-            low = tl.maximum(tl.minimum(first - offset, queries), 0) // BLOCK_M * BLOCK_M
-            middle = tl.cdiv(tl.maximum(first - offset + BLOCK_N - 1, 0), BLOCK_M) * BLOCK_M
-            dk, dv = _gather_keys(
-                dk, dv, keys, values, q_head, g_head, lse + at, delta + at, first, low,
-                tl.minimum(middle, queries), stride_qt, stride_gt, queries, offset, D, scale,
-                BLOCK_M, BLOCK_N, WIDTH, True, PRECISION,
+            low = tl.maximum(tl.minimum(first - offset, queries), 0) // c.queries * c.queries
+            middle = tl.cdiv(tl.maximum(first - offset + c.keys - 1, 0), c.queries) * c.queries
+            sums = _gather_keys(
+                sums, keys, values, q_head, g_head, lse + at, delta + at, first, low, tl.minimum(middle, queries),
+                strides[0][0], grad_strides[0], queries, offset, scale, c, True,
             )  # fmt: skip
-        dk, dv = _gather_keys(
-            dk, dv, keys, values, q_head, g_head, lse + at, delta + at, first, middle, queries,
-            stride_qt, stride_gt, queries, offset, D, scale, BLOCK_M, BLOCK_N, WIDTH, False, PRECISION,
+        sums = _gather_keys(
+            sums, keys, values, q_head, g_head, lse + at, delta + at, first, middle, queries,
+            strides[0][0], grad_strides[0], queries, offset, scale, c, False,
         )  # fmt: skip
+    dk, dv = sums
     stride = heads * D
-    _store(_head(dk_out, key_start, head, stride, D), dk * root, first, stride, length, D, BLOCK_N, WIDTH)
-    _store(_head(dv_out, key_start, head, stride, D), dv, first, stride, length, D, BLOCK_N, WIDTH)
+    _store(_head(dk_out, key_start, head, (stride, D)), dk * root, first, stride, length, D, c.keys, c.width)
+    _store(_head(dv_out, key_start, head, (stride, D)), dv, first, stride, length, D, c.keys, c.width)
 
 
 @triton.jit
 def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dq, queries, g, level, mean, k, v, first, low, high, stride_kt, stride_vt, length, offset, D, scale,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    dq, queries, g, level, of_row, k, v, first, low, high, stride_kt, stride_vt, length, offset, scale,
+    c: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Adds keys `low` to `high` to dQ of a block of queries."""
-    last = first + offset + tl.arange(0, BLOCK_M)
-    for start in tl.range(low, high, BLOCK_N):
-        keys = _load(k, start, stride_kt, length, D, BLOCK_N, WIDTH, MASKED)
-        values = _load(v, start, stride_vt, length, D, BLOCK_N, WIDTH, MASKED)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+    last = first + offset + tl.arange(0, c.queries)
+    for start in tl.range(low, high, c.keys):
+        keys = _load(k, start, stride_kt, length, c.D, c.keys, c.width, MASKED)
+        values = _load(v, start, stride_vt, length, c.D, c.keys, c.width, MASKED)
+        # S = Q·Kᵀ
+        scores = tl.dot(queries, tl.trans(keys), input_precision=c.precision)
         exponents = scores * scale - level[:, None]
         if MASKED:
             # Keys beyond the sequence are zeros, but 2^(0 - level) can overflow, and inf · 0 is NaN.
-            columns = start + tl.arange(0, BLOCK_N)
-            if CAUSAL:
+            columns = start + tl.arange(0, c.keys)
+            if c.causal:
                 exponents = tl.where(last[:, None] >= columns[None, :], exponents, float("-inf"))
             else:
                 exponents = tl.where((columns < length)[None, :], exponents, float("-inf"))
+        # P = 2^(S·scale - lse)
         weights = tl.exp2(exponents)
-        change = tl.dot(g, tl.trans(values), input_precision=PRECISION)
-        change = weights * (change - mean[:, None])
-        dq = tl.dot(change.to(keys.dtype), keys, dq, input_precision=PRECISION)
+        # dP = dO·Vᵀ
+        dp = tl.dot(g, tl.trans(values), input_precision=c.precision)
+        # dS = P ∘ (dP - delta)
+        ds = weights * (dp - of_row[:, None])
+        # dQ += dS·K
+        dq = tl.dot(ds.to(keys.dtype), keys, dq, input_precision=c.precision)
     return dq
 
 
 @triton.jit(do_not_specialize=["T", "rows", "H"])
 def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, grad, lse, delta, dq_out, table,
-    stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_gt, stride_gh,
-    T, rows, H, groups, scale, root,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, grad, lse, delta, dq_out, table, strides, grad_strides, T, rows, H, groups, scale, root,
+    c: tl.constexpr,
 ):  # fmt: skip
-    """dQ of one block of queries of one head."""
+    """dQ of one block of queries of one head. `strides` are those of q, k, v."""
+    BLOCK: tl.constexpr = c.queries
+    WIDTH: tl.constexpr = c.width
+    D: tl.constexpr = c.D
     if tl.program_id(0) // H >= tl.load(table + rows * FIELDS):
         return
     head, block, start, length, key_start, keys = _item(table, H)
-    if CAUSAL:
-        block = tl.cdiv(length, BLOCK_M) - 1 - block
-    first = block * BLOCK_M
+    if c.causal:
+        block = tl.cdiv(length, c.queries) - 1 - block
+    first = block * c.queries
     offset = keys - length
-    q = _head(q, start, head, stride_qt, stride_qh)
-    grad = _head(grad, start, head, stride_gt, stride_gh)
-    k = _head(k, key_start, head // groups, stride_kt, stride_kh)
-    v = _head(v, key_start, head // groups, stride_vt, stride_vh)
-    queries = _load(q, first, stride_qt, length, D, BLOCK_M, WIDTH, True)
-    g = _load(grad, first, stride_gt, length, D, BLOCK_M, WIDTH, True)
-    rows = first + tl.arange(0, BLOCK_M)
+    q = _head(q, start, head, strides[0])
+    grad = _head(grad, start, head, grad_strides)
+    k = _head(k, key_start, head // groups, strides[1])
+    v = _head(v, key_start, head // groups, strides[2])
+    queries = _load(q, first, strides[0][0], length, D, c.queries, c.width, True)
+    g = _load(grad, first, grad_strides[0], length, D, c.queries, c.width, True)
+    rows = first + tl.arange(0, c.queries)
     at = head.to(tl.int64) * T + start
     level = tl.load(lse + at + rows, mask=rows < length, other=float("inf"))
-    mean = tl.load(delta + at + rows, mask=rows < length, other=0.0)
-    dq = tl.zeros([BLOCK_M, WIDTH], tl.float32)
-    middle, high = _seen(first, keys, offset, BLOCK_M, BLOCK_N, CAUSAL)
+    of_row = tl.load(delta + at + rows, mask=rows < length, other=0.0)
+    dq = tl.zeros([BLOCK, WIDTH], tl.float32)
+    middle, high = _seen(first, keys, offset, c.queries, c.keys, c.causal)
     dq = _gather_queries(
-        dq, queries, g, level, mean, k, v, first, 0, middle, stride_kt, stride_vt, keys, offset, D, scale,
-        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, False, PRECISION,
+        dq, queries, g, level, of_row, k, v, first, 0, middle, strides[1][0], strides[2][0], keys, offset, scale,
+        c, False,
     )  # fmt: skip
     dq = _gather_queries(
-        dq, queries, g, level, mean, k, v, first, middle, high, stride_kt, stride_vt, keys, offset, D, scale,
-        BLOCK_M, BLOCK_N, WIDTH, CAUSAL, True, PRECISION,
+        dq, queries, g, level, of_row, k, v, first, middle, high, strides[1][0], strides[2][0], keys, offset,
+        scale, c, True,
     )  # fmt: skip
-    _store(_head(dq_out, start, head, H * D, D), dq * root, first, H * D, length, D, BLOCK_M, WIDTH)
+    _store(_head(dq_out, start, head, (H * D, D)), dq * root, first, H * D, length, D, c.queries, c.width)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -535,7 +567,7 @@ def statistics(
     level, delta = out.new_empty(2, H, rows, block, dtype=torch.float32).unbind()
     with on(out):
         _statistics[(rows * H,)](
-            out, grad, lse, level, delta, table, *grad.stride()[:2], T, rows, H, rows,
+            out, grad, lse, level, delta, table, grad.stride()[:2], T, rows, H, rows,
             D, block, _width(D), num_warps=8,
         )  # fmt: skip
     return level, delta
@@ -565,12 +597,11 @@ def _launch_forward(
     q, k, v = _plain(q), _plain(k), _plain(v)
     t = tiles("forward", q, max_seqlen_q)
     table, rows = listed(starts, key_starts, T, t.resident)
+    c = Config(D, t.resident, t.streamed, _width(D), causal, _precision(q.dtype))
     with on(q):
         _forward[(rows * H,)](
-            q, k, v, out, lse, table, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
-            T, rows, H, H // k.shape[1], LOG2E / math.sqrt(D),
-            D, t.resident, t.streamed, _width(D), causal, _precision(q.dtype),
-            num_warps=t.warps, num_stages=t.stages,
+            q, k, v, out, lse, table, q.stride()[:2], k.stride()[:2], v.stride()[:2],
+            T, rows, H, H // k.shape[1], LOG2E / math.sqrt(D), c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return out, lse
 
@@ -610,24 +641,24 @@ def _launch_backward(
         kernels.backward(grad, q, k, v, level, delta, dq, dk, dv, *lists, causal, max_seqlen_q)
         return dq, dk, dv
     delta = torch.empty_like(lse)
-    strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *grad.stride()[:2])
+    strides = (q.stride()[:2], k.stride()[:2], v.stride()[:2])
     root = 1 / math.sqrt(D)
     scale = LOG2E * root
     with on(q):
-        _delta[(cdiv(T, 64) * H,)](out, grad, delta, *grad.stride()[:2], T, H, D, 64, _width(D), num_warps=4)
+        _delta[(cdiv(T, 64) * H,)](out, grad, delta, grad.stride()[:2], T, H, D, 64, _width(D), num_warps=4)
         t = tiles("keys", q, max_seqlen_k)
         table, rows = listed(key_starts, starts, Tk, t.resident)
+        c = Config(D, t.streamed, t.resident, _width(D), causal, _precision(q.dtype))
         _backward_keys[(rows * heads,)](
-            q, k, v, grad, lse, delta, dk, dv, table, *strides, T, rows, heads, groups, scale, root,
-            D, t.streamed, t.resident, _width(D), causal, _precision(q.dtype),
-            num_warps=t.warps, num_stages=t.stages,
+            q, k, v, grad, lse, delta, dk, dv, table, strides, grad.stride()[:2], T, rows, heads, groups,
+            scale, root, c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         t = tiles("queries", q, max_seqlen_q)
         table, rows = listed(starts, key_starts, T, t.resident)
+        c = Config(D, t.resident, t.streamed, _width(D), causal, _precision(q.dtype))
         _backward_queries[(rows * H,)](
-            q, k, v, grad, lse, delta, dq, table, *strides, T, rows, H, groups, scale, root,
-            D, t.resident, t.streamed, _width(D), causal, _precision(q.dtype),
-            num_warps=t.warps, num_stages=t.stages,
+            q, k, v, grad, lse, delta, dq, table, strides, grad.stride()[:2], T, rows, H, groups,
+            scale, root, c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return dq, dk, dv
 

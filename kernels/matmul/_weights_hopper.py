@@ -5,6 +5,11 @@ The schedule is that of `_matmul_hopper.py` with the operands' roles exchanged: 
 consumer, and the rows of x are its columns. A consumer widens its weights in registers, from which the matrix
 units take their first operand: outᵀ = W · xᵀ.
 
+| barrier | one for | arrives | arrivals | waits, and the phase it starts at |
+|---|---|---|---|---|
+| `full` | each stage | the producer's copies of codes and of x | 1, bytes | each consumer, 0 |
+| `empty` | each stage | each consumer, its products with the stage done | groups | producer, 1 |
+
 A thread holds 32 neighbouring numbers of two rows of weights for each 128 steps of K, which share a scale. Of a
 word of eight numbers it makes four words of two in bf16, each by shifting and masking: numbers i and i + 4. So
 the order of K that the matrix units see is another, and x's columns are laid in it before (`ordered`), within

@@ -11,12 +11,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 
-import numpy as np
-
-from ..store.metric import LATENCY, OPERATOR_METRICS, Metric, summarized
-from ..store.record import PROVIDER, Header, Key, Measurement, Record, ended
+from ..store.metric import LATENCY, OPERATOR_METRICS, Metric
+from ..store.processes import by_replicate, by_row, measurements, value
+from ..store.record import PROVIDER, Header, Key, Record, ended
 from .comparison import Comparison, History, Side
-from .noise import log_times, trimmed
 
 
 def differing(base: Header, current: Header, allowed: Collection[str] = ()) -> tuple[str, ...]:
@@ -39,10 +37,10 @@ def side(records: Sequence[Record], replicates: int, metrics: Sequence[Metric] =
     """
     if not records:
         return Side(status=None)
-    by_replicate = {record.replicate: record for record in reversed(records)}  # the first of a number counts
-    measured = [_measured(by_replicate.get(i)) for i in range(replicates)]
-    failures = Counter[str](r.status for r in by_replicate.values() if r.status != "ok")
-    status, reason = ended(tuple(by_replicate.values()))
+    numbered = by_replicate(records)
+    measured = measurements(numbered, replicates)
+    failures = Counter[str](r.status for r in numbered.values() if r.status != "ok")
+    status, reason = ended(tuple(numbered.values()))
     primary = records[0].case.primary
     known = {x.name: x for x in metrics}
     throttled = [len(m.throttled) >= len(m.samples[primary]) > 0 for m in measured if m is not None]
@@ -50,12 +48,12 @@ def side(records: Sequence[Record], replicates: int, metrics: Sequence[Metric] =
     return Side(
         status=status,
         reason=reason,
-        medians=tuple(_summary(m, known.get(primary, LATENCY)) for m in measured),
+        medians=tuple(value(m, known.get(primary, LATENCY)) for m in measured),
         metrics={
             name: values
             for name, metric in known.items()
             if name != primary and metric.judged is not None
-            if not all(map(math.isnan, values := tuple(_summary(m, metric) for m in measured)))
+            if not all(map(math.isnan, values := tuple(value(m, metric) for m in measured)))
         },
         failures=dict(failures),
         throttled=sum(throttled) / len(throttled) if throttled else 0.0,
@@ -78,7 +76,7 @@ def pair(
     of other providers.
     """
     differ = differing(base[0], current[0], allowed)
-    rows_base, rows_current = _rows(base[1]), _rows(current[1])
+    rows_base, rows_current = by_row(base[1]), by_row(current[1])
     metrics = current[0].metrics
     out = []
     for key in dict.fromkeys([*rows_base, *rows_current]):
@@ -99,31 +97,6 @@ def pair(
             )
         )
     return out
-
-
-def run_means(run: tuple[Header, Iterable[Record]]) -> dict[Key, float]:
-    """What one run of unchanged code adds to each row's `History.runs`, in ms."""
-    sides = {key: side(records, run[0].replicates, run[0].metrics) for key, records in _rows(run[1]).items()}
-    timed = {key: found.medians for key, found in sides.items() if found.status == "ok"}
-    means = np.exp(trimmed(log_times(list(timed.values()))).mean)
-    return dict(zip(timed, means.tolist(), strict=True))
-
-
-def _rows(records: Iterable[Record]) -> dict[Key, list[Record]]:
-    rows: dict[Key, list[Record]] = {}
-    for record in records:
-        rows.setdefault(record.identity, []).append(record)
-    return rows
-
-
-def _summary(measurement: Measurement | None, metric: Metric) -> float:
-    """A process's value of a metric; NaN where it has none."""
-    samples = measurement.samples.get(metric.name) if measurement is not None else None
-    return summarized(samples, metric.summary) if samples else math.nan
-
-
-def _measured(record: Record | None) -> Measurement | None:
-    return None if record is None else record.measurement
 
 
 def _value(header: Header, name: str) -> object:

@@ -15,11 +15,12 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from ..analysis.history import commit_time, over_commits
 from ..analysis.statistics import t_quantile
 from ..detection.changepoints import SEGMENT
+from ..detection.earlier import Mean
+from ..detection.history import commit_time, over_commits
 from ..detection.noise import Estimate, empirical_prior, shrink
-from ..store.index import Entry, Mean
+from ..store.index import Entry
 from ..store.record import Key
 from .facts import Fact, Run
 

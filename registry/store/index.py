@@ -1,8 +1,9 @@
-"""What a home's journals hold, kept ready: which runs of which commit, their means, the noise seen.
+"""What a home's journals hold, kept ready: which runs of which commit, their processes' values, the noise seen.
 
-A search must not read 100,000 journals, so each is read once: its header when it is first seen, its means
+A search must not read 100,000 journals, so each is read once: its header when it is first seen, its values
 when they are first asked for. All of that can be made again from the journals at any time; the noise that
-comparisons saw cannot, and is only missed as a prior. One SQLite file, `index.db`, beside the journals.
+comparisons saw cannot, and is only missed as a prior. What both say is for detection to judge. One SQLite file,
+`index.db`, beside the journals.
 """
 
 from __future__ import annotations
@@ -10,26 +11,28 @@ from __future__ import annotations
 import os
 import sqlite3
 import weakref
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
-from ..detection.comparison import History, Noise
-from ..detection.decision import Progress, remember
-from ..detection.noise import PRIOR_RUNS
-from ..detection.pairing import run_means
 from ..errors import InputError
-from ..store.record import Key
 from .home import Home
 from .journal import Journal, read, read_header
-from .record import HOST, Header, Record
+from .processes import Processes, process_values
+from .record import Header, Key
 
-LAYOUT = 1
+LAYOUT = 2
 """Raised when the tables change: an index of another layout is made anew."""
+NOISE_SINCE = 1
+"""The layout from which on the table of noise is as it is now, and stays when the others are made anew."""
+
+Spreads: TypeAlias = Mapping[Key, Sequence[tuple[float, float]]]
+"""Variances by row with their degrees of freedom, as comparisons estimated them, oldest first."""
 
 _TABLES = """
 CREATE TABLE runs (
@@ -38,10 +41,12 @@ CREATE TABLE runs (
 CREATE INDEX runs_by_commit ON runs (made_of);
 CREATE INDEX runs_by_key ON runs (key, created);
 CREATE TABLE sizes (name TEXT PRIMARY KEY, size INT);
-CREATE TABLE means (
+CREATE TABLE processes (
     name TEXT, operator TEXT, shape TEXT, implementation TEXT, cache TEXT, provider TEXT, definition TEXT,
-    processes INT, ms REAL);
-CREATE INDEX means_by_name ON means (name);
+    packed BLOB);
+CREATE INDEX processes_by_name ON processes (name);
+"""
+_NOISE = """
 CREATE TABLE noise (
     key TEXT, operator TEXT, shape TEXT, implementation TEXT, cache TEXT, age INT, variance REAL, df REAL);
 CREATE INDEX noise_by_key ON noise (key);
@@ -66,20 +71,6 @@ class Entry:
     """How many it was asked for; 0 where it does not say."""
 
 
-@dataclass(frozen=True)
-class Mean:
-    """What one run says of one row: the trimmed mean over its processes in ms.
-
-    `definition` is what was computed, by which timer and, in a fleet, on which host: means of different ones do
-    not belong together.
-    """
-
-    ms: float
-    processes: int
-    provider: str
-    definition: str
-
-
 class Index:
     """An open index, brought up to date with the journals that are there."""
 
@@ -97,7 +88,7 @@ class Index:
                 connection.execute("BEGIN IMMEDIATE")
                 layout = connection.execute("PRAGMA user_version").fetchone()[0]
                 if layout != LAYOUT:
-                    _clear(connection)
+                    _clear(connection, keep_noise=NOISE_SINCE <= layout < LAYOUT)
             return connection
         except sqlite3.Error:
             connection = sqlite3.connect(":memory:")
@@ -152,8 +143,8 @@ class Index:
         )
         return [commit for (commit,) in rows]
 
-    def means(self, entry: Entry) -> dict[Key, Mean]:
-        """What a run says of its rows; its journal is read only if it grew since that was last asked."""
+    def processes(self, entry: Entry) -> dict[Key, Processes]:
+        """What a run's processes say of its rows; its journal is read only if it grew since."""
         try:
             size = entry.path.stat().st_size
             known = self._connection.execute("SELECT size FROM sizes WHERE name = ?", (entry.name,)).fetchone()
@@ -162,82 +153,61 @@ class Index:
         except (OSError, InputError):  # gone meanwhile, or no journal any more: it says nothing
             return {}
         rows = self._connection.execute(
-            "SELECT operator, shape, implementation, cache, ms, processes, provider, definition "
-            "FROM means WHERE name = ?",
+            "SELECT operator, shape, implementation, cache, packed, provider, definition "
+            "FROM processes WHERE name = ?",
             (entry.name,),
         )
-        return {Key(*x[:4]): Mean(*x[4:]) for x in rows}
+        return {Key(*x[:4]): Processes(unpack(x[4]), *x[5:]) for x in rows}
 
     def _take_in(self, entry: Entry, journal: Journal, size: int) -> None:
-        groups: dict[Key, list[Record]] = {}
-        for record in journal.records:
-            groups.setdefault(record.identity, []).append(record)
-        values = run_means((journal.header, journal.records))
-        rows = []
-        for key, ms in values.items():
-            records = groups[key]
-            measured = [x.measurement for x in records if x.measurement is not None]
-            whole = journal.header.environment.get(HOST)
-            host = journal.header.request.hosts.get(f"{key.operator}/{key.case}", whole)
-            definition = "/".join(
-                [records[0].case.spec, *sorted({x.timer for x in measured}), *([str(host)] if host else [])]
-            )
-            rows.append(
-                (entry.name, *msgspec.structs.astuple(key), records[0].provider, definition, len(measured), ms)
-            )
+        rows = [
+            (entry.name, *msgspec.structs.astuple(key), x.provider, x.definition, pack(x.values))
+            for key, x in process_values(journal.header, journal.records).items()
+        ]
         with self._connection:
-            self._connection.execute("DELETE FROM means WHERE name = ?", (entry.name,))
-            self._connection.executemany("INSERT INTO means VALUES (?,?,?,?,?,?,?,?,?)", rows)
+            self._connection.execute("DELETE FROM processes WHERE name = ?", (entry.name,))
+            self._connection.executemany("INSERT INTO processes VALUES (?,?,?,?,?,?,?,?)", rows)
             self._connection.execute("INSERT OR REPLACE INTO sizes VALUES (?,?)", (entry.name, size))
 
-    def histories(self, key: str) -> dict[Key, History]:
-        """The noise that earlier comparisons saw under a comparability key, by row, oldest first."""
+    def spreads(self, key: str) -> Spreads:
+        """What earlier comparisons under a comparability key saw."""
         rows = self._connection.execute(
             "SELECT operator, shape, implementation, cache, variance, df FROM noise WHERE key = ? "
             "ORDER BY operator, shape, implementation, cache, age",
             (key,),
         )
-        return {Key(*row): History(tuple(Noise(*x[4:]) for x in found)) for row, found in groupby(rows, _row)}
+        return {Key(*row): [x[4:] for x in found] for row, found in groupby(rows, _row)}
 
-    def remember(self, key: str, progress: Progress) -> None:
-        """Keeps the noise that a comparison saw, for the next one to lean on."""
+    def keep_spreads(self, key: str, spreads: Spreads) -> None:
+        """Puts these in the place of what was kept under a comparability key."""
         rows = [
-            (key, *msgspec.structs.astuple(row), age, noise.variance, noise.df)
-            for row, history in remember(self.histories(key), progress).items()
-            for age, noise in enumerate(history.noise[-PRIOR_RUNS:])
+            (key, *msgspec.structs.astuple(row), age, *spread)
+            for row, mine in spreads.items()
+            for age, spread in enumerate(mine)
         ]
         with self._connection:
             self._connection.execute("DELETE FROM noise WHERE key = ?", (key,))
             self._connection.executemany("INSERT INTO noise VALUES (?,?,?,?,?,?,?,?)", rows)
 
 
-def unchanged(means: Sequence[Mapping[Key, Mean]], like: Mapping[Key, Mean], processes: int) -> dict[Key, History]:
-    """Run means by row, in the order given, of runs that measured the same as `like` often enough."""
-    out: dict[Key, History] = {}
-    for key, mine in like.items():
-        found = [x[key] for x in means if key in x]
-        fit = [x.ms for x in found if x.definition == mine.definition and x.processes >= processes]
-        out[key] = History(runs=tuple(fit))
-    return out
+def pack(values: Sequence[float]) -> bytes:
+    """Numbers as the index keeps them."""
+    return array("d", values).tobytes()
 
 
-def joined(noise: Mapping[Key, History], runs: Mapping[Key, History]) -> dict[Key, History]:
-    """Both halves of what history knows."""
-    nothing = History()
-    return {
-        key: History(noise.get(key, nothing).noise, runs.get(key, nothing).runs)
-        for key in noise.keys() | runs.keys()
-    }
+def unpack(packed: bytes) -> tuple[float, ...]:
+    """The numbers again."""
+    return tuple(array("d", packed))
 
 
 def _row(row: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(row[:4])
 
 
-def _clear(connection: sqlite3.Connection) -> None:
-    for table in ("runs", "sizes", "means", "noise"):
+def _clear(connection: sqlite3.Connection, keep_noise: bool = False) -> None:
+    for table in ("runs", "sizes", "means", "processes", *(() if keep_noise else ("noise",))):
         connection.execute(f"DROP TABLE IF EXISTS {table}")
-    for statement in _statements(_TABLES):
+    for statement in _statements(_TABLES if keep_noise else _TABLES + _NOISE):
         connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {LAYOUT}")
 

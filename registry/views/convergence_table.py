@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from ..analysis.convergence import Arm, arms, rates_tried
+from ..detection.arms import Arm, arms, rates_tried
 from ..detection.convergence import SHARE
 from ..store.journal import Journal
 from . import units

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ..analysis.history import OperatorHistory, Series
+from ..detection.history import OperatorHistory, Series
 from . import units
 from .canvas import Canvas
 from .table import Column, Table

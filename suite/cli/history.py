@@ -8,22 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...registry.errors import InputError, KernelmarkError
+from ...registry.errors import InputError
 from ...registry.store.home import Home
 from .filters import filters
 from .formats import Form, emit, formats
 from .names import operators
 
 if TYPE_CHECKING:
-    from ...registry.analysis.history import OperatorHistory
     from ...registry.analysis.selection import Selection
+    from ...registry.detection.history import OperatorHistory
     from ...registry.views.table import Page
-
-
-class NoHistory(KernelmarkError):
-    """Nothing is stored of what was asked for."""
-
-    exit_code = 4
 
 
 @click.command("history")
@@ -47,12 +41,13 @@ def command_history(
     runs of clean commits that compare with the newest one. Change points are for reading; whether a commit
     regressed is `regression_detector`'s to say. Exit code 4 if nothing is stored.
     """
-    home = Home()
+    from ..compare.histories import stored_histories
+
     if operator is not None:
         selection = replace(selection, operators=(operator, *selection.operators))
     if html is not None and len(selection.operators) != 1:
         raise InputError("--html draws one operator: kernelmark history OPERATOR --html FILE.")
-    histories = _histories(home, selection, device)
+    histories = stored_histories(Home(), selection, device)
     if html is not None:
         from ...registry.views.history_page import render_history
 
@@ -69,28 +64,6 @@ def command_history(
     )
     if html is not None and form == "table":
         click.echo(f"page      {html}")
-
-
-def _histories(home: Home, selection: Selection, device: str | None) -> list[OperatorHistory]:
-    """Of the operators that are asked for, each with the rows that are."""
-    from ...registry.analysis.history import over_commits, runs_by_operator
-    from ...registry.store.index import Index
-    from ..catalog import Catalog
-    from ..compare.revisions import commit_times
-
-    found = runs_by_operator(Index(home), device)
-    asked = [x for x in found if x in (selection.operators or found)]
-    if not asked:
-        for name in selection.operators:
-            Catalog.default().definition(name)  # a name that does not exist is another mistake
-        of = f" of {', '.join(selection.operators)}" if selection.operators else ""
-        raise NoHistory(f"no run of a clean commit in {home.folder} has a time{of}")
-    commits = {str(entry.commit) for name in asked for entry, _ in found[name][0]}
-    times = commit_times(commits)
-    histories = [over_commits(found[name][0], name, found[name][1], times) for name in asked]
-    kept = set(selection.keys({x.key: x.provider for history in histories for x in history.series}))
-    narrowed = [replace(x, series=tuple(y for y in x.series if y.key in kept)) for x in histories]
-    return [x for x in narrowed if x.series]
 
 
 def _page(histories: list[OperatorHistory], details: bool, everything: bool) -> Page:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
-from ...registry.errors import InputError
-from ...registry.store import labels, remove
-from ...registry.store.home import LATEST, Home, asked_for
-from ...registry.store.journal import read_header
-from ...registry.store.transfer import checked_run
+from ...registry.store import labels, remove, runs
+from ...registry.store.home import Home
+from ...registry.store.labels import Label
 from .formats import Form, emit, formats
 from .names import run_argument
 
 if TYPE_CHECKING:
-    from ...registry.store.record import Header
+    from ...registry.store.runs import Listed
     from ...registry.views.table import Page
 
 SHOWN = 20
@@ -36,54 +36,23 @@ def command_runs(ctx: click.Context, limit: int, everything: bool, tags: tuple[s
     """
     if ctx.invoked_subcommand is None:
         home = Home()
-        found = _found(home, limit, everything, tags)
+        found = list(islice(runs.listed(home, everything, tags), None if everything else limit))
         emit(
             form,
             lambda: _page(home, found),
             lambda: {"home": str(home.folder), "runs": found},
-            lambda: _flat(found),
+            lambda: [msgspec.structs.asdict(x) | {"tags": " ".join(x.tags)} for x in found],
         )
 
 
-def _found(home: Home, limit: int, everything: bool, tags: Sequence[str]) -> list[dict[str, Any]]:
-    known = labels.read(home.folder)
-    out: list[dict[str, Any]] = []
-    for run, path in reversed(home.paths().items()):
-        label = known.get(run, labels.NOTHING)
-        header = read_header(path)
-        if not set(tags) <= set(label.tags) or (header is not None and not asked_for(header) and not everything):
-            continue
-        noted = label.note or (header.request.note if header is not None else None)
-        out.append({"run": run, "name": label.name, **_facts(header), "tags": list(label.tags), "note": noted})
-        if len(out) == limit and not everything:
-            break
-    return out
-
-
-def _facts(header: Header | None) -> dict[str, Any]:
-    """What a header says of its run; a journal that cannot be read is listed all the same."""
-    if header is None:
-        return dict.fromkeys(("created", "plan", "device", "commit", "dirty", "replicates", "cases", "side_of"))
-    asked = header.request
-    return {
-        **{x: getattr(header, x) for x in ("created", "plan", "device", "commit", "dirty", "replicates")},
-        "cases": len(asked.cases) or None,
-        "side_of": asked.partner or asked.arm or (f"stage {asked.stage}" if asked.stage else None),
-    }
-
-
-def _flat(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [x | {"tags": " ".join(x["tags"])} for x in found]
-
-
-def _page(home: Home, found: Sequence[dict[str, Any]]) -> Page:
+def _page(home: Home, found: Sequence[Listed]) -> Page:
     from ...registry.views.table import Column, Table, line
     from ...registry.views.units import DASH, moment
 
     where = line(f"in {home.folder} ({home.why})", style="dim")
     if not found:
         return [line("No runs; make one with `kernelmark run` or import a journal."), where]
-    sides = any(x["side_of"] for x in found)
+    sides = any(x.side_of for x in found)
     # A narrow terminal drops when it was, then the commit, the number of cases and the device.
     table = Table(
         (
@@ -101,16 +70,16 @@ def _page(home: Home, found: Sequence[dict[str, Any]]) -> Page:
     )
     for x in found:
         table.add(
-            x["run"],
-            x["name"] or "",
-            moment(x["created"]) if x["created"] else DASH,
-            x["plan"] or "not readable",
-            x["device"] or DASH,
-            str(x["cases"] or DASH),
-            (x["commit"] or DASH)[:10] + ("+" if x["dirty"] else ""),
-            *((x["side_of"] or "",) if sides else ()),
-            " ".join(x["tags"]),
-            x["note"] or "",
+            x.run,
+            x.name or "",
+            moment(x.created) if x.created else DASH,
+            x.plan or "not readable",
+            x.device or DASH,
+            str(x.cases or DASH),
+            (x.commit or DASH)[:10] + ("+" if x.dirty else ""),
+            *((x.side_of or "",) if sides else ()),
+            " ".join(x.tags),
+            x.note or "",
         )
     return [table, where]
 
@@ -121,15 +90,8 @@ def _page(home: Home, found: Sequence[dict[str, Any]]) -> Page:
 def name_run(run: str, name: str | None) -> None:
     """Give RUN a name, by which it is found from then on; without NAME take it away."""
     home = Home()
-    found = _run(home, run)
-    if name is not None:
-        checked_run(name)
-        taken = home.names().get(name)
-        if name == LATEST or taken not in (None, found) or any(x.startswith(name) for x in home.paths()):
-            raise InputError(
-                f"{name!r} is taken; take a name that is no run's, no beginning of one and not `latest`."
-            )
-    _change(home, found, name=name)
+    found = runs.own(home, run)
+    _tell(found, runs.rename(home, found, name))
 
 
 @command_runs.command("tag")
@@ -139,12 +101,8 @@ def name_run(run: str, name: str | None) -> None:
 def tag_run(run: str, tags: tuple[str, ...], removing: bool) -> None:
     """Add tags to RUN; `kernelmark runs --tag TAG` lists by them."""
     home = Home()
-    for tag in tags:
-        checked_run(tag)
-    found = _run(home, run)
-    before = labels.read(home.folder).get(found, labels.NOTHING).tags
-    after = [x for x in before if x not in tags] + ([] if removing else list(tags))
-    _change(home, found, tags=tuple(after))
+    found = runs.own(home, run)
+    _tell(found, runs.tag(home, found, tags, removing))
 
 
 @command_runs.command("note")
@@ -153,19 +111,20 @@ def tag_run(run: str, tags: tuple[str, ...], removing: bool) -> None:
 def note_run(run: str, text: str | None) -> None:
     """Note TEXT beside RUN; without TEXT take the note away."""
     home = Home()
-    _change(home, _run(home, run), note=text)
+    found = runs.own(home, run)
+    _tell(found, labels.change(home.folder, found, note=text))
 
 
 @command_runs.command("delete")
-@run_argument("runs", nargs=-1, required=True, metavar="RUN...")
+@run_argument("named", nargs=-1, required=True, metavar="RUN...")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def delete_runs(runs: tuple[str, ...], yes: bool) -> None:
+def delete_runs(named: tuple[str, ...], yes: bool) -> None:
     """Delete runs from the home: journal, shards, report, log, scratch folder and label.
 
     What the registry has of them stays there.
     """
     home = Home()
-    found = list(dict.fromkeys(_run(home, x) for x in runs))
+    found = list(dict.fromkeys(runs.own(home, x) for x in named))
     files = [path for run in found for path in remove.files_of(home, run)]
     if not yes:
         for path in files:
@@ -176,16 +135,6 @@ def delete_runs(runs: tuple[str, ...], yes: bool) -> None:
         click.echo(f"{run}: deleted")
 
 
-def _run(home: Home, run: str) -> str:
-    """The name of a run of this home. Raises `InputError` for a journal elsewhere."""
-    path = home.find(run)
-    found = next((name for name, x in home.paths().items() if x == path), None)
-    if found is None:
-        raise InputError(f"{path} is no run of {home.folder}; name a run that `kernelmark runs` lists.")
-    return found
-
-
-def _change(home: Home, run: str, **fields: Any) -> None:
-    after = labels.change(home.folder, run, **fields)
-    told = [after.name and f"name {after.name}", after.tags and f"tags {' '.join(after.tags)}", after.note]
+def _tell(run: str, label: Label) -> None:
+    told = [label.name and f"name {label.name}", label.tags and f"tags {' '.join(label.tags)}", label.note]
     click.echo(f"{run}: {', '.join(x for x in told if x) or 'no name, tags or note'}")

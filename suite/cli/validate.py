@@ -28,7 +28,7 @@ def command_validate(run: str, as_json: bool) -> None:
 
 def shown(journal: Journal, as_json: bool = False) -> int:
     """Prints the ticks and gives the exit code."""
-    from ...registry.analysis.validation import validate, verdict
+    from ...registry.detection.validation import validate, verdict
 
     found = validate(journal)
     whole = verdict(found)

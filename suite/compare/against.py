@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
+from ...registry.detection.earlier import run_means
 from ...registry.errors import InputError
 from ...registry.store.index import Index, clean
 from ...registry.store.record import PROVIDER, Key
@@ -68,7 +69,7 @@ def _times(index: Index, commits: Collection[str], operators: Collection[str]) -
         if entry.key == key:
             rows = {
                 row: mean.ms
-                for row, mean in index.means(entry).items()
+                for row, mean in run_means(index.processes(entry)).items()
                 if mean.provider == PROVIDER and (not operators or row.operator in operators)
             }
             out.setdefault(str(entry.commit), {}).update(rows)

@@ -21,6 +21,7 @@ import msgspec
 
 from ...registry.detection.comparison import Comparison, History, Options, Side
 from ...registry.detection.decision import FEW_OPERATORS, Progress, decide, promised
+from ...registry.detection.earlier import noise_seen, with_noise
 from ...registry.detection.pairing import differing, pair
 from ...registry.errors import InputError, KernelmarkError
 from ...registry.store.home import Home
@@ -211,7 +212,9 @@ class Interleaved:
             progress, verdicts=tuple(x for x in progress.verdicts if x.key not in hidden)
         )
         if self.header is not None:
-            self.index.remember(self.header.key, self.progress)
+            self.index.keep_spreads(
+                self.header.key, with_noise(self.index.spreads(self.header.key), self.progress)
+            )
 
     def _measure(self, wanted: Mapping[Key, int]) -> list[Comparison]:
         """So many fresh pairs of each row, or as many as there was time for.
@@ -231,7 +234,7 @@ class Interleaved:
         base, current = (read(run.path) for run in runs)
         if self._stage == 1:
             self.header, self.records = base.header, (base.records, current.records)
-        histories = self.index.histories(base.header.key)
+        histories = noise_seen(self.index.spreads(base.header.key))
         allowed = self._allowed(base.header, current.header)
         enough = 0 if self._stage == 1 else self.options.rerun_pairs // 2
         out = paired(base, current, wanted, made, enough, histories, allowed=allowed, controls=self._controls)

@@ -9,9 +9,11 @@ import msgspec
 
 from ...registry.detection.comparison import Comparison, Options
 from ...registry.detection.decision import Progress, stored
-from ...registry.detection.pairing import differing, pair, run_means
-from ...registry.store.index import Entry, Index, clean, joined, unchanged
+from ...registry.detection.earlier import joined, noise_seen, run_means, unchanged
+from ...registry.detection.pairing import differing, pair
+from ...registry.store.index import Entry, Index, clean
 from ...registry.store.journal import Journal, read
+from ...registry.store.processes import process_values
 from ...registry.store.record import Header, Record
 from .revisions import Checkout, Revision
 
@@ -110,9 +112,9 @@ def decided(
     no verdict of their own unless they were asked for; None means that the commits do not share it.
     """
     header = found.current.header
-    like = index.means(found.entry)
-    past = [index.means(x) for x in found.past]
-    histories = joined(index.histories(header.key), unchanged(past, like, options.run_processes))
+    like = run_means(index.processes(found.entry))
+    past = [run_means(index.processes(x)) for x in found.past]
+    histories = joined(noise_seen(index.spreads(header.key)), unchanged(past, like, options.run_processes))
     both = _asked(found.base.header), _asked(found.current.header)
     sides = [
         (journal.header, [x for x in journal.records if _wanted(x, operators, both)])
@@ -145,9 +147,9 @@ def of_runs(
     """
     header = base.header
     known = index.runs(commit=header.commit, key=header.key) if header.commit and not header.dirty else []
-    past = [index.means(x) for x in reversed(clean(known)) if x.name != current.header.run]
-    like = run_means((current.header, current.records))
-    definitions = {key: x for means in past for key, x in means.items()}
+    past = [run_means(index.processes(x)) for x in reversed(clean(known)) if x.name != current.header.run]
+    definitions = {key: x for rows in past for key, x in rows.items()}
+    like = process_values(current.header, current.records)
     mine = {key: definitions[key] for key in like if key in definitions}
     histories = unchanged(past[-options.maximum_runs :], mine, options.run_processes)
     sides = [

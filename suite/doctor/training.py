@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal, TypeAlias
 
-from ...registry.analysis.convergence import Arm, arms
+from ...registry.detection.arms import Arm, arms
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
 from ..catalog import Catalog

@@ -182,7 +182,7 @@ def journals(chance: random.Random, home: Home) -> None:
         import_journal(path, home)
         index = Index(home)
         for entry in index.runs():
-            index.means(entry)
+            index.processes(entry)
     found = parse(raw)
     shown(found)
     made_of = repro.repeat(found.header, home, CATALOG)

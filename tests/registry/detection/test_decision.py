@@ -29,10 +29,12 @@ from kernelmark.registry.detection.decision import (
     stage_two,
     stored,
 )
-from kernelmark.registry.detection.pairing import differing, pair, run_means
+from kernelmark.registry.detection.earlier import Mean, run_means
+from kernelmark.registry.detection.pairing import differing, pair
 from kernelmark.registry.detection.verdict import KINDS, Verdict, exit_code
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.metric import OPERATOR_METRICS, summarized
+from kernelmark.registry.store.processes import process_values
 from kernelmark.registry.store.record import Case, Header, Key, Measurement, Record, Telemetry
 from scipy import special
 
@@ -659,7 +661,9 @@ class TestPairing:
 
     def test_run_means(self) -> None:
         run = [record("a", 0, (2.0,)), record("a", 1, (2.0, 2.0)), failed("b", 0, "crashed")]
-        assert run_means((header(3), run)) == {Key("rmsnorm", "a", "kernelmark", "cold"): pytest.approx(2.0)}
+        rows = process_values(header(3), run)
+        key = Key("rmsnorm", "a", "kernelmark", "cold")
+        assert run_means(rows) == {key: Mean(pytest.approx(2.0), 2, "kernelmark", rows[key].definition)}
 
     def test_the_process_median(self) -> None:
         assert summarized((3.0, 1.0, 2.0), "median") == 2.0

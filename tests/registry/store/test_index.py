@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import math
 import sqlite3
 import time
 
 import pytest
-from kernelmark.registry.detection.comparison import Noise
-from kernelmark.registry.detection.decision import Progress
-from kernelmark.registry.detection.verdict import Verdict
 from kernelmark.registry.store import index as module
 from kernelmark.registry.store.home import Home
-from kernelmark.registry.store.index import Index, Mean, clean, joined, unchanged
+from kernelmark.registry.store.index import Index, clean
 from kernelmark.registry.store.journal import encode
+from kernelmark.registry.store.processes import Processes
 from kernelmark.registry.store.record import Case, Header, Key, Measurement, Record, Request
 
 KEY = Key("gelu", "M4", "kernelmark", "cold")
@@ -51,6 +50,7 @@ def store(home):
                 timed(x),
             )
             for i, x in enumerate(ms)
+            if x is not None
         ]
         text = b"".join(encode(x) for x in (header, *lines))
         path = home.journals / f"run-{number}.jsonl{suffix}"
@@ -94,13 +94,13 @@ def test_each_journal_is_read_once(home, store, monkeypatch):
     monkeypatch.setattr(module, "read_header", lambda path: (seen.append(("header", path.name)), header(path))[1])
     for _ in range(3):
         index = Index(home)
-        means = [index.means(x) for x in index.runs()]
-    assert means == [{KEY: Mean(1.0, 3, "kernelmark", "5bec/events")}]
+        rows = [index.processes(x) for x in index.runs()]
+    assert rows == [{KEY: Processes((1.0, 1.0, 1.0), "kernelmark", "5bec/events")}]
     assert seen == [("header", "run-1.jsonl"), ("whole", "run-1.jsonl")]
     # A run that went on says something else.
     store(1, ms=(2.0, 2.0, 2.0, 2.0))
     index = Index(home)
-    assert index.means(index.runs()[0])[KEY].processes == 4
+    assert index.processes(index.runs()[0])[KEY].count == 4
     assert seen[2:] == [("whole", "run-1.jsonl")]
 
 
@@ -109,7 +109,7 @@ def test_what_is_gone_is_forgotten(home, store):
     index = Index(home)
     gone = index.runs()[1]
     path.unlink()
-    assert index.means(gone) == {}
+    assert index.processes(gone) == {}
     assert names(Index(home).runs()) == ["run-2"]
 
 
@@ -120,27 +120,35 @@ def test_reruns_of_what_was_under_suspicion_are_no_runs(home, store):
     assert names(clean(Index(home).runs())) == ["run-3", "run-1"]
 
 
-def test_noise_is_remembered_by_key_and_kept_short(home, store):
-    store(1)
-    for number in range(12):
-        verdict = Verdict(KEY, "no change", "", noise=Noise(1e-4 * (number + 1), 4.0))
-        Index(home).remember("k", Progress((verdict,)))
-    noise = Index(home).histories("k")[KEY].noise
-    assert [round(x.variance * 1e4) for x in noise] == list(range(3, 13))
-    assert Index(home).histories("other") == {}
+def test_spreads_are_kept_by_key(home):
+    Index(home).keep_spreads("k", {KEY: [(1e-4, 4.0), (2e-4, 5.0)]})
+    assert Index(home).spreads("k") == {KEY: [(1e-4, 4.0), (2e-4, 5.0)]}
+    Index(home).keep_spreads("k", {KEY: [(3e-4, 6.0)]})
+    assert Index(home).spreads("k") == {KEY: [(3e-4, 6.0)]}
+    assert Index(home).spreads("other") == {}
 
 
-def test_unchanged_runs_measured_the_same(home, store):
-    for number, fields in enumerate([{}, {"spec": "else"}, {"ms": (1.0, 1.0)}, {"ms": (1.1, 1.1, 1.1)}, {}]):
-        store(number, **fields)
+def test_a_row_has_a_value_for_each_process(home, store):
+    store(1, ms=(1.0, None, 3.0))
     index = Index(home)
-    means = [index.means(x) for x in index.runs()[::-1]]
-    runs = unchanged(means[:4], means[4], processes=3)
-    assert runs[KEY].runs == pytest.approx((1.0, 1.1))
-    other = Key("gelu", "M8", "kernelmark", "cold")
-    both = joined({other: runs[KEY]}, runs)
-    assert both[KEY].runs == pytest.approx((1.0, 1.1))
-    assert both[other].runs == ()
+    row = index.processes(index.runs()[0])[KEY]
+    assert row.values[::2] == (1.0, 3.0)
+    assert math.isnan(row.values[1])
+    assert row.count == 2
+
+
+def test_the_noise_stays_where_only_the_other_tables_are_others(home, store):
+    """The index of layout 1 had means in the place of processes' values."""
+    store(1)
+    Index(home).keep_spreads("k", {KEY: [(1e-4, 4.0)]})
+    with sqlite3.connect(home.folder / "index.db") as connection:
+        connection.execute("DROP TABLE processes")
+        connection.execute("CREATE TABLE means (name TEXT, ms REAL)")
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    index = Index(home)
+    assert index.processes(index.runs()[0])[KEY].values == (1.0, 1.0, 1.0)
+    assert index.spreads("k") == {KEY: [(1e-4, 4.0)]}
 
 
 def test_an_index_of_another_layout_is_made_anew(home, store):

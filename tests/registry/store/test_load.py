@@ -6,9 +6,10 @@ import random
 import time
 
 import pytest
-from kernelmark.registry.analysis.history import over_commits, runs_by_operator
+from kernelmark.registry.detection.history import RUNS as NEWEST
+from kernelmark.registry.detection.history import over_commits, runs_by_operator
 from kernelmark.registry.store.home import Home
-from kernelmark.registry.store.index import Index
+from kernelmark.registry.store.index import Index, pack
 from kernelmark.registry.store.journal import encode
 
 pytestmark = pytest.mark.load
@@ -32,11 +33,14 @@ def test_a_history_out_of_a_million_rows(literal, tmp_path):
         for name in names:
             size = home.journal(name).stat().st_size
             connection.execute("INSERT INTO sizes VALUES (?,?)", (name, size))
-            rows = [(name, o, c, x, "cold", x, "spec/events", 5, generator.gauss(1, 0.01)) for o, c, x in keys]
-            connection.executemany("INSERT INTO means VALUES (?,?,?,?,?,?,?,?,?)", rows)
-        assert connection.execute("SELECT count(*) FROM means").fetchone() == (1_000_000,)
+            rows = [
+                (name, o, c, x, "cold", x, "spec/events", pack([generator.gauss(1, 0.01)] * 5)) for o, c, x in keys
+            ]
+            connection.executemany("INSERT INTO processes VALUES (?,?,?,?,?,?,?,?)", rows)
+        assert connection.execute("SELECT count(*) FROM processes").fetchone() == (1_000_000,)
     begin = time.process_time()
-    runs, others = runs_by_operator(Index(home))["o7"]
+    index = Index(home)
+    runs, others = runs_by_operator((x, index.processes(x)) for x in index.runs(limit=NEWEST))["o7"]
     asked = time.process_time() - begin
     history = over_commits(runs, "o7", others, {})
     whole = time.process_time() - begin  # what is added does not hang on how many rows there are

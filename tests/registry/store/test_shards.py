@@ -149,5 +149,5 @@ def test_means_of_different_hosts_do_not_belong_together(home, literal):
         path.write_bytes(b"".join(map(encode, [header, literal.record("torch", 1.0, case=case)])))
     index = Index(home)
     for entry in index.runs():
-        definitions |= {x.definition for x in index.means(entry).values()}
+        definitions |= {x.definition for x in index.processes(entry).values()}
     assert len(definitions) == 3

@@ -254,10 +254,10 @@ def test_what_the_budget_can_settle_is_said(make):
 def test_the_noise_seen_is_remembered(make):
     one = make()
     one.compare()
-    remembered = Index(one.home).histories("k")
-    assert {len(x.noise) for x in remembered.values()} == {1}
+    remembered = Index(one.home).spreads("k")
+    assert {len(x) for x in remembered.values()} == {1}
     make().compare()
-    assert {len(x.noise) for x in Index(one.home).histories("k").values()} == {2}
+    assert {len(x) for x in Index(one.home).spreads("k").values()} == {2}
 
 
 def test_only_the_rows_named(make):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from kernelmark.registry.analysis.convergence import arms, rates_tried
+from kernelmark.registry.detection.arms import arms, rates_tried
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.record import Case, Header, Measurement, Record
 from kernelmark.registry.views.convergence_table import convergence_table, remarks

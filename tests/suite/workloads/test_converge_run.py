@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernelmark.registry.analysis.convergence import arms
+from kernelmark.registry.detection.arms import arms
 from kernelmark.registry.store.journal import read
 from kernelmark.registry.store.record import Measurement
 

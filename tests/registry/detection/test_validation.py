@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 from click.testing import CliRunner
-from kernelmark.registry.analysis.convergence import arms
 from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.analysis.speedups import memory_per_sample, memory_saving, over, samples_per_s, sentence
-from kernelmark.registry.analysis.validation import Validated, validate, verdict
+from kernelmark.registry.detection.arms import arms
+from kernelmark.registry.detection.validation import Validated, validate, verdict
 from kernelmark.registry.store.journal import Journal, encode
 from kernelmark.registry.store.metric import OPERATOR_METRICS, Metric
 from kernelmark.registry.store.record import Case, Header, Measurement, Record

@@ -13,12 +13,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from ..detection.convergence import ALLOWED
+from ..analysis.rows import Row, rows, speedup
 from ..store.journal import Journal
 from ..store.metric import ERROR, PEAKS, Equivalence, summarized
 from ..store.record import EAGER, PROVIDER, Key, baseline
-from .convergence import CURVE, PRIMARY, RATE, Arm, arms
-from .rows import Row, rows, speedup
+from .arms import CURVE, PRIMARY, RATE, Arm, arms
+from .convergence import ALLOWED
 
 Verdict: TypeAlias = Literal["pass", "fail", "unknown"]
 

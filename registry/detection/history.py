@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -12,10 +12,12 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from ..detection.changepoints import ChangePoint, Dated, change_points, of_the_machine
-from ..store.index import Entry, Index, Mean
+from ..analysis.statistics import geometric_mean
+from ..store.index import Entry
+from ..store.processes import Processes
 from ..store.record import PROVIDER, Key
-from .statistics import geometric_mean
+from .changepoints import ChangePoint, Dated, change_points, of_the_machine
+from .earlier import Mean, run_means
 
 RUNS = 200
 """Newest runs that are looked at: each that was not met before is read whole, once."""
@@ -102,14 +104,17 @@ class OperatorHistory:
 Runs: TypeAlias = list[tuple[Entry, dict[Key, Mean]]]
 
 
-def runs_by_operator(index: Index, device: str | None = None) -> dict[str, tuple[Runs, int]]:
-    """By operator the runs that know its rows, of the key measured last, oldest first; and how many of others."""
+def runs_by_operator(stored: Iterable[tuple[Entry, Mapping[Key, Processes]]]) -> dict[str, tuple[Runs, int]]:
+    """By operator the runs that know its rows, of the key measured last, oldest first; and how many of others.
+
+    `stored` are the index's runs with their rows, newest first.
+    """
     found: dict[str, Runs] = {}
-    for entry in index.runs(device=device, limit=RUNS):
-        means: dict[str, dict[Key, Mean]] = {}
-        for key, mean in index.means(entry).items():
-            means.setdefault(key.operator, {})[key] = mean
-        for operator, mine in means.items():
+    for entry, rows in stored:
+        by_operator: dict[str, dict[Key, Mean]] = {}
+        for key, mean in run_means(rows).items():
+            by_operator.setdefault(key.operator, {})[key] = mean
+        for operator, mine in by_operator.items():
             found.setdefault(operator, []).append((entry, mine))
     out = {}
     for operator, runs in sorted(found.items()):
@@ -128,11 +133,11 @@ def over_commits(runs: Runs, operator: str, others: int, times: Mapping[str, int
     for entry, _ in runs:
         first.setdefault(str(entry.commit), entry.created)
     by_time = sorted(first, key=lambda x: (commit_time(times.get(x), first[x]), first[x]))
-    keys = sorted({key for _, means in runs for key in means})
+    keys = sorted({key for _, rows in runs for key in rows})
     series = []
-    providers = {key: mean.provider for _, means in runs for key, mean in means.items()}
+    providers = {key: mean.provider for _, rows in runs for key, mean in rows.items()}
     for key in keys:
-        measured = [(str(entry.commit), means[key]) for entry, means in runs if key in means]
+        measured = [(str(entry.commit), rows[key]) for entry, rows in runs if key in rows]
         last = measured[-1][1].definition
         values: dict[str, list[float]] = {}
         for commit, mean in measured:

@@ -11,11 +11,11 @@ from typing import Literal
 
 import msgspec
 
-from ..detection.convergence import SHARE, Matched, Steps, at_step, matched, rate_tried, steps_ratio
-from ..detection.equivalence import Equivalent
 from ..store.journal import Journal
 from ..store.metric import Equivalence, Summary, summarized
 from ..store.record import EAGER, Case, Measurement, Record, Status
+from .convergence import SHARE, Matched, Steps, at_step, matched, rate_tried, steps_ratio
+from .equivalence import Equivalent
 
 PRIMARY = "bits_per_byte"
 CURVE, OVER = "bits_by_step", "validated_step"

@@ -1,0 +1,73 @@
+"""What each process of a run says of its rows: one value a process, and what makes values comparable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .metric import LATENCY, Metric, summarized
+from .record import HOST, Header, Key, Measurement, Record, ended
+
+
+@dataclass(frozen=True)
+class Processes:
+    """A row's value of the primary metric by process, in the metric's unit; NaN where a process has none.
+
+    `definition` is what was computed, by which timer and, in a fleet, on which host: values of different ones do
+    not belong together.
+    """
+
+    values: tuple[float, ...]
+    provider: str
+    definition: str
+
+    @property
+    def count(self) -> int:
+        """How many processes have a value."""
+        return len(self.values) - sum(map(math.isnan, self.values))
+
+
+def by_row(records: Iterable[Record]) -> dict[Key, list[Record]]:
+    """Records put together by the row that they are of, in the order met."""
+    rows: dict[Key, list[Record]] = {}
+    for record in records:
+        rows.setdefault(record.identity, []).append(record)
+    return rows
+
+
+def by_replicate(records: Sequence[Record]) -> dict[int, Record]:
+    """One row's records by the number of their process; the first of a number counts."""
+    return {record.replicate: record for record in reversed(records)}
+
+
+def measurements(numbered: Mapping[int, Record], replicates: int) -> list[Measurement | None]:
+    """The measurement of each process; None where it left none."""
+    return [numbered[i].measurement if i in numbered else None for i in range(replicates)]
+
+
+def value(measurement: Measurement | None, metric: Metric) -> float:
+    """A process's value of a metric; NaN where it has none."""
+    samples = measurement.samples.get(metric.name) if measurement is not None else None
+    return summarized(samples, metric.summary) if samples else math.nan
+
+
+def process_values(header: Header, records: Iterable[Record]) -> dict[Key, Processes]:
+    """The rows of a run that ended well."""
+    metrics = {x.name: x for x in header.metrics}
+    whole = header.environment.get(HOST)
+    out = {}
+    for key, mine in by_row(records).items():
+        numbered = by_replicate(mine)
+        if ended(tuple(numbered.values()))[0] != "ok":
+            continue
+        case = mine[0].case
+        metric = metrics.get(case.primary, LATENCY)
+        timers = sorted({x.measurement.timer for x in mine if x.measurement is not None})
+        host = header.request.hosts.get(f"{key.operator}/{key.case}", whole)
+        out[key] = Processes(
+            tuple(value(x, metric) for x in measurements(numbered, header.replicates)),
+            mine[0].provider,
+            "/".join([case.spec, *timers, *([str(host)] if host else [])]),
+        )
+    return out
