@@ -31,7 +31,7 @@ def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inpu
 def reference(grads: torch.Tensor, steps: int) -> torch.Tensor:
     """Each matrix over its Frobenius norm, then the iterations, on its shorter side."""
     turned = grads.shape[1] > grads.shape[2]
-    x = grads.mT if turned else grads
+    x: torch.Tensor = grads.mT if turned else grads
     x = x / x.norm(dim=(1, 2), keepdim=True)
     a, b, c = COEFFICIENTS
     for _ in range(steps):
