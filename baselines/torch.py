@@ -6,10 +6,16 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ._terms import forcing, refusing
+from ._torch_products import PRODUCTS
 
 REQUIRES = ("torch",)
-DEVICES = {"torch_cusparselt": ("cuda",), "torch_fast_accum": ("cuda",), "torch_varlen": ("cuda",)}
+DEVICES = {
+    "torch_cusparselt": ("cuda",),
+    "torch_fast_accum": ("cuda",),
+    "torch_grouped_mm": ("cuda",),
+    "torch_scaled_grouped_mm": ("cuda",),
+    "torch_varlen": ("cuda",),
+}
 
 
 def rms_norm(case: Any) -> Callable[..., Any]:
@@ -235,130 +241,6 @@ def fp8_quant(case: Any) -> Callable[..., Any]:
         return (wide / scale).to(dtype).view(down * 128, across * 128)[:M, :N], scale.squeeze((1, 3))
 
     return {"row": row, "block": block, "tile": tile}[case.options["granularity"]]
-
-
-def matmul(case: Any) -> Callable[..., Any]:
-    """`torch.matmul` or `addmm`, cuBLAS; a gate by `silu` and a product after it. fp32 in TF32."""
-    import torch
-
-    def product(a: Any, b: Any, bias: Any, gated: bool) -> Any:
-        if bias is not None:
-            return torch.addmm(bias, a, b)
-        y = torch.matmul(a, b)
-        if gated:
-            gate, up = y.chunk(2, 1)
-            return torch.nn.functional.silu(gate) * up
-        return y
-
-    def in_tf32(**inputs: Any) -> Any:
-        settings = torch.backends.cuda.matmul
-        before, settings.allow_tf32 = settings.allow_tf32, True
-        try:
-            return product(**inputs)
-        finally:
-            settings.allow_tf32 = before
-
-    return in_tf32 if case.dtype == "fp32" else product
-
-
-def _widened(q: Any, scales: Any, format: str, scale: Any) -> Any:
-    """A weight of a block format in bf16, by PyTorch's operations; a scale of the whole tensor is left out."""
-    import torch
-
-    if format == "mxfp8":
-        numbers = q.bfloat16()
-    else:
-        magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.bfloat16, device=q.device)
-        codes = q.int()
-        numbers = torch.cat((magnitudes, -magnitudes))[torch.stack((codes & 15, codes >> 4), -1)].flatten(1)
-    factors = scales.bfloat16() if format == "nvfp4" else torch.exp2(scales.float() - 127).bfloat16()
-    return numbers * factors.repeat_interleave(16 if format == "nvfp4" else 32, -1)[:, : numbers.shape[1]]
-
-
-def _in_bf16(x: Any, scale_x: Any) -> Any:
-    """x as it is, or widened from 8-bit floats with a scale for 128 columns."""
-    if scale_x is None:
-        return x
-    return (x.float() * scale_x.repeat_interleave(128, 1)[:, : x.shape[1]]).bfloat16()
-
-
-def mx_matmul(case: Any) -> Callable[..., Any]:
-    """The weight widened to bf16, then `torch.matmul`, both in the call: PyTorch has no product of these formats
-    before Blackwell.
-    """
-
-    def call(x: Any, q: Any, scales: Any, format: str, scale: Any, scale_x: Any) -> Any:
-        y = _in_bf16(x, scale_x) @ _widened(q, scales, format, scale).t()
-        return y if scale is None else y * scale
-
-    return call
-
-
-def sparse24_matmul(case: Any) -> Callable[..., Any]:
-    """`torch.matmul` with the dense form of the weight: cuBLAS, which the sparse form is to beat."""
-
-    def call(x: Any, values: Any, positions: Any, weight: Any) -> Any:
-        return x @ weight.t()
-
-    return call
-
-
-def sparse24_matmul_cusparselt(case: Any) -> Callable[..., Any]:
-    """cuSPARSELt by `torch._cslt_sparse_mm`, with the algorithm that its search finds at the first call. The
-    weight is compressed in the call, to cuSPARSELt's own form, which a model would keep.
-    """
-    import torch
-
-    if not torch.backends.cusparselt.is_available():
-        raise NotImplementedError("this PyTorch has no cuSPARSELt, or none for this GPU")
-    M, N, K = (case.axes[axis] for axis in "MNK")
-    if N % 32 or K % 32 or M % 8:
-        raise NotImplementedError("cuSPARSELt takes N and K in multiples of 32 and M in multiples of 8 only")
-    found = None
-
-    def conversion(x: Any, values: Any, positions: Any, weight: Any) -> Any:
-        return torch._cslt_compress(weight)
-
-    def call(x: Any, values: Any, positions: Any, weight: Any) -> Any:
-        nonlocal found
-        compressed = conversion(x, values, positions, weight)
-        if found is None:
-            found = torch._cslt_sparse_mm_search(compressed, x.t())
-        return torch._cslt_sparse_mm(compressed, x.t(), alg_id=found).t()
-
-    return forcing(call, conversion)
-
-
-def _fp8_matmul(fast: bool) -> Callable[[Any], Callable[..., Any]]:
-    def factory(case: Any) -> Callable[..., Any]:
-        import torch
-        from torch.nn import functional
-
-        if case.options["recipe"] == "block":
-            if fast:
-                raise NotImplementedError("cuBLAS has no fast accumulation with scales of blocks")
-            kinds = functional.ScalingType.BlockWise1x128, functional.ScalingType.BlockWise128x128
-
-            def blocks(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
-                return functional.scaled_mm(
-                    a, b, scale_a, kinds[0], scale_b, kinds[1], output_dtype=torch.bfloat16
-                )
-
-            return refusing(blocks, ValueError, saying="Invalid scaling configuration")
-
-        def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
-            return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=fast)
-
-        return call
-
-    factory.__doc__ = "`torch._scaled_mm` and, with scales of blocks, `torch.nn.functional.scaled_mm`: cuBLAS." + (
-        " Sums stay in the matrix units, with about 14 bits." if fast else ""
-    )
-    return factory
-
-
-fp8_matmul = _fp8_matmul(fast=False)
-fp8_matmul_fast = _fp8_matmul(fast=True)
 
 
 def fused_linear_cross_entropy(case: Any) -> Callable[..., Any]:
@@ -884,6 +766,7 @@ def gated_rms_norm(case: Any) -> Callable[..., Any]:
 
 
 IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
+    **PRODUCTS,
     "adamw": {"torch": adamw, "torch_foreach": adamw_foreach, "torch_fused": adamw_fused},
     "newton_schulz": {"torch": newton_schulz, "torch_muon": newton_schulz_muon},
     "gradient_compression": {"torch": gradient_compression},
@@ -899,15 +782,12 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "causal_conv1d": {"torch": causal_conv1d},
     "causal_conv1d_update": {"torch": causal_conv1d_update},
     "cross_entropy": {"torch": cross_entropy},
-    "fp8_matmul": {"torch": fp8_matmul, "torch_fast_accum": fp8_matmul_fast},
     "fp8_quant": {"torch": fp8_quant},
     "fused_linear_cross_entropy": {"torch": fused_linear_cross_entropy},
     "gated_rms_norm": {"torch": gated_rms_norm},
     "geglu": {"torch": geglu},
     "gelu": {"torch": gelu},
     "layer_norm": {"torch": layer_norm},
-    "matmul": {"torch": matmul},
-    "mx_matmul": {"torch": mx_matmul},
     "mx_quant": {"torch": mx_quant},
     "rms_norm": {"torch": rms_norm},
     "rope": {"torch": rope},
@@ -915,7 +795,6 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "mamba3": {"torch": mamba3},
     "selective_scan": {"torch": selective_scan},
     "selective_state_update": {"torch": selective_state_update},
-    "sparse24_matmul": {"torch": sparse24_matmul, "torch_cusparselt": sparse24_matmul_cusparselt},
     "ssd": {"torch": ssd},
     "swiglu": {"torch": swiglu},
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from ..registry.store.metric import OPERATOR_METRICS, RANK_METRICS, Metric
+from ..registry.store.metric import ERROR_UNQUANTIZED, OPERATOR_METRICS, RANK_METRICS, Metric
 from ..registry.store.record import Case, Pass
 from .definition import Definition, Grid, Option, grid
 
@@ -103,6 +103,9 @@ class Operator(Definition):
       may change. Inputs are laid anew before each checked call; timing repeats the call on what it left, which
       must stay finite.
     * An input is a tensor, a list of tensors, or anything else, which is passed on as it is.
+    * `unquantized(case, device, generator)` gives, in fp64, the right answer for the numbers that `inputs`
+      quantizes (or prunes) when it gets a generator in the same state. With it each forward row has
+      `error_unquantized`.
     * `measures` are metrics beside those that every operator has: each takes (outputs, references, inputs) and
       gives a number, once a process.
     * `rates` are metrics that follow from the time of a call: each takes the case and milliseconds.
@@ -119,6 +122,7 @@ class Operator(Definition):
     results: Callable[[Any, Inputs], Result] | None = None
     fp32_reference: bool = False
     variations: Mapping[tuple[str, Option], Callable[[Inputs, Case], Inputs]] = field(default_factory=dict)
+    unquantized: Callable[[Case, torch.device, torch.Generator], Result] | None = None
     measures: Mapping[Metric, Callable[[list[Any], list[Any], Inputs], float]] = field(default_factory=dict)
     rates: Mapping[Metric, Callable[[Case, float], float]] = field(default_factory=dict)
     yardsticks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -133,7 +137,8 @@ class Operator(Definition):
     def metrics(self) -> tuple[Metric, ...]:
         """Those of every operator, its own, and of one over ranks what is seen of these."""
         ranks = RANK_METRICS if self.distributed else ()
-        return (*OPERATOR_METRICS, *ranks, *self.rates, *self.measures)
+        unquantized = () if self.unquantized is None else (ERROR_UNQUANTIZED,)
+        return (*OPERATOR_METRICS, *unquantized, *ranks, *self.rates, *self.measures)
 
     @property
     def distributed(self) -> bool:

@@ -17,8 +17,9 @@ from ._matmul_hopper import Schedule
 SIXTEEN = "16"
 FAST = "fp8"
 PROMOTED = "fp8_block"
-"""Kinds of products: of 16-bit numbers; of 8-bit ones with scales that the sum is multiplied by; and with scales
-for each 128 steps of K."""
+GROUPED = "fp8_group"
+"""Kinds of products: of 16-bit numbers; of 8-bit ones with scales that the sum is multiplied by; with scales for
+each 128 steps of K, of squares of b; and of single rows of both."""
 
 
 SECTION = 16
@@ -49,6 +50,8 @@ def candidates(kind: str, gated: bool) -> tuple[Schedule, ...]:
             Schedule(groups=1, columns=128, step=128, stages=8, scales="block"),
             Schedule(groups=1, columns=64, step=128, stages=12, scales="block"),
         )
+    if kind == GROUPED:  # b's scales, one a column, take the registers that 128 rows would
+        return tuple(replace(x, scales="group") for x in candidates(PROMOTED, False)[1:])
     step = 64 if kind == SIXTEEN else 128
     return (
         Schedule(columns=256, step=step, stages=4),
@@ -84,7 +87,7 @@ def estimate(schedule: Schedule, M: int, N: int, K: int, programs: int) -> float
     products = rows * columns * schedule.step * size / 4096
     if schedule.groups == 1:
         products *= 1.4  # alone it leaves the matrix units idle between its products
-    if schedule.scales == "block":
+    if schedule.promoted:
         products *= 1.1
     loads = (min(rows, M) + columns) * schedule.step * size / 56
     memory = columns * schedule.step * size / 19 * min(count, programs) / programs if rows >= M else 0.0

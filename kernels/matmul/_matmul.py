@@ -16,7 +16,8 @@ from .._common import INTERPRETED, INTERPRETING, cdiv, on, sigmoid
 
 TENSOR = tl.constexpr("tensor")
 ROW = tl.constexpr("row")
-BLOCK = tl.constexpr("block")
+HEIGHTS = {"block": (1, 128), "group": (1, 1), "tile": (128, 128)}
+"""Rows of a and of b that share a scale, by kind of those for each 128 steps of K."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Tile:
     """Rows and columns of a program's tile, the K of a step, and what is computed of it.
 
     `section` rows of tiles are computed column by column, which keeps the operands' tiles in L2. `scales` is "",
-    "tensor", "row" or "block". `even`: K is a multiple of the step.
+    "tensor", "row" or one of HEIGHTS. `even`: K is a multiple of the step.
     """
 
     rows: int
@@ -38,6 +39,11 @@ class Tile:
     bias: bool = False
     even: bool = True
 
+    @property
+    def heights(self) -> tuple[int, int]:
+        """Rows of a and of b that share the scale of a step; none where scales are of all of K."""
+        return HEIGHTS.get(self.scales, (0, 0))
+
 
 @triton.jit
 def place(row_tiles, column_tiles, SECTION: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
@@ -47,6 +53,52 @@ def place(row_tiles, column_tiles, SECTION: tl.constexpr):  # type: ignore[no-un
     nth = tile - first * column_tiles
     height = tl.minimum(SECTION, row_tiles - first)
     return first + nth % height, nth // height
+
+
+@triton.jit
+def sums(at, scale_at, K, c: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(A · Bᵀ in fp32, A · B₂ᵀ of a gate's other factor or the same) of a tile.
+
+    `at`: pointers to the tile's first step of A and its next, the same of B, and how far B₂ lies behind B.
+    `scale_at`: pointers to the scales of A's rows and the next step's, the same of B, and how far B₂'s lie behind.
+    """
+    a_at, a_next, b_at, b_next, other = at
+    a_scale_at, a_step, b_scale_at, b_step, other_scale = scale_at
+    STEP: tl.constexpr = c.step
+    depth = tl.arange(0, STEP)
+    acc = tl.zeros([c.rows, c.columns], tl.float32)
+    up = acc
+    for k in range(0, tl.cdiv(K, STEP)):
+        if c.even:
+            x = tl.load(a_at)
+            y = tl.load(b_at)
+        else:
+            left = K - k * STEP
+            x = tl.load(a_at, depth[None, :] < left, 0.0)
+            y = tl.load(b_at, depth[:, None] < left, 0.0)
+        if INTERPRETING:  # which multiplies the bits of 16-bit numbers
+            x = x.to(tl.float32)
+            y = y.to(tl.float32)
+        if c.heights[0]:
+            # acc += (A @ B.T) · a_scale · b_scale, of the 128 steps of K that this one is in
+            block = k * STEP // 128
+            a_scale = tl.load(a_scale_at + block * a_step)
+            b_scale = tl.load(b_scale_at + block * b_step)
+            acc += tl.dot(x, y) * (a_scale[:, None] * b_scale[None, :])
+        else:
+            acc = tl.dot(x, y, acc, input_precision="tf32")  # acc += A @ B.T
+        if c.gated:
+            z = tl.load(b_at + other) if c.even else tl.load(b_at + other, depth[:, None] < K - k * STEP, 0.0)
+            if INTERPRETING:
+                z = z.to(tl.float32)
+            if c.heights[0]:
+                b_scale = tl.load(b_scale_at + other_scale + block * b_step)
+                up += tl.dot(x, z) * (a_scale[:, None] * b_scale[None, :])  # up += (A @ B₂.T) · scales
+            else:
+                up = tl.dot(x, z, up, input_precision="tf32")  # up += A @ B₂.T
+        a_at += a_next
+        b_at += b_next
+    return acc, up
 
 
 @triton.jit
@@ -78,36 +130,12 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
         b_at = b + b_rows[None, :] * b_lead + depth[:, None]
         b_next = STEP
         other = tl.cast(N, tl.int64) * b_lead
-    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-    up = acc
-    a_scale_at = scale_a + a_rows * a_row
-    b_scale_at = scale_b + b_rows // 128 * b_row
-    for k in range(0, tl.cdiv(K, STEP)):
-        if c.even:
-            x = tl.load(a_at)
-            y = tl.load(b_at)
-        else:
-            left = K - k * STEP
-            x = tl.load(a_at, depth[None, :] < left, 0.0)
-            y = tl.load(b_at, depth[:, None] < left, 0.0)
-        if INTERPRETING:  # which multiplies the bits of 16-bit numbers
-            x = x.to(tl.float32)
-            y = y.to(tl.float32)
-        if c.scales == BLOCK:
-            # acc += (A @ B.T) · a_scale · b_scale, of the 128 steps of K that this one is in
-            block = k * STEP // 128
-            a_scale = tl.load(a_scale_at + block * a_step)
-            b_scale = tl.load(b_scale_at + block * b_step)
-            acc += tl.dot(x, y) * (a_scale[:, None] * b_scale[None, :])
-        else:
-            acc = tl.dot(x, y, acc, input_precision="tf32")  # acc += A @ B.T
-        if c.gated:
-            z = tl.load(b_at + other) if c.even else tl.load(b_at + other, depth[:, None] < K - k * STEP, 0.0)
-            if INTERPRETING:
-                z = z.to(tl.float32)
-            up = tl.dot(x, z, up, input_precision="tf32")  # up += A @ B₂.T
-        a_at += a_next
-        b_at += b_next
+    a_scale_at = scale_a
+    b_scale_at = scale_b
+    if c.heights[0]:
+        a_scale_at = scale_a + a_rows // c.heights[0] * a_row
+        b_scale_at = scale_b + b_rows // c.heights[1] * b_row
+    acc, up = sums((a_at, a_next, b_at, b_next, other), (a_scale_at, a_step, b_scale_at, b_step, 0), K, c)
     if c.scales == TENSOR:
         acc *= tl.load(scale_a) * tl.load(scale_b)
     if c.scales == ROW:
@@ -122,14 +150,15 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 def tile(M: int, N: int, itemsize: int, scales: str, gated: bool) -> tuple[Tile, int, int]:
     """(the tile for a product of this size, warps, stages). All fit the 99 KiB of shared memory that Ada has."""
+    blocked = scales in HEIGHTS
     if INTERPRETED:
-        return Tile(16, 32, 128 if scales == "block" else 32), 4, 1
+        return Tile(16, 32, 128 if blocked else 32), 4, 1
     step = {1: 128, 2: 64, 4: 32}[itemsize]
     if M <= 16:
         return Tile(16, 64 if gated else 128, step), 4, 3
     if M <= 64 or N <= 64:
         return Tile(64, 64 if gated else 128, step), 4, 3
-    return Tile(128, 64 if gated else 128, step), 8 if scales == "block" else 4, 3 if scales != "block" else 2
+    return Tile(128, 64 if gated else 128, step), 8 if blocked else 4, 2 if blocked else 3
 
 
 def multiply(

@@ -52,7 +52,8 @@ CHUNK = 64
 WIDE = gl.constexpr(CHUNK)
 TENSOR = gl.constexpr("tensor")
 ROW = gl.constexpr("row")
-BLOCK = gl.constexpr("block")
+GROUPED = gl.constexpr("group")
+TILED = gl.constexpr("tile")
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,9 @@ class Schedule:
 
     A tile has `groups` · `rows` rows and `columns` columns of the output, a stage `step` of K. `gated`: B has the
     gate's columns and then as many of the other factor. `a_turned`, `b_turned`: the operand lies in memory with K
-    as its rows. `scales`: "" for none, "tensor", "row" (of A and of B) or "block" (1×128 of A, 128×128 of B).
-    `shared`: some tiles are shared out by steps. `packed`: numbers of K that one element of A holds.
+    as its rows. `scales`: "" for none, "tensor", "row" (of A and of B), or for each 128 steps of K "block"
+    (1×128 of A, 128×128 of B), "group" (1×128 of both) or "tile" (128×128 of both). `shared`: some tiles are
+    shared out by steps. `packed`: numbers of K that one element of A holds.
     """
 
     rows: int = 64
@@ -78,6 +80,11 @@ class Schedule:
     shared: bool = False
     packed: int = 1
     registers: int = 240
+
+    @property
+    def promoted(self) -> bool:
+        """Whether the sums of 128 steps are scaled and added up in fp32."""
+        return self.scales in ("block", "group", "tile")
 
 
 @aggregate
@@ -338,36 +345,55 @@ def _scaled_product(  # type: ignore[no-untyped-def]  # Triton's types are its o
     zero = gl.zeros(SHAPE, gl.float32, layout)
     acc = zero
     lower = zero
+    A_HEIGHT: gl.constexpr = 128 if c.scales == TILED else 1
     upper_rows = row + gl.arange(0, 64, along)
     lower_rows = upper_rows + 64
+    upper_at = upper_rows // A_HEIGHT * scales.a_row
+    lower_at = lower_rows // A_HEIGHT * scales.a_row
     a_at = scales.a + begin * scales.a_step
-    b_at = scales.b + gl.minimum(column, N - 1) // 128 * scales.b_row + begin * scales.b_step
-    upper_next = gl.load(a_at + upper_rows * scales.a_row, upper_rows < M, 0.0)
+    upper_next = gl.load(a_at + upper_at, upper_rows < M, 0.0)
     lower_next = upper_next
     if c.rows == 128:
-        lower_next = gl.load(a_at + lower_rows * scales.a_row, lower_rows < M, 0.0)
-    b_next = gl.load(b_at)
+        lower_next = gl.load(a_at + lower_at, lower_rows < M, 0.0)
+    COLUMNS: gl.constexpr = c.columns
+    b_at = scales.b + begin * scales.b_step
+    if c.scales == GROUPED:
+        b_rows = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+        each_at = b_rows * scales.b_row
+        each_next = gl.load(b_at + each_at, b_rows < N, 0.0)
+        b_next = 1.0
+    else:
+        b_at += gl.minimum(column, N - 1) // 128 * scales.b_row
+        b_next = gl.load(b_at)
     for k in range(begin, end):
         upper_scale = upper_next * b_next
         lower_scale = lower_next * b_next
         later = k + 1 < end
         a_at += scales.a_step
         b_at += scales.b_step
-        upper_next = gl.load(a_at + upper_rows * scales.a_row, (upper_rows < M) & later, 0.0)
+        upper_next = gl.load(a_at + upper_at, (upper_rows < M) & later, 0.0)
         if c.rows == 128:
-            lower_next = gl.load(a_at + lower_rows * scales.a_row, (lower_rows < M) & later, 0.0)
-        b_next = gl.load(b_at, later, 0.0)
+            lower_next = gl.load(a_at + lower_at, (lower_rows < M) & later, 0.0)
+        if c.scales == GROUPED:
+            each = each_next
+            each_next = gl.load(b_at + each_at, (b_rows < N) & later, 0.0)
+        else:
+            b_next = gl.load(b_at, later, 0.0)
         mbarrier.wait(ring.full.index(cursor.stage), cursor.phase)
         a, b = _operands(ring, cursor, c, GROUP, 0)
         part = warpgroup_mma(a.slice(0, 64, 0), b, zero, use_acc=False, is_async=True)  # A @ B.T
         part = warpgroup_mma_wait(0, deps=[part])
         if c.rows == 64:
             mbarrier.arrive(ring.empty.index(cursor.stage), count=1)
+        if c.scales == GROUPED:
+            part = part * gl.expand_dims(each, 0)
         acc = acc + part * gl.expand_dims(upper_scale, 1)
         if c.rows == 128:
             part = warpgroup_mma(a.slice(64, 64, 0), b, zero, use_acc=False, is_async=True)  # A @ B.T
             part = warpgroup_mma_wait(0, deps=[part])
             mbarrier.arrive(ring.empty.index(cursor.stage), count=1)
+            if c.scales == GROUPED:
+                part = part * gl.expand_dims(each, 0)
             lower = lower + part * gl.expand_dims(lower_scale, 1)
         cursor = cursor.next(c.stages)
     return acc, lower, cursor
@@ -478,7 +504,7 @@ def _compute(ring, work, scales, output, c: gl.constexpr, GROUP: gl.constexpr): 
         row_tile, column_tile = work.place(tile)
         row = (row_tile * c.groups + GROUP) * c.rows
         column = column_tile * c.columns
-        if c.scales == BLOCK:
+        if c.promoted:
             acc, other, cursor = _scaled_product(
                 ring, cursor, begin, end, row, column, scales, output.M, output.N, c, GROUP
             )
@@ -580,8 +606,8 @@ def multiply(
     bias: torch.Tensor | None = None,
 ) -> None:
     """out (M, N) = a (M, K) · b (N, K)ᵀ, with `schedule.gated` b (2N, K). Scales are fp32: single numbers, (M, 1)
-    and (N, 1), or (M, ⌈K / 128⌉) and (⌈N / 128⌉, ⌈K / 128⌉). The first `dealt` tiles are dealt out whole; the
-    tiles of `section` rows of tiles are neighbours. For matrices that are `mapped`.
+    and (N, 1), or (M, ⌈K / 128⌉) and (⌈N / 128⌉, ⌈K / 128⌉), or as the schedule says. The first `dealt` tiles
+    are dealt out whole; the tiles of `section` rows of tiles are neighbours. For matrices that are `mapped`.
     """
     M, K = a.shape
     N = out.shape[1]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+import triton
+import triton.language as tl
 
-from .._common import capability, check, choice, multiprocessors, needs_e4m3, operator
+from .._common import capability, cdiv, check, choice, multiprocessors, needs_e4m3, on, operator
 from . import _matmul as portable
-from ._dispatch import FAST, PROMOTED, choose
+from ._dispatch import FAST, GROUPED, PROMOTED, choose
 
 BLOCK = 128
 """Steps of K, and columns of b, that share a scale with recipe "block"."""
@@ -19,18 +21,24 @@ def fp8_matmul(
 ) -> torch.Tensor:
     """(a · scale_a) @ (b · scale_b) in bf16, of a (M, K) and b (K, N) in float8_e4m3fn.
 
-    b lies in memory column by column, as the transpose of a weight (N, K). Scales are fp32:
+    Scales are fp32:
 
-    ========  =====================  =================================  ==========================================
-    recipe    scale_a                scale_b                            sums
-    ========  =====================  =================================  ==========================================
-    tensor    ()                     ()                                 in the matrix units, about 14 bits
-    row       (M, 1)                 (1, N)                             the same
-    block     (M, ⌈K / 128⌉)         (⌈K / 128⌉, ⌈N / 128⌉)             128 steps in the matrix units, then in fp32
-    ========  =====================  =================================  ==========================================
+    ========  =========================  =================================  ======================================
+    recipe    scale_a                    scale_b                            sums
+    ========  =========================  =================================  ======================================
+    tensor    ()                         ()                                 in the matrix units, about 14 bits
+    row       (M, 1)                     (1, N)                             the same
+    block     (M, ⌈K / 128⌉)             (⌈K / 128⌉, ⌈N / 128⌉)             of 128 steps there, of these in fp32
+    group     (M, ⌈K / 128⌉)             (⌈K / 128⌉, N)                     as block
+    tile      (⌈M / 128⌉, ⌈K / 128⌉)     (⌈K / 128⌉, ⌈N / 128⌉)             as block
+    ========  =========================  =================================  ======================================
 
     Scales of blocks are read fastest where those of one step of K lie together: a's column by column, as
     `fp8_quant(x, "block", layout="matmul")` makes them.
+
+    a and b may lie in memory row by row or column by column. Hopper's matrix units take rows of K only: there a
+    that lies column by column is transposed before, and so is b, the transpose of a weight, that lies row by
+    row, as in the gradients of a linear layer. A model that needs the transpose more than once keeps it.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device or recipe,
     NotImplementedError on GPUs before compute capability 8.9; the message names the argument.
@@ -40,14 +48,38 @@ def fp8_matmul(
     (M, K), N = a.shape, b.shape[1]
     if b.shape[0] != K:
         raise ValueError(f"b has shape {tuple(b.shape)}, expected ({K}, N)")
-    choice("recipe", recipe, ("tensor", "row", "block"))
-    across, down = -(-K // BLOCK), -(-N // BLOCK)
-    a_shape = {"tensor": (), "row": (M, 1), "block": (M, across)}[recipe]
-    b_shape = {"tensor": (), "row": (1, N), "block": (across, down)}[recipe]
+    choice("recipe", recipe, ("tensor", "row", *portable.HEIGHTS))
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {"tensor": ((), ()), "row": ((M, 1), (1, N))}
+    for kind, (down, along) in portable.HEIGHTS.items():
+        shapes[kind] = (cdiv(M, down), cdiv(K, BLOCK)), (cdiv(K, BLOCK), cdiv(N, along))
+    a_shape, b_shape = shapes[recipe]
     check("scale_a", scale_a, shape=a_shape, like=a, dtypes=(torch.float32,))
     check("scale_b", scale_b, shape=b_shape, like=a, dtypes=(torch.float32,))
     result: torch.Tensor = _fp8_matmul(a, b, scale_a, scale_b, recipe)
     return result
+
+
+@triton.jit
+def _transpose(x, out, M, N, lead, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """One square of SIZE bytes each way a program: out (N, M) = x (M, N)ᵀ, rows of x `lead` bytes apart."""
+    row = (tl.program_id(0) * SIZE + tl.arange(0, SIZE)).to(tl.int64)
+    column = (tl.program_id(1) * SIZE + tl.arange(0, SIZE)).to(tl.int64)
+    inside = (row < M)[:, None] & (column < N)[None, :]
+    square = tl.load(x + row[:, None] * lead + column[None, :], inside, 0)
+    tl.store(out + column[:, None] * M + row[None, :], tl.trans(square), tl.trans(inside))
+
+
+def in_rows_of_k(x: torch.Tensor) -> torch.Tensor:
+    """An 8-bit matrix (R, K) as it is, or where it lies column by column a copy that lies row by row."""
+    if x.stride(1) == 1 or x.stride(0) != 1:
+        return x
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    R, K = x.shape
+    with on(x):
+        _transpose[(cdiv(K, 64), cdiv(R, 64))](
+            x.t().view(torch.uint8), out.view(torch.uint8), K, R, x.stride(1), 64, num_warps=4
+        )
+    return out
 
 
 def _empty(
@@ -70,8 +102,9 @@ def _launch(
         from . import _matmul_hopper as hopper  # where Gluon may be missing, it is not needed
 
         # The matrix units take 8-bit operands row by row only.
+        a, weight = (in_rows_of_k(x) for x in (a, weight))
         if all(hopper.mapped(x) and not hopper.turned(x) for x in (a, weight, out)):
-            kind = PROMOTED if recipe == "block" else FAST
+            kind = {"block": PROMOTED, "tile": PROMOTED, "group": GROUPED}.get(recipe, FAST)
             chosen = choose(kind, M, out.shape[1], K, False, multiprocessors(a))
             schedule = replace(chosen.schedule, scales=recipe)
             hopper.multiply(a, weight, out, schedule, chosen.dealt, chosen.section, *scales)

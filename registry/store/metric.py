@@ -141,6 +141,16 @@ ERROR = Metric(
     label="relative error",
     about="Relative norm of the deviation from the reference, the largest over outputs and replicates.",
 )
+ERROR_UNQUANTIZED = Metric(
+    "error_unquantized",
+    "1",
+    across="maximum",
+    judged=Ratio(above=1.0, test="separation", floor=1e-6),
+    label="error, unquantized",
+    about="Relative norm of the deviation from the exact answer for the numbers before they were quantized or "
+    "pruned.",
+)
+"""Measured of operators that say what that answer is, beside `ERROR`, which is against the quantized ones'."""
 
 HOST_PEAK = Metric(
     "host_peak",

@@ -10,7 +10,17 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, cast
 
-from ...registry.store.metric import CONVERSION, ENERGY, ERROR, LATENCY, LAUNCH, MEMORY, RANK_LATENCY, SPREAD
+from ...registry.store.metric import (
+    CONVERSION,
+    ENERGY,
+    ERROR,
+    ERROR_UNQUANTIZED,
+    LATENCY,
+    LAUNCH,
+    MEMORY,
+    RANK_LATENCY,
+    SPREAD,
+)
 from ...registry.store.record import Cache, Measurement
 from ..operator import Tolerance
 from .device import Device, TimerUnavailable, wall_ms
@@ -21,7 +31,7 @@ from .rounding import rounded
 from .stopping import Sampling, TimerName, converged, finished, steady
 from .telemetry import Watch
 from .timers import Timer
-from .verify import Incorrect, deviation, flat, poison
+from .verify import Incorrect, deviation, distance, flat, poison
 from .workbench import Workbench
 
 LAUNCHES = 10
@@ -140,6 +150,8 @@ class Trial:
         if bench.changed(outputs):
             raise Incorrect("it changed its inputs")
         error = deviation(outputs, bench.references, bench.operator.tolerances[bench.case.dtype])
+        if (unquantized := bench.unquantized()) is not None:
+            self.measured[ERROR_UNQUANTIZED.name] = distance(outputs, unquantized)
         for metric, measure in bench.operator.measures.items():
             self.measured[metric.name] = measure(outputs, bench.references, bench.inputs)
         return error

@@ -96,3 +96,14 @@ def deviation(outputs: Sequence[torch.Tensor], references: Sequence[torch.Tensor
                 f"the farthest by {float(difference.max()):.3g} (typical magnitude {scale:.3g})"
             )
     return worst
+
+
+def distance(outputs: Sequence[torch.Tensor], references: Sequence[torch.Tensor]) -> float:
+    """The relative norm of the deviation, the largest over outputs, whatever it is."""
+    import torch
+
+    norm = torch.linalg.vector_norm
+    return max(
+        float(norm(x.to(y.dtype) - y) / norm(y).clamp(min=torch.finfo(y.dtype).tiny))
+        for x, y in zip(outputs, references, strict=True)
+    )

@@ -50,6 +50,9 @@ class Workbench:
     mixed_references: list[torch.Tensor] | None = None
     """The right answer for the mixture, once it was asked for."""
     group: Group = ALONE
+    seed: int = 0
+    unquantized_references: list[torch.Tensor] | None = None
+    """The right answer for the numbers before they were quantized, once it was asked for."""
 
     @classmethod
     def build(
@@ -87,8 +90,9 @@ class Workbench:
             decoys = [x for _, x in tensors(decoy)]
         values = [x.detach().clone() for x in varied]
         return cls(
-            case, operator, inputs, gradients, varied, values, decoys, references, wide, reference_s, group=group
-        )
+            case, operator, inputs, gradients, varied, values, decoys, references, wide, reference_s, group=group,
+            seed=seed,
+        )  # fmt: skip
 
     def lay(self, contents: list[torch.Tensor]) -> None:
         """Copies contents into the memory that calls read."""
@@ -118,6 +122,22 @@ class Workbench:
         given = None if given is None else tuple(map(self._whole, given))
         references = _references(operator, whole, case.pass_, self.wide, None, given)[1]
         return _parts(operator, case, references, self.group.rank)
+
+    def unquantized(self) -> list[torch.Tensor] | None:
+        """The right answer for the numbers that the inputs were quantized from, drawn again by the same seed; None
+        where the operator says none, and in passes with gradients.
+        """
+        import torch
+
+        if self.operator.unquantized is None or self.case.pass_ != "forward":
+            return None
+        if self.unquantized_references is None:
+            device = self.varied[0].device
+            generator = torch.Generator(device).manual_seed(self.seed)
+            with torch.no_grad():
+                exact = flat(self.operator.unquantized(self.case, device, generator))
+            self.unquantized_references = [x.to(self.wide) for x in exact]
+        return self.unquantized_references
 
     def _whole(self, part: torch.Tensor) -> torch.Tensor:
         assert self.operator.sharding is not None

@@ -2,16 +2,17 @@
 NVFP4.
 
 Weights are quantized before: that is outside of what is timed. The numbers of these formats are exact in bf16, so
-exact products are asked for; what the format costs is said by `errors`.
+`error` is against the exact product with the quantized weight; what the format costs is said by
+`error_unquantized`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...registry.store.metric import Metric
 from ...registry.store.record import Case
 from ..operator import BYTES, TOLERANCES, Inputs, Operator, Option, grid
+from ._accuracy import SATURATED, UNDERFLOWED, WEIGHT_BYTES, with_outliers
 from .fp8_matmul import scaled
 
 if TYPE_CHECKING:
@@ -28,12 +29,17 @@ LARGEST = {"mxfp8": 448.0, "mxfp4": 6.0, "nvfp4": 6.0}
 
 
 def original(case: Case, device: torch.device, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (M, K) and the weight (N, K) in bf16: what `inputs` quantizes when it gets the same generator."""
+    """x (M, K) and the weight (N, K) in bf16: what `inputs` quantizes when it gets the same generator. With data
+    "outliers" one column of x, and one of the weight, in a hundred is 30 times as large.
+    """
     import torch
 
     M, N, K = (case.axes[axis] for axis in "MNK")
     x = torch.randn(M, K, device=device, generator=generator, dtype=torch.bfloat16)
-    return x, torch.randn(N, K, device=device, generator=generator, dtype=torch.bfloat16).mul_(K**-0.5)
+    weight = torch.randn(N, K, device=device, generator=generator, dtype=torch.bfloat16).mul_(K**-0.5)
+    if case.options["data"] == "outliers":
+        x, weight = with_outliers(x), with_outliers(weight)
+    return x, weight
 
 
 def quantized(weight: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -119,29 +125,31 @@ def reference(
     return x @ dequantized(q, scales, format, scale, x.dtype).T
 
 
-def errors(result: torch.Tensor, originals: tuple[torch.Tensor, torch.Tensor], given: Inputs) -> dict[str, float]:
-    """‖result − exact‖ / ‖exact‖ by name: against the fp64 product with the weight before it was quantized
-    ("error_unquantized") and with the quantized one ("error_quantized"), and what the weight takes, in bytes a
-    number ("weight_bytes").
-    """
+def unquantized(case: Case, device: torch.device, generator: torch.Generator) -> torch.Tensor:
+    """x @ weight.T before they were quantized."""
+    x, weight = original(case, device, generator)
+    return x.double() @ weight.double().T
+
+
+def _magnitudes(inputs: Inputs) -> torch.Tensor:
+    """Of the weight's numbers before their scales; of E2M1 by code, of which 7 is the largest."""
     import torch
 
-    def distance(exact: torch.Tensor) -> float:
-        return float(torch.linalg.vector_norm(result.double() - exact) / torch.linalg.vector_norm(exact))
-
-    x, weight = (y.double() for y in originals)
-    wide: Inputs = {name: y.double() if isinstance(y, torch.Tensor) else y for name, y in given.items()}
-    stored = sum(given[name].numel() * given[name].element_size() for name in ("q", "scales"))
-    return {
-        "error_unquantized": distance(x @ weight.T),
-        "error_quantized": distance(reference(**wide)),
-        "weight_bytes": stored / weight.numel(),
-    }
+    q: torch.Tensor = inputs["q"]
+    if inputs["format"] == "mxfp8":
+        return q.float().abs()
+    return torch.stack((q & 7, q >> 4 & 7))
 
 
-WEIGHT_BYTES = Metric(
-    "weight_bytes", "B", about="What a number of the weight takes in memory, its share of the scales included."
-)
+def saturated(outputs: list[torch.Tensor], references: list[torch.Tensor], inputs: Inputs) -> float:
+    """The share of the weight's numbers that are the largest of their format."""
+    largest = LARGEST["mxfp8"] if inputs["format"] == "mxfp8" else 7
+    return float((_magnitudes(inputs) == largest).double().mean())
+
+
+def underflowed(outputs: list[torch.Tensor], references: list[torch.Tensor], inputs: Inputs) -> float:
+    """The share of the weight's numbers that are 0."""
+    return float((_magnitudes(inputs) == 0).double().mean())
 
 
 def weight_bytes(outputs: list[torch.Tensor], references: list[torch.Tensor], inputs: Inputs) -> float:
@@ -173,10 +181,11 @@ OPERATOR = Operator(
     name="mx_matmul",
     summary="matrix product of bf16 or E4M3 inputs with MXFP8, MXFP4 or NVFP4 weights",
     axes={"M": "tokens", "N": "columns of the output", "K": "columns of the input"},
-    options={"format": ("mxfp4", "mxfp8", "nvfp4")},
+    options={"format": ("mxfp4", "mxfp8", "nvfp4"), "data": ("normal", "outliers")},
     inputs=inputs,
     reference=reference,
-    measures={WEIGHT_BYTES: weight_bytes},
+    unquantized=unquantized,
+    measures={SATURATED: saturated, UNDERFLOWED: underflowed, WEIGHT_BYTES: weight_bytes},
     bytes=bytes_,
     flops=flops,
     tokens=lambda case: case.axes["M"],
@@ -194,6 +203,7 @@ OPERATOR = Operator(
         "full": (
             grid("forward", M=[4, 32, 256], N=16384, K=8192, options=FORMATS),
             grid("forward", M=[1, 100, 4095], N=2880, K=2880, options=FORMATS),
+            grid("forward", M=256, N=4096, K=7168, options=FORMATS | {"data": "outliers"}),
             grid("forward", M=[7, 1000], N=1001, K=1006, options=FORMATS),
         ),
     },

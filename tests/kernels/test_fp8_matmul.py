@@ -2,13 +2,26 @@
 
 import pytest
 import torch
-from kernelmark.kernels.matmul.fp8_matmul import fp8_matmul
+from kernelmark.kernels.matmul.fp8_matmul import fp8_matmul, in_rows_of_k
 
 
-@pytest.mark.parametrize("recipe", ["block", "row", "tensor"])
-@pytest.mark.parametrize("axes", [{"M": 17, "N": 40, "K": 72}, {"M": 33, "N": 150, "K": 300}])
-def test_agrees(agrees, axes, recipe):
-    agrees("fp8_matmul", axes, "e4m3", recipe=recipe)
+@pytest.mark.parametrize("recipe", ["block", "row", "tensor", "group", "tile"])
+def test_agrees(agrees, recipe):
+    agrees("fp8_matmul", {"M": 33, "N": 150, "K": 300}, "e4m3", recipe=recipe)
+
+
+@pytest.mark.parametrize(("layout", "recipe"), [("nn", "block"), ("tn", "group"), ("nn", "row")])
+def test_agrees_in_layouts_of_gradients(agrees, layout, recipe):
+    agrees("fp8_matmul", {"M": 1, "N": 40, "K": 200}, "e4m3", recipe=recipe, layout=layout)
+
+
+def test_transposes_what_lies_column_by_column():
+    x = torch.randn(90, 70).to(torch.float8_e4m3fn)
+    for given in (x, x.t(), x[3:80, :65], x.t()[5:, :67]):
+        got = in_rows_of_k(given)
+        assert got.stride(1) == 1
+        assert torch.equal(got.float(), given.float())
+        assert (got is given) == (given.stride(1) == 1)
 
 
 def test_scales_that_lie_otherwise(agrees):

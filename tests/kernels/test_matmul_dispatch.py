@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kernelmark.kernels.matmul import _dispatch as dispatch
 
 SIZES = st.integers(1, 40000)
-KINDS = (dispatch.SIXTEEN, dispatch.FAST, dispatch.PROMOTED)
+KINDS = (dispatch.SIXTEEN, dispatch.FAST, dispatch.PROMOTED, dispatch.GROUPED)
 
 
 @settings(deadline=None)
@@ -34,7 +34,7 @@ def test_candidates_fit(kind, gated):
         stage = (x.groups * x.rows + x.columns * (2 if x.gated else 1)) * x.step * size
         assert x.stages * (stage + 16) + 2 * x.groups * 64 * 64 * 2 + 1024 <= 227 << 10
         assert x.rows * x.columns * (2 if x.gated else 1) // 128 <= 128
-        assert (x.scales == "block") == (kind == dispatch.PROMOTED and not gated)
+        assert x.promoted == (kind in (dispatch.PROMOTED, dispatch.GROUPED) and not gated)
 
 
 def test_what_is_tuned_is_there():

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelmark.kernels.matmul import _dispatch as dispatch
 from kernelmark.kernels.matmul import _matmul_hopper as hopper
+from kernelmark.kernels.matmul._matmul import HEIGHTS
 from kernelmark.kernels.matmul._matmul_hopper import Schedule
 
 from .player import Device, Tiles, aggregate, nothing, play
@@ -88,12 +89,15 @@ def product(M, N, K, schedule, dealt=None, section=2, bias=False):
     elif schedule.scales == "row":
         given = {"scale_a": drawn(M, 1), "scale_b": drawn(N, 1)}
         wide_a, wide_b = wide_a * given["scale_a"], wide_b * given["scale_b"]
-    elif schedule.scales == "block":
-        across, down = -(-K // schedule.step), -(-N // 128)
-        given = {"scale_a": drawn(M, across, turned=True), "scale_b": drawn(down, across)}
-        wide_a = wide_a * given["scale_a"].repeat_interleave(schedule.step, 1)[:, :K]
-        each = given["scale_b"].repeat_interleave(128, 0)[:N]
-        wide_b = wide_b * each.repeat_interleave(schedule.step, 1)[:, :K]
+    elif schedule.promoted:
+        heights, across = HEIGHTS[schedule.scales], -(-K // schedule.step)
+        for name, rows, height in (("scale_a", M, heights[0]), ("scale_b", N, heights[1])):
+            given[name] = drawn(-(-rows // height), across, turned=height == 1)
+        each_a, each_b = (
+            given[name].repeat_interleave(height, 0)[:rows].repeat_interleave(schedule.step, 1)[:, :K]
+            for name, rows, height in (("scale_a", M, heights[0]), ("scale_b", N, heights[1]))
+        )
+        wide_a, wide_b = wide_a * each_a, wide_b * each_b
     if bias:
         given["bias"] = drawn(N, 1)[:, 0]
     whole = dispatch.tiles(schedule, M, N)
@@ -122,6 +126,8 @@ def same(pair):
         {"scales": "row"},
         {"scales": "block"},
         {"scales": "block", "rows": 128},
+        {"scales": "tile", "rows": 128},
+        {"scales": "group"},
     ],
     ids=lambda x: "-".join(f"{key}{value}" for key, value in x.items()) or "plain",
 )

@@ -8,14 +8,15 @@ import itertools
 import pytest
 import torch
 from kernelmark.baselines.torch import IMPLEMENTATIONS as EAGER
-from kernelmark.suite.measure.verify import deviation
+from kernelmark.suite.measure.verify import Incorrect, deviation, distance
 from kernelmark.suite.measure.workbench import Workbench
-from kernelmark.suite.operators import fp8_matmul, mx_matmul
+from kernelmark.suite.operators import fp8_matmul, grouped_fp8_matmul, moe, mx_matmul
 from kernelmark.suite.operators.sparse24_matmul import pruned
 
 CPU = torch.device("cpu")
-NAMES = ("matmul", "fp8_matmul", "mx_matmul", "sparse24_matmul")
+NAMES = ("matmul", "fp8_matmul", "mx_matmul", "sparse24_matmul", "quantized_linear")
 SMALL = {"M": 8, "N": 48, "K": 64}
+EXPERTS = {"M": 40, "D": 96, "F": 80, "E": 5, "K": 2}
 
 
 def operator(name):
@@ -27,7 +28,7 @@ def variants(name):
     chosen = operator(name)
     for values in itertools.product(*chosen.options.values()):
         for dtype in chosen.dtypes:
-            if name == "mx_matmul" and dtype == "e4m3" and values != ("mxfp4",):
+            if name == "mx_matmul" and dtype == "e4m3" and values[0] != "mxfp4":
                 continue
             yield chosen.case(SMALL, dtype, "forward", **dict(zip(chosen.options, values, strict=True)))
 
@@ -58,21 +59,38 @@ def test_eager_is_right(name):
                 )
 
 
-@pytest.mark.parametrize("recipe", ["block", "row", "tensor"])
+def measured(chosen, case):
+    """The operator's own metrics of the exact answer, and its error against that for the unquantized numbers."""
+    bench = Workbench.build(chosen, case, CPU, seed=1)
+    found = {m.name: f(bench.references, bench.references, bench.inputs) for m, f in chosen.measures.items()}
+    return found | {"error_unquantized": distance(bench.references, bench.unquantized())}
+
+
+@pytest.mark.parametrize("recipe", fp8_matmul.OPERATOR.options["recipe"])
 @pytest.mark.parametrize("data", ["normal", "outliers"])
 def test_errors_of_fp8(recipe, data):
-    """The exact product of quantized numbers is as far from that of the original ones as E4M3's rounding is; with
-    blocks outliers cost no more, with one scale they do.
+    """The exact product of quantized numbers is as far from that of the original ones as E4M3's rounding is, and
+    so it is with outliers: E4M3 has the exponents for them.
     """
     case = fp8_matmul.OPERATOR.case({"M": 64, "N": 96, "K": 400}, "e4m3", "forward", recipe=recipe, data=data)
-    originals = fp8_matmul.original(case, CPU, torch.Generator().manual_seed(1))
-    given = fp8_matmul.inputs(case, CPU, torch.Generator().manual_seed(1))
-    wide = {name: x.double() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
-    found = fp8_matmul.errors(fp8_matmul.reference(**wide), originals, given)
-    assert found["error_quantized"] == 0
+    found = measured(fp8_matmul.OPERATOR, case)
     assert 0.02 < found["error_unquantized"] < 0.045
     assert 0 < found["saturated"] < 0.02
     assert found["underflowed"] < 1e-3
+    assert found["weight_bytes"] == pytest.approx({"row": 1.01, "group": 1.04}.get(recipe, 1), abs=3e-3)
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
+def test_layouts_of_fp8_hold_the_same(layout):
+    """Numbers and scales; a turned matrix lies the other way."""
+    options = {"recipe": "group", "layout": layout}
+    case = fp8_matmul.OPERATOR.case({"M": 8, "N": 48, "K": 130}, "e4m3", "forward", **options)
+    given = fp8_matmul.inputs(case, CPU, torch.Generator().manual_seed(1))
+    plain = fp8_matmul.OPERATOR.case({"M": 8, "N": 48, "K": 130}, "e4m3", "forward", recipe="group")
+    same = fp8_matmul.inputs(plain, CPU, torch.Generator().manual_seed(1))
+    assert all(torch.equal(given[x].float(), same[x].float()) for x in ("a", "b", "scale_a", "scale_b"))
+    assert (given["a"].stride(1) == 1) == (layout != "tn")
+    assert (given["b"].stride(1) == 1) == (layout != "nt")
 
 
 def test_results_of_fp8_have_a_dtype():
@@ -88,13 +106,76 @@ def test_results_of_fp8_have_a_dtype():
 )
 def test_errors_of_block_formats(format, error, size):
     case = mx_matmul.OPERATOR.case({"M": 32, "N": 64, "K": 640}, "bf16", "forward", format=format)
-    originals = mx_matmul.original(case, CPU, torch.Generator().manual_seed(1))
-    given = mx_matmul.inputs(case, CPU, torch.Generator().manual_seed(1))
-    wide = {name: x.double() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
-    found = mx_matmul.errors(mx_matmul.reference(**wide), originals, given)
-    assert found["error_quantized"] == 0
+    found = measured(mx_matmul.OPERATOR, case)
     assert error * 0.8 < found["error_unquantized"] < error * 1.2
     assert found["weight_bytes"] == pytest.approx(size, abs=0.01)
+    assert 0 < found["saturated"] < 0.2
+    assert found["underflowed"] < 0.2
+
+
+def test_errors_of_a_quantized_linear():
+    """Of the weight alone: the activation is exact in the reference."""
+    chosen = operator("quantized_linear")
+    found = measured(chosen, chosen.case({"M": 32, "N": 64, "K": 400}, "bf16", "forward"))
+    assert 0.02 < found["error_unquantized"] < 0.03
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "masked"])
+def test_rows_of_no_group_count_for_nothing(layout):
+    chosen = grouped_fp8_matmul.OPERATOR
+    case = chosen.case({"E": 3, "M": 20, "N": 24, "K": 130}, "e4m3", "forward", layout=layout)
+    bench = Workbench.build(chosen, case, CPU, seed=1)
+    groups, rows = bench.inputs["groups"], sum(grouped_fp8_matmul.lengths(3, 20))
+    assert case.tokens == rows
+    assert int((groups >= 0).sum() if layout == "contiguous" else groups.sum()) == rows
+    result = bench.references[0].bfloat16()
+    spoilt = torch.where(result == 0, torch.nan, result)
+    deviation(bench.comparable(spoilt), bench.references, chosen.tolerances["e4m3"])
+    assert 0.02 < measured(chosen, case)["error_unquantized"] < 0.045
+    with pytest.raises(Incorrect):
+        deviation(bench.comparable(result * 1.01), bench.references, chosen.tolerances["e4m3"])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "e4m3"])
+def test_eager_experts_are_right(dtype):
+    chosen = operator("moe")
+    case = chosen.case(EXPERTS, dtype, "forward", skew=1)
+    bench = Workbench.build(chosen, case, CPU, seed=1)
+    call = bench.call(EAGER["moe"]["torch"](case))
+    deviation(bench.comparable(call()), bench.references, chosen.tolerances[dtype])
+    assert 0.5 < case.flops / (2 * 40 * 2 * 3 * 96 * 80) < 1.1
+
+
+def test_skew_is_seen():
+    chosen = operator("moe")
+
+    def of(skew):
+        case = chosen.case(EXPERTS | {"E": 16}, "bf16", "forward", skew=skew)
+        return measured(chosen, case)["imbalance"]
+
+    assert 1 < of(0) < of(3)
+
+
+def test_experts_as_good_may_be_chosen():
+    """Where logits are nearly equal any choice is right, with the answer of that choice; elsewhere it is wrong."""
+    generator = torch.Generator().manual_seed(1)
+    case = moe.OPERATOR.case(EXPERTS, "bf16", "forward")
+    given = moe.inputs(case, CPU, generator)
+    given["router"][1] = given["router"][0]
+    wide = {key: x.double() if isinstance(x, torch.Tensor) else x for key, x in given.items()}
+    logits = wide["x"] @ wide["router"].T
+    exact = moe.reference(**wide)
+    chosen = logits.topk(2, -1).indices
+    only = ((chosen == 0) ^ (chosen == 1)).any(-1)  # these tokens have one of the equals
+    assert only.any()
+    other = torch.where(only[:, None] & (chosen < 2), 1 - chosen, chosen)
+    answer = moe.by_experts(wide["x"], logits, other, wide)
+    assert not torch.allclose(answer, exact, rtol=1e-2)
+    found = moe.results((answer.bfloat16(), other.int()), given)
+    torch.testing.assert_close(found, exact, rtol=2e-2, atol=2e-2)
+    worst = logits.argsort(-1)[:, :2]
+    assert moe.results((exact.bfloat16(), worst.int()), given).isnan().all()
+    assert moe.results((exact.bfloat16(), chosen[:, :1].expand(-1, 2).int()), given).isnan().all()
 
 
 def test_codes_are_rounded_to_nearest_even():

@@ -1,0 +1,59 @@
+"""A feed-forward of experts: routing, products by expert, combination."""
+
+import pytest
+import torch
+from kernelmark.kernels.matmul._routing import routed
+from kernelmark.kernels.matmul.moe import moe
+
+AXES = {"M": 19, "D": 72, "F": 40, "E": 5, "K": 2}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "e4m3"])
+@pytest.mark.parametrize("skew", [0, 3])
+def test_agrees(agrees, dtype, skew):
+    agrees("moe", AXES, dtype, skew=skew)
+
+
+def test_agrees_with_one_token(agrees):
+    agrees("moe", AXES | {"M": 1, "F": 150}, "e4m3")
+
+
+@pytest.mark.parametrize(("M", "E", "k"), [(1, 3, 3), (37, 4, 1), (40, 9, 4)])
+def test_every_choice_has_one_place(M, E, k):
+    """In a tile of its expert; tiles that are left over are nobody's."""
+    x, router = torch.randn(M, 24).bfloat16(), torch.randn(E, 24).bfloat16()
+    experts, shares, rows = routed(x, router, k, 16)
+    logits = x.double() @ router.double().T
+    assert torch.equal(experts.long(), logits.topk(k, -1).indices)
+    torch.testing.assert_close(shares, logits.topk(k, -1).values.softmax(-1).float(), rtol=1e-3, atol=1e-3)
+    places = rows.row_of.view(-1, 16)
+    assert sorted(places[places >= 0].tolist()) == list(range(M * k))
+    for group, tile in zip(rows.group_of.tolist(), places, strict=True):
+        assert experts.flatten()[tile[tile >= 0].long()].eq(group).all()
+        assert (group >= 0) == bool((tile >= 0).any())
+
+
+def test_nothing():
+    router, weight = torch.zeros(2, 8).bfloat16(), torch.zeros(2, 8, 8).bfloat16()
+    y, experts = moe(torch.zeros(0, 8).bfloat16(), router, weight, weight[:, :, :4], None, None, 1)
+    assert (y.shape, experts.shape) == ((0, 8), (0, 1))
+
+
+def test_says_what_is_wrong():
+    given = {
+        "x": torch.zeros(3, 8).bfloat16(),
+        "router": torch.zeros(2, 8).bfloat16(),
+        "gate_up": torch.zeros(2, 8, 8).bfloat16(),
+        "down": torch.zeros(2, 8, 4).bfloat16(),
+        "scale_gate_up": None,
+        "scale_down": None,
+        "top_k": 1,
+    }
+    for change, message in (
+        ({"top_k": 3}, "top_k is 3, expected 1 to 2"),
+        ({"down": torch.zeros(2, 8, 5).bfloat16()}, r"down has shape \(2, 8, 5\), expected \(2, 8, 4\)"),
+        ({"scale_down": torch.ones(2, 1, 1)}, "scales are given, but the weights are bf16"),
+        ({"router": torch.zeros(2, 9).bfloat16()}, r"router has shape \(2, 9\), expected \(2, 8\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            moe(**given | change)
