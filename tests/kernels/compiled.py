@@ -44,14 +44,21 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
         {"M": 1024, "N": 4096, "K": 1024, "layout": "tn", "epilogue": "bias"},
         {"M": 512, "N": 4096, "K": 1024, "layout": "nt", "epilogue": "swiglu"},
     ),
-    "fp8_matmul": ({"M": 2048, "N": 4096, "K": 1024, "recipe": "block"},),
+    "fp8_matmul": (
+        {"M": 2048, "N": 4096, "K": 1024, "recipe": "tile"},
+        {"M": 2048, "N": 4096, "K": 1024, "recipe": "group", "layout": "tn"},
+    ),
+    "grouped_fp8_matmul": ({"E": 2, "M": 64, "N": 256, "K": 256, "layout": "masked", "recipe": "row"},),
+    "moe": ({"M": 64, "D": 256, "F": 256, "E": 4, "K": 2, "dtype": "e4m3"},),
+    "quantized_activation": ({"M": 64, "K": 20000}, {"M": 64, "K": 4096, "activation": "swiglu"}),
     "linear_attention": ({"B": 1, "S": 2048, "H": 2, "K": 256, "D": 256},),
     "rms_norm": ({"B": 1, "S": 256, "D": 5120}, {"B": 1, "S": 256, "D": 5001}, {"B": 1, "S": 256, "D": 1001}),
     "gated_rms_norm": ({"B": 1, "S": 64, "D": 100001, "G": 1},),
     "softmax": ({"M": 256, "D": 5001}, {"M": 256, "D": 50257}),
     "cross_entropy": ({"M": 256, "V": 50257}, {"M": 256, "V": 1001}),
 }  # fmt: skip
-"""Shapes beside the quick plan's, for which tiles are chosen otherwise; 16-bit numbers, both passes."""
+"""Shapes beside the quick plan's, for which tiles are chosen otherwise; 16-bit numbers if none are named, both
+passes."""
 
 
 def target_named(name: str) -> GPUTarget:
@@ -95,7 +102,7 @@ def cases(operator: Operator, plans: Sequence[str]) -> list[Case]:
     for given in MORE.get(operator.name, ()):
         axes = {name: given[name] for name in operator.axes}
         options = {name: value for name, value in given.items() if name in operator.options}
-        wanted.append((axes, options, wanted[0][2]))
+        wanted.append((axes, options, given.get("dtype", wanted[0][2])))
     once = {}
     for axes, options, dtype in wanted:
         for pass_ in ("forward", "backward")[: 1 + bool(operator.gradients)]:

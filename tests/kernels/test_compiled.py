@@ -31,7 +31,7 @@ KIB = {
 programming guide, "Technical specifications per compute capability".) MI300 has 64 KiB a workgroup."""
 
 HOPPER = {x.stem for x in KERNELS.rglob("_*_hopper*.py")}
-E4M3 = "fp8_matmul", "fp8_quant", "mx_quant"
+E4M3 = "fp8_matmul", "fp8_quant", "mx_quant", "quantized_activation", "quantized_linear", "grouped_fp8_matmul"
 """Not for compute capability 8.0."""
 MATRIX = "matmul", "fp8_matmul", "mx_matmul"
 """Matrix products with kernels of their own for Hopper."""

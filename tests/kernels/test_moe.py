@@ -5,20 +5,20 @@ import torch
 from kernelmark.kernels.matmul._routing import routed
 from kernelmark.kernels.matmul.moe import moe
 
-AXES = {"M": 19, "D": 72, "F": 40, "E": 5, "K": 2}
+AXES = {"M": 17, "D": 40, "F": 24, "E": 3, "K": 2}
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "e4m3"])
-@pytest.mark.parametrize("skew", [0, 3])
-def test_agrees(agrees, dtype, skew):
-    agrees("moe", AXES, dtype, skew=skew)
+def test_agrees(agrees):
+    agrees("moe", AXES, "bf16", skew=3)
 
 
-def test_agrees_with_one_token(agrees):
-    agrees("moe", AXES | {"M": 1, "F": 150}, "e4m3")
+@pytest.mark.parametrize("M", [1, 20])
+def test_agrees_in_8_bits(agrees, M):
+    """An expert's width is no multiple of 128, of which the gate's and up's blocks are counted apart."""
+    agrees("moe", AXES | {"M": M, "D": 160, "F": 150}, "e4m3")
 
 
-@pytest.mark.parametrize(("M", "E", "k"), [(1, 3, 3), (37, 4, 1), (40, 9, 4)])
+@pytest.mark.parametrize(("M", "E", "k"), [(1, 3, 3), (37, 9, 2)])
 def test_every_choice_has_one_place(M, E, k):
     """In a tile of its expert; tiles that are left over are nobody's."""
     x, router = torch.randn(M, 24).bfloat16(), torch.randn(E, 24).bfloat16()

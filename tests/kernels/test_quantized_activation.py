@@ -8,9 +8,9 @@ from kernelmark.suite.operators.quantized_activation import reference
 
 
 @pytest.mark.parametrize("activation", ["rms_norm", "swiglu"])
-@pytest.mark.parametrize("axes", [{"M": 9, "K": 200}, {"M": 3, "K": 512}, {"M": 2, "K": 1157}])
+@pytest.mark.parametrize("axes", [{"M": 9, "K": 200}, {"M": 2, "K": 1157}])
 def test_agrees(agrees, axes, activation):
-    """Of widths that no group divides, of as many groups as are held, and of more."""
+    """Of widths that no group divides, of fewer groups than are held, and of more."""
     agrees("quantized_activation", axes, "bf16", activation=activation, data="outliers")
 
 
