@@ -74,6 +74,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tiles, M, N, K = sizes
     ROWS: tl.constexpr = c.rows
     COLUMNS: tl.constexpr = c.columns
+    STEP: tl.constexpr = c.step
     tile, column_tile = place(tiles, tl.cdiv(N, COLUMNS), c.section)
     if c.kind == MASKED:
         each = tl.cdiv(M, ROWS)
@@ -97,7 +98,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     # Rows and columns that are not there are the first ones, computed once more and not written.
     a_rows = (tl.where(there, rows, 0) // c.share).to(tl.int64)
     b_rows = (columns % N).to(tl.int64)
-    depth = tl.arange(0, c.step)
+    depth = tl.arange(0, STEP)
     a_at = a + group * a_strides[0] + a_rows[:, None] * a_strides[1] + depth[None, :]
     b_at = b + group * b_strides[0] + b_rows[None, :] * b_strides[1] + depth[:, None]
     a_scale_at = scale_a + group * a_strides[2] + a_rows * a_strides[3]
@@ -106,7 +107,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     if c.heights[0]:
         b_scale_at += b_rows // c.heights[1] * b_strides[3]
     acc, up = sums(
-        (a_at, c.step, b_at, c.step, tl.cast(N, tl.int64) * b_strides[1]),
+        (a_at, STEP, b_at, STEP, tl.cast(N, tl.int64) * b_strides[1]),
         (a_scale_at, a_strides[4], b_scale_at, b_strides[4], other_scale), K, c,
     )  # fmt: skip
     if c.scales == "row":

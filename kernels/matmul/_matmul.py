@@ -64,9 +64,11 @@ def sums(at, scale_at, K, c: tl.constexpr):  # type: ignore[no-untyped-def]  # T
     """
     a_at, a_next, b_at, b_next, other = at
     a_scale_at, a_step, b_scale_at, b_step, other_scale = scale_at
+    ROWS: tl.constexpr = c.rows
+    COLUMNS: tl.constexpr = c.columns
     STEP: tl.constexpr = c.step
     depth = tl.arange(0, STEP)
-    acc = tl.zeros([c.rows, c.columns], tl.float32)
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     up = acc
     for k in range(0, tl.cdiv(K, STEP)):
         if c.even:
