@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ._products import by_rows_of_k
 from ._terms import Call, forcing, refusing
 
 
@@ -70,45 +71,85 @@ def mx_matmul(case: Any) -> Call:
 
 
 def sparse24_matmul(case: Any) -> Call:
-    """`torch.matmul` with the dense form of the weight: cuBLAS, which the sparse form is to beat."""
+    """`torch.matmul` with the dense form of the weight: cuBLAS, which the sparse form is to beat. Backward the
+    weight's gradient is masked after its product.
+    """
+    import torch
+
+    class Masked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+            ctx.save_for_backward(x, weight)
+            return x @ weight.t()
+
+        @staticmethod
+        def backward(ctx: Any, dy: Any) -> Any:
+            x, weight = ctx.saved_tensors
+            return dy @ weight, (dy.t() @ x).masked_fill_(weight == 0, 0)
+
+    masked: Any = Masked.apply
 
     def call(x: Any, values: Any, positions: Any, weight: Any) -> Any:
-        return x @ weight.t()
+        return x @ weight.t() if case.pass_ == "forward" else masked(x, weight)
 
     return call
+
+
+def sparse24_fp8_matmul(case: Any) -> Call:
+    """`torch._scaled_mm` with the dense form of the weight: cuBLAS, which the sparse form is to beat."""
+    import torch
+
+    def call(x: Any, values: Any, positions: Any, weight: Any, scale_x: Any, scale_w: Any) -> Any:
+        return torch._scaled_mm(x, weight.t(), scale_x, scale_w.t().contiguous(), out_dtype=torch.bfloat16)
+
+    return call
+
+
+def sparse24_fp8_matmul_cusparselt(case: Any) -> Call:
+    """cuSPARSELt by `torch._cslt_sparse_mm`, which knows no scale a row: they are multiplied by after it. The
+    weight is compressed in the call, as a conversion; its algorithm is searched for at the first call.
+    """
+    import torch
+
+    return _cusparselt(
+        case,
+        lambda y, scale_x, scale_w: (y.float() * scale_x * scale_w.t()).to(torch.bfloat16),
+        torch.bfloat16,
+    )
 
 
 def sparse24_matmul_cusparselt(case: Any) -> Call:
     """cuSPARSELt by `torch._cslt_sparse_mm`, with the algorithm that its search finds at the first call. The
     weight is compressed in the call, to cuSPARSELt's own form, which a model would keep.
     """
+    if case.pass_ != "forward":
+        raise NotImplementedError("cuSPARSELt's own form of the weight has no gradient by torch")
+    return _cusparselt(case, None, None)
+
+
+def _cusparselt(case: Any, scaled: Call | None, out_dtype: Any) -> Call:
+    """Its product in `out_dtype`, or x's, then `scaled` by what else the case has."""
     import torch
 
     if not torch.backends.cusparselt.is_available():
         raise NotImplementedError("this PyTorch has no cuSPARSELt, or none for this GPU")
     M, N, K = (case.axes[axis] for axis in "MNK")
-    if N % 32 or K % 32 or M % 8:
-        raise NotImplementedError("cuSPARSELt takes N and K in multiples of 32 and M in multiples of 8 only")
+    if N % 32 or K % 32 or M % (16 if case.dtype == "e4m3" else 8):
+        raise NotImplementedError("cuSPARSELt takes N and K in multiples of 32 and M in multiples of 16 bytes")
     found = None
 
-    def conversion(x: Any, values: Any, positions: Any, weight: Any) -> Any:
+    def conversion(x: Any, values: Any, positions: Any, weight: Any, **scales: Any) -> Any:
         return torch._cslt_compress(weight)
 
-    def call(x: Any, values: Any, positions: Any, weight: Any) -> Any:
+    def call(x: Any, values: Any, positions: Any, weight: Any, **scales: Any) -> Any:
         nonlocal found
         compressed = conversion(x, values, positions, weight)
         if found is None:
-            found = torch._cslt_sparse_mm_search(compressed, x.t())
-        return torch._cslt_sparse_mm(compressed, x.t(), alg_id=found).t()
+            found = torch._cslt_sparse_mm_search(compressed, x.t(), out_dtype=out_dtype)
+        y = torch._cslt_sparse_mm(compressed, x.t(), out_dtype=out_dtype, alg_id=found).t()
+        return scaled(y, **scales) if scaled is not None else y
 
     return forcing(call, conversion)
-
-
-def _rows_of_k(a: Any, b: Any) -> tuple[Any, Any]:
-    """The operands with K running fastest in memory, which cuBLAS takes 8-bit ones by on Hopper; copies if need
-    be.
-    """
-    return a.contiguous(), b.t().contiguous().t()
 
 
 def _fp8_matmul(fast: bool) -> Callable[[Any], Call]:
@@ -128,16 +169,13 @@ def _fp8_matmul(fast: bool) -> Callable[[Any], Call]:
             raise NotImplementedError("cuBLAS has no fast accumulation with scales of blocks")
 
         def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
-            a, b = _rows_of_k(a, b)
             if recipe in recipes:
                 of_a, of_b = recipes[recipe]
                 return functional.scaled_mm(a, b, scale_a, of_a, scale_b, of_b, output_dtype=torch.bfloat16)
             return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
-        refused = refusing(call, ValueError, saying="Invalid scaling configuration") if recipe in recipes else call
-        if case.options["layout"] == "nt":
-            return refused
-        return forcing(refused, lambda a, b, scale_a, scale_b, recipe: _rows_of_k(a, b))
+        laid = by_rows_of_k(case, call)
+        return refusing(laid, ValueError, saying="Invalid scaling configuration") if recipe in recipes else laid
 
     factory.__doc__ = (
         "`torch._scaled_mm` and, with scales of blocks, `torch.nn.functional.scaled_mm`: cuBLAS. Layouts other "
@@ -261,15 +299,14 @@ def grouped_fp8_matmul_scaled_grouped_mm(case: Any) -> Call:
         raise NotImplementedError("scaled_grouped_mm takes N and K in multiples of 16 only")
     ends: Any = None
     row = functional.ScalingType.RowWise
+    product: Any = functional.scaled_grouped_mm  # type: ignore[attr-defined]  # torch's types leave it out
 
     def call(a: Any, b: Any, scale_a: Any, scale_b: Any, groups: Any, recipe: str) -> Any:
         nonlocal ends
         if ends is None:
             counts = torch.bincount(groups[groups >= 0], minlength=b.shape[0])
             ends = ((counts + 127) // 128 * 128).cumsum(0).to(torch.int32)
-        return functional.scaled_grouped_mm(
-            a, b.mT, scale_a[:, 0], row, scale_b[..., 0], row, offs=ends, output_dtype=torch.bfloat16
-        )
+        return product(a, b.mT, scale_a[:, 0], row, scale_b[..., 0], row, offs=ends, output_dtype=torch.bfloat16)
 
     return call
 
@@ -344,6 +381,7 @@ PRODUCTS: dict[str, dict[str, Callable[..., Any]]] = {
     "mx_matmul": {"torch": mx_matmul},
     "quantized_activation": {"torch": quantized_activation},
     "quantized_linear": {"torch": quantized_linear, "torch_bf16": quantized_linear_bf16},
+    "sparse24_fp8_matmul": {"torch": sparse24_fp8_matmul, "torch_cusparselt": sparse24_fp8_matmul_cusparselt},
     "sparse24_matmul": {"torch": sparse24_matmul, "torch_cusparselt": sparse24_matmul_cusparselt},
 }
 """The factories by operator and name; part of `torch.IMPLEMENTATIONS`."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _blocks
+from ._products import by_rows_of_k, has_recipe
 from ._terms import Call, forcing, forward_only, refusing
 
 REQUIRES = ("flashinfer-python",)
@@ -359,7 +360,30 @@ def attention_decode(case: Any) -> Call:
     return refusing(call, *CHECKS)
 
 
+@serving
+def fp8_matmul(case: Any) -> Call:
+    """`flashinfer.gemm.fp8_blockscale_gemm_sm90`, of weights (N, K) and scales of 1×128 and 128×128. Not run on
+    a GPU yet.
+    """
+    from flashinfer.gemm import fp8_blockscale_gemm_sm90 as function
+
+    has_recipe(case, "FlashInfer", ("block",))
+
+    def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
+        return function(a, b.t(), scale_a, scale_b.t())
+
+    return refusing(by_rows_of_k(case, call), *CHECKS)
+
+
+@serving
+def grouped_fp8_matmul(case: Any) -> Call:
+    """Its grouped products of 8 bits are Blackwell's."""
+    raise NotImplementedError("FlashInfer's group_gemm_fp8_nt_groupwise is for Blackwell only")
+
+
 IMPLEMENTATIONS = {
+    "fp8_matmul": {"flashinfer": fp8_matmul},
+    "grouped_fp8_matmul": {"flashinfer": grouped_fp8_matmul},
     "add_rms_norm": {"flashinfer": add_rms_norm},
     "attention": {"flashinfer": attention},
     "attention_decode": {"flashinfer": attention_decode},

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._terms import Call, refusing
+from ._products import by_rows_of_k
+from ._terms import Call, forcing, refusing
 
 REQUIRES = ("torchao", "triton")
 DEVICES = ("cuda",)
@@ -42,7 +43,31 @@ def fp8_matmul(case: Any) -> Call:
     def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
         return triton_fp8_gemm_1x128_128x128(a, b, scale_a, scale_b, out_dtype=torch.bfloat16)
 
-    return refusing(call, AssertionError)
+    return refusing(by_rows_of_k(case, call), AssertionError)
+
+
+def sparse24_fp8_matmul(case: Any) -> Call:
+    """`rowwise_scaled_linear_sparse_cutlass_f8f8`, CUTLASS's for Hopper; the weight is compressed in the call by
+    `to_sparse_semi_structured_cutlass_sm9x_f8`, which a model would keep. Not run on a GPU yet.
+    """
+    import torch
+    from torchao.ops import rowwise_scaled_linear_sparse_cutlass_f8f8 as function
+    from torchao.ops import to_sparse_semi_structured_cutlass_sm9x_f8 as compress
+
+    if torch.cuda.get_device_capability()[0] != 9:
+        raise NotImplementedError("torchao has this product for compute capability 9 only")
+    if case.axes["K"] % 128 or case.axes["N"] % 64:
+        raise NotImplementedError("torchao's sparse product takes K in multiples of 128 and N in multiples of 64")
+
+    def conversion(x: Any, values: Any, positions: Any, weight: Any, scale_x: Any, scale_w: Any) -> Any:
+        return compress(weight)
+
+    def call(x: Any, values: Any, positions: Any, weight: Any, scale_x: Any, scale_w: Any) -> Any:
+        compressed, meta = compress(weight)
+        scales = scale_x[:, 0], scale_w[:, 0]
+        return function(x, scales[0], compressed, meta, scales[1], out_dtype=torch.bfloat16)
+
+    return refusing(forcing(call, conversion), AssertionError)
 
 
 def mx_quant(case: Any) -> Call:
@@ -65,4 +90,5 @@ IMPLEMENTATIONS = {
     "fp8_matmul": {"torchao": fp8_matmul},
     "fp8_quant": {"torchao": fp8_quant},
     "mx_quant": {"torchao": mx_quant},
+    "sparse24_fp8_matmul": {"torchao": sparse24_fp8_matmul},
 }

@@ -183,7 +183,15 @@ def adamw(case: Any) -> Call:
     return call
 
 
+def quantized_linear(case: Any) -> Call:
+    """`transformer_engine.pytorch.LayerNormLinear` quantizes its weight itself."""
+    raise NotImplementedError(
+        "Transformer Engine's LayerNormLinear takes a weight in 16 bits and quantizes it itself; here it is E4M3"
+    )
+
+
 IMPLEMENTATIONS = {
+    "quantized_linear": {"transformer_engine": quantized_linear},
     "adamw": {"transformer_engine": adamw},
     "attention": {"transformer_engine": attention},
     "attention_window": {"transformer_engine": attention},

@@ -12,7 +12,8 @@ import functools
 import sys
 from typing import Any, ClassVar
 
-from . import _blocks, _transformers_models
+from . import _blocks, _transformers_models, deep_gemm
+from ._products import by_rows_of_k, has_recipe
 from ._terms import Call, forcing, forward_only, refusing
 
 REQUIRES = ("vllm",)
@@ -77,6 +78,7 @@ def fp8_matmul(case: Any) -> Call:
     """`cutlass_scaled_mm`, CUTLASS's products."""
     import torch
 
+    has_recipe(case, "cutlass_scaled_mm", ("tensor", "row", "block"))
     ops = _library("ops")
 
     def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
@@ -84,24 +86,131 @@ def fp8_matmul(case: Any) -> Call:
         ops.cutlass_scaled_mm(out, a, b, scale_a, scale_b, None)
         return out
 
-    return call
+    return by_rows_of_k(case, call)
 
 
 @serving
 def fp8_matmul_deep_gemm(case: Any) -> Call:
-    """DeepGEMM's `fp8_gemm_nt`, which takes weights (N, K) and scales of 1×128 and 128×128 blocks."""
+    """DeepGEMM's `fp8_gemm_nt`, of the copy that vLLM ships."""
+    return deep_gemm.fp8_product(case, _deep_gemm())
+
+
+@serving
+def grouped_fp8_matmul_deep_gemm(case: Any) -> Call:
+    """DeepGEMM's grouped products, of the copy that vLLM ships. Not run on a GPU yet."""
+    return deep_gemm.grouped_product(case, _deep_gemm())
+
+
+@serving
+def quantized_activation(case: Any) -> Call:
+    """`rms_norm_per_block_quant` and `silu_and_mul_per_block_quant`, scales column by column. Not run on a GPU
+    yet.
+    """
+    ops = _library("ops")
+    if case.axes["K"] % 128:
+        raise NotImplementedError("vLLM's fused quantization takes widths in multiples of 128")
+    return lambda x, norm_weight, eps: _quantized(ops, x, norm_weight, eps)
+
+
+def _quantized(ops: Any, x: Any, norm_weight: Any, eps: float) -> tuple[Any, Any]:
+    """The activation in E4M3 and its scales, of 128 columns each."""
     import torch
 
-    if case.options["recipe"] != "block":
-        raise NotImplementedError("DeepGEMM's scales are those of blocks")
-    function = _deep_gemm().fp8_gemm_nt
+    M, K = x.shape[0], x.shape[1] // (1 if norm_weight is not None else 2)
+    q = torch.empty(M, K, dtype=torch.float8_e4m3fn, device=x.device)
+    scale = torch.empty(K // 128, M, dtype=torch.float32, device=x.device).t()
+    if norm_weight is not None:
+        ops.rms_norm_per_block_quant(q, x, norm_weight, scale, eps, None, None, 128, True)
+    else:
+        ops.silu_and_mul_per_block_quant(q, x, scale, 128, None, True)
+    return q, scale
 
-    def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
-        out = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
-        function((a, scale_a), (b.t(), scale_b.t()), out, disable_ue8m0_cast=True)
+
+@serving
+def quantized_linear(case: Any) -> Call:
+    """The fused quantization, then `cutlass_scaled_mm` of 1×128 by 128×128. Not run on a GPU yet."""
+    import torch
+
+    ops = _library("ops")
+    if case.axes["K"] % 128 or case.axes["N"] % 128:
+        raise NotImplementedError("vLLM's fused quantization and its product take multiples of 128")
+
+    def call(x: Any, weight: Any, scale: Any, norm_weight: Any, eps: float) -> Any:
+        q, scale_q = _quantized(ops, x, norm_weight, eps)
+        out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16, device=x.device)
+        ops.cutlass_scaled_mm(out, q, weight.t(), scale_q, scale.t(), None)
         return out
 
     return call
+
+
+@serving
+def moe(case: Any) -> Call:
+    """`fused_experts`, Triton's unless vLLM has a table for another, after its router by PyTorch, which gives bf16
+    logits as its models do. Not run on a GPU yet.
+    """
+    from vllm.model_executor.layers.fused_moe import fused_experts
+    from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
+
+    if case.dtype == "e4m3" and (case.axes["D"] % 128 or case.axes["F"] % 128):
+        raise NotImplementedError("vLLM's scales of blocks take widths in multiples of 128")
+
+    def call(x: Any, router: Any, gate_up: Any, down: Any, scale_gate_up: Any, scale_down: Any, top_k: int) -> Any:
+        logits, experts = (x @ router.t()).float().topk(top_k, -1)
+        quantized = {}
+        if scale_gate_up is not None:
+            quantized["quant_config"] = fp8_w8a8_moe_quant_config(
+                w1_scale=scale_gate_up, w2_scale=scale_down, block_shape=[128, 128]
+            )
+        y = fused_experts(x, gate_up, down, logits.softmax(-1), experts.int(), **quantized)
+        return y, experts
+
+    return refusing(call, AssertionError)
+
+
+def moe_triton_kernels(case: Any) -> Call:
+    """Triton's own package of kernels, of which vLLM ships a copy; PyPI has another project by its name."""
+    raise NotImplementedError(
+        "triton_kernels' gated product is gpt-oss's: gate and up interleaved and clamped, and 1 added to up"
+    )
+
+
+@serving
+def mx_matmul_marlin(case: Any) -> Call:
+    """Marlin: weights in four bits widened on their way to the matrix units. It lays the weight out anew in the
+    call, which a server does once. Not run on a GPU yet.
+    """
+    import torch
+    from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4 as marlin
+
+    if case.options["format"] != "mxfp4" or case.dtype != "bf16":
+        raise NotImplementedError("Marlin is called for MXFP4 weights and bf16 inputs here")
+    N, K = case.axes["N"], case.axes["K"]
+    if N % 64 or K % 128:
+        raise NotImplementedError("Marlin takes N in multiples of 64 and K in multiples of 128")
+
+    def conversion(x: Any, q: Any, scales: Any, **rest: Any) -> Any:
+        layer: Any = torch.nn.Module()
+        layer.params_dtype = torch.bfloat16
+        layer.output_size_per_partition, layer.input_size_per_partition = N, K
+        layer.weight = torch.nn.Parameter(q, requires_grad=False)
+        layer.weight_scale = torch.nn.Parameter(scales, requires_grad=False)
+        marlin.prepare_fp4_layer_for_marlin(layer)
+        return layer
+
+    def call(x: Any, q: Any, scales: Any, **rest: Any) -> Any:
+        layer = conversion(x, q, scales)
+        return marlin.apply_fp4_marlin_linear(
+            x, layer.weight, layer.weight_scale, None, layer.workspace, size_n=N, size_k=K
+        )
+
+    return refusing(forcing(call, conversion), AssertionError)
+
+
+@serving
+def mx_matmul_machete(case: Any) -> Call:
+    """Machete has other formats."""
+    raise NotImplementedError("Machete's weights in four bits are integers with a scale, not E2M1 numbers")
 
 
 @serving
@@ -639,6 +748,11 @@ IMPLEMENTATIONS = {
     "causal_conv1d": {"vllm": causal_conv1d},
     "causal_conv1d_update": {"vllm": causal_conv1d_update},
     "fp8_matmul": {"vllm": fp8_matmul, "vllm_deep_gemm": fp8_matmul_deep_gemm},
+    "grouped_fp8_matmul": {"vllm_deep_gemm": grouped_fp8_matmul_deep_gemm},
+    "moe": {"vllm": moe, "vllm_triton_kernels": moe_triton_kernels},
+    "mx_matmul": {"vllm_marlin": mx_matmul_marlin, "vllm_machete": mx_matmul_machete},
+    "quantized_activation": {"vllm": quantized_activation},
+    "quantized_linear": {"vllm": quantized_linear},
     "fp8_quant": {"vllm": fp8_quant},
     "gated_rms_norm": {"vllm": gated_rms_norm},
     "geglu": {"vllm": _gated("gelu_tanh_and_mul")},

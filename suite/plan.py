@@ -41,23 +41,56 @@ BUILTIN = ("quick", "standard", "full", *sorted(x.stem for x in FILES.glob("*.to
 """The first three from the operators' own grids, the others from the files of those names in `plans/`."""
 
 
+class Drawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sizes drawn at random, the same by the same seed: `count` sets of one size of each axis.
+
+    `axes` are [smallest, largest] or [smallest, largest, multiple]. Sizes are uniform in their logarithm,
+    rounded down to the multiple.
+    """
+
+    count: int
+    seed: int
+    axes: dict[str, list[int]]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.count <= 1000:
+            raise ValueError(f"count is {self.count}; 1 to 1000")
+        for axis, bounds in self.axes.items():
+            multiple = bounds[2] if len(bounds) == 3 else 1
+            if len(bounds) not in (2, 3) or not 0 < multiple <= bounds[0] <= bounds[1]:
+                raise ValueError(f"axis {axis} is {bounds}; [smallest, largest] or [smallest, largest, multiple]")
+
+    def sizes(self) -> list[dict[str, int]]:
+        """The sets. Only `random()` is asked, whose numbers Python promises to keep."""
+        generator = random.Random(self.seed)
+
+        def one(smallest: int, largest: int, multiple: int = 1) -> int:
+            size = int(smallest * (largest / smallest) ** generator.random())
+            return max(size // multiple, 1) * multiple
+
+        return [{axis: one(*bounds) for axis, bounds in self.axes.items()} for _ in range(self.count)]
+
+
 class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dtypes": "dtype", "passes": "pass"}):
-    """A `[[cases]]` table of a plan file: an operator and a grid over its axes and options.
+    """A `[[cases]]` table of a plan file: an operator and a grid over its axes and options, for each set of sizes
+    that is `random` if there is one.
 
     `implementations` are the names or providers that these cases are for, without it all; less those of `without`.
     """
 
     operator: str
-    axes: dict[str, int | list[int]]
+    axes: dict[str, int | list[int]] = {}
+    random: Drawn | None = None
     options: dict[str, Option | list[Option]] = {}
     dtypes: list[str] | str = "bf16"
     passes: list[Pass] | Pass = "forward"
     implementations: list[str] = []
     without: list[str] = []
 
-    def grid(self) -> Grid:
-        """The grid part."""
-        return Grid(self.axes, self.options, self.dtypes, self.passes)
+    def grids(self) -> list[Grid]:
+        """The grid part: one, or one for each set of sizes drawn."""
+        sets = [{}] if self.random is None else self.random.sizes()
+        return [Grid({**self.axes, **sizes}, self.options, self.dtypes, self.passes) for sizes in sets]
 
 
 class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -344,9 +377,10 @@ def parse(text: str, name: str, catalog: Catalog) -> Plan:
     named: dict[str, list[tuple[str, ...]]] = {}
     for table in file.cases:
         names = _named(table, catalog)
-        for case in catalog.definition(table.operator).expand(table.grid()):
-            cases.append(case)
-            named.setdefault(_key(case), []).append(names)
+        for grid in table.grids():
+            for case in catalog.definition(table.operator).expand(grid):
+                cases.append(case)
+                named.setdefault(_key(case), []).append(names)
     if not cases:
         raise InputError("a plan needs at least one [[cases]] table.")
     caches: tuple[Cache, ...] = (file.cache,) if isinstance(file.cache, str) else tuple(file.cache)

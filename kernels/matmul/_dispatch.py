@@ -1,7 +1,8 @@
 """Which schedule a product takes on Hopper: a pure function of its size, with what was tuned as data.
 
-`TUNED` holds what was fastest of `candidates` at the shapes that were measured; a product of another size takes
-what `estimate` finds cheapest. Nothing is searched for at run time, so that two processes compute alike.
+`TUNED` holds what was fastest of `candidates` at the shapes that were measured, `SOURCES` where; a product of
+another size takes what `estimate` finds cheapest. Nothing is searched for at run time, so that two processes
+compute alike.
 
 Tiles are shared out by steps only where the table says so. On an H200 that was slower nearly everywhere: the
 program that adds up a tile waits for its parts one after the other.
@@ -140,6 +141,15 @@ TUNED: dict[tuple[str, int, int, int], tuple[int, bool, int]] = {
     ("fp8_block", 8192, 2112, 7168): (0, False, 16),
 }
 """By kind, `height` of M, N and K: which of `candidates`, whether tiles are shared out by steps, the section."""
+
+
+H200 = "one NVIDIA H200, 22 November 2026; no journal of it was kept"
+UNTUNED = "not tuned on a device yet"
+GATED = "16_gated"
+"""Gated products of 16-bit numbers, of which the table has none."""
+SOURCES: dict[str, str] = {SIXTEEN: H200, GATED: UNTUNED, FAST: H200, PROMOTED: H200, GROUPED: UNTUNED}
+"""By kind, where what was chosen, by the table and by `estimate`, was measured: the name of a journal in
+`registry/reference/`, or that there is none. Kinds that were not tuned take what `estimate` finds cheapest."""
 
 
 def height(M: int) -> int:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from .._common import FLOATING, INTERPRETED, cdiv, check, on, operator
 from .matmul import matmul
+
+SIZE = 256 if INTERPRETED else 1024
+"""Groups or numbers of a program."""
 
 
 def sparse24_matmul(
@@ -18,7 +23,8 @@ def sparse24_matmul(
     values (N, K/2) has them in x's dtype, bf16 or fp16; positions, bytes (N, K/8), where they are in their
     groups: four bits a group, the first one's place in the lower two, the lower group in the lower four. `pack24`
     makes both. K is a multiple of 8. `weight` is the same in dense form: given or made here, it is what x is
-    multiplied by, since Triton has no sparse products.
+    multiplied by, since Triton has no sparse products. Differentiable in x, in values, and in weight where it is
+    not 0, as sparse training needs: its other gradients are 0.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device; the message names the
     argument.
@@ -97,6 +103,36 @@ def _expand(  # type: ignore[no-untyped-def]  # Triton's types are its own
         tl.store(weight + 4 * group + place, number.to(weight.dtype.element_ty), inside)
 
 
+@triton.jit
+def _pick(dense, positions, values, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """BLOCK groups a program: the two numbers at their positions, the inverse of `_expand`."""
+    group = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = group < count
+    code = tl.load(positions + group // 2, inside, 0).to(tl.int32) >> (group % 2 * 4).to(tl.int32)
+    tl.store(values + 2 * group, tl.load(dense + 4 * group + (code & 3), inside), inside)
+    tl.store(values + 2 * group + 1, tl.load(dense + 4 * group + (code >> 2 & 3), inside), inside)
+
+
+@triton.jit
+def _mask(dense, weight, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """BLOCK numbers a program, set to 0 where the weight is."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    none = tl.load(weight + at, at < count, 1.0) == 0
+    tl.store(dense + at, tl.zeros([BLOCK], dense.dtype.element_ty), none & (at < count))
+
+
+def expanded(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The dense form (N, K) of values (N, K/2), of 8 or 16 bits, at their positions (N, K/8)."""
+    N, half = values.shape
+    weight = torch.empty(N, 2 * half, dtype=values.dtype, device=values.device)
+    values, to = values.contiguous(), weight
+    if values.itemsize == 1:  # whose 0 is the byte 0
+        values, to = values.view(torch.uint8), weight.view(torch.uint8)
+    with on(values):
+        _expand[(cdiv(weight.numel() // 4, SIZE),)](values, positions.contiguous(), to, weight.numel() // 4, SIZE)
+    return weight
+
+
 def _empty(
     x: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, weight: torch.Tensor | None
 ) -> torch.Tensor:
@@ -107,15 +143,62 @@ def _launch(
     x: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, weight: torch.Tensor | None
 ) -> torch.Tensor:
     out = _empty(x, values, positions, weight)
-    K, N = x.shape[1], values.shape[0]
-    if out.numel() == 0 or K == 0:
+    if out.numel() == 0 or x.shape[1] == 0:
         return out.zero_()
-    if weight is None:
-        values, positions, weight = values.contiguous(), positions.contiguous(), x.new_empty(N, K)
-        block = 256 if INTERPRETED else 1024
+    return matmul(x, (expanded(values, positions) if weight is None else weight).t())
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    x, values, positions, weight = ctx.saved_tensors
+    of_x, of_values, _, of_weight = ctx.needs_input_grad[-4:]
+    dx, picked, dense = gradients(dy, x, values, positions, weight, of_x, of_values, of_weight)
+    return dx if of_x else None, picked if of_values else None, None, dense if of_weight else None
+
+
+def _launch_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    values: torch.Tensor,
+    positions: torch.Tensor,
+    weight: torch.Tensor | None,
+    of_x: bool,
+    of_values: bool,
+    of_weight: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dX, d values, dW); those that are not wanted are empty."""
+    dx, picked, dense = (x.new_empty(0) for _ in range(3))
+    if of_x:
+        dx = matmul(dy, expanded(values, positions) if weight is None else weight)  # dX = dY @ W
+    if of_values or of_weight:
+        whole = matmul(dy.t(), x)  # dW = dY.T @ X
+        count = whole.numel()
         with on(x):
-            _expand[(cdiv(weight.numel() // 4, block),)](values, positions, weight, weight.numel() // 4, block)
-    return matmul(x, weight.t())
+            if of_values and count:
+                picked = torch.empty_like(values, memory_format=torch.contiguous_format)
+                _pick[(cdiv(count // 4, SIZE),)](whole, positions.contiguous(), picked, count // 4, SIZE)
+            if weight is not None and of_weight and count:
+                _mask[(cdiv(count, SIZE),)](whole, weight.contiguous(), count, SIZE)
+        dense = whole if of_weight else dense
+    return dx, picked, dense
+
+
+def _fake_gradients(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    values: torch.Tensor,
+    positions: torch.Tensor,
+    weight: torch.Tensor | None,
+    of_x: bool,
+    of_values: bool,
+    of_weight: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    none = x.new_empty(0)
+    wide = x.new_empty(values.shape[0], x.shape[1]) if of_weight else x.new_empty(0)
+    return x.new_empty(x.shape) if of_x else none, values.new_empty(values.shape) if of_values else none, wide
 
 
 def _packed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,7 +217,17 @@ def _launch_pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values, positions
 
 
+gradients = operator(
+    "sparse24_matmul_backward(Tensor dy, Tensor x, Tensor values, Tensor positions, Tensor? weight, bool of_x, "
+    "bool of_values, bool of_weight) -> (Tensor, Tensor, Tensor)",
+    _launch_backward,
+    _fake_gradients,
+)
 _sparse24_matmul = operator(
-    "sparse24_matmul(Tensor x, Tensor values, Tensor positions, Tensor? weight) -> Tensor", _launch, _empty
+    "sparse24_matmul(Tensor x, Tensor values, Tensor positions, Tensor? weight) -> Tensor",
+    _launch,
+    _empty,
+    _save,
+    _backward,
 )
 _pack24 = operator("pack24(Tensor weight) -> (Tensor, Tensor)", _launch_pack, _packed)

@@ -68,5 +68,6 @@ def with_outliers(x: torch.Tensor) -> torch.Tensor:
 
 
 def _share(inputs: Inputs, names: tuple[str, ...], chosen: Callable[[Any], Any]) -> float:
-    found = sum(int(chosen(inputs[name].float()).sum()) for name in names)
-    return found / max(1, sum(inputs[name].numel() for name in names))
+    found: int = sum(int(chosen(inputs[name].float()).sum()) for name in names)
+    numbers: int = sum(inputs[name].numel() for name in names)
+    return found / max(1, numbers)

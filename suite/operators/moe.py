@@ -140,7 +140,7 @@ def results(result: Any, inputs: Inputs) -> torch.Tensor:
     y, chosen = result
     x, router, top_k = inputs["x"].double(), inputs["router"].double(), inputs["top_k"]
     M, E = x.shape[0], router.shape[0]
-    out = y.double()
+    out: torch.Tensor = y.double()
     if y.shape != x.shape or y.dtype != inputs["x"].dtype or chosen.shape != (M, top_k):
         return torch.full_like(x, torch.nan)
     chosen = chosen.long()

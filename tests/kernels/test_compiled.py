@@ -35,7 +35,7 @@ E4M3 = "fp8_matmul", "fp8_quant", "mx_quant", "quantized_activation", "quantized
 """Not for compute capability 8.0."""
 MATRIX = "matmul", "fp8_matmul", "mx_matmul"
 """Matrix products with kernels of their own for Hopper."""
-APART = "attention", "linear_attention", "selective_scan", *E4M3
+APART = "attention", "linear_attention", "selective_scan", "moe", "sparse24_fp8_matmul", *E4M3
 OWN = Catalog.default()
 PLAIN = tuple(
     x for x in OWN.roots[0].files("kernels") if not x.startswith(APART) and not OWN.operator(x).distributed
@@ -55,6 +55,11 @@ SMALL = "_mean", "_share", "_scale", "_add_parts"
         ("9.0", ("attention", "attention_window", "attention_decode")),
         ("9.0", ("attention_varlen", "attention_sparse", "attention_fp8", "selective_scan", "linear_attention")),
         ("9.0", MATRIX),
+        pytest.param(
+            "9.0",
+            ("moe", "grouped_fp8_matmul", "quantized_activation", "quantized_linear", "sparse24_matmul"),
+            marks=pytest.mark.targets,
+        ),
         pytest.param("10.0", ("attention", "linear_attention"), marks=pytest.mark.targets),
         pytest.param(
             "12.0",
@@ -62,7 +67,7 @@ SMALL = "_mean", "_share", "_scale", "_add_parts"
             marks=pytest.mark.targets,
         ),
         pytest.param(
-            "8.9", ("attention", "attention_decode", "linear_attention", *E4M3), marks=pytest.mark.targets
+            "8.9", ("attention", "attention_decode", "linear_attention", "moe", *E4M3), marks=pytest.mark.targets
         ),
         ("8.0", WIDE),
         pytest.param("8.0", tuple(x for x in PLAIN if x not in WIDE), marks=pytest.mark.targets),

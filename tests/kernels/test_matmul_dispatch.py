@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import tomllib
+from pathlib import Path
+
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelmark.kernels.matmul import _dispatch as dispatch
+from kernelmark.suite.plan import Drawn
 
 SIZES = st.integers(1, 40000)
 KINDS = (dispatch.SIXTEEN, dispatch.FAST, dispatch.PROMOTED, dispatch.GROUPED)
@@ -43,3 +50,25 @@ def test_what_is_tuned_is_there():
         assert nth < len(dispatch.candidates(kind, False))
         assert dispatch.height(M) == M
         assert section > 0
+
+
+def test_what_is_not_tuned_says_so():
+    """Each kind has a source, a journal that is there or words; what has none is not in the table."""
+    folder = Path(__file__).parents[2] / "registry" / "reference"
+    assert set(dispatch.SOURCES) == {*KINDS, dispatch.GATED}
+    for kind, source in dispatch.SOURCES.items():
+        assert source in (dispatch.H200, dispatch.UNTUNED) or (folder / source).is_file()
+        assert (source == dispatch.UNTUNED) <= (kind not in {x for x, *_ in dispatch.TUNED})
+
+
+def test_the_plans_random_shapes_are_off_the_table():
+    """And take a schedule of the rule, the same in every process."""
+    plan = tomllib.loads((Path(__file__).parents[2] / "suite/plans/matmul.toml").read_text())
+    (drawn,) = [x["random"] for x in plan["cases"] if "random" in x and x["operator"] == "matmul"]
+    shapes = msgspec.convert(drawn, Drawn).sizes()
+    assert len(shapes) == 50
+    chosen = []
+    for kind, x in itertools.product(KINDS, shapes):
+        assert (kind, dispatch.height(x["M"]), x["N"], x["K"]) not in dispatch.TUNED
+        chosen.append(dispatch.choose.__wrapped__(kind, x["M"], x["N"], x["K"], False, 132))
+    assert hashlib.sha256(repr(chosen).encode()).hexdigest()[:12] == "FILL"

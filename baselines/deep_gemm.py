@@ -1,0 +1,80 @@
+"""DeepGEMM (deepseek-ai/DeepGEMM): products of E4M3 with scales of blocks, compiled with nvcc at the first call.
+
+The wheel of that name on PyPI is old and lacks CUTLASS's headers; its repository has an installer. vLLM ships a
+copy, which `vllm.py` calls. Not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._products import by_rows_of_k, has_recipe
+from ._terms import Call, forward_only, refusing
+
+REQUIRES = ("deep-gemm",)
+DEVICES = ("cuda",)
+
+
+def _library() -> Any:
+    import deep_gemm
+
+    if not hasattr(deep_gemm, "fp8_gemm_nt"):
+        raise ImportError("this deep_gemm has no fp8_gemm_nt: install it from github.com/deepseek-ai/DeepGEMM")
+    return deep_gemm
+
+
+def fp8_product(case: Any, library: Any) -> Call:
+    """`fp8_gemm_nt` of weights (N, K). Scales of single rows of both are the gradient's of a weight: it writes
+    fp32 there, converted to bf16 in the call.
+    """
+    import torch
+
+    has_recipe(case, "DeepGEMM", ("block", "group"))
+    both = case.options["recipe"] == "group"
+    recipe_of = (1, 1 if both else 128, 128)
+    dtype = torch.float32 if both else torch.bfloat16
+
+    def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
+        out = torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device)
+        pairs = (a, scale_a), (b.t(), scale_b.t())
+        library.fp8_gemm_nt(*pairs, out, recipe=recipe_of, disable_ue8m0_cast=True)
+        return out.to(torch.bfloat16)
+
+    return refusing(by_rows_of_k(case, call), AssertionError)
+
+
+def grouped_product(case: Any, library: Any) -> Call:
+    """`m_grouped_fp8_gemm_nt_contiguous`, and `…_masked` with the average of rows as what to expect."""
+    import torch
+
+    has_recipe(case, "DeepGEMM", ("block",))
+    masked = case.options["layout"] == "masked"
+
+    def call(a: Any, b: Any, scale_a: Any, scale_b: Any, groups: Any, recipe: str) -> Any:
+        out = torch.empty(*a.shape[:-1], b.shape[1], dtype=torch.bfloat16, device=a.device)
+        given = (a, scale_a), (b, scale_b), out, groups
+        if masked:
+            library.m_grouped_fp8_gemm_nt_masked(*given, case.axes["M"], disable_ue8m0_cast=True)
+        else:
+            library.m_grouped_fp8_gemm_nt_contiguous(*given, disable_ue8m0_cast=True)
+        return out
+
+    return refusing(call, AssertionError)
+
+
+@forward_only("DeepGEMM")
+def fp8_matmul(case: Any) -> Call:
+    """`deep_gemm.fp8_gemm_nt`."""
+    return fp8_product(case, _library())
+
+
+@forward_only("DeepGEMM")
+def grouped_fp8_matmul(case: Any) -> Call:
+    """`deep_gemm.m_grouped_fp8_gemm_nt_contiguous` and `…_masked`."""
+    return grouped_product(case, _library())
+
+
+IMPLEMENTATIONS = {
+    "fp8_matmul": {"deep_gemm": fp8_matmul},
+    "grouped_fp8_matmul": {"deep_gemm": grouped_fp8_matmul},
+}
