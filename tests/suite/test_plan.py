@@ -15,7 +15,7 @@ from kernelmark.registry.views.crossing import WIDTH
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog, Implementation
 from kernelmark.suite.measure.stopping import Sampling
-from kernelmark.suite.plan import Cell, order
+from kernelmark.suite.plan import Cell, Drawn, order
 
 OWN = Catalog.default()
 
@@ -374,3 +374,30 @@ def test_a_plan_may_state_its_time():
     assert plans.parse(text, "mine", Catalog.default()).budget_s is None
     with pytest.raises(InputError, match="budget_s is 0; above 0"):
         plans.parse(f"budget_s = 0\n{text}", "mine", Catalog.default())
+
+
+def test_sizes_drawn_by_a_seed():
+    """The same for every operator and at any time: rows of two runs are of the same shapes."""
+    drawn = Drawn(3, 24, {"M": [1, 8192], "K": [256, 16384, 16]})
+    assert drawn.sizes() == [{"M": 613, "K": 8400}, {"M": 5, "K": 16256}, {"M": 5, "K": 4160}]
+    table = '[[cases]]\noperator = "rms_norm"\naxes = { B = 1, S = 8 }\n'
+    plan = plans.parse(table + "random = { count = 9, seed = 1, axes = { D = [64, 4096, 8] } }", "p", OWN)
+    sizes = [x.axes["D"] for x in plan.cases]
+    assert len(sizes) > 5
+    assert all(size % 8 == 0 and 64 <= size <= 4096 for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("random", "said"),
+    [
+        ("count = 0, seed = 1, axes = { D = [1, 2] }", "count is 0; 1 to 1000"),
+        ("count = 2, seed = 1, axes = { D = [4, 2] }", r"axis D is \[4, 2\]; \[smallest, largest\]"),
+        ("count = 2, seed = 1, axes = { D = [8, 64, 16] }", r"axis D is \[8, 64, 16\]"),
+        ("count = 2, seed = 1, axes = { X = [1, 2] }", "axis of rms_norm"),
+        ("count = 2, axes = { D = [1, 2] }", "missing required field `seed`"),
+    ],
+)
+def test_sizes_that_cannot_be_drawn(random, said):
+    text = f'[[cases]]\noperator = "rms_norm"\naxes = {{ B = 1, S = 8 }}\nrandom = {{ {random} }}'
+    with pytest.raises(InputError, match=said):
+        plans.parse(text, "p", OWN)
