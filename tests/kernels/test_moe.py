@@ -18,6 +18,21 @@ def test_agrees_in_8_bits(agrees, M):
     agrees("moe", AXES | {"M": M, "D": 160, "F": 150}, "e4m3")
 
 
+def test_parts_of_larger_matrices(agrees):
+    """One token of a width that no tile divides, its row and the weights' between others."""
+
+    def change(given):
+        wide = torch.randn(1, 2900).bfloat16()
+        wide[:, 10:2890] = given["x"]
+        router = torch.randn(2, 2901).bfloat16()
+        router[:, 21:] = given["router"]
+        down = torch.randn(2, 2880, 40).bfloat16()
+        down[:, :, 16:] = given["down"]
+        return {"x": wide[:, 10:2890], "router": router[:, 21:], "down": down[:, :, 16:]}
+
+    agrees("moe", {"M": 1, "D": 2880, "F": 24, "E": 2, "K": 1}, "bf16", change)
+
+
 @pytest.mark.parametrize(("M", "E", "k"), [(1, 3, 3), (37, 9, 2)])
 def test_every_choice_has_one_place(M, E, k):
     """In a tile of its expert; tiles that are left over are nobody's."""
