@@ -7,7 +7,7 @@ from kernelmark.kernels.matmul.fp8_matmul import fp8_matmul, in_rows_of_k
 
 @pytest.mark.parametrize("recipe", ["block", "row", "tensor", "group", "tile"])
 def test_agrees(agrees, recipe):
-    agrees("fp8_matmul", {"M": 33, "N": 150, "K": 300}, "e4m3", recipe=recipe)
+    agrees("fp8_matmul", {"M": 17, "N": 150, "K": 300}, "e4m3", recipe=recipe)
 
 
 @pytest.mark.parametrize(("layout", "recipe"), [("nn", "block"), ("tn", "group"), ("nn", "row")])

@@ -7,8 +7,7 @@ from kernelmark.kernels.matmul.grouped_fp8_matmul import grouped_fp8_matmul
 E4M3 = torch.float8_e4m3fn
 
 
-@pytest.mark.parametrize("recipe", ["block", "row"])
-@pytest.mark.parametrize("layout", ["contiguous", "masked"])
+@pytest.mark.parametrize(("layout", "recipe"), [("contiguous", "block"), ("masked", "row")])
 def test_agrees(agrees, layout, recipe):
     agrees("grouped_fp8_matmul", {"E": 2, "M": 3, "N": 40, "K": 2880}, "e4m3", layout=layout, recipe=recipe)
 

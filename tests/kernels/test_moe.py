@@ -12,7 +12,7 @@ def test_agrees(agrees):
     agrees("moe", AXES, "bf16", skew=3)
 
 
-@pytest.mark.parametrize("M", [1, 20])
+@pytest.mark.parametrize("M", [1, 9])
 def test_agrees_in_8_bits(agrees, M):
     """An expert's width is no multiple of 128, of which the gate's and up's blocks are counted apart."""
     agrees("moe", AXES | {"M": M, "D": 160, "F": 150}, "e4m3")

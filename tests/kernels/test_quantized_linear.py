@@ -8,8 +8,10 @@ from kernelmark.kernels.quantization.quantized_activation import quantized_activ
 from kernelmark.suite.operators.fp8_matmul import quantized_weight
 
 
-@pytest.mark.parametrize("activation", ["rms_norm", "swiglu"])
-@pytest.mark.parametrize("axes", [{"M": 1, "N": 40, "K": 2880}, {"M": 17, "N": 150, "K": 200}])
+@pytest.mark.parametrize(
+    ("axes", "activation"),
+    [({"M": 1, "N": 40, "K": 2880}, "rms_norm"), ({"M": 17, "N": 150, "K": 200}, "swiglu")],
+)
 def test_agrees(agrees, axes, activation):
     agrees("quantized_linear", axes, "bf16", activation=activation)
 
