@@ -263,7 +263,9 @@ def _parts(operator: Operator, case: Case, answer: list[torch.Tensor], rank: int
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
-    return tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor
+    dense = tensor.contiguous()
+    # One of size 1 is contiguous whatever its stride is, and torch views only a stride of 1 as bytes.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def _raised(inputs: Inputs, dtype: torch.dtype) -> Inputs:

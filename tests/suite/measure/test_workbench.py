@@ -75,6 +75,16 @@ def test_changed_sees_what_equality_does_not():
     assert here.changed()
 
 
+def test_changed_sees_a_single_column_that_lies_apart():
+    """Contiguous by its size alone, as scales of one block of columns are."""
+    here = bench()
+    column = torch.zeros(1, 6).as_strided((6, 1), (1, 4))
+    here.varied, here.values = [column], [column.clone()]
+    assert not here.changed()
+    column[3] = 1
+    assert here.changed()
+
+
 @pytest.mark.parametrize(("pass_", "outputs"), [("forward", 1), ("backward", 2), ("forward_backward", 3)])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_calls_agree_with_the_reference(pass_, outputs, dtype):

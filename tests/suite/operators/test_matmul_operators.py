@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from kernelmark.baselines.torch import IMPLEMENTATIONS as EAGER
+from kernelmark.suite.measure.stages import Stages, Trial
+from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect, deviation, distance
 from kernelmark.suite.measure.workbench import Workbench
 from kernelmark.suite.operators import fp8_matmul, grouped_fp8_matmul, moe, mx_matmul
@@ -78,6 +81,21 @@ def test_errors_of_fp8(recipe, data):
     assert 0 < found["saturated"] < 0.02
     assert found["underflowed"] < 1e-3
     assert found["weight_bytes"] == pytest.approx({"row": 1.01, "group": 1.04}.get(recipe, 1), abs=3e-3)
+
+
+def test_every_row_has_its_error_against_unquantized_numbers():
+    """Beside its own: what was drawn again is what the inputs were quantized from."""
+    case = fp8_matmul.OPERATOR.case({"M": 16, "N": 48, "K": 400}, "e4m3", "forward")
+    bench = Workbench.build(fp8_matmul.OPERATOR, case, CPU, seed=3)
+    trial = Trial(SimpleNamespace(synchronize=lambda: None), bench, "cold", Sampling(), Stages())
+
+    def call():
+        wide = {key: x.double() if isinstance(x, torch.Tensor) else x for key, x in bench.inputs.items()}
+        return fp8_matmul.reference(**wide).bfloat16()
+
+    assert trial.verify(call) < 3e-3
+    assert 0.03 < trial.measured["error_unquantized"] < 0.045
+    assert trial.measured.keys() == {"error_unquantized", "saturated", "underflowed", "weight_bytes"}
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
