@@ -69,6 +69,8 @@ OPERATOR = Operator(
         "fp32": Tolerance(norm=4e-3, absolute=3e-2, relative=1e-2),
     },
     plans={
+        "quick": (grid("forward", T=4, M=1024, N=1024),),
+        "quick_cpu": (grid("forward", T=1, M=64, N=96, dtypes="fp32"),),
         "standard": (
             grid("forward", T=[1, 16], M=1024, N=1024),
             grid("forward", T=4, M=4096, N=4096),
