@@ -16,8 +16,9 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from kernelmark.registry.analysis.repeated import said
 from kernelmark.registry.analysis.rows import Row, rows
-from kernelmark.registry.store.journal import Journal, read
+from kernelmark.registry.store.journal import Journal, read, read_header
 from kernelmark.registry.store.record import PROVIDER
 from kernelmark.registry.views import crossing, summary, units
 from kernelmark.registry.views.table import render
@@ -77,6 +78,13 @@ def rows_of(run: str) -> tuple[Row, ...]:
     return rows(journal(run))
 
 
+@functools.cache
+def verifications() -> tuple[Journal, ...]:
+    """The journals here that verify another."""
+    headers = {x: read_header(x) for x in sorted(JOURNALS.glob("*.jsonl.gz"))}
+    return tuple(read(x) for x, header in headers.items() if header is not None and header.request.verifies)
+
+
 def page() -> str:
     """The whole page."""
     parts = [
@@ -108,7 +116,7 @@ def row() -> str:
         f"Our kernel takes {units.number(ours.value())} ms, ± {half_width(ours)} (95 % interval over fresh "
         f"processes). That is {units.percent(ours.fraction_of_limit)} of what\nthis device could do (`limit`), "
         f"and {_ratio(ours.speedup_vs_best_baseline)} times as fast as the fastest correct baseline (`vs best`):\n"
-        "the number to look at."
+        f"the number to look at. This run is {said(made, verifications())}."
     )
     return "\n".join(["```", *lines[start:end], "```", "", told]) + "\n"
 
@@ -142,11 +150,13 @@ def _where(made: Journal) -> str:
     commit = summary.commit(header)
     named = f", here `{COMMITTED_ANEW[commit]}`" if commit in COMMITTED_ANEW else ""
     text = f"Run `{header.run}`: plan `{header.plan}`, {summary.device_name(header)}, commit `{commit}`{named}"
+    repeated = said(made, verifications())
     if any(x.complete for x in made.footers):
-        return f"{text}, {header.replicates} replicates."
+        return f"{text}, {header.replicates} replicates, {repeated}."
     counts = {x: sum(y.replicate == x for y in made.records) for x in range(header.replicates)}
     last = ", ".join(f"replicate {x + 1} has {counts[x]}" for x in counts if counts[x] < counts[0])
-    return f"{text}, {header.replicates} replicates. The run is not complete: of {counts[0]} measurements, {last}."
+    incomplete = f"The run is not complete: of {counts[0]} measurements, {last}."
+    return f"{text}, {header.replicates} replicates, {repeated}. {incomplete}"
 
 
 def _speedup(row: Row | None) -> float | None:

@@ -8,7 +8,7 @@ two may lie apart. Of many rows one in twenty would disagree by chance, so that 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -47,10 +47,10 @@ def differing(there: Mapping[str, Scalar], here: Mapping[str, Scalar]) -> dict[s
     return {x: (there.get(x), here.get(x)) for x in names if there.get(x) != here.get(x)}
 
 
-def repeated(published: Journal, again: Journal) -> tuple[Repeated, ...]:
+def repeated(published: Iterable[Row], again: Iterable[Row]) -> tuple[Repeated, ...]:
     """Every row of the second run, against the same row of the first."""
-    before = {x.identity: x for x in rows(published)}
-    pairs = [(before.get(x.identity), x) for x in rows(again)]
+    before = {x.identity: x for x in published}
+    pairs = [(before.get(x.identity), x) for x in again]
     level = (1 - CONFIDENCE) / max(1, sum(x is not None and x.status == y.status == "ok" for x, y in pairs))
     return tuple(_judged(x, y, level) for x, y in pairs)
 
@@ -83,15 +83,25 @@ def _judged(there: Row | None, here: Row, level: float) -> Repeated:
 
 def said(published: Journal, others: Iterable[Journal]) -> str:
     """What stands beside a published table: how its verifications went, or that there is none."""
-    lines = []
-    for again in others:
-        if again.header.request.verifies != published.header.run:
-            continue
-        found = repeated(published, again)
-        agree = sum(x.agreement == "agree" for x in found)
-        apart = sum(x.agreement == "disagree" for x in found)
-        lines.append(
-            f"repeated by run {again.header.run}: {agree} of {len(found)} rows agree, {apart} disagree, "
-            f"{len(found) - agree - apart} undecided"
-        )
-    return "\n".join(lines) or NOT_YET
+    mine = [x for x in others if x.header.request.verifies == published.header.run]
+    there = rows(published) if mine else ()
+    return joined(
+        line(x.header.run, repeated(there, rows(x)), differing(published.header.conditions, x.header.conditions))
+        for x in mine
+    )
+
+
+def line(run: str, found: Sequence[Repeated], apart: Collection[str]) -> str:
+    """One verification: how many of its rows agree, and under which other conditions it was made."""
+    agree = sum(x.agreement == "agree" for x in found)
+    disagree = sum(x.agreement == "disagree" for x in found)
+    told = (
+        f"repeated by run {run}: {agree} of {len(found)} rows agree, {disagree} disagree, "
+        f"{len(found) - agree - disagree} undecided"
+    )
+    return f"{told}, under other conditions ({', '.join(sorted(apart))})" if apart else told
+
+
+def joined(lines: Iterable[str]) -> str:
+    """All verifications of a run, or that there is none."""
+    return "; ".join(lines) or NOT_YET

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..analysis.repeated import NOT_YET
 from ..analysis.statistics import geometric_mean
 from ..errors import InputError
 from ..store.journal import read
@@ -20,6 +21,7 @@ from .coverage import Expected, coverage
 from .facts import Fact, Run, facts, file_name, run_of
 from .ledger import Ledger
 from .pages import Pages
+from .repetition import repetitions, replaced
 from .scaling import scaling
 from .standing import Standing, standings
 from .timeline import Line, Measured, ordered, timelines
@@ -175,7 +177,12 @@ class _Site:
         runs = ordered(known, times)
         measured = self._measured(runs)
         self.built.runs, self.built.rows = len(runs), len(measured)
-        pages = Pages(self.settings.title, units.moment(max(x.created for x in runs)), self.settings.linked)
+        again = repetitions(runs, measured)
+        pages = Pages(self.settings.title, units.moment(max(x.created for x in runs)), self.settings.linked, again)
+        for run in runs:
+            if again[run.name] != NOT_YET:
+                page = (self.output / f"run/{run.file}.html").read_text(encoding="utf-8")
+                self._write(f"run/{run.file}.html", replaced(page, again[run.name]))
         by_operator: dict[str, list[Measured]] = {}
         for run, fact in measured:
             by_operator.setdefault(fact.operator, []).append((run, fact))

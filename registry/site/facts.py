@@ -42,6 +42,8 @@ class Run(msgspec.Struct, frozen=True):
     stage: int = 0
     arm: str | None = None
     partner: str | None = None
+    verifies: str | None = None
+    """The run of which it measured some rows again."""
 
     @property
     def file(self) -> str:
@@ -84,6 +86,8 @@ class Fact(msgspec.Struct, frozen=True, array_like=True):
     better: Better
     metrics: dict[str, Number]
     processes: int
+    between: float | None
+    """Coefficient of variation of the processes' values of the primary metric."""
     limit: float | None
     fraction: float | None
     speedup: float | None
@@ -121,7 +125,7 @@ class Fact(msgspec.Struct, frozen=True, array_like=True):
         metrics = {}
         if number is not None:
             value, low, high, unit = number
-            metrics = {self.primary: Value(value, unit, self.better, self.processes, 0, low, high)}
+            metrics = {self.primary: Value(value, unit, self.better, self.processes, 0, low, high, self.between)}
         return Row(
             operator=self.operator,
             case=self.case,
@@ -173,6 +177,7 @@ def run_of(journal: Journal, found: tuple[Fact, ...]) -> Run:
         stage=header.request.stage,
         arm=header.request.arm,
         partner=header.request.partner,
+        verifies=header.request.verifies,
     )
 
 
@@ -204,6 +209,7 @@ def facts(journal: Journal) -> tuple[Fact, ...]:
             better=journal.metric(x.primary).better,
             metrics={name: (y.value, y.low, y.high, y.unit) for name, y in x.metrics.items()},
             processes=x.replicates,
+            between=y.cv_between if (y := x.get()) is not None else None,
             limit=x.limit,
             fraction=x.fraction_of_limit,
             speedup=x.speedup_vs_best_baseline,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..errors import InputError
@@ -19,6 +20,7 @@ from .coverage import Coverage
 from .facts import Fact, Run, file_name
 from .feeds import Event
 from .monitor import monitored
+from .repetition import summed
 from .scaling import Step
 from .standing import CaseStanding, Standing
 from .timeline import Line
@@ -48,17 +50,25 @@ class RowView:
 
 class Pages:
     """Renders pages of one site. `built` is the time of the newest run; `journals` where journals lie: empty for
-    beside the pages, None for nowhere.
+    beside the pages, None for nowhere. `repeated` says of each run whether another team measured it again.
     """
 
-    def __init__(self, title: str, built: str, journals: str | None = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        built: str,
+        journals: str | None = None,
+        repeated: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.title = title
         self.built = built
         self.journals = journals
+        self.repeated = repeated
         self._environment = _environment()
 
     def _render(self, template: str, root: str, **values: Any) -> str:
         shared = {"title": self.title, "built": self.built, "root": root, "journals": self.journals}
+        shared |= {"repeated": self.repeated, "repetition": summed([*self.repeated.values()])}
         text: str = self._environment.get_template(template).render(shared | values)
         return text
 
@@ -106,6 +116,7 @@ class Pages:
             operator=operator,
             sections=sections,
             about={x.device: _about(x.device, runs) for x in standings},
+            again={x.device: summed([self.repeated[y] for y in x.runs]) for x in standings},
             data=data.inlined(data.charts(drawn, runs)),
         )
 

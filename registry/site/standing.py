@@ -77,6 +77,11 @@ class Standing:
         return found.most_common(1)[0] if found else None
 
     @property
+    def runs(self) -> tuple[str, ...]:
+        """Names of the runs that its rows are of."""
+        return tuple(dict.fromkeys(run.name for x in self.cases for run, _ in x.latest))
+
+    @property
     def newest(self) -> Run | None:
         """The run that was measured last."""
         runs = [run for x in self.cases for run, _ in x.latest]

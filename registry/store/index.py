@@ -8,6 +8,7 @@ comparisons saw cannot, and is only missed as a prior. What both say is for dete
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import weakref
@@ -26,7 +27,7 @@ from .journal import Journal, read, read_header
 from .processes import Processes, process_values
 from .record import Header, Key
 
-LAYOUT = 2
+LAYOUT = 3
 """Raised when the tables change: an index of another layout is made anew."""
 NOISE_SINCE = 1
 """The layout from which on the table of noise is as it is now, and stays when the others are made anew."""
@@ -37,9 +38,10 @@ Spreads: TypeAlias = Mapping[Key, Sequence[tuple[float, float]]]
 _TABLES = """
 CREATE TABLE runs (
     name TEXT PRIMARY KEY, file TEXT, made_of TEXT, dirty INT, key TEXT, device TEXT, created TEXT, plan TEXT,
-    replicates INT, stage INT, cases INT);
+    replicates INT, stage INT, cases INT, verifies TEXT);
 CREATE INDEX runs_by_commit ON runs (made_of);
 CREATE INDEX runs_by_key ON runs (key, created);
+CREATE INDEX runs_by_verified ON runs (verifies);
 CREATE TABLE sizes (name TEXT PRIMARY KEY, size INT);
 CREATE TABLE processes (
     name TEXT, operator TEXT, shape TEXT, implementation TEXT, cache TEXT, provider TEXT, definition TEXT,
@@ -108,11 +110,11 @@ class Index:
             if header is not None:
                 facts = (header.commit, header.dirty, header.key, header.device, header.created, header.plan)
                 numbers = (header.replicates, header.request.stage, _cases(header))
-                new.append((header.run, file, *facts, *numbers))
+                new.append((header.run, file, *facts, *numbers, header.request.verifies))
         with self._connection:
             for file in known - names.keys():
                 self._connection.execute("DELETE FROM runs WHERE file = ?", (file,))
-            self._connection.executemany("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?,?,?,?,?,?,?)", new)
+            self._connection.executemany("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", new)
 
     def runs(
         self,
@@ -142,6 +144,16 @@ class Index:
             (limit,),
         )
         return [commit for (commit,) in rows]
+
+    def verifying(self, *runs: str) -> list[Journal]:
+        """The journals of the runs that verify any of these, oldest first; unreadable ones are left out."""
+        found = []
+        for run in runs:
+            query = "SELECT file FROM runs WHERE verifies = ? ORDER BY created, name"
+            for (file,) in self._connection.execute(query, (run,)).fetchall():
+                with contextlib.suppress(InputError):
+                    found.append(read(self.home.journals / file))
+        return found
 
     def processes(self, entry: Entry) -> dict[Key, Processes]:
         """What a run's processes say of its rows; its journal is read only if it grew since."""

@@ -110,19 +110,19 @@ def summary(journal: Journal) -> Entry:
 
 
 def artifacts(journal: Journal) -> dict[str, bytes]:
-    """The files of a run's summary by name: the journal itself, and the fingerprint for reading.
+    """The files of a run's summary by name: the journal itself, and the fingerprint for reading."""
+    fingerprint = {name: value for name, value in described(journal).items() if name != "torn"}
+    told = json.dumps(fingerprint, indent=2, ensure_ascii=False).encode()
+    return dict([journal_file(journal), ("fingerprint.json", told)])
 
-    The journal goes as it is, compressed, so that `kernelmark import` takes it back.
-    """
+
+def journal_file(journal: Journal) -> tuple[str, bytes]:
+    """A journal as a file: its name, and it as it is, compressed, so that `kernelmark import` takes it back."""
     if journal.path is not None:
         text = b"".join(x + b"\n" for x in whole_lines(journal.path))
     else:
         text = b"".join(encode(x) for x in _lines(journal))
-    fingerprint = {name: value for name, value in described(journal).items() if name != "torn"}
-    return {
-        f"{journal.header.run}.jsonl.gz": gzip.compress(text, mtime=0),
-        "fingerprint.json": json.dumps(fingerprint, indent=2, ensure_ascii=False).encode(),
-    }
+    return f"{journal.header.run}.jsonl.gz", gzip.compress(text, mtime=0)
 
 
 def _common(journal: Journal) -> dict[str, str]:
@@ -134,6 +134,7 @@ def _common(journal: Journal) -> dict[str, str]:
         "harness": header.harness,
         "comparability_key": header.key,
         "image_digest": str(header.conditions.get("image_digest") or ""),
+        "verifies": header.request.verifies,
     }
     tags |= {name: str(header.conditions.get(name) or "") for name in CONDITIONS}
     return {name: value for name, value in tags.items() if value}

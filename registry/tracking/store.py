@@ -26,11 +26,12 @@ from typing import Any, TypeAlias
 
 from ..errors import InputError
 from ..store.home import Home
+from ..store.index import Index
 from ..store.journal import Journal, read
 from ..store.transfer import checked_run
 from .bulk import Bulk
 from .connection import Connection, StoreError, connect, locked, resolve
-from .entries import SUMMARY, Entry, artifacts, content_hash, entries, length, summary
+from .entries import SUMMARY, Entry, artifacts, content_hash, entries, journal_file, length, summary
 from .saved_view import TAG, View, drawn
 
 __all__ = ["Ingested", "Store", "StoreError", "Synced", "resolve", "sync"]
@@ -158,6 +159,19 @@ class Store:
             if report is not None and left:
                 self._keep_report(max(left, key=lambda x: x.rank), report)
             return Ingested(run, count["created"], count["updated"], count["skipped"], self.deep_link(run))
+
+    def attach(self, verification: Journal) -> None:
+        """Keeps the journal of a verification with the run that it verifies too, where the registry has that."""
+        verified, digest = verification.header.request.verifies, content_hash(verification)
+        if verified is None:
+            return
+        name = f"verified_by.{checked_run(verification.header.run)}"
+        with locked(self._connection.lock), self._connection.reachable():
+            condition = f"tags.invocation = '{checked_run(verified)}' and tags.kind = '{SUMMARY}'"
+            for found in list(self._search(condition)):
+                if found.data.tags.get(name) != digest:
+                    self._connection.upload(found.info.run_id, *journal_file(verification))
+                    self._client.set_tag(found.info.run_id, name, digest)
 
     def complete(self) -> dict[str, str]:
         """Content hashes of the runs that are wholly in the registry, by run."""
@@ -392,7 +406,7 @@ def sync(
     be read does not keep the others out.
     """
     paths = [home.find(x) for x in runs] or list(home.paths().values())
-    store = Store.open(uri, home)
+    store, index = Store.open(uri, home), Index(home)
     known = {} if runs else store.complete()
     out = Synced((), (), {})
     sizes = [path.stat().st_size if path.exists() else 0 for path in paths]
@@ -409,6 +423,8 @@ def sync(
                 continue
             pages = [x for x in (home.reports / f"{run}.html",) if x.exists()]
             done = store.ingest(journal, pages[0] if pages else None, told)
+            for verification in (journal, *index.verifying(run)):
+                store.attach(verification)
             out = replace(out, ingested=(*out.ingested, done))
         except InputError as error:
             out = replace(out, unreadable={**out.unreadable, path.name: str(error)})

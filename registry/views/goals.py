@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..analysis.peers import peers
+from ..analysis.repeated import said
 from ..analysis.rows import Row, rows
 from ..analysis.scaling import efficiencies
 from ..analysis.statistics import geometric_mean
@@ -77,10 +78,12 @@ def scoreboard(journals: Iterable[Journal]) -> tuple[Standing, ...]:
     return tuple(out)
 
 
-def table(journals: Iterable[Journal]) -> str:
-    """The scoreboard in Markdown."""
+def table(journals: Iterable[Journal], verifications: Sequence[Journal] = ()) -> str:
+    """The scoreboard in Markdown, and whether anybody measured the runs again that it rests on."""
+    known = {x.header.run: x for x in journals}
+    board = scoreboard(known.values())
     lines = ["| | goal | asked for | measured | of |", "|---|---|---|---|---|"]
-    for x in scoreboard(journals):
+    for x in board:
         measured, of = units.DASH, x.goal.missing
         if x.found is not None:
             shown = x.goal.shown
@@ -90,7 +93,9 @@ def table(journals: Iterable[Journal]) -> str:
             of = f"{x.found.of}, run {x.run}"
         cells = (f"{MARKS[x.verdict]} {x.verdict}", x.goal.name, x.goal.asked, measured, markdown(of))
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    rests_on = dict.fromkeys(x.run for x in board if x.run is not None)
+    told = [f"Run {markdown(x)}: {markdown(said(known[x], verifications))}." for x in rests_on]
+    return "\n".join([*lines, *([""] if told else []), *told]) + "\n"
 
 
 # --- where a run has it ---------------------------------------------------------------------------------

@@ -6,11 +6,12 @@ case has; what stands in for another says its name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean, median
 
 from ..analysis.peers import Speedup, peers
+from ..analysis.repeated import said
 from ..analysis.rows import BANDWIDTH, THROUGHPUT, TOKENS, Row, rows
 from ..analysis.selection import EVERYTHING, Selection
 from ..errors import InputError
@@ -69,7 +70,12 @@ def pairs(journal: Journal, against: str | None = None, selection: Selection = E
     return tuple(out)
 
 
-def kernels(journal: Journal, against: str | None = None, selection: Selection = EVERYTHING) -> str:
+def kernels(
+    journal: Journal,
+    against: str | None = None,
+    selection: Selection = EVERYTHING,
+    verifications: Iterable[Journal] = (),
+) -> str:
     """A line a kernel, in Markdown: both latencies, the speedup, and the bandwidth or throughput of both."""
     found = pairs(journal, against, selection)
     lines = [f"| {' | '.join(HEADINGS)} |", "|---|---:|---:|---:|---|---:|---:|"]
@@ -80,10 +86,16 @@ def kernels(journal: Journal, against: str | None = None, selection: Selection =
         base += "" if x.base.implementation == (against or EAGER) else f" ({markdown(x.base.implementation)})"
         cells = (markdown(x.name), units.number(x.ours.value()), base, _speedup(x.speedup))
         lines.append(f"| {' | '.join((*cells, metric.unit if metric else units.DASH, *rate))} |")
-    return "\n".join([*lines, "", *_told(journal, found, against)]) + "\n"
+    told = _told(journal, found, against, said(journal, verifications), markdown)
+    return "\n".join([*lines, "", *told]) + "\n"
 
 
-def configurations(journal: Journal, against: str | None = None, selection: Selection = EVERYTHING) -> str:
+def configurations(
+    journal: Journal,
+    against: str | None = None,
+    selection: Selection = EVERYTHING,
+    verifications: Iterable[Journal] = (),
+) -> str:
     """A block a configuration, and the mean and median speedup over all of them."""
     found = pairs(journal, against, selection)
     lines = []
@@ -95,7 +107,8 @@ def configurations(journal: Journal, against: str | None = None, selection: Sele
         if None not in tokens:
             lines.append(f"  Throughput: {base}: {tokens[0]:,.0f} tokens/s, Ours: {tokens[1]:,.0f} tokens/s")
         lines.append("")
-    return "\n".join([*lines, *_told(journal, found, against)]) + "\n"
+    told = _told(journal, found, against, said(journal, verifications), plain)
+    return "\n".join([*lines, *told]) + "\n"
 
 
 def _latency(row: Row) -> str:
@@ -113,7 +126,9 @@ def _speedup(x: Speedup) -> str:
     return f"{x.value:.2f}x{bounds}"
 
 
-def _told(journal: Journal, found: Iterable[Pair], against: str | None) -> list[str]:
+def _told(
+    journal: Journal, found: Iterable[Pair], against: str | None, repeated: str, safe: Callable[[str], str]
+) -> list[str]:
     """The summary below either table, and what its columns rest on."""
     speedups = [x.speedup.value for x in found]
     if not speedups:
@@ -122,7 +137,7 @@ def _told(journal: Journal, found: Iterable[Pair], against: str | None) -> list[
     return [
         f"Average Speedup: {fmean(speedups):.2f}x, Median Speedup: {median(speedups):.2f}x, "
         f"Min: {min(speedups):.2f}x, Max: {max(speedups):.2f}x over {count}.",
-        f"Run {plain(journal.header.run)}. Base: {plain(against or EAGER)}"
+        f"Run {safe(journal.header.run)}, {safe(repeated)}. Base: {safe(against or EAGER)}"
         + ("" if against else ", or the baseline named where that has no time")
         + ". In brackets and after ±: 95 % intervals. Bytes and operations are the least that a case needs.",
     ]

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..analysis.ceilings import Ceilings
 from ..analysis.peers import peers
+from ..analysis.repeated import said
 from ..analysis.rows import Row, category, rows, spent
 from ..analysis.selection import EVERYTHING, Selection
 from ..analysis.worth import Worth, worths
@@ -145,6 +146,8 @@ class Run:
     device: str
     created: str
     commit: str
+    repeated: str
+    """Whether another team measured it again, and how that went."""
     warnings: tuple[str, ...]
     overall: summary.Standing
     standings: tuple[summary.Standing, ...]
@@ -198,8 +201,11 @@ class Run:
         return {x: TIMERS.get(x, "see the documentation of this timer") for x in met}
 
 
-def render(journals: Sequence[Journal], selection: Selection = EVERYTHING) -> str:
+def render(
+    journals: Sequence[Journal], selection: Selection = EVERYTHING, verifications: Sequence[Journal] = ()
+) -> str:
     """The page for one run, or for several side by side, the first being what the others are compared with.
+    `verifications` are the runs that are known to verify any of them.
 
     Raises `InputError` without journals, or where the libraries of the `registry` extra are missing.
     """
@@ -213,7 +219,10 @@ def render(journals: Sequence[Journal], selection: Selection = EVERYTHING) -> st
 
     all_rows = [selection.rows(rows(x)) for x in journals]
     looks = palette(row for x in all_rows for row in x)
-    runs = [_run(f"run{n}", x, y, looks) for n, (x, y) in enumerate(zip(journals, all_rows, strict=True), 1)]
+    runs = [
+        _run(f"run{n}", x, y, looks, said(x, verifications))
+        for n, (x, y) in enumerate(zip(journals, all_rows, strict=True), 1)
+    ]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -277,7 +286,7 @@ def _title(runs: Sequence[Run]) -> str:
     return f"kernelmark: {len(runs)} runs side by side"
 
 
-def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str, Series]) -> Run:
+def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str, Series], repeated: str) -> Run:
     header = journal.header
     ceilings = Ceilings.of(journal.ceilings)
     standings = summary.standings(found)
@@ -296,6 +305,7 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         device=summary.device_name(header),
         created=units.moment(header.created),
         commit=summary.commit(header),
+        repeated=repeated,
         warnings=summary.warnings(journal, found),
         overall=overall,
         standings=standings,

@@ -24,8 +24,9 @@ CASE_WIDTH = 20
 _STYLES = {"excellent": "bold green", "good": "green", "faster": "green", "slower": "red"}
 
 
-def run_table(journal: Journal, selection: Selection = EVERYTHING) -> Page:
-    """A run: where it was made, a table a group of cases, what did not end well, and how ours stands.
+def run_table(journal: Journal, selection: Selection = EVERYTHING, repeated: str = "") -> Page:
+    """A run: where it was made, a table a group of cases, what did not end well, and how ours stands. `repeated`
+    says whether another team measured it again.
 
     Raises `InputError` if the run has no row that `selection` asks for.
     """
@@ -34,7 +35,7 @@ def run_table(journal: Journal, selection: Selection = EVERYTHING) -> Page:
     facts = (header.run, summary.device_name(header), f"plan {header.plan}", f"commit {summary.commit(header)}")
     page: list[Block] = [
         line(" · ".join(facts), style="bold"),
-        line(f"comparability key {header.key}", style="dim"),
+        line(" · ".join(x for x in (f"comparability key {header.key}", repeated) if x), style="dim"),
     ]
     page += [line(f"! {x}", style="yellow") for x in summary.warnings(journal, found)]
     if not found:

@@ -53,7 +53,7 @@ def command_report(
     if style == "page":
         click.echo(str(write_report(journals, home, output, selection)))
         return
-    text = _table(journals, style, against, selection)
+    text = _table(journals, style, against, selection, _verifications(journals, home))
     if output is None:
         click.echo(text, nl=False)
     else:
@@ -61,13 +61,25 @@ def command_report(
         click.echo(str(output))
 
 
-def _table(journals: Sequence[Journal], style: str, against: str | None, selection: Selection) -> str:
+def _table(
+    journals: Sequence[Journal],
+    style: str,
+    against: str | None,
+    selection: Selection,
+    verifications: Sequence[Journal],
+) -> str:
     from ...registry.views import goals, named_tables
 
     if style == "goals":
-        return goals.table(journals)
+        return goals.table(journals, verifications)
     made = named_tables.kernels if style == "kernels" else named_tables.configurations
-    return "\n".join(made(x, against, selection) for x in journals)
+    return "\n".join(made(x, against, selection, verifications) for x in journals)
+
+
+def _verifications(journals: Sequence[Journal], home: Home) -> list[Journal]:
+    from ...registry.store.index import Index
+
+    return Index(home).verifying(*(x.header.run for x in journals))
 
 
 def write_report(
@@ -78,7 +90,7 @@ def write_report(
     from ...registry.views.report import render
 
     path = output or home.reports / default_name(journals)
-    _write(path, render(journals, selection or EVERYTHING))
+    _write(path, render(journals, selection or EVERYTHING, _verifications(journals, home)))
     return path
 
 

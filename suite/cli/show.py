@@ -26,15 +26,19 @@ def command_show(run: str, selection: Selection, form: Form) -> None:
     RUN is a run's name, the beginning of one, `latest`, or a journal file. In a narrow terminal tables leave out
     whole columns and say which: first what was measured beside the time, then rates, "vs eager", "limit" and "±".
     """
-    journal = Home().load(run)
+    home = Home()
+    journal = home.load(run)
+    from ...registry.analysis.repeated import said
     from ...registry.analysis.rows import rows
+    from ...registry.store.index import Index
     from ...registry.views.flat import flat
     from ...registry.views.tables import run_table
 
+    repeated = said(journal, Index(home).verifying(journal.header.run))
     emit(
         form,
-        lambda: run_table(journal, selection),
-        lambda: _everything(journal, selection),
+        lambda: run_table(journal, selection, repeated),
+        lambda: {**_everything(journal, selection), "repeated": repeated},
         lambda: map(flat, selection.rows(rows(journal))),
     )
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from ...registry.store.home import Home
-from ...registry.store.journal import Journal
 from ..catalog import Catalog
+from .names import run_argument
 from .values import Duration
+
+if TYPE_CHECKING:
+    from ...registry.analysis.repeated import Repeated
+    from ...registry.store.record import Scalar
 
 MARKS = {"agree": ("=", "green"), "disagree": ("≠", "red"), "undecided": ("?", "yellow")}
 
 
 @click.command("verify")
-@click.argument("run", metavar="RUN")
+@run_argument("run")
 @click.option("--sample", type=click.IntRange(1, 10000), default=30, show_default=True, help="Rows to draw.")
 @click.option("--budget", type=Duration(), default="15m", show_default=True, help="Time to measure, as 15m.")
 @click.option("--json", "as_json", is_flag=True, help="For machines: one object with `rows`.")
@@ -27,7 +33,9 @@ def command_verify(run: str, sample: int, budget: float, as_json: bool) -> None:
     that nobody knows before which ones. What is measured is a run of its own that names the one it verifies. Exit
     codes: 0 all that was decided agrees, 1 a row disagrees, 3 nothing was decided, 4 the conditions differ.
     """
-    from ...registry.analysis.repeated import differing, repeated
+    from ...registry.analysis.repeated import differing, repeated, said
+    from ...registry.analysis.rows import rows
+    from ...registry.escape import plain
     from ..run.repeating import draw, measure
     from .progress import progress
 
@@ -42,7 +50,7 @@ def command_verify(run: str, sample: int, budget: float, as_json: bool) -> None:
         with progress() as listener:
             again = measure(published, drawn, catalog, home, seed, budget, listener)
     apart = differing(published.header.conditions, again.header.conditions)
-    found = repeated(published, again)
+    found = repeated(rows(published), rows(again))
     if as_json:
         import msgspec
 
@@ -55,21 +63,23 @@ def command_verify(run: str, sample: int, budget: float, as_json: bool) -> None:
         }
         click.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
     else:
-        _tell(published, again)
+        _tell(found, apart)
+        click.echo(plain(said(published, [again])))
     kinds = {x.agreement for x in found}
     sys.exit(4 if apart else 1 if "disagree" in kinds else 0 if "agree" in kinds else 3)
 
 
-def _tell(published: Journal, again: Journal) -> None:
-    from ...registry.analysis.repeated import differing, repeated, said
+def _tell(found: Sequence[Repeated], apart: Mapping[str, tuple[Scalar, Scalar]]) -> None:
     from ...registry.escape import plain
+    from ...registry.views.units import change, quantity
 
-    for x in repeated(published, again):
+    for x in found:
         sign, colour = MARKS[x.agreement]
         numbers = (
-            "" if x.ratio is None else f" {x.there:.4g} → {x.here:.4g} {x.unit}, {(x.ratio - 1) * 100:+.1f} %"
+            ""
+            if x.ratio is None
+            else f" {quantity(x.there, x.unit)} → {quantity(x.here, x.unit)}, {change(x.ratio)}"
         )
         click.echo(f"{click.style(sign, fg=colour)} {plain(x.row)}:{numbers} ({plain(x.reason)})")
-    for name, (there, here) in differing(published.header.conditions, again.header.conditions).items():
+    for name, (there, here) in apart.items():
         click.echo(f"not the same: {plain(name)}: {plain(there)} there, {plain(here)} here")
-    click.echo(said(published, [again]))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...registry.errors import InputError
 from ...registry.store.home import Home
-from ...registry.store.journal import Journal, read, read_header
+from ...registry.store.journal import Journal, read
 from ...registry.store.record import Key, Request
 from ..catalog import Catalog
 from ..plan import Cell, Plan
@@ -90,13 +89,3 @@ def measure(
         return read(run.execute())
     except OutOfBudget:
         raise InputError(f"nothing could be measured within {budget_s:g} s; give it more with --budget.") from None
-
-
-def verifications(home: Home, run: str) -> Sequence[Journal]:
-    """The runs here that verify a run, oldest first."""
-    found = []
-    for path in home.paths().values():
-        known = read_header(path)
-        if known is not None and known.request.verifies == run:
-            found.append(read(path))
-    return found

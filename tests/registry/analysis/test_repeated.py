@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
-from kernelmark.registry.analysis.repeated import NOT_YET, differing, repeated, said
+from kernelmark.registry.analysis.repeated import NOT_YET, Repeated, differing, joined, repeated, said
+from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.record import Case, Header, Measurement, Record, Request
 
@@ -28,6 +30,12 @@ def journal(run: str, rows: dict[str, tuple[float, ...] | str], verifies: str | 
 THERE = (1.0, 1.01, 0.99)
 
 
+def both(
+    there: dict[str, tuple[float, ...] | str], here: dict[str, tuple[float, ...] | str]
+) -> tuple[Repeated, ...]:
+    return repeated(rows(journal("a", there)), rows(journal("b", here)))
+
+
 @pytest.mark.parametrize(
     ("here", "agreement"),
     [
@@ -43,15 +51,15 @@ THERE = (1.0, 1.01, 0.99)
     ],
 )
 def test_a_row_agrees_within_joint_uncertainty(here: tuple[float, ...] | str, agreement: str) -> None:
-    (found,) = repeated(journal("a", {"M1": THERE}), journal("b", {"M1": here}))
+    (found,) = both({"M1": THERE}, {"M1": here})
     assert found.agreement == agreement
 
 
 def test_of_many_rows_each_may_lie_further_apart() -> None:
     """Else one in twenty rows of a true run would disagree."""
-    one = repeated(journal("a", {"M0": THERE}), journal("b", {"M0": (1.06, 1.07, 1.05)}))[0]
+    one = both({"M0": THERE}, {"M0": (1.06, 1.07, 1.05)})[0]
     many = {f"M{i}": THERE for i in range(30)}
-    thirty = repeated(journal("a", many), journal("b", many | {"M0": (1.06, 1.07, 1.05)}))[0]
+    thirty = both(many, many | {"M0": (1.06, 1.07, 1.05)})[0]
     assert one.within is not None
     assert thirty.within is not None
     assert one.within < thirty.within
@@ -63,6 +71,9 @@ def test_what_stands_beside_a_published_table() -> None:
     again = journal("b", {"M0": THERE, "M1": (2.0, 2.01, 1.99)}, verifies="a")
     assert said(published, []) == said(published, [journal("c", {"M0": THERE})]) == NOT_YET == "not yet repeated"
     assert said(published, [again]) == "repeated by run b: 1 of 2 rows agree, 1 disagree, 0 undecided"
+    elsewhere = msgspec.structs.replace(again.header, conditions={"gpu": "B"})
+    assert said(published, [Journal(elsewhere, again.records)]).endswith("undecided, under other conditions (gpu)")
+    assert joined(["one", "two"]) == "one; two"
 
 
 def test_conditions_that_differ_are_named() -> None:

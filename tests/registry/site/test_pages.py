@@ -24,6 +24,7 @@ from kernelmark.registry.site.facts import facts, file_name, run_of
 from kernelmark.registry.site.pages import Pages
 from kernelmark.registry.site.scaling import scaling
 from kernelmark.registry.store.journal import Journal, encode
+from kernelmark.registry.store.record import Request
 
 from .conftest import BREAK, EXPECTED, HOSTILE, STEP, MakeRun
 
@@ -246,6 +247,23 @@ def test_without_news_nothing_is_written_and_a_day_is_added(
     for path in (x for x in (tmp_path / "whole").rglob("*") if x.is_file() and x.name != "site.db"):
         same = tmp_path / "grown" / path.relative_to(tmp_path / "whole")
         assert path.read_bytes() == same.read_bytes(), path.name
+
+
+def test_a_verification_that_comes_later_is_told_on_all_pages(
+    make_run: MakeRun, written: Written, tmp_path: Path
+) -> None:
+    settings = Settings("Kernels")
+    build(written([make_run(1)], tmp_path / "day"), tmp_path / "out", settings, {})
+    again = make_run(2, commit=f"{0:040x}", request=Request(verifies="run-01"))
+    build(written([again], tmp_path / "next"), tmp_path / "out", settings, {})
+    told = "repeated by run run-02: 4 of 6 rows agree, 0 disagree, 2 undecided"
+    for name, text in {
+        "run/run-01.html": told,
+        "run/run-02.html": "not yet repeated",
+        "runs.html": told,
+        "operator/rms_norm.html": "1 of 2 runs repeated by another team, 1 not yet repeated",
+    }.items():
+        assert text in (tmp_path / "out" / name).read_text(), name
 
 
 def test_another_title_renews_all_pages_from_the_sites_own_journals(site: Site, tmp_path: Path) -> None:

@@ -19,10 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import Journal, parse
+from kernelmark.registry.store.record import Request
 from kernelmark.registry.tracking import bulk
 from kernelmark.registry.tracking.connection import Connection
 from kernelmark.registry.tracking.entries import Entry
@@ -261,6 +263,25 @@ def test_a_bad_journal_does_not_keep_the_others_out(
     assert [x.run for x in done.ingested] == ["20261120-1-torn"]
     assert "line 4" in done.unreadable["20261120-2-bad.jsonl"]
     assert "99" in done.unreadable["20261120-3-newer.jsonl"]
+
+
+def test_a_verification_is_kept_with_the_run_that_it_verifies(
+    home: Home, make_journal: Callable[..., Journal], write: Callable[[Journal, Path], Path]
+) -> None:
+    """Whichever of both is recorded first, and once."""
+    again = make_journal("20261121-again", cases=1)
+    again = replace(
+        again, header=msgspec.structs.replace(again.header, request=Request(verifies="20261120-theirs"))
+    )
+    write(again, home.journal("20261121-again"))
+    sync(home)
+    write(make_journal("20261120-theirs", cases=1), home.journal("20261120-theirs"))
+    for _ in range(2):
+        sync(home, ["20261120-theirs", "20261121-again"])
+    (theirs,) = (x for x in stored(at(home), "20261120-theirs") if x.data.tags["kind"] == "summary")
+    files = mlflow.MlflowClient(tracking_uri=at(home)).list_artifacts(theirs.info.run_id)
+    assert {x.path for x in files} == {"20261120-theirs.jsonl.gz", "20261121-again.jsonl.gz", "fingerprint.json"}
+    assert {x.data.tags.get("verifies") for x in stored(at(home), "20261121-again")} == {"20261120-theirs"}
 
 
 def test_a_moved_home_takes_its_artifacts_along(home: Home, make_journal: Callable[..., Journal]) -> None:

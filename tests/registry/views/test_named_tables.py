@@ -63,7 +63,7 @@ def test_a_block_a_configuration(literal: Any) -> None:
         "  Speedup: 2.99x [2.80, 3.18]",
         "",
         "Average Speedup: 2.99x, Median Speedup: 2.99x, Min: 2.99x, Max: 2.99x over 2 configurations.",
-        "Run 20261121-000000-aaaa. Base: liger. In brackets and after ±: 95 % intervals. "
+        "Run 20261121-000000-aaaa, not yet repeated. Base: liger. In brackets and after ±: 95 % intervals. "
         "Bytes and operations are the least that a case needs.",
     ]
 
@@ -156,5 +156,6 @@ def test_fp8_training_against_the_best_in_more_bits(literal: Any) -> None:
 
 def test_the_scoreboard_says_what_is_missing(literal: Any) -> None:
     told = goals.table([run(literal)])
+    assert told.endswith("\nRun 20261121-000000-aaaa: not yet repeated.\n")
     assert "| ✗ missed | RMSNorm | 3.6× PyTorch | 2.00× |" in told
     assert "| – not measured | Ring attention | 1,000,000 tokens | – | no run here has rows of it |" in told

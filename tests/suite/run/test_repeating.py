@@ -8,12 +8,13 @@ import msgspec
 import pytest
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.home import Home
+from kernelmark.registry.store.index import Index
 from kernelmark.registry.store.journal import Journal, encode
 from kernelmark.registry.store.record import Header, Measurement
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.cli import cli, run_command
-from kernelmark.suite.run.repeating import draw, measure, verifications
+from kernelmark.suite.run.repeating import draw, measure
 from kernelmark.suite.run.supervisor import NotResumable, Run
 
 
@@ -74,7 +75,7 @@ def test_a_verification_is_a_run_that_names_the_one_it_verifies(published, tmp_p
     assert ended.value.code == 4  # nobody's conditions were `{}`
     assert (found["run"], len(found["rows"])) == ("theirs", 1)
     assert found["conditions"]["device"] == {"there": None, "here": "cpu"}
-    (again,) = verifications(home, "theirs")
+    (again,) = Index(home).verifying("theirs")
     assert again.header.run == found["verification"]
     assert again.header.seed == found["seed"]
     assert {(x.implementation, x.status) for x in again.records} == {("plain", "ok")}
