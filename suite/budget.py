@@ -1,4 +1,4 @@
-"""Keeping a run within a time: what its cells are likely to cost, and which are left out. Pure but for `known`.
+"""Keeping a run within a time: which cells are left out of it. Pure.
 
 Left out is what says least. First implementations that are a library's own plain reference, which nobody would
 pick and which take longest. Then cases: of each operator the one is kept first that its plan names first, then
@@ -9,26 +9,18 @@ together, as only they compare.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from statistics import median
 
-from ..registry.store.home import Home
-from ..registry.store.journal import read, read_header
-from ..registry.store.record import REFERENCE, Case, Key, Record
+from ..registry.store.record import REFERENCE, Case, Key
+from .estimate import Cost
 from .plan import Cell, Plan
 
 START_S = 8.0
 """Until a worker has loaded torch and measured the ceilings; each environment of each replicate pays it."""
-BESIDE_S = 0.5
-"""Building inputs and verifying, where nothing is known of a cell."""
-LOOKED_AT = 3
-"""Newest runs of the device that are read for what cells cost."""
 APART = 2.0
 """How unlike another dtype, pass or option makes two cases: as much as a size four times as large."""
-
-Cost = Callable[[Cell], float]
 
 
 def fit(
@@ -42,13 +34,13 @@ def fit(
     cases: set[str] = set()
     for case in sorted(ranked(cells), key=lambda x: _name(x[0].case) != control):
         name = _name(case[0].case)
-        needed = replicates * sum(map(cost, case))
+        needed = replicates * cost(case)
         if needed <= left or not kept or name == control:
             kept |= {x.identity for x in case}
             cases.add(name)
             left -= needed
     for cell in cells:
-        needed = replicates * cost(cell)
+        needed = replicates * cost([cell])
         if _reference(cell) and cell.identity not in kept and needed <= left and _name(cell.case) in cases:
             kept.add(cell.identity)
             left -= needed
@@ -66,6 +58,14 @@ def ranked(cells: Iterable[Cell]) -> list[list[Cell]]:
             mine.setdefault((cell.case.name, cell.cache), []).append(cell)
     by_operator = [_spread(list(x.values())) for x in cases.values()]
     return [case for turn in zip_longest(*by_operator) for case in turn if case is not None]
+
+
+def first(walk: Iterable[Cell], cells: Iterable[Cell]) -> tuple[Cell, ...]:
+    """The walk of a replicate through `cells`, the cases first that say most: a time that ends early costs least."""
+    place: dict[str, int] = {}
+    for case in ranked(cells):
+        place.setdefault(_name(case[0].case), len(place))
+    return tuple(sorted(walk, key=lambda x: place[_name(x.case)]))
 
 
 def _name(case: Case) -> str:
@@ -96,50 +96,14 @@ def _distance(a: Case, b: Case) -> float:
     return sizes + APART * (others + (a.dtype != b.dtype) + (a.pass_ != b.pass_))
 
 
-def estimate(plan: Plan, records: Collection[Record], device: str) -> Cost:
-    """What a cell takes in one replicate, in seconds: what it took before, else what its like did, else the
-    plan's limits. What cannot run here takes nothing.
-    """
-    by_key: dict[Key, list[float]] = {}
-    by_implementation: dict[tuple[str, str], list[float]] = {}
-    for record in records:
-        seconds = sum(record.spent_s.values())
-        if seconds > 0:
-            by_key.setdefault(record.identity, []).append(seconds)
-            by_implementation.setdefault((record.case.operator, record.implementation), []).append(seconds)
-    guess = plan.sampling.warmup_s + plan.sampling.max_seconds + BESIDE_S
-
-    def cost(cell: Cell) -> float:
-        if cell.implementation.unavailable(device) is not None:
-            return 0.0
-        like = by_implementation.get((cell.case.operator, cell.implementation.name), [guess])
-        return median(by_key.get(cell.identity, like))
-
-    return cost
-
-
-def known(home: Home, device: str) -> list[Record]:
-    """The records of the newest runs of a device that are here."""
-    out: list[Record] = []
-    looked_at = 0
-    for path in reversed(home.paths().values()):
-        header = read_header(path)
-        if header is not None and header.device == device:
-            out += read(path).records
-            looked_at += 1
-        if looked_at == LOOKED_AT:
-            break
-    return out
-
-
 def seconds(cells: Collection[Cell], replicates: int, cost: Cost) -> float:
     """What a run of these cells is likely to take."""
-    return replicates * (_starts(cells, cost) * START_S + sum(map(cost, cells)))
+    return replicates * (_starts(cells, cost) * START_S + cost(cells))
 
 
 def _starts(cells: Iterable[Cell], cost: Cost) -> int:
     """How many workers a replicate has: one for each environment in which anything runs."""
-    return len({x.implementation.environment for x in cells if cost(x) > 0})
+    return len({x.implementation.environment for x in cells if cost([x]) > 0})
 
 
 def without(cells: Iterable[Cell], kept: Iterable[Cell]) -> tuple[Cell, ...]:

@@ -6,17 +6,13 @@ All implementations of a case stay together: they share inputs and are compared 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..registry.errors import InputError, short
 from ..registry.store.record import Case
+from .estimate import estimate
 from .plan import Cell, Plan
-
-BYTES_PER_S = 2e9
-FLOPS_PER_S = 2e12
-"""What building and checking a case gets through, roughly: its reference is computed in fp64 by plain calls."""
 
 
 def parse(text: str) -> tuple[int, int]:
@@ -83,16 +79,13 @@ def _parts(plan: Plan, costs: Mapping[str, float], count: int, control: str | No
 
 
 def _costs(plan: Plan, cells: Sequence[Cell]) -> dict[str, float]:
-    """What each case takes in one replicate, expected, in seconds."""
-    rows = Counter(_name(x.case) for x in cells)
-    return {_name(x): _seconds(plan, x, rows[_name(x)]) for x in plan.cases}
+    """What each case takes in one replicate, expected, in seconds: by the plan alone, as machines differ."""
+    rows: dict[str, list[Cell]] = {}
+    for cell in cells:
+        rows.setdefault(_name(cell.case), []).append(cell)
+    cost = estimate(plan.sampling)
+    return {_name(x): cost(rows.get(_name(x), ())) for x in plan.cases}
 
 
 def _name(case: Case) -> str:
     return f"{case.operator}/{case.name}"
-
-
-def _seconds(plan: Plan, case: Case, rows: int) -> float:
-    """What a case takes in one replicate, expected."""
-    each = plan.sampling.warmup_s + plan.sampling.max_seconds
-    return rows * each + case.bytes / BYTES_PER_S + case.flops / FLOPS_PER_S

@@ -41,6 +41,7 @@ from ...registry.store.shards import path_of, shards_of
 from .. import __version__, budget
 from ..catalog import Catalog
 from ..environments import interpreter
+from ..estimate import estimate
 from ..measure.ranks import LOOPBACK, NO_MULTICAST
 from ..plan import NOTHING, Cell, Plan, order
 from . import fingerprint
@@ -241,7 +242,7 @@ class Run:
         if replicate == 0 or self.until == math.inf or self.keeps_cells or self._writer is None:
             return self.cells
         left_s = (self.until - time.monotonic()) / (self.plan.replicates - replicate)
-        cost = budget.estimate(self.plan, read(self.path).records, self.device)
+        cost = estimate(self.plan.sampling, read(self.path).records, self.device)
         kept = budget.fit(self.cells, 1, left_s, cost, self.request.control)
         dropped = [x for x in budget.without(self.cells, kept) if self._wanted(x, replicate)]
         self.left_out += budget.without(dropped, self.left_out)
@@ -329,6 +330,8 @@ class Run:
     def replicate(self, replicate: int, cells: Sequence[Cell]) -> None:
         """Measures one replicate of these cells, as far as they are not done; within a `session`."""
         walk = order(cells, self.seed, replicate)
+        if replicate == 0 and self.until < math.inf and not self.keeps_cells:
+            walk = budget.first(walk, cells)  # nobody knows yet what its cells take
         runnable: dict[str, dict[int, Cell]] = {}
         ended: list[Record] = []
         for index, cell in enumerate(walk):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from kernelmark.registry.store.record import Case, Measurement, Record
 from kernelmark.suite import budget
 from kernelmark.suite.catalog import Implementation
+from kernelmark.suite.estimate import BYTES_PER_S, CHECK_S, Cost, estimate
 from kernelmark.suite.measure.stopping import Sampling
-from kernelmark.suite.plan import Cell, Plan
+from kernelmark.suite.plan import Cell, Plan, order
 
 
 def case(size: int, operator: str = "gelu", dtype: str = "bf16") -> Case:
@@ -31,6 +34,11 @@ def named(cells: Any) -> list[str]:
     return [f"{x.case.operator} {x.case.axes['M']} {x.implementation.name}" for x in cells]
 
 
+def each(seconds: Callable[[Cell], float]) -> Cost:
+    return lambda cells: sum(map(seconds, cells))
+
+
+ONE = each(lambda _: 1.0)
 SIZES = [cell(case(x)) for x in (1 << 10, 1 << 11, 1 << 12, 1 << 16, 1 << 20)]
 
 
@@ -59,22 +67,22 @@ def test_operators_take_turns_and_another_dtype_says_more_than_a_near_size() -> 
     ],
 )
 def test_what_a_time_suffices_for(seconds: float, kept: list[int]) -> None:
-    found = budget.fit(SIZES, 2, seconds, lambda _: 1.0)
+    found = budget.fit(SIZES, 2, seconds, ONE)
     assert [x.case.axes["M"].bit_length() - 1 for x in found] == kept
-    assert budget.seconds(SIZES, 2, lambda _: 1.0) == 2 * budget.START_S + 10
+    assert budget.seconds(SIZES, 2, ONE) == 2 * budget.START_S + 10
 
 
 def test_a_cheaper_case_is_kept_where_a_dear_one_has_no_room() -> None:
-    found = budget.fit(SIZES, 1, budget.START_S + 3, lambda x: 9.0 if x.case.axes["M"] == 1 << 20 else 1.0)
+    found = budget.fit(SIZES, 1, budget.START_S + 3, each(lambda x: 9.0 if x.case.axes["M"] == 1 << 20 else 1.0))
     assert [x.case.axes["M"].bit_length() - 1 for x in found] == [10, 12, 16]
 
 
 def test_references_go_first_and_implementations_stay_together() -> None:
     cells = [cell(case(x), name) for x in (8, 9) for name in ("a", "b", "slow_reference")]
     cost = {"a": 1.0, "b": 1.0, "slow_reference": 5.0}
-    found = budget.fit(cells, 1, budget.START_S + 9, lambda x: cost[x.implementation.name])
+    found = budget.fit(cells, 1, budget.START_S + 9, each(lambda x: cost[x.implementation.name]))
     assert named(found) == ["gelu 8 a", "gelu 8 b", "gelu 8 slow_reference", "gelu 9 a", "gelu 9 b"]
-    found = budget.fit(cells, 1, budget.START_S + 4, lambda x: cost[x.implementation.name])
+    found = budget.fit(cells, 1, budget.START_S + 4, each(lambda x: cost[x.implementation.name]))
     assert named(found) == ["gelu 8 a", "gelu 8 b", "gelu 9 a", "gelu 9 b"]
     narrowed = budget.narrowed(plan(case(8), case(9)), found[:3])
     assert narrowed.only == {"gelu/M8-bf16-forward": ("a", "b"), "gelu/M9-bf16-forward": ("a",)}
@@ -88,17 +96,27 @@ def test_what_a_cell_takes_is_what_it_took_or_its_like_did() -> None:
         )
 
     records = [record(case(8), x) for x in (1.0, 2.0, 9.0)] + [record(case(16), 4.0)]
-    cost = budget.estimate(plan(), records, "cpu")
-    assert cost(cell(case(8))) == 2.5
-    assert cost(cell(case(32))) == 3.5  # the median of its like
-    assert cost(cell(case(8), "other")) == 0.5 + budget.BESIDE_S
-    assert cost(cell(case(8), devices=("cuda",))) == 0.0
-    assert budget.seconds([cell(case(8), devices=("cuda",))], 5, cost) == 0.0
+    cost = estimate(plan().sampling, records, "cpu")
+    assert cost([cell(case(8))]) == 2.5
+    assert cost([cell(case(32))]) == 3.5  # the median of its like
+    assert cost([cell(case(8), devices=("cuda",))]) == 0.0
+
+
+def test_what_is_not_known_takes_the_plans_limits_and_a_case_is_laid_out_once() -> None:
+    large = msgspec.structs.replace(case(8), bytes=int(3 * BYTES_PER_S))
+    both = [cell(large), cell(large, "other", devices=("cuda",))]
+    assert estimate(plan().sampling, device="cpu")(both) == 0.5 + CHECK_S + 3
+    assert estimate(plan().sampling)(both) == 2 * (0.5 + CHECK_S) + 3  # the same on every machine
+
+
+def test_in_a_first_replicate_what_says_most_comes_first() -> None:
+    walk = budget.first(order(SIZES, 7, 0), SIZES)
+    assert [x.case.axes["M"].bit_length() - 1 for x in walk] == [10, 20, 16, 12, 11]
 
 
 def test_each_environment_costs_a_start() -> None:
     cells = [cell(case(8)), dataclasses.replace(cell(case(9), environment="vllm"))]
-    assert budget.seconds(cells, 3, lambda _: 1.0) == 3 * (2 * budget.START_S + 2)
+    assert budget.seconds(cells, 3, ONE) == 3 * (2 * budget.START_S + 2)
 
 
 def test_a_reference_belongs_to_its_own_operator() -> None:
@@ -114,18 +132,18 @@ def test_a_reference_belongs_to_its_own_operator() -> None:
     def dear(x: Cell) -> float:
         return 1.0 if x.implementation.name.endswith("_reference") else cost[x.case.operator]
 
-    found = budget.fit(cells, 1, budget.START_S + 4, dear)
+    found = budget.fit(cells, 1, budget.START_S + 4, each(dear))
     assert named(found) == ["gelu 8 torch", "gelu 8 gelu_reference"]
 
 
 def test_references_that_are_all_there_is_are_cases_as_others_are() -> None:
     alone = [cell(case(x), "slow_reference") for x in (8, 1 << 20)]
-    assert named(budget.fit(alone, 1, 0.0, lambda _: 1.0)) == ["gelu 8 slow_reference"]
+    assert named(budget.fit(alone, 1, 0.0, ONE)) == ["gelu 8 slow_reference"]
     beside = [cell(case(9, "rope")), *alone]
-    assert budget.fit(beside, 1, budget.START_S + 3, lambda _: 1.0) == tuple(beside)
+    assert budget.fit(beside, 1, budget.START_S + 3, ONE) == tuple(beside)
 
 
 @pytest.mark.parametrize(("seconds", "kept"), [(1, [16]), (2 * budget.START_S + 4, [10, 16])])
 def test_the_control_is_always_kept(seconds: float, kept: list[int]) -> None:
-    found = budget.fit(SIZES, 2, seconds, lambda _: 1.0, "gelu/M65536-bf16-forward")
+    found = budget.fit(SIZES, 2, seconds, ONE, "gelu/M65536-bf16-forward")
     assert [x.case.axes["M"].bit_length() - 1 for x in found] == kept

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from kernelmark.registry.errors import InputError
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
-from kernelmark.suite.shards import _seconds, control_case, cut, measured, parse, seconds
+from kernelmark.suite.estimate import estimate
+from kernelmark.suite.shards import control_case, cut, measured, parse, seconds
 
 CATALOG = Catalog.default()
 PLAN = plans.load("standard", CATALOG, "cuda")
@@ -32,15 +33,11 @@ def test_every_case_is_in_exactly_one_shard_in_the_plans_order(count):
 
 
 def test_shards_take_about_the_same_time():
-    rows = {}
-    for cell in CELLS:
-        key = (cell.case.operator, cell.case.name)
-        rows[key] = rows.get(key, 0) + 1
-    loads = [
-        sum(_seconds(PLAN, x, rows[x.operator, x.name]) for x in cut(PLAN, CELLS, (i, 4)).cases)
-        for i in range(1, 5)
-    ]
+    cost = estimate(PLAN.sampling)
+    parts = [set(names(cut(PLAN, CELLS, (i, 4)))) for i in range(1, 5)]
+    loads = [cost(x for x in CELLS if (x.case.operator, x.case.name) in part) for part in parts]
     assert max(loads) < 1.02 * min(loads)
+    assert seconds(PLAN, CELLS, 4) == pytest.approx(loads)
 
 
 def test_implementations_that_a_case_is_for_stay_with_it():

@@ -1,0 +1,69 @@
+"""What cells are likely to take: the one estimate of budgets, dry runs and shards. Pure but for `known`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from statistics import median
+from typing import TypeAlias
+
+from ..registry.store.home import Home
+from ..registry.store.journal import read, read_header
+from ..registry.store.record import Case, Key, Record
+from .measure.stopping import Sampling
+from .plan import Cell
+
+CHECK_S = 0.5
+"""Laying inputs out and checking an answer, where nothing is known of a cell."""
+BYTES_PER_S = 2e9
+FLOPS_PER_S = 2e12
+"""What making a case's inputs and its reference gets through, roughly: in fp64, by plain calls."""
+LOOKED_AT = 3
+"""Newest runs of the device that are read for what cells took."""
+
+Cost: TypeAlias = Callable[[Iterable[Cell]], float]
+"""What cells are likely to take together in one replicate, in seconds. Those of a case share its inputs."""
+
+
+def estimate(sampling: Sampling, records: Collection[Record] = (), device: str | None = None) -> Cost:
+    """What a cell took before, else what its like did, else the limits of sampling.
+
+    What cannot run on `device` takes nothing. Without one, and without records, the estimate rests on the plan
+    alone and is the same on every machine.
+    """
+    by_key: dict[Key, list[float]] = {}
+    by_implementation: dict[tuple[str, str], list[float]] = {}
+    for record in records:
+        seconds = sum(record.spent_s.values())
+        if seconds > 0:
+            by_key.setdefault(record.identity, []).append(seconds)
+            by_implementation.setdefault((record.case.operator, record.implementation), []).append(seconds)
+
+    def cost(cells: Iterable[Cell]) -> float:
+        total = 0.0
+        guessed: dict[str, Case] = {}
+        for cell in cells:
+            if device is not None and cell.implementation.unavailable(device) is not None:
+                continue
+            like = by_implementation.get((cell.case.operator, cell.implementation.name))
+            seen = by_key.get(cell.identity, like)
+            if seen is None:
+                guessed[f"{cell.case.operator}/{cell.case.name}"] = cell.case
+                seen = [sampling.warmup_s + sampling.max_seconds + CHECK_S]
+            total += median(seen)
+        return total + sum(x.bytes / BYTES_PER_S + x.flops / FLOPS_PER_S for x in guessed.values())
+
+    return cost
+
+
+def known(home: Home, device: str) -> list[Record]:
+    """The records of the newest runs of a device that are here."""
+    out: list[Record] = []
+    looked_at = 0
+    for path in reversed(home.paths().values()):
+        header = read_header(path)
+        if header is not None and header.device == device:
+            out += read(path).records
+            looked_at += 1
+        if looked_at == LOOKED_AT:
+            break
+    return out
