@@ -61,7 +61,7 @@ def ranked(cells: Iterable[Cell]) -> list[list[Cell]]:
 
 
 def first(walk: Iterable[Cell], cells: Iterable[Cell]) -> tuple[Cell, ...]:
-    """The walk of a replicate through `cells`, the cases first that say most: a time that ends early costs least."""
+    """The walk of a replicate through `cells`, the cases that say most first: if time ends, least is lost."""
     place: dict[str, int] = {}
     for case in ranked(cells):
         place.setdefault(_name(case[0].case), len(place))

@@ -37,8 +37,10 @@ from .system import System
 LARGEST = 4 << 20
 """Characters of a plan file."""
 FILES = Path(__file__).with_name("plans")
-BUILTIN = ("quick", "standard", "full", *sorted(x.stem for x in FILES.glob("*.toml")))
-"""The first three from the operators' own grids, the others from the files of those names in `plans/`."""
+TIMED = ("30s", "5m", "30m")
+"""Plans that end within the time that is their name, by leaving out what says least."""
+BUILTIN = ("quick", "standard", "full", *TIMED, *sorted(x.stem for x in FILES.glob("*.toml")))
+"""The first are made of the operators' grids (`LEVELS`), the others are the files of those names in `plans/`."""
 
 
 class Drawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -269,20 +271,30 @@ class Plan:
         return cells
 
 
-BUDGETS: Mapping[str, tuple[int, float, Sampling]] = {
-    "quick": (
-        3,
-        120.0,
-        Sampling(min_samples=10, max_samples=200, min_seconds=0.02, max_seconds=0.25, warmup_s=0.2),
-    ),
-    "standard": (
-        5,
-        120.0,
-        Sampling(min_samples=20, max_samples=500, min_seconds=0.04, max_seconds=0.4, warmup_s=0.2),
-    ),
-    "full": (5, 300.0, Sampling(min_samples=30, max_samples=2000, min_seconds=0.1, max_seconds=2.0)),
+@dataclass(frozen=True)
+class Level:
+    """A plan that is made of the operators' grids of these names; the rest is as in `Plan`."""
+
+    grids: tuple[str, ...]
+    replicates: int
+    sampling: Sampling
+    deadline_s: float = 120.0
+    budget_s: float | None = None
+
+
+_SHORT = Sampling(min_samples=10, max_samples=200, min_seconds=0.02, max_seconds=0.25, warmup_s=0.2)
+_USUAL = Sampling(min_samples=20, max_samples=500, min_seconds=0.04, max_seconds=0.4, warmup_s=0.2)
+_LONG = Sampling(min_samples=30, max_samples=2000, min_seconds=0.1, max_seconds=2.0)
+LEVELS: Mapping[str, Level] = {
+    "quick": Level(("quick",), 3, _SHORT),
+    "standard": Level(("standard",), 5, _USUAL),
+    "full": Level(("standard", "full"), 5, _LONG, deadline_s=300.0),
+    # Two processes are the fewest that give an interval, and their starts take half of that time.
+    "30s": Level(("quick",), 2, _SHORT, budget_s=30.0),
+    "5m": Level(("standard",), 3, _SHORT, budget_s=300.0),
+    "30m": Level(("standard",), 5, _USUAL, budget_s=1800.0),
 }
-"""Replicates, deadline in seconds and sampling limits of the plans that the operators' grids make."""
+"""The plans that the operators' grids make."""
 
 
 def _known(implementations: Sequence[str], catalog: Catalog) -> None:
@@ -313,22 +325,23 @@ take minutes, most of them spent compiling.
 
 
 def _builtin(name: str, catalog: Catalog, device: str, named: bool) -> Plan:
-    if name not in BUDGETS:
+    if name not in LEVELS:
         return _file(FILES / f"{name}.toml", catalog)
-    replicates, deadline_s, sampling = BUDGETS[name]
-    levels = {"quick": ["quick"], "standard": ["standard"], "full": ["standard", "full"]}[name]
-    if device == "cpu":
-        levels = ["quick_cpu" if level == "quick" else level for level in levels]
-    few = (name, device) == ("quick", "cpu") and not named
+    level = LEVELS[name]
+    grids = level.grids
+    if device == "cpu" and (grids == ("quick",) or level.budget_s is not None):
+        grids = ("quick_cpu",)  # a GPU's sizes would leave no time for a second case
+    few = device == "cpu" and level.grids == ("quick",) and not named
     cases = [
         case
         for operator in catalog.definitions.values()
         if not few or operator.name in MINUTE or not catalog.own(operator.name)
-        for level in levels
-        for grid in operator.plans.get(level, ())
+        for x in grids
+        for grid in operator.plans.get(x, ())
         for case in operator.expand(grid)
     ]
-    return Plan(name, _once(cases), replicates, ("cold",), sampling, deadline_s)
+    made = Plan(name, _once(cases), level.replicates, ("cold",), level.sampling, level.deadline_s)
+    return replace(made, budget_s=level.budget_s)
 
 
 def _file(path: Path, catalog: Catalog) -> Plan:

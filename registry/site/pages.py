@@ -67,7 +67,12 @@ class Pages:
         self._environment = _environment()
 
     def _render(self, template: str, root: str, **values: Any) -> str:
-        shared = {"title": self.title, "built": self.built, "root": root, "journals": self.journals}
+        shared: dict[str, Any] = {
+            "title": self.title,
+            "built": self.built,
+            "root": root,
+            "journals": self.journals,
+        }
         shared |= {"repeated": self.repeated, "repetition": summed([*self.repeated.values()])}
         text: str = self._environment.get_template(template).render(shared | values)
         return text

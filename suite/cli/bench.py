@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,9 +12,19 @@ from ...registry.errors import InputError
 from ...registry.store.home import Home
 from ...registry.store.journal import read
 from ...registry.store.transfer import whole_lines
+from .choosing import choosing, shared
 from .container_options import build_options, options, tell
-from .plan_option import plan_option
-from .run import present, writable
+from .run import asked_for, present, writable
+
+if TYPE_CHECKING:
+    from ...registry.store.record import Status
+    from ..choice import Choice
+
+HERE = (
+    *("image", "gpus", "resume", "memory", "shm_size", "output", "no_report", "journal_only"),
+    *("build_network", "ca_bundle", "pip_conf", "stand_in"),
+)
+"""What is of this machine and this launch, and may be another when a run goes on."""
 
 
 @click.command("bench")
@@ -21,34 +32,20 @@ from .run import present, writable
 @click.option(
     "--gpus", metavar="0,1", help="GPUs as nvidia-smi numbers them; default: 0. A case takes as many as it needs."
 )
-@plan_option
-@click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
-@click.option("--implementation", "implementations", multiple=True, help="Only this implementation or provider.")
-@click.option("--replicates", type=click.IntRange(1, 1000), help="Fresh processes; default: the plan's.")
-@click.option("--cache", type=click.Choice(["cold", "hot", "both"]), help="Cache state; default: the plan's.")
-@click.option(
-    "--timer", type=click.Choice(["auto", "events", "graph", "cupti"]), help="GPU timer; default: the case's own."
-)
-@click.option("--shard", metavar="I/N", help="Only the I-th of N parts of the plan, cut by case; needs --run.")
-@click.option("--run", "name", help="The run's name: one for all shards, on whichever machine.")
-@click.option("--control", metavar="OPERATOR/CASE", help="With --shard: a case that every shard measures.")
-@click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
+@choosing()
+@shared("budget", "note", "fail_on", "shard", "name", "control", "seed")
 @click.option("--resume", metavar="RUN", help="Go on with a run that was interrupted, in the same image.")
 @click.option("--memory", metavar="SIZE", help="Memory of the container, as 16g; default: no limit.")
 @click.option("--shm-size", default="1g", show_default=True, metavar="SIZE", help="Its shared memory.")
-@click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
-@click.option("--no-report", is_flag=True, help="Leave out the HTML report.")
-@click.option("--journal-only", is_flag=True, help="Write the journal and leave the rest to another machine.")
+@shared("output", "no_report", "journal_only")
 @build_options
 def command_bench(
     image: str,
     gpus: str | None,
-    plan: str,
-    operators: tuple[str, ...],
-    implementations: tuple[str, ...],
-    replicates: int | None,
-    cache: str | None,
-    timer: str | None,
+    choice: Choice,
+    budget: float | None,
+    note: str | None,
+    fail_on: tuple[Status, ...],
     shard: str | None,
     name: str | None,
     control: str | None,
@@ -74,31 +71,24 @@ def command_bench(
     writable(home)
     files: dict[str, bytes] = {}
     if resume is not None:
-        if (
-            operators
-            or implementations
-            or replicates
-            or any((cache, timer, shard, name, control, seed is not None))
-        ):
-            raise InputError("--resume goes on with what its run was asked; leave the other options out.")
+        if asked := asked_for(click.get_current_context(), but=(*HERE, "fail_on")):
+            raise InputError(f"--resume goes on with what its run was asked; leave {', '.join(asked)} out.")
         path = home.find(resume)
         run = read(path).header.run
         files[f"journals/{run}.jsonl"] = b"".join(x + b"\n" for x in whole_lines(path))
         asked = ["--resume", run]
     else:
-        asked = ["--plan", _plan(plan, files)]
-        asked += [x for value in operators for x in ("--operator", value)]
-        asked += [x for value in implementations for x in ("--implementation", value)]
+        asked = ["--plan", _plan(choice.plan, files), *choice.words]
         for option, value in (
-            ("--replicates", replicates),
-            ("--cache", cache),
-            ("--timer", timer),
+            ("--budget", None if budget is None else f"{budget:g}s"),
+            ("--note", note),
             ("--shard", shard),
             ("--run", name),
             ("--control", control),
             ("--seed", seed),
         ):
             asked += [] if value is None else [option, str(value)]
+    asked += [x for status in fail_on for x in ("--fail-on", status)]
     session = prepare(image, gpus, home, options(**building), tell)  # type: ignore[arg-type]  # click made them
     for earlier in session.earlier():
         tell(f"run {earlier}, which an earlier launch had to leave behind, is taken in")

@@ -11,9 +11,10 @@ import click
 
 from ...registry.errors import InputError
 from ...registry.store.home import Home
+from ..choice import Choice
 from ..run.fingerprint import device_named
+from .choosing import WHAT, choosing, shared
 from .container_options import build_options, options, tell
-from .plan_option import plan_option
 from .run import writable
 from .values import Duration
 
@@ -21,23 +22,19 @@ from .values import Duration
 @click.command("container-cost")
 @click.argument("image", metavar="IMAGE")
 @click.option("--gpus", metavar="0", help="GPU as nvidia-smi numbers it; default: 0.")
-@plan_option
-@click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
-@click.option("--implementation", "implementations", multiple=True, help="Only this implementation or provider.")
+@choosing(*WHAT)
 @click.option("--budget", type=Duration(), default="30m", show_default=True, help="Time for measuring.")
 @click.option("--memory", metavar="SIZE", help="Memory of the container, as 16g; default: no limit.")
 @click.option("--shm-size", default="1g", show_default=True, metavar="SIZE", help="Its shared memory.")
-@click.option("--seed", type=int, help="Seed of inputs and order; default: random.")
+@shared("seed")
 @click.option("--json", "as_json", is_flag=True, help="For machines: one object with a verdict per row.")
 @click.option("--all", "everything", is_flag=True, help="Show unchanged rows too.")
-@click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
+@shared("output")
 @build_options
 def command_container_cost(
     image: str,
     gpus: str | None,
-    plan: str,
-    operators: tuple[str, ...],
-    implementations: tuple[str, ...],
+    choice: Choice,
     budget: float,
     memory: str | None,
     shm_size: str,
@@ -58,7 +55,6 @@ def command_container_cost(
     from ...registry.detection import verdict_output
     from ...registry.detection.comparison import Options
     from ...registry.detection.comparison_report import ComparisonReport
-    from .. import plan as plans
     from ..catalog import Catalog
     from ..container.cost import Cost
     from ..container.launch import Limits
@@ -74,10 +70,10 @@ def command_container_cost(
     limits = Limits(memory, shm_size)
     cost = Cost(
         session=session,
-        plan=plans.load(plan, catalog, device, operators),
+        plan=choice.unbudgeted(catalog, device, "this has a --budget of its own, which leaves out no rows."),
         catalog=catalog,
         device=device,
-        implementations=implementations,
+        implementations=choice.implementations,
         home=home,
         options=Options(),
         seed=secrets.randbits(31) if seed is None else seed,

@@ -13,18 +13,16 @@ from click.core import ParameterSource
 from ...registry.errors import InputError
 from ...registry.escape import plain
 from ...registry.store.home import Home
-from .plan_option import plan_option
+from .choosing import WHAT, choosing, shared
 from .run import present, writable
 
 if TYPE_CHECKING:
+    from ..choice import Choice
     from ..fleet.collect import Refused, State
     from ..fleet.order import Order
 
 SHARDS_HELP = "Parts of the plan; default: 16, or its cases."
 RUN = click.argument("run", default="latest", metavar="[RUN]")
-OUTPUT = click.option(
-    "--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME."
-)
 
 
 @click.group("fleet", subcommand_metavar="COMMAND")
@@ -39,18 +37,11 @@ def command_fleet() -> None:
 @command_fleet.command("run")
 @click.option("--on", "engine", type=click.Choice(["ray", "slurm", "kubernetes"]), help="What starts the shards.")
 @click.option("--shards", type=click.IntRange(1, 9999), help=SHARDS_HELP)
-@plan_option
-@click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
-@click.option("--implementation", "implementations", multiple=True, help="Only this implementation or provider.")
+@choosing()
 @click.option(
     "--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help="Of the hosts."
 )
-@click.option("--replicates", type=click.IntRange(1, 1000), help="Fresh processes; default: the plan's.")
-@click.option("--cache", type=click.Choice(["cold", "hot", "both"]), help="Cache state; default: the plan's.")
-@click.option(
-    "--timer", type=click.Choice(["auto", "events", "graph", "cupti"]), help="GPU timer; default: the case's own."
-)
-@click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
+@shared("seed")
 @click.option(
     "--control",
     metavar="OPERATOR/CASE|none",
@@ -79,9 +70,7 @@ def command_fleet() -> None:
 @click.option("--attempts", type=click.IntRange(1, 100), default=3, show_default=True, help="Of each shard.")
 @click.option("--no-wait", is_flag=True, help="Slurm: ask for all shards and leave; --resume collects.")
 @click.option("--resume", metavar="RUN", help="Go on with a run: collect what came, ask for what is missing.")
-@OUTPUT
-@click.option("--no-report", is_flag=True, help="Leave out the HTML report.")
-@click.option("--journal-only", is_flag=True, help="Write the journal; leave table, report and registry out.")
+@shared("output", "no_report", "journal_only")
 def fleet_run(
     engine: Literal["ray", "slurm", "kubernetes"] | None,
     shards: int | None,
@@ -153,9 +142,7 @@ def fleet_run(
 @click.option("--baseline", required=True, metavar="REV", help="What to compare with: anything git resolves here.")
 @click.option("--current", default="HEAD", show_default=True, metavar="REV", help="What to judge.")
 @click.option("--shards", type=click.IntRange(1, 9999), help=SHARDS_HELP)
-@plan_option
-@click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable.")
-@click.option("--implementation", "implementations", multiple=True, help="Only this implementation or provider.")
+@choosing(*WHAT)
 @click.option(
     "--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help="Of the hosts."
 )
@@ -166,7 +153,7 @@ def fleet_run(
 @click.option("--attempts", type=click.IntRange(1, 100), default=3, show_default=True, help="Of each shard.")
 @click.option("--all", "everything", is_flag=True, help="Show unchanged rows too.")
 @click.option("--json", "as_json", is_flag=True, help="For machines: one object with a verdict per row.")
-@OUTPUT
+@shared("output")
 @click.argument("detector", nargs=-1, metavar="[-- OPTION...]")
 def fleet_compare(
     engine: Literal["ray", "slurm"],
@@ -203,7 +190,8 @@ def fleet_compare(
         raise InputError("uncommitted changes are on this machine only: commit them, and push.")
     catalog, wanted = Catalog.default(), Asked(**asked, control=NO_CONTROL)
     sides = {"base": base, "current": head}
-    plan = narrowed(wanted.loaded(catalog), catalog, checkout, sides, wanted.device, wanted.implementations)
+    named = wanted.choice.implementations
+    plan = narrowed(wanted.loaded(catalog), catalog, checkout, sides, wanted.device, named)
     order = wanted.order(engine, shards, catalog, home, plan)
     order = msgspec.structs.replace(order, plan=f"{plan.name}.toml", plan_text=to_toml(plan))
     words = ["--baseline", base.commit, "--current", head.commit, "--no-registry", *order.arguments, *detector]
@@ -226,7 +214,9 @@ def _verdicts(order: Order, home: Home, everything: bool = False, as_json: bool 
     raise click.exceptions.Exit(report.exit_code)
 
 
-def run_parallel(home: Home, gpus: str, device: str | None, **asked: Any) -> str:
+def run_parallel(
+    home: Home, gpus: str, device: str | None, choice: Choice, seed: int | None, control: str | None
+) -> str:
     """`kernelmark run --parallel`: shards side by side on this host, one a GPU. The name of the whole run."""
     from ..catalog import Catalog
     from ..container.gpus import chosen
@@ -240,7 +230,7 @@ def run_parallel(home: Home, gpus: str, device: str | None, **asked: Any) -> str
     if len(places) < 2:
         raise InputError(f"--parallel with --gpus {gpus}: one shard a GPU, so at least two of them.")
     catalog = Catalog.default()
-    wanted = Asked(**asked, device=device_named(device), options=tuple(map(str, places)))
+    wanted = Asked(choice, device_named(device), seed, control, options=tuple(map(str, places)))
     order = wanted.order("local", len(places), catalog, home, wanted.measured(catalog))
     folder = orders.save(order, home)
     click.echo(f"run {order.run}: {order.shards} shards side by side")
@@ -278,7 +268,7 @@ class _Told:
 @command_fleet.command("status")
 @RUN
 @click.option("--offline", is_flag=True, help="Do not ask the engine, only say what is here.")
-@OUTPUT
+@shared("output")
 def fleet_status(run: str, offline: bool, output: Path | None) -> None:
     """How a run stands: shards by host, what its engine has, whether its hosts agree."""
     from ..fleet.collect import State, whole_shards
@@ -304,7 +294,7 @@ def fleet_status(run: str, offline: bool, output: Path | None) -> None:
 @click.option(
     "--from", "folder", type=click.Path(path_type=Path, file_okay=False), help="Where tasks delivered to."
 )
-@OUTPUT
+@shared("output")
 def fleet_collect(run: str, folder: Path | None, output: Path | None) -> None:
     """Take in what was delivered; done twice it changes nothing. Exit code 4 while shards are missing."""
     from ..fleet.collect import collect
@@ -326,7 +316,7 @@ def fleet_collect(run: str, folder: Path | None, output: Path | None) -> None:
 
 @command_fleet.command("cancel")
 @RUN
-@OUTPUT
+@shared("output")
 def fleet_cancel(run: str, output: Path | None) -> None:
     """End a run's tasks; what was delivered stays, and --resume goes on."""
     from ..fleet.drive import CANCELLED

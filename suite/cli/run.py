@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -17,20 +17,20 @@ from click.core import ParameterSource
 from ...registry.errors import InputError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
-from ...registry.store.record import PROVIDER, Pass, Request, Status
+from ...registry.store.record import PROVIDER, Request, Status
 from ...registry.store.transfer import checked_run, join
 from ...registry.views.units import counted, seconds
 from .. import budget as budgets
-from .. import plan as plans
 from .. import shards
 from ..catalog import Catalog
-from ..measure.stopping import TimerName
+from ..choice import Choice
+from ..estimate import estimate
+from ..estimate import known as known_of
 from ..plan import Cell, Plan
 from ..run import supervisor
 from ..run.fingerprint import device_named
 from . import mute, names
-from .plan_option import plan_option
-from .values import AxisSizes, Duration, together
+from .choosing import HOW, WHAT, choosing, shared
 
 if TYPE_CHECKING:
     from ...registry.views.table import Table
@@ -40,84 +40,31 @@ FEW = 3
 NOBODY = "-"
 """The partner of a run that is a side of a comparison made by runs, whose other side it does not know."""
 
+AFTER = ("no_report", "journal_only", "fail_on", "validate", "ci", "quick")
+"""What `--parallel` does with the whole run, or by itself; beside these it takes what a shard takes."""
 WRONG: tuple[Status, ...] = ("incorrect", "crashed", "error", "timeout", "out_of_memory")
 """How a row of ours ends that a continuous integration should stop for."""
 
 
 @click.command("run")
-@plan_option
-@click.option(
-    "--operator",
-    "operators",
-    multiple=True,
-    shell_complete=names.operators,
-    help="Only this operator; repeatable.",
-)
-@click.option(
-    "--implementation",
-    "implementations",
-    multiple=True,
-    shell_complete=names.implementations,
-    help="Only this implementation or provider.",
-)
-@click.option(
-    "--axis",
-    "axes",
-    multiple=True,
-    type=AxisSizes(),
-    help="At these sizes in place of the plan's: S=1024,4096; repeatable. Operators without it are left out.",
-)
-@click.option("--dtype", "dtypes", multiple=True, help="In this dtype in place of the plan's; repeatable.")
-@click.option(
-    "--pass",
-    "passes",
-    multiple=True,
-    type=click.Choice(get_args(Pass)),
-    help="Of this pass in place of the plan's; repeatable.",
-)
+@choosing()
 @click.option("--device", help="cuda or cpu; default: the best one here.")
-@click.option("--replicates", type=click.IntRange(1, 1000), help="Fresh processes; default: the plan's.")
-@click.option("--cache", type=click.Choice(["cold", "hot", "both"]), help="Cache state; default: the plan's.")
-@click.option(
-    "--timer", type=click.Choice(["auto", "events", "graph", "cupti"]), help="GPU timer; default: the case's own."
-)
 @click.option(
     "--gpus",
     metavar="0,1",
     help="GPUs that it may use, numbered as by nvidia-smi; default: all visible. With --parallel on CPUs: places.",
 )
 @click.option(
-    "--budget",
-    type=Duration(),
-    help="End within this time (5m): what says least is left out and named. Default: the plan's, if any.",
-)
-@click.option(
     "--dry-run",
     is_flag=True,
     help="Say what would be measured and how long it is likely to take; measure nothing.",
 )
-@click.option("--note", help="What to remember of this run; kernelmark runs shows it.")
-@click.option(
-    "--fail-on",
-    multiple=True,
-    type=click.Choice([x for x in get_args(Status) if x != "ok"]),
-    help="Exit code 1 if a row ends so; repeatable.",
-)
-@click.option("--shard", metavar="I/N", help="Only the I-th of N parts of the plan, cut by case; needs --run.")
-@click.option("--run", "name", help="The run's name: one for all shards, on whichever machine.")
-@click.option(
-    "--control",
-    metavar="OPERATOR/CASE",
-    help="With --shard: a case that every shard measures, to hold machines against each other.",
-)
+@shared("budget", "note", "fail_on", "shard", "name", "control")
 @click.option(
     "--parallel", is_flag=True, help="Shards side by side, one on each of --gpus; a condition of the rows."
 )
-@click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
 @click.option("--resume", metavar="RUN", shell_complete=names.runs, help="Go on with a run that was interrupted.")
-@click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
-@click.option("--no-report", is_flag=True, help="Leave out the HTML report.")
-@click.option("--journal-only", is_flag=True, help="Write the journal and leave the rest to another machine.")
+@shared("seed", "output", "no_report", "journal_only")
 @click.option("--quick", is_flag=True, help="Short for --plan quick.")
 @click.option("--validate", is_flag=True, help="Then as `kernelmark validate`, exit code included.")
 @click.option(
@@ -127,27 +74,19 @@ WRONG: tuple[Status, ...] = ("incorrect", "crashed", "error", "timeout", "out_of
 @click.pass_context
 def command_run(
     ctx: click.Context,
-    plan: str,
-    operators: tuple[str, ...],
-    implementations: tuple[str, ...],
-    axes: tuple[tuple[str, tuple[int, ...]], ...],
-    dtypes: tuple[str, ...],
-    passes: tuple[Pass, ...],
+    choice: Choice,
     device: str | None,
-    replicates: int | None,
-    cache: str | None,
-    timer: TimerName | None,
     gpus: str | None,
-    budget: float | None,
     dry_run: bool,
+    budget: float | None,
     note: str | None,
     fail_on: tuple[Status, ...],
     shard: str | None,
     name: str | None,
     control: str | None,
     parallel: bool,
-    seed: int | None,
     resume: str | None,
+    seed: int | None,
     output: Path | None,
     no_report: bool,
     journal_only: bool,
@@ -159,73 +98,47 @@ def command_run(
     """Measure a plan and record it."""
     from .progress import progress
 
-    plan = "quick" if quick else plan
-
+    choice = choice.of_plan("quick") if quick else choice
     home = Home(output)
     if not dry_run:
         writable(home)
     if parallel:
         if gpus is None:
             raise InputError("--parallel needs --gpus: one shard of the plan on each of them.")
-        passed = (
-            "operators",
-            "implementations",
-            "replicates",
-            "cache",
-            "timer",
-            "seed",
-            "control",
-            "device",
-            "plan",
-        )
-        after = ("output", "no_report", "journal_only", "fail_on", "validate", "ci", "quick")
-        known = (*passed, *after, "parallel", "gpus")
-        if asked := _asked(ctx, but=known):
+        known = (*WHAT, *HOW, "seed", "control", "device", "parallel", "gpus", "output", *AFTER)
+        if asked := asked_for(ctx, but=known):
             raise InputError(f"--parallel cuts the plan itself, and does not go on: leave {', '.join(asked)} out.")
-        if ignored := _asked(ctx, but=known, source=ParameterSource.DEFAULT_MAP):
+        if ignored := asked_for(ctx, but=known, source=ParameterSource.DEFAULT_MAP):
             _tell(f"--parallel does without these defaults of your configuration: {', '.join(ignored)}", err=True)
         from .fleet import run_parallel
 
-        made = run_parallel(
-            home,
-            gpus,
-            device,
-            plan=plan,
-            operators=operators,
-            implementations=implementations,
-            replicates=replicates,
-            cache=cache,
-            timer=timer,
-            seed=seed,
-            control=control,
-        )
+        made = run_parallel(home, gpus, device, choice, seed=seed, control=control)
         journal = home.load(made)
         _after(journal, home, fail_on, no_report=no_report, journal_only=journal_only, validate=validate, ci=ci)
         return
     catalog = Catalog.default()
     with progress() as listener:
         if resume is not None:
-            if asked := _asked(ctx, but=("resume", "output", "gpus", "no_report", "journal_only", "fail_on")):
+            if asked := asked_for(ctx, but=("resume", "output", "gpus", "no_report", "journal_only", "fail_on")):
                 raise InputError(f"--resume goes on with what its run was asked; leave {', '.join(asked)} out.")
             run = supervisor.resume(resume, home, catalog, listener)
             run.gpus = _gpus(gpus, run.device)
         else:
             chosen = device_named(device)
-            loaded = plans.load(plan, catalog, chosen, operators).but(replicates, cache, timer)
-            loaded = loaded.at(together(axes), dtypes, passes, catalog)
+            loaded = choice.load(catalog, chosen)
             worlds = tuple(sorted({x.world for x in loaded.cases}))
             part = None if shard is None else shards.parse(shard)
             if part is not None:
                 if name is None or seed is None:
                     raise InputError("--shard needs --run NAME and --seed N, the same for all shards of the run.")
-                cells = loaded.cells(catalog, chosen, implementations)
+                cells = choice.cells(loaded, catalog, chosen)
                 loaded = shards.cut(shards.measured(loaded, cells), cells, part, control)
             elif control is not None:
                 raise InputError("--control is the case that all shards have; it needs --shard.")
-            cells = loaded.cells(catalog, chosen, implementations)
+            cells = choice.cells(loaded, catalog, chosen)
             limit_s = loaded.budget_s if budget is None else budget
             if limit_s is not None or dry_run:
-                cost = budgets.estimate(loaded, budgets.known(home, chosen), chosen)
+                cost = estimate(loaded.sampling, known_of(home, chosen), chosen)
                 kept = cells
                 if limit_s is not None:
                     kept = budgets.fit(cells, loaded.replicates, limit_s, cost, control)
@@ -255,7 +168,8 @@ def command_run(
         path = run.execute()
     _heard(lambda: None)
     if run.ran_out:
-        _tell(f"the budget ended before all was measured; go on with: {run.again}", err=True)
+        unseen = f": nothing of {_named(run.unmeasured)}" if run.unmeasured else ""
+        _tell(f"the budget ended before all was measured{unseen}; go on with: {run.again}", err=True)
     if run.left_out:
         _tell(
             f"to end in time later replicates were left without {_named(run.left_out)}; go on with: {run.again}",
@@ -302,7 +216,7 @@ def _after(
         sys.exit(1)
 
 
-def _asked(
+def asked_for(
     ctx: click.Context, but: Sequence[str], source: ParameterSource = ParameterSource.COMMANDLINE
 ) -> list[str]:
     """The options that stand on the command line, or come from another source: defaults of the user's are one."""

@@ -21,8 +21,8 @@ from ...registry.errors import InputError, KernelmarkError
 from ...registry.store.home import Home
 from ...registry.store.index import Index
 from ...registry.store.record import Key, Record
-from .. import plan as plans
 from ..catalog import Catalog
+from ..choice import Choice
 from ..environments import Environment, ours
 from ..plan import Plan
 from ..run.fingerprint import device_named
@@ -223,7 +223,8 @@ class Question:
         catalog = Catalog.default()
         places = self._rooted
         if plan is None:
-            plan = plans.load(self.plan or "quick", catalog, device, self.operators)
+            chosen = Choice(self.plan or "quick", self.operators, self.implementations)
+            plan = chosen.unbudgeted(catalog, device, "a comparison has a --budget of its own.")
             if self.shard is not None:
                 plan = cut(plan, plan.cells(catalog, device, self.implementations), self.shard)
         with self.checkout.copies({"base": first, "current": second}) as folders:

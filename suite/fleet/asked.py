@@ -11,8 +11,8 @@ from ...registry.errors import InputError
 from ...registry.store.home import Home
 from .. import shards
 from ..catalog import Catalog
-from ..measure.stopping import TimerName
-from ..plan import BUILTIN, Plan, load
+from ..choice import Choice
+from ..plan import BUILTIN, Plan
 from ..run.supervisor import new_run
 from .order import Container, EngineName, Order, salt
 
@@ -23,15 +23,10 @@ NO_CONTROL = "none"
 
 @dataclass(frozen=True)
 class Asked:
-    """A plan by name or file, what narrows it, and what its shards need."""
+    """What is measured, and what its shards need."""
 
-    plan: str
+    choice: Choice
     device: Literal["cuda", "cpu"]
-    operators: tuple[str, ...] = ()
-    implementations: tuple[str, ...] = ()
-    replicates: int | None = None
-    cache: str | None = None
-    timer: TimerName | None = None
     seed: int | None = None
     control: str | None = None
     """operator/case, `none`, or None: the one that is fit."""
@@ -44,44 +39,37 @@ class Asked:
 
     def loaded(self, catalog: Catalog) -> Plan:
         """The plan, narrowed. Raises `InputError` for one with a budget, which is for a run in one piece."""
-        plan = load(self.plan, catalog, self.device, self.operators)
-        if plan.budget_s is not None:
-            raise InputError(
-                f"plan {plan.name!r} has budget_s = {plan.budget_s:g}, a limit for a run in one piece: shards "
-                f"would each leave out rows by themselves. Take it out of the plan; --operator or fewer cases "
-                f"make a run shorter."
-            )
-        return plan.but(self.replicates, self.cache, self.timer)
+        why = (
+            "shards would each leave out rows by themselves. Take it out of the plan; --operator or fewer cases "
+            "make a run shorter."
+        )
+        return self.choice.unbudgeted(catalog, self.device, why)
 
     def measured(self, catalog: Catalog) -> Plan:
         """The plan, narrowed, with the cases alone that a run of it measures."""
         plan = self.loaded(catalog)
-        return shards.measured(plan, plan.cells(catalog, self.device, self.implementations))
+        return shards.measured(plan, self.choice.cells(plan, catalog, self.device))
 
     def order(self, engine: EngineName, count: int | None, catalog: Catalog, home: Home, plan: Plan) -> Order:
         """The order of a run in so many shards; `plan` is that of `measured`, or what a comparison measures."""
-        cells = plan.cells(catalog, self.device, self.implementations)
+        cells = self.choice.cells(plan, catalog, self.device)
         number = count or min(SHARDS, len(plan.cases))
         control = None
         if self.control != NO_CONTROL and number > 1:
             control = self.control or shards.control_case(plan, cells)
         seconds = shards.seconds(plan, cells, number, control)
-        words = [x for value in self.operators for x in ("--operator", value)]
-        words += [x for value in self.implementations for x in ("--implementation", value)]
-        for option, given in (("replicates", self.replicates), ("cache", self.cache), ("timer", self.timer)):
-            words += [] if given is None else [f"--{option}", str(given)]
-        file = None if self.plan in BUILTIN else Path(self.plan)
+        file = None if self.choice.plan in BUILTIN else Path(self.choice.plan)
         return Order(
             run=new_run(),
             engine=engine,
             shards=number,
-            plan=self.plan if file is None else file.name,
+            plan=self.choice.plan if file is None else file.name,
             plan_text=None if file is None else file.read_text(encoding="utf-8"),
             device=self.device,
             seed=secrets.randbits(32) if self.seed is None else self.seed,
             seconds=tuple(x * plan.replicates for x in seconds),
             salt=salt(home),
-            arguments=tuple(words),
+            arguments=tuple(self.choice.words),
             control=control,
             image=self.image,
             container=self._container(engine),

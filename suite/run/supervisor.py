@@ -237,6 +237,12 @@ class Run:
             ) from None
         return self.path
 
+    @property
+    def unmeasured(self) -> tuple[Cell, ...]:
+        """The cells of which no replicate ended."""
+        seen = {identity for identity, _ in self._done}
+        return tuple(x for x in self.cells if x.identity not in seen)
+
     def _affordable(self, replicate: int) -> Sequence[Cell]:
         """The cells that the time left suffices for, by what they took so far: all, without a limit."""
         if replicate == 0 or self.until == math.inf or self.keeps_cells or self._writer is None:

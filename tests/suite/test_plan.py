@@ -129,6 +129,20 @@ def test_quick_on_a_cpu_takes_about_a_minute():
         assert {x.operator for x in plans.load("quick", OWN, "cpu", [name]).cases} == {name}
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_plans_of_a_time_state_it(device):
+    found = {x: plans.load(x, OWN, device) for x in plans.TIMED}
+    assert {x: y.budget_s for x, y in found.items()} == {"30s": 30.0, "5m": 300.0, "30m": 1800.0}
+    assert [x.replicates for x in found.values()] == [2, 3, 5]  # one process has no interval
+    wide = (
+        plans.load("standard", OWN, "cuda")
+        if device == "cuda"
+        else plans.load("quick", OWN, "cpu", list(OWN.definitions))
+    )
+    assert found["30m"].cases == found["5m"].cases == wide.cases
+    assert found["30s"].cases == plans.load("quick", OWN, device).cases
+
+
 def test_quick_on_a_cpu_leaves_out_nobodys_own_operator(root):
     mine = plans.load("quick", Catalog((*OWN.roots, *Catalog.of(root).roots)), "cpu")
     assert {x.operator for x in mine.cases} == plans.MINUTE | {"double"}

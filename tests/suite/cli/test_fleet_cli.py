@@ -9,6 +9,7 @@ import pytest
 from kernelmark.registry.store.home import Home
 from kernelmark.suite import cli
 from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.choice import Choice
 from kernelmark.suite.fleet.asked import Asked
 
 DIGEST = "registry.example/h100@sha256:" + "0" * 64
@@ -65,9 +66,9 @@ def test_a_mistake_is_a_message_and_code_2(call, arguments, said):
 
 def test_shards_and_their_control_have_something_to_measure(tmp_path):
     catalog = Catalog.default()
-    asked = Asked("standard", "cpu", implementations=("torchao",))
+    asked = Asked(Choice("standard", implementations=("torchao",)), "cpu")
     plan = asked.measured(catalog)
-    cells = plan.cells(catalog, "cpu", asked.implementations)
+    cells = asked.choice.cells(plan, catalog, "cpu")
     order = asked.order("slurm", None, catalog, Home(tmp_path), plan)
     with_cell = {f"{x.case.operator}/{x.case.name}" for x in cells}
     assert 1 < order.shards <= len(with_cell) < len(asked.loaded(catalog).cases)
@@ -90,7 +91,7 @@ def test_defaults_that_shards_do_without_are_named(call, tmp_path, monkeypatch):
     config.write_text('[defaults.run]\nbudget = "5m"\ndtype = ["fp32"]\nreplicates = 2\n')
     code, _, err = call("run", "--parallel", "--gpus", "0", "--device", "cpu")
     assert code == 2
-    assert "--parallel does without these defaults of your configuration: --dtype, --budget\n" in err
+    assert "--parallel does without these defaults of your configuration: --budget\n" in err
 
 
 def test_an_engine_that_is_not_there_leaves_no_order(call, tmp_path, monkeypatch):
