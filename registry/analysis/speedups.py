@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from ..store.metric import MEMORY
+from ..store.metric import PEAKS
 from .rows import Row
 from .statistics import geometric_mean
 
@@ -74,13 +74,18 @@ def samples_per_s(row: Row) -> float | None:
     return batch / (found.value / 1e3)
 
 
+def peak(row: Row) -> float | None:
+    """Bytes of peak memory, by the metric that the row has of it."""
+    return next((found for x in PEAKS if (found := row.value(x)) is not None), None)
+
+
 def memory_per_sample(row: Row) -> float | None:
     """Bytes of peak memory a sample."""
-    found, batch = row.value(MEMORY.name), row.axes.get("B")
+    found, batch = peak(row), row.axes.get("B")
     return found / batch if found is not None and batch else None
 
 
 def memory_saving(row: Row, baseline: Row) -> float | None:
     """What it saves of a baseline's peak memory, as a fraction: 0.15 is 15 % better than the baseline."""
-    ours, theirs = row.value(MEMORY.name), baseline.value(MEMORY.name)
+    ours, theirs = peak(row), peak(baseline)
     return 1 - ours / theirs if ours is not None and theirs else None

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from ..analysis.rows import Row, rows, speedup
+from ..analysis.speedups import peak
 from ..store.journal import Journal
 from ..store.metric import ERROR, PEAKS, Equivalence, summarized
 from ..store.record import EAGER, PROVIDER, Key, baseline
@@ -181,15 +182,14 @@ def _memory(row: Row, base: Row | None, has: AbstractSet[str]) -> Criterion:
     bound = f"at most {(MEMORY_GROWTH - 1) * 100:.0f} % more"
     if not has & set(PEAKS):
         return _not_asked("memory", bound)
-    for name in PEAKS:
-        ours, theirs = row.value(name), base.value(name) if base else None
-        if ours is not None and theirs is not None:
-            if theirs <= 0:
-                return _judged("memory", f"{ours / 1e6:.1f} MB, the baseline none", bound, None, ours <= 0)
-            growth = ours / theirs
-            seen = f"{(growth - 1) * 100:+.1f} % of {base.implementation if base else ''}'s {theirs / 1e6:.1f} MB"
-            return _judged("memory", seen, bound, growth, growth <= MEMORY_GROWTH)
-    return _unknown("memory", "not measured of both", bound)
+    ours, theirs = peak(row), peak(base) if base else None
+    if base is None or ours is None or theirs is None:
+        return _unknown("memory", "not measured of both", bound)
+    if theirs <= 0:
+        return _judged("memory", f"{ours / 1e6:.1f} MB, the baseline none", bound, None, ours <= 0)
+    growth = ours / theirs
+    seen = f"{(growth - 1) * 100:+.1f} % of {base.implementation}'s {theirs / 1e6:.1f} MB"
+    return _judged("memory", seen, bound, growth, growth <= MEMORY_GROWTH)
 
 
 def _error(row: Row, has: AbstractSet[str]) -> Criterion:
