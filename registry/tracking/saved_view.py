@@ -23,6 +23,10 @@ TAGS = ("gpu", "driver", "cuda", "torch", "triton", "version", "commit")
 """Columns beside the metrics: what people tell machines and versions apart by."""
 SPEEDUP, LIMIT = "speedup/vs_best_baseline", "limit/fraction"
 REST = "all other metrics"
+LOWEST, HIGHEST, BESIDE, BAR = 240, 1600, 110, 18
+"""Pixels of a chart: its least and greatest height, what is beside its bars, and a bar. Charts stand
+below one another: side by side their names are cut.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class View:
     """Whether more of the first one is better."""
     others: Sequence[str] = ()
     """Metrics that rows have beside: in a section that is folded."""
+    rows: int = 0
+    """How many rows there are: a chart has a bar for each, and is as high as its names take."""
 
     @property
     def search(self) -> str:
@@ -65,6 +71,7 @@ class View:
                 ],
                 "compareRunSections": [
                     {"uuid": _id(name), "name": name, "display": shown, "isReordered": True}
+                    | {"columns": 1, "cardHeight": min(HIGHEST, max(LOWEST, BESIDE + BAR * self.rows))}
                     for name, _, shown in sections
                 ],
                 "compareRunCharts": [

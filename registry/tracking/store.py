@@ -240,6 +240,7 @@ class Store:
                 shown,
                 others=[x for x in metrics if x not in shown],
                 higher=first.get("better") == "higher",
+                rows=len(found),
             )
             kept = self._keep_view(view)
         address = view.fragment(self._connection.experiment_id)

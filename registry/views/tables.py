@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..analysis.rows import BANDWIDTH, DERIVED, THROUGHPUT, Row, category, rows
 from ..analysis.selection import EVERYTHING, Selection
@@ -157,7 +157,8 @@ def _failure(failure: summary.Failure) -> Line:
     return line(Text(f"  {status}", style), f" ×{len(failure.rows)}  {names}: {failure.reason}")
 
 
-def _standings_table(standings: Iterable[summary.Standing]) -> Table:
+def _standings_table(standings: Sequence[summary.Standing]) -> Table:
+    names = " and ".join(dict.fromkeys(y for x in standings for y in x.names))
     # What a narrow terminal drops: "vs eager", then "best" and "worst".
     table = Table(
         (
@@ -169,7 +170,7 @@ def _standings_table(standings: Iterable[summary.Standing]) -> Table:
             Column("best", number=True, drop=1),
             Column("worst", number=True, drop=2),
         ),
-        f"{PROVIDER} against the fastest baseline of each case (geometric means)",
+        f"{names} against the fastest baseline of each case (geometric means)",
     )
     for x in standings:
         table.add(
