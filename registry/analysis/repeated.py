@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from ..figures import percent
 from ..store.journal import Journal
 from ..store.record import Key, Scalar
 from .rows import Row, rows
@@ -76,7 +77,7 @@ def _judged(there: Row | None, here: Row, level: float) -> Repeated:
     agrees = off <= math.log1p(within)
     agreement: Agreement = "disagree" if not agrees else "undecided" if within > RESOLVED else "agree"
     reason = (
-        "too noisy to say" if agreement == "undecided" else f"within {within * 100:.1f} %" if agrees else "apart"
+        "too noisy to say" if agreement == "undecided" else f"within {percent(within, 1)}" if agrees else "apart"
     )
     return Repeated(here.identity, agreement, reason, theirs.value, mine.value, mine.unit, ratio, within)
 

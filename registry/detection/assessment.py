@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from ..analysis.statistics import median_interval
+from ..figures import signed
 from .comparison import Comparison, Options
 from .noise import TRIM_MANY, Estimate, Floats
 
@@ -148,7 +149,7 @@ def machine_shift(
     if interval is None or not (interval[0] > limit or interval[1] < -limit):
         return None
     median = math.expm1(float(np.median(estimate.mean[rows])))
-    return f"the machine changed: the median of {int(rows.sum())} {name} moved by {median:+.1%}"
+    return f"the machine changed: the median of {int(rows.sum())} {name} moved by {signed(median)}"
 
 
 def _few(estimate: Estimate, rows: NDArray[np.bool_], options: Options) -> tuple[float, float] | None:

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from scipy import special
 
+from ..figures import signed
 from .noise import FLOOR, Floats, trimmed
 
 P = 1e-5
@@ -74,7 +75,7 @@ def of_the_machine(series: Sequence[Dated]) -> list[tuple[ChangePoint, ...]]:
             if len(moved) >= max(MINIMUM_SHARED, len(able) / 2):
                 told[day, slower] = (
                     f"the machine's: {len(moved)} of {len(able)} series of code that no commit changes moved on "
-                    f"{day}, by {float(np.median(moved)):+.1%} in the median"
+                    f"{day}, by {signed(float(np.median(moved)))} in the median"
                 )
     return [
         tuple(msgspec.structs.replace(y, machine=told.get((x.days[y.index], y.change > 0))) for y in x.changes)

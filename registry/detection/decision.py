@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from ..figures import percent
 from ..store.metric import Equivalence
 from ..store.record import Key
 from .assessment import MINIMUM_OPERATORS, Assessment, assess, confirming, machine_shift, noise_settled
@@ -257,7 +258,7 @@ def promised(pairs: int, options: Options = DEFAULTS) -> str:
     if fresh < options.rerun_pairs:
         return f"too few to confirm a change, which takes {options.pairs} + {options.rerun_pairs}"
     noise = noise_settled(fresh, options)
-    return f"which find {options.fail_above:.1%} where processes vary by up to {noise:.1%}"
+    return f"which find {percent(options.fail_above, 1)} where processes vary by up to {percent(noise, 1)}"
 
 
 def replace(progress: Progress, verdicts: Iterable[Verdict]) -> Progress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ..figures import percent
 from ..store.record import SLOWED
 from .comparison import Comparison, Options, Side
 from .verdict import Kind, Mode
@@ -117,7 +118,7 @@ def notes(comparison: Comparison) -> tuple[str, ...]:
                     f"{name}: all processes gave the same time; the timer's resolution is taken as the spread"
                 )
         if side.throttled > 0:
-            out.append(f"{name}: throttled throughout in {side.throttled:.0%} of processes")
+            out.append(f"{name}: throttled throughout in {percent(side.throttled)} of processes")
     return tuple(out)
 
 

@@ -9,6 +9,7 @@ from statistics import median
 import numpy as np
 
 from ..analysis.statistics import t_quantile
+from ..figures import change, percent, signed
 from ..store.metric import Equivalence, Metric, Ratio
 from .comparison import Comparison
 from .equivalence import equivalent
@@ -52,7 +53,7 @@ def _median(metric: Metric, rule: Ratio, base: Sequence[float], current: Sequenc
     before, now = median(base), median(current)
     if before <= rule.floor or now <= before * (1 + rule.above):
         return None
-    return Flag(metric.name, before, now, f"{_named(metric)} {now / before - 1:+.1%}")
+    return Flag(metric.name, before, now, f"{_named(metric)} {change(now / before)}")
 
 
 def _separation(metric: Metric, rule: Ratio, base: Sequence[float], current: Sequence[float]) -> Flag | None:
@@ -86,8 +87,8 @@ def _interval(metric: Metric, rule: Ratio, base: Sequence[float], current: Seque
     mean = float(estimate.mean[0])
     if mean - half <= math.log1p(rule.above):
         return None
-    interval = f"{math.expm1(mean - half):+.1%} to {math.expm1(mean + half):+.1%}"
-    reason = f"{_named(metric)} {math.expm1(mean):+.1%} ({1 - INTERVAL_LEVEL:.1%} {interval})"
+    interval = f"{signed(math.expm1(mean - half))} to {signed(math.expm1(mean + half))}"
+    reason = f"{_named(metric)} {signed(math.expm1(mean))} ({percent(1 - INTERVAL_LEVEL, 1)} {interval})"
     before, now = (math.exp(float(np.nanmedian(x))) for x in logs)
     return Flag(metric.name, before, now, reason)
 

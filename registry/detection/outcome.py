@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ..analysis.statistics import geometric_mean
+from ..figures import percent
 from ..store.metric import Equivalence
 from ..store.record import Key
 from .assessment import Assessment
@@ -29,18 +30,19 @@ def significant(seen: Assessment, i: int, rejected: bool, options: Options) -> t
         # An interval that reaches beyond the limit of failing leaves that open.
         if not seen.within[i]:
             return None
-        return "below the limit", f"{speed(change)}, certainly, and below the limit of {options.warn_above:.1%}"
+        below = percent(options.warn_above, 1)
+        return "below the limit", f"{speed(change)}, certainly, and below the limit of {below}"
     if change < 0:
-        return "improvement", f"{speed(change)}, significantly and by more than {options.warn_above:.1%}"
+        return "improvement", f"{speed(change)}, significantly and by more than {percent(options.warn_above, 1)}"
     if change > math.log1p(options.fail_above):
-        return "regression", f"{speed(change)}, significantly and by more than {options.fail_above:.1%}"
-    return "warning", f"{speed(change)}, significantly and by more than {options.warn_above:.1%}"
+        return "regression", f"{speed(change)}, significantly and by more than {percent(options.fail_above, 1)}"
+    return "warning", f"{speed(change)}, significantly and by more than {percent(options.warn_above, 1)}"
 
 
 def equivalence(seen: Assessment, i: int, options: Options) -> tuple[Kind, str]:
     """No change if the whole interval, at the stage's level, lies within the margin, else inconclusive."""
     if seen.within[i]:
-        return "no change", f"the interval lies within ±{100 * options.fail_above:g}%"
+        return "no change", f"the interval lies within ±{percent(options.fail_above, 1)}"
     needed = seen.needed[i]
     more = (
         f"about {int(needed)} fresh pairs" if math.isfinite(needed) else f"more than {options.maximum_pairs} pairs"
@@ -126,7 +128,7 @@ def not_rerun(verdict: Verdict, requests: Mapping[Key, int]) -> Verdict:
 
 def speed(change: float) -> str:
     """A logarithmic change in words."""
-    return f"slower by {_ratio(change):.1%}" if change > 0 else f"{1 + _ratio(-change):.3g} times as fast"
+    return f"slower by {percent(_ratio(change), 1)}" if change > 0 else f"{1 + _ratio(-change):.3g} times as fast"
 
 
 def _base_value(row: Comparison, mode: Mode, options: Options) -> float | None:

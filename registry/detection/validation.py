@@ -15,6 +15,7 @@ import msgspec
 
 from ..analysis.rows import Row, rows, speedup
 from ..analysis.speedups import peak
+from ..figures import change, percent
 from ..store.journal import Journal
 from ..store.metric import ERROR, PEAKS, Equivalence, summarized
 from ..store.record import EAGER, PROVIDER, Key, baseline
@@ -146,7 +147,7 @@ def _speedup(
         value, low, best = _rate(row, found, good, journal)
     if low is None or value is None:
         return _unknown("speedup", "no interval" if value else "no baseline beside it", bound)
-    return _judged("speedup", f"{value:.2f}× over {best}, at least {low:.2f}×", bound, low, low >= SPEEDUP)
+    return _judged("speedup", f"{value:.2f}× over {best}, lower bound {low:.2f}×", bound, low, low >= SPEEDUP)
 
 
 def _rate(
@@ -179,7 +180,7 @@ def _rate(
 
 
 def _memory(row: Row, base: Row | None, has: AbstractSet[str]) -> Criterion:
-    bound = f"at most {(MEMORY_GROWTH - 1) * 100:.0f} % more"
+    bound = f"at most {percent(MEMORY_GROWTH - 1)} more"
     if not has & set(PEAKS):
         return _not_asked("memory", bound)
     ours, theirs = peak(row), peak(base) if base else None
@@ -188,7 +189,7 @@ def _memory(row: Row, base: Row | None, has: AbstractSet[str]) -> Criterion:
     if theirs <= 0:
         return _judged("memory", f"{ours / 1e6:.1f} MB, the baseline none", bound, None, ours <= 0)
     growth = ours / theirs
-    seen = f"{(growth - 1) * 100:+.1f} % of {base.implementation}'s {theirs / 1e6:.1f} MB"
+    seen = f"{change(growth)} of {base.implementation}'s {theirs / 1e6:.1f} MB"
     return _judged("memory", seen, bound, growth, growth <= MEMORY_GROWTH)
 
 
@@ -219,7 +220,7 @@ def _quality(arm: Arm | None) -> Criterion:
 
 
 def _stability(arm: Arm | None, has: AbstractSet[str]) -> Criterion:
-    bound = f"at most {ALLOWED * 100:.0f} % of {EAGER}'s steps"
+    bound = f"at most {percent(ALLOWED)} of {EAGER}'s steps"
     if arm is None or CURVE not in has:
         return _not_asked("stability", bound)
     if arm.steps is None or arm.steps.kind == "inconclusive":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from .. import escape
+from ..figures import percent, signed
 from .attribution import Attribution, Part
 from .bisection import Finding, Suspect
 from .comparison_report import ComparisonReport
@@ -67,8 +68,9 @@ def _power(report: ComparisonReport) -> list[str]:
     found = sum(x <= report.options.fail_above for x in known)
     middle = known[len(known) // 2]
     return [
-        f"Found four times in five: a slowdown of {report.options.fail_above:.1%} in {found} of {len(known)} "
-        f"rows, of {known[0]:.1%} in the quietest, {middle:.1%} in the median, {known[-1]:.1%} in the noisiest."
+        f"Found four times in five: a slowdown of {percent(report.options.fail_above, 1)} in {found} of "
+        f"{len(known)} rows, of {percent(known[0], 1)} in the quietest, {percent(middle, 1)} in the median, "
+        f"{percent(known[-1], 1)} in the noisiest."
     ]
 
 
@@ -81,17 +83,17 @@ def describe_attribution(found: Attribution) -> str:
 
 def describe_part(part: Part) -> str:
     """One cause's part in words."""
-    effect = f"{part.cause} {_percent(part.change)} [{_percent(part.low)}, {_percent(part.high)}]"
+    effect = f"{part.cause} {signed(part.change)} [{signed(part.low)}, {signed(part.high)}]"
     if part.share is None or part.share_low is None or part.share_high is None:
         return effect
-    return f"{effect}, {part.share:.0%} of it [{part.share_low:.0%}, {part.share_high:.0%}]"
+    return f"{effect}, {percent(part.share)} of it [{percent(part.share_low)}, {percent(part.share_high)}]"
 
 
 def describe_finding(found: Finding) -> str:
     """Which commit a row's change came with."""
-    effect = "" if found.change is None else f" {_percent(found.change)}"
+    effect = "" if found.change is None else f" {signed(found.change)}"
     if found.low is not None and found.high is not None:
-        effect += f" [{_percent(found.low)}, {_percent(found.high)}]"
+        effect += f" [{signed(found.low)}, {signed(found.high)}]"
     if len(found.suspects) == 1 and found.reason == "found":
         return f"{found.key}:{effect} came with {describe_suspect(found.suspects[0])}"
     ends = found.suspects if len(found.suspects) < 3 else (found.suspects[0], found.suspects[-1])
@@ -117,7 +119,7 @@ def _explained_markdown(report: ComparisonReport, limit: int) -> list[str]:
 
 def describe_change(verdict: Verdict) -> str:
     """One line: what the row ended in and by how much."""
-    numbers = "" if verdict.change is None else f" {_percent(verdict.change)} {_interval(verdict)}".rstrip()
+    numbers = "" if verdict.change is None else f" {signed(verdict.change)} {_interval(verdict)}".rstrip()
     return f"{kind(verdict)}{numbers}: {why(verdict)}"
 
 
@@ -141,7 +143,7 @@ def _folded_markdown(folded: Sequence[Verdict], limit: int) -> list[str]:
     lines = ["| operator | rows | change | detectable up to |", "|---|--:|--:|--:|"]
     for operator, rows in sorted(operators.items()):
         changes = [v.change for v in rows if v.change is not None]
-        span = f"{_percent(min(changes))} to {_percent(max(changes))}" if changes else "–"
+        span = f"{signed(min(changes))} to {signed(max(changes))}" if changes else "–"
         line = f"| {_cell(operator)} | {len(rows)} | {span} | {worst_detectable(rows)} |"
         if _size([*lines, line]) > limit:
             lines.append("| … | | | |")
@@ -155,9 +157,9 @@ def _legend(report: ComparisonReport) -> str:
     o = report.options
     return (
         "Change is current / base − 1 of the primary metric, above 0 worse. "
-        f"Failure above {o.fail_above:.1%}, warning above "
-        f"{o.warn_above:.1%}, no change if the interval lies within ±{o.fail_above:.1%}. *Detectable* is the "
-        "smallest slowdown this row's noise lets through four times in five."
+        f"Failure above {percent(o.fail_above, 1)}, warning above "
+        f"{percent(o.warn_above, 1)}, no change if the interval lies within ±{percent(o.fail_above, 1)}. "
+        "*Detectable* is the smallest slowdown this row's noise lets through four times in five."
     )
 
 
@@ -180,24 +182,19 @@ def why(verdict: Verdict) -> str:
 
 
 def numbers(verdict: Verdict) -> tuple[str, str, str, str]:
-    change = "–" if verdict.change is None else f"{_percent(verdict.change)} {_interval(verdict)}"
-    detectable = "–" if verdict.detectable is None else _percent(verdict.detectable)
-    return _value(verdict.base_value), _value(verdict.current_value), change, detectable
+    change = f"{signed(verdict.change)} {_interval(verdict)}".rstrip()
+    return _value(verdict.base_value), _value(verdict.current_value), change, signed(verdict.detectable)
 
 
 def _interval(verdict: Verdict) -> str:
     if verdict.low is None or verdict.high is None:
         return ""
-    return f"[{_percent(verdict.low)}, {_percent(verdict.high)}]"
+    return f"[{signed(verdict.low)}, {signed(verdict.high)}]"
 
 
 def worst_detectable(verdicts: Iterable[Verdict]) -> str:
     known = [v.detectable for v in verdicts if v.detectable is not None]
-    return _percent(max(known)) if known else "–"
-
-
-def _percent(share: float) -> str:
-    return f"{share:+.1%}" if abs(share) < 10 else f"{share:+.0%}"
+    return signed(max(known, default=None))
 
 
 def _value(value: float | None) -> str:

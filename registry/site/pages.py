@@ -219,7 +219,7 @@ def spread(low: float | None, high: float | None, value: float) -> str:
     if low is None or high is None or value <= 0:
         return ""
     half = max(high - value, value - low) / value
-    return f"±{half * 100:.1f} %" if half < 0.995 else "wide"
+    return f"±{units.percent(half, 1)}" if half < 0.995 else "wide"
 
 
 def between(low: float | None, high: float | None, unit: str) -> str:

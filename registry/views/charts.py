@@ -149,7 +149,7 @@ def fraction(group: Group, looks: Mapping[str, Series]) -> str | None:
     if not found:
         return None
     high = max(1.0, *(y for x in found for y in x if y is not None and y < 1.5 * max(x[0] or 0, 1)))
-    axis = linear_axis(high, lanes.left, WIDTH - 18, lambda x: f"{x * 100:.0f} %")
+    axis = linear_axis(high, lanes.left, WIDTH - 18, units.percent)
     canvas = Canvas(WIDTH, lanes.height)
     lanes.frame(canvas, axis)
     lanes.absent(canvas)

@@ -74,7 +74,7 @@ def _table(title: str, unit: str, found: Sequence[RowComparison]) -> Table:
             Column("operator"),
             Column("case", folds=CASE_WIDTH),
             Column("implementation"),
-            Column("", drop=3),
+            Column("verdict", drop=3),
             Column(f"first {unit}".rstrip(), number=True, drop=2),
             Column(f"second {unit}".rstrip(), number=True, drop=1),
             Column("change", number=True),

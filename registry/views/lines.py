@@ -105,7 +105,7 @@ def over_sizes(sweep: Sweep, looks: Mapping[str, Series], limits: bool = False) 
     left, right, top, foot = 58.0, WIDTH - 14.0, 10.0, 236.0
     across = _sizes_axis(sweep, left, right)
     if limits:
-        up = linear_axis(max(1.0, *points), 0, foot - top, lambda x: f"{x * 100:.0f} %")
+        up = linear_axis(max(1.0, *points), 0, foot - top, units.percent)
     else:
         known = [case.first.limit for _, case in sweep.cases if case.first.limit]
         up = log_axis(min(points + known), max(points + known), 0, foot - top)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ..analysis.rows import Row
 from ..analysis.scaling import Scaled, efficiencies
+from . import units
 from .table import Column, Table
 
 HEADINGS = ("case", "implementation", "GPUs", "scaling", "time ms", "one GPU ms", "by", "efficiency")
@@ -35,5 +36,5 @@ def cells(x: Scaled) -> tuple[str, ...]:
         f"{x.value:.4g}",
         f"{x.alone:.4g}",
         x.one.implementation,
-        f"{100 * x.efficiency:.1f} %",
+        units.percent(x.efficiency, 1),
     )

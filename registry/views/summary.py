@@ -196,4 +196,4 @@ def _slowed(throttled: Sequence[Row], header: Header) -> str:
     if not isinstance(highest, int | float) or not clocks:
         return ""
     slow = sum(x <= (1 - SLOWED) * highest for x in clocks)
-    return f", {slow or 'none'} of them at a clock {100 * SLOWED:.0f} % or more below its highest"
+    return f", {slow or 'none'} of them at a clock {units.percent(SLOWED)} or more below its highest"

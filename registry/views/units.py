@@ -9,9 +9,26 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from ..figures import DASH, change, percent, ratio
 from ..store.metric import Metric
 
-DASH = "–"
+__all__ = [
+    "DASH",
+    "change",
+    "counted",
+    "energy",
+    "heading",
+    "measured",
+    "moment",
+    "number",
+    "percent",
+    "quantity",
+    "ratio",
+    "scientific",
+    "seconds",
+    "size",
+    "value",
+]
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -34,30 +51,6 @@ def scientific(value: float | None) -> str:
         return "0"
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"
-
-
-def ratio(value: float | None) -> str:
-    """A speedup: `1.32×`."""
-    if value is None or not math.isfinite(value):
-        return DASH
-    if value >= 1000:
-        return ">1000×"
-    return f"{value:.2f}×" if value < 100 else f"{value:.0f}×"
-
-
-def percent(value: float | None, digits: int = 0) -> str:
-    """A fraction as per cent: `83 %`."""
-    return DASH if value is None or not math.isfinite(value) else f"{value * 100:.{digits}f} %"
-
-
-def change(value: float | None) -> str:
-    """A ratio as a signed change: 1.021 is `+2.1 %`; from a factor of 11 on it stays a ratio."""
-    if value is None or not math.isfinite(value):
-        return DASH
-    if value >= 11:
-        return ratio(value)
-    text = f"{(value - 1) * 100:+.1f} %".replace("-", "−")
-    return "0.0 %" if text in ("+0.0 %", "−0.0 %") else text
 
 
 def size(value: float | None) -> str:

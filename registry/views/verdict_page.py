@@ -12,6 +12,7 @@ from ..detection.bisection import Finding
 from ..detection.comparison_report import ComparisonReport
 from ..detection.verdict import Kind, Verdict, tally
 from ..detection.verdict_text import FOLDED, describe_suspect
+from ..figures import percent, signed
 from ..store.record import Key
 from . import units
 
@@ -79,7 +80,7 @@ def _tiles(report: ComparisonReport) -> str:
     tiles += [(str(count), kind) for kind, count in counts.items()]
     known = sorted(x.detectable for x in report.verdicts if x.detectable is not None)
     if known:
-        tiles.append((_percent(known[len(known) // 2]), "smallest detectable slowdown, median of the rows"))
+        tiles.append((signed(known[len(known) // 2]), "smallest detectable slowdown, median of the rows"))
     inner = "".join(f"<div class='tile'><b>{escape(a)}</b><span>{escape(b)}</span></div>" for a, b in tiles)
     return f"<div class='tiles'>{inner}</div>"
 
@@ -110,7 +111,7 @@ def _row(verdict: Verdict, report: ComparisonReport, reach: float) -> str:
     cells = (
         f"<td>{chip}</td><td class='left'>{name}</td><td>{units.number(verdict.base_value)}</td>"
         f"<td>{units.number(verdict.current_value)}</td><td class='{colour}'>{change}</td>"
-        f"<td>{_drawing(verdict, report, reach)}</td><td>{_maybe(verdict.detectable)}</td>"
+        f"<td>{_drawing(verdict, report, reach)}</td><td>{signed(verdict.detectable)}</td>"
         f"<td class='text'>{escape(why)}</td>"
     )
     return f"<tr>{cells}</tr>"
@@ -129,7 +130,7 @@ def _drawing(verdict: Verdict, report: ComparisonReport, reach: float) -> str:
     low, high, middle = x(verdict.low), x(verdict.high), HEIGHT / 2
     left = x(1 / (1 + fail) - 1)
     colour = {"regression": "--bad", "warning": "--warn", "improvement": "--good"}.get(verdict.kind, "--soft")
-    tip = f"{_percent(verdict.change)} [{_percent(verdict.low)}, {_percent(verdict.high)}]"
+    tip = f"{signed(verdict.change)} [{signed(verdict.low)}, {signed(verdict.high)}]"
     return (
         f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' style='width:{WIDTH}px' role='img' aria-label='{tip}'>"
         f"<title>{tip}</title>"
@@ -164,9 +165,9 @@ def _attributions(found: Iterable[Attribution]) -> str:
 
 
 def _part(part: Part, guilty: bool) -> str:
-    share = "–" if part.share is None else _whole(part.share)
+    share = percent(part.share)
     if part.share_low is not None and part.share_high is not None:
-        share += f" <span class='soft'>[{_whole(part.share_low)}, {_whole(part.share_high)}]</span>"
+        share += f" <span class='soft'>[{percent(part.share_low)}, {percent(part.share_high)}]</span>"
     filled = min(max(part.share or 0.0, 0.0), 1.0)
     colour = "--bad" if guilty else "--s9"
     bar = f"<span class='bar' style='--c: var({colour}); --v: {filled:.0%}; width: 70px'></span>"
@@ -206,14 +207,14 @@ def _legend(report: ComparisonReport) -> str:
         (
             "Change",
             "current / base − 1 of the time, from paired medians of fresh processes; above 0 is slower. The band "
-            f"in the drawings is ±{o.fail_above:.1%}.",
+            f"in the drawings is ±{percent(o.fail_above, 1)}.",
         ),
         (
             "Regression, warning",
-            f"significantly slower than {o.tolerated:.1%} and by more than {o.fail_above:.1%}, or more than "
-            f"{o.warn_above:.1%}, on pairs measured after the row was suspected.",
+            f"significantly slower than {percent(o.tolerated, 1)} and by more than {percent(o.fail_above, 1)}, or "
+            f"more than {percent(o.warn_above, 1)}, on pairs measured after the row was suspected.",
         ),
-        ("No change", f"the interval lies within ±{o.fail_above:.1%}."),
+        ("No change", f"the interval lies within ±{percent(o.fail_above, 1)}."),
         ("Inconclusive", "neither: too noisy within the budget. It is no pass."),
         (
             "Detectable",
@@ -236,20 +237,5 @@ def _name(key: Key, more: str = "") -> str:
 def _bounded(change: float | None, low: float | None, high: float | None) -> str:
     if change is None:
         return "–"
-    bounds = (
-        "" if low is None or high is None else f" <span class='soft'>[{_percent(low)}, {_percent(high)}]</span>"
-    )
-    return f"{_percent(change)}{bounds}"
-
-
-def _maybe(value: float | None) -> str:
-    return "–" if value is None else _percent(value)
-
-
-def _percent(share: float) -> str:
-    text = f"{share:+.1%}" if abs(share) < 10 else f"{share:+.0%}"
-    return text.replace("-0.0%", "+0.0%")
-
-
-def _whole(share: float) -> str:
-    return "0%" if round(100 * share) == 0 else f"{share:.0%}"
+    bounds = "" if low is None or high is None else f" <span class='soft'>[{signed(low)}, {signed(high)}]</span>"
+    return f"{signed(change)}{bounds}"

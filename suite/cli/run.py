@@ -145,7 +145,7 @@ def command_run(
                 left_out = budgets.without(cells, kept)
                 loaded, cells = budgets.narrowed(loaded, kept), kept
                 if dry_run:
-                    _dry(loaded, cells, left_out, budgets.seconds(cells, loaded.replicates, cost))
+                    _dry(loaded, cells, left_out, budgets.seconds(cells, loaded.replicates, cost), limit_s)
                     return
                 if left_out:
                     _tell(f"no time within {seconds(limit_s)} for {_named(left_out)}", err=True)
@@ -224,12 +224,17 @@ def asked_for(
     return [x.opts[0] for x in given if ctx.get_parameter_source(str(x.name)) is source]
 
 
-def _dry(plan: Plan, cells: Sequence[Cell], left_out: Sequence[Cell], likely_s: float) -> None:
+def _dry(
+    plan: Plan, cells: Sequence[Cell], left_out: Sequence[Cell], likely_s: float, limit_s: float | None
+) -> None:
     """What would be measured, and what the budget leaves no time for."""
     from ...registry.views.table import Block, line, show
 
     made = f"{counted(len(cells), 'row')}, {counted(plan.replicates, 'replicate')}"
-    told = line(f"plan {plan.name}: {made}; likely {seconds(likely_s)}. Nothing was measured.")
+    likely = f"likely {seconds(likely_s)}"
+    if limit_s is not None and likely_s > limit_s:
+        likely += f", more than the {seconds(limit_s)} after which it ends; what is not reached then is named"
+    told = line(f"plan {plan.name}: {made}; {likely}. Nothing was measured.")
     page: list[Block] = [_cells("", cells)]
     if left_out:
         page += [line(""), _cells("Left out", left_out)]

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from ...registry.analysis.rows import Row, rows
 from ...registry.analysis.statistics import exponential, t_quantile
 from ...registry.detection.noise import log_times, trimmed
+from ...registry.figures import signed
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
 from ..catalog import Catalog, Root
@@ -244,7 +245,7 @@ def share_slower(journal: Journal, name: str, slower: str) -> Check:
     if found is None:
         return Check(name, "missed", f"honest and {slower} were not both measured")
     mean, low, high = (x - 1 for x in found)
-    seen = f"measured {mean:+.1%}, 95 % interval {low:+.1%} to {min(high, 10):+.1%}"
+    seen = f"measured {signed(mean)}, 95 % interval {signed(low)} to {signed(min(high, 10))}"
     if high < SLOWDOWN * 0.5 or low > SLOWDOWN * 1.5:
         return Check(name, "missed", f"{seen}: not 5 %, so the timer is wrong")
     if low <= 0:
