@@ -135,7 +135,7 @@ def test_what_many_series_of_unchanged_code_share_is_the_machines() -> None:
     found = of_the_machine([ours, *others])
     assert [x.machine is not None for x in found[0]] == [False, True, False]
     assert found[0][1].machine == (
-        "the machine's: 2 of 3 series of code that no commit changes moved on 2026-11-03, by +5.5% in the median"
+        "the machine's: 2 of 3 series of code that no commit changes moved on 2026-11-03, by +5.5 % in the median"
     )
     assert marked(*others) == [[True], [True], []]
 

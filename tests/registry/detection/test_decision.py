@@ -379,7 +379,7 @@ class TestGuards:
     def test_a_shift_of_all_is_the_machine(self) -> None:
         progress = stage_one(self.suite(1.02))
         assert {v.kind for v in progress.verdicts} == {"not comparable"}
-        assert "moved by +2.0%" in progress.verdicts[0].reason
+        assert "moved by +2.0 %" in progress.verdicts[0].reason
         assert progress.requests == {}
         assert {v.kind for v in stage_one(self.suite(1.005)).verdicts} == {"no change"}
 
@@ -404,7 +404,7 @@ class TestGuards:
         assert len(stage_one([*ours, *same]).requests) == 3
         shifted = stage_one([*ours, *moved])
         assert {v.kind for v in shifted.verdicts} == {"not comparable"}
-        assert "of unchanged code moved by +10.0%" in shifted.verdicts[0].reason
+        assert "of unchanged code moved by +10.0 %" in shifted.verdicts[0].reason
 
     def test_noisy_witnesses_do_not_close_the_gate(self) -> None:
         ours = row(STEADY, times(1.1, OTHER))
@@ -796,12 +796,12 @@ class TestConfirmation:
         assert 60 <= asked[2] <= 100
 
     @pytest.mark.parametrize(
-        ("factor", "said"), [(1.0286, "slower by 2.9%, certainly"), (0.98, "1.02 times as fast, certainly")]
+        ("factor", "said"), [(1.0286, "slower by 2.9 %, certainly"), (0.98, "1.02 times as fast, certainly")]
     )
     def test_a_certain_change_below_the_limit_is_told(self, factor: float, said: str) -> None:
         verdict = two_stages(factor)
         assert verdict.kind == "below the limit"
-        assert verdict.reason == f"{said}, and below the limit of 3.0%"
+        assert verdict.reason == f"{said}, and below the limit of 3.0 %"
         assert exit_code([verdict]) == 0
         assert exit_code([verdict], {"below the limit"}) == 1
 

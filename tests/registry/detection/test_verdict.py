@@ -191,7 +191,7 @@ class TestOutputs:
         text = to_markdown(report(*self.rows))
         assert text.startswith("### kernelmark: Regression found\n")
         assert text.index("slow") < text.index("gone") < text.index("noisy") < text.index("fat")
-        assert "| regression | rmsnorm/slow kernelmark (cold) | 1 | 1.12 | +12.0% \\[+11.0%, +13.0%\\] |" in text
+        assert "| regression | rmsnorm/slow kernelmark (cold) | 1 | 1.12 | +12.0 % \\[+11.0 %, +13.0 %\\] |" in text
         assert "<details>\n<summary>1 no change</summary>" in text
         assert "calm" not in text
 
@@ -243,10 +243,10 @@ class TestOutputs:
         text = render(verdict_table(report(*self.rows, statistics=statistics), everything=True), width)
         assert "…" not in text
         assert width is None or max(map(len, text.splitlines())) <= width
-        assert "+12.0% [+11.0%, +13.0%]" in text
+        assert "+12.0 % [+11.0 %, +13.0 %]" in text
         dropped = ", ".join(f"({x})" for x in ("welch t", "welch p", "cohens d", "mann whitney p", "outliers"))
         assert (f"Left out at 80 columns: {dropped}" in " ".join(text.split())) == (width == 80)
 
     def test_one_line(self) -> None:
-        assert describe_change(self.rows[1]) == "regression +12.0% [+11.0%, +13.0%]: because"
+        assert describe_change(self.rows[1]) == "regression +12.0 % [+11.0 %, +13.0 %]: because"
         assert describe_change(self.rows[2]) == "missing: because"

@@ -248,7 +248,7 @@ def test_what_the_budget_can_settle_is_said(make):
     before, after = [x for x in one.told if x.startswith("budget")]
     assert before.startswith("budget: 100 s; how long a pair takes is not known yet (16 pairs of a row")
     assert after.startswith("budget: a pair of all rows takes 2 s (measured), so there is time for 49 more pairs")
-    assert "which find 5.0% where processes vary by up to" in after
+    assert "which find 5.0 % where processes vary by up to" in after
 
 
 def test_the_noise_seen_is_remembered(make):
