@@ -84,7 +84,7 @@ def _judged(there: Row | None, here: Row, level: float) -> Repeated:
 
 def said(published: Journal, others: Iterable[Journal]) -> str:
     """What stands beside a published table: how its verifications went, or that there is none."""
-    mine = [x for x in others if x.header.request.verifies == published.header.run]
+    mine = [x for x in others if x.header.request.verifies == published.header.run and x.records]
     there = rows(published) if mine else ()
     return joined(
         line(x.header.run, repeated(there, rows(x)), differing(published.header.conditions, x.header.conditions))

@@ -20,7 +20,7 @@ BEGIN, END = "<!-- repeated -->", "<!-- end of repeated -->"
 def repetitions(runs: Iterable[Run], measured: Iterable[Measured]) -> dict[str, str]:
     """By each run's name whether it was repeated, and how that went."""
     found = {x.name: x for x in runs}
-    verifying = [x for x in found.values() if x.verifies in found]
+    verifying = [x for x in found.values() if x.verifies in found and x.rows]
     asked = {name for x in verifying for name in (x.name, x.verifies)}
     facts: dict[str, list[Fact]] = {}
     for run, fact in measured:

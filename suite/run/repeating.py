@@ -85,7 +85,11 @@ def measure(
         keeps_cells=True,
         listener=listener or Silent(),
     )
+    none = InputError(f"nothing could be measured within {budget_s:g} s; give it more with --budget.")
     try:
-        return read(run.execute())
+        again = read(run.execute())
     except OutOfBudget:
-        raise InputError(f"nothing could be measured within {budget_s:g} s; give it more with --budget.") from None
+        raise none from None
+    if not again.records:  # the time ended between the first process's start and its first row
+        raise none
+    return again

@@ -73,6 +73,7 @@ def test_what_stands_beside_a_published_table() -> None:
     assert said(published, [again]) == "repeated by run b: 1 of 2 rows agree, 1 disagree, 0 undecided"
     elsewhere = msgspec.structs.replace(again.header, conditions={"gpu": "B"})
     assert said(published, [Journal(elsewhere, again.records)]).endswith("undecided, under other conditions (gpu)")
+    assert said(published, [journal("d", {}, verifies="a")]) == NOT_YET  # its time ended before a row did
     assert joined(["one", "two"]) == "one; two"
 
 
