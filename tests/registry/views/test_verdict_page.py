@@ -96,7 +96,8 @@ def test_everything_is_on_the_page() -> None:
     for said in (
         "Regression found", "main @ 1a2b", "HEAD @ 3c4d", "both commits in turns", "+8.0 %", "because missing",
         "peak memory +100.0%", "+7.0 % [+6.0 %, +8.0 %]", "90 % [80 %, 100 %]",
-        "abcdef0123 2026-11-20 Ada Faster <rms>", "3 steps", "1 no change: show the rows", "Both sides ran in one environment.",
+        "abcdef0123 2026-11-20 Ada Faster <rms>", "3 steps", "1 no change: show the rows",
+        "Both sides ran in one environment.",
     ):  # fmt: skip
         assert said in page.text, said
     assert page.addresses == []
