@@ -182,7 +182,7 @@ def test_a_hundred_thousand_runs_are_searched_without_reading_them(home, store, 
     numbers = range(100_000)
     with database:
         database.executemany(
-            "INSERT INTO runs VALUES (?,?,?,?,?,?,?,?,?,?,?)",
+            "INSERT INTO runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
             (
                 (
                     f"r{i:06d}",
