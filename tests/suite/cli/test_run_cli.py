@@ -46,7 +46,7 @@ def _no_gpu(monkeypatch):
         (("--implementation", "torhc"), "unknown implementation 'torhc'. Did you mean 'torch'? Known: "),
         (
             ("--plan", "nightly"),
-            "unknown plan 'nightly'. Known: quick, standard, full, 30s, 5m, 30m, attention, converge, converge_tiny,",
+            "unknown plan 'nightly'. Known: quick, standard, full, 30s, 5m, 30m, attention, converge,",
         ),
         (("--plan", "absent.toml"), "no plan file at absent.toml."),
         (("--device", "tpu"), "no device 'tpu' here. Known: cpu."),
