@@ -21,6 +21,35 @@ def reach(case: Any) -> tuple[int, int]:
     return width, 0 if case.options["mask"] == "causal" else width
 
 
+LACKS = {
+    "sinks": "has no sinks in its softmax",
+    "cap": "has no cap of scores",
+    "Sk": "aligns a causal mask to the first query and key, not to the last",
+}
+"""What is said of a library that lacks one of attention's options."""
+
+
+def takes(case: Any, library: str, *known: str) -> None:
+    """Raises `NotImplementedError` for a case of attention with an option that a library lacks: of `sinks`, `cap`
+    and `Sk` (a causal mask over another number of keys than of queries) it has those that are named.
+    """
+    asked = {"sinks": case.options.get("sinks"), "cap": case.options.get("cap")}
+    asked["Sk"] = case.options["mask"] == "causal" and keys(case) != case.axes["S"]
+    for option, wanted in asked.items():
+        if wanted and option not in known:
+            raise NotImplementedError(f"{library} {LACKS[option]}")
+
+
+def keys(case: Any) -> int:
+    """Keys of a sequence."""
+    return int(case.axes.get("Sk") or case.axes["S"])
+
+
+def cap_of(case: Any) -> float:
+    """The cap of scores, 0 for none."""
+    return float(case.options.get("cap", 0))
+
+
 def window_mask(case: Any, device: Any) -> Any:
     """The mask (S, S) bool of queries and keys that a case's window stands for, True where a key is seen."""
     import torch

@@ -156,7 +156,7 @@ def mx_quant(case: Any) -> Call:
 @serving
 def attention(case: Any) -> Call:
     """`BatchPrefillWithRaggedKVCacheWrapper` on packed tokens (B · S, H, D); on Hopper by its FlashAttention 3.
-    A window is its `window_left`.
+    A window is its `window_left`, a cap of scores its `logits_soft_cap`. Its wrapper with sinks takes pages only.
 
     With B > 1 our (B, H, S, D) is no view of packed tokens: it is copied to that order inside the call.
     """
@@ -164,25 +164,28 @@ def attention(case: Any) -> Call:
     import torch
 
     _halves(case)
+    _blocks.takes(case, "its ragged wrapper", "cap", "Sk")
     B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
+    Sk, cap = _blocks.keys(case), _blocks.cap_of(case)
     causal = case.options["mask"] == "causal"
     left, right = _blocks.reach(case)
     if right > 0:
         raise NotImplementedError("FlashInfer's windows end at the query")
     planned = None
 
-    def conversion(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
-        return tuple(x.transpose(1, 2).reshape(B * S, x.shape[1], D) for x in (q, k, v))
+    def conversion(q: Any, k: Any, v: Any, mask: str, window: int = 0, cap: float = 0.0) -> Any:
+        return tuple(x.transpose(1, 2).reshape(-1, x.shape[1], D) for x in (q, k, v))
 
     def plan(q: Any) -> Any:
         workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)
         wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
-        starts = torch.arange(B + 1, dtype=torch.int32, device=q.device) * S
+        places = torch.arange(B + 1, dtype=torch.int32, device=q.device)
         kinds = {"q_data_type": q.dtype, "kv_data_type": q.dtype}
-        wrapper.plan(starts, starts, H, Hkv, D, causal=causal, window_left=left, **kinds)
+        kinds |= {"logits_soft_cap": cap} if cap else {}
+        wrapper.plan(places * S, places * Sk, H, Hkv, D, causal=causal, window_left=left, **kinds)
         return wrapper
 
-    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0, cap: float = 0.0) -> Any:
         nonlocal planned
         if planned is None:
             planned = plan(q)

@@ -12,28 +12,43 @@ DEVICES = ("cuda",)
 
 
 def attention(case: Any) -> Call:
-    """`flex_attention`, compiled; what is hidden as a block mask, made once: it depends on the length alone."""
+    """`flex_attention`, compiled; what is hidden as a block mask, made once: it depends on the lengths alone.
+
+    A cap of scores is its `score_mod`. A sink scales the output by what it takes of the weight, which follows from
+    the log-sum-exp, as transformers' gpt-oss has it with FlexAttention.
+    """
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    S = case.axes["S"]
+    S, Sk = case.axes["S"], _blocks.keys(case)
     groups = case.axes["H"] != case.axes["Hkv"]
     causal = case.options["mask"] == "causal"
+    cap = _blocks.cap_of(case)
     compiled = torch.compile(flex_attention, dynamic=False)
     blocks = None
 
     before, after = _blocks.reach(case)
 
     def seen(b: Any, h: Any, query: Any, key: Any) -> Any:
+        place = query + (Sk - S)
         if before < 0:
-            return query >= key
-        return (query - key <= before) & (key - query <= after)
+            return place >= key
+        return (place - key <= before) & (key - place <= after)
 
-    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
+    def capped(score: Any, b: Any, h: Any, query: Any, key: Any) -> Any:
+        return cap * torch.tanh(score / cap)
+
+    modified = {"score_mod": capped} if cap else {}
+
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0, sinks: Any = None, cap: float = 0.0) -> Any:
         nonlocal blocks
         if (causal or before >= 0) and blocks is None:
-            blocks = create_block_mask(seen, None, None, S, S, device=q.device)
-        return compiled(q, k, v, block_mask=blocks, enable_gqa=groups)
+            blocks = create_block_mask(seen, None, None, S, Sk, device=q.device)
+        given = {"block_mask": blocks, "enable_gqa": groups, **modified}
+        if sinks is None:
+            return compiled(q, k, v, **given)
+        out, lse = compiled(q, k, v, **given, return_lse=True)
+        return (out * torch.sigmoid(lse - sinks[:, None])[..., None]).to(q.dtype)
 
     return call
 

@@ -26,14 +26,60 @@ def rms_norm(case: Any) -> Callable[..., Any]:
 
 
 def attention(case: Any) -> Callable[..., Any]:
-    """`torch.nn.functional.scaled_dot_product_attention`, which chooses its backend itself."""
+    """`torch.nn.functional.scaled_dot_product_attention`, which chooses its backend itself; with sinks or a cap of
+    scores, which it lacks, the formula.
+    """
+    from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention
 
+    from . import _blocks
+
+    if case.options.get("sinks") or case.options.get("cap"):
+        return attention_formula(case)
     groups = case.axes["H"] != case.axes["Hkv"]
     causal = case.options["mask"] == "causal"
+    S, Sk = case.axes["S"], _blocks.keys(case)
+    masked: dict[str, Any] = {"is_causal": causal}
+    if causal and Sk != S:  # its own causal mask is aligned to the first query and key
+        masked = {"attn_mask": causal_lower_right(S, Sk)}
 
     def call(q: Any, k: Any, v: Any, mask: str) -> Any:
-        return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=groups)
+        return scaled_dot_product_attention(q, k, v, **masked, enable_gqa=groups)
+
+    return call
+
+
+def attention_formula(case: Any) -> Callable[..., Any]:
+    """Products, cap, mask, sinks and softmax one after the other, as Gemma 2's and gpt-oss's eager attention in
+    Hugging Face transformers has them: scores in the inputs' dtype, softmax in fp32. The mask is made once.
+    """
+    import torch
+
+    from . import _blocks
+
+    groups = case.axes["H"] // case.axes["Hkv"]
+    scale, cap = case.axes["D"] ** -0.5, _blocks.cap_of(case)
+    S, Sk = case.axes["S"], _blocks.keys(case)
+    before, after = _blocks.reach(case)
+    if before < 0 and case.options["mask"] == "causal":
+        before, after = max(S, Sk), 0
+    hidden: Any = None
+
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0, sinks: Any = None, cap: float = cap) -> Any:
+        nonlocal hidden
+        if hidden is None:
+            seen = torch.ones(S, Sk, dtype=torch.bool, device=q.device)
+            if before >= 0:
+                seen = seen.tril_(Sk - S + after).triu_(Sk - S - before)
+            hidden = ~seen
+        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+        scores = q @ k.mT * scale
+        if cap:
+            scores = cap * (scores / cap).tanh()
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat((scores, sinks[:, None, None].expand(*scores.shape[:3], 1)), -1)
+        return scores.softmax(-1, dtype=torch.float32).to(q.dtype)[..., :Sk] @ v
 
     return call
 
@@ -54,11 +100,15 @@ def attention_fp8(case: Any) -> Callable[..., Any]:
 
 
 def attention_window(case: Any) -> Callable[..., Any]:
-    """`scaled_dot_product_attention`, which has no window, with a mask of elements in its place, made once."""
+    """`scaled_dot_product_attention`, which has no window, with a mask of elements in its place, made once; with
+    sinks or a cap of scores the formula.
+    """
     from torch.nn.functional import scaled_dot_product_attention
 
     from . import _blocks
 
+    if case.options.get("sinks") or case.options.get("cap"):
+        return attention_formula(case)
     groups = case.axes["H"] != case.axes["Hkv"]
     made = None
 
