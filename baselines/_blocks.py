@@ -40,6 +40,11 @@ def takes(case: Any, library: str, *known: str) -> None:
             raise NotImplementedError(f"{library} {LACKS[option]}")
 
 
+def grouped(case: Any) -> bool:
+    """Whether query heads share key heads; where a case says nothing of key heads each has its own."""
+    return bool(case.axes["H"] != case.axes.get("Hkv", case.axes["H"]))
+
+
 def keys(case: Any) -> int:
     """Keys of a sequence."""
     return int(case.axes.get("Sk") or case.axes["S"])

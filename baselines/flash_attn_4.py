@@ -52,6 +52,7 @@ def attention_varlen(case: Any) -> Call:
 
 IMPLEMENTATIONS = {
     "attention": {"flash_attn_4": attention},
+    "attention_mla": {"flash_attn_4": attention},
     "attention_window": {"flash_attn_4": attention},
     "attention_varlen": {"flash_attn_4": attention_varlen},
 }

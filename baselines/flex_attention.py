@@ -21,7 +21,7 @@ def attention(case: Any) -> Call:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     S, Sk = case.axes["S"], _blocks.keys(case)
-    groups = case.axes["H"] != case.axes["Hkv"]
+    groups = _blocks.grouped(case)
     causal = case.options["mask"] == "causal"
     cap = _blocks.cap_of(case)
     compiled = torch.compile(flex_attention, dynamic=False)
@@ -132,6 +132,7 @@ def attention_varlen(case: Any) -> Call:
 
 IMPLEMENTATIONS = {
     "attention": {"flex_attention": attention},
+    "attention_mla": {"flex_attention": attention},
     "attention_sparse": {"flex_attention": attention_sparse},
     "attention_window": {"flex_attention": attention},
     "attention_varlen": {"flex_attention": attention_varlen},

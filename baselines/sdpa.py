@@ -26,7 +26,7 @@ def _forced(backend: str, cuda_only: bool = False, grouped: bool = True) -> Call
 
         chosen = getattr(SDPBackend, backend)
         _blocks.takes(case, "scaled_dot_product_attention", "Sk")
-        groups = case.axes["H"] != case.axes["Hkv"]
+        groups = _blocks.grouped(case)
         causal = case.options["mask"] == "causal"
         S, Sk = case.axes["S"], _blocks.keys(case)
         # Its own causal mask is aligned to the first query and key.
@@ -93,6 +93,11 @@ IMPLEMENTATIONS = {
         "sdpa_cudnn": _forced("CUDNN_ATTENTION", cuda_only=True),
         "sdpa_efficient": _forced("EFFICIENT_ATTENTION", cuda_only=True, grouped=False),
         "sdpa_math": _forced("MATH"),
+    },
+    "attention_mla": {
+        "sdpa_flash": _forced("FLASH_ATTENTION"),
+        "sdpa_cudnn": _forced("CUDNN_ATTENTION", cuda_only=True),
+        "sdpa_efficient": _forced("EFFICIENT_ATTENTION", cuda_only=True, grouped=False),
     },
     "attention_window": {
         "sdpa_flash": _windowless("FLASH_ATTENTION"),

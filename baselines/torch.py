@@ -36,7 +36,7 @@ def attention(case: Any) -> Callable[..., Any]:
 
     if case.options.get("sinks") or case.options.get("cap"):
         return attention_formula(case)
-    groups = case.axes["H"] != case.axes["Hkv"]
+    groups = _blocks.grouped(case)
     causal = case.options["mask"] == "causal"
     S, Sk = case.axes["S"], _blocks.keys(case)
     masked: dict[str, Any] = {"is_causal": causal}
@@ -45,6 +45,26 @@ def attention(case: Any) -> Callable[..., Any]:
 
     def call(q: Any, k: Any, v: Any, mask: str) -> Any:
         return scaled_dot_product_attention(q, k, v, **masked, enable_gqa=groups)
+
+    return call
+
+
+def attention_mla_decode(case: Any) -> Callable[..., Any]:
+    """The formula over the longest sequence of all, with the pages gathered and what lies beyond a length hidden.
+    """
+    import torch
+
+    S = case.axes["S"]
+
+    def call(q: Any, cache: Any, block_table: Any, lengths: Any, latent: int, scale: float) -> Any:
+        Sq = q.shape[1]
+        seen = cache[block_table.long()].flatten(1, 2)[:, :S]
+        last = lengths[:, None, None] - Sq + torch.arange(Sq, device=q.device)[:, None]
+        hidden = torch.arange(seen.shape[1], device=q.device) > last
+        scores = (q.flatten(1, 2) @ seen.mT * scale).unflatten(1, q.shape[1:3])
+        weights = scores.masked_fill(hidden[:, :, None], float("-inf")).softmax(-1,
+        dtype=torch.float32).to(q.dtype) return (weights.flatten(1, 2) @ seen[..., :latent]).unflatten(1,
+        q.shape[1:3])
 
     return call
 
@@ -826,6 +846,8 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "attention": {"torch": attention},
     "attention_decode": {"torch": attention_decode},
     "attention_fp8": {"torch": attention_fp8},
+    "attention_mla": {"torch": attention},
+    "attention_mla_decode": {"torch": attention_mla_decode},
     "attention_sparse": {"torch": attention_sparse},
     "attention_window": {"torch": attention_window},
     "attention_varlen": {"torch": attention_varlen, "torch_varlen": attention_varlen_flash},

@@ -241,8 +241,8 @@ class Catalog:
 
     @cached_property
     def architectures(self) -> Mapping[str, Architecture]:
-        """What `models/` holds by name, whether it can be run or not. Raises `InputError` for a name that is taken or
-        a file without `MODEL`.
+        """What `models/` holds by name, whether it can be run or not. Raises `InputError` for a name that is taken
+        or a file without `MODEL`.
         """
         found: dict[str, Architecture] = {}
         names: dict[str, str] = {}

@@ -121,8 +121,8 @@ gradient, a skipped layer, a broken mask, an optimizer that does nothing) is off
 
 
 Storage: TypeAlias = Literal["bshd", "packed"]
-"""How a model leaves queries, keys and values in memory: each its own projection (B, S, H, D), or all of them views
-of one.
+"""How a model leaves queries, keys and values in memory: each its own projection (B, S, H, D), or all of them
+views of one.
 """
 
 

@@ -120,8 +120,9 @@ def attention(
 
     Differentiable once in q, k, v and sinks, through the output and through lse. The same inputs give the same
     bits on the same device, but for the gradient in q on Hopper (compute capability 9.0): it is summed in no fixed
-    order, as that of PyTorch's own attention is. Where `torch.use_deterministic_algorithms(True)` holds when gradients
-    are computed, it is deterministic too, by kernels that take 1.2 to 1.6 times as long (docs/attention.md).
+    order, as that of PyTorch's own attention is. Where `torch.use_deterministic_algorithms(True)` holds when
+    gradients are computed, it is deterministic too, by kernels that take 1.2 to 1.6 times as long
+    (docs/attention.md).
 
     A row that sees no key, or whose scores are all -inf, as keys with -inf in them can make them, gives zeros,
     an lse of -inf and zero gradients in k and v; the gradient in q of such keys is 0·inf = NaN, as PyTorch's
@@ -863,8 +864,8 @@ def _launch_backward(
     path: Path | None = None,
 ) -> tuple[Any, Any, Any, Any]:
     """dQ, dK, dV and the gradient in sinks, empty where there are none. `lse` and the gradient in it are of base
-    2. `path` as in `_launch_forward`; the unordered kernel for Hopper is taken where none is asked for, nor PyTorch
-    for deterministic algorithms.
+    2. `path` as in `_launch_forward`; the unordered kernel for Hopper is taken where none is asked for, nor
+    PyTorch for deterministic algorithms.
     """
     B, H, S, D = q.shape
     Hkv, Sk = k.shape[1:3]

@@ -2,8 +2,8 @@
 `attention_decode.py` is.
 
 All heads read one vector a token, which is the key and, but for its rotary part, the value: a tile of the cache is
-loaded once for both products. Queries of all heads and new tokens of a sequence are the rows of tiles; the output of
-a row has 512 columns, so that a program holds few rows.
+loaded once for both products. Queries of all heads and new tokens of a sequence are the rows of tiles; the output
+of a row has 512 columns, so that a program holds few rows.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def attention_mla_decode(
     """softmax(q·cacheᵀ · scale)·cache[…, :C] of q (B, Sq, H, C + R) over the cached vectors of each sequence:
     (B, Sq, H, C), contiguous, C being `latent`.
 
-    The cache is pages (pages, page, C + R), of which `block_table` (B, n) int32 gives sequence b those at its places
-    0 to n − 1; page is a power of two of at least 16. `lengths` (B,) int32 counts the tokens of each sequence in the
-    cache, the Sq new ones included and last: token i sees the first length − Sq + i + 1. q and the cache are in one of
-    bf16, fp16, fp32, with a contiguous last dimension; C from 16 to 512, a power of two, R from 0 to 128. A token
-    that sees nothing gives zeros.
+    The cache is pages (pages, page, C + R), of which `block_table` (B, n) int32 gives sequence b those at its
+    places 0 to n − 1; page is a power of two of at least 16. `lengths` (B,) int32 counts the tokens of each
+    sequence in the cache, the Sq new ones included and last: token i sees the first length − Sq + i + 1. q and the
+    cache are in one of bf16, fp16, fp32, with a contiguous last dimension; C from 16 to 512, a power of two, R
+    from 0 to 128. A token that sees nothing gives zeros.
 
     Places of the block table beyond a sequence's length are not read. Lengths and pages beyond the cache are not
     checked, because that would wait for the device.
@@ -140,8 +140,8 @@ class Tile(NamedTuple):
 
 
 def tile_for(rows: int, element: int, device: tuple[int, int]) -> Tile:
-    """For `rows` rows of a sequence and numbers of `element` bytes: shared memory holds the queries' 576 columns and
-    the stages' vectors of as many, registers 512 sums a row.
+    """For `rows` rows of a sequence and numbers of `element` bytes: shared memory holds the queries' 576 columns
+    and the stages' vectors of as many, registers 512 sums a row.
     """
     if element == 4:
         return Tile(16, 16, 4, 1)

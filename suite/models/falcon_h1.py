@@ -30,7 +30,8 @@ class FalconH1:
 
 
 CONFIGURATIONS: Mapping[str, FalconH1] = {
-    # Two copies of the published configuration by others, which agree where both speak; NVIDIA-NeMo/Megatron-Bridge
+    # Two copies of the published configuration by others, which agree where both speak;
+    # NVIDIA-NeMo/Megatron-Bridge
     "falcon-h1-7b": FalconH1(
         layers=44, width=3072, heads=12, kv_heads=2, head=128, hidden=12288, vocabulary=130048, scan_heads=24,
         scan_head=128, state=256, groups=1, convolution=4,

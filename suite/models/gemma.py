@@ -1,7 +1,7 @@
 """Gemma 2 (arXiv 2408.00118) and Gemma 3 (arXiv 2503.19786): configurations, no module.
 
-A decoder with RMS norms before and after its blocks whose layers see a window or everything in turns, with scores and
-logits capped (Gemma 2) or queries and keys normalized (Gemma 3).
+A decoder with RMS norms before and after its blocks whose layers see a window or everything in turns, with scores
+and logits capped (Gemma 2) or queries and keys normalized (Gemma 3).
 """
 
 from __future__ import annotations
@@ -38,20 +38,24 @@ class Gemma:
 CONFIGURATIONS: Mapping[str, Gemma] = {
     # google/gemma_pytorch, its configurations; mlc-ai/mlc-llm, its presets
     "gemma-2-9b": Gemma(
-        layers=42, width=3584, heads=16, kv_heads=8, head=256, hidden=14336, vocabulary=256000, window=4096, turn=2,
+        layers=42, width=3584, heads=16, kv_heads=8, head=256, hidden=14336, vocabulary=256000, window=4096,
+        turn=2,
         cap=50,
     ),
     "gemma-2-27b": Gemma(
-        layers=46, width=4608, heads=32, kv_heads=16, head=128, hidden=36864, vocabulary=256000, window=4096, turn=2,
+        layers=46, width=4608, heads=32, kv_heads=16, head=128, hidden=36864, vocabulary=256000, window=4096,
+        turn=2,
         cap=50,
     ),
     # google/gemma_pytorch; Lightning-AI/litgpt, its configurations; the text part
     "gemma-3-4b": Gemma(
-        layers=34, width=2560, heads=8, kv_heads=4, head=256, hidden=10240, vocabulary=262144, window=1024, turn=6,
+        layers=34, width=2560, heads=8, kv_heads=4, head=256, hidden=10240, vocabulary=262144, window=1024,
+        turn=6,
         qk_norm=True,
     ),
     "gemma-3-27b": Gemma(
-        layers=62, width=5376, heads=32, kv_heads=16, head=128, hidden=21504, vocabulary=262144, window=1024, turn=6,
+        layers=62, width=5376, heads=32, kv_heads=16, head=128, hidden=21504, vocabulary=262144, window=1024,
+        turn=6,
         qk_norm=True,
     ),
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """Whisper (Radford et al., arXiv 2212.04356): its configuration, no module.
 
-An encoder of 1500 frames of sound, and a decoder of text that attends to them: queries and keys of different lengths.
+An encoder of 1500 frames of sound, and a decoder of text that attends to them: queries and keys of different
+lengths.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Multi-head latent attention of a prompt (DeepSeek-V2, arXiv 2405.04434): keys of more dimensions than values.
 
-Keys are projected from a latent vector and joined with rotary dimensions that all heads share; here they lie as the
-projection leaves them, a key a head. Decoding from the latent vectors themselves is `attention_mla_decode`.
+Keys are projected from a latent vector and joined with rotary dimensions that all heads share; here they lie as
+the projection leaves them, a key a head. Decoding from the latent vectors themselves is `attention_mla_decode`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["
 
 
 def bytes_(case: Case) -> int:
-    """Forward reads q, k, v and writes the output; backward reads q, k, v and the output's gradient and writes three
-    gradients.
+    """Forward reads q, k, v and writes the output; backward reads q, k, v and the output's gradient and writes
+    three gradients.
     """
     B, H, S, D, Dv = (case.axes[axis] for axis in ("B", "H", "S", "D", "Dv"))
     of_keys, of_values = {"forward": (2, 2), "backward": (4, 3), "forward_backward": (6, 5)}[case.pass_]

@@ -1,7 +1,7 @@
 """Multi-head latent attention of new tokens to a paged cache of latent vectors (DeepSeek-V2, arXiv 2405.04434).
 
-The projections of keys and values are absorbed into those of queries and outputs: all heads read one vector a token,
-of C latent and R rotary dimensions, whose latent part is the value too.
+The projections of keys and values are absorbed into those of queries and outputs: all heads read one vector a
+token, of C latent and R rotary dimensions, whose latent part is the value too.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ BEFORE = 192
 
 
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
-    """q (B, Sq, H, C + R), cache (pages, page, C + R), block_table (B, ⌈S / page⌉) int32, which gives each sequence
-    its pages, scattered over the cache, lengths (B,) int32, how many of the columns are latent, and the scale.
+    """q (B, Sq, H, C + R), cache (pages, page, C + R), block_table (B, ⌈S / page⌉) int32, which gives each
+    sequence its pages, scattered over the cache, lengths (B,) int32, how many of the columns are latent, and the
+    scale.
     """
     import torch
 
