@@ -50,8 +50,7 @@ def attention(case: Any) -> Callable[..., Any]:
 
 
 def attention_mla_decode(case: Any) -> Callable[..., Any]:
-    """The formula over the longest sequence of all, with the pages gathered and what lies beyond a length hidden.
-    """
+    """The formula over the longest sequence of all, pages gathered and what lies beyond a length hidden."""
     import torch
 
     S = case.axes["S"]
@@ -62,9 +61,9 @@ def attention_mla_decode(case: Any) -> Callable[..., Any]:
         last = lengths[:, None, None] - Sq + torch.arange(Sq, device=q.device)[:, None]
         hidden = torch.arange(seen.shape[1], device=q.device) > last
         scores = (q.flatten(1, 2) @ seen.mT * scale).unflatten(1, q.shape[1:3])
-        weights = scores.masked_fill(hidden[:, :, None], float("-inf")).softmax(-1,
-        dtype=torch.float32).to(q.dtype) return (weights.flatten(1, 2) @ seen[..., :latent]).unflatten(1,
-        q.shape[1:3])
+        scores = scores.masked_fill(hidden[:, :, None], float("-inf"))
+        weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+        return (weights.flatten(1, 2) @ seen[..., :latent]).unflatten(1, q.shape[1:3])
 
     return call
 

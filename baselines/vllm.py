@@ -423,6 +423,28 @@ def attention_varlen(case: Any) -> Call:
 
 
 @serving
+def attention_mla_decode(case: Any) -> Call:
+    """FlashMLA (`flash_mla_with_kvcache`), which vLLM ships; pages of 64 tokens, dense, on Hopper. Its schedule is
+    made at the first call and kept, as a server keeps it a step for all layers.
+    """
+    from vllm.third_party.flashmla.flash_mla_interface import flash_mla_with_kvcache, get_mla_metadata
+
+    if case.dtype not in ("bf16", "fp16"):
+        raise NotImplementedError("FlashMLA takes fp16 and bf16 here")
+    if int(case.options["page"]) != 64 or (case.axes["C"], case.axes["R"]) != (512, 64):
+        raise NotImplementedError("FlashMLA takes pages of 64 tokens of 512 latent and 64 rotary dimensions")
+    causal = case.axes["Sq"] > 1
+    schedule = get_mla_metadata()[0]
+
+    def call(q: Any, cache: Any, block_table: Any, lengths: Any, latent: int, scale: float) -> Any:
+        return flash_mla_with_kvcache(
+            q, cache[:, :, None], block_table, lengths, latent, schedule, softmax_scale=scale, causal=causal
+        )[0]
+
+    return refusing(call, AssertionError, ValueError)
+
+
+@serving
 def attention_fp8(case: Any) -> Call:
     """FlashAttention 3's forward pass in E4M3, on packed tokens (T, H, D) whose features are contiguous, V's too.
 
@@ -743,6 +765,7 @@ IMPLEMENTATIONS = {
     "attention_window": {"vllm_fa3": attention},
     "attention_decode": {"vllm_fa3": attention_decode, "vllm_unified": unified_attention},
     "attention_fp8": {"vllm_fa3": attention_fp8},
+    "attention_mla_decode": {"flash_mla": attention_mla_decode},
     "attention_varlen": {"vllm_fa3": attention_varlen},
     "causal_conv1d": {"vllm": causal_conv1d},
     "causal_conv1d_update": {"vllm": causal_conv1d_update},
