@@ -230,7 +230,7 @@ def decoded(architecture: Architecture, name: str, B: int, S: int, chance: rando
             case "attention" | "attention_window" if part.options.get("mask") == "causal" or "Sk" in a:
                 if not part.options.get("sinks") and not part.options.get("cap"):
                     axes = {"B": B, "Sq": new, "H": a["H"], "Hkv": a["Hkv"], "D": a["D"]}
-                    axes["S"] = max(new, min(a.get("Sk") or S, a.get("W", S)))
+                    axes["S"] = max(new, a.get("Sk") or min(S, a.get("W", S)))
                     lengths = "equal" if "Sk" in a else "mixed"
                     yield Part(part.name, "attention_decode", axes, part.calls, {"page": 64, "lengths": lengths})
             case "attention_mla":

@@ -1,4 +1,4 @@
-"""How ours stands where models call it, in Markdown: tables by model, by operator, and of the worst calls. Pure."""
+"""How ours stands where models call it: tables in Markdown by model, by operator, of the worst calls. Pure."""
 
 from __future__ import annotations
 
