@@ -19,15 +19,14 @@ WIDTHS = plans.load("widths", OWN, "cuda")
 
 @pytest.mark.parametrize("kind", ["shapes", "widths"])
 def test_a_frozen_plan_is_what_its_rule_draws(kind):
-    name = plans.LATEST[kind]
-    text = (plans.FILES / f"{name}.toml").read_text()
+    text = (plans.FILES / f"{plans.LATEST[kind]}.toml").read_text()
     assert text == shapes.text(kind, OWN)
-    assert text != shapes.text(kind, OWN, seed=shapes.SEED + 1)
     assert f"seed {shapes.SEED}" in text
-    drawn = {"shapes": shapes.shapes, "widths": shapes.widths}[kind](OWN)
-    assert [(x.operator, x.name) for x in plans.load(name, OWN, "cuda").cases] == [
-        (x.case.operator, x.case.name) for x in drawn
-    ]
+
+
+def test_another_seed_draws_other_cases():
+    other = {x.case.name for x in shapes.widths(OWN, shapes.SEED + 1)}
+    assert len(other & {x.name for x in WIDTHS.cases}) < 20
 
 
 def test_the_plain_name_is_the_latest():

@@ -67,11 +67,11 @@ def test_the_tables(literal: Any) -> None:
     assert found[2:6] == [
         "| model | calls | worst | 25 % | median | 75 % | best | geometric mean |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
-        "| m | 3, 1 by eager | 0.25x | 0.38x | 0.50x | 1.25x | 2.00x | 0.63x |",
-        "| n | 1 | 2.00x | 2.00x | 2.00x | 2.00x | 2.00x | 2.00x |",
+        "| m | 3, 1 by eager | 0.25× | 0.38× | 0.50× | 1.25× | 2.00× | 0.63× |",
+        "| n | 1 | 2.00× | 2.00× | 2.00× | 2.00× | 2.00× | 2.00× |",
     ]
     assert found[9].endswith("| not shown: quack did not run (unavailable: quack is not installed) |")
-    assert found[13] == "| rms\\_norm c (eager's time) | liger | 0.25x | m |"
+    assert found[13] == "| rms\\_norm c (eager's time) | liger | 0.25× | m |"
 
 
 def test_a_run_of_no_model_is_refused(literal: Any) -> None:
