@@ -63,11 +63,17 @@ def window_mask(case: Any, device: Any) -> Any:
     return torch.ones(S, S, dtype=torch.bool, device=device).tril_(after).triu_(-before)
 
 
+def given(case: Any) -> bool:
+    """Whether a case's blocks are given, and not chosen at run time."""
+    return case.options["pattern"] in ("static", "window", "random")
+
+
 def choice(case: Any) -> Callable[..., Any]:
     """`choose(q, k, gate_q, gate_k)`: the blocks (B, H, n, n) bool of a case that chooses them at run time.
 
     Of the mean of each block of queries and of keys, in fp32 and through the gates if there are any; how many of a
-    row depends on its length alone and is computed once.
+    row depends on its length alone and is computed once. With a `threshold` those at most so far below the
+    largest.
     """
     import torch
 
@@ -89,7 +95,7 @@ def choice(case: Any) -> Callable[..., Any]:
         hidden = torch.ones(across, across, dtype=torch.bool, device=device).triu_(1) if causal else None
         return place < counts[:, None], hidden
 
-    def choose(q: Any, k: Any, gate_q: Any, gate_k: Any) -> Any:
+    def choose(q: Any, k: Any, gate_q: Any, gate_k: Any, threshold: float | None = None) -> Any:
         nonlocal fixed
         if fixed is None:
             fixed = prepared(q.device)
@@ -101,6 +107,9 @@ def choice(case: Any) -> Callable[..., Any]:
         scores.diagonal(dim1=-2, dim2=-1).fill_(float("inf"))
         if hidden is not None:
             scores.masked_fill_(hidden, float("-inf"))
+        if threshold is not None:
+            others = scores.masked_fill(scores.isinf(), float("-inf")).amax(-1, keepdim=True)
+            return (scores >= others - threshold) & (scores > float("-inf"))
         order = scores.sort(dim=-1, descending=True, stable=True).indices
         return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, first.expand_as(order))
 

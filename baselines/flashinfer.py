@@ -272,7 +272,7 @@ def attention_sparse(case: Any) -> Call:
 
     _halves(case)
     B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
-    if case.options["pattern"] != "static":
+    if not _blocks.given(case):
         raise NotImplementedError("it is planned on the host, from one layout of blocks for all heads")
     if B != 1 or S % 128:
         raise NotImplementedError("it takes one sequence of whole blocks")

@@ -91,11 +91,21 @@ def attention_sparse(case: Any) -> Call:
             made = masked(blocks[None])
         return compiled(q, k, v, block_mask=made, enable_gqa=groups)
 
-    def chosen(q: Any, k: Any, v: Any, mask: str, sparsity: int, blocks: Any, gate_q: Any, gate_k: Any) -> Any:
-        blocks = choose(q, k, gate_q, gate_k)
+    def chosen(
+        q: Any,
+        k: Any,
+        v: Any,
+        mask: str,
+        sparsity: int,
+        blocks: Any,
+        gate_q: Any,
+        gate_k: Any,
+        threshold: float | None = None,
+    ) -> Any:
+        blocks = choose(q, k, gate_q, gate_k, threshold)
         return compiled(q, k, v, block_mask=masked(blocks), enable_gqa=groups), blocks
 
-    return given if case.options["pattern"] == "static" else chosen
+    return given if _blocks.given(case) else chosen
 
 
 def attention_varlen(case: Any) -> Call:

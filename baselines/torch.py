@@ -160,12 +160,22 @@ def attention_sparse(case: Any) -> Callable[..., Any]:
             made = _blocks.elements(blocks, causal, S)
         return scaled_dot_product_attention(q, k, v, attn_mask=made, enable_gqa=groups)
 
-    def chosen(q: Any, k: Any, v: Any, mask: str, sparsity: int, blocks: Any, gate_q: Any, gate_k: Any) -> Any:
-        blocks = choose(q, k, gate_q, gate_k)
+    def chosen(
+        q: Any,
+        k: Any,
+        v: Any,
+        mask: str,
+        sparsity: int,
+        blocks: Any,
+        gate_q: Any,
+        gate_k: Any,
+        threshold: float | None = None,
+    ) -> Any:
+        blocks = choose(q, k, gate_q, gate_k, threshold)
         seen = _blocks.elements(blocks, causal, S)
         return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=groups), blocks
 
-    return given if case.options["pattern"] == "static" else chosen
+    return given if _blocks.given(case) else chosen
 
 
 def attention_varlen(case: Any) -> Callable[..., Any]:

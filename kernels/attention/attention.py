@@ -362,7 +362,7 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
         keys = _load(k, batch, head, start, k_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
         # S = Q·Kᵀ
         scores = tl.dot(q, tl.trans(keys), input_precision=c.precision)
-        if c.cap:
+        if c.cap > 0:
             scores, _ = _capped(scores, scale, c.cap)
         if MASKED:
             columns = start + tl.arange(0, c.keys)
@@ -488,7 +488,7 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
         level = tl.load(lse + place.to(tl.int64) * Sq + rows, mask=rows < Sq, other=float("inf"))
         # Sᵀ = K·Qᵀ
         scores = tl.dot(keys, tl.trans(queries), input_precision=c.precision)
-        if c.cap:
+        if c.cap > 0:
             scores, slope = _capped(scores, scale, c.cap)
         exponents = scores * scale - level[None, :]
         if MASKED:
@@ -506,7 +506,7 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
         dp = tl.dot(values, tl.trans(g), input_precision=c.precision)
         # dS = P ∘ (dP - delta)
         ds = weights * (dp - of_row[None, :])
-        if c.cap:
+        if c.cap > 0:
             ds = ds * slope
         # dK += dSᵀ·Q
         dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision=c.precision)
@@ -578,7 +578,7 @@ def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its o
         values = _load(v, batch, head, start, v_strides, S, c.Dv, c.keys, c.width_v, c.tma, MASKED)
         # S = Q·Kᵀ
         scores = tl.dot(queries, tl.trans(keys), input_precision=c.precision)
-        if c.cap:
+        if c.cap > 0:
             scores, slope = _capped(scores, scale, c.cap)
         exponents = scores * scale - level[:, None]
         if MASKED:
@@ -592,7 +592,7 @@ def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its o
         dp = tl.dot(g, tl.trans(values), input_precision=c.precision)
         # dS = P ∘ (dP - delta)
         ds = weights * (dp - of_row[:, None])
-        if c.cap:
+        if c.cap > 0:
             ds = ds * slope
         # dQ += dS·K
         dq = tl.dot(ds.to(keys.dtype), keys, dq, input_precision=c.precision)

@@ -122,11 +122,11 @@ def cases(operator: Operator, plans: Sequence[str]) -> list[Case]:
 def call(operator: Operator, case: Case) -> None:
     """The kernel on the case's inputs, and its gradients in a backward pass."""
     kernel = getattr(OWN.module("kernels", operator.name), operator.name)
-    given = operator.inputs(case, torch.device("cpu"), torch.Generator().manual_seed(0))
+    given = operator.built(case, torch.device("cpu"), torch.Generator().manual_seed(0))
     if case.pass_ == "forward":
         kernel(**given)
         return
-    leaves = [given[name].requires_grad_() for name in operator.gradients if given[name] is not None]
+    leaves = [given[name].requires_grad_() for name in operator.differentiated(given)]
     result = kernel(**given)
     results = [x for x in ((result,) if isinstance(result, torch.Tensor) else result) if x.requires_grad]
     torch.autograd.grad(results, leaves, [torch.zeros_like(x) for x in results], allow_unused=True)
