@@ -24,7 +24,7 @@ def attention(case: Any) -> Call:
     groups = _blocks.grouped(case)
     causal = case.options["mask"] == "causal"
     cap = _blocks.cap_of(case)
-    compiled = torch.compile(flex_attention, dynamic=False)
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
     blocks = None
 
     before, after = _blocks.reach(case)
@@ -44,7 +44,7 @@ def attention(case: Any) -> Call:
         nonlocal blocks
         if (causal or before >= 0) and blocks is None:
             blocks = create_block_mask(seen, None, None, S, Sk, device=q.device)
-        given = {"block_mask": blocks, "enable_gqa": groups, **modified}
+        given: dict[str, Any] = {"block_mask": blocks, "enable_gqa": groups, **modified}
         if sinks is None:
             return compiled(q, k, v, **given)
         out, lse = compiled(q, k, v, **given, return_lse=True)

@@ -19,6 +19,7 @@ from device, shapes and that switch alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -29,7 +30,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .._common import FLOATING, capability, check, choice, on, operator, power_of_2, roomy
+from .._common import capability, check, choice, on, operator, power_of_2, roomy
+from .._launch import prepared
 
 if TYPE_CHECKING:
     from ._attention_hopper_forward_paired import Schedule
@@ -132,20 +134,11 @@ def attention(
     device, mask, window or cap.
     """
     choice("mask", mask, ("causal", "full"))
-    if not _usual(q, k, v):
-        _check(q, k, v)
-    if sinks is not None:
-        check("sinks", sinks, shape=(q.shape[1],), like=q)
-    if not 0 <= cap < math.inf:
-        raise ValueError(f"cap is {cap}, expected a number above 0, or 0 for none")
-    S, Sk = q.shape[2], k.shape[2]
     if window is not None:
         if isinstance(window, bool) or not isinstance(window, int):
             raise TypeError(f"window must be an integer or None, not {type(window).__name__}")
         if window < 1:
             raise ValueError(f"window is {window}, expected at least 1")
-        if window >= max(S, Sk):
-            window = None
     output, level = _attention(q, k, v, mask == "causal", window or 0, sinks, float(cap))
     if not return_lse:
         found: torch.Tensor = output
@@ -154,31 +147,15 @@ def attention(
     return output, torch.where(level == math.inf, -math.inf, level / LOG2E)
 
 
-def _usual(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether the inputs are as `_check` wants them, in one look at what most calls have: a call's checks there
-    take as long as a short kernel.
-    """
-    return (
-        isinstance(q, torch.Tensor)
-        and q.is_cuda
-        and isinstance(k, torch.Tensor)
-        and isinstance(v, torch.Tensor)
-        and q.dtype in FLOATING
-        and q.dtype == k.dtype == v.dtype
-        and q.device == k.device == v.device
-        and _agree(q.shape, k.shape, v.shape)
-    )
-
-
-def _agree(of_q: torch.Size, of_k: torch.Size, of_v: torch.Size) -> bool:
-    if len(of_q) != 4 or len(of_k) != 4 or of_k[:3] != of_v[:3] or len(of_v) != 4:
-        return False
-    (B, H, _, D), heads = of_q, of_k[1]
-    agree = of_k[0] == B and of_k[3] == D and 1 <= D <= 256 and heads > 0 and H % heads == 0
-    return agree and 1 <= of_v[3] <= 256
-
-
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def _check(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    window: int,
+    sinks: torch.Tensor | None,
+    cap: float,
+) -> None:
     """Raises what `attention` says."""
     check("q", q, dim=4)
     B, H, _, D = q.shape
@@ -194,6 +171,15 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     if not 1 <= Dv <= 256:
         raise ValueError(f"v has head dimension {Dv}, expected 1 to 256")
     check("v", v, shape=(B, heads, Sk, Dv))
+    if sinks is not None:
+        check("sinks", sinks, shape=(H,), like=q)
+    if not 0 <= cap < math.inf:
+        raise ValueError(f"cap is {cap}, expected a number above 0, or 0 for none")
+
+
+def _bounded(window: int, S: int, Sk: int) -> int:
+    """A window that hides nothing is none, which is 0."""
+    return window if window < max(S, Sk) else 0
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -812,6 +798,7 @@ def _launch_forward(
     """
     B, H, S, D = q.shape
     Sk = k.shape[2]
+    window = _bounded(window, S, Sk)
     lse = torch.empty(B, H, S, dtype=torch.float32, device=q.device)
     hopper = _hopper(q.device) if path in (None, "hopper") and "forward" in HOPPER else None
     if sinks is not None or cap or v.shape[-1] != D:
@@ -823,13 +810,7 @@ def _launch_forward(
         hopper = None
     if hopper is not None and hopper.common.fits(q, k, v, hopper.common.FORWARD_WIDTHS):
         if power_of_2(D) in hopper.forward.DIVISIONS and schedule is None:
-            groups = H // k.shape[1]
-            # With a full mask all tiles are as long: those of one key head at a time, which read the same keys.
-            # Under a short window neighbours of a head do, and others share nothing.
-            together = _shared(k, groups) if causal else groups
-            if 0 < 4 * window <= S:
-                together = B * H
-            hopper.forward.forward(q, k, v, out, lse, causal, window, together)
+            hopper.forward.forward(q, k, v, out, lse, causal, window, _section(q, k, causal, window))
             return out, lse
         if Sk == S:
             hopper.paired.forward(q, k, v, out, lse, causal, window, schedule)
@@ -847,6 +828,55 @@ def _launch_forward(
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return out, lse
+
+
+def _section(q: torch.Tensor, k: torch.Tensor, causal: bool, window: int) -> int:
+    """Query heads whose tiles are taken before others' are."""
+    B, H, S, _ = q.shape
+    if 0 < 4 * window <= S:
+        # Under a short window neighbours of a head read the same keys, and others share nothing.
+        return B * H
+    groups = H // k.shape[1]
+    # With a full mask all tiles are as long: those of one key head at a time, which read the same keys.
+    return _shared(k, groups) if causal else groups
+
+
+def _prepare_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    window: int,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
+) -> Callable[..., tuple[Any, Any]]:
+    """`_launch_forward` of all inputs that are alike. Where the kernel with a tile scheduler runs, all but memory
+    and addresses is decided here.
+    """
+    B, H, S, D = q.shape
+    hopper = _hopper(q.device) if "forward" in HOPPER else None
+    if (
+        hopper is None
+        or sinks is not None
+        or cap
+        or v.shape[-1] != D
+        or q.numel() == 0
+        or max(S, k.shape[2]) < SHORT[D > 64]
+        or power_of_2(D) not in hopper.forward.DIVISIONS
+        or not hopper.common.fits(q, k, v, hopper.common.FORWARD_WIDTHS)
+    ):
+        return _launch_forward
+    window = _bounded(window, S, k.shape[2])
+    plan = hopper.forward.planned(q, k, v, like(q), causal, window, _section(q, k, causal, window))
+    run, device = hopper.forward.run, q.device
+
+    def launched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[Any, Any]:
+        lse = torch.empty((B, H, S), dtype=torch.float32, device=device)
+        out = like(q)
+        run(plan, q, k, v, out, lse)
+        return out, lse
+
+    return launched
 
 
 def _launch_backward(
@@ -869,6 +899,7 @@ def _launch_backward(
     """
     B, H, S, D = q.shape
     Hkv, Sk = k.shape[1:3]
+    window = _bounded(window, S, Sk)
     dq, dk, dv, ds = like(q), like(k), like(v), _of_sinks(q, sinks)
     if dq.numel() == 0 or dk.numel() == 0:
         return dq.zero_(), dk.zero_(), dv.zero_(), ds.zero_()
@@ -966,10 +997,11 @@ def _differentiate(ctx: Any, grad: torch.Tensor | None, grad_lse: torch.Tensor |
 _attention = operator(
     "attention(Tensor q, Tensor k, Tensor v, bool causal, int window, Tensor? sinks, float cap)"
     " -> (Tensor, Tensor)",
-    _launch_forward,
+    prepared(_prepare_forward, _check),
     lambda q, k, v, *_: (_output(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)),
     _save,
     _differentiate,
+    _check,
 )
 
 _gradients = operator(

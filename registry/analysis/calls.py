@@ -117,7 +117,8 @@ def _absent(journal: Journal, operator: str) -> tuple[tuple[str, str], ...]:
 def spread(found: Sequence[Call]) -> Spread:
     """Of one call or more."""
     ratios = sorted(x.ratio for x in found)
-    cuts = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    low, middle, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     mean = geometric_mean(ratios)
     assert mean is not None
-    return Spread(len(ratios), sum(x.by_eager for x in found), ratios[0], *cuts, ratios[-1], mean)
+    by_eager = sum(x.by_eager for x in found)
+    return Spread(len(ratios), by_eager, ratios[0], low, middle, high, ratios[-1], mean)

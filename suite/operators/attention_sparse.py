@@ -385,15 +385,18 @@ def tiles_left_out(outputs: list[torch.Tensor], references: list[torch.Tensor], 
     q, mask = inputs["q"], str(inputs["mask"])
     blocks = inputs["blocks"]
     if blocks is None:
-        gates = (None if inputs[x] is None else inputs[x].double() for x in ("gate_q", "gate_k"))
+        gate_q, gate_k = (None if inputs[x] is None else inputs[x].double() for x in ("gate_q", "gate_k"))
         wide = q.double(), inputs["k"].double()
-        blocks = chosen_of(*wide, mask, inputs["sparsity"], *gates, inputs.get("threshold"))
-    across = blocks.shape[-1]
+        blocks = chosen_of(*wide, mask, inputs["sparsity"], gate_q, gate_k, inputs.get("threshold"))
+    across = int(blocks.shape[-1])
     seen = torch.ones(across, across, dtype=torch.bool, device=blocks.device)
     if mask == "causal":
         seen = seen.tril()
-    heads = blocks.numel() // max(1, across * across)
-    return 1 - float((blocks & seen).sum()) / max(1, heads * int(seen.sum()))
+    executed, dense = (
+        int((blocks & seen).sum()),
+        int(seen.sum()) * (int(blocks.numel()) // max(1, across * across)),
+    )
+    return 1 - executed / max(1, dense)
 
 
 def from_dense(outputs: list[torch.Tensor], references: list[torch.Tensor], inputs: Inputs) -> float:

@@ -36,9 +36,7 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
                 (1024, 64, "full"), (1024, 256, "causal"), (1000, 128, "causal"), (2048, 128, "full")
             )
         ),
-        {"B": 1, "H": 2, "Hkv": 1, "S": 2048, "D": 64, "mask": "causal", "sinks": True, "storage": "bshd"},
-        {"B": 1, "H": 2, "Hkv": 1, "S": 2048, "D": 256, "mask": "causal", "cap": 50, "storage": "bshd"},
-        {"B": 1, "H": 2, "Hkv": 1, "S": 1024, "Sk": 8192, "D": 128, "mask": "causal"},
+        {"B": 1, "H": 2, "Hkv": 1, "S": 2048, "D": 64, "sinks": True, "cap": 50, "storage": "bshd"},
     ),
     "attention_mla_decode": ({"B": 1, "Sq": 2, "H": 16, "S": 2048, "C": 512, "R": 64, "page": 64},),
     "attention_varlen": tuple({"B": 2, "H": 2, "Hkv": Hkv, "S": 2048, "D": D} for Hkv, D in ((1, 64), (2, 256))),

@@ -149,7 +149,7 @@ def test_nothing_of_an_operator_in_a_plan(root: Path):
 
 PLANS = (
     "quick, standard, full, attention, converge, converge_tiny, crossing, distributed, distributed_tiny, "
-    "endpoint, generate, matmul, memory, quality, scaling, serve, serve_tiny, shapes, shapes-1, "
+    "endpoint, generate, matmul, memory, quality, requested, scaling, serve, serve_tiny, shapes, shapes-1, "
     "state_space, train, train_tiny, widths, widths-1"
 )
 
