@@ -489,7 +489,13 @@ def test_errors(error, match, change):
 @pytest.mark.parametrize(("causal", "window"), [(True, 0), (False, 0), (True, 5)])
 def test_operator_contract(causal, window):
     """Schema, fake tensors, autograd registration and tracing, as torch checks them."""
-    torch.library.opcheck(torch.ops.kernelmark.attention.default, (*draw(1, 2, 1, 20, 16), causal, window))
+    given = (*draw(1, 2, 1, 20, 16), causal, window, None, 0.0)
+    torch.library.opcheck(torch.ops.kernelmark.attention.default, given)
+
+
+def test_operator_contract_of_sinks_and_a_cap():
+    given = (*draw(1, 2, 1, 20, 16), True, 0, torch.zeros(2, requires_grad=True), 30.0)
+    torch.library.opcheck(torch.ops.kernelmark.attention.default, given)
 
 
 def small_tiles(monkeypatch, resident, streamed):
