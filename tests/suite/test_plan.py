@@ -282,8 +282,8 @@ WRONG = {
     "": "missing required field `cases`",
     case(
         "dtypes = 'bf16'"
-    ): "A plan takes cases, systems, replicates, cache, deadline_s, budget_s, sampling; a case "
-    "operator, axes, random, options, dtype, pass, implementations, without.",
+    ): "A plan takes cases, systems, peers, replicates, cache, deadline_s, budget_s, sampling; a case "
+    "operator, axes, random, options, dtype, pass, implementations, without, models.",
     "[[cases]\n": "not a valid plan: ",
     "[sampling]\nmin_samples = 5\nmax_samples = 4\n"
     + case(""): "min_samples must be at least 1 and at most max_samples",
