@@ -9,6 +9,7 @@ of a row has 512 columns, so that a program holds few rows.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -65,18 +66,40 @@ def attention_mla_decode(
     return output
 
 
+@dataclass(frozen=True)
+class Config:
+    """The kernel at compile time: new tokens and heads of a sequence, latent and rotary dimensions, columns of a
+    tile of the latter, rows and keys of a tile, tokens of a page, whether there is one part, stages, and
+    precision.
+    """
+
+    tokens: int
+    heads: int
+    latent: int
+    rotary: int
+    width: int
+    rows: int
+    keys: int
+    page: int
+    whole: bool
+    stages: int
+    precision: str
+
+
 @triton.jit(do_not_specialize=["blocks", "parts"])
 def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, cache, table, lengths, out, sums, levels,
-    stride_qb, stride_qs, stride_qh, stride_page, stride_token, stride_table, blocks, parts, scale,
-    SQ: tl.constexpr, H: tl.constexpr, C: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    ROTARY: tl.constexpr, PAGE: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    q_strides, cache_strides, stride_table, blocks, parts, scale, c: tl.constexpr,
 ):  # fmt: skip
     """One part of the cache of one sequence, for one block of its rows, which are its tokens' heads.
 
-    Blocks of rows are the fastest coordinate: they read the same vectors. With WHOLE there is one part, and the
-    output is written; else the unnormalized sum (B, Sq, H, parts, C) and its base-2 log-sum-exp are.
+    Blocks of rows are the fastest coordinate: they read the same vectors. Of a whole cache there is one part, and
+    the output is written; else the unnormalized sum (B, Sq, H, parts, C) and its base-2 log-sum-exp are.
     """
+    C: tl.constexpr = c.latent
+    ROWS: tl.constexpr = c.rows
+    KEYS: tl.constexpr = c.keys
+    ROTARY: tl.constexpr = c.width
     program = tl.program_id(0)
     block = program % blocks
     part = program // blocks % parts
@@ -86,28 +109,28 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     low = part * share
     high = tl.minimum(low + share, length)
     row = block * ROWS + tl.arange(0, ROWS)
-    token = row // H
-    inside = row < SQ * H
-    own = q + batch * stride_qb + (token * stride_qs + row % H * stride_qh)[:, None]
+    token = row // c.heads
+    inside = row < c.tokens * c.heads
+    own = q + batch * q_strides[0] + (token * q_strides[1] + row % c.heads * q_strides[2])[:, None]
     column = tl.arange(0, C)
     turned = tl.arange(0, ROTARY)
     queries = tl.load(own + column[None, :], inside[:, None], 0.0)
-    rotary = tl.load(own + C + turned[None, :], inside[:, None] & (turned < R)[None, :], 0.0)
+    rotary = tl.load(own + C + turned[None, :], inside[:, None] & (turned < c.rotary)[None, :], 0.0)
     total = tl.zeros([ROWS, C], tl.float32)
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
     lane = tl.arange(0, KEYS)
-    last = length - SQ + token
-    for start in tl.range(low, high, KEYS, num_stages=STAGES):
+    last = length - c.tokens + token
+    for start in tl.range(low, high, KEYS, num_stages=c.stages):
         place = start + lane
         seen = place < high
-        page = tl.load(table + batch * stride_table + place // PAGE, seen, 0).to(tl.int64)
-        at = cache + (page * stride_page + (place % PAGE).to(tl.int64) * stride_token)[:, None]
+        page = tl.load(table + batch * stride_table + place // c.page, seen, 0).to(tl.int64)
+        at = cache + (page * cache_strides[0] + (place % c.page).to(tl.int64) * cache_strides[1])[:, None]
         vectors = tl.load(at + column[None, :], seen[:, None], 0.0)
-        positions = tl.load(at + C + turned[None, :], seen[:, None] & (turned < R)[None, :], 0.0)
+        positions = tl.load(at + C + turned[None, :], seen[:, None] & (turned < c.rotary)[None, :], 0.0)
         # S = (Q·Cᵀ + Q_rotary·C_rotaryᵀ) · scale
-        scores = tl.dot(queries, tl.trans(vectors), input_precision=PRECISION)
-        scores = tl.dot(rotary, tl.trans(positions), scores, input_precision=PRECISION) * scale
+        scores = tl.dot(queries, tl.trans(vectors), input_precision=c.precision)
+        scores = tl.dot(rotary, tl.trans(positions), scores, input_precision=c.precision) * scale
         scores = tl.where(seen[None, :] & (place[None, :] <= last[:, None]), scores, float("-inf"))
         raised = tl.maximum(row_max, tl.max(scores, 1))
         # A token that has seen nothing yet: -inf - -inf would be NaN.
@@ -116,13 +139,15 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
         correction = tl.exp2(row_max - level)
         row_sum = row_sum * correction + tl.sum(weights, 1)
         # O += P·C
-        total = tl.dot(weights.to(vectors.dtype), vectors, total * correction[:, None], input_precision=PRECISION)
+        total = tl.dot(
+            weights.to(vectors.dtype), vectors, total * correction[:, None], input_precision=c.precision
+        )
         row_max = raised
     blind = row_sum == 0.0
     row_sum = tl.where(blind, 1.0, row_sum)
     total = total / row_sum[:, None]
-    row_at = batch * SQ * H + row
-    if WHOLE:
+    row_at = batch * c.tokens * c.heads + row
+    if c.whole:
         tl.store(out + row_at[:, None] * C + column[None, :], total.to(out.dtype.element_ty), inside[:, None])
     else:
         row_at = row_at * parts + part
@@ -175,12 +200,15 @@ def launch(
     if parts > 1:
         sums = torch.empty((B, Sq, H, parts, latent), dtype=torch.float32, device=q.device)
         levels = torch.empty((B, Sq, H, parts), dtype=torch.float32, device=q.device)
+    rotary = D - latent
+    c = Config(
+        Sq, H, latent, rotary, max(16, power_of_2(rotary)), tile.rows, tile.keys, page, parts == 1, tile.stages,
+        "ieee" if q.dtype == torch.float32 else "tf32",
+    )  # fmt: skip
     with on(q):
         _part[(B * parts * blocks,)](
             q, cache, block_table, lengths, out, sums, levels,
-            *q.stride()[:3], *cache.stride()[:2], block_table.stride(0), blocks, parts, LOG2E * scale,
-            Sq, H, latent, D - latent, tile.rows, tile.keys, max(16, power_of_2(D - latent)), page, parts == 1,
-            tile.stages, "ieee" if q.dtype == torch.float32 else "tf32",
+            q.stride()[:3], cache.stride()[:2], block_table.stride(0), blocks, parts, LOG2E * scale, c,
             num_warps=tile.warps,
         )  # fmt: skip
         if parts > 1:
