@@ -21,6 +21,40 @@ def reach(case: Any) -> tuple[int, int]:
     return width, 0 if case.options["mask"] == "causal" else width
 
 
+LACKS = {
+    "sinks": "has no sinks in its softmax",
+    "cap": "has no cap of scores",
+    "Sk": "aligns a causal mask to the first query and key, not to the last",
+}
+"""What is said of a library that lacks one of attention's options."""
+
+
+def takes(case: Any, library: str, *known: str) -> None:
+    """Raises `NotImplementedError` for a case of attention with an option that a library lacks: of `sinks`, `cap`
+    and `Sk` (a causal mask over another number of keys than of queries) it has those that are named.
+    """
+    asked = {"sinks": case.options.get("sinks"), "cap": case.options.get("cap")}
+    asked["Sk"] = case.options["mask"] == "causal" and keys(case) != case.axes["S"]
+    for option, wanted in asked.items():
+        if wanted and option not in known:
+            raise NotImplementedError(f"{library} {LACKS[option]}")
+
+
+def grouped(case: Any) -> bool:
+    """Whether query heads share key heads; where a case says nothing of key heads each has its own."""
+    return bool(case.axes["H"] != case.axes.get("Hkv", case.axes["H"]))
+
+
+def keys(case: Any) -> int:
+    """Keys of a sequence."""
+    return int(case.axes.get("Sk") or case.axes["S"])
+
+
+def cap_of(case: Any) -> float:
+    """The cap of scores, 0 for none."""
+    return float(case.options.get("cap", 0))
+
+
 def window_mask(case: Any, device: Any) -> Any:
     """The mask (S, S) bool of queries and keys that a case's window stands for, True where a key is seen."""
     import torch
@@ -29,11 +63,17 @@ def window_mask(case: Any, device: Any) -> Any:
     return torch.ones(S, S, dtype=torch.bool, device=device).tril_(after).triu_(-before)
 
 
+def given(case: Any) -> bool:
+    """Whether a case's blocks are given, and not chosen at run time."""
+    return case.options["pattern"] in ("static", "window", "random")
+
+
 def choice(case: Any) -> Callable[..., Any]:
     """`choose(q, k, gate_q, gate_k)`: the blocks (B, H, n, n) bool of a case that chooses them at run time.
 
     Of the mean of each block of queries and of keys, in fp32 and through the gates if there are any; how many of a
-    row depends on its length alone and is computed once.
+    row depends on its length alone and is computed once. With a `threshold` those at most so far below the
+    largest.
     """
     import torch
 
@@ -55,7 +95,7 @@ def choice(case: Any) -> Callable[..., Any]:
         hidden = torch.ones(across, across, dtype=torch.bool, device=device).triu_(1) if causal else None
         return place < counts[:, None], hidden
 
-    def choose(q: Any, k: Any, gate_q: Any, gate_k: Any) -> Any:
+    def choose(q: Any, k: Any, gate_q: Any, gate_k: Any, threshold: float | None = None) -> Any:
         nonlocal fixed
         if fixed is None:
             fixed = prepared(q.device)
@@ -67,6 +107,9 @@ def choice(case: Any) -> Callable[..., Any]:
         scores.diagonal(dim1=-2, dim2=-1).fill_(float("inf"))
         if hidden is not None:
             scores.masked_fill_(hidden, float("-inf"))
+        if threshold is not None:
+            others = scores.masked_fill(scores.isinf(), float("-inf")).amax(-1, keepdim=True)
+            return (scores >= others - threshold) & (scores > float("-inf"))
         order = scores.sort(dim=-1, descending=True, stable=True).indices
         return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, first.expand_as(order))
 

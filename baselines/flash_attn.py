@@ -17,19 +17,21 @@ DEVICES = ("cuda",)
 
 
 def attention(case: Any) -> Call:
-    """`flash_attn.flash_attn_func`, with its `window_size` for a window."""
+    """`flash_attn.flash_attn_func`, with its `window_size` for a window and its `softcap` for a cap of scores."""
     from flash_attn import flash_attn_func
 
     if case.dtype not in ("bf16", "fp16"):
         raise NotImplementedError("FlashAttention 2 takes fp16 and bf16 only")
     if case.axes["D"] > 256:
         raise NotImplementedError("FlashAttention 2 takes head dimensions up to 256")
+    _blocks.takes(case, "FlashAttention 2", "cap", "Sk")
     causal = case.options["mask"] == "causal"
     left, right = _blocks.reach(case)
 
-    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0, cap: float = 0.0) -> Any:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return flash_attn_func(q, k, v, causal=causal, window_size=(left, right)).transpose(1, 2)
+        more = {"softcap": cap} if cap else {}
+        return flash_attn_func(q, k, v, causal=causal, window_size=(left, right), **more).transpose(1, 2)
 
     return call
 

@@ -15,7 +15,9 @@ DEVICES = ("cuda",)
 
 
 def attention(case: Any) -> Call:
-    """`flash_attn.cute.flash_attn_func`, which returns the output and, where asked for, the log-sum-exp."""
+    """`flash_attn.cute.flash_attn_func`, which returns the output and, where asked for, the log-sum-exp; its
+    `learnable_sink` for sinks, its `softcap` for a cap of scores.
+    """
     from flash_attn.cute import flash_attn_func
 
     if case.dtype not in ("bf16", "fp16"):
@@ -23,9 +25,12 @@ def attention(case: Any) -> Call:
     causal = case.options["mask"] == "causal"
     window_size = _blocks.reach(case) if "W" in case.axes else (None, None)
 
-    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0, sinks: Any = None, cap: float = 0.0) -> Any:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        out, _ = flash_attn_func(q, k, v, causal=causal, window_size=window_size)
+        more = {} if sinks is None else {"learnable_sink": sinks}
+        if cap:
+            more["softcap"] = cap
+        out, _ = flash_attn_func(q, k, v, causal=causal, window_size=window_size, **more)
         return out.transpose(1, 2)
 
     return refusing(call, AssertionError, ValueError)
@@ -47,6 +52,7 @@ def attention_varlen(case: Any) -> Call:
 
 IMPLEMENTATIONS = {
     "attention": {"flash_attn_4": attention},
+    "attention_mla": {"flash_attn_4": attention},
     "attention_window": {"flash_attn_4": attention},
     "attention_varlen": {"flash_attn_4": attention_varlen},
 }

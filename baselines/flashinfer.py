@@ -156,7 +156,7 @@ def mx_quant(case: Any) -> Call:
 @serving
 def attention(case: Any) -> Call:
     """`BatchPrefillWithRaggedKVCacheWrapper` on packed tokens (B · S, H, D); on Hopper by its FlashAttention 3.
-    A window is its `window_left`.
+    A window is its `window_left`, a cap of scores its `logits_soft_cap`. Its wrapper with sinks takes pages only.
 
     With B > 1 our (B, H, S, D) is no view of packed tokens: it is copied to that order inside the call.
     """
@@ -164,30 +164,35 @@ def attention(case: Any) -> Call:
     import torch
 
     _halves(case)
-    B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
+    _blocks.takes(case, "its ragged wrapper", "cap", "Sk")
+    B, H, S, D = (case.axes[axis] for axis in ("B", "H", "S", "D"))
+    Hkv, Dv = case.axes.get("Hkv", H), case.axes.get("Dv", D)
+    Sk, cap = _blocks.keys(case), _blocks.cap_of(case)
     causal = case.options["mask"] == "causal"
     left, right = _blocks.reach(case)
     if right > 0:
         raise NotImplementedError("FlashInfer's windows end at the query")
     planned = None
 
-    def conversion(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
-        return tuple(x.transpose(1, 2).reshape(B * S, x.shape[1], D) for x in (q, k, v))
+    def conversion(q: Any, k: Any, v: Any, mask: str, window: int = 0, cap: float = 0.0) -> Any:
+        return tuple(x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (q, k, v))
 
     def plan(q: Any) -> Any:
         workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)
         wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
-        starts = torch.arange(B + 1, dtype=torch.int32, device=q.device) * S
+        places = torch.arange(B + 1, dtype=torch.int32, device=q.device)
         kinds = {"q_data_type": q.dtype, "kv_data_type": q.dtype}
-        wrapper.plan(starts, starts, H, Hkv, D, causal=causal, window_left=left, **kinds)
+        kinds |= {"logits_soft_cap": cap} if cap else {}
+        kinds |= {"head_dim_vo": Dv} if Dv != D else {}
+        wrapper.plan(places * S, places * Sk, H, Hkv, D, causal=causal, window_left=left, **kinds)
         return wrapper
 
-    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0, cap: float = 0.0) -> Any:
         nonlocal planned
         if planned is None:
             planned = plan(q)
         out = planned.run(*conversion(q, k, v, mask))
-        return out.view(B, S, H, D).transpose(1, 2)
+        return out.view(B, S, H, Dv).transpose(1, 2)
 
     return refusing(forcing(call, conversion) if B > 1 and S > 1 else call, *CHECKS)
 
@@ -267,7 +272,7 @@ def attention_sparse(case: Any) -> Call:
 
     _halves(case)
     B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
-    if case.options["pattern"] != "static":
+    if not _blocks.given(case):
         raise NotImplementedError("it is planned on the host, from one layout of blocks for all heads")
     if B != 1 or S % 128:
         raise NotImplementedError("it takes one sequence of whole blocks")
@@ -381,6 +386,49 @@ def grouped_fp8_matmul(case: Any) -> Call:
     raise NotImplementedError("FlashInfer's group_gemm_fp8_nt_groupwise is for Blackwell only")
 
 
+@serving
+def attention_mla_decode(case: Any) -> Call:
+    """`BatchMLAPagedAttentionWrapper`, which chooses its backend itself; latent and rotary parts are views.
+
+    It takes a list of just the pages in use: with sequences as long as the block table that is the table itself,
+    else it is picked out inside the call.
+    """
+    import flashinfer
+    import torch
+
+    _halves(case)
+    B, Sq, H, S, C, R = (case.axes[axis] for axis in ("B", "Sq", "H", "S", "C", "R"))
+    page = int(case.options["page"])
+    across = -(-S // page)
+    wrapper: Any = None
+    pages: Any = None
+    places: Any = None
+
+    def plan(q: Any, table: Any, lengths: Any, scale: float) -> None:
+        nonlocal wrapper, pages, places
+        in_order, used, _ = in_use(lengths.tolist(), page, across)
+        starts = torch.tensor(in_order, dtype=torch.int32, device=q.device)
+        pages = table.view(-1)
+        if len(used) < B * across:
+            places = torch.tensor(used, device=q.device)
+            pages = pages[places]
+        workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)
+        wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace)
+        tokens = torch.arange(B + 1, dtype=torch.int32, device=q.device) * Sq
+        wrapper.plan(tokens, starts, pages, lengths, H, C, R, page, Sq > 1, scale, q.dtype, q.dtype)
+
+    def call(q: Any, cache: Any, block_table: Any, lengths: Any, latent: int, scale: float) -> Any:
+        if wrapper is None:
+            plan(q, block_table, lengths, scale)
+        if places is not None:
+            pages.copy_(block_table.view(-1)[places])
+        rows = q.view(B * Sq, H, C + R)
+        parts = (*rows.split((C, R), -1), *cache.split((C, R), -1))
+        return wrapper.run(*parts).view(B, Sq, H, C)
+
+    return refusing(call, *CHECKS)
+
+
 IMPLEMENTATIONS = {
     "fp8_matmul": {"flashinfer": fp8_matmul},
     "grouped_fp8_matmul": {"flashinfer": grouped_fp8_matmul},
@@ -389,6 +437,8 @@ IMPLEMENTATIONS = {
     "attention_decode": {"flashinfer": attention_decode},
     "attention_fp8": {"flashinfer": attention_fp8},
     "attention_sparse": {"flashinfer": attention_sparse},
+    "attention_mla": {"flashinfer": attention},
+    "attention_mla_decode": {"flashinfer": attention_mla_decode},
     "attention_window": {"flashinfer": attention},
     "attention_varlen": {"flashinfer": attention_varlen},
     "geglu": {"flashinfer": _gated("gelu_tanh_and_mul")},

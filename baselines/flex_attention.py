@@ -12,28 +12,43 @@ DEVICES = ("cuda",)
 
 
 def attention(case: Any) -> Call:
-    """`flex_attention`, compiled; what is hidden as a block mask, made once: it depends on the length alone."""
+    """`flex_attention`, compiled; what is hidden as a block mask, made once: it depends on the lengths alone.
+
+    A cap of scores is its `score_mod`. A sink scales the output by what it takes of the weight, which follows from
+    the log-sum-exp, as transformers' gpt-oss has it with FlexAttention.
+    """
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    S = case.axes["S"]
-    groups = case.axes["H"] != case.axes["Hkv"]
+    S, Sk = case.axes["S"], _blocks.keys(case)
+    groups = _blocks.grouped(case)
     causal = case.options["mask"] == "causal"
-    compiled = torch.compile(flex_attention, dynamic=False)
+    cap = _blocks.cap_of(case)
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
     blocks = None
 
     before, after = _blocks.reach(case)
 
     def seen(b: Any, h: Any, query: Any, key: Any) -> Any:
+        place = query + (Sk - S)
         if before < 0:
-            return query >= key
-        return (query - key <= before) & (key - query <= after)
+            return place >= key
+        return (place - key <= before) & (key - place <= after)
 
-    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
+    def capped(score: Any, b: Any, h: Any, query: Any, key: Any) -> Any:
+        return cap * torch.tanh(score / cap)
+
+    modified = {"score_mod": capped} if cap else {}
+
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0, sinks: Any = None, cap: float = 0.0) -> Any:
         nonlocal blocks
         if (causal or before >= 0) and blocks is None:
-            blocks = create_block_mask(seen, None, None, S, S, device=q.device)
-        return compiled(q, k, v, block_mask=blocks, enable_gqa=groups)
+            blocks = create_block_mask(seen, None, None, S, Sk, device=q.device)
+        given: dict[str, Any] = {"block_mask": blocks, "enable_gqa": groups, **modified}
+        if sinks is None:
+            return compiled(q, k, v, **given)
+        out, lse = compiled(q, k, v, **given, return_lse=True)
+        return (out * torch.sigmoid(lse - sinks[:, None])[..., None]).to(q.dtype)
 
     return call
 
@@ -76,11 +91,21 @@ def attention_sparse(case: Any) -> Call:
             made = masked(blocks[None])
         return compiled(q, k, v, block_mask=made, enable_gqa=groups)
 
-    def chosen(q: Any, k: Any, v: Any, mask: str, sparsity: int, blocks: Any, gate_q: Any, gate_k: Any) -> Any:
-        blocks = choose(q, k, gate_q, gate_k)
+    def chosen(
+        q: Any,
+        k: Any,
+        v: Any,
+        mask: str,
+        sparsity: int,
+        blocks: Any,
+        gate_q: Any,
+        gate_k: Any,
+        threshold: float | None = None,
+    ) -> Any:
+        blocks = choose(q, k, gate_q, gate_k, threshold)
         return compiled(q, k, v, block_mask=masked(blocks), enable_gqa=groups), blocks
 
-    return given if case.options["pattern"] == "static" else chosen
+    return given if _blocks.given(case) else chosen
 
 
 def attention_varlen(case: Any) -> Call:
@@ -117,6 +142,7 @@ def attention_varlen(case: Any) -> Call:
 
 IMPLEMENTATIONS = {
     "attention": {"flex_attention": attention},
+    "attention_mla": {"flex_attention": attention},
     "attention_sparse": {"flex_attention": attention_sparse},
     "attention_window": {"flex_attention": attention},
     "attention_varlen": {"flex_attention": attention_varlen},

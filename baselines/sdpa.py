@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from . import _blocks
+
 REQUIRES = ("torch",)
 DEVICES = {"sdpa_cudnn": ("cuda",), "sdpa_efficient": ("cuda",)}
 
@@ -19,17 +21,22 @@ def _forced(backend: str, cuda_only: bool = False, grouped: bool = True) -> Call
 
     def factory(case: Any) -> Callable[..., Any]:
         from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.attention.bias import causal_lower_right
         from torch.nn.functional import scaled_dot_product_attention
 
         chosen = getattr(SDPBackend, backend)
-        groups = case.axes["H"] != case.axes["Hkv"]
+        _blocks.takes(case, "scaled_dot_product_attention", "Sk")
+        groups = _blocks.grouped(case)
         causal = case.options["mask"] == "causal"
+        S, Sk = case.axes["S"], _blocks.keys(case)
+        # Its own causal mask is aligned to the first query and key.
+        masked = {"attn_mask": causal_lower_right(S, Sk)} if causal and Sk != S else {"is_causal": causal}
         if groups and not grouped:
             raise NotImplementedError(f"{backend} has no grouped key and value heads")
 
         def call(q: Any, k: Any, v: Any, mask: str) -> Any:
             with sdpa_kernel(chosen):
-                return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=groups)
+                return scaled_dot_product_attention(q, k, v, **masked, enable_gqa=groups)
 
         def first(q: Any, k: Any, v: Any, mask: str) -> Any:
             """The first call, which finds out whether the backend takes this case, and says why not."""
@@ -86,6 +93,11 @@ IMPLEMENTATIONS = {
         "sdpa_cudnn": _forced("CUDNN_ATTENTION", cuda_only=True),
         "sdpa_efficient": _forced("EFFICIENT_ATTENTION", cuda_only=True, grouped=False),
         "sdpa_math": _forced("MATH"),
+    },
+    "attention_mla": {
+        "sdpa_flash": _forced("FLASH_ATTENTION"),
+        "sdpa_cudnn": _forced("CUDNN_ATTENTION", cuda_only=True),
+        "sdpa_efficient": _forced("EFFICIENT_ATTENTION", cuda_only=True, grouped=False),
     },
     "attention_window": {
         "sdpa_flash": _windowless("FLASH_ATTENTION"),

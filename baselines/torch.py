@@ -26,14 +26,79 @@ def rms_norm(case: Any) -> Callable[..., Any]:
 
 
 def attention(case: Any) -> Callable[..., Any]:
-    """`torch.nn.functional.scaled_dot_product_attention`, which chooses its backend itself."""
+    """`torch.nn.functional.scaled_dot_product_attention`, which chooses its backend itself; with sinks or a cap of
+    scores, which it lacks, the formula.
+    """
+    from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention
 
-    groups = case.axes["H"] != case.axes["Hkv"]
+    from . import _blocks
+
+    if case.options.get("sinks") or case.options.get("cap"):
+        return attention_formula(case)
+    groups = _blocks.grouped(case)
     causal = case.options["mask"] == "causal"
+    S, Sk = case.axes["S"], _blocks.keys(case)
+    masked: dict[str, Any] = {"is_causal": causal}
+    if causal and Sk != S:  # its own causal mask is aligned to the first query and key
+        masked = {"attn_mask": causal_lower_right(S, Sk)}
 
     def call(q: Any, k: Any, v: Any, mask: str) -> Any:
-        return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=groups)
+        return scaled_dot_product_attention(q, k, v, **masked, enable_gqa=groups)
+
+    return call
+
+
+def attention_mla_decode(case: Any) -> Callable[..., Any]:
+    """The formula over the longest sequence of all, pages gathered and what lies beyond a length hidden."""
+    import torch
+
+    S = case.axes["S"]
+
+    def call(q: Any, cache: Any, block_table: Any, lengths: Any, latent: int, scale: float) -> Any:
+        Sq = q.shape[1]
+        seen = cache[block_table.long()].flatten(1, 2)[:, :S]
+        last = lengths[:, None, None] - Sq + torch.arange(Sq, device=q.device)[:, None]
+        hidden = torch.arange(seen.shape[1], device=q.device) > last
+        scores = (q.flatten(1, 2) @ seen.mT * scale).unflatten(1, q.shape[1:3])
+        scores = scores.masked_fill(hidden[:, :, None], float("-inf"))
+        weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+        return (weights.flatten(1, 2) @ seen[..., :latent]).unflatten(1, q.shape[1:3])
+
+    return call
+
+
+def attention_formula(case: Any) -> Callable[..., Any]:
+    """Products, cap, mask, sinks and softmax one after the other, as Gemma 2's and gpt-oss's eager attention in
+    Hugging Face transformers has them: scores in the inputs' dtype, softmax in fp32. The mask is made once.
+    """
+    import torch
+
+    from . import _blocks
+
+    groups = case.axes["H"] // case.axes["Hkv"]
+    scale, cap = case.axes["D"] ** -0.5, _blocks.cap_of(case)
+    S, Sk = case.axes["S"], _blocks.keys(case)
+    before, after = _blocks.reach(case)
+    if before < 0 and case.options["mask"] == "causal":
+        before, after = max(S, Sk), 0
+    hidden: Any = None
+
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0, sinks: Any = None, cap: float = cap) -> Any:
+        nonlocal hidden
+        if hidden is None:
+            seen = torch.ones(S, Sk, dtype=torch.bool, device=q.device)
+            if before >= 0:
+                seen = seen.tril_(Sk - S + after).triu_(Sk - S - before)
+            hidden = ~seen
+        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+        scores = q @ k.mT * scale
+        if cap:
+            scores = cap * (scores / cap).tanh()
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat((scores, sinks[:, None, None].expand(*scores.shape[:3], 1)), -1)
+        return scores.softmax(-1, dtype=torch.float32).to(q.dtype)[..., :Sk] @ v
 
     return call
 
@@ -54,11 +119,15 @@ def attention_fp8(case: Any) -> Callable[..., Any]:
 
 
 def attention_window(case: Any) -> Callable[..., Any]:
-    """`scaled_dot_product_attention`, which has no window, with a mask of elements in its place, made once."""
+    """`scaled_dot_product_attention`, which has no window, with a mask of elements in its place, made once; with
+    sinks or a cap of scores the formula.
+    """
     from torch.nn.functional import scaled_dot_product_attention
 
     from . import _blocks
 
+    if case.options.get("sinks") or case.options.get("cap"):
+        return attention_formula(case)
     groups = case.axes["H"] != case.axes["Hkv"]
     made = None
 
@@ -91,12 +160,22 @@ def attention_sparse(case: Any) -> Callable[..., Any]:
             made = _blocks.elements(blocks, causal, S)
         return scaled_dot_product_attention(q, k, v, attn_mask=made, enable_gqa=groups)
 
-    def chosen(q: Any, k: Any, v: Any, mask: str, sparsity: int, blocks: Any, gate_q: Any, gate_k: Any) -> Any:
-        blocks = choose(q, k, gate_q, gate_k)
+    def chosen(
+        q: Any,
+        k: Any,
+        v: Any,
+        mask: str,
+        sparsity: int,
+        blocks: Any,
+        gate_q: Any,
+        gate_k: Any,
+        threshold: float | None = None,
+    ) -> Any:
+        blocks = choose(q, k, gate_q, gate_k, threshold)
         seen = _blocks.elements(blocks, causal, S)
         return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=groups), blocks
 
-    return given if case.options["pattern"] == "static" else chosen
+    return given if _blocks.given(case) else chosen
 
 
 def attention_varlen(case: Any) -> Callable[..., Any]:
@@ -776,6 +855,8 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "attention": {"torch": attention},
     "attention_decode": {"torch": attention_decode},
     "attention_fp8": {"torch": attention_fp8},
+    "attention_mla": {"torch": attention},
+    "attention_mla_decode": {"torch": attention_mla_decode},
     "attention_sparse": {"torch": attention_sparse},
     "attention_window": {"torch": attention_window},
     "attention_varlen": {"torch": attention_varlen, "torch_varlen": attention_varlen_flash},

@@ -101,10 +101,12 @@ def attention(case: Any) -> Call:
     """
     from transformer_engine.pytorch import DotProductAttention
 
+    _blocks.takes(case, "DotProductAttention as it is called here", "Sk")
     H, Hkv, D = (case.axes[axis] for axis in ("H", "Hkv", "D"))
     causal = case.options["mask"] == "causal"
     windowed = {"window_size": _blocks.reach(case)} if "W" in case.axes else {}
-    kind = "causal" if causal else "no_mask"
+    kind = "causal_bottom_right" if _blocks.keys(case) != case.axes["S"] else "causal"
+    kind = kind if causal else "no_mask"
     module = DotProductAttention(H, D, num_gqa_groups=Hkv, qkv_format="bshd", attn_mask_type=kind, **windowed)
 
     def conversion(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:

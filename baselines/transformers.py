@@ -70,6 +70,7 @@ def attention(case: Any) -> Callable[..., Any]:
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    _blocks.takes(case, "sdpa_attention_forward")
     module: Any = _layer(case)
     windowed = "W" in case.axes
     causal = case.options["mask"] == "causal" and not windowed
@@ -89,6 +90,7 @@ def attention_eager(case: Any) -> Callable[..., Any]:
     import torch
     from transformers.models.llama.modeling_llama import eager_attention_forward
 
+    _blocks.takes(case, "Llama's eager_attention_forward")
     module: Any = _layer(case)
     S, D = case.axes["S"], case.axes["D"]
     windowed = "W" in case.axes

@@ -352,39 +352,38 @@ def _fa3(case: Any) -> Any:
 
 @serving
 def attention(case: Any) -> Call:
-    """FlashAttention 3's forward pass by its operator, which vLLM builds for packed tokens (T, H, D) only; windows
-    are its own.
+    """FlashAttention 3's forward pass by its operator, which vLLM builds for packed tokens (T, H, D) only.
+    Windows, a cap of scores and sinks are its own.
 
     One sequence of our (B, H, S, D) is a view of that; of more, the tokens are copied together.
     """
     import torch
 
     fwd = _fa3(case)
-    B, S = case.axes["B"], case.axes["S"]
+    B, S, Sk = case.axes["B"], case.axes["S"], _blocks.keys(case)
     causal = case.options["mask"] == "causal"
     scale = case.axes["D"] ** -0.5
     left, right = _blocks.reach(case)
 
-    def conversion(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
+    def conversion(q: Any, k: Any, v: Any, mask: str, window: int = 0, sinks: Any = None, cap: float = 0.0) -> Any:
         return tuple(x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
 
     @functools.cache
-    def starts(device: Any) -> Any:
-        return torch.arange(0, (B + 1) * S, S, dtype=torch.int32, device=device)
+    def starts(device: Any, length: int) -> Any:
+        return torch.arange(0, (B + 1) * length, length, dtype=torch.int32, device=device)
 
-    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0) -> Any:
-        places = starts(q.device)
+    def call(q: Any, k: Any, v: Any, mask: str, window: int = 0, sinks: Any = None, cap: float = 0.0) -> Any:
         out = fwd(
             *conversion(q, k, v, mask),
             None, None, None,  # new keys and values, q_v
             None,  # out
-            places, places, None, None, None, S, S,  # where sequences start, lengths, longest
+            starts(q.device, S), starts(q.device, Sk), None, None, None, S, Sk,  # starts, lengths, longest
             None, None, None,  # page table, places in the cache, padding
             None, None, None,  # rotary cos, sin, positions
             None, None, None,  # scales of fp8
-            scale, causal, left, right, 0.0,
+            scale, causal, left, right, cap,
             True, None, 1, None, 0,  # interleaved, schedule, splits, packed groups, SMs left to others
-            None, 1, 0, None,  # sink, context parallelism
+            sinks, 1, 0, None,  # sink, context parallelism
         )[0]  # fmt: skip
         return out.unflatten(0, (B, S)).transpose(1, 2)
 
@@ -421,6 +420,28 @@ def attention_varlen(case: Any) -> Call:
         )[0]  # fmt: skip
 
     return call
+
+
+@serving
+def attention_mla_decode(case: Any) -> Call:
+    """FlashMLA (`flash_mla_with_kvcache`), which vLLM ships; pages of 64 tokens, dense, on Hopper. Its schedule is
+    made at the first call and kept, as a server keeps it a step for all layers.
+    """
+    from vllm.third_party.flashmla.flash_mla_interface import flash_mla_with_kvcache, get_mla_metadata
+
+    if case.dtype not in ("bf16", "fp16"):
+        raise NotImplementedError("FlashMLA takes fp16 and bf16 here")
+    if int(case.options["page"]) != 64 or (case.axes["C"], case.axes["R"]) != (512, 64):
+        raise NotImplementedError("FlashMLA takes pages of 64 tokens of 512 latent and 64 rotary dimensions")
+    causal = case.axes["Sq"] > 1
+    schedule = get_mla_metadata()[0]
+
+    def call(q: Any, cache: Any, block_table: Any, lengths: Any, latent: int, scale: float) -> Any:
+        return flash_mla_with_kvcache(
+            q, cache[:, :, None], block_table, lengths, latent, schedule, softmax_scale=scale, causal=causal
+        )[0]
+
+    return refusing(call, AssertionError, ValueError)
 
 
 @serving
@@ -744,6 +765,7 @@ IMPLEMENTATIONS = {
     "attention_window": {"vllm_fa3": attention},
     "attention_decode": {"vllm_fa3": attention_decode, "vllm_unified": unified_attention},
     "attention_fp8": {"vllm_fa3": attention_fp8},
+    "attention_mla_decode": {"flash_mla": attention_mla_decode},
     "attention_varlen": {"vllm_fa3": attention_varlen},
     "causal_conv1d": {"vllm": causal_conv1d},
     "causal_conv1d_update": {"vllm": causal_conv1d_update},

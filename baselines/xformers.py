@@ -46,10 +46,13 @@ def attention(case: Any) -> Call:
     A window is its `LocalAttentionFromBottomRightMask`.
     """
     from xformers.ops import LowerTriangularMask, memory_efficient_attention
-    from xformers.ops.fmha.attn_bias import LocalAttentionFromBottomRightMask
+    from xformers.ops.fmha.attn_bias import LocalAttentionFromBottomRightMask, LowerTriangularFromBottomRightMask
 
+    _blocks.takes(case, "memory_efficient_attention", "Sk")
     H, Hkv = case.axes["H"], case.axes["Hkv"]
     bias: Any = LowerTriangularMask() if case.options["mask"] == "causal" else None
+    if bias is not None and _blocks.keys(case) != case.axes["S"]:
+        bias = LowerTriangularFromBottomRightMask()
     if "W" in case.axes:
         left, right = _blocks.reach(case)
         bias = LocalAttentionFromBottomRightMask(window_left=left, window_right=right)
@@ -59,7 +62,7 @@ def attention(case: Any) -> Call:
         if Hkv == H:
             return memory_efficient_attention(q, k, v, attn_bias=bias).transpose(1, 2)
         q = q.unflatten(2, (Hkv, H // Hkv))
-        k, v = (x.unsqueeze(3).expand(q.shape) for x in (k, v))
+        k, v = (x.unsqueeze(3).expand(*x.shape[:3], H // Hkv, x.shape[3]) for x in (k, v))
         return memory_efficient_attention(q, k, v, attn_bias=bias).flatten(2, 3).transpose(1, 2)
 
     # NotImplementedError is what it raises itself where no backend takes the case, with all their reasons.

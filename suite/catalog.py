@@ -27,7 +27,7 @@ from ..registry.store.record import PROVIDER, YARDSTICK, Case, Status
 from . import __version__
 from .definition import Definition
 from .environments import interpreter, version
-from .model import Model
+from .model import Architecture, Model
 from .operator import Operator
 from .system import System, implementations
 from .workload import Workload
@@ -240,15 +240,17 @@ class Catalog:
         return found
 
     @cached_property
-    def models(self) -> Mapping[str, Model]:
-        """Models by name. Raises `InputError` for a name that is taken or a file without `MODEL`."""
-        found: dict[str, Model] = {}
+    def architectures(self) -> Mapping[str, Architecture]:
+        """What `models/` holds by name, whether it can be run or not. Raises `InputError` for a name that is taken
+        or a file without `MODEL`.
+        """
+        found: dict[str, Architecture] = {}
         names: dict[str, str] = {}
         for root in self.roots:
             for name, path, module in root.listed("models"):
                 model = getattr(module, "MODEL", None)
-                if not isinstance(model, Model) or model.name != name:
-                    raise InputError(f"{path} must define MODEL, a Model named {name!r}.")
+                if not isinstance(model, Architecture) or model.name != name:
+                    raise InputError(f"{path} must define MODEL, a Model or an Architecture named {name!r}.")
                 if name in found:
                     raise InputError(f"{path}: a model named {name!r} exists already.")
                 for configuration in model.configurations:
@@ -256,6 +258,11 @@ class Catalog:
                         raise InputError(f"{path}: {names[configuration]} has a {configuration!r} already.")
                 found[name] = model
         return found
+
+    @cached_property
+    def models(self) -> Mapping[str, Model]:
+        """Those of `architectures` that can be run, by name."""
+        return {name: x for name, x in self.architectures.items() if isinstance(x, Model)}
 
     @cached_property
     def definitions(self) -> Mapping[str, Definition]:

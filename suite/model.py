@@ -1,4 +1,5 @@
 """What a model is: published configurations as numbers, and a module in plain PyTorch whose parts are operators.
+Of an `Architecture` there are the numbers alone.
 
 A model's file builds one `Model`. Everything that a floor or a list needs (weights by name with their shapes,
 parts with their cases and how often they are called) is pure; only `module` imports torch.
@@ -11,7 +12,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from ..registry.errors import InputError, unknown
 from .operator import Option
@@ -119,30 +120,49 @@ gradient, a skipped layer, a broken mask, an optimizer that does nothing) is off
 """
 
 
+Storage: TypeAlias = Literal["bshd", "packed"]
+"""How a model leaves queries, keys and values in memory: each its own projection (B, S, H, D), or all of them
+views of one.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Model:
-    """An architecture.
+class Architecture:
+    """What is published of a model: numbers, and the calls that follow from them. It cannot be run.
 
     * `configurations`: the published ones by name, each a frozen type with `layers`, `width`, `vocabulary`.
-    * `weights(configuration)`: all parameters by name, in the order of the module's; a tied table once.
     * `parts(configuration, B, S)`: where operators are called for B sequences of S tokens, in the order of a pass.
-    * `attention(configuration)`: the sum over layers of heads × head dimension that S × S scores are computed
-      with; a mask that hides nothing counts twice what a causal one does.
-    * `module(configuration, parts)`: an `nn.Module` with those parameters. `forward(tokens, targets)` takes int64
-      (B, S) each and gives the mean loss, a scalar. `prepare(S, device, dtype)` makes what depends on positions.
-      With the attribute `recompute` set, each layer is computed again for the backward pass.
     * `longest(configuration)`: the longest sequence it takes, None for any.
+    * `lengths`: the lengths of sequence that it is run at, where these are given; empty: any.
+    * `decodes`: whether it makes one token after the other.
     """
 
     name: str
     summary: str
     configurations: Mapping[str, Any]
-    weights: Callable[[Any], Mapping[str, Weight]]
     parts: Callable[[Any, int, int], tuple[Part, ...]]
+    longest: Callable[[Any], int | None] = lambda configuration: None
+    storage: Storage = "bshd"
+    lengths: tuple[int, ...] = ()
+    decodes: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Architecture):
+    """An architecture that can be run.
+
+    * `weights(configuration)`: all parameters by name, in the order of the module's; a tied table once.
+    * `attention(configuration)`: the sum over layers of heads × head dimension that S × S scores are computed
+      with; a mask that hides nothing counts twice what a causal one does.
+    * `module(configuration, parts)`: an `nn.Module` with those parameters. `forward(tokens, targets)` takes int64
+      (B, S) each and gives the mean loss, a scalar. `prepare(S, device, dtype)` makes what depends on positions.
+      With the attribute `recompute` set, each layer is computed again for the backward pass.
+    """
+
+    weights: Callable[[Any], Mapping[str, Weight]]
     attention: Callable[[Any], int]
     module: Callable[[Any, Parts], torch.nn.Module]
     bounds: Mapping[str, Bound] = field(default_factory=lambda: BOUNDS)
-    longest: Callable[[Any], int | None] = lambda configuration: None
 
     def parameters(self, configuration: Any) -> int:
         """How many parameters it has; a tied table counts once."""

@@ -97,7 +97,9 @@ class Operator(Definition):
       what `inputs` gave, such as another layout. Only cases with that value depend on it.
     * `results(result, inputs)` turns an implementation's result into what the reference gives, for
       outputs that have more than one right form (a quantized tensor and its scales).
-    * `gradients` names the inputs that the backward pass differentiates.
+    * `gradients` names the inputs that the backward pass differentiates, those of them that a case has.
+    * `stored_as` names an input whose order in memory the gradient of an output of its shape has, as it comes in a
+      model; without it gradients of outputs are contiguous.
     * `in_place` names inputs that the forward pass may write its results to, as an optimizer's step does. What
       a call changed must be among its results (`results` can give the inputs themselves), and no other input
       may change. Inputs are laid anew before each checked call; timing repeats the call on what it left, which
@@ -117,6 +119,7 @@ class Operator(Definition):
     inputs: Callable[[Case, torch.device, torch.Generator], Inputs]
     reference: Callable[..., Result]
     gradients: tuple[str, ...] = ()
+    stored_as: str | None = None
     in_place: tuple[str, ...] = ()
     tolerances: Mapping[str, Tolerance] = field(default_factory=lambda: TOLERANCES)
     results: Callable[[Any, Inputs], Result] | None = None
@@ -145,6 +148,10 @@ class Operator(Definition):
         """Whether it says how it lies over ranks."""
         return self.sharding is not None
 
+    def differentiated(self, inputs: Inputs) -> tuple[str, ...]:
+        """The inputs that the backward pass differentiates, of those given."""
+        return tuple(x for x in self.gradients if inputs.get(x) is not None)
+
     def built(self, case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
         """The inputs of a case, in its variations."""
         inputs = self.inputs(case, device, generator)
@@ -153,7 +160,7 @@ class Operator(Definition):
         return inputs
 
     def _varied(self, case: Case) -> list[Callable[[Inputs, Case], Inputs]]:
-        return [call for (name, value), call in self.variations.items() if case.options[name] == value]
+        return [call for (name, value), call in self.variations.items() if case.options.get(name) == value]
 
     def computes(self, case: Case) -> tuple[object, ...]:
         """Inputs, reference and the form of results, and the tolerance that holds for the case."""

@@ -39,7 +39,9 @@ LARGEST = 4 << 20
 FILES = Path(__file__).with_name("plans")
 TIMED = ("30s", "5m", "30m")
 """Plans that end within the time that is their name, by leaving out what says least."""
-BUILTIN = ("quick", "standard", "full", *TIMED, *sorted(x.stem for x in FILES.glob("*.toml")))
+LATEST: Mapping[str, str] = {"shapes": "shapes-1", "widths": "widths-1"}
+"""Plans that are drawn by a rule and then frozen, under a number: the latest of each."""
+BUILTIN = ("quick", "standard", "full", *TIMED, *sorted((*LATEST, *(x.stem for x in FILES.glob("*.toml")))))
 """The first are made of the operators' grids (`LEVELS`), the others are the files of those names in `plans/`."""
 
 
@@ -78,6 +80,7 @@ class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dt
     that is `random` if there is one.
 
     `implementations` are the names or providers that these cases are for, without it all; less those of `without`.
+    `models` are those whose calls these cases are.
     """
 
     operator: str
@@ -88,6 +91,7 @@ class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dt
     passes: list[Pass] | Pass = "forward"
     implementations: list[str] = []
     without: list[str] = []
+    models: list[str] = []
 
     def grids(self) -> list[Grid]:
         """The grid part: one, or one for each set of sizes drawn."""
@@ -96,10 +100,13 @@ class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dt
 
 
 class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan as a TOML file gives it; everything but the cases has a default."""
+    """A plan as a TOML file gives it; everything but the cases has a default. `peers` are by operator the
+    implementations without which nothing is said of it as a whole.
+    """
 
     cases: list[Cases]
     systems: list[System] = []
+    peers: dict[str, list[str]] = {}
     replicates: int = 5
     cache: list[Cache] | Cache = "cold"
     deadline_s: float = 120.0
@@ -167,6 +174,10 @@ class Plan:
     systems: tuple[System, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
     budget_s: float | None = None
+    models: Only = field(default_factory=dict)
+    """By operator/case, the models whose call the case is."""
+    peers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By operator, the implementations that its cases are to be held against."""
 
     @classmethod
     def of(cls, header: Header) -> Plan | None:
@@ -184,6 +195,8 @@ class Plan:
             only=asked.only,
             systems=msgspec.convert(asked.systems, tuple[System, ...]),
             exchanges=asked.exchanges,
+            models=asked.models,
+            peers=asked.peers,
         )
 
     def request(self, cells: Sequence[Cell], besides: Request = NOTHING) -> Request:
@@ -198,6 +211,8 @@ class Plan:
             only=dict(self.only),
             systems=tuple(msgspec.to_builtins(x) for x in self.systems),
             exchanges=self.exchanges,
+            models=dict(self.models),
+            peers=dict(self.peers),
         )
 
     def chosen(self, case: Case) -> tuple[str, ...]:
@@ -245,7 +260,7 @@ class Plan:
                 f"no operator of plan {self.name!r} can be measured at {', '.join(asked)}; "
                 f"kernelmark list OPERATOR names axes, dtypes and passes."
             )
-        return replace(self, cases=tuple(cases.values()), only=only)
+        return replace(self, cases=tuple(cases.values()), only=only, models={})
 
     def cells(
         self, catalog: Catalog, device: Literal["cuda", "cpu"], implementations: Sequence[str] = ()
@@ -315,7 +330,13 @@ def load(name: str, catalog: Catalog, device: Literal["cuda", "cpu"], operators:
         of = f" of {', '.join(operators)}" if operators else ""
         raise InputError(f"plan {name!r} has no cases{of} on {device}.")
     kept = {_key(x) for x in cases}
-    return replace(plan, cases=cases, only={key: names for key, names in plan.only.items() if key in kept})
+    return replace(
+        plan,
+        cases=cases,
+        only={key: names for key, names in plan.only.items() if key in kept},
+        models={key: names for key, names in plan.models.items() if key in kept},
+        peers={name: names for name, names in plan.peers.items() if any(x.operator == name for x in cases)},
+    )
 
 
 MINUTE: frozenset[str] = frozenset({"rms_norm", "softmax", "swiglu"})
@@ -326,7 +347,7 @@ take minutes, most of them spent compiling.
 
 def _builtin(name: str, catalog: Catalog, device: str, named: bool) -> Plan:
     if name not in LEVELS:
-        return _file(FILES / f"{name}.toml", catalog)
+        return _file(FILES / f"{LATEST.get(name, name)}.toml", catalog)
     level = LEVELS[name]
     grids = level.grids
     if device == "cpu" and (grids == ("quick",) or level.budget_s is not None):
@@ -388,12 +409,16 @@ def parse(text: str, name: str, catalog: Catalog) -> Plan:
     catalog = catalog.with_systems(file.systems)
     cases = []
     named: dict[str, list[tuple[str, ...]]] = {}
+    models: dict[str, tuple[str, ...]] = {}
     for table in file.cases:
         names = _named(table, catalog)
         for grid in table.grids():
             for case in catalog.definition(table.operator).expand(grid):
                 cases.append(case)
                 named.setdefault(_key(case), []).append(names)
+                if table.models:
+                    before = models.get(_key(case), ())
+                    models[_key(case)] = tuple(dict.fromkeys((*before, *table.models)))
     if not cases:
         raise InputError("a plan needs at least one [[cases]] table.")
     caches: tuple[Cache, ...] = (file.cache,) if isinstance(file.cache, str) else tuple(file.cache)
@@ -401,7 +426,20 @@ def parse(text: str, name: str, catalog: Catalog) -> Plan:
     only = {key: tuple(dict.fromkeys(chain(*tables))) for key, tables in named.items() if all(tables)}
     limits = file.sampling, file.deadline_s
     made = Plan(name, _once(cases), file.replicates, caches, *limits, only, tuple(file.systems))
-    return replace(made, budget_s=file.budget_s)
+    return replace(made, budget_s=file.budget_s, models=models, peers=_peers(file, catalog))
+
+
+def _peers(file: PlanFile, catalog: Catalog) -> dict[str, tuple[str, ...]]:
+    """Raises `InputError` for an operator without cases, or an implementation that it has not."""
+    measured = sorted({x.operator for x in file.cases})
+    for operator, names in file.peers.items():
+        if operator not in measured:
+            raise unknown("operator of [peers]", operator, measured)
+        known = [x.name for x in catalog.of_operator(operator)]
+        for name in names:
+            if name not in known:
+                raise unknown(f"peer of {operator}", name, known)
+    return {operator: tuple(names) for operator, names in file.peers.items()}
 
 
 def _named(table: Cases, catalog: Catalog) -> tuple[str, ...]:

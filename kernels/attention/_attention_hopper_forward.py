@@ -354,19 +354,21 @@ def forward(
     none. The last query and the last key are in one place. `section`: query heads whose tiles are taken before
     others' are. For inputs that `_hopper.fits` approves of for the columns of DIVISIONS.
     """
-    plan = _plan(
-        q.shape,
-        k.shape,
-        q.stride(),
-        k.stride(),
-        v.stride(),
-        out.stride(),
-        q.dtype,
-        q.device,
-        causal,
-        window,
-        section,
-    )
+    run(planned(q, k, v, out, causal, window, section), q, k, v, out, lse)
+
+
+def planned(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, causal: bool, window: int, section: int
+) -> "Plan":
+    """What holds for all tensors of these shapes, strides, dtype and device."""
+    strides = q.stride(), k.stride(), v.stride(), out.stride()
+    return _plan(q.shape, k.shape, *strides, q.dtype, q.device, causal, window, section)
+
+
+def run(
+    plan: "Plan", q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+) -> None:
+    """`forward` of tensors that the plan is for."""
     with on(q):
         launch(
             _kernel, plan.key, min(plan.tiles, multiprocessors(q)),

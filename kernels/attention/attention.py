@@ -19,6 +19,7 @@ from device, shapes and that switch alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -29,12 +30,14 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .._common import FLOATING, capability, check, choice, on, operator, power_of_2, roomy
+from .._common import capability, check, choice, on, operator, power_of_2, roomy
+from .._launch import prepared
 
 if TYPE_CHECKING:
     from ._attention_hopper_forward_paired import Schedule
 
 LOG2E = 1.4426950408889634
+_LOG2E = tl.constexpr(LOG2E)
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 """The lowest finite fp32 number. As the first maximum of a row's scores it is below every finite one, and unlike
 -inf it can be subtracted from -inf: a row whose scores are all -inf gets a weight of 0 and no NaN."""
@@ -71,6 +74,8 @@ def attention(
     mask: Literal["causal", "full"] = ...,
     window: int | None = ...,
     return_lse: Literal[False] = ...,
+    sinks: torch.Tensor | None = ...,
+    cap: float = ...,
 ) -> torch.Tensor: ...
 
 
@@ -83,6 +88,8 @@ def attention(
     window: int | None = ...,
     *,
     return_lse: Literal[True],
+    sinks: torch.Tensor | None = ...,
+    cap: float = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -93,43 +100,46 @@ def attention(
     mask: Literal["causal", "full"] = "causal",
     window: int | None = None,
     return_lse: bool = False,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(q·kᵀ / √D)·v of q (B, H, S, D), k and v (B, Hkv, Sk, D): (B, H, S, D), in q's dtype, stored in the
-    order of q's dimensions, the last one contiguous.
+    """softmax(q·kᵀ / √D)·v of q (B, H, S, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv): (B, H, S, Dv), in q's dtype,
+    stored in the order of q's dimensions, the last one contiguous.
 
-    All three in one of bf16, fp16, fp32, on one device; D from 1 to 256; Hkv divides H, and query head h reads
-    key head h // (H / Hkv). The last query and the last key are in one place: `mask` "causal" hides the keys
+    All three in one of bf16, fp16, fp32, on one device; D and Dv from 1 to 256; Hkv divides H, and query head h
+    reads key head h // (H / Hkv). The last query and the last key are in one place: `mask` "causal" hides the keys
     after a query, so that query i sees the first Sk - S + i + 1, none where that is not positive. A `window` of
     w, at least 1, hides those w or more places away: a query sees the key in its place and the w - 1 before it,
     and under a "full" mask the w - 1 after it. Sums are in fp32; fp32 inputs are multiplied as fp32, not TF32.
 
-    With `return_lse`, (output, lse): lse (B, H, S), fp32, is the natural logarithm of the sum of exponentials of
-    each row's visible scores, by which outputs over several sets of keys can be merged into that over all.
+    A `cap` above 0 makes scores cap · tanh(score / cap), before the mask. `sinks` (H,), in bf16, fp16 or fp32, are
+    one more logit a head in the softmax's denominator, which has no value and no cap. With either, or with Dv
+    other than D, the portable kernels run.
 
-    Differentiable once in q, k and v, through the output and through lse. The same inputs give the same bits on
-    the same device, but for the gradient in q on Hopper (compute capability 9.0): it is summed in no fixed order,
-    as that of PyTorch's own attention is. Where `torch.use_deterministic_algorithms(True)` holds when gradients
-    are computed, it is deterministic too, by kernels that take 1.2 to 1.6 times as long (docs/attention.md).
+    With `return_lse`, (output, lse): lse (B, H, S), fp32, is the natural logarithm of the sum of exponentials of
+    each row's visible scores, its sink among them, by which outputs over several sets of keys can be merged into
+    that over all.
+
+    Differentiable once in q, k, v and sinks, through the output and through lse. The same inputs give the same
+    bits on the same device, but for the gradient in q on Hopper (compute capability 9.0): it is summed in no fixed
+    order, as that of PyTorch's own attention is. Where `torch.use_deterministic_algorithms(True)` holds when
+    gradients are computed, it is deterministic too, by kernels that take 1.2 to 1.6 times as long
+    (docs/attention.md).
 
     A row that sees no key, or whose scores are all -inf, as keys with -inf in them can make them, gives zeros,
     an lse of -inf and zero gradients in k and v; the gradient in q of such keys is 0·inf = NaN, as PyTorch's
     is. A score of NaN or +inf, of the inputs or overflowed in fp32, gives NaN in its row.
 
     Raises `TypeError` for a wrong dtype or a window that is no integer, and `ValueError` for a wrong shape,
-    device, mask or window.
+    device, mask, window or cap.
     """
     choice("mask", mask, ("causal", "full"))
-    if not _usual(q, k, v):
-        _check(q, k, v)
-    S, Sk = q.shape[2], k.shape[2]
     if window is not None:
         if isinstance(window, bool) or not isinstance(window, int):
             raise TypeError(f"window must be an integer or None, not {type(window).__name__}")
         if window < 1:
             raise ValueError(f"window is {window}, expected at least 1")
-        if window >= max(S, Sk):
-            window = None
-    output, level = _attention(q, k, v, mask == "causal", window or 0)
+    output, level = _attention(q, k, v, mask == "causal", window or 0, sinks, float(cap))
     if not return_lse:
         found: torch.Tensor = output
         return found
@@ -137,30 +147,15 @@ def attention(
     return output, torch.where(level == math.inf, -math.inf, level / LOG2E)
 
 
-def _usual(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether the inputs are as `_check` wants them, in one look at what most calls have: a call's checks there
-    take as long as a short kernel.
-    """
-    return (
-        isinstance(q, torch.Tensor)
-        and q.is_cuda
-        and isinstance(k, torch.Tensor)
-        and isinstance(v, torch.Tensor)
-        and q.dtype in FLOATING
-        and q.dtype == k.dtype == v.dtype
-        and q.device == k.device == v.device
-        and _agree(q.shape, k.shape, v.shape)
-    )
-
-
-def _agree(of_q: torch.Size, of_k: torch.Size, of_v: torch.Size) -> bool:
-    if len(of_q) != 4 or len(of_k) != 4 or of_k != of_v:
-        return False
-    (B, H, _, D), heads = of_q, of_k[1]
-    return of_k[0] == B and of_k[3] == D and 1 <= D <= 256 and heads > 0 and H % heads == 0
-
-
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def _check(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    window: int,
+    sinks: torch.Tensor | None,
+    cap: float,
+) -> None:
     """Raises what `attention` says."""
     check("q", q, dim=4)
     B, H, _, D = q.shape
@@ -171,7 +166,20 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     if H and (heads == 0 or H % heads):
         raise ValueError(f"k has {heads} heads, which do not divide the {H} of q")
     check("k", k, shape=(B, heads, Sk, D))
-    check("v", v, shape=(B, heads, Sk, D), dtypes=(q.dtype,), like=q)
+    check("v", v, dim=4, dtypes=(q.dtype,), like=q)
+    Dv = v.shape[3]
+    if not 1 <= Dv <= 256:
+        raise ValueError(f"v has head dimension {Dv}, expected 1 to 256")
+    check("v", v, shape=(B, heads, Sk, Dv))
+    if sinks is not None:
+        check("sinks", sinks, shape=(H,), like=q)
+    if not 0 <= cap < math.inf:
+        raise ValueError(f"cap is {cap}, expected a number above 0, or 0 for none")
+
+
+def _bounded(window: int, S: int, Sk: int) -> int:
+    """A window that hides nothing is none, which is 0."""
+    return window if window < max(S, Sk) else 0
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -181,8 +189,8 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 @dataclass(frozen=True)
 class Config:
     """A kernel at compile time: head dimension, rows of a block of queries and of keys, columns of a tile, the
-    mask, a window of 0 being none, whether the tensor memory accelerator loads, the precision of products, and
-    whether the last block of queries is not whole.
+    mask, a window of 0 being none, whether the tensor memory accelerator loads, the precision of products, whether
+    the last block of queries is not whole, a cap of scores, 0 being none, and dimension and columns of values.
     """
 
     D: int
@@ -193,7 +201,21 @@ class Config:
     window: int
     tma: bool
     precision: str
-    ragged: bool = False
+    ragged: bool
+    cap: float
+    Dv: int
+    width_v: int
+
+
+def _config(q: torch.Tensor, v: torch.Tensor, t: Tiles, of_keys: bool, *rest: Any) -> Config:
+    """Of tiles whose resident side are queries, or keys; `rest` are mask, window, loads and cap."""
+    queries, keys = (t.streamed, t.resident) if of_keys else (t.resident, t.streamed)
+    causal, window, tma, cap = rest
+    D, Dv = q.shape[-1], v.shape[-1]
+    ragged = of_keys and q.shape[2] % queries != 0
+    return Config(
+        D, queries, keys, _width(D), causal, window, tma, _precision(q.dtype), ragged, cap, Dv, _width(Dv)
+    )
 
 
 @triton.jit
@@ -297,6 +319,15 @@ def _seen(rows, columns, S, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):  # type
     return seen
 
 
+@triton.jit
+def _capped(scores, scale, CAP: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(scores, slope): CAP · tanh(score / CAP) of scores that `scale`, with its log₂e, makes those of base 2, in
+    the same units, and its derivative. tanh(x) = 1 - 2 / (1 + e^2x), in base 2 as well.
+    """
+    level = 1.0 - 2.0 / (1.0 + tl.exp2(scores * (scale * (2.0 / CAP))))
+    return level * (CAP * _LOG2E / scale), 1.0 - level * level
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Forward. A query's place is counted in keys: the last query and the last key are in one place.
 
@@ -317,6 +348,8 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
         keys = _load(k, batch, head, start, k_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
         # S = Q·Kᵀ
         scores = tl.dot(q, tl.trans(keys), input_precision=c.precision)
+        if c.cap > 0:
+            scores, _ = _capped(scores, scale, c.cap)
         if MASKED:
             columns = start + tl.arange(0, c.keys)
             scores = tl.where(_seen(rows[:, None], columns[None, :], S, c.causal, c.window), scores, float("-inf"))
@@ -327,7 +360,7 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
         # l = l·2^(m_old - m) + rowsum(P)
         row_sum = row_sum * correction + tl.sum(weights, 1)
         total = total * correction[:, None]
-        values = _load(v, batch, head, start, v_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
+        values = _load(v, batch, head, start, v_strides, S, c.Dv, c.keys, c.width_v, c.tma, MASKED)
         # O += P·V
         total = tl.dot(weights.to(values.dtype), values, total, input_precision=c.precision)
         row_max = raised
@@ -336,14 +369,14 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit(do_not_specialize=["B", "H", "shared"])
 def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, lse, q_strides, k_strides, v_strides, out_strides, B, H, Sq, Sk, groups, shared, scale,
+    q, k, v, out, lse, q_strides, k_strides, v_strides, out_strides, B, H, Sq, Sk, groups, shared, scale, sinks,
     c: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head. `lse` (B, H, Sq) is the base-2 log of the sum of 2^score, +inf for a row
-    without a visible score above -inf.
+    without a visible score above -inf. `sinks` (H,) are logits beside the scores, without values; None for none.
     """
     BLOCK: tl.constexpr = c.queries
-    WIDTH: tl.constexpr = c.width
+    WIDTH: tl.constexpr = c.width_v
     block, place = _place(tl.cdiv(Sq, c.queries), B * H, shared, c.causal)
     batch, head = place // H, place % H
     row = block * c.queries
@@ -352,6 +385,10 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     total = tl.zeros([BLOCK, WIDTH], tl.float32)
     row_max = tl.full([BLOCK], LOWEST, tl.float32)
     row_sum = tl.zeros([BLOCK], tl.float32)
+    if sinks is not None:
+        sink = tl.load(sinks + head).to(tl.float32) * _LOG2E
+        row_max = tl.maximum(row_max, sink)
+        row_sum = tl.exp2(sink - row_max)
     state = (total, row_max, row_sum)
     low = 0
     if c.window:
@@ -390,7 +427,7 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     total, row_max, row_sum = state
     empty = row_sum == 0.0
     row_sum = tl.where(empty, 1.0, row_sum)
-    _write(out, total / row_sum[:, None], batch, head, row, out_strides, Sq, c.D, c.queries, c.width)
+    _write(out, total / row_sum[:, None], batch, head, row, out_strides, Sq, c.Dv, c.queries, c.width_v)
     rows = row + tl.arange(0, c.queries)
     level = tl.where(empty, float("inf"), row_max + tl.log2(row_sum))
     tl.store(lse + place.to(tl.int64) * Sq + rows, level, mask=rows < Sq)
@@ -437,6 +474,8 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
         level = tl.load(lse + place.to(tl.int64) * Sq + rows, mask=rows < Sq, other=float("inf"))
         # Sᵀ = K·Qᵀ
         scores = tl.dot(keys, tl.trans(queries), input_precision=c.precision)
+        if c.cap > 0:
+            scores, slope = _capped(scores, scale, c.cap)
         exponents = scores * scale - level[None, :]
         if MASKED:
             seen = _seen((rows + (Sk - Sq))[None, :], columns[:, None], Sk, c.causal, c.window)
@@ -445,7 +484,7 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
         weights = tl.exp2(exponents)
         if c.ragged:
             weights = tl.where((rows < Sq)[None, :], weights, 0.0)
-        g = _load(grad, batch, head, start, grad_strides, Sq, c.D, c.queries, c.width, c.tma, True)
+        g = _load(grad, batch, head, start, grad_strides, Sq, c.Dv, c.queries, c.width_v, c.tma, True)
         # dV += Pᵀ·dO
         dv = tl.dot(weights.to(g.dtype), g, dv, input_precision=c.precision)
         of_row = tl.load(delta + place.to(tl.int64) * Sq + rows, mask=rows < Sq, other=0.0)
@@ -453,6 +492,8 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
         dp = tl.dot(values, tl.trans(g), input_precision=c.precision)
         # dS = P ∘ (dP - delta)
         ds = weights * (dp - of_row[None, :])
+        if c.cap > 0:
+            ds = ds * slope
         # dK += dSᵀ·Q
         dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision=c.precision)
     return dk, dv
@@ -468,15 +509,16 @@ def _backward_keys(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     """
     BLOCK: tl.constexpr = c.keys
     WIDTH: tl.constexpr = c.width
+    WIDTH_V: tl.constexpr = c.width_v
     # Under a causal mask the first block of keys is the heaviest: the natural order is the right one.
     block, place = _place(tl.cdiv(Sk, c.keys), B * (H // groups), shared, False)
     batch, head = place // (H // groups), place % (H // groups)
     first = block * c.keys
     at = first - (Sk - Sq)  # in queries
     keys = _load(k, batch, head, first, strides[1], Sk, c.D, c.keys, c.width, c.tma, True)
-    values = _load(v, batch, head, first, strides[2], Sk, c.D, c.keys, c.width, c.tma, True)
+    values = _load(v, batch, head, first, strides[2], Sk, c.Dv, c.keys, c.width_v, c.tma, True)
     dk = tl.zeros([BLOCK, WIDTH], tl.float32)
-    dv = tl.zeros([BLOCK, WIDTH], tl.float32)
+    dv = tl.zeros([BLOCK, WIDTH_V], tl.float32)
     sums = (dk, dv)
     sizes = (Sq, Sk)
     for member in tl.range(0, groups, num_stages=1):
@@ -507,7 +549,7 @@ def _backward_keys(  # type: ignore[no-untyped-def]  # Triton's types are its ow
             )  # fmt: skip
     dk, dv = sums
     _write(dk_out, dk * root, batch, head, first, out_strides[0], Sk, c.D, c.keys, c.width)
-    _write(dv_out, dv, batch, head, first, out_strides[1], Sk, c.D, c.keys, c.width)
+    _write(dv_out, dv, batch, head, first, out_strides[1], Sk, c.Dv, c.keys, c.width_v)
 
 
 @triton.jit
@@ -519,9 +561,11 @@ def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its o
     rows = first + tl.arange(0, c.queries)
     for start in tl.range(low, high, c.keys):
         keys = _load(k, batch, head, start, k_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
-        values = _load(v, batch, head, start, v_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
+        values = _load(v, batch, head, start, v_strides, S, c.Dv, c.keys, c.width_v, c.tma, MASKED)
         # S = Q·Kᵀ
         scores = tl.dot(queries, tl.trans(keys), input_precision=c.precision)
+        if c.cap > 0:
+            scores, slope = _capped(scores, scale, c.cap)
         exponents = scores * scale - level[:, None]
         if MASKED:
             # Keys beyond S are zeros, but 2^(0 - lse) can overflow, and inf · 0 is NaN.
@@ -534,6 +578,8 @@ def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its o
         dp = tl.dot(g, tl.trans(values), input_precision=c.precision)
         # dS = P ∘ (dP - delta)
         ds = weights * (dp - of_row[:, None])
+        if c.cap > 0:
+            ds = ds * slope
         # dQ += dS·K
         dq = tl.dot(ds.to(keys.dtype), keys, dq, input_precision=c.precision)
     return dq
@@ -553,7 +599,7 @@ def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its
     first = row + Sk - Sq
     rows = row + tl.arange(0, c.queries)
     queries = _load(q, batch, head, row, strides[0], Sq, c.D, c.queries, c.width, c.tma, True)
-    g = _load(grad, batch, head, row, grad_strides, Sq, c.D, c.queries, c.width, c.tma, True)
+    g = _load(grad, batch, head, row, grad_strides, Sq, c.Dv, c.queries, c.width_v, c.tma, True)
     level = tl.load(lse + place.to(tl.int64) * Sq + rows, mask=rows < Sq, other=float("inf"))
     of_row = tl.load(delta + place.to(tl.int64) * Sq + rows, mask=rows < Sq, other=0.0)
     dq = tl.zeros([BLOCK, WIDTH], tl.float32)
@@ -719,6 +765,15 @@ def like(x: torch.Tensor) -> torch.Tensor:
     return new if new.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _output(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Memory for the output: like q, of v's head dimension."""
+    if v.shape[-1] == q.shape[-1]:
+        return like(q)
+    order = sorted(range(3), key=lambda i: -q.stride(i))
+    new = torch.empty([q.shape[i] for i in order] + [v.shape[-1]], dtype=q.dtype, device=q.device)
+    return new.permute(*(order.index(i) for i in range(3)), 3)
+
+
 def _shared(k: torch.Tensor, groups: int) -> int:
     """How many query heads work at a time so that their K and V stay in L2."""
     S, D = k.shape[2:]
@@ -731,6 +786,8 @@ def _launch_forward(
     v: torch.Tensor,
     causal: bool,
     window: int = 0,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
     path: Path | None = None,
     schedule: Schedule | None = None,
 ) -> tuple[Any, Any]:
@@ -741,22 +798,19 @@ def _launch_forward(
     """
     B, H, S, D = q.shape
     Sk = k.shape[2]
+    window = _bounded(window, S, Sk)
     lse = torch.empty(B, H, S, dtype=torch.float32, device=q.device)
     hopper = _hopper(q.device) if path in (None, "hopper") and "forward" in HOPPER else None
-    out = like(q)
+    if sinks is not None or cap or v.shape[-1] != D:
+        hopper = None
+    out = _output(q, v)
     if out.numel() == 0:
         return out, lse
     if hopper is not None and path is None and max(S, Sk) < SHORT[D > 64]:
         hopper = None
     if hopper is not None and hopper.common.fits(q, k, v, hopper.common.FORWARD_WIDTHS):
         if power_of_2(D) in hopper.forward.DIVISIONS and schedule is None:
-            groups = H // k.shape[1]
-            # With a full mask all tiles are as long: those of one key head at a time, which read the same keys.
-            # Under a short window neighbours of a head do, and others share nothing.
-            together = _shared(k, groups) if causal else groups
-            if 0 < 4 * window <= S:
-                together = B * H
-            hopper.forward.forward(q, k, v, out, lse, causal, window, together)
+            hopper.forward.forward(q, k, v, out, lse, causal, window, _section(q, k, causal, window))
             return out, lse
         if Sk == S:
             hopper.paired.forward(q, k, v, out, lse, causal, window, schedule)
@@ -765,15 +819,64 @@ def _launch_forward(
     groups = H // k.shape[1]
     t = tiles("forward", q, window)
     tma = _descriptors(path, q, k, v)
-    c = Config(D, t.resident, t.streamed, _width(D), causal, window, tma, _precision(q.dtype))
+    c = _config(q, v, t, False, causal, window, tma, cap)
     with on(q):
         _forward[(triton.cdiv(S, t.resident) * B * H,)](
             _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma), out, lse,
             q.stride()[:3], k.stride()[:3], v.stride()[:3], out.stride()[:3],
-            B, H, S, Sk, groups, _shared(k, groups), LOG2E / math.sqrt(D), c,
+            B, H, S, Sk, groups, _shared(k, groups), LOG2E / math.sqrt(D), sinks, c,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return out, lse
+
+
+def _section(q: torch.Tensor, k: torch.Tensor, causal: bool, window: int) -> int:
+    """Query heads whose tiles are taken before others' are."""
+    B, H, S, _ = q.shape
+    if 0 < 4 * window <= S:
+        # Under a short window neighbours of a head read the same keys, and others share nothing.
+        return B * H
+    groups = H // k.shape[1]
+    # With a full mask all tiles are as long: those of one key head at a time, which read the same keys.
+    return _shared(k, groups) if causal else groups
+
+
+def _prepare_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    window: int,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
+) -> Callable[..., tuple[Any, Any]]:
+    """`_launch_forward` of all inputs that are alike. Where the kernel with a tile scheduler runs, all but memory
+    and addresses is decided here.
+    """
+    B, H, S, D = q.shape
+    hopper = _hopper(q.device) if "forward" in HOPPER else None
+    if (
+        hopper is None
+        or sinks is not None
+        or cap
+        or v.shape[-1] != D
+        or q.numel() == 0
+        or max(S, k.shape[2]) < SHORT[D > 64]
+        or power_of_2(D) not in hopper.forward.DIVISIONS
+        or not hopper.common.fits(q, k, v, hopper.common.FORWARD_WIDTHS)
+    ):
+        return _launch_forward
+    window = _bounded(window, S, k.shape[2])
+    plan = hopper.forward.planned(q, k, v, like(q), causal, window, _section(q, k, causal, window))
+    run, device = hopper.forward.run, q.device
+
+    def launched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[Any, Any]:
+        lse = torch.empty((B, H, S), dtype=torch.float32, device=device)
+        out = like(q)
+        run(plan, q, k, v, out, lse)
+        return out, lse
+
+    return launched
 
 
 def _launch_backward(
@@ -786,20 +889,26 @@ def _launch_backward(
     causal: bool,
     window: int = 0,
     grad_lse: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
     path: Path | None = None,
-) -> tuple[Any, Any, Any]:
-    """dQ, dK and dV. `lse` and the gradient in it are of base 2. `path` as in `_launch_forward`; the unordered
-    kernel for Hopper is taken where none is asked for, nor PyTorch for deterministic algorithms.
+) -> tuple[Any, Any, Any, Any]:
+    """dQ, dK, dV and the gradient in sinks, empty where there are none. `lse` and the gradient in it are of base
+    2. `path` as in `_launch_forward`; the unordered kernel for Hopper is taken where none is asked for, nor
+    PyTorch for deterministic algorithms.
     """
     B, H, S, D = q.shape
     Hkv, Sk = k.shape[1:3]
-    dq, dk, dv = like(q), like(k), like(v)
+    window = _bounded(window, S, Sk)
+    dq, dk, dv, ds = like(q), like(k), like(v), _of_sinks(q, sinks)
     if dq.numel() == 0 or dk.numel() == 0:
-        return dq.zero_(), dk.zero_(), dv.zero_()
+        return dq.zero_(), dk.zero_(), dv.zero_(), ds.zero_()
     q, k, v, grad = _plain(q), _plain(k), _plain(v), _plain(grad)
     groups = H // Hkv
     hopper = _hopper(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
     if hopper is not None and not (Sk == S and hopper.common.fits(q, k, v)):
+        hopper = None
+    if sinks is not None or cap or v.shape[-1] != D:
         hopper = None
     if hopper is not None:
         grad, out = hopper.common.mapped(grad), hopper.common.mapped(out)
@@ -812,7 +921,7 @@ def _launch_backward(
         fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled()
         kernels = hopper.deterministic if fixed or not hopper.backward.AVAILABLE else hopper.backward
         kernels.backward(grad, q, k, v, level, delta, dq, dk, dv, causal, window)
-        return dq, dk, dv
+        return dq, dk, dv, ds
     delta = torch.empty_like(lse)
     blocks = triton.cdiv(S, 64)
     strides = q.stride()[:3], k.stride()[:3], v.stride()[:3]
@@ -820,15 +929,29 @@ def _launch_backward(
     scale = LOG2E * root
     with on(q):
         _delta[(blocks * B * H,)](
-            out, grad, delta, out.stride()[:3], grad.stride()[:3], H, S, blocks, D, 64, _width(D), num_warps=4
+            out,
+            grad,
+            delta,
+            out.stride()[:3],
+            grad.stride()[:3],
+            H,
+            S,
+            blocks,
+            v.shape[-1],
+            64,
+            _width(v.shape[-1]),
+            num_warps=4,
         )
         if grad_lse is not None:
             delta.sub_(grad_lse, alpha=LOG2E)
+        if sinks is not None:
+            # A sink's probability times what it lacks of delta: it has no value. Where nothing is seen lse is +inf
+            # only if the sink is -inf, and 2^-inf is 0.
+            weights = torch.exp2(sinks.float()[:, None] * LOG2E - lse)
+            ds = -(weights * delta).sum((0, 2)).to(sinks.dtype)
         tma = _descriptors(path, q, k, v, grad)
         t = tiles("keys", q)
-        c = Config(
-            D, t.streamed, t.resident, _width(D), causal, window, tma, _precision(q.dtype), S % t.streamed != 0
-        )
+        c = _config(q, v, t, True, causal, window, tma, cap)
         _backward_keys[(triton.cdiv(Sk, t.resident) * B * Hkv,)](
             _tile(q, t.streamed, tma), _tile(k, t.resident, tma), _tile(v, t.resident, tma),
             _tile(grad, t.streamed, tma), lse, delta, dk, dv,
@@ -837,14 +960,19 @@ def _launch_backward(
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         t = tiles("queries", q)
-        c = Config(D, t.resident, t.streamed, _width(D), causal, window, tma, _precision(q.dtype))
+        c = _config(q, v, t, False, causal, window, tma, cap)
         _backward_queries[(triton.cdiv(S, t.resident) * B * H,)](
             _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma),
             _tile(grad, t.resident, tma), lse, delta, dq, strides, grad.stride()[:3], dq.stride()[:3],
             B, H, S, Sk, groups, _shared(k, groups), scale, root, c,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
-    return dq, dk, dv
+    return dq, dk, dv, ds
+
+
+def _of_sinks(q: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Memory for the gradient in sinks; of none where there are none."""
+    return q.new_empty(0) if sinks is None else torch.empty_like(sinks)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -852,32 +980,38 @@ def _launch_backward(
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, ctx.causal, ctx.window = inputs
+    q, k, v, ctx.causal, ctx.window, sinks, ctx.cap = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, *output)
+    ctx.save_for_backward(q, k, v, *output, sinks)
 
 
-def _differentiate(
-    ctx: Any, grad: torch.Tensor | None, grad_lse: torch.Tensor | None
-) -> tuple[Any, Any, Any, None, None]:
+def _differentiate(ctx: Any, grad: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:
     if grad is None and grad_lse is None:
-        return None, None, None, None, None
-    saved = ctx.saved_tensors
+        return (None,) * 7
+    *saved, sinks = ctx.saved_tensors
     grad = torch.zeros_like(saved[3]) if grad is None else grad
-    return (*_gradients(grad, *saved, ctx.causal, ctx.window, grad_lse), None, None)
+    dq, dk, dv, ds = _gradients(grad, *saved, ctx.causal, ctx.window, grad_lse, sinks, ctx.cap)
+    return dq, dk, dv, None, None, None if sinks is None else ds, None
 
 
 _attention = operator(
-    "attention(Tensor q, Tensor k, Tensor v, bool causal, int window) -> (Tensor, Tensor)",
-    _launch_forward,
-    lambda q, k, v, *_: (like(q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+    "attention(Tensor q, Tensor k, Tensor v, bool causal, int window, Tensor? sinks, float cap)"
+    " -> (Tensor, Tensor)",
+    prepared(_prepare_forward, _check),
+    lambda q, k, v, *_: (_output(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)),
     _save,
     _differentiate,
+    _check,
 )
 
 _gradients = operator(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal,"
-    " int window, Tensor? grad_lse) -> (Tensor, Tensor, Tensor)",
+    " int window, Tensor? grad_lse, Tensor? sinks, float cap) -> (Tensor, Tensor, Tensor, Tensor)",
     _launch_backward,
-    lambda grad, q, k, v, *_: (like(q), like(k), like(v)),
+    lambda grad, q, k, v, out, lse, causal, window, grad_lse, sinks, cap: (
+        like(q),
+        like(k),
+        like(v),
+        _of_sinks(q, sinks),
+    ),
 )

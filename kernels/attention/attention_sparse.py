@@ -71,6 +71,7 @@ def attention_sparse(
     blocks: torch.Tensor | None = None,
     gate_q: torch.Tensor | None = None,
     gate_k: torch.Tensor | None = None,
+    threshold: float | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(q·kᵀ / √D)·v of q (B, H, S, D), k and v (B, Hkv, S, D) over blocks of 128 keys: like q, contiguous.
 
@@ -80,7 +81,9 @@ def attention_sparse(
     Without, (output, blocks (B, H, n, n) bool) is returned: of the w blocks that the mask lets it see, a block of
     queries chooses max(1, ⌊w · (100 − sparsity) / 100 + ½⌋), its own and then those with the largest product of
     mean query and mean key, of equal ones the first; NaN counts as −inf. With gate_q (H, D, G) and gate_k
-    (Hkv, D, G), G up to 256, means are multiplied by these first. All of it is computed in fp32. S up to 2¹⁸.
+    (Hkv, D, G), G up to 256, means are multiplied by these first. All of it is computed in fp32. S up to 2¹⁸. With
+    a `threshold` in place of `sparsity`, a block of queries chooses its own and all with a product at most so far
+    below the largest of the others.
 
     q, k, v and the gates in one of bf16, fp16, fp32, on one device; D from 1 to 256; Hkv divides H, and query head
     h reads key head h // (H / Hkv). `mask` "causal" hides the keys after a query.
@@ -106,6 +109,8 @@ def attention_sparse(
         return output
     if not 0 <= sparsity < 100:
         raise ValueError(f"sparsity is {sparsity}, expected 0 to 99")
+    if threshold is not None and not threshold >= 0:
+        raise ValueError(f"threshold is {threshold}, expected 0 or more")
     if S > LONGEST:
         raise ValueError(f"q has {S} tokens, expected at most {LONGEST} to choose among")
     if gate_q is not None or gate_k is not None:
@@ -115,7 +120,9 @@ def attention_sparse(
             raise ValueError(f"gate_q has {gate_q.shape[2]} features, expected 1 to 256")
         check("gate_q", gate_q, shape=(H, D, gate_q.shape[2]))
         check("gate_k", gate_k, shape=(heads, D, gate_q.shape[2]), dtypes=(q.dtype,), like=q)
-    both: tuple[torch.Tensor, torch.Tensor] = _chosen(q, k, v, gate_q, gate_k, mask == "causal", sparsity)
+    both: tuple[torch.Tensor, torch.Tensor] = _chosen(
+        q, k, v, gate_q, gate_k, mask == "causal", sparsity, -1.0 if threshold is None else float(threshold)
+    )
     return both
 
 
@@ -199,10 +206,12 @@ def _pool(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit(do_not_specialize=["n", "groups", "share"])
 def _choose(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    features_q, features_k, blocks, lists, counts, n, groups, share,
+    features_q, features_k, blocks, lists, counts, n, groups, share, threshold,
     G: tl.constexpr, CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+    OVER: tl.constexpr,
 ):  # fmt: skip
-    """Chooses the blocks of ROWS rows of one head: `share` hundredths of those that they see.
+    """Chooses the blocks of ROWS rows of one head: `share` hundredths of those that they see, or with OVER those
+    that are not further than `threshold` below the largest.
 
     Scores become unsigned numbers of the same order, of which the k-th largest is built from its highest bit
     down: a bit belongs to it if at least k scores have it, after the same higher ones.
@@ -232,22 +241,28 @@ def _choose(  # type: ignore[no-untyped-def]  # Triton's types are its own
         visible = row + 1
     wanted = tl.maximum(1, (visible * share + 50) // 100)
     scores = tl.where(scores == scores, scores + 0.0, float("-inf"))  # -0 and 0 are equal
-    scores = tl.where(column[None, :] == row[:, None], float("inf"), scores)
-    bits = scores.to(tl.int32, bitcast=True)
-    signed = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    # Below every score, and so 0 in the unsigned order.
-    signed = tl.where(seen, signed, -0x80000000)
-    order = signed.to(tl.uint32, bitcast=True) ^ 0x80000000
-    least = tl.zeros([ROWS], tl.uint32)
-    bit = tl.full([ROWS], 0x80000000, tl.uint32)
-    for _ in tl.range(0, 32):
-        tried = least | bit
-        least = tl.where(tl.sum((order >= tried[:, None]).to(tl.int32), 1) >= wanted, tried, least)
-        bit = bit >> 1
-    above = order > least[:, None]
-    equal = seen & (order == least[:, None])
-    spare = wanted - tl.sum(above.to(tl.int32), 1)
-    kept = above | (equal & (tl.cumsum(equal.to(tl.int32), 1) <= spare[:, None]))
+    own = column[None, :] == row[:, None]
+    if OVER:
+        others = tl.where(seen & (own == 0), scores, float("-inf"))
+        limit = tl.max(others, 1) - threshold
+        kept = seen & (own | ((scores >= limit[:, None]) & (scores > float("-inf"))))
+    else:
+        scores = tl.where(own, float("inf"), scores)
+        bits = scores.to(tl.int32, bitcast=True)
+        signed = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+        # Below every score, and so 0 in the unsigned order.
+        signed = tl.where(seen, signed, -0x80000000)
+        order = signed.to(tl.uint32, bitcast=True) ^ 0x80000000
+        least = tl.zeros([ROWS], tl.uint32)
+        bit = tl.full([ROWS], 0x80000000, tl.uint32)
+        for _ in tl.range(0, 32):
+            tried = least | bit
+            least = tl.where(tl.sum((order >= tried[:, None]).to(tl.int32), 1) >= wanted, tried, least)
+            bit = bit >> 1
+        above = order > least[:, None]
+        equal = seen & (order == least[:, None])
+        spare = wanted - tl.sum(above.to(tl.int32), 1)
+        kept = above | (equal & (tl.cumsum(equal.to(tl.int32), 1) <= spare[:, None]))
     at = head.to(tl.int64) * n + row
     tl.store(
         blocks + at[:, None] * n + column[None, :], kept.to(tl.int8), (row < n)[:, None] & (column < n)[None, :]
@@ -361,8 +376,12 @@ def chosen(
     gate_k: torch.Tensor | None,
     causal: bool,
     sparsity: int,
+    threshold: float = -1.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Blocks (B, H, n, n) bool, lists (B·H, n, n) and counts (B·H, n) of what is chosen by scores."""
+    """Blocks (B, H, n, n) bool, lists (B·H, n, n) and counts (B·H, n) of what is chosen by scores.
+
+    By a share of what a row sees or, where `threshold` is not negative, by how far scores lie below the largest.
+    """
     B, H, S, D = q.shape
     heads, n = k.shape[1], cdiv(S, BLOCK)
     q, k = _plain(q), _plain(k)
@@ -384,7 +403,7 @@ def chosen(
         )  # fmt: skip
         _choose[(cdiv(n, rows) * B * H,)](
             features_q, features_k, blocks.view(torch.int8), lists, counts, n, H // heads, 100 - sparsity,
-            G, causal, rows, columns, 32 if columns <= 512 else 16, num_warps=warps,
+            threshold, G, causal, rows, columns, 32 if columns <= 512 else 16, threshold >= 0, num_warps=warps,
         )  # fmt: skip
     return blocks, lists, counts
 
@@ -454,10 +473,11 @@ def _launch_chosen(
     gate_k: torch.Tensor | None,
     causal: bool,
     sparsity: int,
+    threshold: float = -1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if q.numel() == 0:
         return _empty(q)
-    blocks, lists, counts = chosen(q, k, gate_q, gate_k, causal, sparsity)
+    blocks, lists, counts = chosen(q, k, gate_q, gate_k, causal, sparsity, threshold)
     return walk(q, k, v, lists, counts, causal), blocks
 
 
@@ -476,7 +496,7 @@ _given = operator(
 
 _chosen = operator(
     "attention_sparse_chosen(Tensor q, Tensor k, Tensor v, Tensor? gate_q, Tensor? gate_k, bool causal,"
-    " int sparsity) -> (Tensor, Tensor)",
+    " int sparsity, float threshold) -> (Tensor, Tensor)",
     _launch_chosen,
     _empty,
 )

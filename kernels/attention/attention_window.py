@@ -10,9 +10,15 @@ from .attention import attention
 
 
 def attention_window(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"], window: int
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Literal["causal", "full"],
+    window: int,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """`attention` of q (B, H, S, D), k and v (B, Hkv, S, D) over the keys less than `window` places away, under a
-    "causal" mask none after the query. Dtypes, errors and gradients are those of `attention`.
+    "causal" mask none after the query. Dtypes, sinks, cap, errors and gradients are those of `attention`.
     """
-    return attention(q, k, v, mask, window)
+    return attention(q, k, v, mask, window, sinks=sinks, cap=cap)

@@ -22,6 +22,7 @@ def attention_sparse(
     blocks: torch.Tensor | None,
     gate_q: torch.Tensor | None,
     gate_k: torch.Tensor | None,
+    threshold: float | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """As `kernels/attention/attention_sparse.py` says: q (B, H, S, D), k and v (B, Hkv, S, D) to the output and,
     where `blocks` are not given, those (B, H, n, n) that were chosen.
@@ -29,7 +30,8 @@ def attention_sparse(
     causal = mask == "causal"
     if blocks is not None:
         return _attended(q, k, v, blocks[None], causal)
-    chosen = _choose(_scores(q, k, gate_q, gate_k, causal), causal, sparsity)
+    scores = _scores(q, k, gate_q, gate_k, causal)
+    chosen = _choose(scores, causal, sparsity) if threshold is None else _over(scores, threshold)
     return _attended(q, k, v, chosen, causal), chosen
 
 
@@ -64,6 +66,12 @@ def _choose(scores: torch.Tensor, causal: bool, sparsity: int) -> torch.Tensor:
     order = scores.sort(dim=-1, descending=True, stable=True).indices
     first = (torch.arange(across) < counts[:, None]).expand(scores.shape)
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, first)
+
+
+def _over(scores: torch.Tensor, threshold: float) -> torch.Tensor:
+    """A row's own block and those at most `threshold` below the largest of the others."""
+    least = scores.masked_fill(scores.isinf(), -torch.inf).amax(-1, keepdim=True) - threshold
+    return (scores >= least) & (scores > -torch.inf)
 
 
 def _attended(

@@ -15,11 +15,19 @@ SHORTEST = 128
 
 
 def attention_window(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"], window: int
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Literal["causal", "full"],
+    window: int,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """q (B, H, S, D), k and v (B, Hkv, S, D) to softmax(q·kᵀ / √D)·v over the keys less than `window` places away,
     under a causal mask none after the query; of q's shape and dtype.
     """
+    if sinks is not None or cap:
+        raise NotImplementedError("PyTorch's fused attention has neither sinks nor a cap of scores")
     S = q.shape[2]
     ahead = 0 if mask == "causal" else window - 1
     parts = []

@@ -257,6 +257,10 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """The systems that the plan names, as its file has them."""
     exchanges: tuple[Exchange, ...] = ()
     """What a plan on kernels' worth exchanges."""
+    models: dict[str, tuple[str, ...]] = {}
+    """By operator/case, the models whose call the case is."""
+    peers: dict[str, tuple[str, ...]] = {}
+    """By operator, the implementations without which nothing is said of it as a whole."""
     shard: tuple[int, int] | None = None
     """(i, n): this journal holds the i-th of n shards of its run, counted from 1."""
     control: str | None = None

@@ -80,7 +80,7 @@ class Workbench:
             gradients = tuple(operator.sharding.of_output(x, case, group.rank) for x in gradients)
             inputs, decoy = (_split(operator, case, x, group.rank) for x in (inputs, decoy))
         if backward:
-            for name in operator.gradients:
+            for name in operator.differentiated(inputs):
                 inputs[name].requires_grad_(True)
         if case.pass_ == "backward":
             varied = list(gradients)
@@ -179,7 +179,7 @@ class Workbench:
                     return implementation(**inputs)
 
             return forward
-        leaves = [inputs[name] for name in operator.gradients]
+        leaves = [inputs[name] for name in operator.differentiated(inputs)]
         if self.case.pass_ == "backward":
             outputs = flat(implementation(**inputs))
 
@@ -312,11 +312,18 @@ def _backward(
     import torch
 
     raised = _raised(inputs, dtype)
-    leaves = [raised[name].requires_grad_(True) for name in operator.gradients]
+    leaves = [raised[name].requires_grad_(True) for name in operator.differentiated(inputs)]
     outputs = flat(operator.reference(**raised))
     like = inputs[operator.gradients[0]].dtype
-    gradients = tuple(given or ()) or tuple(
-        torch.empty(x.shape, dtype=like, device=x.device).normal_(generator=generator) for x in outputs
-    )
+
+    def drawn(x: torch.Tensor) -> torch.Tensor:
+        order = list(range(x.dim()))
+        if operator.stored_as is not None:
+            strides = inputs[operator.stored_as].stride()
+            order.sort(key=lambda i: -strides[i])
+        empty = torch.empty([x.shape[i] for i in order], dtype=like, device=x.device)
+        return empty.permute([order.index(i) for i in range(x.dim())]).normal_(generator=generator)
+
+    gradients = tuple(given or ()) or tuple(map(drawn, outputs))
     references = torch.autograd.grad(outputs, leaves, [x.to(dtype) for x in gradients])
     return gradients, [x.detach() for x in references]

@@ -163,4 +163,6 @@ MODEL = Model(
     attention=lambda c: 2 * c.layers * c.width,
     module=module,
     longest=lambda c: c.positions,
+    storage="packed",
+    decodes=False,
 )

@@ -151,4 +151,5 @@ MODEL = Model(
     attention=lambda c: c.layers * c.width,
     module=module,
     longest=lambda c: c.positions,
+    storage="packed",
 )

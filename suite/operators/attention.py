@@ -8,61 +8,41 @@ from typing import TYPE_CHECKING, Literal
 
 from ...registry.store.record import Case
 from ..operator import BYTES, Inputs, Operator, Option, Tolerance, grid, torch_dtype
+from ._attention import PLAIN, VARIANTS, attended, variations
 
 if TYPE_CHECKING:
     import torch
 
-SCORES = 1 << 28
-"""Scores (elements of S×S) that the reference holds at once: one head at S = 16384, 2048 queries at S = 131072."""
-
 
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
-    """q (B, H, S, D), k and v (B, Hkv, S, D), all in the case's dtype, and the mask's name."""
+    """q (B, H, S, D), k and v (B, Hkv, Sk, D), all in the case's dtype, and the mask's name."""
     import torch
 
     B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
+    Sk = keys(case)
     dtype = torch_dtype(case.dtype)
 
-    def draw(heads: int) -> torch.Tensor:
-        return torch.randn(B, heads, S, D, device=device, generator=generator, dtype=dtype)
+    def draw(heads: int, length: int) -> torch.Tensor:
+        return torch.randn(B, heads, length, D, device=device, generator=generator, dtype=dtype)
 
-    return {"q": draw(H), "k": draw(Hkv), "v": draw(Hkv), "mask": case.options["mask"]}
+    return {"q": draw(H, S), "k": draw(Hkv, Sk), "v": draw(Hkv, Sk), "mask": case.options["mask"]}
 
 
-def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"]) -> torch.Tensor:
-    """softmax(q·kᵀ / √D)·v; query head h reads key head h // (H / Hkv).
+def keys(case: Case) -> int:
+    """Keys of a sequence."""
+    return case.axes.get("Sk") or case.axes["S"]
 
-    A few heads at a time, and of one head, where that is long, some queries: their scores are computed again for
-    the backward pass and never kept. At S = 16384 all of them together would be 1 GiB a head in fp32.
-    """
-    import torch
-    from torch.utils.checkpoint import checkpoint
 
-    S, D = q.shape[2:]
-
-    def block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int) -> torch.Tensor:
-        """Of queries from `first` on, with all keys up to the last that any of them sees."""
-        scores = (q * D**-0.5) @ k.mT
-        if mask == "causal":
-            own, other = (torch.arange(x.shape[1], device=x.device) for x in (q, k))
-            scores = scores.masked_fill_(other > own[:, None] + first, float("-inf"))
-        out: torch.Tensor = scores.softmax(-1) @ v
-        return out
-
-    groups = q.shape[1] // max(1, k.shape[1])
-    heads = max(1, SCORES // max(1, S * S))
-    queries = max(1, SCORES // max(1, S))
-    flat = [x.flatten(0, 1) for x in (q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1))]
-    parts = []
-    for own, keys, values in zip(*(x.split(heads) for x in flat), strict=True):
-        blocks = []
-        for first in range(0, max(1, S), queries):
-            rows = own[:, first : first + queries]
-            seen = first + rows.shape[1] if mask == "causal" else S
-            given = rows, keys[:, :seen], values[:, :seen], first
-            blocks.append(checkpoint(block, *given, use_reentrant=False, preserve_rng_state=False))
-        parts.append(torch.cat(blocks, 1))
-    return torch.cat(parts).view(q.shape)
+def reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Literal["causal", "full"],
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
+) -> torch.Tensor:
+    """softmax(q·kᵀ / √D)·v; query head h reads key head h // (H / Hkv); the last query and key in one place."""
+    return attended(q, k, v, mask, 0, sinks, cap)
 
 
 def bytes_(case: Case) -> int:
@@ -70,15 +50,21 @@ def bytes_(case: Case) -> int:
     writes three gradients (the output itself can be computed again).
     """
     B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
-    queries, keys = {"forward": (2, 2), "backward": (3, 4), "forward_backward": (5, 6)}[case.pass_]
-    return (queries * H + keys * Hkv) * B * S * D * BYTES[case.dtype]
+    of_q, of_k = {"forward": (2, 2), "backward": (3, 4), "forward_backward": (5, 6)}[case.pass_]
+    return (of_q * H * S + of_k * Hkv * keys(case)) * B * D * BYTES[case.dtype]
 
 
 def flops(case: Case) -> int:
-    """Two matmuls forward and five backward (the scores are computed again); causal needs half of each."""
+    """Two matmuls forward and five backward (the scores are computed again) over the pairs that are visible; of as
+    many queries as keys a causal mask leaves half.
+    """
     B, H, S, D = (case.axes[axis] for axis in ("B", "H", "S", "D"))
+    Sk = keys(case)
     matmuls = {"forward": 2, "backward": 5, "forward_backward": 7}[case.pass_]
-    return matmuls * 2 * B * H * S * S * D // (2 if case.options["mask"] == "causal" else 1)
+    seen = S * Sk
+    if case.options["mask"] == "causal":
+        seen = S * S // 2 + S * (Sk - S) if Sk >= S else Sk * Sk // 2
+    return matmuls * 2 * B * H * seen * D
 
 
 LARGE = ((8, 2048), (4, 4096), (2, 8192), (1, 16384))
@@ -110,20 +96,39 @@ STANDARD = (
 OPERATOR = Operator(
     name="attention",
     summary="Scaled dot-product attention, causal or full, with grouped key and value heads",
-    axes={"B": "batch", "H": "query heads", "Hkv": "key and value heads", "S": "sequence", "D": "head dimension"},
-    options={"mask": ("causal", "full")},
+    axes={
+        "B": "batch",
+        "H": "query heads",
+        "Hkv": "key and value heads",
+        "S": "sequence",
+        "D": "head dimension",
+        "Sk": "keys of a sequence, the last in the last query's place; 0: as many as queries",
+    },
+    options={"mask": ("causal", "full"), **VARIANTS},
+    later={"Sk": 0, **PLAIN},
+    variations=variations(),
     inputs=inputs,
     reference=reference,
     bytes=bytes_,
     flops=flops,
     tokens=lambda case: case.axes["B"] * case.axes["S"],
-    gradients=("q", "k", "v"),
+    gradients=("q", "k", "v", "sinks"),
+    stored_as="q",
     tolerances={
         "bf16": Tolerance(norm=1e-2, absolute=8e-1, relative=5e-2),
         "fp16": Tolerance(norm=1.5e-3, absolute=1e-1, relative=8e-3),
         "fp32": Tolerance(norm=1e-5, absolute=1e-3, relative=1e-4),
     },
     fp32_reference=True,
+    # The reference is shared now, and computes the same.
+    continues={
+        "8a68a9981d02": "b4360efa4d67",
+        "0c11145d9d84": "58d2583ad61e",
+        "90948aa1761a": "0555bf8ee244",
+        "95f9e8b95e87": "3328e483b044",
+        "f4ac923f8d06": "238fe0ba5661",
+        "b4f5f6820537": "24d17b60314c",
+    },
     plans={
         "quick": (
             grid("forward", "backward", B=2, H=16, Hkv=16, S=2048, D=128),

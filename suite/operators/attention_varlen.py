@@ -71,6 +71,15 @@ def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inpu
     }
 
 
+def packed(inputs: Inputs, case: Case) -> Inputs:
+    """The same numbers as views of one projection (T, (H + 2 Hkv) · D)."""
+    import torch
+
+    names = ("q", "k", "v")
+    whole = torch.cat([inputs[x] for x in names], 1)
+    return inputs | dict(zip(names, whole.split([inputs[x].shape[1] for x in names], 1), strict=True))
+
+
 def reference(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -176,7 +185,15 @@ OPERATOR = Operator(
         "S": "tokens that the longest sequence may have",
         "D": "head dimension",
     },
-    options={"mask": ("causal", "full"), "lengths": ("equal", "uniform", "long_tail")},
+    options={
+        "mask": ("causal", "full"),
+        "lengths": ("equal", "uniform", "long_tail"),
+        # Packed: views of one projection.
+        "storage": ("thd", "packed"),
+    },
+    later={"storage": "thd"},
+    variations={("storage", "packed"): packed},
+    stored_as="q",
     inputs=inputs,
     reference=reference,
     bytes=bytes_,

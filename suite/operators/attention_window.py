@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 from ...registry.store.record import Case
 from ..operator import BYTES, Inputs, Operator, Option, Tolerance, grid, torch_dtype
+from ._attention import PLAIN, VARIANTS, attended, variations
 
 if TYPE_CHECKING:
     import torch
-
-SCORES = 1 << 28
-"""Scores that the reference holds at once."""
-QUERIES = 1024
-"""Queries of one piece of the reference, which reads no keys but those that some of them see."""
 
 
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
@@ -33,48 +29,18 @@ def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inpu
 
 
 def reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"], window: int
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Literal["causal", "full"],
+    window: int,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """softmax(q·kᵀ / √D)·v over the keys less than `window` places away, under a causal mask none after the query;
     query head h reads key head h // (H / Hkv).
-
-    A piece of queries of a few heads at a time, whose scores are computed again for the backward pass.
     """
-    import torch
-    from torch.utils.checkpoint import checkpoint
-
-    S = q.shape[2]
-    groups = q.shape[1] // max(1, k.shape[1])
-    q_heads, k_heads, v_heads = (
-        x.flatten(0, 1) for x in (q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1))
-    )
-
-    def piece(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
-        hidden = (distance.abs() >= window) | (
-            distance < 0 if mask == "causal" else torch.zeros_like(distance, dtype=torch.bool)
-        )
-        scores = ((q * q.shape[-1] ** -0.5) @ k.mT).masked_fill_(hidden, float("-inf"))
-        out: torch.Tensor = scores.softmax(-1) @ v
-        return out
-
-    columns = []
-    for first in range(0, S, QUERIES):
-        last = min(first + QUERIES, S)
-        low, high = max(0, first - window + 1), last if mask == "causal" else min(S, last + window - 1)
-        places = torch.arange(first, last, device=q.device)[:, None] - torch.arange(low, high, device=q.device)
-        chunk = max(1, SCORES // places.numel())
-        parts = zip(
-            q_heads[:, first:last].split(chunk),
-            k_heads[:, low:high].split(chunk),
-            v_heads[:, low:high].split(chunk),
-            strict=True,
-        )
-        columns.append(
-            torch.cat(
-                [checkpoint(piece, *part, places, use_reentrant=False, preserve_rng_state=False) for part in parts]
-            )
-        )
-    return torch.cat(columns, 1).view(q.shape) if columns else q.clone()
+    return attended(q, k, v, mask, window, sinks, cap)
 
 
 def pairs(S: int, W: int, mask: str) -> int:
@@ -114,19 +80,31 @@ OPERATOR = Operator(
         "D": "head dimension",
         "W": "window: a query sees itself and the W - 1 keys before it, under a full mask also as many after it",
     },
-    options={"mask": ("causal", "full")},
+    options={"mask": ("causal", "full"), **VARIANTS},
+    later=PLAIN,
+    variations=variations(),
     inputs=inputs,
     reference=reference,
     bytes=bytes_,
     flops=flops,
     tokens=lambda case: case.axes["B"] * case.axes["S"],
-    gradients=("q", "k", "v"),
+    gradients=("q", "k", "v", "sinks"),
+    stored_as="q",
     tolerances={
         "bf16": Tolerance(norm=1e-2, absolute=8e-1, relative=5e-2),
         "fp16": Tolerance(norm=1.5e-3, absolute=1e-1, relative=8e-3),
         "fp32": Tolerance(norm=1e-5, absolute=1e-3, relative=1e-4),
     },
     fp32_reference=True,
+    # The reference is shared now, and computes the same.
+    continues={
+        "f293e2d1e66f": "41da062dd981",
+        "76a8715cab32": "9144eb3d344a",
+        "3af616ee79d0": "38331db4c38d",
+        "bda1e0b0528d": "33fd46629a73",
+        "2e874983fa25": "467d6d8fd8ac",
+        "e243af7fb5f2": "b0d9c08a3489",
+    },
     plans={
         "quick": (grid("forward", "backward", B=2, H=16, Hkv=16, S=8192, D=128, W=1024),),
         "quick_cpu": (grid("forward", B=1, H=4, Hkv=4, S=256, D=64, W=64, dtypes="fp32"),),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...registry.store.record import Case
 from ..operator import BYTES, Inputs, Operator, grid, torch_dtype
+from ._attention import STORAGE, variations
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +65,10 @@ OPERATOR = Operator(
     name="rope",
     summary="rotary position embedding of queries and keys",
     axes={"B": "batch", "H": "query heads", "Hkv": "key heads", "S": "sequence", "D": "head dimension"},
-    options={"layout": ("half", "interleaved")},
+    options={"layout": ("half", "interleaved"), "storage": STORAGE},
+    later={"storage": "bhsd"},
+    variations={x: change for x, change in variations(("q", "k")).items() if x[0] == "storage"},
+    stored_as="q",
     inputs=inputs,
     reference=reference,
     bytes=bytes_,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..model import chosen
 from ..operator import torch_dtype
-from ..operators.attention_sparse import BLOCK, choose, kept, layout, scores
+from ..operators.attention_sparse import BLOCK, choose, fixed, scores
 from ..operators.gradient_compression import KEEP
 from ..system import OPTIMIZER, Assembly, Changes, linear
 from ._fp8 import Probe, emulated, rounded
@@ -395,7 +394,7 @@ def _blocks(pattern: str, left_out: int) -> Callable[[Any, Any], Any]:
             blocks = choose(scores(q.detach(), k.detach(), "causal", None, None), "causal", left_out)
         elif S not in made:
             blocks = torch.zeros(across, across, dtype=torch.bool)
-            for row, own in enumerate(_fixed(pattern, across, left_out)):
+            for row, own in enumerate(fixed(pattern, across, "causal", left_out)):
                 blocks[row, own] = True
             blocks = blocks.to(q.device)
         else:
@@ -407,19 +406,3 @@ def _blocks(pattern: str, left_out: int) -> Callable[[Any, Any], Any]:
         return found
 
     return seen
-
-
-def _fixed(pattern: str, across: int, left_out: int) -> list[list[int]]:
-    """Blocks of keys of each block of queries: the operator's layout, or at the same density the nearest
-    (`window`) or any (`random`).
-    """
-    if pattern == "static":
-        return layout(across, "causal", left_out)
-    rows = []
-    for row in range(across):
-        count = kept(row, across, "causal", left_out)
-        if pattern == "window":
-            rows.append(list(range(row - count + 1, row + 1)))
-        else:
-            rows.append([*random.Random(f"{across}/{row}").sample(range(row), count - 1), row])
-    return rows

@@ -29,10 +29,16 @@ MULTIPROCESSORS = 132
 SMALL = {"B": 1, "M": 64, "T": 2, "S": 2048}
 """Sizes that decide nothing of a kernel but how often it runs; the other ones stay as the plan has them."""
 MORE: dict[str, tuple[dict[str, Any], ...]] = {
-    "attention": tuple(
-        {"B": 1, "H": 2, "Hkv": 1, "S": S, "D": D, "mask": mask}
-        for S, D, mask in ((1024, 64, "full"), (1024, 256, "causal"), (1000, 128, "causal"), (2048, 128, "full"))
+    "attention": (
+        *(
+            {"B": 1, "H": 2, "Hkv": 1, "S": S, "D": D, "mask": mask}
+            for S, D, mask in (
+                (1024, 64, "full"), (1024, 256, "causal"), (1000, 128, "causal"), (2048, 128, "full")
+            )
+        ),
+        {"B": 1, "H": 2, "Hkv": 1, "S": 2048, "D": 64, "sinks": True, "cap": 50, "storage": "bshd"},
     ),
+    "attention_mla_decode": ({"B": 1, "Sq": 2, "H": 16, "S": 2048, "C": 512, "R": 64, "page": 64},),
     "attention_varlen": tuple({"B": 2, "H": 2, "Hkv": Hkv, "S": 2048, "D": D} for Hkv, D in ((1, 64), (2, 256))),
     "attention_sparse": tuple({"B": 1, "H": 2, "Hkv": 1, "S": 2048, "D": D} for D in (64, 256)),
     "attention_window": ({"B": 1, "H": 2, "Hkv": 1, "S": 2048, "D": 64, "W": 300},),
@@ -100,7 +106,7 @@ def cases(operator: Operator, plans: Sequence[str]) -> list[Case]:
         for x in operator.expand(grid)
     ]
     for given in MORE.get(operator.name, ()):
-        axes = {name: given[name] for name in operator.axes}
+        axes = {name: given[name] for name in operator.axes if name in given}
         options = {name: value for name, value in given.items() if name in operator.options}
         wanted.append((axes, options, given.get("dtype", wanted[0][2])))
     once = {}
@@ -114,11 +120,11 @@ def cases(operator: Operator, plans: Sequence[str]) -> list[Case]:
 def call(operator: Operator, case: Case) -> None:
     """The kernel on the case's inputs, and its gradients in a backward pass."""
     kernel = getattr(OWN.module("kernels", operator.name), operator.name)
-    given = operator.inputs(case, torch.device("cpu"), torch.Generator().manual_seed(0))
+    given = operator.built(case, torch.device("cpu"), torch.Generator().manual_seed(0))
     if case.pass_ == "forward":
         kernel(**given)
         return
-    leaves = [given[name].requires_grad_() for name in operator.gradients if given[name] is not None]
+    leaves = [given[name].requires_grad_() for name in operator.differentiated(given)]
     result = kernel(**given)
     results = [x for x in ((result,) if isinstance(result, torch.Tensor) else result) if x.requires_grad]
     torch.autograd.grad(results, leaves, [torch.zeros_like(x) for x in results], allow_unused=True)

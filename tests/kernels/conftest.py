@@ -51,7 +51,7 @@ def _agrees(name, axes, dtype="fp32", change=None, **options):
     operator = importlib.import_module(f"kernelmark.suite.operators.{name}").OPERATOR
     kernel = getattr(Catalog.default().roots[0].module("kernels", name), name)
     case = operator.case(axes, dtype, "forward", **options)
-    inputs = operator.inputs(case, torch.device("cpu"), torch.Generator().manual_seed(1))
+    inputs = operator.built(case, torch.device("cpu"), torch.Generator().manual_seed(1))
     inputs |= change(inputs) if change else {}
     tolerance = operator.tolerances[dtype]
     raised = {
@@ -64,8 +64,8 @@ def _agrees(name, axes, dtype="fp32", change=None, **options):
     deviation(outputs, expected, tolerance)
     if not operator.gradients:
         return
-    leaves = [inputs[key].requires_grad_() for key in operator.gradients]
-    wide = [raised[key].requires_grad_() for key in operator.gradients]
+    leaves = [inputs[key].requires_grad_() for key in operator.differentiated(inputs)]
+    wide = [raised[key].requires_grad_() for key in operator.differentiated(inputs)]
     saving = flat(kernel(**inputs))
     assert all(torch.equal(a, b) for a, b in zip(saving, outputs, strict=True))
     assert all(a.dtype == leaves[0].dtype for a in saving)

@@ -92,6 +92,69 @@ def test_as_many_keys_as_there_are(S, Sk, D, window, mask):
     assert attention(q, k, v, mask, window).stride() == q.stride()
 
 
+VARIED = (
+    ({"S": 70}, {"sinks": True}),
+    ({"S": 40, "Sk": 90, "D": 24}, {"sinks": True, "cap": 30}),
+    ({"S": 70, "Sk": 40}, {"cap": 50, "mask": "full"}),
+    ({"S": 33, "D": 72}, {"storage": "packed"}),
+    ({"S": 17, "Sk": 40}, {"storage": "packed"}),
+)
+
+
+@pytest.mark.parametrize(("axes", "options"), VARIED, ids=str)
+def test_sinks_caps_lengths_and_storage(agrees, axes, options):
+    agrees("attention", {"B": 1, "H": 2, "Hkv": 1, "D": 16} | axes, **options)
+
+
+def test_sinks_and_caps_within_a_window(agrees):
+    axes = {"B": 1, "H": 2, "Hkv": 1, "S": 40, "D": 16, "W": 10}
+    agrees("attention_window", axes, sinks=True, cap=50, storage="bshd")
+
+
+def test_sinks_take_weight_and_have_no_value():
+    """By hand: of two equal scores and a sink of the same a row gives two thirds of the mean value."""
+    q, k = torch.zeros(1, 1, 2, 16), torch.zeros(1, 1, 2, 16)
+    v = torch.ones(1, 1, 2, 16)
+    output, lse = attention(q, k, v, "full", sinks=torch.zeros(1), return_lse=True)
+    torch.testing.assert_close(output, torch.full_like(q, 2 / 3))
+    torch.testing.assert_close(lse, torch.full((1, 1, 2), math.log(3)))
+    nothing = torch.full((1,), -math.inf)
+    torch.testing.assert_close(attention(q, k, v, "full", sinks=nothing), v)
+    blind = attention(q, k[:, :, :1], v[:, :, :1], sinks=torch.zeros(1))
+    torch.testing.assert_close(blind[0, 0, :, 0], torch.tensor([0.0, 0.5]))
+
+
+def test_values_of_another_dimension(agrees):
+    agrees("attention_mla", {"B": 1, "H": 1, "S": 40, "D": 48, "Dv": 32}, storage="bshd")
+    q, k, v = torch.zeros(1, 5, 2, 24).transpose(1, 2), torch.zeros(1, 2, 5, 24), torch.zeros(1, 2, 5, 8)
+    assert attention(q, k, v).stride() == (5 * 2 * 8, 8, 2 * 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"sinks": torch.zeros(3)}, ValueError, r"sinks has shape \(3,\), expected \(2,\)"),
+        ({"sinks": torch.zeros(2, dtype=torch.int32)}, TypeError, "sinks has dtype torch.int32"),
+        ({"cap": -1.0}, ValueError, "cap is -1.0"),
+        ({"cap": math.nan}, ValueError, "cap is nan"),
+        ({"v": torch.zeros(1, 2, 4, 300)}, ValueError, "v has head dimension 300"),
+    ],
+)
+def test_wrong_sinks_caps_and_values(given, error, said):
+    x = torch.zeros(1, 2, 4, 16)
+    with pytest.raises(error, match=said):
+        attention(**({"q": x, "k": x, "v": x} | given))
+
+
+def test_sinks_and_caps_are_no_work_for_the_kernels_for_hopper(monkeypatch, hopper):
+    for each in (hopper.paired, hopper.forward):
+        monkeypatch.setattr(each, "forward", lambda *given: pytest.fail("taken"))
+    q, k, v = (torch.zeros(1, 1, 512, 64, dtype=torch.bfloat16) for _ in range(3))
+    for options in ({"sinks": torch.zeros(1)}, {"cap": 30.0}):
+        with pytest.raises(NotImplementedError, match="kernels for Hopper do not take"):
+            module._launch_forward(q, k, v, True, path="hopper", **options)
+
+
 @pytest.mark.parametrize("mask", ["causal", "full"])
 def test_without_keys(mask):
     q, k = torch.ones(1, 2, 3, 16, requires_grad=True), torch.ones(1, 1, 0, 16, requires_grad=True)
@@ -348,7 +411,7 @@ def test_forward_on_hopper_by_columns(monkeypatch, hopper):
 
     def kernel(D, window=0, path=None, schedule=None, S=1024, causal=True):
         q, k, v = (torch.zeros(1, heads, S, D, dtype=torch.bfloat16) for heads in (4, 2, 2))
-        out, lse = module._launch_forward(q, k, v, causal, window, path, schedule)
+        out, lse = module._launch_forward(q, k, v, causal, window, path=path, schedule=schedule)
         each, given = taken.pop()
         assert all(a is b for a, b in zip(given, (q, k, v, out, lse), strict=False))
         return each, given[5:]
@@ -426,7 +489,13 @@ def test_errors(error, match, change):
 @pytest.mark.parametrize(("causal", "window"), [(True, 0), (False, 0), (True, 5)])
 def test_operator_contract(causal, window):
     """Schema, fake tensors, autograd registration and tracing, as torch checks them."""
-    torch.library.opcheck(torch.ops.kernelmark.attention.default, (*draw(1, 2, 1, 20, 16), causal, window))
+    given = (*draw(1, 2, 1, 20, 16), causal, window, None, 0.0)
+    torch.library.opcheck(torch.ops.kernelmark.attention.default, given)
+
+
+def test_operator_contract_of_sinks_and_a_cap():
+    given = (*draw(1, 2, 1, 20, 16), True, 0, torch.zeros(2, requires_grad=True), 30.0)
+    torch.library.opcheck(torch.ops.kernelmark.attention.default, given)
 
 
 def small_tiles(monkeypatch, resident, streamed):

@@ -16,6 +16,19 @@ def test_patterns(agrees, pattern, mask):
     agrees("attention_sparse", SMALL, pattern=pattern, mask=mask, sparsity=50)
 
 
+@pytest.mark.parametrize(("mask", "S"), [("causal", 390), ("full", 260)])
+def test_a_threshold(agrees, mask, S):
+    agrees("attention_sparse", SMALL | {"S": S}, pattern="threshold", mask=mask, sparsity=90)
+
+
+def test_a_threshold_of_nothing_keeps_the_largest_and_its_own():
+    q, k, v = draw(S=384, H=1, Hkv=1)
+    _, blocks = attention_sparse(q, k, v, threshold=0.0)
+    assert blocks.sum(-1)[0, 0].tolist() == [1, 2, 2]
+    with pytest.raises(ValueError, match="threshold is -1"):
+        attention_sparse(q, k, v, threshold=-1)
+
+
 @pytest.mark.parametrize(
     "axes",
     [{"B": 2, "H": 4, "Hkv": 2, "S": 384}, {"D": 24}, {"S": 1}, {"S": 129, "D": 80}, {"B": 0}, {"S": 0}],

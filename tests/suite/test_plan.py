@@ -163,8 +163,8 @@ def test_nothing_of_an_operator_in_a_plan(root: Path):
 
 PLANS = (
     "quick, standard, full, 30s, 5m, 30m, attention, converge, converge_tiny, crossing, distributed, "
-    "distributed_tiny, endpoint, generate, matmul, memory, quality, scaling, serve, serve_tiny, state_space, "
-    "train, train_tiny"
+    "distributed_tiny, endpoint, generate, matmul, memory, quality, requested, scaling, serve, serve_tiny, "
+    "shapes, shapes-1, state_space, train, train_tiny, widths, widths-1"
 )
 
 
@@ -296,8 +296,8 @@ WRONG = {
     "": "missing required field `cases`",
     case(
         "dtypes = 'bf16'"
-    ): "A plan takes cases, systems, replicates, cache, deadline_s, budget_s, sampling; a case "
-    "operator, axes, random, options, dtype, pass, implementations, without.",
+    ): "A plan takes cases, systems, peers, replicates, cache, deadline_s, budget_s, sampling; a case "
+    "operator, axes, random, options, dtype, pass, implementations, without, models.",
     "[[cases]\n": "not a valid plan: ",
     "[sampling]\nmin_samples = 5\nmax_samples = 4\n"
     + case(""): "min_samples must be at least 1 and at most max_samples",

@@ -62,7 +62,7 @@ def _kernel(path: str) -> Callable[[Any], Callable[..., Any]]:
 
             @staticmethod
             def backward(ctx: Any, grad: Any) -> Any:
-                return kernels._launch_backward(grad, *ctx.saved_tensors, causal, path=path)
+                return kernels._launch_backward(grad, *ctx.saved_tensors, causal, path=path)[:3]
 
         def call(q: Any, k: Any, v: Any, mask: str) -> Any:
             return Stage.apply(q, k, v)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from kernelmark.suite.measure.verify import Incorrect, deviation
 from kernelmark.suite.measure.workbench import Workbench
-from kernelmark.suite.operators import attention as module
+from kernelmark.suite.operators import _attention as shared
 from kernelmark.suite.operators.attention import OPERATOR, reference
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -72,7 +72,7 @@ def test_costs():
 @pytest.mark.parametrize("Hkv", [4, 2, 1])
 def test_reference(monkeypatch, mask, chunk, Hkv):
     """One query at a time, seven, three heads or all at once, against the formula, with gradients."""
-    monkeypatch.setattr(module, "SCORES", chunk)
+    monkeypatch.setattr(shared, "SCORES", chunk)
     generator = torch.Generator().manual_seed(0)
     leaves = [
         torch.randn(2, heads, 24, 8, dtype=torch.float64, generator=generator).requires_grad_()

@@ -14,13 +14,18 @@ from kernelmark.suite.operators.attention_sparse import (
     OPERATOR,
     attended,
     choose,
+    chosen_of,
     dense_error,
+    fixed,
     kept,
     layout,
+    over,
     pooled,
+    reference,
     results,
     saved,
     scores,
+    tiles_left_out,
     visible,
 )
 from torch.nn.functional import scaled_dot_product_attention
@@ -31,7 +36,7 @@ CPU = torch.device("cpu")
 
 def drawn(axes=None, dtype="fp32", **options):
     case = OPERATOR.case(AXES | (axes or {}), dtype, "forward", **options)
-    return case, OPERATOR.inputs(case, CPU, torch.Generator().manual_seed(0))
+    return case, OPERATOR.built(case, CPU, torch.Generator().manual_seed(0))
 
 
 def raised(inputs):
@@ -231,3 +236,49 @@ def test_standard_has_every_pattern_at_every_sparsity():
             for sparsity in (50, 75, 90):
                 assert f"B1-H16-Hkv16-S16384-D128-{mask}-{pattern}-sparsity{sparsity}-bf16-forward" in names
     assert "B1-H16-Hkv4-S32768-D128-causal-static-sparsity90-bf16-forward" in names
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("pattern", ["window", "random"])
+def test_patterns_beside_have_the_layouts_density_and_the_own_block(pattern, mask):
+    across = 20
+    rows, layout_rows = (fixed(x, across, mask, 75) for x in (pattern, "static"))
+    assert [len(x) for x in rows] == [len(x) for x in layout_rows]
+    for row, chosen in enumerate(rows):
+        assert row in chosen
+        assert set(chosen) <= set(range(visible(row, across, mask)))
+    if pattern == "window":
+        assert all(max(abs(x - row) for x in chosen) <= len(chosen) for row, chosen in enumerate(rows))
+    _, inputs = drawn({"S": 2000}, pattern=pattern, mask=mask, sparsity=75)
+    assert inputs["blocks"].sum(-1).tolist() == [[kept(row, 16, mask, 75) for row in range(16)]]
+
+
+def test_a_threshold_keeps_what_is_near_the_largest():
+    exact = torch.tensor([[torch.inf, 1.0, 5.0, -torch.inf], [4.5, torch.inf, 0.0, 5.0]])
+    assert over(exact, 1.0).tolist() == [[True, False, True, False], [True, True, False, True]]
+    only = torch.tensor([[torch.inf, -torch.inf]])
+    assert over(only, 1.0).tolist() == [[True, False]]
+
+
+def test_a_choice_near_the_threshold_may_go_either_way_and_no_other():
+    _, inputs = drawn({"S": 1024}, pattern="threshold", sparsity=75)
+    wide = {x: y.double() if x in "qkv" else y for x, y in inputs.items()}
+    right = chosen_of(wide["q"], wide["k"], "causal", 75, None, None, inputs["threshold"])
+    output = reference(**wide)
+    torch.testing.assert_close(results((output, right), inputs).double(), output)
+    wrong = right.clone()
+    wrong[..., -1, 0] = ~wrong[..., -1, 0]
+    assert results((output, wrong), inputs).isnan().all()
+
+
+def test_every_row_says_what_was_left_out_and_how_far_it_is_from_dense():
+    _, inputs = drawn({"S": 2048}, pattern="static", sparsity=75)
+    output = reference(**inputs)
+    left_out, error = (measure([output], [output], inputs) for measure in OPERATOR.measures.values())
+    tiles = sum(kept(row, 16, "causal", 75) for row in range(16))
+    assert left_out == pytest.approx(1 - tiles / (16 * 17 / 2))
+    assert error == pytest.approx(dense_error(output, inputs))
+    _, chosen = drawn({"S": 2048}, pattern="dynamic", sparsity=75)
+    assert tiles_left_out([], [], chosen) == pytest.approx(left_out)
+    _, near = drawn({"S": 2048}, pattern="threshold", sparsity=50)
+    assert 0 < tiles_left_out([], [], near) < 1

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernelmark.suite.measure.verify import Incorrect, deviation
 from kernelmark.suite.measure.workbench import Workbench
+from kernelmark.suite.operators import _attention as shared
 from kernelmark.suite.operators import attention as whole
-from kernelmark.suite.operators import attention_window as module
 from kernelmark.suite.operators.attention_window import OPERATOR, pairs, reference
 
 AXES = {"B": 1, "H": 2, "Hkv": 2, "S": 256, "D": 64, "W": 64}
@@ -84,8 +84,8 @@ def test_costs():
 @pytest.mark.parametrize("Hkv", [4, 2])
 def test_reference(monkeypatch, mask, W, queries, chunk, Hkv):
     """Pieces of queries and chunks of heads, against the formula, with gradients."""
-    monkeypatch.setattr(module, "SCORES", chunk)
-    monkeypatch.setattr(module, "QUERIES", queries)
+    monkeypatch.setattr(shared, "SCORES", chunk)
+    monkeypatch.setattr(shared, "QUERIES", queries)
     generator = torch.Generator().manual_seed(0)
     leaves = [
         torch.randn(2, heads, 24, 8, dtype=torch.float64, generator=generator).requires_grad_()

@@ -1,0 +1,75 @@
+"""How ours stands where models call it: tables in Markdown by model, by operator, of the worst calls. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..analysis.calls import Call, Spread, by_model, by_operator, calls
+from ..analysis.repeated import said
+from ..errors import InputError
+from ..escape import markdown
+from ..figures import ratio
+from ..store.journal import Journal
+
+WORST = 10
+"""Calls that are listed one by one."""
+QUANTILES = ("calls", "worst", "25 %", "median", "75 %", "best", "geometric mean")
+
+
+def table(journal: Journal, verifications: Iterable[Journal] = ()) -> str:
+    """The tables of one run. Raises `InputError` for a run whose cases are nobody's calls."""
+    found = calls(journal)
+    if not any(x.models for x in found):
+        raise InputError(
+            f"run {journal.header.run} has no call of a model that ours and a peer have a time of: "
+            f"kernelmark run --plan shapes measures some."
+        )
+    parts = (
+        f"Run {markdown(journal.header.run)}, plan {markdown(journal.header.plan)}. Each number is the time of "
+        "the fastest correct peer over ours: below 1 a peer is faster. A call that ours has no correct answer to "
+        f"counts as eager PyTorch's. The run: {markdown(said(journal, verifications))}.",
+        _models(found),
+        _operators(journal, found),
+        _worst(found),
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _models(found: Iterable[Call]) -> str:
+    lines = [_row("model", *QUANTILES), _rule(len(QUANTILES))]
+    lines += [_row(markdown(name), *_cells(spread)) for name, spread in by_model(found).items()]
+    return "\n".join(lines)
+
+
+def _operators(journal: Journal, found: Iterable[Call]) -> str:
+    lines = [_row("operator", *QUANTILES, "as a goal"), _rule(len(QUANTILES), "---")]
+    for x in by_operator(journal, found):
+        absent = "; ".join(f"{name} did not run ({reason})" for name, reason in x.absent)
+        lines.append(
+            _row(markdown(x.operator), *_cells(x.spread), markdown(f"not shown: {absent}") if absent else "shown")
+        )
+    return "\n".join(lines)
+
+
+def _worst(found: Iterable[Call]) -> str:
+    lines = [_row("worst calls", "against", "ratio", "models"), "|---|---|---:|---|"]
+    for x in sorted(found, key=lambda x: (x.ratio, x.operator, x.case))[:WORST]:
+        name = f"{x.operator} {x.case}" + (" (eager's time)" if x.by_eager else "")
+        lines.append(
+            _row(markdown(name), markdown(x.peer), ratio(x.ratio), markdown(", ".join(x.models) or "none"))
+        )
+    return "\n".join(lines)
+
+
+def _cells(x: Spread) -> tuple[str, ...]:
+    counted = f"{x.calls}" + (f", {x.by_eager} by eager" if x.by_eager else "")
+    numbers = (x.lowest, x.quarter, x.median, x.three_quarters, x.highest, x.geometric)
+    return (counted, *map(ratio, numbers))
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _rule(numbers: int, *more: str) -> str:
+    return f"|{'|'.join(('---', *('---:',) * numbers, *more))}|"

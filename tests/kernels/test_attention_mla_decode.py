@@ -1,0 +1,64 @@
+"""Our decoding from latent vectors through Triton's interpreter, against the operator's reference in fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernelmark.kernels.attention.attention_mla_decode import attention_mla_decode, launch
+
+SMALL = {"B": 2, "Sq": 1, "H": 20, "S": 70, "C": 32, "R": 8}
+
+
+@pytest.mark.parametrize(
+    ("axes", "options"),
+    [
+        ({}, {"page": 16, "lengths": "mixed"}),
+        ({"Sq": 3, "H": 6}, {"page": 64}),
+        ({"H": 1, "S": 1, "R": 0}, {"page": 16}),
+        ({"B": 0}, {"page": 16}),
+    ],
+    ids=str,
+)
+def test_shapes(agrees, axes, options):
+    agrees("attention_mla_decode", SMALL | axes, **options)
+
+
+def draw(B=1, Sq=1, H=2, S=64, page=16):
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(B, Sq, H, 24, generator=generator)
+    cache = torch.randn(B * S // page, page, 24, generator=generator)
+    table = torch.arange(B * S // page, dtype=torch.int32).view(B, -1)
+    return q, cache, table
+
+
+@pytest.mark.parametrize("parts", [5])
+def test_any_number_of_parts_gives_the_same(parts):
+    q, cache, table = draw(B=2)
+    lengths = torch.tensor([64, 3], dtype=torch.int32)
+    one = launch(q, cache, table, lengths, 16, 0.2, parts=1)
+    torch.testing.assert_close(launch(q, cache, table, lengths, 16, 0.2, parts=parts), one, rtol=1e-5, atol=1e-6)
+
+
+def test_a_token_that_sees_nothing_gives_zeros_and_what_lies_beyond_is_not_seen():
+    q, cache, table = draw(Sq=2)
+    lengths = torch.tensor([1], dtype=torch.int32)
+    table[0, 1:] = 1 << 20
+    output = attention_mla_decode(q, cache, table, lengths, 16, 0.2)
+    assert torch.equal(output[0, 0], torch.zeros_like(output[0, 0]))
+    torch.testing.assert_close(output[0, 1], cache[0, :1, :16].expand(2, 16))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"latent": 20}, "q has 20 latent of 24 dimensions"),
+        ({"scale": float("inf")}, "scale is inf"),
+        ({"cache": torch.zeros(4, 24, 24)}, "pages of 24 tokens"),
+        ({"lengths": torch.zeros(2, dtype=torch.int32)}, "lengths has shape"),
+    ],
+)
+def test_wrong_input(change, said):
+    q, cache, table = draw()
+    given = {"q": q, "cache": cache, "block_table": table, "lengths": torch.ones(1, dtype=torch.int32)}
+    with pytest.raises(ValueError, match=said):
+        attention_mla_decode(**({**given, "latent": 16, "scale": 0.2} | change))
