@@ -70,9 +70,9 @@ Recompute: TypeAlias = Literal[
 """
 
 States: TypeAlias = Literal["device", "host_copied", "host_streamed", "host_updated"]
-"""Where the optimizer's moments, and masters, lie between updates. From the host they are copied to the device and
-back: all after the backward pass (`host_copied`) or bucket by bucket while it runs (`host_streamed`); or weights are
-updated there, by the host (`host_updated`).
+"""Where the optimizer's moments, and masters, lie between updates. From the host they are copied to the device
+and back: all after the backward pass (`host_copied`) or bucket by bucket while it runs (`host_streamed`); or
+weights are updated there, by the host (`host_updated`).
 """
 
 OPTIMIZER = "optimizer"

@@ -1,7 +1,7 @@
 """What each technique of training buys: time and memory beside the same system without it. Pure.
 
-A technique is what a system says beside its parts: a precision, what is computed again, where optimizer states lie,
-how it is executed. Whether it is as good is the verdict of a run of `converge` on the same configuration.
+A technique is what a system says beside its parts: a precision, what is computed again, where optimizer states
+lie, how it is executed. Whether it is as good is the verdict of a run of `converge` on the same configuration.
 """
 
 from __future__ import annotations

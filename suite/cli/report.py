@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--style",
-    type=click.Choice(("page", "kernels", "configurations", "goals")),
+    type=click.Choice(("page", "kernels", "configurations", "goals", "techniques")),
     default="page",
     show_default=True,
-    help="A page; a line a kernel; a block a configuration; or which goals the runs have earned.",
+    help="A page; a line a kernel; a block a configuration; which goals the runs have earned; or what techniques "
+    "of training buy, beside what was asked for.",
 )
 @click.option("--against", metavar="NAME", help="The baseline of the tables. Default: eager PyTorch.")
 def command_report(
@@ -46,8 +47,8 @@ def command_report(
     """
     if against is not None and style not in ("kernels", "configurations"):
         raise InputError("--against is for --style kernels or configurations; a page has a choice of its own.")
-    if style == "goals" and not selection.everything:
-        raise InputError("the goals are of whole runs: leave the filters out.")
+    if style in ("goals", "techniques") and not selection.everything:
+        raise InputError(f"the {style} are of whole runs: leave the filters out.")
     home = Home()
     journals = [home.load(x) for x in runs]
     if style == "page":
@@ -68,10 +69,12 @@ def _table(
     selection: Selection,
     verifications: Sequence[Journal],
 ) -> str:
-    from ...registry.views import goals, named_tables
+    from ...registry.views import goals, named_tables, technique_tables
 
     if style == "goals":
         return goals.table(journals, verifications)
+    if style == "techniques":
+        return technique_tables.tables(journals)
     made = named_tables.kernels if style == "kernels" else named_tables.configurations
     return "\n".join(made(x, against, selection, verifications) for x in journals)
 

@@ -45,8 +45,8 @@ CONFIGURATIONS: Mapping[str, Gpt2] = {
     "gpt2-350m": Gpt2(layers=24, width=1024, heads=16),
     "gpt2-774m": Gpt2(layers=36, width=1280, heads=20),
     "gpt2-1.5b": Gpt2(layers=48, width=1600, heads=25),
-    # Layers and widths of GPT-3 1.3B and 6.7B (Brown et al., arXiv 2005.14165, table 2.1), heads as in OPT (Zhang et
-    # al., arXiv 2205.01068, table 1), the vocabulary padded to a multiple of 64.
+    # Layers and widths of GPT-3 1.3B and 6.7B (Brown et al., arXiv 2005.14165, table 2.1), heads as in OPT
+    # (Zhang et al., arXiv 2205.01068, table 1), the vocabulary padded to a multiple of 64.
     "gpt3-1.3b": Gpt2(layers=24, width=2048, heads=32, vocabulary=50304, positions=2048),
     "gpt3-6.7b": Gpt2(layers=32, width=4096, heads=32, vocabulary=50304, positions=2048),
 }

@@ -32,7 +32,7 @@ ALIKE = 0.05
 """By how much models of equal parameters may differ in them."""
 
 
-STORED: Mapping[str, dict[str, str]] = {
+STORED: Mapping[str, dict[str, Any]] = {
     "fp16": {"dtype": "fp16", "products": "bf16", "state": "master32"},
     "bf16": {"dtype": "bf16", "products": "bf16", "state": "master32"},
     "fp32": {"dtype": "fp32", "products": "fp32", "state": "plain"},
@@ -360,7 +360,7 @@ def _tf32() -> Iterator[None]:
 
 
 def _library(name: str, params: list[Any]) -> Any:
-    """An optimizer of a library over a recipe's masters, or its weights. Raises ImportError where it is missing."""
+    """A library's optimizer of masters, or of weights that have none. Raises ImportError where it is missing."""
     h = HYPERPARAMETERS
     given: dict[str, Any] = {"lr": h["lr"], "betas": (h["beta1"], h["beta2"])}
     given |= {"eps": h["eps"], "weight_decay": h["weight_decay"]}

@@ -1,8 +1,8 @@
 """Optimizer states that lie in the host's memory between updates.
 
-They are kept in buckets, in the order in which gradients come: the last parameter's first. A bucket is copied into
-a slot on the device, updates its piece of the weights there, and is copied back, while the next one comes in and the
-backward pass goes on. Which work waits for which is said by events; nothing waits on the host.
+They are kept in buckets, in the order in which gradients come: the last parameter's first. A bucket is copied
+into a slot on the device, updates its piece of the weights there, and is copied back, while the next one comes in
+and the backward pass goes on. Which work waits for which is said by events; nothing waits on the host.
 """
 
 from __future__ import annotations
@@ -341,6 +341,7 @@ class HostUpdate:
             return
         with torch.no_grad():
             for grad, weight in zip(self._grads, self._params, strict=True):
+                assert weight.grad is not None, "all gradients are there"
                 grad.copy_(weight.grad)
             self._update(
                 params=self._own,

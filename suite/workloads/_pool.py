@@ -1,7 +1,7 @@
 """Patterns of allocation, and their replay by PyTorch's allocator in a process of its own.
 
-The allocator's settings are read once, before CUDA is used: each is a process. A pattern is a list of events, (number,
-bytes) to allocate and (number, 0) to free, in the sizes that a decoder has; nothing is computed.
+The allocator's settings are read once, before CUDA is used: each is a process. A pattern is a list of events,
+(number, bytes) to allocate and (number, 0) to free, in the sizes that a decoder has; nothing is computed.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class _Numbers:
 
 
 def events(pattern: str, S: int, D: int, L: int, N: int, seed: int) -> list[Event]:
-    """A pattern for a decoder of L layers and width D: N training steps on sequences of 128 to S tokens, or N tokens
-    of eight sequences that are generated. All is freed in the end.
+    """A pattern for a decoder of L layers and width D: N training steps on sequences of 128 to S tokens, or N
+    tokens of eight sequences that are generated. All is freed in the end.
     """
     chance = random.Random(f"{pattern}/{seed}")
     found = _Numbers()
@@ -71,7 +71,7 @@ def _step(found: _Numbers, width: int, L: int, checkpointing: bool) -> None:
     """One training step; `width` is the bytes of one activation of the model's width."""
 
     def forward() -> list[int]:
-        """A layer: norm, q, k and v, attention, its projection, norm, the wide two of the feed-forward, the result."""
+        """A layer: norm, q with k and v, attention, its projection, norm, the feed-forward's wide two, the sum."""
         return [found.take(x * width) for x in (1, 3, 1, 1, 1, 4, 4, 1)]
 
     def backward(kept: Sequence[int]) -> None:

@@ -43,7 +43,9 @@ def _again(forward: Callable[..., Any], by_cost: bool) -> Callable[..., Any]:
     """A layer's pass of which the inputs are kept and, by cost, the results of `worth_keeping` operations."""
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-    chosen = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if by_cost else {}
+    chosen: dict[str, Any] = {}
+    if by_cost:
+        chosen["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
 
     def again(*inputs: Any) -> Any:
         # No model has dropout: there is no random state to restore, which a captured graph could not.
@@ -63,9 +65,9 @@ def _policy(context: Any, operation: Any, *arguments: Any, **rest: Any) -> Any:
 def worth_keeping(operation: str, shapes: list[tuple[int, ...]]) -> bool:
     """Whether an operation on tensors of these shapes costs more than its result's bytes are worth.
 
-    An element of a product (M, K) × (K, N) costs 2·K operations. Kept are products with K ≥ N, whose results are no
-    wider than their inputs; wider ones, as those that feed a gate, take most of the memory. Attention is kept: an
-    element of it costs as much as the sequence is long.
+    An element of a product (M, K) × (K, N) costs 2·K operations. Kept are products with K ≥ N, whose results are
+    no wider than their inputs; wider ones, as those that feed a gate, take most of the memory. Attention is kept:
+    an element of it costs as much as the sequence is long.
     """
     name = operation.partition("::")[2].partition(".")[0]
     if "attention" in name:
@@ -225,7 +227,7 @@ class ByPart:
         if torch.is_grad_enabled() and out.requires_grad:
             kept = {name: self._pack(x) if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
             storage = out.untyped_storage()
-            where[storage._cdata] = (StorageWeakRef(storage), _Result(call, kept))  # type: ignore[no-untyped-call]  # torch's
+            where[storage._cdata] = (StorageWeakRef(storage), _Result(call, kept))
 
     def _pack(self, x: torch.Tensor) -> Any:
         """What is kept of a tensor."""
@@ -233,7 +235,7 @@ class ByPart:
         if found is None:
             return x.detach() if x.requires_grad and not x.is_leaf else x
         found[1].keepers += 1
-        return _Kept(found[1], tuple(x.shape), x.stride(), x.storage_offset())
+        return _Kept(found[1], tuple(x.shape), x.stride(), int(x.storage_offset()))
 
 
 def _memory(x: Any) -> int:
@@ -282,8 +284,8 @@ def _counting() -> Iterator[Callable[[], int]]:
                 key = _memory(x)
                 if key and key not in given:
                     storage = x.untyped_storage()
-                    made[key] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]  # torch's
+                    made[key] = (StorageWeakRef(storage), storage.nbytes())
             return out
 
-    with Counting():
+    with Counting():  # type: ignore[no-untyped-call]  # torch does not annotate it
         yield lambda: sum(size for alive, size in made.values() if not alive.expired())

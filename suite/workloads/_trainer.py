@@ -271,8 +271,8 @@ class PartsTrainer:
         self._update(**tensors, step=step, **self.hyperparameters)
 
     def activations(self, tokens: torch.Tensor, targets: torch.Tensor) -> int | None:
-        """Bytes that the backward pass of a micro-batch (B, S) keeps of its forward pass; None where that cannot be
-        seen from outside.
+        """Bytes that the backward pass of a micro-batch (B, S) keeps of its forward pass; None where that cannot
+        be seen from outside.
         """
         system = self.assembly.system
         if self.execution not in ("eager", "blocks", "compile") or not self.parallel.captured:

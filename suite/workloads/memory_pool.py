@@ -1,7 +1,7 @@
 """PyTorch's memory pool: how much it holds beyond what is allocated, by setting and pattern of allocation.
 
-A system is a value of `PYTORCH_ALLOC_CONF`. Every system of a case replays the same allocations in a fresh process;
-that no two of them share memory is checked before anything is timed.
+A system is a value of `PYTORCH_ALLOC_CONF`. Every system of a case replays the same allocations in a fresh
+process; that no two of them share memory is checked before anything is timed.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ METRICS = (
         "B",
         across="maximum",
         shown="table",
-        about="Bytes that a forward pass leaves for the backward pass. On a GPU by its allocator; on a CPU counted "
-        "over tensors, of PyTorch's own parts run eagerly.",
+        about="Bytes that a forward pass leaves for the backward pass. On a GPU by its allocator; on a CPU "
+        "counted over tensors, of PyTorch's own parts run eagerly.",
     ),
     Metric(
         "exposed_states",
