@@ -11,7 +11,7 @@ from ...registry.store.record import EAGER
 from ..measure.verify import Incorrect
 from ..operator import torch_dtype
 from ..system import OPTIMIZER, Assembly, Execution
-from ._host_states import HostStates, HostUpdate, InTurn, Lanes, Streams
+from ._host_states import HostStates, HostUpdate, InTurn, Streams
 from ._parallel import Parallel, Single
 from ._recipe import HYPERPARAMETERS, Recipe
 from ._recompute import ByPart, around_layers, budget, kept_bytes
@@ -161,16 +161,13 @@ class PartsTrainer:
         return {"exp_avgs": moment, "exp_avg_sqs": moment, **masters}
 
     def on_host(self, device: torch.device) -> HostStates | HostUpdate:
-        """States in the host's memory, as the system has them."""
-        if self.assembly.system.states == "host_updated":
-            return HostUpdate(self._params, self.states())
-        return HostStates(self._params, self.states(), self.lanes(device))
-
-    def lanes(self, device: torch.device) -> Lanes:
-        """What states are moved by. Raises NotImplementedError where the device is the host."""
+        """States in the host's memory, as the system has them. Raises NotImplementedError where all memory is."""
         if device.type != "cuda":
             raise NotImplementedError("states are on the host as they are: this device is the host")
-        return Streams() if self.assembly.system.states == "host_streamed" else InTurn()
+        how = self.assembly.system.states
+        if how == "host_updated":
+            return HostUpdate(self._params, self.states())
+        return HostStates(self._params, self.states(), Streams() if how == "host_streamed" else InTurn())
 
     def parts(self, device: torch.device) -> dict[str, Callable[..., Any]]:
         """The callables of the model's parts, and how its layers multiply."""
