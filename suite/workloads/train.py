@@ -99,6 +99,14 @@ METRICS = (
         about="What a step takes longer than with the same states left where they are: moves between host and "
         "device that nothing hides. Only of systems whose states lie on the host.",
     ),
+    Metric(
+        "host_link",
+        "GB/s",
+        better="higher",
+        label="host link",
+        about="Rate of copies to the device and from it at once, in sum, right after the timed steps. Only of "
+        "systems whose states lie on the host.",
+    ),
     Metric("first_step", "ms", about="From weights to the end of the first step: compiling and tuning are in it."),
     Metric(
         "energy_per_token", "J", judged=Ratio(), about="Mean board power over the window times a token's time."
@@ -314,7 +322,7 @@ class Program:
     def summarize(self, samples: list[float], watch: Watch) -> Measurement:
         """What is recorded."""
         from ..measure.stopping import converged
-        from ._rates import rates
+        from ._rates import link_rate, rates
 
         r = self.recipe
         found: dict[str, tuple[float, ...]] = {
@@ -338,6 +346,8 @@ class Program:
             found["activations"] = (float(self.activations),)
         if (unmoved := self.window.unmoved()) is not None:
             found["exposed_states"] = rounded([max(0.0, median(samples) - median(unmoved))])
+            if (link := link_rate(self.session.device)) is not None:
+                found["host_link"] = rounded([link / 1e9])
         if (power := watch.power()) is not None:
             found["energy_per_token"] = rounded([power * median(samples) * 1e-3 / r.tokens])
         found |= {name: rounded([value]) for name, value in self.errors.items()}

@@ -134,7 +134,7 @@ def test_the_tables_as_they_are_printed() -> None:
     assert line(text, "torch_graph")[-2:] == ["2.8×, −35 % memory", "quality not shown"]
     assert [line(text, f"varying-x | {x}")[-1] for x in ("torch", "torch_expandable")] == ["", "take this"]
     assert line(text, "N1000 | topk") == [
-        "N1000", "topk", "96.00×", "62.0 %", "1.0×, 94 %", "+10.01% after 1,000 steps", "worse"
+        "N1000", "topk", "96.00×", "62.0 %", "1.0×, 94 %", "+10.00% after 1,000 steps", "worse"
     ]  # fmt: skip
     assert "memory that falls by 35 % is not to be had" in text
 
