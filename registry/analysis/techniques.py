@@ -124,7 +124,7 @@ def configuration(x: Setting, case: Record | Row) -> str:
     of = case.case if isinstance(case, Record) else case
     # `converge` has no such options: it keeps masters beside 16 bits, and clips at 1.
     state = of.options.get("state", "plain" if of.dtype == "fp32" else "master32")
-    stored = (of.dtype, state, float(of.options.get("clip", 1.0)))
+    stored = (of.dtype, state, of.options.get("clip", 1.0))
     states = "device" if x.states in MOVED else x.states
     told = (x.base, x.execution, x.parts, x.precision, states, x.changes, stored)
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:12]

@@ -151,7 +151,7 @@ def _programs(found: Sequence[Bought]) -> list[str]:
 
 def _program(x: Bought) -> tuple[str, ...]:
     row = x.row
-    first = (markdown(row.implementation), technique(x.setting) or units.DASH)
+    first = (markdown(row.implementation), markdown(technique(x.setting)) or units.DASH)
     if row.value() is None:
         reason = f"{row.status.replace('_', ' ')}: {markdown(row.reason or '')}"
         return (*first, reason, *[units.DASH] * (len(HEADINGS) - 5), asked(x) or units.DASH, units.DASH)

@@ -90,9 +90,8 @@ class ArmTrainer(PartsTrainer):
             "float8_1x128": "1x128",
             "parts_rowwise": "rowwise",
         }
-        kind = self.changes.products.removeprefix("e4m3_").removesuffix("_e5m2") or kinds.get(
-            assembly.system.precision
-        )
+        emulates = self.changes.products.removeprefix("e4m3_").removesuffix("_e5m2")
+        kind = emulates or kinds.get(assembly.system.precision)
         self.probe = Probe(kind, self.changes.fault == "scale_stuck") if kind else None
         self.norm: Any = None
         """Of the last step's gradients before clipping, on the device."""

@@ -34,6 +34,9 @@ class Lanes(Protocol):
     nor for what the device computes, but for the events given.
     """
 
+    overlaps: bool
+    """Whether copies are done while the device computes, so that they are worth beginning early."""
+
     def queue(self, direction: Direction, work: Callable[[], None], after: Iterable[Any]) -> Any:
         """Queues copies; gives the event of their end."""
         ...
@@ -54,6 +57,8 @@ class Lanes(Protocol):
 class InTurn:
     """Everything one after the other, on the stream that computes: what a program does that overlaps nothing."""
 
+    overlaps = False
+
     def queue(self, direction: Direction, work: Callable[[], None], after: Iterable[Any]) -> Any:
         work()
 
@@ -72,6 +77,8 @@ class InTurn:
 
 class Streams:
     """A CUDA stream a direction."""
+
+    overlaps = True
 
     def __init__(self) -> None:
         import torch
@@ -204,16 +211,18 @@ class HostStates:
         self._ready.clear()
         self._next = 0
         self._update = update
-        for place in range(len(self._slots)):
-            self._fetch(place)
+        if self._lanes.overlaps:
+            self._fill()
 
     def listen(self, listening: bool) -> None:
         """Whether gradients that come from now on are whole, so that what they belong to can be updated."""
-        self._listening = listening
+        self._listening = listening and self._lanes.overlaps
 
     def finish(self) -> None:
         """All gradients are there: updates what has not been."""
         self._listening = False
+        if not self._lanes.overlaps:
+            self._fill()
         self._ready.update(range(len(self._params)))
         self._advance()
 
@@ -241,6 +250,11 @@ class HostStates:
         ):
             self._use(self._next)
             self._next += 1
+
+    def _fill(self) -> None:
+        """Queues the first buckets' copies."""
+        for place in range(len(self._slots)):
+            self._fetch(place)
 
     def _fetch(self, place: int) -> None:
         """Queues a bucket's copy into its slot, which is the same in every step, once that is free."""

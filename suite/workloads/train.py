@@ -97,7 +97,7 @@ METRICS = (
         "ms",
         label="exposed states",
         about="What a step takes longer than with the same states left where they are: moves between host and "
-        "device that nothing hides. Only of systems whose states lie on the host.",
+        "device that nothing hides, and an update by the host. Only of systems whose states lie on the host.",
     ),
     Metric(
         "host_link",

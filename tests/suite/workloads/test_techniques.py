@@ -33,6 +33,7 @@ class Work:
 class Deferred:
     """Streams that do nothing until somebody waits for it, or by chance: a wait that is missing shows."""
 
+    overlaps = True
     chance: random.Random = field(default_factory=lambda: random.Random(5))
     last: dict[str, Work | None] = field(default_factory=lambda: {"in": None, "out": None})
     queued: list[Work] = field(default_factory=list)
