@@ -22,7 +22,7 @@ class Speedup(NamedTuple):
 def peers(journal: Journal, found: Iterable[Row]) -> Mapping[Key, Mapping[str, Speedup]]:
     """By row of ours and implementation, for baselines that have a value of the same case and cache state."""
     timed = {x.identity: x for x in found if x.value() is not None}
-    values = by_replicate(journal, timed.values())
+    values = values_by_replicate(journal, timed.values())
     rivals: dict[tuple[str, str, str], list[Row]] = {}
     for row in timed.values():
         if baseline(row.provider, row.implementation):
@@ -39,7 +39,7 @@ def peers(journal: Journal, found: Iterable[Row]) -> Mapping[Key, Mapping[str, S
     return out
 
 
-def by_replicate(journal: Journal, timed: Iterable[Row]) -> dict[Key, dict[int, float]]:
+def values_by_replicate(journal: Journal, timed: Iterable[Row]) -> dict[Key, dict[int, float]]:
     """By row, its processes' values of the primary metric."""
     wanted = {x.identity: x.primary for x in timed}
     values: dict[Key, dict[int, float]] = {}

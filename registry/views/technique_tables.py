@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..analysis.convergence import Arm, arms
 from ..analysis.peers import Speedup
 from ..analysis.rows import Row, rows
-from ..analysis.techniques import ACTIVATIONS, MOVED, Bought, Quality, Setting, bought, qualities
+from ..detection.arms import Arm, arms
+from ..detection.techniques import ACTIVATIONS, MOVED, Bought, Quality, Setting, bought, qualities
 from ..escape import markdown
 from ..store.journal import Journal
 from ..store.metric import PEAKS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kernelmark.registry.analysis.techniques import Setting, bought, configuration, qualities, setting, settings
+from kernelmark.registry.detection.techniques import Setting, bought, configuration, qualities, setting, settings
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.record import Case, Header, Measurement, Record, Request
 from kernelmark.registry.views.technique_tables import tables, technique

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from ..analysis.peers import Speedup, values_by_replicate
+from ..analysis.rows import Row, rows, speedup
 from ..store.journal import Journal
 from ..store.metric import PEAKS
 from ..store.record import EAGER, Header, Key, Record
-from .convergence import PRIMARY, Overall, arms
-from .peers import Speedup, by_replicate
-from .rows import Row, rows, speedup
+from .arms import PRIMARY, Overall, arms
 
 PROGRAMS = ("train", "forward", "generate")
 """Workloads whose rows show a technique's time."""
@@ -154,7 +154,7 @@ def bought(journal: Journal, known: Mapping[str, Quality]) -> tuple[Bought, ...]
     """Every row of a program in a run, in the order of cases."""
     found = [x for x in rows(journal) if x.operator in PROGRAMS]
     named = settings(journal.header)
-    values = by_replicate(journal, [x for x in found if x.value() is not None])
+    values = values_by_replicate(journal, [x for x in found if x.value() is not None])
     cases: dict[tuple[str, str], list[Row]] = {}
     for x in found:
         cases.setdefault((x.operator, x.case), []).append(x)
