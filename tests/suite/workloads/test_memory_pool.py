@@ -11,7 +11,7 @@ from kernelmark.suite.measure.stages import Stages
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect
 from kernelmark.suite.workloads import _pool as pool
-from kernelmark.suite.workloads import memory_pool
+from kernelmark.suite.workloads import memory_pool, train
 
 SIZES = {"S": 1024, "D": 64, "L": 3, "N": 6}
 SEEN = {"milliseconds": [2.0], "overlapping": False, "reserved": 30, "allocated": 20, "retries": 1}
@@ -74,6 +74,13 @@ def test_what_a_setting_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured(monkeypatch)[0]["limit"] == 0
     with pytest.raises(Incorrect, match="memory in common"):
         measured(monkeypatch, overlapping=True)
+
+
+def test_systems_are_settings_and_nothing_else() -> None:
+    found = train.catalog().of_operator("memory_pool")
+    case = memory_pool.WORKLOAD.case(SIZES, "bf16", "program")
+    assert all(isinstance(x.load()(case), str) for x in found)
+    assert "torch" in {x.name for x in found}
 
 
 def test_a_cpu_has_no_pool() -> None:
