@@ -844,6 +844,11 @@ def gated_rms_norm(case: Any) -> Callable[..., Any]:
     return call
 
 
+def _allocator(settings: str) -> Callable[[Any], Any]:
+    """A value of `PYTORCH_ALLOC_CONF`, which the workload `memory_pool` starts a process with."""
+    return lambda case: settings
+
+
 IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
     **PRODUCTS,
     "adamw": {"torch": adamw, "torch_foreach": adamw_foreach, "torch_fused": adamw_fused},
@@ -869,6 +874,14 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "geglu": {"torch": geglu},
     "gelu": {"torch": gelu},
     "layer_norm": {"torch": layer_norm},
+    "memory_pool": {
+        "torch": _allocator(""),
+        "torch_expandable": _allocator("expandable_segments:True"),
+        "torch_max_split_512": _allocator("max_split_size_mb:512"),
+        "torch_rounded": _allocator("roundup_power2_divisions:8"),
+        "torch_collecting": _allocator("garbage_collection_threshold:0.8"),
+        "torch_cuda_malloc_async": _allocator("backend:cudaMallocAsync"),
+    },
     "mx_quant": {"torch": mx_quant},
     "rms_norm": {"torch": rms_norm},
     "rope": {"torch": rope},

@@ -75,5 +75,5 @@ def _both(operator: str, eager: Callable[[Any], Callable[..., Any]]) -> dict[str
 IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     operator: _both(operator, implementations["torch"])
     for operator, implementations in EAGER.items()
-    if "torch" in implementations
+    if "torch" in implementations and operator != "memory_pool"  # whose systems are settings, not calls
 } | {"adamw": {"torch_compile": adamw}, "selective_scan": {"torch_compile": selective_scan}}

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
@@ -37,8 +37,43 @@ Execution: TypeAlias = Literal[
 CUDA graph by hand; the others but `eager` are torch.compile's.
 """
 
-Precision: TypeAlias = Literal["case", "float8_tensorwise", "float8_rowwise", "float8_1x128"]
-"""Of the products inside layers: the case's dtype, or torchao's float8 training."""
+Precision: TypeAlias = Literal[
+    "case",
+    "float8_tensorwise",
+    "float8_tensorwise_e5m2",
+    "float8_rowwise",
+    "float8_1x128",
+    "parts_rowwise",
+]
+"""Of the products inside layers: the case's dtype; torchao's float8 training, E4M3 throughout or with gradients in
+E5M2; or, by `parts_rowwise`, the system's own `fp8_quant` and `fp8_matmul`, E4M3 with a scale a row.
+"""
+
+Recompute: TypeAlias = Literal[
+    "none",
+    "every_layer",
+    "every_second",
+    "by_cost",
+    "by_part",
+    "by_part_wide",
+    "budget_25",
+    "budget_50",
+    "budget_75",
+]
+"""What of a training step's activations is computed again for the backward pass, each with the same answer:
+
+* `every_layer`, `every_second`: whole layers, by `torch.utils.checkpoint`.
+* `by_cost`: in every layer all but attention and the products that sum over no less than they give.
+* `by_part`: results of norms and gates, from what their own backward passes keep; `by_part_wide`: in two of three
+  layers the products that feed gates, too.
+* `budget_25`, …: what torch.compile chooses for `activation_memory_budget` 0.25, ….
+"""
+
+States: TypeAlias = Literal["device", "host_copied", "host_streamed", "host_updated"]
+"""Where the optimizer's moments, and masters, lie between updates. From the host they are copied to the device
+and back: all after the backward pass (`host_copied`) or bucket by bucket while it runs (`host_streamed`); or
+weights are updated there, by the host (`host_updated`).
+"""
 
 OPTIMIZER = "optimizer"
 """The part that updates weights, which no model has and every training has."""
@@ -55,9 +90,11 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     quality. Others have no such system.
 
     * `model`: another architecture, of as many parameters.
-    * `dtype`: of weights and activations, gradients scaled as that dtype needs, masters in fp32.
-    * `products`: those inside layers with inputs rounded to E4M3, one scale a tensor, a row, or 128 elements
-      (128 × 128 of a weight). Emulated: rounded, and multiplied in the case's dtype.
+    * `dtype`: of weights and activations, masters in fp32: fp16 with a scaled loss, bf16; or fp32 throughout,
+      products in fp32 or in TF32.
+    * `products`: those inside layers with inputs rounded to E4M3 (gradients, where it says so, to E5M2), one scale
+      a tensor, a row, or 128 elements (128 × 128 of a weight). Emulated: rounded, and multiplied in the case's
+      dtype.
     * `optimizer`: a library's, in place of the part.
     * `gradients`: compressed, what is lost added to the next step's.
     * `attention`: `linear`, or a pattern of blocks and the percentage that is left out: `static-75`, `window-90`.
@@ -66,9 +103,9 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """
 
     model: str = ""
-    dtype: Literal["", "fp16"] = ""
-    products: Literal["", "e4m3_tensorwise", "e4m3_rowwise", "e4m3_1x128"] = ""
-    optimizer: Literal["", "torchao_adamw_8bit", "bitsandbytes_adamw_8bit"] = ""
+    dtype: Literal["", "fp16", "bf16", "fp32", "tf32"] = ""
+    products: Literal["", "e4m3_tensorwise", "e4m3_tensorwise_e5m2", "e4m3_rowwise", "e4m3_1x128"] = ""
+    optimizer: Literal["", "torchao_adamw_8bit", "bitsandbytes_adamw_8bit", "torchao_cpu_offload"] = ""
     gradients: Literal["", "int8", "fp8", "topk"] = ""
     attention: str = ""
     weights: Literal["", "2:4"] = ""
@@ -86,6 +123,11 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         """Whether loss and gradients should be those of the model, within the precision's bound."""
         return not (self.model or self.gradients or self.attention or self.weights)
 
+    @property
+    def only_stored(self) -> bool:
+        """Whether nothing is changed but what weights and states are stored in."""
+        return Changes(dtype=self.dtype, optimizer=self.optimizer) == self
+
 
 NO_CHANGES = Changes()
 
@@ -101,11 +143,18 @@ class System(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: dict[str, str] = {}
     execution: Execution = "eager"
     precision: Precision = "case"
+    recompute: Recompute = "none"
+    states: States = "device"
     changes: Changes = NO_CHANGES
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9_.+-]*", self.name):
             raise ValueError(f"a system's name is of a-z, 0-9, '_', '-', '.', '+', not {self.name!r}")
+
+    @property
+    def trains(self) -> bool:
+        """Whether it says something that only training has."""
+        return self.precision != "case" or self.recompute != "none" or self.states != "device"
 
 
 def builtin(providers: Iterable[str]) -> tuple[System, ...]:
@@ -185,7 +234,30 @@ class Assembly:
             part.name: self.call(part.name, part.operator, part.axes, part.options, dtype, device)
             for part in chosen.model.parts(chosen.configuration, B, S)
         }
-        return found | {"linear": linear(self.system.precision)}
+        return found | {"linear": self.linear(dtype, device)}
+
+    def linear(self, dtype: str, device: str) -> Callable[..., Any]:
+        """`linear(x, weight, bias=None)`, by which layers multiply. Raises as `call` does."""
+        if self.system.precision != "parts_rowwise":
+            return linear(self.system.precision)
+        if dtype != "bf16":
+            raise NotImplementedError(f"products of 8 bits by fp8_matmul are bf16, this case's are {dtype}")
+
+        @cache
+        def found(operator: str, dtype: str, sizes: tuple[tuple[str, int], ...]) -> Callable[..., Any]:
+            options = {"recipe": "row"} if operator == "fp8_matmul" else {"granularity": "row", "format": "e4m3"}
+            return self.call("linear", operator, dict(sizes), options, dtype, device)
+
+        def quantize(x: Any) -> Any:
+            sizes = (("M", x.shape[0]), ("N", x.shape[1]))
+            return found("fp8_quant", dtype, sizes)(x=x, granularity="row", format="e4m3")
+
+        def product(a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
+            sizes = (("M", a.shape[0]), ("N", b.shape[1]), ("K", a.shape[1]))
+            call = found("fp8_matmul", "e4m3", sizes)
+            return call(a=a, b=b, scale_a=scale_a, scale_b=scale_b, recipe="row")
+
+        return by_rows(quantize, product)
 
     def _taking_part(self, chosen: Chosen, B: int, S: int, device: str) -> None:
         """Raises `NotImplementedError` for a base without any part of the model: PyTorch's row again."""
@@ -227,7 +299,13 @@ def linear(precision: Precision) -> Callable[..., Any]:
     from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
     from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
 
-    config = Float8LinearConfig.from_recipe_name(precision.removeprefix("float8_"))
+    if precision.endswith("_e5m2"):
+        import torch
+        from torchao.float8 import CastConfig
+
+        config = Float8LinearConfig(cast_config_grad_output=CastConfig(target_dtype=torch.float8_e5m2))
+    else:
+        config = Float8LinearConfig.from_recipe_name(precision.removeprefix("float8_"))
     mm = LinearMMConfig(*(ScaledMMConfig(x, True, False, False) for x in (False, False, False)))
 
     def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
@@ -235,6 +313,38 @@ def linear(precision: Precision) -> Callable[..., Any]:
         return out if bias is None else out + bias
 
     return multiply
+
+
+def by_rows(quantize: Callable[[Any], Any], product: Callable[..., Any]) -> Callable[..., Any]:
+    """`linear(x, weight, bias=None)` whose three products are of rows that `quantize` (M, K) made: values in E4M3
+    and scales (M, 1). `product(a, b, scale_a, scale_b)` takes b (K, N) as the transpose of such rows.
+    """
+    import torch
+
+    def multiply(a: Any, b: Any) -> Any:
+        """a (M, K) times b (N, K) transposed."""
+        (a, scale_a), (b, scale_b) = quantize(a), quantize(b)
+        return product(a, b.t(), scale_a.reshape(-1, 1), scale_b.reshape(1, -1))
+
+    class Products(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+            ctx.save_for_backward(x, weight)
+            return multiply(x, weight)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            x, weight = ctx.saved_tensors
+            grad = grad.contiguous()
+            across = grad.t().contiguous(), x.t().contiguous()
+            return multiply(grad, weight.t().contiguous()), multiply(*across)
+
+    def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+        out = Products.apply(x.flatten(0, -2).contiguous(), weight)  # type: ignore[no-untyped-call]  # torch's
+        out = out.unflatten(0, x.shape[:-1])
+        return out if bias is None else out + bias
+
+    return linear
 
 
 def _blockwise() -> Callable[..., Any]:

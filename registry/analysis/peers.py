@@ -22,13 +22,7 @@ class Speedup(NamedTuple):
 def peers(journal: Journal, found: Iterable[Row]) -> Mapping[Key, Mapping[str, Speedup]]:
     """By row of ours and implementation, for baselines that have a value of the same case and cache state."""
     timed = {x.identity: x for x in found if x.value() is not None}
-    values: dict[Key, dict[int, float]] = {}
-    for record in journal.records:
-        row = timed.get(record.identity)
-        if row is not None and record.measurement is not None and row.primary in record.measurement.samples:
-            samples = record.measurement.samples[row.primary]
-            value = summarized(samples, journal.metric(row.primary).summary)
-            values.setdefault(record.identity, {})[record.replicate] = value
+    values = values_by_replicate(journal, timed.values())
     rivals: dict[tuple[str, str, str], list[Row]] = {}
     for row in timed.values():
         if baseline(row.provider, row.implementation):
@@ -43,3 +37,15 @@ def peers(journal: Journal, found: Iterable[Row]) -> Mapping[Key, Mapping[str, S
             if ratio is not None:
                 out.setdefault(key, {})[rival.implementation] = Speedup(ratio, low, high)
     return out
+
+
+def values_by_replicate(journal: Journal, timed: Iterable[Row]) -> dict[Key, dict[int, float]]:
+    """By row, its processes' values of the primary metric."""
+    wanted = {x.identity: x.primary for x in timed}
+    values: dict[Key, dict[int, float]] = {}
+    for record in journal.records:
+        primary = wanted.get(record.identity)
+        if primary is not None and record.measurement is not None and primary in record.measurement.samples:
+            value = summarized(record.measurement.samples[primary], journal.metric(primary).summary)
+            values.setdefault(record.identity, {})[record.replicate] = value
+    return values

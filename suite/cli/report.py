@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--style",
-    type=click.Choice(("page", "kernels", "configurations", "goals", "models")),
+    type=click.Choice(("page", "kernels", "configurations", "goals", "models", "techniques")),
     default="page",
     show_default=True,
-    help="A page; a line a kernel; a block a configuration; which goals are earned; or the calls of models.",
+    help="A page; a line a kernel; a block a configuration; which goals are earned; the calls of models; or what "
+    "techniques of training buy, beside what was asked for.",
 )
 @click.option("--against", metavar="NAME", help="The baseline of the tables. Default: eager PyTorch.")
 def command_report(
@@ -46,7 +47,7 @@ def command_report(
     """
     if against is not None and style not in ("kernels", "configurations"):
         raise InputError("--against is for --style kernels or configurations; a page has a choice of its own.")
-    if style in ("goals", "models") and not selection.everything:
+    if style in ("goals", "models", "techniques") and not selection.everything:
         raise InputError(f"the {style} are of whole runs: leave the filters out.")
     home = Home()
     journals = [home.load(x) for x in runs]
@@ -68,12 +69,14 @@ def _table(
     selection: Selection,
     verifications: Sequence[Journal],
 ) -> str:
-    from ...registry.views import calls_table, goals, named_tables
+    from ...registry.views import calls_table, goals, named_tables, technique_tables
 
     if style == "goals":
         return goals.table(journals, verifications)
     if style == "models":
         return "\n".join(calls_table.table(x, verifications) for x in journals)
+    if style == "techniques":
+        return technique_tables.tables(journals)
     made = named_tables.kernels if style == "kernels" else named_tables.configurations
     return "\n".join(made(x, against, selection, verifications) for x in journals)
 

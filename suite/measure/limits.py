@@ -65,7 +65,7 @@ def matmul(device: Device, n: int, dtype: str) -> Callable[[], Any] | None:
     if dtype != "e4m3":
         a, b = (torch.randn(n, n, device=device.torch_device, dtype=torch_dtype(dtype)) for _ in range(2))
         return lambda: a @ b
-    if torch.cuda.get_device_capability() < (8, 9):
+    if device.kind == "cpu" or torch.cuda.get_device_capability() < (8, 9):
         return None
     left, right = (torch.randn(n, n, device=device.torch_device).to(torch_dtype(dtype)) for _ in range(2))
     one = torch.ones((), device=device.torch_device)

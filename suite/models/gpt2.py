@@ -34,6 +34,8 @@ CONFIGURATIONS: Mapping[str, Gpt2] = {
     "gpt2-tiny": Gpt2(layers=2, width=64, heads=4, vocabulary=512, positions=256),
     # Not published: the width and heads of a quick inference test; layers and vocabulary are ours.
     "gpt2-quick": Gpt2(layers=4, width=256, heads=8, vocabulary=8192, positions=512),
+    # Not published: width and heads of a quick memory test; layers and vocabulary are ours.
+    "gpt2-memory": Gpt2(layers=4, width=512, heads=8, vocabulary=8192, positions=512),
     "gpt2-1m-bytes": Gpt2(layers=5, width=128, heads=4, vocabulary=256, positions=256),
     # karpathy/nanoGPT, which trains with the vocabulary padded to a multiple of 64.
     "gpt2-124m": Gpt2(layers=12, width=768, heads=12),
@@ -43,6 +45,10 @@ CONFIGURATIONS: Mapping[str, Gpt2] = {
     "gpt2-350m": Gpt2(layers=24, width=1024, heads=16),
     "gpt2-774m": Gpt2(layers=36, width=1280, heads=20),
     "gpt2-1.5b": Gpt2(layers=48, width=1600, heads=25),
+    # Layers and widths of GPT-3 1.3B and 6.7B (Brown et al., arXiv 2005.14165, table 2.1), heads as in OPT
+    # (Zhang et al., arXiv 2205.01068, table 1), the vocabulary padded to a multiple of 64.
+    "gpt3-1.3b": Gpt2(layers=24, width=2048, heads=32, vocabulary=50304, positions=2048),
+    "gpt3-6.7b": Gpt2(layers=32, width=4096, heads=32, vocabulary=50304, positions=2048),
 }
 
 

@@ -62,6 +62,10 @@ CONFIGURATIONS: Mapping[str, Llama] = {
     "llama-1.2b": Llama(
         layers=16, width=2048, heads=16, kv_heads=8, head=128, hidden=8192, vocabulary=128256, base=5e5, tied=True
     ),
+    # One layer of Llama 3.1 8B, with a table that is nothing beside it.
+    "llama-block": Llama(
+        layers=1, width=4096, heads=32, kv_heads=8, head=128, hidden=14336, vocabulary=256, base=5e5, tied=True
+    ),
     # meta-llama/llama-models, the cards; Lightning-AI/litgpt, its configurations
     "llama-2-7b": Llama(
         layers=32, width=4096, heads=32, kv_heads=32, head=128, hidden=11008, vocabulary=32000, base=1e4

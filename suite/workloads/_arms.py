@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..model import chosen
 from ..operator import torch_dtype
 from ..operators.attention_sparse import BLOCK, choose, fixed, scores
 from ..operators.gradient_compression import KEEP
-from ..system import OPTIMIZER, Assembly, Changes, linear
+from ..system import OPTIMIZER, Assembly, Changes
 from ._fp8 import Probe, emulated, rounded
 from ._recipe import HYPERPARAMETERS, Recipe
 from ._trainer import PartsTrainer
@@ -22,10 +23,23 @@ FIRST_SCALE = 2.0**10
 """Of the loss in fp16; halved where gradients overflow."""
 GROWN = 2000
 """Steps without overflow after which it is doubled."""
+SENT_EVERY = 100
+"""Steps between two looks at what compression loses, which take a pass over all gradients."""
 LATE = 1_000_000
 """A step so late that AdamW corrects no bias any more: what a program that forgets to does."""
 ALIKE = 0.05
 """By how much models of equal parameters may differ in them."""
+
+
+STORED: Mapping[str, dict[str, Any]] = {
+    "fp16": {"dtype": "fp16", "products": "bf16", "state": "master32"},
+    "bf16": {"dtype": "bf16", "products": "bf16", "state": "master32"},
+    "fp32": {"dtype": "fp32", "products": "fp32", "state": "plain"},
+    "tf32": {"dtype": "fp32", "products": "bf16", "state": "plain"},
+}
+"""A recipe's fields by the dtype that weights and activations are changed to. fp16 and TF32 products have more
+digits than bf16's and are held to its bounds.
+"""
 
 
 def recipe_of(given: Recipe, assembly: Assembly) -> Recipe:
@@ -38,7 +52,7 @@ def recipe_of(given: Recipe, assembly: Assembly) -> Recipe:
     if system.precision != "case" or changes.products:
         found = dataclasses.replace(found, products="e4m3")
     if changes.dtype:
-        found = dataclasses.replace(found, dtype=changes.dtype, products="bf16", state="master32")
+        found = dataclasses.replace(found, **STORED[changes.dtype])
     if changes.model:
         other = chosen(assembly.catalog.models, changes.model)
         sizes = [x.model.parameters(x.configuration) for x in (given.chosen, other)]
@@ -65,9 +79,18 @@ class ArmTrainer(PartsTrainer):
 
     def __init__(self, recipe: Recipe, assembly: Assembly) -> None:
         super().__init__(recipe_of(recipe, assembly), assembly)
+        if assembly.system.states != "device":
+            raise NotImplementedError("a recipe that is changed keeps its states on the device")
         self.changes: Changes = assembly.system.changes
-        kinds = {"float8_tensorwise": "tensorwise", "float8_rowwise": "rowwise", "float8_1x128": "1x128"}
-        kind = self.changes.products.removeprefix("e4m3_") or kinds.get(assembly.system.precision)
+        kinds = {
+            "float8_tensorwise": "tensorwise",
+            "float8_tensorwise_e5m2": "tensorwise",
+            "float8_rowwise": "rowwise",
+            "float8_1x128": "1x128",
+            "parts_rowwise": "rowwise",
+        }
+        emulates = self.changes.products.removeprefix("e4m3_").removesuffix("_e5m2")
+        kind = emulates or kinds.get(assembly.system.precision)
         self.probe = Probe(kind, self.changes.fault == "scale_stuck") if kind else None
         self.norm: Any = None
         """Of the last step's gradients before clipping, on the device."""
@@ -78,13 +101,28 @@ class ArmTrainer(PartsTrainer):
         self._library: Any = None
         self._grads: list[Any] = []
         self._compress: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+        self.ratio: float | None = None
+        """Bytes of the gradients over those that are sent; None where they are not compressed."""
+        self.sent: list[Any] = []
+        """Each hundredth step's cosine between what was to be sent and what arrived, on the device."""
         self._twin: Any = None
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the loss is scaled, because gradients would underflow."""
+        return self.changes.dtype == "fp16"
+
+    @property
+    def products(self) -> str:
+        return self.recipe.products if self.changes.dtype or self.changes.products else super().products
 
     # How it is built.
 
     def parts(self, device: torch.device) -> dict[str, Callable[..., Any]]:
         changes = self.changes
-        found = self._in_fp16(device) if changes.dtype else super().parts(device)
+        if changes.dtype == "tf32" and device.type != "cuda":
+            raise NotImplementedError("TF32 is of CUDA devices")
+        found = self._in_fp16(device) if self.scaled else super().parts(device)
         if changes.attention or changes.fault == "mask_off_by_one":
             if "attention" not in found:
                 raise NotImplementedError(f"{self.recipe.chosen.name} has no attention")
@@ -99,7 +137,7 @@ class ArmTrainer(PartsTrainer):
 
     def _in_fp16(self, device: torch.device) -> dict[str, Callable[..., Any]]:
         """All parts in fp16; in fp32 what no operator has in fp16, as autocast does."""
-        r, found = self.recipe, {"linear": linear(self.assembly.system.precision)}
+        r, found = self.recipe, {"linear": self.assembly.linear(self.recipe.dtype, device.type)}
         for x in r.chosen.model.parts(r.chosen.configuration, r.B, r.S):
             dtype = r.dtype if r.dtype in self.assembly.catalog.operator(x.operator).dtypes else "fp32"
             call = self.assembly.call(x.name, x.operator, x.axes, x.options, dtype, device.type)
@@ -118,8 +156,13 @@ class ArmTrainer(PartsTrainer):
         pattern, _, left_out = what.partition("-")
         return masked(_blocks(pattern, int(left_out)))
 
+    def states(self) -> dict[str, torch.dtype]:
+        """A library's optimizer has states of its own."""
+        found = super().states()
+        return {name: x for name, x in found.items() if name == "masters"} if self.changes.optimizer else found
+
     def optimizer(self, device: torch.device) -> Callable[..., Any]:
-        if not self.changes.dtype:
+        if not self.scaled:
             return super().optimizer(device)
         r = self.recipe  # the masters are what is updated
         sizes = {"T": len(r.chosen.model.weights(r.chosen.configuration)), "D": r.chosen.configuration.width}
@@ -138,6 +181,7 @@ class ArmTrainer(PartsTrainer):
             x: torch.zeros((), dtype=torch.int64, device=device) for x in ("clipped", "nonfinite", "skipped")
         }
         self._scale, self._since = FIRST_SCALE, 0
+        self.sent = []
         if self.changes.gradients:
             r, options = self.recipe, {"scheme": self.changes.gradients}
             size = sum(x.numel() for x in self._params)
@@ -151,14 +195,18 @@ class ArmTrainer(PartsTrainer):
 
     # A step.
 
+    def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with _tf32() if self.changes.dtype == "tf32" else contextlib.nullcontext():
+            return super().step(tokens, targets)
+
     def backward(self, loss: Any) -> None:
-        (loss * self._scale if self.changes.dtype else loss).backward()
+        (loss * self._scale if self.scaled else loss).backward()
 
     def clip(self) -> None:
         import torch
 
         self._grads = [p.grad for p in self._params]
-        if self.changes.dtype:  # in fp16 what is scaled back would be lost
+        if self.scaled:  # in fp16 what is scaled back would be lost
             self._grads = [x.float() / self._scale for x in self._grads]
         if self._compress is not None:
             self._compressed(*self._compress)
@@ -175,8 +223,12 @@ class ArmTrainer(PartsTrainer):
 
         scheme, dtype = self.changes.gradients, self._residual.dtype
         whole = torch.cat([x.flatten() for x in self._grads]).to(dtype)
+        wanted = whole.float() + self._residual.float() if self._steps % SENT_EVERY == 0 else None
         payload, self._residual = compress(gradient=whole, residual=self._residual, scheme=scheme, keep=KEEP)
         sent = decompress(payload=payload, size=len(whole), dtype=dtype, scheme=scheme, keep=KEEP)
+        self.ratio = whole.nbytes / payload.nbytes
+        if wanted is not None:
+            self.sent.append(torch.cosine_similarity(wanted, sent.float(), dim=0))
         for x, some in zip(self._grads, sent.split([x.numel() for x in self._grads]), strict=True):
             x.copy_(some.view_as(x))
 
@@ -186,7 +238,7 @@ class ArmTrainer(PartsTrainer):
     def update(self) -> None:
         import torch
 
-        if self.changes.dtype:
+        if self.scaled:
             if not torch.isfinite(self.norm):
                 self._scale, self._since = self._scale / 2, 0
                 self.counts["skipped"] += 1
@@ -203,7 +255,7 @@ class ArmTrainer(PartsTrainer):
     def _by_part(self) -> None:
         assert self._update is not None
         self._steps += 1
-        wide = bool(self.changes.dtype)
+        wide = self.scaled
         masters = self._states["masters"]
         self._update(
             params=masters if wide else [x.detach() for x in self._params],
@@ -268,6 +320,7 @@ class ArmTrainer(PartsTrainer):
             "scale": (self._scale, self._since),
             "residual": self._residual,
             "counts": self.counts,
+            "sent": self.sent,
             "library": None if self._library is None else self._library.state_dict(),
         }
 
@@ -288,12 +341,26 @@ class ArmTrainer(PartsTrainer):
                 self._residual.copy_(state["residual"])
         self._steps = state["steps"]
         self._scale, self._since = state["scale"]
+        self.sent = list(state["sent"])
         if self._library is not None:
             self._library.load_state_dict(state["library"])
 
 
+@contextlib.contextmanager
+def _tf32() -> Iterator[None]:
+    """Products of fp32 in TF32, for all that is asked for within."""
+    import torch
+
+    kept = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(kept)
+
+
 def _library(name: str, params: list[Any]) -> Any:
-    """An optimizer of a library over fp32 parameters. Raises ImportError where it is missing."""
+    """A library's optimizer of masters, or of weights that have none. Raises ImportError where it is missing."""
     h = HYPERPARAMETERS
     given: dict[str, Any] = {"lr": h["lr"], "betas": (h["beta1"], h["beta2"])}
     given |= {"eps": h["eps"], "weight_decay": h["weight_decay"]}
@@ -301,6 +368,11 @@ def _library(name: str, params: list[Any]) -> Any:
         from torchao import optim as torchao
 
         return torchao.AdamW8bit(params, **given)
+    if name == "torchao_cpu_offload":
+        import torch
+        from torchao import optim as torchao
+
+        return torchao.CPUOffloadOptimizer(params, torch.optim.AdamW, fused=True, **given)
     from bitsandbytes import optim as bitsandbytes
 
     return bitsandbytes.AdamW8bit(params, **given)

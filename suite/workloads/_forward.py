@@ -30,8 +30,10 @@ class PartsPasses:
     """A model's own module with any parts."""
 
     def __init__(self, assembly: Assembly) -> None:
-        if assembly.system.precision != "case":
-            raise NotImplementedError("float8 is a recipe of training; a forward pass is in the case's dtype")
+        if assembly.system.trains:
+            raise NotImplementedError(
+                "float8, recomputing and optimizer states are of training; a forward pass is in the case's dtype"
+            )
         self.assembly = assembly
         self._call: Callable[..., Any] | None = None
 

@@ -11,35 +11,39 @@ if TYPE_CHECKING:
 
 LARGEST = 448.0
 """The largest number of E4M3."""
+LARGEST_E5M2 = 57344.0
+"""The largest number of E5M2: a bit less of mantissa than E4M3, a bit more of exponent."""
 GROUP = 128
 LEAST = 1e-12
 """A tensor whose largest element is below is scaled as if that were it."""
 
 
-def scale(x: torch.Tensor, kind: str, square: bool = False) -> torch.Tensor:
+def scale(x: torch.Tensor, kind: str, square: bool = False, largest: float = LARGEST) -> torch.Tensor:
     """What x (M, K) is divided by before it is rounded, to broadcast to it: one for the tensor (`tensorwise`), for
-    a row (`rowwise`), for 128 elements of a row, or with `square` for 128 × 128 (`1x128`).
+    a row (`rowwise`), for 128 elements of a row, or with `square` for 128 × 128 (`1x128`). `largest` is the
+    format's largest number.
     """
     import torch
     from torch.nn.functional import pad
 
     size = x.abs().float()
     if kind == "tensorwise":
-        return size.amax().clamp(min=LEAST) / LARGEST
+        return size.amax().clamp(min=LEAST) / largest
     if kind == "rowwise":
-        return size.amax(-1, keepdim=True).clamp(min=LEAST) / LARGEST
+        return size.amax(-1, keepdim=True).clamp(min=LEAST) / largest
     M, K = size.shape
     tall = GROUP if square else 1
     blocks = pad(size, (0, -K % GROUP, 0, -M % tall)).unflatten(1, (-1, GROUP)).unflatten(0, (-1, tall))
-    largest = blocks.amax((1, 3)).clamp(min=LEAST) / LARGEST
-    return torch.repeat_interleave(largest.repeat_interleave(GROUP, 1), tall, 0)[:M, :K]
+    own = blocks.amax((1, 3)).clamp(min=LEAST) / largest
+    return torch.repeat_interleave(own.repeat_interleave(GROUP, 1), tall, 0)[:M, :K]
 
 
-def rounded(x: torch.Tensor, by: torch.Tensor | float) -> torch.Tensor:
-    """x in x's dtype after a round trip through E4M3 at a scale; what is too large becomes the largest."""
+def rounded(x: torch.Tensor, by: torch.Tensor | float, e5m2: bool = False) -> torch.Tensor:
+    """x in x's dtype after a round trip through E4M3 or E5M2 at a scale; what is too large becomes the largest."""
     import torch
 
-    scaled = (x.float() / by).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    largest, dtype = (LARGEST_E5M2, torch.float8_e5m2) if e5m2 else (LARGEST, torch.float8_e4m3fn)
+    scaled = (x.float() / by).clamp(-largest, largest).to(dtype)
     return (scaled.float() * by).to(x.dtype)
 
 
@@ -93,15 +97,20 @@ class Probe:
 
 
 def emulated(kind: str, stuck: bool) -> Callable[..., Any]:
-    """`linear(x, weight, bias=None)` whose three products have all inputs rounded to E4M3. With `stuck`, a planted
-    fault: the scale is 1 for ever.
+    """`linear(x, weight, bias=None)` whose three products have all inputs rounded to E4M3; of a kind that ends in
+    `_e5m2`, gradients to E5M2. With `stuck`, a planted fault: the scale is 1 for ever.
     """
     import torch
 
-    def product(a: Any, b: Any, square: bool) -> Any:
-        """a (M, K) times b (N, K) transposed; scales run along K, b's over 128 × 128 where it is a weight."""
-        scales = (1.0, 1.0) if stuck else (scale(a, kind), scale(b, kind, square))
-        return rounded(a, scales[0]) @ rounded(b, scales[1]).T
+    kind, _, of_gradients = kind.partition("_")
+
+    def product(a: Any, b: Any, square: bool, wide: bool = False) -> Any:
+        """a (M, K) times b (N, K) transposed; scales run along K, b's over 128 × 128 where it is a weight, and a
+        with `wide` in E5M2.
+        """
+        most = LARGEST_E5M2 if wide else LARGEST
+        scales = (1.0, 1.0) if stuck else (scale(a, kind, largest=most), scale(b, kind, square))
+        return rounded(a, scales[0], wide) @ rounded(b, scales[1]).T
 
     class Products(torch.autograd.Function):
         @staticmethod
@@ -112,7 +121,8 @@ def emulated(kind: str, stuck: bool) -> Callable[..., Any]:
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:
             x, weight = ctx.saved_tensors
-            return product(grad, weight.T, True), product(grad.T, x.T, False)
+            wide = of_gradients == "e5m2"
+            return product(grad, weight.T, True, wide), product(grad.T, x.T, False, wide)
 
     def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
         out = Products.apply(x.flatten(0, -2), weight)  # type: ignore[no-untyped-call]  # torch does not annotate it

@@ -37,6 +37,40 @@ def rates(device: Device, dtype: str) -> tuple[float, float] | None:
     return found[0], found[1]
 
 
+LINK_BYTES = 1 << 28
+"""Of a copy; larger ones are no faster."""
+
+
+def link_rate(device: Device) -> float | None:
+    """Bytes/s that a host and its device send to each other, both ways at once, in sum; None without a device, or
+    memory for it.
+    """
+    import torch
+
+    if device.kind != "cuda":
+        return None
+    try:
+        host = [torch.empty(LINK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        own = [torch.empty(LINK_BYTES, dtype=torch.uint8, device=device.torch_device) for _ in range(2)]
+    except torch.OutOfMemoryError:
+        return None
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    pairs = ((own[0], host[0]), (host[1], own[1]))
+    clock = Clock(cuda=True)
+    for counted in (False, True):
+        if counted:
+            clock.edge()
+        for stream, (target, source) in zip(streams, pairs, strict=True):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(CALLS):
+                    target.copy_(source, non_blocking=True)
+        for stream in streams:
+            torch.cuda.current_stream().wait_stream(stream)
+    clock.edge()
+    return 2 * CALLS * LINK_BYTES / (clock.take()[0] * 1e-3)
+
+
 def read_rate(device: Device) -> float | None:
     """Bytes/s of a sum over memory that no cache holds: reading alone, which decoding is bound by.
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...registry.store.record import EAGER
 from ..measure.verify import Incorrect
 from ..operator import torch_dtype
 from ..system import OPTIMIZER, Assembly, Execution
+from ._host_states import HostStates, HostUpdate, InTurn, Streams
 from ._parallel import Parallel, Single
 from ._recipe import HYPERPARAMETERS, Recipe
+from ._recompute import ByPart, around_layers, budget, kept_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +66,14 @@ class PartsTrainer:
             raise NotImplementedError("one CUDA graph holds forward and backward of one micro-batch")
         if system.precision != "case" and recipe.products == recipe.dtype:
             raise NotImplementedError(f"this case's products are in {recipe.dtype}; float8 is another recipe's")
+        if system.recompute.startswith("by_part") and system.execution not in ("eager", "graph"):
+            raise NotImplementedError("torch.compile chooses itself what it keeps; by part is for eager execution")
+        if budget(system.recompute) is not None and system.execution not in (*COMPILED, "blocks"):
+            raise NotImplementedError("activation_memory_budget is torch.compile's; this system compiles nothing")
+        if system.states != "device" and spread is not None and not spread.captured:
+            raise NotImplementedError("states are held on the host by one process")
+        if system.states == "host_streamed" and system.execution == "graph":
+            raise NotImplementedError("a graph's backward pass does not say when a gradient is there")
         self.recipe = recipe
         self.assembly = assembly
         self.parallel: Parallel = spread or Single()
@@ -73,8 +85,15 @@ class PartsTrainer:
         self._names: list[str] = []
         self._params: list[Any] = []
         self._states: dict[str, list[Any]] = {}
+        self.host: HostStates | HostUpdate | None = None
+        """States that lie on the host; None where they are on the device."""
         self._steps = 0
         self.hyperparameters: dict[str, float] = dict(HYPERPARAMETERS)
+
+    @property
+    def products(self) -> str:
+        """The dtype of its products, which says how far off it may be."""
+        return self.recipe.dtype if self.assembly.system.precision == "case" else self.recipe.products
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         import torch
@@ -93,6 +112,8 @@ class PartsTrainer:
                 x.zero_()
         if left:
             raise ValueError(f"no values for {', '.join(left)}")
+        if self.host is not None:
+            self.host.reset()
         self._steps = 0
 
     def _build(self, device: torch.device) -> None:
@@ -104,25 +125,49 @@ class PartsTrainer:
         parts = self.parts(device)
         if self.execution == "blocks":
             parts["loss"] = torch.compile(parts["loss"], dynamic=False)
+        recompute = self.assembly.system.recompute
+        by_part = ByPart(recompute == "by_part_wide") if recompute.startswith("by_part") else None
+        if by_part is not None:
+            parts = by_part.parts(chosen.model.parts(chosen.configuration, r.B, r.S), parts)
         self._update = self.optimizer(device)
         with torch.device("meta"):
             module = chosen.model.module(chosen.configuration, parts)
         self._module = module.to(dtype).to_empty(device=device)
         self._module.prepare(r.S, device, dtype)
+        if by_part is not None:
+            by_part.around(self._module)
+        around_layers(self._module.layers, recompute)
         if self.execution == "blocks":
             for layer in self._module.layers:
                 layer.compile(dynamic=False)
         self._forward = self.parallel.spread(self._module)
         names, params = zip(*self._module.named_parameters(), strict=True)
         self._names, self._params = list(names), list(params)
-        moment = torch_dtype(r.moment)
         held = [self.parallel.own(x.detach()) for x in params]
-        self._states = {
-            "exp_avgs": [torch.empty_like(x, dtype=moment) for x in held],
-            "exp_avg_sqs": [torch.empty_like(x, dtype=moment) for x in held],
-            "masters": [x.float() for x in held] if r.state == "master32" else [],
-        }
+        self._states = {"exp_avgs": [], "exp_avg_sqs": [], "masters": []}
+        if self.assembly.system.states == "device":
+            for name, dtype in self.states().items():
+                self._states[name] = [torch.empty_like(x, dtype=dtype) for x in held]
+        else:
+            self.host = self.on_host(device)
         self._loss = self._executed()
+
+    def states(self) -> dict[str, torch.dtype]:
+        """The dtypes of what an update needs of each parameter beside its gradient."""
+        import torch
+
+        moment = torch_dtype(self.recipe.moment)
+        masters = {"masters": torch.float32} if self.recipe.state == "master32" else {}
+        return {"exp_avgs": moment, "exp_avg_sqs": moment, **masters}
+
+    def on_host(self, device: torch.device) -> HostStates | HostUpdate:
+        """States in the host's memory, as the system has them. Raises NotImplementedError where all memory is."""
+        if device.type != "cuda":
+            raise NotImplementedError("states are on the host as they are: this device is the host")
+        how = self.assembly.system.states
+        if how == "host_updated":
+            return HostUpdate(self._params, self.states())
+        return HostStates(self._params, self.states(), Streams() if how == "host_streamed" else InTurn())
 
     def parts(self, device: torch.device) -> dict[str, Callable[..., Any]]:
         """The callables of the model's parts, and how its layers multiply."""
@@ -134,7 +179,8 @@ class PartsTrainer:
         r = self.recipe
         sizes = {"T": len(r.chosen.model.weights(r.chosen.configuration)), "D": r.chosen.configuration.width}
         options = {"sizes": "llama", "state": r.state}
-        return self.assembly.call(OPTIMIZER, "adamw", sizes, options, r.dtype, device.type)
+        where = "cpu" if self.assembly.system.states == "host_updated" else device.type
+        return self.assembly.call(OPTIMIZER, "adamw", sizes, options, r.dtype, where)
 
     def _executed(self) -> Callable[..., Any]:
         """`loss(tokens, targets)`, which leaves gradients in the parameters, by this system's execution."""
@@ -145,6 +191,7 @@ class PartsTrainer:
             return _Captured(self._module, self._params)
         if self.execution not in ("eager", "blocks"):
             forward = torch.compile(forward, dynamic=False, **COMPILED[self.execution])
+            self._forward = forward
 
         def loss(tokens: Any, targets: Any) -> Any:
             if self.execution == "reduce_overhead":
@@ -169,11 +216,18 @@ class PartsTrainer:
         if self.execution != "graph":
             for p in self._params:
                 p.grad = None
+        if self.host is not None:
+            self.host.begin(partial(self._updated, self._steps + 1))
         total = None
         # Compiled backward passes run once on their saved tensors here, and may overwrite them. The worker forbids
         # that for operators, whose backward pass it repeats.
-        with config.patch(donated_buffer=True) if self._steps == 0 else contextlib.nullcontext():
+        compiling: dict[str, Any] = {"donated_buffer": True}
+        if (share := budget(self.assembly.system.recompute)) is not None:
+            compiling["activation_memory_budget"] = share
+        with config.patch(compiling) if self._steps == 0 else contextlib.nullcontext():
             for i, (some, wanted) in enumerate(zip(tokens, targets, strict=True), 1):
+                if self.host is not None:  # before all are there, nobody knows how much to clip
+                    self.host.listen(i == len(tokens) and not self.recipe.clip)
                 with self.parallel.last(i == len(tokens)):
                     value = self._loss(some, wanted)
                 total = value if total is None else total + value
@@ -194,18 +248,35 @@ class PartsTrainer:
         """One step of AdamW over all parameters."""
         import torch
 
-        assert self._update is not None
         self._steps += 1
+        if self.host is not None:
+            self.host.finish()
+            return
         with torch.no_grad():
-            self._update(
+            self._updated(
+                self._steps,
                 params=[self.parallel.own(x.detach()) for x in self._params],
                 grads=[self.parallel.own(x.grad) for x in self._params],
                 exp_avgs=self._states["exp_avgs"],
                 exp_avg_sqs=self._states["exp_avg_sqs"],
                 masters=self._states["masters"] or None,
-                step=self._steps,
-                **self.hyperparameters,
             )
+
+    def _updated(self, step: int, **tensors: Any) -> None:
+        """The update of some parameters, in the step of this number."""
+        assert self._update is not None
+        self._update(**tensors, step=step, **self.hyperparameters)
+
+    def activations(self, tokens: torch.Tensor, targets: torch.Tensor) -> int | None:
+        """Bytes that the backward pass of a micro-batch (B, S) keeps of its forward pass; None where that cannot
+        be seen from outside.
+        """
+        system = self.assembly.system
+        if self.execution not in ("eager", "blocks", "compile") or not self.parallel.captured:
+            return None
+        if tokens.device.type != "cuda" and (system.base != EAGER or system.parts or self.execution != "eager"):
+            return None
+        return kept_bytes(lambda: self._forward(tokens, targets), tokens.device)
 
     def gradients(self) -> Named:
         named = zip(self._names, self._params, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Sequence
@@ -136,7 +137,17 @@ class Window:
             without = spread.local()
         except NotImplementedError:
             return None
-        with without:
+        return self._within(without)
+
+    def unmoved(self) -> list[float] | None:
+        """Milliseconds of steps in which no optimizer state is moved; None where none lies on the host. Weights
+        differ after.
+        """
+        host = getattr(self.trainer, "host", None)
+        return None if host is None else self._within(host.still())
+
+    def _within(self, state: contextlib.AbstractContextManager[None]) -> list[float]:
+        with state:
             return largest(self.group, self.block(AHEAD))[0]
 
     def _one(self) -> tuple[float, Any]:

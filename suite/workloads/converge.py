@@ -95,6 +95,20 @@ METRICS = (
     Metric("nonfinite", "1", about="Steps whose gradients were not finite."),
     Metric("skipped", "1", about="Steps that fp16 left out because gradients overflowed."),
     Metric(
+        "compression_ratio",
+        "1",
+        better="higher",
+        label="compression ratio",
+        about="Bytes of the gradients over the bytes that are sent in their place.",
+    ),
+    Metric(
+        "compression_accuracy",
+        "1",
+        better="higher",
+        label="compression accuracy",
+        about="Cosine between the gradient that was to be sent, with what earlier steps left, and what arrives.",
+    ),
+    Metric(
         "fp8_share",
         "1",
         better="neither",
@@ -221,8 +235,11 @@ def _measurement(training: Training, errors: dict[str, float], target: float, se
     if (step_there := reached(curve, target)) is not None:
         found["steps_to_target"] = [step_there]
         found["seconds_to_target"] = [done.seconds * step_there / training.steps]
-    if trainer.changes.dtype:
+    if trainer.scaled:
         found["skipped"] = [float(trainer.counts["skipped"])]
+    if trainer.ratio is not None:
+        found["compression_ratio"] = [trainer.ratio]
+        found["compression_accuracy"] = [float(x) for x in trainer.sent]
     if (share := training.share()) is not None:
         found["fp8_share"] = [share]
     found |= done.health.samples(training.compared, trainer.probe is not None and trainer.execution == "eager")

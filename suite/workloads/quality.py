@@ -177,7 +177,7 @@ def measure(case: Case, system: ArmTrainer, session: Session, prepared: Prepared
     with session.stage("verify"):
         found = _against(system.logits, prepared)
         if system.changes.same_function:
-            precision = "bf16" if system.changes.dtype else system.recipe.products
+            precision = system.products
             wrong = exchanged(found["kl"], found["top1_agreement"], found["quality_change"], precision)
             if wrong is not None:
                 raise Incorrect(wrong)

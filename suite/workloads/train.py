@@ -25,6 +25,7 @@ from ..measure.rounding import rounded
 from ..system import NO_CHANGES, Assembly
 from ..workload import Workload
 from . import _expected as answer
+from ._arms import ArmTrainer
 from ._parallel import WAYS, parallel
 from ._recipe import HYPERPARAMETERS, STATES, Recipe, recipe
 from ._trainer import PartsTrainer
@@ -83,6 +84,29 @@ METRICS = (
         about="What a step takes longer than without sending gradients: communication that nothing hides. Only of "
         "ways that can leave it out.",
     ),
+    Metric(
+        "activations",
+        "B",
+        across="maximum",
+        shown="table",
+        about="Bytes that a forward pass leaves for the backward pass. On a GPU by its allocator; on a CPU "
+        "counted over tensors, of PyTorch's own parts run eagerly.",
+    ),
+    Metric(
+        "exposed_states",
+        "ms",
+        label="exposed states",
+        about="What a step takes longer than with the same states left where they are: moves between host and "
+        "device that nothing hides, and an update by the host. Only of systems whose states lie on the host.",
+    ),
+    Metric(
+        "host_link",
+        "GB/s",
+        better="higher",
+        label="host link",
+        about="Rate of copies to the device and from it at once, in sum, right after the timed steps. Only of "
+        "systems whose states lie on the host.",
+    ),
     Metric("first_step", "ms", about="From weights to the end of the first step: compiling and tuning are in it."),
     Metric(
         "energy_per_token", "J", judged=Ratio(), about="Mean board power over the window times a token's time."
@@ -124,13 +148,20 @@ def read(case: Case) -> Recipe:
 
 
 def assemble(case: Case, assembly: Assembly) -> PartsTrainer:
-    """A system's trainer, of parts. Raises NotImplementedError for one that changes the recipe."""
-    if assembly.system.changes != NO_CHANGES:
-        raise NotImplementedError(
-            f"{assembly.system.name} trains by another recipe; `converge` compares such systems"
-        )
+    """A system's trainer, of parts. Raises NotImplementedError for one that changes more of the recipe than what
+    weights and states are stored in.
+    """
+    system, r = assembly.system, recipe(case, assembly.catalog.models)
     spread = parallel(str(case.options["parallel"]), case.world)
-    return PartsTrainer(recipe(case, assembly.catalog.models), assembly, spread)
+    if system.changes == NO_CHANGES:
+        return PartsTrainer(r, assembly, spread)
+    if not system.changes.only_stored:
+        raise NotImplementedError(f"{system.name} trains by another recipe; `converge` compares such systems")
+    if case.world > 1:
+        raise NotImplementedError(f"{system.name} trains in one process")
+    if system.changes.dtype and r.dtype != "fp32" and r.state != "master32":
+        raise NotImplementedError(f"{system.name} has masters in fp32; this case's recipe has none")
+    return ArmTrainer(r, assembly)
 
 
 @dataclass
@@ -204,7 +235,10 @@ class Program:
         self.session = session
         self.prepared = prepared
         self.expected = prepared.expected
-        self.bound = r.chosen.model.bounds[r.products]
+        bounds = r.chosen.model.bounds
+        # The answer's gradients are rounded to the case's dtype: no system can be nearer to them than that.
+        own = bounds[getattr(trainer, "products", r.products)], bounds[r.dtype]
+        self.bound = max(own, key=lambda x: x.gradient)
         self.cuda = session.device.kind == "cuda"
         self.group = session.group
         whole = replace(r, accumulation=r.accumulation * self.group.size)
@@ -213,6 +247,7 @@ class Program:
         self.errors = {"loss_error": 0.0, "gradient_error": 0.0, "change_error": 0.0}
         self.first_ms = 0.0
         self.peaks = (0, 0)
+        self.activations: int | None = None
 
     def _draw(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """A rank's micro-batches of the step's."""
@@ -236,6 +271,9 @@ class Program:
                 self._checked("the first step", float(loss), self.expected.first)
         found = answer.check_weights(self.trainer, self.recipe, self.expected, self.session.seed, self.bound)
         self.errors["change_error"] = found
+        if (kept := getattr(self.trainer, "activations", None)) is not None:
+            tokens, targets = self._draw(0)
+            self.activations = kept(tokens[0], targets[0])
 
     def _checked(self, what: str, loss: float, expected: answer.Step) -> None:
         loss = fmean(self.group.every(loss))
@@ -284,7 +322,7 @@ class Program:
     def summarize(self, samples: list[float], watch: Watch) -> Measurement:
         """What is recorded."""
         from ..measure.stopping import converged
-        from ._rates import rates
+        from ._rates import link_rate, rates
 
         r = self.recipe
         found: dict[str, tuple[float, ...]] = {
@@ -304,6 +342,12 @@ class Program:
             found["limit_fraction"] = rounded([r.limit_ms(*shared.rates) / median(samples)])
         if (alone := self.window.alone()) is not None:
             found["exposed_communication"] = rounded([max(0.0, median(samples) - median(alone))])
+        if self.activations is not None:
+            found["activations"] = (float(self.activations),)
+        if (unmoved := self.window.unmoved()) is not None:
+            found["exposed_states"] = rounded([max(0.0, median(samples) - median(unmoved))])
+            if (link := link_rate(self.session.device)) is not None:
+                found["host_link"] = rounded([link / 1e9])
         if (power := watch.power()) is not None:
             found["energy_per_token"] = rounded([power * median(samples) * 1e-3 / r.tokens])
         found |= {name: rounded([value]) for name, value in self.errors.items()}

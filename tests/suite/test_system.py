@@ -93,6 +93,8 @@ def test_a_plan_names_a_system() -> None:
             "parts": {"attention": "flash_attn_4"},
             "execution": "compile",
             "precision": "case",
+            "recompute": "none",
+            "states": "device",
             "changes": {},
         },
     )

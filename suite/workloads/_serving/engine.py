@@ -53,8 +53,10 @@ class Engine:
         system = assembly.system
         if system.execution not in ("eager", "graph"):
             raise NotImplementedError(f"the engine runs eager or in CUDA graphs, not by {system.execution}")
-        if system.precision != "case":
-            raise NotImplementedError("float8 is a recipe of training; the engine computes in the case's dtype")
+        if system.trains:
+            raise NotImplementedError(
+                "float8, recomputing and optimizer states are of training; the engine computes in the case's dtype"
+            )
         if chosen.model.name not in FAMILIES:
             raise NotImplementedError(f"{chosen.model.name} does not generate")
         limit = chosen.model.longest(chosen.configuration)

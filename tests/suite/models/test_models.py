@@ -23,6 +23,8 @@ PUBLISHED = {
     "gpt2-350m": "0.355",
     "gpt2-774m": "0.774",
     "gpt2-1.5b": "1.558",
+    "gpt3-1.3b": "1.3",
+    "gpt3-6.7b": "6.7",
     "bert-base": "0.109",
     "llama-2-7b": "6.74",
     "llama-2-13b": "13.02",
@@ -55,7 +57,8 @@ def test_the_count_is_the_published_one(name: str) -> None:
 
 def test_every_published_configuration_is_counted() -> None:
     ours = {"gpt2-1m-bytes", "gpt2-86m-bytes", "mamba2-1m-bytes", "mamba2-86m-bytes"}  # what converges on bytes
-    other = {"llama-1.2b", "llama-1m", "gpt2-quick", "gpt2-124m-padded", "bert-large", *TINY, *ours}
+    tests = {"gpt2-quick", "gpt2-memory", "llama-1m", "llama-block", *TINY}
+    other = {"llama-1.2b", "gpt2-124m-padded", "bert-large", *tests, *ours}
     assert {x for model in MODELS.values() for x in model.configurations} == {*PUBLISHED, *other}
 
 

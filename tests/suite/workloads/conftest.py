@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import pytest
 import torch
@@ -43,7 +44,11 @@ class Bench:
         axes = {"B": 2, "S": 32, "A": A}
         self.case = train.WORKLOAD.case(axes, dtype, "program", model=model, **options)
         self.session = Session(Cpu(), 11, 0, SAMPLING, Stages())
-        self.prepared = train.prepare(self.case, self.session)
+
+    @cached_property
+    def prepared(self) -> train.Prepared:
+        """The answer."""
+        return train.prepare(self.case, self.session)
 
     def trainer(self, kind: type[PartsTrainer] = PartsTrainer, system: System | None = None) -> PartsTrainer:
         assembly = Assembly(system or System("torch"), self.catalog)

@@ -87,7 +87,13 @@ def test_eight_bits_are_near_and_tell_what_they_lose(arm, plain):
 
 @pytest.mark.parametrize("changes", [Changes(dtype="fp16"), Changes(gradients="topk"), Changes(weights="2:4")])
 def test_other_arms_learn(arm, plain, changes):
-    found = arm(changes).samples["bits_by_step"]
+    samples = arm(changes).samples
+    found = samples["bits_by_step"]
+    if changes.gradients:  # of 1024 elements of 4 bytes, 8 with their places
+        assert samples["compression_ratio"][0] == pytest.approx(1024 * 4 / (8 * 6), rel=0.01)
+        assert 0.1 < samples["compression_accuracy"][0] < 0.9
+    else:
+        assert "compression_ratio" not in samples
     assert found[-1] != plain.samples["bits_by_step"][-1]
     assert found[-1] < found[0] - (0.1 if changes.gradients else 1)
 
@@ -156,6 +162,7 @@ def test_rounding_to_eight_bits():
     x = torch.tensor([[448.0, 1.0, 1e-3, 0.0]])
     assert rounded(x, 1.0).tolist() == [[448.0, 1.0, 2.0**-9, 0.0]]
     assert rounded(2 * x, 1.0)[0, 0] == 448, "what is too large is the largest"
+    assert rounded(torch.tensor([500.0, 1.2, 6e4]), 1.0, e5m2=True).tolist() == [512, 1.25, 57344]
     assert scale(2 * x, "tensorwise").item() == 2
     wide = torch.ones(3, 300)
     wide[2, 290] = 896

@@ -1,0 +1,262 @@
+"""Techniques of training: what is lossless is so bit by bit, what is kept is counted, what is moved is awaited."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from kernelmark.suite.system import Assembly, Changes, System
+from kernelmark.suite.workloads import _expected as answer
+from kernelmark.suite.workloads import train
+from kernelmark.suite.workloads._host_states import HostStates, HostUpdate, InTurn, buckets
+from kernelmark.suite.workloads._recompute import budget, worth_keeping
+from kernelmark.suite.workloads._trainer import PartsTrainer
+
+STEPS = 3
+
+
+@dataclass
+class Work:
+    """Copies that are queued and not yet done."""
+
+    call: Callable[[], None] | None
+    after: tuple[Any, ...]
+    before: Work | None
+    done: bool = False
+
+
+@dataclass
+class Deferred:
+    """Streams that do nothing until somebody waits for it, or by chance: a wait that is missing shows."""
+
+    overlaps = True
+    chance: random.Random = field(default_factory=lambda: random.Random(5))
+    last: dict[str, Work | None] = field(default_factory=lambda: {"in": None, "out": None})
+    queued: list[Work] = field(default_factory=list)
+
+    def queue(self, direction: str, work: Callable[[], None], after: Iterable[Any]) -> Work:
+        made = self.last[direction] = Work(work, tuple(after), self.last[direction])
+        self.queued.append(made)
+        if self.chance.random() < 0.3:
+            self.wait(self.chance.choice(self.queued))
+        return made
+
+    def mark(self) -> Work:
+        return Work(None, (), None, done=True)
+
+    def wait(self, event: Work) -> None:
+        if event.done:
+            return
+        for x in (event.before, *event.after):
+            if x is not None:
+                self.wait(x)
+        assert event.call is not None
+        event.call()
+        event.done = True
+
+    def settle(self) -> None:
+        for x in self.queued:
+            self.wait(x)
+        self.queued.clear()
+
+
+class Moved(PartsTrainer):
+    """States on the host of a device that is the host, in buckets as small as these models."""
+
+    bucket = 1 << 12
+
+    def on_host(self, device):
+        if self.assembly.system.states == "host_updated":
+            return HostUpdate(self._params, self.states())
+        self.moves = InTurn() if self.assembly.system.states == "host_copied" else Deferred()
+        return HostStates(self._params, self.states(), self.moves, self.bucket)
+
+
+def trained(bench, system: System, kind: type[PartsTrainer] = PartsTrainer) -> tuple[PartsTrainer, dict[str, Any]]:
+    """Weights, gradients and losses after some steps."""
+    trainer = bench.trainer(kind, system)
+    r, seed, device = train.read(bench.case), bench.session.seed, torch.device("cpu")
+    trainer.load(answer.initial(r, seed, device))
+    batches = answer.Batches(r, seed, device)
+    found: dict[str, Any] = {}
+    for step in range(STEPS):
+        found[f"loss {step}"] = trainer.step(*batches.draw(step)).clone()
+        found |= {f"gradient {step} of {x}": y.clone() for x, y in trainer.gradients().items()}
+    return trainer, found | {x: y.clone() for x, y in trainer.weights().items()}
+
+
+def checked(bench, trainer: PartsTrainer) -> dict[str, float]:
+    """How far a system is off in the check that comes before it is timed."""
+    program = train.Program(train.read(bench.case), trainer, bench.session, bench.prepared)
+    program.verify()
+    return program.errors
+
+
+@pytest.fixture(scope="module")
+def plain(bench):
+    made: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def make(model: str, **options: Any) -> dict[str, Any]:
+        key = (model, *sorted(options.items()))
+        if key not in made:
+            made[key] = trained(bench(model, **options), System("torch"))[1]
+        return made[key]
+
+    return make
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    assert one.keys() == other.keys()
+    return all(torch.equal(x, other[name]) for name, x in one.items())
+
+
+@pytest.mark.parametrize("model", ["llama-tiny", "gpt2-tiny", "mamba2-tiny"])
+@pytest.mark.parametrize("how", ["every_layer", "every_second", "by_cost", "by_part", "by_part_wide"])
+def test_computing_again_changes_no_bit(bench, plain, model, how):
+    _, found = trained(bench(model), System("x", recompute=how))
+    assert same(found, plain(model))
+
+
+def test_what_is_computed_again_is_not_kept(bench):
+    case = bench()
+    r = train.read(case.case)
+    batch = answer.Batches(r, 1, torch.device("cpu")).draw(0)
+
+    def kept(how: str) -> int:
+        trainer, _ = trained(case, System("x", recompute=how))
+        return trainer.activations(batch[0][0], batch[1][0])
+
+    c, rows = r.chosen.configuration, r.B * r.S
+    # The loss keeps its logits and more, whatever the layers do.
+    none, wide = kept("none"), kept("by_part_wide")
+    assert none - kept("every_layer") > kept("none") - kept("every_second") > 0
+    norms = (2 * c.layers + 1) * c.width
+    assert none - kept("by_part") == 4 * rows * (norms + c.layers * c.hidden)
+    # And in both layers gate and up, which go into the gate.
+    assert none - wide == 4 * rows * (norms + 3 * c.layers * c.hidden)
+    assert none > kept("by_cost") > kept("every_layer")
+
+
+def test_which_operations_are_worth_keeping():
+    assert worth_keeping("aten::mm", [(64, 4096), (4096, 4096)])
+    assert not worth_keeping("aten::mm", [(64, 4096), (4096, 14336)])
+    assert worth_keeping("aten::addmm", [(4096,), (64, 14336), (14336, 4096)])
+    assert not worth_keeping("aten::linear", [(64, 4096), (14336, 4096), (14336,)])
+    assert worth_keeping("aten::_scaled_dot_product_flash_attention", [(1, 2, 3, 4)] * 3)
+    assert not worth_keeping("aten::gelu", [(64, 4096)])
+    assert (budget("budget_25"), budget("by_cost")) == (0.25, None)
+
+
+@pytest.mark.parametrize("states", ["host_copied", "host_streamed", "host_updated"])
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_states_on_the_host_change_no_bit(bench, plain, states, clip):
+    _, found = trained(bench("gpt2-tiny", clip=clip), System("x", states=states), Moved)
+    assert same(found, plain("gpt2-tiny", clip=clip))
+
+
+def test_masters_on_the_host_change_no_bit(bench, plain):
+    options = {"dtype": "bf16", "state": "master32", "clip": 0.0, "A": 2}
+    _, found = trained(bench("gpt2-tiny", **options), System("x", states="host_streamed"), Moved)
+    assert same(found, plain("gpt2-tiny", **options))
+
+
+def test_weights_are_updated_while_the_backward_pass_runs(bench):
+    trainer = bench("gpt2-tiny", clip=0.0).trainer(Moved, System("x", states="host_streamed"))
+    r = train.read(bench("gpt2-tiny", clip=0.0).case)
+    trainer.load(answer.initial(r, 1, torch.device("cpu")))
+    before = []
+    clip = trainer.clip
+    trainer.clip = lambda: (before.append(trainer.host._next), clip())
+    trainer.step(*answer.Batches(r, 1, torch.device("cpu")).draw(0))
+    assert before == [len(trainer.host._buckets)], "none is left to update after the backward pass"
+
+
+@pytest.mark.parametrize("forgotten", ["loaded", "free"])
+def test_a_wait_that_is_forgotten_shows(bench, plain, forgotten):
+    class Forgetful(Moved):
+        def on_host(self, device):
+            host = super().on_host(device)
+            fetch, use = host._fetch, host._use
+
+            def fetched(place):
+                if forgotten == "free":
+                    host._slots[place % len(host._slots)].free = []
+                fetch(place)
+
+            def used(place):
+                if forgotten == "loaded":
+                    host._slots[place % len(host._slots)].loaded = self.moves.mark()
+                use(place)
+
+            host._fetch, host._use = fetched, used
+            return host
+
+    _, found = trained(bench("gpt2-tiny", clip=0.0), System("x", states="host_streamed"), Forgetful)
+    assert not same(found, plain("gpt2-tiny", clip=0.0))
+
+
+def test_buckets_hold_everything_once_the_last_parameter_first():
+    found = buckets([5, 3, 9], 4)
+    assert [sum(x.stop - x.start for x in y) for y in found] == [4, 4, 4, 4, 1]
+    assert [(x.parameter, x.start, x.stop, x.at) for x in found[2]] == [(2, 8, 9, 0), (1, 0, 3, 1)]
+    assert sorted((x.parameter, i) for y in found for x in y for i in range(x.start, x.stop)) == [
+        (n, i) for n, size in enumerate([5, 3, 9]) for i in range(size)
+    ]
+
+
+def test_a_row_tells_what_is_kept_and_what_moving_costs(bench):
+    case = bench("gpt2-tiny", clip=0.0)
+    trainer = case.trainer(Moved, System("x", states="host_streamed"))
+    # Rates of the limit are given: a CPU takes a second for them.
+    prepared = train.Prepared(case.prepared.expected, rates=(1e12, 1e11))
+    found = train.measure(case.case, trainer, case.session, prepared).samples
+    assert found["activations"][0] > 0
+    assert found["exposed_states"][0] >= 0
+
+
+@pytest.mark.parametrize(
+    ("system", "said"),
+    [
+        (System("x", recompute="by_part", execution="compile"), "chooses itself what it keeps"),
+        (System("x", recompute="budget_50"), "compiles nothing"),
+        (System("x", states="host_streamed", execution="graph"), "does not say when"),
+        (System("x", states="host_copied", changes=Changes(dtype="fp16")), "keeps its states on the device"),
+        (System("x", precision="float8_rowwise"), "float8 is another recipe's"),
+        (System("x", changes=Changes(gradients="topk")), "`converge` compares such systems"),
+    ],
+)
+def test_what_cannot_be_says_why(catalog, system, said):
+    case = train.WORKLOAD.case({"B": 2, "S": 32}, "fp32", "program", model="gpt2-tiny")
+    with pytest.raises(NotImplementedError, match=said):
+        train.assemble(case, Assembly(system, catalog))
+
+
+def test_a_cpu_has_no_states_to_stream(bench):
+    with pytest.raises(NotImplementedError, match="this device is the host"):
+        trained(bench("gpt2-tiny", clip=0.0), System("x", states="host_streamed"))
+    case = bench("gpt2-tiny", clip=0.0)
+    arm = train.assemble(case.case, Assembly(System("x", changes=Changes(dtype="tf32")), case.catalog))
+    with pytest.raises(NotImplementedError, match="TF32 is of CUDA"):
+        case.measure(arm)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_precisions_are_systems_of_one_case(bench, dtype):
+    case = bench("gpt2-tiny", dtype="bf16", state="master32", products="e4m3", clip=0.0)
+    arm = Assembly(System("x", changes=Changes(dtype=dtype)), case.catalog)
+    trainer = train.assemble(case.case, arm)
+    found = checked(case, trainer)
+    assert trainer.products == ("fp32" if dtype == "fp32" else "bf16")
+    assert found["gradient_error"] < (4e-3 if dtype == "fp32" else 0.15)  # the answer is rounded to bf16
+
+
+def test_eight_bits_by_parts(bench):
+    case = bench("gpt2-tiny", dtype="bf16", state="master32", products="e4m3", clip=0.0)
+    trainer = train.assemble(case.case, Assembly(System("x", precision="parts_rowwise"), case.catalog))
+    found = checked(case, trainer)
+    assert trainer.products == "e4m3"
+    assert 1e-2 < found["gradient_error"] < 0.4
