@@ -70,8 +70,6 @@ def process_values(header: Header, records: Iterable[Record]) -> dict[Key, Proce
         out[key] = Processes(
             tuple(value(x, metric) for x in measurements(numbered, header.replicates)),
             mine[0].provider,
-            "/".join(
-                [case.spec, *timers, *([str(host)] if host else []), *([str(mine[0].version)] if counted else [])]
-            ),
+            "/".join([case.spec, *timers, *places, *versions]),
         )
     return out
