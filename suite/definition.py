@@ -51,6 +51,11 @@ def grid(
     return Grid(axes=axes, options=options or {}, dtypes=dtypes, passes=list(passes or ("forward",)))
 
 
+def no_exponentials(case: Case) -> int:
+    """Of what computes none, or so few that they take no time."""
+    return 0
+
+
 def no_tokens(case: Case) -> int | None:
     """Of what has no tokens."""
     return None
@@ -64,7 +69,7 @@ class Definition:
       defaults (the first of the values listed).
     * `later` gives axes and options that came after results were recorded, with the value they had until then: at
       that value they are left out of names and hashes, so that old rows stay comparable.
-    * `bytes(case)`, `flops(case)`: the least a perfect implementation moves and computes.
+    * `bytes(case)`, `flops(case)`, `exponentials(case)`: the least a perfect implementation moves and computes.
     * `plans`: the cases by plan. `quick` (and `quick_cpu` in its place on a CPU) and `standard`; `full`
       is what comes on top of `standard`.
     * `continues` maps a definition's hash to the one that it had before an edit which changed nothing of what is
@@ -80,6 +85,7 @@ class Definition:
     options: Mapping[str, tuple[Option, ...]] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")
     later: Mapping[str, Option] = field(default_factory=dict)
+    exponentials: Callable[[Case], int] = no_exponentials
     tokens: Callable[[Case], int | None] = no_tokens
     continues: Mapping[str, str] = field(default_factory=dict)
 
@@ -146,6 +152,7 @@ class Definition:
             spec=self.spec(bare),
             bytes=self.bytes(bare),
             flops=self.flops(bare),
+            exponentials=self.exponentials(bare),
             tokens=self.tokens(bare),
         )
 

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from ..registry.store.metric import ERROR_UNQUANTIZED, OPERATOR_METRICS, RANK_METRICS, Metric
+from ..registry.store.metric import (
+    BOARD_METRICS,
+    ERROR_UNQUANTIZED,
+    OPERATOR_METRICS,
+    RANK_METRICS,
+    Metric,
+)
 from ..registry.store.record import Case, Pass
 from .definition import Definition, Grid, Option, grid
 
@@ -43,6 +49,18 @@ def torch_dtype(name: str) -> torch.dtype:
 
     dtype: torch.dtype = getattr(torch, DTYPES[name])
     return dtype
+
+
+def exponentials_of(flops: Callable[[Case], int]) -> Callable[[Case], int]:
+    """The exponentials of attention over head dimension D: one a score forward, where it has two products, and one
+    again backward, where it has five.
+    """
+    of_a_score = {"forward": 2, "backward": 5, "forward_backward": 3.5}  # products for each exponential
+
+    def exponentials(case: Case) -> int:
+        return int(flops(case) / (of_a_score[case.pass_] * 2 * case.axes["D"]))
+
+    return exponentials
 
 
 class Tolerance(msgspec.Struct, frozen=True):
@@ -141,7 +159,7 @@ class Operator(Definition):
         """Those of every operator, its own, and of one over ranks what is seen of these."""
         ranks = RANK_METRICS if self.distributed else ()
         unquantized = () if self.unquantized is None else (ERROR_UNQUANTIZED,)
-        return (*OPERATOR_METRICS, *unquantized, *ranks, *self.rates, *self.measures)
+        return (*OPERATOR_METRICS, *BOARD_METRICS, *unquantized, *ranks, *self.rates, *self.measures)
 
     @property
     def distributed(self) -> bool:

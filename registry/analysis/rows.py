@@ -32,9 +32,10 @@ from ..store.record import (
     Status,
     baseline,
     ended,
+    versions_count,
 )
-from .ceilings import Ceilings
-from .statistics import coefficient_of_variation, log_mean_interval, median_interval
+from .ceilings import ABOVE, Ceilings
+from .statistics import coefficient_of_variation, log_mean_interval, mean_and_sd, median_interval
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -84,7 +85,7 @@ class Row(msgspec.Struct, frozen=True, rename={"pass_": "pass"}):
     status: Status
     reason: str | None
     key: str
-    """Comparability of this row: run conditions, case definition, timer and cache."""
+    """Comparability of this row: run conditions, case definition, its library's version, timer and cache."""
     primary: str = "latency"
     metrics: dict[str, Value] = {}
     """What was measured, and what follows from it and the case's own numbers, by the metric's name."""
@@ -99,6 +100,8 @@ class Row(msgspec.Struct, frozen=True, rename={"pass_": "pass"}):
     limit: float | None = None
     """What the device's own ceilings of the run allow, in the primary metric's unit; None where it is no time."""
     fraction_of_limit: float | None = None
+    above_limit: bool | None = None
+    """Whether it passes its limit by more than measuring it twice would: then the limit is none."""
     speedup_vs_best_baseline: float | None = None
     speedup_ci_low: float | None = None
     speedup_ci_high: float | None = None
@@ -189,7 +192,10 @@ def _row(group: _Group, peers: Sequence[_Group], ceilings: Ceilings, journal: Jo
     case = record.case
     timers = [x.measurement.timer for x in group.records if x.measurement is not None]
     timer = timers[0] if timers else None
-    text = "/".join((journal.header.key, case.operator, case.name, case.spec, timer or "", record.cache))
+    parts = [journal.header.key, case.operator, case.name, case.spec, timer or "", record.cache]
+    if versions_count(journal.header.conditions):
+        parts.append(record.version or "")
+    text = "/".join(parts)
     bare = Row(
         operator=case.operator,
         case=case.name,
@@ -208,7 +214,7 @@ def _row(group: _Group, peers: Sequence[_Group], ceilings: Ceilings, journal: Jo
         timer=timer,
         bytes=case.bytes or None,
         flops=case.flops or None,
-        limit=ceilings.limit_ms(case) if journal.metric(case.primary).unit == "ms" else None,
+        limit=ceilings.limit_ms(case, record.cache) if journal.metric(case.primary).unit == "ms" else None,
     )
     measured = group.measured
     if not measured:
@@ -219,8 +225,10 @@ def _row(group: _Group, peers: Sequence[_Group], ceilings: Ceilings, journal: Jo
         if any(x.name in y.samples for y in measured.values())
     }
     found |= derived(case, found[case.primary])
+    fraction = (
+        bare.limit / 1e3 / (value / 1e3) if bare.limit and (value := found[case.primary].value) > 0 else None
+    )
     clocks = [x.telemetry.sm_mhz for x in measured.values() if x.telemetry is not None and x.telemetry.sm_mhz]
-    value = found[case.primary].value
     samples = [x.samples[case.primary] for x in measured.values()]
     return msgspec.structs.replace(
         bare,
@@ -228,7 +236,8 @@ def _row(group: _Group, peers: Sequence[_Group], ceilings: Ceilings, journal: Jo
         replicates=len(measured),
         converged=all(x.converged for x in measured.values()),
         throttled=sum(len(x.throttled) for x in measured.values()) * 2 > sum(map(len, samples)),
-        fraction_of_limit=bare.limit / 1e3 / (value / 1e3) if bare.limit and value > 0 else None,
+        fraction_of_limit=fraction,
+        above_limit=None if fraction is None else fraction > ABOVE,
         sm_mhz=(min(x[0] for x in clocks), max(x[1] for x in clocks)) if clocks else None,
         tuning=next((x.tuning for x in measured.values() if x.tuning), {}),
         **_speedups(group, peers, journal.metric(case.primary)),
@@ -242,7 +251,8 @@ def _value(group: _Group, metric: Metric) -> Value:
     samples = np.asarray([x for process in by_process for x in process], dtype=np.float64)
     ordered = sorted(samples.tolist())
     low, high = interval(values, by_process[0])
-    p5, p20, p80, p95 = (_quantile(ordered, x / 100) for x in (5, 20, 80, 95))
+    p5, p20, p80, p95 = (_quantile(ordered, x) for x in (0.05, 0.2, 0.8, 0.95))
+    mean, sd = mean_and_sd(samples)
     return Value(
         value=max(values) if metric.across == "maximum" else median(values),
         unit=metric.unit,
@@ -252,9 +262,9 @@ def _value(group: _Group, metric: Metric) -> Value:
         low=low,
         high=high,
         cv_between=coefficient_of_variation(values),
-        mean=float(samples.mean()),
+        mean=mean,
         median=median(ordered),
-        sd=float(samples.std(ddof=1)) if len(samples) > 1 else None,
+        sd=sd,
         minimum=ordered[0],
         maximum=ordered[-1],
         p5=p5,

@@ -18,6 +18,7 @@ class Selection:
     """What is asked for. Of a field that is given a row must have one of the values; an empty one asks for all.
 
     A case is asked for by its name or by parts of it in any order: `S4096-causal`. `axes` has the sizes by axis.
+    `above_limit` asks for rows that pass their limit, which a run's rows alone can.
     """
 
     operators: tuple[str, ...] = ()
@@ -28,6 +29,7 @@ class Selection:
     passes: tuple[str, ...] = ()
     axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     statuses: tuple[str, ...] = ()
+    above_limit: bool = False
 
     @property
     def everything(self) -> bool:
@@ -57,6 +59,7 @@ class Selection:
             and row.implementation in (self.implementations or (row.implementation,))
             and row.provider in (self.providers or (row.provider,))
             and row.status in (self.statuses or (row.status,))
+            and (row.above_limit or not self.above_limit)
             and (not self.cases or any(set(x.split("-")) <= row.parts for x in self.cases))
             and (not self.dtypes or not row.parts.isdisjoint(self.dtypes))
             and (not self.passes or not row.parts.isdisjoint(self.passes))
@@ -86,6 +89,8 @@ class Selection:
                     f"{axis} is {', '.join(map(str, there_are))}" if there_are else f"no row has an axis {axis}"
                 )
                 raise InputError(f"no row has {axis}={','.join(map(str, sizes))}: {there}.")
+        if self.above_limit and not any(x.above_limit for x in rows):
+            raise InputError("no row passes its limit: what the run measured of its device holds for all of them.")
         raise InputError(f"each of these is there, but no row has them together. {_cases(rows)}")
 
 
@@ -101,12 +106,14 @@ class _Facts:
     provider: str
     status: str
     parts: frozenset[str]
+    above_limit: bool = False
 
 
 def _of_row(row: Row) -> _Facts:
     # An axis at the size that it had before it existed is in no name.
     parts = {*row.case.split("-"), row.dtype, row.pass_, *(f"{x}{y}" for x, y in row.axes.items())}
-    return _Facts(row.operator, row.implementation, row.provider, row.status, frozenset(parts))
+    above = bool(row.above_limit)
+    return _Facts(row.operator, row.implementation, row.provider, row.status, frozenset(parts), above)
 
 
 def _of_key(key: Key, provider: str) -> _Facts:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 CONFIDENCE = 0.95
@@ -36,6 +37,19 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
     return float(ordered[ranks[0]]), float(ordered[ranks[1]])
 
 
+def mean_and_sd(values: NDArray[np.float64]) -> tuple[float, float | None]:
+    """Mean and standard deviation (n - 1), None for a single value: what `values.mean()` and `values.std(ddof=1)`
+    give, to the last digit, without what these take beside the sums. A large journal has 100,000 of them.
+    """
+    count = len(values)
+    mean = float(np.add.reduce(values)) / count
+    if count < 2:
+        return mean, None
+    apart = values - mean
+    return mean, math.sqrt(float(np.add.reduce(apart * apart)) / (count - 1))
+
+
+@lru_cache(maxsize=4096)
 def t_quantile(degrees_of_freedom: float, probability: float = 0.5 + CONFIDENCE / 2) -> float:
     """The quantile of Student's t; `scipy.special` because `scipy.stats` takes a second to import."""
     return float(special.stdtrit(degrees_of_freedom, probability))
@@ -47,10 +61,10 @@ def log_mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     One value has no spread of its own: its interval is (0, inf).
     """
     logs = np.log(np.asarray(values, dtype=np.float64))
-    mean = float(logs.mean())
-    if len(logs) < 2:
+    mean, sd = mean_and_sd(logs)
+    if sd is None:
         return math.exp(mean), 0.0, math.inf
-    half = t_quantile(len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
+    half = t_quantile(len(logs) - 1) * sd / math.sqrt(len(logs))
     return exponential(mean), exponential(mean - half), exponential(mean + half)
 
 
@@ -84,7 +98,5 @@ def exponential(x: float) -> float:
 
 def coefficient_of_variation(values: Sequence[float]) -> float | None:
     """Standard deviation over mean; None for fewer than two values or a mean of 0."""
-    array = np.asarray(values, dtype=np.float64)
-    if len(values) < 2 or not array.mean():
-        return None
-    return float(array.std(ddof=1) / array.mean())
+    mean, sd = mean_and_sd(np.asarray(values, dtype=np.float64))
+    return sd / mean if sd is not None and mean else None

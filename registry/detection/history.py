@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -14,10 +16,12 @@ import numpy as np
 
 from ..analysis.statistics import geometric_mean
 from ..store.index import Entry
+from ..store.journal import read_header
 from ..store.processes import Processes
-from ..store.record import PROVIDER, Key
+from ..store.record import PROVIDER, Header, Key
 from .changepoints import ChangePoint, Dated, change_points, of_the_machine
 from .earlier import Mean, run_means
+from .pairing import differing
 
 RUNS = 200
 """Newest runs that are looked at: each that was not met before is read whole, once."""
@@ -42,6 +46,16 @@ class Series(msgspec.Struct, frozen=True):
     provider: str = ""
 
 
+class LeftOut(msgspec.Struct, frozen=True):
+    """Runs of one key that are not compared with the newest one, and the conditions in which they differ from it,
+    with both values, theirs first.
+    """
+
+    comparability_key: str
+    runs: int
+    differing: tuple[str, ...]
+
+
 class Course(msgspec.Struct, frozen=True):
     """Several rows over commits as one: the geometric mean of their times over their last ones, oldest first."""
 
@@ -56,15 +70,20 @@ class Course(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class OperatorHistory:
-    """All rows of one operator under one comparability key, over `commits`, oldest first; `others` counts runs
-    under other keys.
+    """All rows of one operator under one comparability key, over `commits`, oldest first; `left_out` is what was
+    measured of it under other keys, the newest first.
     """
 
     operator: str
     comparability_key: str
     series: tuple[Series, ...]
-    others: int
+    left_out: tuple[LeftOut, ...] = ()
     commits: tuple[str, ...] = ()
+
+    @property
+    def others(self) -> int:
+        """How many runs are left out."""
+        return sum(x.runs for x in self.left_out)
 
     @property
     def changed(self) -> tuple[Series, ...]:
@@ -88,6 +107,7 @@ class OperatorHistory:
             "operator": self.operator,
             "comparability_key": self.comparability_key,
             "runs_under_other_keys": self.others,
+            "left_out": msgspec.to_builtins(self.left_out),
             "series": [
                 {
                     **msgspec.to_builtins(x.key),
@@ -104,8 +124,11 @@ class OperatorHistory:
 Runs: TypeAlias = list[tuple[Entry, dict[Key, Mean]]]
 
 
-def runs_by_operator(stored: Iterable[tuple[Entry, Mapping[Key, Processes]]]) -> dict[str, tuple[Runs, int]]:
-    """By operator the runs that know its rows, of the key measured last, oldest first; and how many of others.
+def runs_by_operator(
+    stored: Iterable[tuple[Entry, Mapping[Key, Processes]]],
+) -> dict[str, tuple[Runs, list[Entry]]]:
+    """By operator the runs that know its rows, of the key measured last, oldest first; and those of others, the
+    newest first.
 
     `stored` are the index's runs with their rows, newest first.
     """
@@ -119,15 +142,36 @@ def runs_by_operator(stored: Iterable[tuple[Entry, Mapping[Key, Processes]]]) ->
     out = {}
     for operator, runs in sorted(found.items()):
         alike = [x for x in runs if x[0].key == runs[0][0].key]
-        out[operator] = alike[::-1], len(runs) - len(alike)
+        out[operator] = alike[::-1], [x for x, _ in runs if x.key != runs[0][0].key]
     return out
 
 
-def over_commits(runs: Runs, operator: str, others: int, times: Mapping[str, int]) -> OperatorHistory:
+def left_out(newest: Entry, others: Iterable[Entry]) -> tuple[LeftOut, ...]:
+    """What the newest run's conditions part from it, by key. Reads a header of each."""
+    by_key: dict[str, list[Entry]] = {}
+    for entry in others:
+        by_key.setdefault(entry.key, []).append(entry)
+    now = _header(newest.path) if by_key else None
+    out = []
+    for key, entries in by_key.items():
+        then = _header(entries[0].path)
+        out.append(LeftOut(key, len(entries), differing(then, now) if then and now else ()))
+    return tuple(out)
+
+
+@lru_cache(maxsize=256)
+def _header(path: Path) -> Header | None:
+    """Once for all operators: a header never changes."""
+    return read_header(path)
+
+
+def over_commits(
+    runs: Runs, operator: str, times: Mapping[str, int], others: Iterable[Entry] = ()
+) -> OperatorHistory:
     """Puts runs, oldest first, together by commit, in the order of `times`, seconds since 1970.
 
     A commit that has none stands by when it was first measured. Of a case that was defined anew only the
-    last definition is kept: the others computed something else.
+    last definition is kept: the others computed something else. `others` are runs that cannot be put beside them.
     """
     first: dict[str, str] = {}
     for entry, _ in runs:
@@ -155,7 +199,8 @@ def over_commits(runs: Runs, operator: str, others: int, times: Mapping[str, int
     ]
     marked = zip(series, of_the_machine(dated), strict=True)
     series = [msgspec.structs.replace(x, changes=changes) for x, changes in marked]
-    return OperatorHistory(operator, runs[0][0].key if runs else "", tuple(series), others, tuple(by_time))
+    apart = left_out(runs[-1][0], others) if runs else ()
+    return OperatorHistory(operator, runs[0][0].key if runs else "", tuple(series), apart, tuple(by_time))
 
 
 def commit_time(known: int | None, created: str) -> float:

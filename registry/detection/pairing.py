@@ -13,7 +13,7 @@ from statistics import median
 
 from ..store.metric import LATENCY, OPERATOR_METRICS, Metric
 from ..store.processes import by_replicate, by_row, measurements, value
-from ..store.record import PROVIDER, Header, Key, Record, ended
+from ..store.record import PROVIDER, VERSION, Header, Key, Record, ended, versions_count
 from .comparison import Comparison, History, Side
 
 
@@ -78,6 +78,8 @@ def pair(
     differ = differing(base[0], current[0], allowed)
     rows_base, rows_current = by_row(base[1]), by_row(current[1])
     metrics = current[0].metrics
+    # Where only one side's versions count its conditions differ as it is.
+    free = () if versions_count(base[0].conditions) and versions_count(current[0].conditions) else (VERSION,)
     out = []
     for key in dict.fromkeys([*rows_base, *rows_current]):
         before, after = rows_base.get(key, []), rows_current.get(key, [])
@@ -89,7 +91,7 @@ def pair(
                 base=side(before, base[0].replicates, metrics),
                 current=side(after, current[0].replicates, metrics),
                 history=(histories or {}).get(key, History()),
-                differing=differ + _row_differences(before, after, allowed),
+                differing=differ + _row_differences(before, after, {*allowed, *free}),
                 control=is_control,
                 notes=_retuned(before, after),
                 metric=next((x for x in metrics if x.name == example.case.primary), LATENCY),
@@ -106,10 +108,13 @@ def _value(header: Header, name: str) -> object:
 def _row_differences(
     base: Sequence[Record], current: Sequence[Record], allowed: Collection[str]
 ) -> tuple[str, ...]:
-    """What is measured and with which timer may differ row by row, within equal conditions."""
+    """What is measured, of which library's version and with which timer may differ row by row, within equal
+    conditions.
+    """
     out = []
     facts = {
         "case.spec": (_specs(base), _specs(current)),
+        VERSION: (_versions(base), _versions(current)),
         "timer": (_timers(base), _timers(current)),
     }
     for name, (before, after) in facts.items():
@@ -120,6 +125,10 @@ def _row_differences(
 
 def _specs(records: Sequence[Record]) -> set[str]:
     return {record.case.spec for record in records}
+
+
+def _versions(records: Sequence[Record]) -> set[str]:
+    return {record.version or "unknown" for record in records if record.measurement is not None}
 
 
 def _timers(records: Sequence[Record]) -> set[str]:

@@ -79,7 +79,7 @@ class Fact(msgspec.Struct, frozen=True, array_like=True):
     status: Status
     reason: str | None
     key: str
-    """What it may be compared with: run conditions, case definition, timer and cache."""
+    """What it may be compared with: run conditions, case definition, its library's version, timer and cache."""
     spec: str
     timer: str | None
     primary: str

@@ -21,7 +21,7 @@ from ..detection.earlier import Mean
 from ..detection.history import commit_time, over_commits
 from ..detection.noise import Estimate, empirical_prior, shrink
 from ..store.index import Entry
-from ..store.record import Key
+from ..store.record import VERSION, Key, versions_count
 from .facts import Fact, Run
 
 COMMITS = 60
@@ -134,6 +134,8 @@ def what_changed(before: Measured, after: Measured) -> tuple[str, ...]:
     told = list(conditions_changed(before[0], after[0]))
     if before[1].spec != after[1].spec:
         told.append(f"case definition: {before[1].spec} → {after[1].spec}")
+    if before[1].version != after[1].version and versions_count(after[0].conditions):
+        told.append(f"{VERSION}: {before[1].version or 'unknown'} → {after[1].version or 'unknown'}")
     if before[1].timer != after[1].timer:
         told.append(f"timer: {before[1].timer} → {after[1].timer}")
     return tuple(told) or ("comparability key",)
@@ -190,7 +192,9 @@ def _search(
     operator: str, runs: Sequence[Sequence[Measured]], times: Mapping[str, int]
 ) -> dict[Key, tuple[Change, ...]]:
     """As `kernelmark history` finds them: over commits, each the geometric mean of its runs."""
-    given = [(_entry(x[0][0]), {fact.identity: _mean(fact) for _, fact in x if _positive(fact)}) for x in runs]
+    given = [
+        (_entry(x[0][0]), {fact.identity: _mean(run, fact) for run, fact in x if _positive(fact)}) for x in runs
+    ]
     first: dict[str, str] = {}
     for x in runs:
         first.setdefault(x[0][0].code, x[0][0].name)
@@ -206,7 +210,7 @@ def _search(
             )
             for y in x.changes
         )
-        for x in over_commits(given, operator, 0, times).series
+        for x in over_commits(given, operator, times).series
     }
 
 
@@ -216,9 +220,10 @@ def _entry(run: Run) -> Entry:
     )
 
 
-def _mean(fact: Fact) -> Mean:
+def _mean(run: Run, fact: Fact) -> Mean:
     number = fact.number
-    return Mean(number[0] if number else math.nan, fact.processes, fact.provider, f"{fact.spec}/{fact.timer}")
+    definition = f"{fact.spec}/{fact.timer}" + (f"/{fact.version}" if versions_count(run.conditions) else "")
+    return Mean(number[0] if number else math.nan, fact.processes, fact.provider, definition)
 
 
 def _positive(fact: Fact) -> bool:

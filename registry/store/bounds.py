@@ -192,6 +192,7 @@ def _case(case: Case) -> None:
                 raise OutOfBounds(f"{what} {name}: {value!r} is out of bounds")
     _whole(case.bytes, 0, LARGEST, "bytes")
     _whole(case.flops, 0, LARGEST, "flops")
+    _whole(case.exponentials, 0, LARGEST, "exponentials")
     _whole(case.tokens or 0, 0, LARGEST, "tokens")
 
 

@@ -121,9 +121,9 @@ class Home:
             raise unknown("run", run, [LATEST, *names, *list(paths)[-10:]])
         return paths[found[0]]
 
-    def load(self, run: str) -> Journal:
-        """Reads the journal that `find` finds."""
-        return read(self.find(run))
+    def load(self, run: str, lean: bool = False) -> Journal:
+        """Reads the journal that `find` finds; `lean` as `journal.read` has it."""
+        return read(self.find(run), lean)
 
 
 def _chosen() -> tuple[Path, str]:

@@ -130,8 +130,15 @@ ENERGY = Metric(
     "energy",
     "J",
     judged=Ratio(),
-    about="Mean board power while sampling times the latency of a call. An estimate: the flush between samples "
-    "and idle power are in it.",
+    about="Of a call among others back to back, with nothing between them: board power, from whole steps of the "
+    "board's energy counter, times the time of a call there. One sample a window.",
+)
+BACK_TO_BACK = Metric(
+    "back_to_back",
+    "ms",
+    better="neither",
+    about="The time of a call while its energy was measured: energy over it is the board's power. Clocks may fall "
+    "below those of single samples there, and inputs that fit stay in the cache.",
 )
 ERROR = Metric(
     "error",
@@ -178,6 +185,15 @@ SPREAD = Metric(
 )
 RANK_METRICS: tuple[Metric, ...] = (RANK_LATENCY, SPREAD)
 """What is measured besides of a case on several GPUs."""
+
+POWER = Metric("power", "W", better="neither", about="The board's power while the latency was sampled, mean.")
+TEMPERATURE = Metric("temperature", "°C", better="neither", across="maximum", about="Of the GPU after sampling.")
+CLOCK = Metric("sm_clock", "MHz", better="neither", label="SM clock", about="Median while sampling.")
+UTILIZATION = Metric(
+    "utilization", "%", better="neither", about="Share of the time in which a kernel ran, as NVML gives it; mean."
+)
+BOARD_METRICS: tuple[Metric, ...] = (BACK_TO_BACK, POWER, TEMPERATURE, CLOCK, UTILIZATION)
+"""What NVML says of a GPU around an operator's samples, beside the energy."""
 
 OPERATOR_METRICS: tuple[Metric, ...] = (LATENCY, LAUNCH, CONVERSION, MEMORY, ENERGY, ERROR)
 """What is measured of an operator's case, the primary metric first. All journals of schema 1 have these."""

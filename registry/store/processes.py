@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .metric import LATENCY, Metric, summarized
-from .record import HOST, Header, Key, Measurement, Record, ended
+from .record import HOST, Header, Key, Measurement, Record, ended, versions_count
 
 
 @dataclass(frozen=True)
 class Processes:
     """A row's value of the primary metric by process, in the metric's unit; NaN where a process has none.
 
-    `definition` is what was computed, by which timer and, in a fleet, on which host: values of different ones do
-    not belong together.
+    `definition` is what was computed, by which timer, in a fleet on which host, and by which version of the row's
+    library: values of different ones do not belong together.
     """
 
     values: tuple[float, ...]
@@ -55,7 +55,7 @@ def value(measurement: Measurement | None, metric: Metric) -> float:
 def process_values(header: Header, records: Iterable[Record]) -> dict[Key, Processes]:
     """The rows of a run that ended well."""
     metrics = {x.name: x for x in header.metrics}
-    whole = header.environment.get(HOST)
+    whole, counted = header.environment.get(HOST), versions_count(header.conditions)
     out = {}
     for key, mine in by_row(records).items():
         numbered = by_replicate(mine)
@@ -65,9 +65,11 @@ def process_values(header: Header, records: Iterable[Record]) -> dict[Key, Proce
         metric = metrics.get(case.primary, LATENCY)
         timers = sorted({x.measurement.timer for x in mine if x.measurement is not None})
         host = header.request.hosts.get(f"{key.operator}/{key.case}", whole)
+        places = [str(host)] if host else []
+        versions = [str(mine[0].version)] if counted else []
         out[key] = Processes(
             tuple(value(x, metric) for x in measurements(numbered, header.replicates)),
             mine[0].provider,
-            "/".join([case.spec, *timers, *([str(host)] if host else [])]),
+            "/".join([case.spec, *timers, *places, *versions]),
         )
     return out

@@ -11,7 +11,7 @@ None, never 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -49,6 +49,17 @@ nobody would pick it. Token by token it is thousands of times slower than anythi
 EAGER = "torch"
 """The implementation that `speedup_vs_eager` refers to."""
 
+VERSION = "library version"
+"""The condition of a single row: the version of the library behind it."""
+
+
+def versions_count(conditions: Mapping[str, Scalar]) -> bool:
+    """Whether `VERSION` is a condition of a run's rows. Journals from before it was one, which do not say which
+    Python measured either, are compared among themselves as they always were.
+    """
+    return "python" in conditions
+
+
 HOST = "host"
 """In a header's environment: a hash that tells hosts of one fleet apart and names none of them."""
 
@@ -78,9 +89,10 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"pas
     """One thing to compute: an operator, or a workload, at given sizes, dtype and pass.
 
     `name` is unique within the operator and stable across versions; `spec` is a short hash of what this case
-    computes, so that a changed definition is never compared by accident. `bytes` and `flops` are the least a
-    perfect implementation moves through device memory and computes, of each GPU where there are several. `primary`
-    names the metric that the case is judged by.
+    computes, so that a changed definition is never compared by accident. `bytes`, `flops` and `exponentials` are
+    the least a perfect implementation moves through device memory, multiplies and adds in matrix products, and
+    raises to powers, of each GPU where there are several; 0 where the definition does not say. `primary` names the
+    metric that the case is judged by.
     """
 
     operator: str
@@ -94,6 +106,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"pas
     flops: int
     tokens: int | None = None
     primary: str = "latency"
+    exponentials: int = 0
 
     @property
     def world(self) -> int:
@@ -138,8 +151,8 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tuning: dict[str, str] = {}
     """Autotuned kernels that ran, each with the configuration that won."""
     remarks: tuple[str, ...] = ()
-    """What the implementation had changed in the process of its rivals that the harness put back, and who else was
-    on the GPU."""
+    """What the implementation had changed in the process of its rivals that the harness put back, who else was on
+    the GPU, and why its energy is not known."""
 
     def __post_init__(self) -> None:
         # JSON has no NaN or infinity: such a sample would make a line that cannot be read back.
@@ -204,12 +217,13 @@ def ended(records: Sequence[Record]) -> tuple[Status, str | None]:
 
 
 class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="ceiling"):
-    """A limit of the device measured in this run: a copy of `size` bytes, or a matmul of `size` FLOP.
+    """A limit of the device measured in this run: a copy, a read or a write of `size` bytes, a matmul of `size`
+    FLOP, or `size` exponentials.
 
     For a copy, `size` counts bytes read plus bytes written, as `Case.bytes` does.
     """
 
-    what: Literal["copy", "matmul"]
+    what: Literal["copy", "read", "write", "matmul", "exponential"]
     size: int
     time_ms: float
     replicate: int

@@ -19,7 +19,7 @@ from ..analysis.selection import EVERYTHING, Selection
 from ..analysis.statistics import exponential, geometric_mean, welch
 from ..store.journal import Journal
 from ..store.metric import Better, summarized
-from ..store.record import Cache, Key, Pass, Scalar
+from ..store.record import VERSION, Cache, Key, Pass, Scalar, versions_count
 
 Standing: TypeAlias = Literal["faster", "undecided", "slower"]
 Outcome: TypeAlias = Literal["compared", "not comparable", "not measured", "only in first", "only in second"]
@@ -148,18 +148,22 @@ def _change(operator: str, metric: str, rows: Sequence[RowComparison]) -> Operat
 
 def compare(first: Journal, second: Journal, selection: Selection = EVERYTHING) -> RunComparison:
     """Pairs up the rows of two runs that `selection` asks for in either of them."""
+    return compared(Run(first), Run(second), selection)
+
+
+def compared(first: Run, second: Run, selection: Selection = EVERYTHING) -> RunComparison:
+    """The same of what is left of two journals."""
     sides = tuple(
         Side(x.run, x.created, x.commit, x.dirty, x.device, x.key) for x in (first.header, second.header)
     )
     differences = condition_differences(first, second)
-    ours, theirs = _Run(first), _Run(second)
-    kept = selection.rows([*ours.rows.values(), *theirs.rows.values()])
+    kept = selection.rows([*first.rows.values(), *second.rows.values()])
     identities = list(dict.fromkeys(x.identity for x in kept))
-    compared = tuple(_compare(x, ours, theirs, differences) for x in identities)
-    return RunComparison(sides[0], sides[1], differences, compared)
+    found = tuple(_compare(x, first, second, differences) for x in identities)
+    return RunComparison(sides[0], sides[1], differences, found)
 
 
-def condition_differences(first: Journal, second: Journal) -> tuple[Difference, ...]:
+def condition_differences(first: Journal | Run, second: Journal | Run) -> tuple[Difference, ...]:
     """The conditions of the two headers that differ; one that only one of them knows is None in the other."""
     a, b = first.header.conditions, second.header.conditions
     return tuple(
@@ -169,12 +173,17 @@ def condition_differences(first: Journal, second: Journal) -> tuple[Difference, 
     )
 
 
-class _Run:
-    """What comparing needs of a journal, by identity."""
+class Run:
+    """What comparing needs of a journal, by identity: a tenth of it, so that of two large ones one is in memory.
+
+    Rows have their primary metric alone.
+    """
 
     def __init__(self, journal: Journal) -> None:
+        self.header = journal.header
         self.key = journal.header.key
-        self.rows: Mapping[Key, Row] = {x.identity: x for x in rows(journal)}
+        self.versions = versions_count(journal.header.conditions)
+        self.rows: Mapping[Key, Row] = {x.identity: _primary_alone(x) for x in rows(journal)}
         self.specs: dict[Key, str] = {}
         self.values: dict[Key, list[float]] = {}
         for record in journal.records:
@@ -185,7 +194,12 @@ class _Run:
                 self.values.setdefault(record.identity, []).append(value)
 
 
-def _compare(identity: Key, first: _Run, second: _Run, differences: Sequence[Difference]) -> RowComparison:
+def _primary_alone(row: Row) -> Row:
+    value = row.get()
+    return msgspec.structs.replace(row, metrics={row.primary: value} if value is not None else {})
+
+
+def _compare(identity: Key, first: Run, second: Run, differences: Sequence[Difference]) -> RowComparison:
     a, b = first.rows.get(identity), second.rows.get(identity)
     some = a or b
     assert some is not None
@@ -225,16 +239,18 @@ def _unmeasured(first: Row, second: Row) -> str:
     )
 
 
-def _incomparable(identity: Key, first: _Run, second: _Run, differences: Sequence[Difference]) -> str:
+def _incomparable(identity: Key, first: Run, second: Run, differences: Sequence[Difference]) -> str:
     reasons = []
     if first.key != second.key:
         names = ", ".join(x.condition for x in differences)
         reasons.append(f"conditions differ: {names}" if names else "the runs' keys differ")
     if first.specs[identity] != second.specs[identity]:
         reasons.append("the case's definition changed")
-    timers = first.rows[identity].timer, second.rows[identity].timer
-    if timers[0] != timers[1]:
-        reasons.append(f"timer {timers[0]} and {timers[1]}")
+    a, b = first.rows[identity], second.rows[identity]
+    if a.version != b.version and first.versions and second.versions:
+        reasons.append(f"{VERSION} {a.version or 'unknown'} and {b.version or 'unknown'}")
+    if a.timer != b.timer:
+        reasons.append(f"timer {a.timer} and {b.timer}")
     return "; ".join(reasons) or "the rows' keys differ"
 
 

@@ -42,6 +42,7 @@ def flat(row: Row) -> dict[str, Any]:
     return out | {
         "limit": row.limit,
         "fraction_of_limit": row.fraction_of_limit,
+        "above_limit": row.above_limit,
         "best_baseline": row.best_baseline,
         "speedup_vs_best_baseline": row.speedup_vs_best_baseline,
         "speedup_low": row.speedup_ci_low,

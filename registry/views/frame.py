@@ -44,7 +44,7 @@ class Rows(tuple[Row, ...]):
                 x.status.replace("_", " "),
                 f"{units.number(value.value)} {value.unit}" if value else units.DASH,
                 bounds,
-                units.percent(x.fraction_of_limit),
+                units.percent(x.fraction_of_limit) + ("!" if x.above_limit else ""),
                 units.ratio(x.speedup_vs_best_baseline),
                 units.ratio(x.speedup_vs_eager),
             )

@@ -19,7 +19,7 @@ from typing import Any
 from ..analysis.ceilings import Ceilings
 from ..analysis.peers import peers
 from ..analysis.repeated import said
-from ..analysis.rows import Row, category, rows, spent
+from ..analysis.rows import Row, Value, category, rows, spent
 from ..analysis.selection import EVERYTHING, Selection
 from ..analysis.worth import Worth, worths
 from ..errors import InputError
@@ -40,6 +40,8 @@ STAGES = ("start", "ceilings", "build", "verify", "warm up", "calibrate", "sampl
 """The stages of a run in their order, for the picture of how time was spent."""
 MEASURING = ("build", "verify", "warm up", "sample")
 """What a run is for; its share of the time is the harness's efficiency."""
+LEAST_TOLD = 0.0005
+"""Half an interval that is printed, as a share of its value."""
 MOST_OPEN = 2
 """Lines over sizes of an operator and pass that are not folded."""
 TIMERS = {
@@ -257,10 +259,19 @@ def render(
     return page.strip() + "\n"
 
 
+def _give_or_take(value: Value | None) -> str:
+    """The larger half of a value's interval, relative; nothing where there is none, or none worth a word."""
+    if value is None or value.low is None or value.high is None or value.value <= 0:
+        return ""
+    half = max(value.high - value.value, value.value - value.low) / value.value
+    return f" ± {units.percent(half, 1)}" if half >= LEAST_TOLD else ""
+
+
 _FILTERS: dict[str, Callable[..., str]] = {
     "number": units.number,
     "ratio": units.ratio,
     "percent": units.percent,
+    "give_or_take": _give_or_take,
     "change": units.change,
     "size": units.size,
     "measured": units.measured,

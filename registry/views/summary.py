@@ -169,6 +169,12 @@ def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
         slowed = _slowed(throttled, journal.header)
         told = units.counted(len(throttled), "row")
         out.append(f"{told} measured while the device was throttled for most samples{slowed}.")
+    if above := sum(x.above_limit is True for x in rows):
+        told = units.counted(above, "row")
+        out.append(
+            f"{told} faster than their limit (marked !), which is no limit then: kernelmark show "
+            f"{journal.header.run} --above-limit"
+        )
     out += _remarked(journal)
     loose = sum(x.converged is False for x in rows)
     if loose:

@@ -109,7 +109,7 @@ def _add_case(table: Table, label: str, case: CaseRows, beside: Sequence[Metric]
             units.number(row.value()),
             half_width(row),
             *(units.measured(row.value(x.name), x.unit) for x in beside),
-            *((narrow(units.percent(row.fraction_of_limit)),) if limit else ()),
+            *((narrow(units.percent(row.fraction_of_limit)) + ("!" if row.above_limit else ""),) if limit else ()),
             Text(units.ratio(row.speedup_vs_best_baseline), standing),
             units.ratio(row.speedup_vs_eager),
             style="bold" if ours else "dim" if row.provider == YARDSTICK else "",

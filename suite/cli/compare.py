@@ -70,11 +70,11 @@ def command_compare(
     if len(runs) < 2:
         raise click.UsageError("Missing argument 'RUN': it takes two; --by device takes any number.")
     home = Home()
-    journals = home.load(runs[0]), home.load(runs[1])
     from ...registry.views.comparison_page import comparison_page, shown
-    from ...registry.views.comparison_table import compare
+    from ...registry.views.comparison_table import Run, compared
 
-    comparison = compare(*journals, selection)
+    first, second = (Run(home.load(x, lean=True)) for x in runs)
+    comparison = compared(first, second, selection)
     emit(
         form,
         lambda: comparison_page(comparison, sort, only_changed),

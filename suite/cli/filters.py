@@ -57,7 +57,7 @@ def filters(command: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _selection(axes: tuple[tuple[str, tuple[int, ...]], ...], **fields: tuple[str, ...]) -> Selection:
+def _selection(axes: tuple[tuple[str, tuple[int, ...]], ...], **fields: Any) -> Selection:
     from ...registry.analysis.selection import Selection
 
     return Selection(axes=together(axes), **fields)

@@ -80,10 +80,12 @@ def _page(histories: list[OperatorHistory], details: bool, everything: bool) -> 
             page.append(line(f"{counted(calm, 'row')} of {history.operator} without a change: --all", style="dim"))
     if not details:
         page.append(line("The rows of one: kernelmark history OPERATOR", style="dim"))
-    others = max(x.others for x in histories)
-    if others:
-        told = f"Left out as not comparable with the newest: {counted(others, 'run')}."
+    widest = max(histories, key=lambda x: x.others)
+    if widest.others:
+        told = f"Left out as not comparable with the newest: {counted(widest.others, 'run')}."
         page.append(line(told, style="dim"))
+    for x in widest.left_out:
+        page.append(line(f"  {counted(x.runs, 'run')}: {'; '.join(x.differing) or 'another key'}", style="dim"))
     return page
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,15 +20,17 @@ if TYPE_CHECKING:
 @click.command("show")
 @run_argument("run")
 @filters
+@click.option("--above-limit", is_flag=True, help="Only rows that pass what the run measured as their limit.")
 @formats
-def command_show(run: str, selection: Selection, form: Form) -> None:
+def command_show(run: str, selection: Selection, above_limit: bool, form: Form) -> None:
     """A run's results.
 
     RUN is a run's name, the beginning of one, `latest`, or a journal file. In a narrow terminal tables leave out
     whole columns and say which: first what was measured beside the time, then rates, "vs eager", "limit" and "±".
     """
     home = Home()
-    journal = home.load(run)
+    journal = home.load(run, lean=True)
+    selection = replace(selection, above_limit=above_limit)
     from ...registry.analysis.repeated import said
     from ...registry.analysis.rows import rows
     from ...registry.store.index import Index

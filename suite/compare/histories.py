@@ -31,7 +31,7 @@ def stored_histories(home: Home, selection: Selection, device: str | None) -> li
         raise NoHistory(f"no run of a clean commit in {home.folder} has a time{of}")
     commits = {str(entry.commit) for name in asked for entry, _ in found[name][0]}
     times = commit_times(commits)
-    histories = [over_commits(found[name][0], name, found[name][1], times) for name in asked]
+    histories = [over_commits(found[name][0], name, times, found[name][1]) for name in asked]
     kept = set(selection.keys({x.key: x.provider for history in histories for x in history.series}))
     narrowed = [replace(x, series=tuple(y for y in x.series if y.key in kept)) for x in histories]
     return [x for x in narrowed if x.series]

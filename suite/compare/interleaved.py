@@ -27,7 +27,7 @@ from ...registry.errors import InputError, KernelmarkError
 from ...registry.store.home import Home
 from ...registry.store.index import Index
 from ...registry.store.journal import Journal, read
-from ...registry.store.record import EAGER, PROVIDER, Header, Key, Record, Request
+from ...registry.store.record import EAGER, PROVIDER, VERSION, Header, Key, Record, Request
 from ..catalog import Catalog
 from ..environments import interpreter
 from ..plan import Cell, Plan
@@ -279,7 +279,7 @@ class Interleaved:
         """Conditions that may differ: none, unless the two sides were given environments of their own."""
         if self.base.python == self.current.python:
             return frozenset()
-        return frozenset(base.conditions.keys() | current.conditions.keys())
+        return frozenset({*base.conditions, *current.conditions, VERSION})
 
     def _run(self, tree: Tree, wanted: Mapping[Key, int], name: str, request: Request) -> Run:
         return side_run(self, tree, wanted, self.seed + self._stage, name, request)

@@ -167,7 +167,9 @@ def planted(
     """Runs the planted faults and says of each whether the harness caught it."""
     begin = time.monotonic()
     catalog = Catalog((Root(PLANTED, f"{__package__}.planted"),))
-    sampling = Sampling(min_samples=10, max_samples=200, min_seconds=0.1, max_seconds=0.4, warmup_s=0.1)
+    sampling = Sampling(
+        min_samples=10, max_samples=200, min_seconds=0.1, max_seconds=0.4, warmup_s=0.1, energy="never"
+    )
     cases = tuple(case for x in catalog.operators.values() for grid in x.plans[device] for case in x.expand(grid))
     plan = Plan("doctor", cases, extent.most, ("cold", "hot"), sampling, DEADLINE_S)
     cells = [x for x in plan.cells(catalog, device) if x.cache == "cold" or x.case.operator == "reread"]

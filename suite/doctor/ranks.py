@@ -40,7 +40,9 @@ def planted(
     operator = catalog.operator("shared_chain")
     N = SIZES[device] // world * world
     case = operator.case({"N": N, "gpus": world}, "fp32", "forward")
-    sampling = Sampling(min_samples=10, max_samples=200, min_seconds=0.1, max_seconds=0.4, warmup_s=0.1)
+    sampling = Sampling(
+        min_samples=10, max_samples=200, min_seconds=0.1, max_seconds=0.4, warmup_s=0.1, energy="never"
+    )
     plan = Plan("doctor", (case,), extent.most, ("cold",), sampling, DEADLINE_S)
     cells = plan.cells(catalog, device)
     timed = tuple(x for x in cells if x.implementation.name not in ENDS)

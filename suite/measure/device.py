@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from ...registry.store.record import Cache, Case
 from . import cache
+from .energy import Load, Queued
 from .group import ALONE, Group
 from .stopping import TimerName
 from .telemetry import Nvml
@@ -19,6 +20,11 @@ from .timers import Call, Events, Graph, Monotonic, Timer, choose, spin_rate
 
 if TYPE_CHECKING:
     import torch
+
+GRAPHED_MS = 1.0
+"""Shorter calls are captured, if they can be, to be queued back to back: the host would be too slow for them."""
+AHEAD_MS = 10.0
+"""Work that is queued ahead of the device while energy is measured."""
 
 
 class Device(Protocol):
@@ -59,6 +65,10 @@ class Device(Protocol):
 
     def fallback(self, cache: Cache) -> Timer:
         """The timer that can time anything."""
+        ...
+
+    def load(self, call: Call, latency_ms: float) -> Load:
+        """Calls back to back that keep the device busy; `latency_ms` is about what one takes."""
         ...
 
     def peak_memory(self, call: Call) -> int | None:
@@ -120,7 +130,6 @@ class Cuda:
         torch.cuda.synchronize()
 
     def timer(self, case: Case, cache: Cache, call: Call, name: TimerName) -> Timer:
-        import torch
 
         flush = _before(self.group, self._flush if cache == "cold" else None)
         if name == "auto":
@@ -139,6 +148,25 @@ class Cuda:
             except NoRecords as error:
                 raise TimerUnavailable(str(error)) from None
             return timer
+        return self._graph(flush, call)
+
+    def fallback(self, cache: Cache) -> Timer:
+        flush = _before(self.group, self._flush if cache == "cold" else None)
+        return Events(flush, self._spin_hz, self.group.agreed)
+
+    def load(self, call: Call, latency_ms: float) -> Load:
+        assert self._stream is not None
+        launch, calls = call, 1
+        if self.group.barrier is None and latency_ms < GRAPHED_MS:
+            with contextlib.suppress(TimerUnavailable):  # then the host queues each call, and may be too slow
+                graph = self._graph(None, call)
+                launch, calls = graph.replay, graph.batch
+        return Queued(launch, calls, max(2, math.ceil(AHEAD_MS / max(calls * latency_ms, 1e-3))))
+
+    def _graph(self, flush: Call | None, call: Call) -> Graph:
+        """Raises `TimerUnavailable` for a call that cannot be captured."""
+        import torch
+
         assert self._stream is not None
         try:
             return Graph(flush, call, self._stream)
@@ -149,10 +177,6 @@ class Cuda:
             with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
                 torch.empty(1, device=self.torch_device).zero_()
             raise TimerUnavailable(f"cannot be captured in a CUDA graph: {str(error).splitlines()[0]}") from None
-
-    def fallback(self, cache: Cache) -> Timer:
-        flush = _before(self.group, self._flush if cache == "cold" else None)
-        return Events(flush, self._spin_hz, self.group.agreed)
 
     def peak_memory(self, call: Call) -> int | None:
         import torch
@@ -211,6 +235,9 @@ class Cpu:
 
     def fallback(self, cache: Cache) -> Timer:
         return Monotonic(_before(self.group, self._flush if cache == "cold" else None))
+
+    def load(self, call: Call, latency_ms: float) -> Load:
+        raise NotImplementedError("a CPU has no counter of energy that NVML reads")
 
     def peak_memory(self, call: Call) -> int | None:
         """torch keeps no count of CPU memory."""

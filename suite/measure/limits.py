@@ -1,4 +1,6 @@
-"""The device's own limits, measured in the run: copy times over sizes, matmul rates by dtype."""
+"""The device's own limits, measured in the run: times of copies, of reading and of writing over sizes, matmul
+rates by dtype, and of a GPU the rate of its exponential units.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,18 @@ from ..operator import torch_dtype
 from .device import Device
 from .stopping import Sampling, finished
 
-COPY_BYTES = {"cuda": [1 << n for n in range(14, 33)], "cpu": [1 << n for n in range(14, 28)]}
-"""Bytes read plus written, from 16 KiB up to 4 GiB on a GPU and 128 MiB on a CPU."""
+COPY_BYTES = {
+    "cuda": sorted([*(1 << n for n in range(14, 33)), *(3 << n for n in range(19, 28))]),
+    "cpu": [1 << n for n in range(14, 28)],
+}
+"""Bytes read plus written, from 16 KiB up to 4 GiB on a GPU and 128 MiB on a CPU; of a GPU closer together around
+the size of its cache, where the time follows no power."""
+ONE_WAY_BYTES = {"cuda": [1 << n for n in range(20, 33, 2)], "cpu": [1 << n for n in range(14, 28)]}
+"""Bytes read, or written, alone: some memories do either quicker than both in turns."""
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
 MATMUL_DTYPES = {"cuda": ("bf16", "fp16", "fp32", "e4m3"), "cpu": ("fp32", "bf16")}
+EVENTS_FLOPS = 1 << 40
+"""Said of a call that takes milliseconds, so that it gets the timer of such."""
 SAMPLING = Sampling(min_samples=7, max_samples=30, min_seconds=0.01, max_seconds=0.2, target=0.01)
 
 
@@ -23,6 +33,11 @@ def measure(device: Device, replicate: int) -> Iterator[Ceiling]:
     """All ceilings of a device, cold, by the timers that cases of the same size get."""
     for size in COPY_BYTES[device.kind]:
         yield Ceiling("copy", size, _time(device, size, 0, copy(device, size)), replicate)
+    for size in ONE_WAY_BYTES[device.kind]:
+        yield Ceiling("read", size, min(_time(device, size, 0, x) for x in reads(device, size)), replicate)
+        yield Ceiling("write", size, min(_time(device, size, 0, x) for x in writes(device, size)), replicate)
+    if device.kind == "cuda":
+        yield from _exponentials(device, replicate)
     n = MATMUL_SIZE[device.kind]
     for dtype in MATMUL_DTYPES[device.kind]:
         call = matmul(device, n, dtype)
@@ -53,6 +68,33 @@ def copy(device: Device, size: int) -> Callable[[], object]:
     source = torch.randint(0, 255, (size // 2,), dtype=torch.uint8, device=device.torch_device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
+
+
+def reads(device: Device, size: int) -> tuple[Callable[[], object], ...]:
+    """Calls that read so many bytes and write next to nothing; which is quicker hangs on the size."""
+    import torch
+
+    whole = torch.rand(size // 4, device=device.torch_device)
+    halves = whole.chunk(2)
+    return (lambda: whole.sum(), lambda: torch.dot(*halves))
+
+
+def writes(device: Device, size: int) -> tuple[Callable[[], object], ...]:
+    """Calls that write so many bytes and read nothing."""
+    import torch
+
+    target = torch.empty(size // 4, device=device.torch_device)
+    return (target.zero_, lambda: target.fill_(1.5))
+
+
+def _exponentials(device: Device, replicate: int) -> Iterator[Ceiling]:
+    """The rate of the exponential units; nothing where Triton is not installed."""
+    try:
+        from .exponentials import call
+    except ImportError:
+        return
+    count, run = call(device.torch_device)
+    yield Ceiling("exponential", count, _time(device, 0, EVENTS_FLOPS, run), replicate)
 
 
 def matmul(device: Device, n: int, dtype: str) -> Callable[[], Any] | None:

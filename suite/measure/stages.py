@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, cast
 
 from ...registry.store.metric import (
+    BACK_TO_BACK,
     CONVERSION,
     ENERGY,
     ERROR,
@@ -23,6 +24,7 @@ from ...registry.store.metric import (
 )
 from ...registry.store.record import Cache, Measurement
 from ..operator import Tolerance
+from . import energy
 from .device import Device, TimerUnavailable, wall_ms
 from .fresh import Fresh
 from .group import largest
@@ -81,6 +83,8 @@ class Trial:
     """Configurations that autotuners of that module are held to, by name."""
     measured: dict[str, float] = field(default_factory=dict, init=False)
     """What the operator's own metrics say of the answer."""
+    with_energy: bool = False
+    """Whether the energy of a call is measured, where the device has a counter of it."""
     pristine: Pristine | None = None
     """What the process was before any implementation was loaded."""
     remarks: tuple[str, ...] = field(default=(), init=False)
@@ -125,6 +129,7 @@ class Trial:
             self._settle()
             launches = wall_ms(self.device, call, LAUNCHES, LAUNCHES_S)
             conversion = self.conversion(timer, self.bench.conversion(loaded))
+            joules = self.joules(call, median(samples))
         with stage("verify"):
             if self.gated:
                 self.verify_again(call)
@@ -133,7 +138,7 @@ class Trial:
             self._untouched()
         with stage("summarize"):
             tuning = autotuned(vars(sys.modules[loaded.__module__])) if self.tuned else {}
-            return self.summarize(call, timer, samples, watch, launches, conversion, error, tuning)
+            return self.summarize(call, timer, samples, watch, launches, conversion, error, tuning, joules)
 
     def verify(self, call: Callable[[], Any]) -> float:
         """Runs on other inputs first, spoils that result, and compares the one on the true inputs."""
@@ -249,6 +254,14 @@ class Trial:
         # A graph's time has its flushes' taken off: of a conversion that launches nothing, noise about 0 is left.
         return max(0.0, median(samples))
 
+    def joules(self, call: Callable[[], Any], latency_ms: float) -> list[energy.Energy]:
+        """The energy of a call as each rank's board counts it; nothing where it is not asked for, or not there."""
+        group, nvml = self.bench.group, self.device.nvml
+        if not self.with_energy or not all(group.every(nvml is not None)) or nvml is None:
+            return []
+        load = self.device.load(call, latency_ms)
+        return group.every(energy.measured(nvml, load, group.agreed))
+
     def summarize(
         self,
         call: Callable[[], Any],
@@ -259,10 +272,10 @@ class Trial:
         conversion: float | None,
         error: float | None,
         tuning: dict[str, str],
+        joules: Sequence[energy.Energy] = (),
     ) -> Measurement:
         """What is recorded: of several ranks the largest, energy of all, the device's state of rank 0."""
         group, operator = self.bench.group, self.bench.operator
-        power = [x for x in group.every(watch.power()) if x is not None]
         single = {
             CONVERSION.name: conversion,
             MEMORY.name: self.device.peak_memory(call),
@@ -272,8 +285,11 @@ class Trial:
         largest_ = {name: [x for x in group.every(value) if x is not None] for name, value in single.items()}
         found = {LATENCY.name: rounded(samples), LAUNCH.name: rounded(largest(group, launches)[0])}
         found |= {name: rounded([max(values)]) for name, values in largest_.items() if values}
-        if len(power) == group.size:
-            found[ENERGY.name] = rounded([sum(power) * median(samples) * 1e-3])
+        found |= {name: rounded([value]) for name, value in watch.metrics().items()}
+        unknown = next((x.reason for x in joules if x.reason), None)
+        if joules and unknown is None:
+            found[ENERGY.name] = rounded(map(sum, zip(*(x.joules for x in joules), strict=True)))
+            found[BACK_TO_BACK.name] = rounded([max(x.call_ms for x in joules if x.call_ms is not None)])
         found |= {
             metric.name: rounded(rate(self.bench.case, x) for x in samples)
             for metric, rate in operator.rates.items()
@@ -289,7 +305,7 @@ class Trial:
             telemetry=watch.telemetry(),
             throttled=tuple(watch.throttled),
             tuning=tuning,
-            remarks=(*self.remarks, *watch.company()),
+            remarks=(*self.remarks, *watch.company(), *([f"no energy: {unknown}"] if unknown else [])),
         )
 
 

@@ -26,6 +26,8 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     warmup_s: float = 0.5
     timer: TimerName = "auto"
     """For a GPU: "auto" lets the case decide, the others are for comparing timers."""
+    energy: Literal["first", "every", "never"] = "first"
+    """In which processes of a run the energy of each row's call is measured: about a second a row on a GPU."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_samples <= self.max_samples:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean, median
 from typing import Any
 
+from ...registry.store.metric import CLOCK, POWER, TEMPERATURE, UTILIZATION
 from ...registry.store.record import Telemetry
 
 THROTTLE = {
@@ -21,6 +24,12 @@ THROTTLE = {
     0x0000000000000080: "hardware power brake",
 }
 """Clocks-event reasons (NVML, nvmlClocksEventReasons) that mean slower clocks than asked for."""
+POWER_INSTANT = 186
+"""NVML_FI_DEV_POWER_INSTANT. From Ampere on `nvmlDeviceGetPowerUsage` is a mean over the last second."""
+ACCURACY = 0.02
+"""Mean power from the energy counter is known if it may be off by this share at most."""
+READINGS_S = 0.02
+"""Power, temperature and utilization are read at most this often: the board does not renew them faster."""
 
 
 class Nvml:
@@ -57,9 +66,55 @@ class Nvml:
         except (self.library.NVMLError, AttributeError):
             return None
 
+    def power_w(self) -> float | None:
+        """The board's power now, in watts."""
+        for found in self.get("FieldValues", [POWER_INSTANT]) or ():
+            if found.nvmlReturn == 0 and found.value.uiVal:
+                return float(found.value.uiVal) / 1e3
+        milliwatts = self.get("PowerUsage")
+        return None if milliwatts is None else milliwatts / 1e3
+
     def reasons(self) -> int:
         """The clocks-event reasons now, as NVML's bit mask; 0 where it does not answer."""
         return int(self.get("CurrentClocksEventReasons") or 0)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The energy counter moved: to what, when that was seen, and by how much earlier it may have happened."""
+
+    seen_s: float
+    late_s: float
+    millijoules: int
+
+    def power_w(self, later: Step) -> float | None:
+        """Mean power from this step to a later one, in watts; None where it may be off by more than `ACCURACY`."""
+        seconds = later.seen_s - self.seen_s
+        if seconds <= 0 or max(self.late_s, later.late_s) > ACCURACY * seconds:
+            return None
+        return (later.millijoules - self.millijoules) / 1e3 / seconds
+
+
+class Counter:
+    """NVML's counter of a board's energy, which moves in steps, 20 to 100 ms apart by board.
+
+    Between any two readings it is off by up to a step at either end, which over a second is a tenth of all power.
+    From one step to another it is right, but for how late each was seen.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._last: tuple[float, int] | None = None
+
+    def read(self, now_s: float, millijoules: int) -> None:
+        """Takes in a reading."""
+        if self._last is not None:
+            before_s, before = self._last
+            if millijoules > before:
+                self.steps.append(Step(now_s, now_s - before_s, millijoules))
+            elif millijoules < before:  # the driver was loaded anew
+                self.steps.clear()
+        self._last = now_s, millijoules
 
 
 class Watch:
@@ -72,7 +127,10 @@ class Watch:
         self._memory: list[int] = []
         self._mask = 0
         self._temperature: int | None = None
-        self._energy: list[tuple[float, int]] = []
+        self._power: list[float] = []
+        self._utilization: list[float] = []
+        self._counter = Counter()
+        self._read_s = -READINGS_S
         self.throttled: list[int] = []
         # Our own process is one of them, though within a container it has another number there.
         found = nvml.get("ComputeRunningProcesses") if nvml is not None else None
@@ -95,17 +153,33 @@ class Watch:
         self._mask |= mask
         if any(mask & bit for bit in THROTTLE):
             self.throttled.extend(range(first, last))
-        self._temperature = self._nvml.get("Temperature", library.NVML_TEMPERATURE_GPU)
+        now = self._clock()
         energy = self._nvml.get("TotalEnergyConsumption")
         if energy is not None:
-            self._energy.append((self._clock(), int(energy)))
+            self._counter.read(now, int(energy))
+        if now - self._read_s < READINGS_S:
+            return
+        self._read_s = now
+        self._temperature = self._nvml.get("Temperature", library.NVML_TEMPERATURE_GPU)
+        if (power := self._nvml.power_w()) is not None:
+            self._power.append(power)
+        if (rates := self._nvml.get("UtilizationRates")) is not None:
+            self._utilization.append(float(rates.gpu))
 
     def power(self) -> float | None:
-        """Mean power over the readings, from the energy counter; None under 0.1 s, where it is too coarse."""
-        if len(self._energy) < 2:
-            return None
-        (begin, first), (end, last) = self._energy[0], self._energy[-1]
-        return (last - first) / 1e3 / (end - begin) if end - begin >= 0.1 and last > first else None
+        """Mean power from the first step of the energy counter to the last; None where that is too coarse."""
+        steps = self._counter.steps
+        return steps[0].power_w(steps[-1]) if steps else None
+
+    def metrics(self) -> dict[str, float]:
+        """The board's state by the names of metrics, a number each; what did not answer is left out."""
+        found = {
+            POWER.name: fmean(self._power) if self._power else None,
+            TEMPERATURE.name: self._temperature,
+            CLOCK.name: median(self._sm) if self._sm else None,
+            UTILIZATION.name: fmean(self._utilization) if self._utilization else None,
+        }
+        return {name: float(x) for name, x in found.items() if x is not None}
 
     def telemetry(self) -> Telemetry | None:
         """What was seen, or None without NVML."""
@@ -114,7 +188,7 @@ class Watch:
         return Telemetry(
             sm_mhz=(min(self._sm), max(self._sm)) if self._sm else None,
             memory_mhz=(min(self._memory), max(self._memory)) if self._memory else None,
-            power_w=self.power(),
+            power_w=self.power() or (fmean(self._power) if self._power else None),
             temperature_c=self._temperature,
             reasons=tuple(name for bit, name in THROTTLE.items() if self._mask & bit),
         )

@@ -153,6 +153,10 @@ class Graph:
                 for _ in range(batch):
                     flush()
 
+    def replay(self) -> None:
+        """The calls once more, untimed."""
+        self._calls.replay()
+
     def _replay(self, graph: torch.cuda.CUDAGraph) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         import torch
 

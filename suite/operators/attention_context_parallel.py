@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...registry.store.record import Case
-from ..operator import BYTES, Inputs, Sharding
+from ..operator import BYTES, Inputs, Sharding, exponentials_of
 from .attention import OPERATOR as ATTENTION
 from .attention import inputs as drawn  # by name: what a case's hash covers is functions
 from .attention import reference as attention
@@ -147,6 +147,7 @@ OPERATOR = replace(
     results=results,
     bytes=bytes_,
     flops=flops,
+    exponentials=exponentials_of(flops),
     sharding=Sharding(split=split, join=join, part=part),
     # The reference is shared now, and computes the same.
     continues={

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...registry.store.record import Case
-from ..operator import BYTES, Inputs, Operator, Option, Tolerance, grid, torch_dtype
+from ..operator import BYTES, Inputs, Operator, Option, Tolerance, exponentials_of, grid, torch_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -124,6 +124,7 @@ OPERATOR = Operator(
     reference=reference,
     bytes=bytes_,
     flops=flops,
+    exponentials=exponentials_of(flops),
     tokens=lambda case: case.axes["B"] * case.axes["Sq"],
     tolerances={
         "bf16": Tolerance(norm=1e-2, absolute=8e-1, relative=5e-2),

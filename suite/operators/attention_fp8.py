@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from ...registry.store.record import Case
-from ..operator import BYTES, Inputs, Operator, Option, Tolerance, grid
+from ..operator import BYTES, Inputs, Operator, Option, Tolerance, exponentials_of, grid
 
 if TYPE_CHECKING:
     import torch
@@ -180,6 +180,7 @@ OPERATOR = Operator(
     results=results,
     bytes=bytes_,
     flops=flops,
+    exponentials=exponentials_of(flops),
     tokens=lambda case: case.axes["B"] * case.axes["S"],
     dtypes=("e4m3",),
     tolerances={"e4m3": TOLERANCE},

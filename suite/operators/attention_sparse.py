@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...registry.store.metric import Metric
 from ...registry.store.record import Case
-from ..operator import BYTES, Inputs, Operator, Option, Tolerance, grid, torch_dtype
+from ..operator import BYTES, Inputs, Operator, Option, Tolerance, exponentials_of, grid, torch_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -429,6 +429,7 @@ OPERATOR = Operator(
     results=results,
     bytes=bytes_,
     flops=flops,
+    exponentials=exponentials_of(flops),
     tokens=lambda case: case.axes["B"] * case.axes["S"],
     tolerances={
         "bf16": Tolerance(norm=1e-2, absolute=8e-1, relative=5e-2),

@@ -11,7 +11,7 @@ import random
 from typing import TYPE_CHECKING, Literal
 
 from ...registry.store.record import Case
-from ..operator import BYTES, Inputs, Operator, Option, Tolerance, grid, torch_dtype
+from ..operator import BYTES, Inputs, Operator, Option, Tolerance, exponentials_of, grid, torch_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -198,6 +198,7 @@ OPERATOR = Operator(
     reference=reference,
     bytes=bytes_,
     flops=flops,
+    exponentials=exponentials_of(flops),
     tokens=lambda case: sum(lengths_of(case)),
     gradients=("q", "k", "v"),
     tolerances={

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from ...registry.store.record import Case
-from ..operator import BYTES, Inputs, Operator, Option, Tolerance, grid, torch_dtype
+from ..operator import BYTES, Inputs, Operator, Option, Tolerance, exponentials_of, grid, torch_dtype
 from ._attention import PLAIN, VARIANTS, attended, variations
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ OPERATOR = Operator(
     reference=reference,
     bytes=bytes_,
     flops=flops,
+    exponentials=exponentials_of(flops),
     tokens=lambda case: case.axes["B"] * case.axes["S"],
     gradients=("q", "k", "v", "sinks"),
     stored_as="q",

@@ -5,6 +5,7 @@ Nothing here names a host, a user, a path or an address; environment variables b
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ from .. import __version__
 from ..measure import clocks
 from ..measure.telemetry import Nvml
 from ..measure.topology import ranks_facts
-from .variables import allowed
+from . import variables
 
 IMAGE_DIGEST = "KERNELMARK_IMAGE_DIGEST"
 """Set by the launcher of a container: the digest of the image it runs."""
@@ -35,8 +36,6 @@ ENGINE = "KERNELMARK_ENGINE"
 """Set on a fleet's hosts: what brought the shard there."""
 COMMIT = "KERNELMARK_COMMIT"
 """Set in an image: the commit it was built from, `-dirty` behind it where there were uncommitted changes."""
-BETWEEN_RANKS = ("NCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "GLOO_")
-"""How environment variables begin that are conditions of cases on several GPUs."""
 _FLEET: Mapping[str, str] = {HOST: HOST_HASH, "engine": ENGINE}
 """By name in the environment that a journal notes, the variable that a fleet's task sets."""
 UUIDS = "gpu_uuids"
@@ -87,7 +86,7 @@ def environment(
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
     noted |= {name: value for name, variable in _FLEET.items() if (value := os.environ.get(variable))}
-    noted |= {f"env/{name}": value for name, value in sorted(os.environ.items()) if allowed(name, value)}
+    noted |= {f"env/{name}": value for name, value in sorted(os.environ.items()) if variables.allowed(name, value)}
     if device == "cpu":
         return {**noted, "cpu_governor": cpu_governor()}
     return noted | _gpu_noted(torch_facts or {}) | boards(torch_facts or {})
@@ -189,21 +188,16 @@ def torch_facts(device: str, world: int = 1) -> dict[str, Scalar]:
 
     `world` is how many GPUs the run's largest case takes; above 1, what is between them counts.
     """
-    if world == 1:
-        return _own_facts(device, 1)
-    variables = {
-        f"env/{name}": value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(BETWEEN_RANKS) and allowed(name, value)
-    }
-    return _own_facts(device, world) | ranks_facts(device, world) | variables
+    between = ranks_facts(device, world) if world > 1 else {}
+    return _own_facts(device, world) | between | variables.conditions(os.environ)
 
 
 def _own_facts(device: str, world: int) -> dict[str, Scalar]:
     import torch
 
-    # A worker may be in an image though its supervisor is not.
-    own = {"image_digest": image} if (image := os.environ.get(IMAGE_DIGEST)) else {}
+    own: dict[str, Scalar] = {"python": platform.python_version()}
+    if image := os.environ.get(IMAGE_DIGEST):  # a worker may be in an image though its supervisor is not
+        own["image_digest"] = image
     if device == "cpu":
         return {**own, "torch": _version("torch"), "threads": torch.get_num_threads()}
     first = torch.cuda.current_device()
@@ -218,8 +212,41 @@ def _own_facts(device: str, world: int) -> dict[str, Scalar]:
         "gpu_capability": f"{properties.major}.{properties.minor}",
         "gpu_sm_count": properties.multi_processor_count,
         "cuda": torch.version.cuda,
+        "cudnn": _cudnn(),
+        "cublas": _cublas(torch.version.cuda),
+        "cupti": _version("cupti-python"),
+        "cpu": cpu_model(),  # what launches: the host's share of a short kernel's time
         "clock_policy": clocks.checked(),
     }
+
+
+def _cudnn() -> str | None:
+    """cuDNN's version as torch loads it, from its number: 91501 is 9.15.1, and 8907 was 8.9.7."""
+    import torch
+
+    try:
+        number = torch.backends.cudnn.version()
+    except RuntimeError:  # one that does not fit this torch: what needs it will say so
+        return None
+    if number is None:
+        return None
+    major, rest = divmod(number, 10_000 if number >= 90_000 else 1000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _cublas(cuda: str | None) -> str | None:
+    """The version of cuBLAS as the library that torch has loaded gives it, which may be an image's own and no
+    package's. None where it does not answer.
+    """
+    if cuda is None:
+        return None
+    try:
+        library = ctypes.CDLL(f"libcublas.so.{cuda.partition('.')[0]}")
+        numbers = [ctypes.c_int() for _ in range(3)]  # major, minor, patch level of libraryPropertyType
+        failed = [library.cublasGetProperty(which, ctypes.byref(x)) for which, x in enumerate(numbers)]
+    except (OSError, AttributeError):
+        return None
+    return None if any(failed) else ".".join(str(x.value) for x in numbers)
 
 
 def has_gpu() -> bool:

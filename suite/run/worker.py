@@ -394,6 +394,7 @@ def _cell(
         gated=implementation.provider != YARDSTICK,
         tuned=implementation.provider == PROVIDER,
         pinned=cell.pinned,
+        with_energy=task.sampling.energy == "every" or (task.sampling.energy == "first" and task.replicate == 0),
         pristine=pristine,
     )
     try:

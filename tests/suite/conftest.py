@@ -288,6 +288,7 @@ class Library:
             "sm": [1980],
             "memory": [2619],
             "temperature": [40],
+            "power": [400_000],
         } | answers
 
     def _next(self, name: str):
@@ -307,6 +308,12 @@ class Library:
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle) -> int:
         return self._next("energy")
+
+    def nvmlDeviceGetPowerUsage(self, handle) -> int:
+        return self._next("power")
+
+    def nvmlDeviceGetUtilizationRates(self, handle) -> SimpleNamespace:
+        return SimpleNamespace(gpu=97, memory=60)
 
     def nvmlSystemGetDriverVersion(self) -> bytes:
         return b"580.95.05"

@@ -48,22 +48,22 @@ def matmul(dtype: str, flops: int, ms: float, replicate: int = 0) -> Ceiling:
 
 def test_copy_time_is_the_median_over_replicates_at_a_measured_size() -> None:
     found = Ceilings.of([copy(1000, 1.0), copy(1000, 5.0, 1), copy(1000, 2.0, 2)])
-    assert found.copy_time_ms(1000) == pytest.approx(2.0)
+    assert found.moving_ms(1000) == pytest.approx(2.0)
 
 
 def test_copy_time_between_sizes_follows_the_power_law_and_beyond_the_largest_the_bandwidth() -> None:
     found = Ceilings.of([copy(100, 1.0), copy(10_000, 100.0)])
-    assert found.copy_time_ms(1000) == pytest.approx(10.0)
-    assert found.copy_time_ms(20_000) == pytest.approx(200.0)
+    assert found.moving_ms(1000) == pytest.approx(10.0)
+    assert found.moving_ms(20_000) == pytest.approx(200.0)
 
 
 def test_copy_time_below_the_smallest_size_is_its_floor() -> None:
-    assert Ceilings.of([copy(100, 1.0), copy(10_000, 100.0)]).copy_time_ms(1) == pytest.approx(1.0)
+    assert Ceilings.of([copy(100, 1.0), copy(10_000, 100.0)]).moving_ms(1) == pytest.approx(1.0)
 
 
 def test_copy_time_is_unknown_without_a_copy_or_without_bytes() -> None:
-    assert Ceilings.of([]).copy_time_ms(100) is None
-    assert Ceilings.of([copy(100, 1.0)]).copy_time_ms(0) is None
+    assert Ceilings.of([]).moving_ms(100) is None
+    assert Ceilings.of([copy(100, 1.0)]).moving_ms(0) is None
 
 
 def test_limit_is_the_larger_of_copy_and_matmul(literal: Any) -> None:
@@ -85,9 +85,45 @@ def test_ceilings_summary_in_readable_units() -> None:
     found = Ceilings.of([copy(2_000_000, 1.0), copy(8_000_000, 2.0), matmul("bf16", 10**12, 2.0)])
     assert found.summary() == {
         "copy_gbps": pytest.approx(4.0),
+        "one_way_gbps": None,
         "matmul_tflops": {"bf16": pytest.approx(500.0)},
+        "exponentials_per_s": None,
     }
-    assert Ceilings.of([]).summary() == {"copy_gbps": None, "matmul_tflops": {}}
+    assert set(map(str, Ceilings.of([]).summary().values())) == {"None", "{}"}
+    more = Ceilings.of([Ceiling("read", 4_000_000, 0.5, 0), Ceiling("exponential", 10**12, 250.0, 0)]).summary()
+    assert (more["one_way_gbps"], more["exponentials_per_s"]) == (pytest.approx(8.0), pytest.approx(4e12))
+
+
+def test_bytes_take_at_least_what_the_quickest_of_copy_read_and_write_takes() -> None:
+    found = Ceilings.of([copy(1000, 2.0), Ceiling("read", 1000, 1.5, 0), Ceiling("write", 1000, 3.0, 0)])
+    assert found.moving_ms(1000) == pytest.approx(1.5)
+    assert found.moving_ms(500) == pytest.approx(1.5), "reads were measured at no smaller size"
+    assert Ceilings.of([copy(500, 1.0), copy(1000, 2.0), Ceiling("read", 1000, 1.5, 0)]).moving_ms(500) == 1.0
+
+
+def test_exponentials_are_a_limit_where_their_rate_was_measured(literal: Any) -> None:
+    case = msgspec.structs.replace(literal.case(bytes=1000, flops=500), exponentials=4000)
+    before = [copy(1000, 1.0), matmul("bf16", 500, 1.0)]
+    assert Ceilings.of(before).limit_ms(case) == pytest.approx(1.0)
+    assert Ceilings.of([*before, Ceiling("exponential", 1000, 1.0, 0)]).limit_ms(case) == pytest.approx(4.0)
+    assert Ceilings.of([*before, Ceiling("exponential", 8000, 1.0, 0)]).limit_ms(case) == pytest.approx(1.0)
+
+
+def test_a_hot_cache_has_no_limit_by_bytes(literal: Any) -> None:
+    found = Ceilings.of([copy(1000, 9.0), matmul("bf16", 500, 1.0)])
+    assert found.limit_ms(literal.case(bytes=1000, flops=0), "hot") is None
+    assert found.limit_ms(literal.case(bytes=1000, flops=500), "hot") == pytest.approx(1.0)
+
+
+def test_a_row_that_passes_its_limit_is_marked(literal: Any) -> None:
+    case = literal.case(bytes=1000, flops=0)
+
+    def above(ms: float) -> bool | None:
+        (row,) = rows(literal.journal(literal.record(samples=ms, case=case), copy(1000, 1.0)))
+        return row.above_limit
+
+    assert (above(1.1), above(0.99), above(0.9)) == (False, False, True)
+    assert rows(literal.journal(literal.record()))[0].above_limit is None
 
 
 @pytest.mark.parametrize(("size", "ms"), [(0, 1.0), (-1, 1.0), (1, 0.0), (1, -1.0), (1, math.nan), (1, math.inf)])
@@ -339,6 +375,9 @@ def test_key_changes_with_conditions_definition_timer_and_cache_and_with_nothing
         key(literal.record(cache="hot")),
     ]
     assert len({same, *different}) == 5
+    conditions = {"gpu": "NVIDIA H200", "python": "3.11.7"}
+    versions = [key(literal.record(version=x), conditions=conditions) for x in ("1.0", "2.0", None)]
+    assert len({same, *versions}) == 4, "a library's version counts in a journal that says which Python measured"
 
 
 def test_cold_and_hot_are_two_rows_with_baselines_of_their_own(literal: Any) -> None:

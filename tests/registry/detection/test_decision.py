@@ -639,6 +639,22 @@ class TestPairing:
         (row_,) = pair((before, [record("a", 0, (1.0,))]), (before, [changed]))
         assert row_.differing == ("case.spec: s / t", "timer: clock / cupti")
 
+    def test_another_version_of_a_library_is_named_where_versions_count(self) -> None:
+        older, now = header(1, gpu="H200"), header(1, gpu="H200", python="3.11.7")
+        first, newer = record("a", 0, (1.0,)), msgspec.structs.replace(record("a", 0, (1.0,)), version="0.6.1")
+
+        def apart(
+            base: tuple[Header, list[Record]], current: tuple[Header, list[Record]], *allowed: str
+        ) -> tuple[str, ...]:
+            (found,) = pair(base, current, allowed=allowed)
+            return found.differing
+
+        assert apart((now, [first]), (now, [newer])) == ("library version: unknown / 0.6.1",)
+        assert apart((now, [first]), (now, [newer]), "library version") == ()
+        assert apart((now, [newer]), (now, [failed("a", 0, "crashed")])) == (), "it was not measured"
+        assert apart((older, [first]), (older, [newer])) == (), "older journals compare as they did"
+        assert apart((older, [first]), (now, [newer])) == ("python: not recorded / 3.11.7",)
+
     def test_another_tuned_configuration_is_noted(self) -> None:
         (row_,) = pair(
             (header(1), [record("a", 0, (1.0,), tuning={"k": "64"})]),

@@ -110,6 +110,16 @@ def test_breaks_name_conditions_definition_and_timer(literal: Any) -> None:
     assert [x for x in path if x.isalpha()] == ["M", "l", "m", "l", "m", "l", "m", "l"]
 
 
+def test_a_new_version_of_a_library_is_a_break(literal: Any) -> None:
+    known = {"gpu": "NVIDIA H200", "python": "3.11.7"}
+    runs = [
+        literal.journal(literal.record(version=x), run=f"run-{i}", commit=f"{i:040x}", conditions=known)
+        for i, x in enumerate(("0.5", "0.6"))
+    ]
+    (broken,) = line(timelines("rms_norm", measured(*runs), {}, Memory()), "torch").breaks
+    assert broken.what == ("library version: 0.5 → 0.6",)
+
+
 def test_changed_trees_are_drawn_and_not_searched(literal: Any) -> None:
     runs = [run(literal, x, 1.1 if x >= 6 else 1.0, dirty=x >= 6) for x in range(12)]
     found = line(timelines("rms_norm", measured(*runs), {}, Memory()))

@@ -32,8 +32,8 @@ def store(home):
     def store(number, commit="a" * 40, ms=(1.0, 1.0, 1.0), key="k", spec="5bec", suffix="", **fields):
         header = Header(
             schema_version=2, run=f"run-{number}", created=f"2026-11-01T00:00:{number:02d}+00:00", harness="1",
-            commit=commit, plan="quick", seed=0, replicates=len(ms), device="cpu", key=key, conditions={},
-            environment={}, **{"dirty": False, **fields},
+            commit=commit, plan="quick", seed=0, replicates=len(ms), device="cpu", key=key, environment={},
+            **{"dirty": False, "conditions": {}, **fields},
         )  # fmt: skip
         case = Case("gelu", "M4", {"M": 4}, {}, "fp32", "forward", spec, 1, 0)
         lines = [
@@ -102,6 +102,12 @@ def test_each_journal_is_read_once(home, store, monkeypatch):
     index = Index(home)
     assert index.processes(index.runs()[0])[KEY].count == 4
     assert seen[2:] == [("whole", "run-1.jsonl")]
+
+
+def test_means_of_another_version_of_the_library_do_not_belong_together(home, store):
+    store(1, conditions={"python": "3.11"})
+    index = Index(home)
+    assert index.processes(index.runs()[0])[KEY].definition == "5bec/events/1"
 
 
 def test_what_is_gone_is_forgotten(home, store):

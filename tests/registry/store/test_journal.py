@@ -352,3 +352,15 @@ def test_the_schema_describes_every_kind_of_line() -> None:
     assert set(told["discriminator"]["mapping"]) == {"header", "record", "ceiling", "footer"}
     assert told["$defs"]["Case"]["additionalProperties"] is False
     assert "pass" in told["$defs"]["Case"]["properties"]
+
+
+def test_a_lean_journal_has_the_same_rows(make_journal, write, tmp_path):
+    """Samples take a quarter of the memory, and give the same figures to the last digit."""
+    from kernelmark.registry.analysis.rows import rows
+
+    path = write(make_journal(), tmp_path / "run.jsonl")
+    whole, lean = read(path), read(path, lean=True)
+    assert rows(lean) == rows(whole)
+    (first, *_), (same, *_) = lean.records, whole.records
+    assert tuple(first.measurement.samples["latency"]) == same.measurement.samples["latency"]
+    assert type(first.measurement.samples["latency"]).__name__ == "array"

@@ -1,9 +1,13 @@
-"""`kernelmark history` on a million rows: `make test-load`."""
+"""`kernelmark history` on a million rows, `show` and `compare` on 200,000 records: `make test-load`."""
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from kernelmark.registry.detection.history import RUNS as NEWEST
@@ -42,8 +46,47 @@ def test_a_history_out_of_a_million_rows(literal, tmp_path):
     index = Index(home)
     runs, others = runs_by_operator((x, index.processes(x)) for x in index.runs(limit=NEWEST))["o7"]
     asked = time.process_time() - begin
-    history = over_commits(runs, "o7", others, {})
+    history = over_commits(runs, "o7", {}, others)
     whole = time.process_time() - begin  # what is added does not hang on how many rows there are
     print(f"asked for in {asked:.2f} s, with change points of {len(history.series)} series {whole:.2f} s")
-    assert (len(runs), len(history.series), others) == (200, 2 * CASES, 0)
+    assert (len(runs), len(history.series), others) == (200, 2 * CASES, [])
     assert asked < SECONDS
+
+
+ROWS, REPLICATES = 20_000, 10
+LARGE_SECONDS, LARGE_MIB = 30.0, 512
+"""Of a processor with much other work, and of all of a process's memory."""
+
+
+@pytest.fixture(scope="module")
+def large(literal, tmp_path_factory):
+    """Two journals of 200,000 records each, of 22 samples a record."""
+    generator = random.Random(0)
+    paths = []
+    for name in ("a", "b"):
+        paths.append(tmp_path_factory.mktemp("large") / f"{name}.jsonl")
+        with open(paths[-1], "wb") as file:
+            file.write(encode(literal.header(run=f"20261120-120000-{name * 4}", replicates=REPLICATES)))
+            for replicate in range(REPLICATES):
+                for number in range(ROWS // 2):
+                    case = literal.case(operator=f"o{number % 40}", name=f"S{number}", axes={"S": number})
+                    for implementation in ("kernelmark", "torch"):
+                        samples = [round(generator.gauss(1, 0.01), 6) for _ in range(20)]
+                        beside = {"memory": 1e6, "error": 1e-3}
+                        fields = {"samples": samples, "replicate": replicate, "case": case, "beside": beside}
+                        file.write(encode(literal.record(implementation, **fields)))
+    return paths
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("command", ["show", "compare"])
+def test_large_journals_take_neither_long_nor_much_memory(command, large):
+    told = [str(x) for x in large[: 1 if command == "show" else 2]]
+    program = Path(sys.executable).with_name("kernelmark")
+    process = subprocess.Popen([program, command, *told], stdout=subprocess.DEVNULL)
+    _, code, used = os.wait4(process.pid, 0)
+    seconds, mib = used.ru_utime + used.ru_stime, used.ru_maxrss >> 10
+    print(f"{command}: {seconds:.1f} s of a processor, {mib} MiB")
+    assert code == 0
+    assert seconds < LARGE_SECONDS
+    assert mib < LARGE_MIB

@@ -137,7 +137,14 @@ def test_a_replicate_of_a_wrong_row_is_not_compared(literal: Any) -> None:
     assert (row.outcome, row.reason) == ("not measured", "second run: incorrect: NaN")
 
 
-def test_versions_and_tuning_are_noted_and_do_not_forbid_comparing(literal: Any) -> None:
+def test_another_version_of_the_library_is_named(literal: Any) -> None:
+    known = {"gpu": "NVIDIA H200", "python": "3.11.7"}
+    first, second = (literal.journal(literal.record(version=x), conditions=known) for x in ("2.13", None))
+    row = only(compare(first, second))
+    assert (row.outcome, row.reason) == ("not comparable", "library version 2.13 and unknown")
+
+
+def test_older_journals_versions_and_tuning_are_noted_and_do_not_forbid_comparing(literal: Any) -> None:
     first = literal.journal(literal.record(version="2.13", tuning={"k": "BLOCK=64"}))
     second = literal.journal(literal.record(version=None, tuning={"k": "BLOCK=128"}))
     row = only(compare(first, second))

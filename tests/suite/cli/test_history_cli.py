@@ -35,13 +35,13 @@ def store(tmp_path):
     numbers = iter(range(60))
     generator = random.Random(0)
 
-    def store(ms, commit=None, sizes=(4,), key="k", spec="5bec", dirty=False, device="cpu"):
+    def store(ms, commit=None, sizes=(4,), key="k", spec="5bec", dirty=False, device="cpu", conditions=None):
         number = next(numbers)
         commit = commit or hashlib.sha1(str(number).encode()).hexdigest()
         header = Header(
             schema_version=2, run=f"run-{number:04d}", created=f"2026-11-01T00:00:{number:02d}Z", harness="1",
             commit=commit, dirty=dirty, plan="quick", seed=0, replicates=3, device=device, key=key,
-            conditions={}, environment={},
+            conditions=conditions or {}, environment={},
         )  # fmt: skip
         lines = [
             Record(
@@ -94,6 +94,19 @@ def test_what_belongs_together(call, store):
     assert series["points"][0]["ms"] == pytest.approx(2**0.5, rel=0.01)
     code, out, _ = call("gelu")
     assert "Left out as not comparable with the newest: 1 run." in out
+
+
+def test_what_broke_comparability_is_named(call, store):
+    store(1.0, key="a", conditions={"gpu": "H200", "cudnn": "9.14.0"})
+    store(1.0, key="b", conditions={"gpu": "H200"})  # an older kernelmark's
+    store(1.0, key="b", conditions={"gpu": "H200"})
+    store(1.0, key="c", conditions={"gpu": "H200", "cudnn": "9.15.1", "env/NCCL_ALGO": "Ring"})
+    out = call("gelu")[1]
+    assert "Left out as not comparable with the newest: 3 runs." in out
+    assert "  2 runs: cudnn: not recorded / 9.15.1; env/NCCL_ALGO: not recorded / Ring" in out
+    assert "  1 run: cudnn: 9.14.0 / 9.15.1; env/NCCL_ALGO: not recorded / Ring" in out
+    told = json.loads(call("gelu", "--json")[1])["left_out"]
+    assert [(x["comparability_key"], x["runs"]) for x in told] == [("b", 2), ("a", 1)]
 
 
 def test_commits_stand_in_the_order_of_git(call, store, make_repository, monkeypatch):

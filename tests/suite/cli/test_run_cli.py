@@ -211,7 +211,7 @@ def test_a_whole_run(root, plan_file, tmp_path):
     assert journal.header.request.note == "a look"
     assert (journal.header.seed, journal.header.plan, journal.header.device) == (7, "tiny", "cpu")
     assert {x.replicate for x in journal.ceilings} == {0, 1}
-    assert {x.what for x in journal.ceilings} == {"copy", "matmul"}
+    assert {x.what for x in journal.ceilings} == {"copy", "read", "write", "matmul"}
     assert "plain" in done.stdout
     assert "no-such-distribution" in done.stdout
     if find_spec("jinja2"):

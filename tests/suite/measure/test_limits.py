@@ -11,6 +11,7 @@ from kernelmark.suite.measure.stopping import Sampling
 
 def test_ceilings_of_a_cpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "COPY_BYTES", {"cpu": [1 << 14, 1 << 20]})
+    monkeypatch.setattr(limits, "ONE_WAY_BYTES", {"cpu": [1 << 14]})
     monkeypatch.setattr(limits, "MATMUL_SIZE", {"cpu": 64})
     monkeypatch.setattr(limits, "SAMPLING", Sampling(min_samples=3, max_samples=3, min_seconds=0, max_seconds=1))
     flushed = []
@@ -18,16 +19,23 @@ def test_ceilings_of_a_cpu(monkeypatch: pytest.MonkeyPatch):
     assert [(x.what, x.size, x.dtype, x.replicate) for x in ceilings] == [
         ("copy", 1 << 14, None, 2),
         ("copy", 1 << 20, None, 2),
+        ("read", 1 << 14, None, 2),
+        ("write", 1 << 14, None, 2),
         ("matmul", 2 * 64**3, "fp32", 2),
         ("matmul", 2 * 64**3, "bf16", 2),
     ]
     assert all(x.time_ms > 0 for x in ceilings)
-    assert len(flushed) == 4 * 4  # cold: before every sample, and the one that calibrates
+    # Cold: before every sample, and the one that calibrates. Reading and writing are tried in two ways each.
+    assert len(flushed) == 8 * 4
 
 
 def test_sizes_are_bytes_read_plus_written():
     call = limits.copy(Cpu(), 1 << 14)
     assert call().numel() == 1 << 13
+    whole, halves = limits.reads(Cpu(), 1 << 14)
+    assert float(whole()) > 1000
+    assert float(halves()) > 400
+    assert [x().nbytes for x in limits.writes(Cpu(), 1 << 14)] == [1 << 14, 1 << 14]
     assert limits.COPY_BYTES["cuda"][-1] == 1 << 32
     assert limits.COPY_BYTES["cuda"][0] == limits.COPY_BYTES["cpu"][0] == 16 << 10
 

@@ -54,6 +54,7 @@ class Fake:
     torch_device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     timers: list[Scripted] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
+    loads: list[float] = field(default_factory=list)
 
     def using(self):
         return contextlib.nullcontext()
@@ -70,6 +71,9 @@ class Fake:
     def fallback(self, cache):
         self.timers.append(Scripted(self.script, name="fallback", batch=1))
         return self.timers[-1]
+
+    def load(self, call, latency_ms):
+        self.loads.append(latency_ms)
 
     def peak_memory(self, call):
         call()
@@ -359,17 +363,31 @@ def test_throttled_samples_are_marked(nvml):
     assert measured.telemetry.reasons == ("hardware thermal slowdown",)
 
 
-def test_energy_is_power_times_the_median(nvml):
+def test_energy_is_measured_where_it_is_asked_for(nvml, monkeypatch):
+    known = module.energy.Energy((0.5, 0.51), 2.0)
+    monkeypatch.setattr(module.energy, "measured", lambda nvml, load, agreed: known)
+    chosen = trial([[2.0]], with_energy=True)
+    chosen.device.nvml = nvml()
+    measured = run(chosen)
+    assert chosen.device.loads == [2.0]
+    assert (measured.samples["energy"], measured.samples["back_to_back"]) == ((0.5, 0.51), (2.0,))
+    known = module.energy.Energy(reason="who knows")
+    measured = run(chosen)
+    assert "energy" not in measured.samples
+    assert measured.remarks == ("no energy: who knows",)
+    chosen.with_energy = False
+    assert run(chosen).remarks == ()
+    chosen.with_energy, chosen.device.nvml = True, None
+    assert run(chosen).remarks == ()
+
+
+def test_the_state_of_the_board_is_a_metric_of_the_row(nvml):
     chosen = trial([[2.0]])
-    chosen.device.nvml = nvml(energy=[0, 100_000])
-    clock = iter(x * 10.0 for x in range(100))
-    with pytest.MonkeyPatch.context() as patch:
-        watch = module.Watch
-        patch.setattr(module, "Watch", lambda nvml: watch(nvml, clock=lambda: next(clock)))
-        measured = run(chosen)
-    assert measured.telemetry is not None
-    assert measured.samples["energy"] == pytest.approx((measured.telemetry.power_w * 2e-3,))
-    assert measured.telemetry.power_w == 1.25  # 100 J over the 80 s of 9 readings
+    chosen.device.nvml = nvml(sm=[1500, 1980], temperature=[41, 66], power=[300_000, 500_000])
+    measured = run(chosen)
+    board = {x: measured.samples[x] for x in ("power", "temperature", "sm_clock", "utilization")}
+    assert board == {"power": (300.0,), "temperature": (41,), "sm_clock": (1980,), "utilization": (97,)}
+    assert measured.telemetry.power_w == 300
 
 
 def test_tuning_of_the_module_is_recorded(monkeypatch):

@@ -9,25 +9,27 @@ from kernelmark.suite.measure.telemetry import Nvml, Watch, close
 
 
 def test_a_watch_collects_extremes_and_reasons(nvml):
-    now = iter([0.0, 1.0, 2.0])
+    now = iter([0.0, 0.01, 1.0, 1.01])
     watch = Watch(
         nvml(
             sm=[1980, 1200, 1500],
             memory=[2619],
-            temperature=[40, 41, 70],
-            reasons=[0x1, 0x4, 0x80],  # idle is no reason
-            energy=[1_000_000, 1_300_000, 1_700_000],
+            temperature=[40, 70],
+            reasons=[0x1, 0x4, 0x4, 0x80],  # idle is no reason
+            energy=[1_000_000, 1_010_000, 1_010_000, 1_360_000],
+            power=[300_000, 360_000],
         ),
         clock=lambda: next(now),
     )
     watch.read()
+    watch.read()  # so soon that the board has nothing new but its clocks
     watch.read(0, 3)
     watch.read(3, 5)
     assert watch.throttled == [0, 1, 2, 3, 4]
     assert watch.telemetry() == Telemetry(
         sm_mhz=(1200, 1980),
         memory_mhz=(2619, 2619),
-        power_w=350.0,  # 700 J in 2 s, millijoules as NVML counts
+        power_w=350.0,  # 350 J in 1 s from step to step, millijoules as NVML counts
         temperature_c=70,
         reasons=("software power cap", "hardware power brake"),
     )
@@ -35,7 +37,13 @@ def test_a_watch_collects_extremes_and_reasons(nvml):
 
 @pytest.mark.parametrize(
     ("energy", "times"),
-    [([5], [0.0]), ([5, 9000], [0.0, 0.09]), ([5, 5], [0.0, 1.0]), ([9, 5], [0.0, 1.0])],
+    [
+        ([5], [0.0]),
+        ([5, 9000], [0.0, 2.0]),
+        ([5, 5], [0.0, 1.0]),
+        ([9, 5], [0.0, 1.0]),
+        ([5, 6, 7], [0.0, 0.1, 0.2]),
+    ],
 )
 def test_no_power_of_too_little(nvml, energy, times):
     now = iter(times)
@@ -46,7 +54,7 @@ def test_no_power_of_too_little(nvml, energy, times):
 
 
 def test_a_board_that_answers_nothing(nvml):
-    silent = nvml(sm=None, memory=None, temperature=None, reasons=None, energy=None)
+    silent = nvml(sm=None, memory=None, temperature=None, reasons=None, energy=None, power=None)
     watch = Watch(silent)
     watch.read(0, 5)
     assert watch.telemetry() == Telemetry()

@@ -144,11 +144,54 @@ def test_conditions_of_a_cpu(monkeypatch):
     assert found == fingerprint.conditions("cpu", FACTS)
     monkeypatch.setenv(fingerprint.IMAGE_DIGEST, "sha256:1234")
     assert fingerprint.conditions("cpu", FACTS)["image_digest"] == "sha256:1234"
+    monkeypatch.setattr(fingerprint.variables, "conditions", lambda environment: {})
     facts = fingerprint.torch_facts("cpu")
-    assert facts.keys() == {"torch", "threads", "image_digest"}
+    assert facts.keys() == {"torch", "threads", "python", "image_digest"}
+    assert facts["python"] == platform.python_version()
     monkeypatch.delenv(fingerprint.IMAGE_DIGEST)  # a worker may be in an image whose supervisor is in none
     assert fingerprint.conditions("cpu", facts)["image_digest"] == "sha256:1234"
-    assert fingerprint.torch_facts("cpu").keys() == {"torch", "threads"}
+    assert fingerprint.torch_facts("cpu").keys() == {"torch", "threads", "python"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "condition"),
+    [
+        ("TRITON_DEFAULT_FP_FUSION", "0", "0"),
+        ("TORCHINDUCTOR_MAX_AUTOTUNE", "1", "1"),
+        ("TORCHINDUCTOR_USE_FAST_MATH", "1", "1"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", "expandable_segments:True"),
+        ("CUBLAS_WORKSPACE_CONFIG", ":4096:8", ":4096:8"),
+        ("CUDA_LAUNCH_BLOCKING", "1", "1"),
+        ("NCCL_ALGO", "Ring", "Ring"),
+        ("OMP_NUM_THREADS", "4", "4"),
+        # It changes code, and its value may not be told.
+        ("TRITON_PTXAS_PATH", "/home/somebody/ptxas", variables.UNTOLD),
+        ("NCCL_SOCKET_IFNAME", "somebody@example.org", variables.UNTOLD),
+        # It changes no code, or is nobody's setting.
+        ("TRITON_CACHE_DIR", "/tmp/x", None),
+        ("TORCHINDUCTOR_CACHE_DIR", "/tmp/x", None),
+        ("CUDA_VISIBLE_DEVICES", "3", None),
+        ("TRITON_PRINT_AUTOTUNING", "1", None),
+        ("OMP_PASSPHRASE", "x", None),
+        ("CUDA_PW", "1", None),
+        ("PYTORCH_CONNSTRING", "x", None),
+        ("HOME", "x", None),
+    ],
+)
+def test_variables_that_change_code_are_conditions(name, value, condition):
+    assert variables.conditions({name: value}) == ({} if condition is None else {f"env/{name}": condition})
+
+
+def test_a_variable_changes_the_key(monkeypatch):
+    for name in (x for x in os.environ if f"env/{x}" in variables.conditions(os.environ)):
+        monkeypatch.delenv(name)
+    before = fingerprint.conditions("cpu", fingerprint.torch_facts("cpu"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/somewhere")
+    assert fingerprint.conditions("cpu", fingerprint.torch_facts("cpu")) == before
+    monkeypatch.setenv("TRITON_DISABLE_PTXAS_OPT", "1")
+    after = fingerprint.conditions("cpu", fingerprint.torch_facts("cpu"))
+    assert after == {**before, "env/TRITON_DISABLE_PTXAS_OPT": "1"}
+    assert fingerprint.key(after) != fingerprint.key(before)
 
 
 @pytest.fixture
@@ -218,6 +261,26 @@ def test_the_gpu_that_is_measured_on_is_the_one_that_counts(gpu, nvml, monkeypat
     assert fingerprint.conditions("cuda", {**facts, fingerprint.UUIDS: "bbbb"})["power_limit_w"] == 700
 
 
+class Cublas:
+    """What `cublasGetProperty` answers: 13.1.5."""
+
+    def cublasGetProperty(self, which, out):
+        out._obj.value = (13, 1, 5)[which]
+        return 0
+
+
+def test_libraries_that_do_not_answer_are_unknown(monkeypatch):
+    import torch
+
+    def fails():
+        raise RuntimeError("cuDNN version incompatibility")
+
+    monkeypatch.setattr(torch.backends.cudnn, "version", fails)
+    assert fingerprint._cudnn() is None
+    assert fingerprint._cublas("99.9") is None
+    assert fingerprint._cublas(None) is None
+
+
 def test_a_worker_names_its_gpus(monkeypatch):
     import torch
 
@@ -229,7 +292,24 @@ def test_a_worker_names_its_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     monkeypatch.setattr(fingerprint.clocks, "checked", lambda: "unlocked")
     monkeypatch.setattr(fingerprint, "ranks_facts", lambda device, world: {})
-    assert fingerprint.torch_facts("cuda")[fingerprint.UUIDS] == "aaaa-0"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91501)
+    monkeypatch.setattr(fingerprint.ctypes, "CDLL", lambda name: {"libcublas.so.13": Cublas()}[name])
+    versions = {"cupti-python": "13.0.1", "torch": "2.13", "triton": "3.7"}
+    monkeypatch.setattr(fingerprint, "_version", versions.get)
+    facts = fingerprint.torch_facts("cuda")
+    assert facts[fingerprint.UUIDS] == "aaaa-0"
+    told = {x: facts[x] for x in ("cuda", "cudnn", "cublas", "cupti", "python", "cpu")}
+    assert told == {
+        "cuda": "13.0",
+        "cudnn": "9.15.1",
+        "cublas": "13.1.5",
+        "cupti": "13.0.1",
+        "python": platform.python_version(),
+        "cpu": fingerprint.cpu_model(),
+    }
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 8907)
+    assert fingerprint.torch_facts("cuda")["cudnn"] == "8.9.7"
     assert fingerprint.torch_facts("cuda", 2)[fingerprint.UUIDS] == "aaaa-0,aaaa-1"
     assert fingerprint.torch_facts("cuda", 4)[fingerprint.UUIDS] == "aaaa-0,aaaa-1,aaaa-2"
 

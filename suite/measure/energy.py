@@ -1,0 +1,176 @@
+"""The energy of a call, from the board's own counter, over windows that are long enough to know it.
+
+Calls follow each other back to back, so that nothing else is in the windows: between the samples of a latency lie
+flushes of the cache, waiting and the host's work. A window goes from one step of the counter to another
+(`telemetry.Counter`). Readings of power, which the counter is not made of, are integrated over the same time and
+must agree. Where any of that cannot be had there is no energy, and a reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean
+from typing import TYPE_CHECKING, Protocol
+
+from .telemetry import READINGS_S, Counter, Nvml, Step
+
+if TYPE_CHECKING:
+    import torch
+
+WINDOWS = 6
+"""As many give their median an interval."""
+WINDOW_S = 0.1
+"""The least length of a window: one step of the slowest counter, five of a quick one."""
+SETTLE_S = 0.2
+"""Calls run so long before the first window: power and clocks follow the load."""
+LIMIT_S = 3.0
+"""Windows are not waited for any longer."""
+IDLE = 0.02
+"""Share of the times that work was queued at which the device may have had none left."""
+AGREE = 0.05
+"""By how much the counter and the readings of power may differ: the board's sensor is right to 5 %."""
+PAUSE_S = 1e-4
+"""Between two looks at the counter while the device has enough to do."""
+
+
+class Load(Protocol):
+    """Calls of one kind, back to back on a device."""
+
+    def more(self) -> int:
+        """Queues calls where there is room, and waits for nothing; how many."""
+        ...
+
+    def wait(self) -> None:
+        """Returns when all that was queued is done."""
+        ...
+
+    @property
+    def idle(self) -> float:
+        """Share of the times that work was queued, the first left out, at which the device had none left."""
+        ...
+
+
+@dataclass
+class Queued:
+    """Work on the current CUDA stream, some of it ahead of the device: `launch` queues `calls` calls."""
+
+    launch: Callable[[], object]
+    calls: int
+    ahead: int
+    _ends: deque[torch.cuda.Event] = field(default_factory=deque)
+    _queued: int = 0
+    _empty: int = 0
+
+    def more(self) -> int:
+        import torch
+
+        while self._ends and self._ends[0].query():
+            self._ends.popleft()
+        if len(self._ends) >= self.ahead:
+            return 0
+        self._empty += bool(self._queued) and not self._ends
+        self.launch()
+        end = torch.cuda.Event()
+        end.record()
+        self._ends.append(end)
+        self._queued += 1
+        return self.calls
+
+    def wait(self) -> None:
+        import torch
+
+        torch.cuda.current_stream().synchronize()
+        self._ends.clear()
+
+    @property
+    def idle(self) -> float:
+        return self._empty / max(1, self._queued - 1)
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Joules of a call, a number a window, and the milliseconds that it took there: joules over seconds are watts.
+
+    None of both where the energy cannot be known, for the `reason` given.
+    """
+
+    joules: tuple[float, ...] = ()
+    call_ms: float | None = None
+    reason: str = ""
+
+
+def measured(
+    nvml: Nvml,
+    load: Load,
+    agreed: Callable[[bool], bool] = lambda going: going,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], object] = time.sleep,
+) -> Energy:
+    """Runs the load until its energy is known, or the limit is reached.
+
+    `agreed` lets rank 0 decide for all ranks of a case when it is enough.
+    """
+    counter = Counter()
+    powers: list[tuple[float, float]] = []
+    begin = now = read_s = clock()
+    calls = 0
+    while agreed(now - begin < LIMIT_S and len(windows(counter.steps, begin)) < WINDOWS):
+        queued = load.more()
+        calls += queued
+        if not queued:
+            pause(PAUSE_S)
+        millijoules = nvml.get("TotalEnergyConsumption")
+        now = clock()
+        if millijoules is not None:
+            counter.read(now, int(millijoules))
+        if now - read_s >= READINGS_S:
+            read_s = now
+            if (power := nvml.power_w()) is not None:
+                powers.append((now, power))
+    load.wait()
+    return known(windows(counter.steps, begin), powers, (clock() - begin) / max(1, calls), load.idle)
+
+
+def windows(steps: Sequence[Step], begin_s: float) -> list[tuple[Step, Step, float]]:
+    """Windows one after the other, each from a step to a later one, with the mean power of each in watts."""
+    out: list[tuple[Step, Step, float]] = []
+    first: Step | None = None
+    for step in steps:
+        if step.seen_s - begin_s < SETTLE_S:
+            continue
+        if first is None:
+            first = step
+        elif step.seen_s - first.seen_s >= WINDOW_S and (power := first.power_w(step)) is not None:
+            out.append((first, step, power))
+            first = step
+    return out
+
+
+def known(
+    found: Sequence[tuple[Step, Step, float]], powers: Sequence[tuple[float, float]], call_s: float, idle: float
+) -> Energy:
+    """The energy of calls that took `call_s` each, from windows and from readings of power, (seconds, watts)."""
+    if len(found) < WINDOWS:
+        return Energy(reason=f"the energy counter gave {len(found)} of {WINDOWS} windows in {LIMIT_S:g} s")
+    if idle > IDLE:
+        return Energy(
+            reason="back to back the device waits for the host, and what it draws then is not the call's"
+        )
+    first, last = found[0][0], found[-1][1]
+    counted = (last.millijoules - first.millijoules) / 1e3 / (last.seen_s - first.seen_s)
+    sampled = integral([x for x in powers if first.seen_s <= x[0] <= last.seen_s])
+    if sampled is not None and abs(sampled / counted - 1) > AGREE:
+        return Energy(reason=f"the energy counter says {counted:.0f} W, readings of power {sampled:.0f} W")
+    return Energy(tuple(power * call_s for _, _, power in found), call_s * 1e3)
+
+
+def integral(powers: Sequence[tuple[float, float]]) -> float | None:
+    """Mean power of (seconds, watts), by trapezia; None for fewer than two."""
+    if len(powers) < 2:
+        return None
+    area = sum((b - a) * fmean((p, q)) for (a, p), (b, q) in pairwise(powers))
+    return area / (powers[-1][0] - powers[0][0])
