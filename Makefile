@@ -59,9 +59,10 @@ test-minutes: $(VENV)/.tested
 	$(BIN)/python -m pytest -m minutes tests --timeout 900
 
 PARALLEL := -n 2 --dist worksteal --timeout 300
-# What takes minutes has targets of its own: test-images, test-registry, test-training, test-ranks,
-# test-fleet, test-load, test-minutes.
-SHORT := not image and not docker and not training and not ranks and not fleet and not load and not minutes
+# What takes minutes or has no lock has targets of its own: test-images, test-registry, test-training, test-ranks,
+# test-fleet, test-load, test-minutes, test-notebook.
+SHORT := not image and not docker and not training and not ranks and not fleet and not load and not minutes \
+	and not notebook
 test: test-rooms
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not targets and not minutes' tests/kernels
 
@@ -158,6 +159,15 @@ test-fleet: $(VENV)/.tested build/fleet/.ready
 # Beside the environment and not in it: it is an optional extra that has no lock, and nothing that measures loads it.
 build/fleet/.ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade --target build/fleet 'ray==2.60.0'
+	touch $@
+
+# A real notebook, executed: half a minute. Its packages stand beside the environment, as Ray does.
+.PHONY: test-notebook
+test-notebook: $(VENV)/.tested build/notebook/.ready
+	PYTHONPATH=$(CURDIR)/build/notebook $(BIN)/python -m pytest -n 0 -m notebook tests/suite/test_notebook.py
+
+build/notebook/.ready: pyproject.toml
+	$(BIN)/python -m pip install --quiet --upgrade --target build/notebook 'ipykernel==7.4.0' 'nbclient==0.11.0'
 	touch $@
 
 # A history out of a million rows; then the same as above with 16 writers and 20,000 rows, the server killed under

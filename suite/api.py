@@ -44,7 +44,8 @@ from .measure.stopping import Sampling
 from .memory import MemoryProfiler
 from .plan import Cell
 from .run import fingerprint, worker
-from .run.supervisor import new_run
+from .run.progress import watched
+from .run.supervisor import Listener, new_run
 
 __all__ = [
     "BaselineConfig",
@@ -63,13 +64,15 @@ PROVIDER = "script"
 class Runner:
     """Measures one operator, all its implementations that can run here and those that are added.
 
-    `device` is "cuda" or "cpu", by default the best one here; `only` names implementations to keep.
+    `device` is "cuda" or "cpu", by default the best one here; `only` names implementations to keep. How far it is
+    is shown in a notebook and on a terminal; `progress` True shows it anywhere, False nowhere.
     """
 
     operator: str
     device: Literal["cuda", "cpu"] | None = None
     only: Sequence[str] = ()
     sampling: Sampling = field(default_factory=Sampling)
+    progress: bool | None = None
     records: list[Record] = field(default_factory=list, init=False)
     ceilings: list[Ceiling] = field(default_factory=list, init=False)
     _added: dict[str, Implementation] = field(default_factory=dict, init=False)
@@ -106,13 +109,18 @@ class Runner:
         Raises `InputError` for an unknown axis, option, dtype or pass. An implementation that fails is a
         record with a status, not an exception.
         """
-        case = self._catalog.operator(self.operator).case(axes, dtype, pass_, **(options or {}))
-        device = self._open()
-        new = [
-            record
-            for replicate in range(replicates)
-            for record in self._replicate(device, case, cache, replicate, seed)
-        ]
+        operator = self._catalog.operator(self.operator)
+        case = operator.case(axes, dtype, pass_, **(options or {}))
+        cells = [Cell(case, x, cache) for x in self._able()]
+        with watched(self.progress) as listener:
+            todo = [(x.identity, replicate) for replicate in range(replicates) for x in cells]
+            listener.begin("", todo, 0, operator.metrics)
+            device = self._open(listener)
+            new = [
+                record
+                for replicate in range(replicates)
+                for record in self._replicate(device, cells, replicate, seed, listener)
+            ]
         self.records += new
         return tuple(new)
 
@@ -157,41 +165,53 @@ class Runner:
         )
         return Journal(header, tuple(self.records), tuple(self.ceilings))
 
-    def _open(self) -> Device:
+    @property
+    def _kind(self) -> Literal["cuda", "cpu"]:
+        return self.device or ("cuda" if fingerprint.has_gpu() else "cpu")
+
+    def _open(self, listener: Listener | None = None) -> Device:
         if self._device is None:
             from .measure import limits
 
-            kind = self.device or ("cuda" if fingerprint.has_gpu() else "cpu")
-            self._device = opened(kind)
+            if listener is not None:
+                listener.stage(0, "ceilings", None)
+            self._device = opened(self._kind)
             with self._device.using():
                 self.ceilings += limits.measure(self._device, 0)
         return self._device
 
-    def _replicate(self, device: Device, case: Case, cache: Cache, replicate: int, seed: int) -> list[Record]:
+    def _able(self) -> list[Implementation]:
+        """What can run here, of what is chosen."""
         here = [*self._catalog.of_operator(self.operator), *self._added.values()]
         chosen = [x for x in here if not self.only or x.name in self.only or x.name in self._added]
-        able = [x for x in chosen if x.unavailable(device.kind) is None]
+        return [x for x in chosen if x.unavailable(self._kind) is None]
+
+    def _replicate(
+        self, device: Device, cells: Sequence[Cell], replicate: int, seed: int, listener: Listener
+    ) -> list[Record]:
         task = worker.Task(
             device=device.kind,
             seed=seed,
             replicate=replicate,
-            cells=tuple(worker.TaskCell(i, case, x.name, cache) for i, x in enumerate(able)),
+            cells=tuple(worker.TaskCell(i, x.case, x.implementation.name, x.cache) for i, x in enumerate(cells)),
             sampling=self.sampling,
             ceilings=False,
         )
-        results: list[worker.Result] = []
+        records: list[Record] = []
 
         def keep(message: worker.Message) -> None:
-            if isinstance(message, worker.Result):
-                results.append(message)
+            match message:
+                case worker.Stage(name=name, index=index):
+                    listener.stage(replicate, name, None if index is None else cells[index])
+                case worker.Result(index=index):
+                    made = cells[index].record(
+                        replicate, index, message.status, message.reason, message.measurement, message.spent_s
+                    )
+                    records.append(made)
+                    listener.end(made)
 
         worker.work(task, keep, device, {}, _With(self._catalog.roots, (), self._added))
-        return [
-            Cell(case, able[x.index], cache).record(
-                replicate, x.index, x.status, x.reason, x.measurement, x.spent_s
-            )
-            for x in results
-        ]
+        return records
 
 
 @dataclass(frozen=True)

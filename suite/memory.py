@@ -42,15 +42,13 @@ class MemoryProfiler(MemoryFigures):
     host_before_bytes: int | None = field(default=None, init=False)
     host_peak_bytes: int | None = field(default=None, init=False)
     seconds: float = field(default=0.0, init=False)
-    why: dict[str, str] = field(default_factory=dict, init=False)
+    why: dict[str, str] = field(default_factory=lambda: _why("no block was measured yet"), init=False)
     _begin: float = field(default=0.0, init=False, repr=False)
     _marks: tuple[int, int] = field(default=(0, 0), init=False, repr=False)
     _host_mark: int = field(default=0, init=False, repr=False)
 
     def __enter__(self) -> MemoryProfiler:
-        self.why = dict.fromkeys(_DEVICE, "the block has not ended") | {
-            "host_peak_bytes": "the block has not ended"
-        }
+        self.why = _why("the block has not ended")
         self._open_device()
         self._open_host()
         self._begin = time.perf_counter()
@@ -69,8 +67,7 @@ class MemoryProfiler(MemoryFigures):
 
     def __str__(self) -> str:
         """A line a value, with why where there is none."""
-        names = (*_DEVICE, "host_before_bytes", "host_peak_bytes")
-        values = {x: getattr(self, x) for x in names}
+        values = {x: getattr(self, x) for x in (*_DEVICE, *_HOST)}
         told = [
             f"{x}: {units.size(y) if y is not None else f'not measured: {self.why[x]}'}" for x, y in values.items()
         ]
@@ -120,8 +117,9 @@ class MemoryProfiler(MemoryFigures):
             self.host_before_bytes = _resident(_RESIDENT)
         except OSError as error:
             reason = f"this system does not let a process reset its high-water mark: {error.strerror or error}"
-            self.why |= {"host_before_bytes": reason, "host_peak_bytes": reason}
+            self.why |= dict.fromkeys(_HOST, reason)
         else:
+            del self.why["host_before_bytes"]
             _open_on_host.append(self)
 
     def _close_host(self) -> None:
@@ -138,8 +136,14 @@ class MemoryProfiler(MemoryFigures):
 
 
 _DEVICE = ("before_bytes", "after_bytes", "peak_bytes", "reserved_peak_bytes")
+_HOST = ("host_before_bytes", "host_peak_bytes")
 _open: list[MemoryProfiler] = []
 _open_on_host: list[MemoryProfiler] = []
+
+
+def _why(reason: str) -> dict[str, str]:
+    """One reason for all values."""
+    return dict.fromkeys((*_DEVICE, *_HOST), reason)
 
 
 def _no_device() -> str | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 from ...registry import escape
-from ...registry.store.metric import Metric, summarized
+from ...registry.store.metric import Metric
 from ...registry.store.record import Key, Record
 from ...registry.views import units
 from ..plan import Cell
-from ..run.pace import Pace
+from ..run.progress import Counted
 from ..run.supervisor import Listener
 
 FEW = 120
@@ -21,50 +21,7 @@ QUIET_S = 10.0
 """Without a terminal, at most one line in so many seconds, beside what went wrong."""
 
 
-class _Counted:
-    """What both ways of showing keep: how many cells are done, and when the rest will be.
-
-    Cells that cannot run here are no measurements to come: they count nowhere.
-    """
-
-    def __init__(self) -> None:
-        self.run = ""
-        self.metrics: Mapping[str, Metric] = {}
-        self.pace = Pace.of(())
-        self._earlier = 0
-
-    def begin(
-        self, run: str, todo: Collection[tuple[Key, int]], finished: int, metrics: Collection[Metric]
-    ) -> None:
-        """See `Listener`."""
-        self.run, self.pace, self._earlier = run, Pace.of(todo), finished
-        self.metrics = {x.name: x for x in metrics}
-
-    @property
-    def cells(self) -> int:
-        """Over all replicates, those of earlier sessions included."""
-        return self._earlier + self.pace.total
-
-    @property
-    def finished(self) -> int:
-        """Of those."""
-        return self._earlier + self.pace.ended
-
-    def stage(self, replicate: int, name: str, cell: Cell | None) -> None:
-        """A stage begins."""
-        self.pace.stage(replicate, cell is not None)
-
-    def left(self) -> str:
-        """Time left, as far as it is known."""
-        return units.seconds(self.pace.left_s())
-
-    def seen(self, record: Record) -> str:
-        """What one process measured, for whoever waits: the row's value needs them all."""
-        metric = self.metrics[record.case.primary]
-        return units.quantity(summarized(record.primary, metric.summary), metric.unit)
-
-
-class Lines(_Counted):
+class Lines(Counted):
     """For logs."""
 
     def __init__(self) -> None:
@@ -96,7 +53,7 @@ class Lines(_Counted):
             )
 
 
-class Live(_Counted):
+class Live(Counted):
     """For terminals: a bar, what runs, what is left."""
 
     def __init__(self) -> None:
@@ -147,39 +104,3 @@ def progress() -> Iterator[Listener]:
     finally:
         with contextlib.suppress(OSError):  # a terminal that was closed: what was measured is in the journal
             live.progress.stop()
-
-
-class Tally:
-    """How far something is that knows the fraction done, on the error output: what it yields goes elsewhere.
-
-    A terminal's line counts on; a log has a line now and then, and none of what takes less than two seconds.
-    """
-
-    SHORT_S = 2.0
-
-    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._what = what
-        self._clock = clock
-        self._begin: float | None = None
-        self._shown = 0.0
-        self._live = sys.stderr.isatty()
-
-    def show(self, detail: str, fraction: float) -> None:
-        """`detail` of what is under way; the first call, before anything is done, starts the clock."""
-        now = self._clock()
-        if self._begin is None:
-            self._begin = self._shown = now
-        elapsed = now - self._begin
-        if not self._live and (elapsed < self.SHORT_S or now - self._shown < QUIET_S / 2):
-            return
-        self._shown = now
-        left = f"{units.seconds(elapsed / fraction * (1 - fraction))} left" if fraction > 0 else "…"
-        line = f"{self._what}: {escape.plain(detail)}, {left}"
-        sys.stderr.write(f"\r\x1b[K{line}" if self._live else f"{line}\n")
-        sys.stderr.flush()
-
-    def close(self) -> None:
-        """Takes a terminal's line away: what stood there is over."""
-        if self._live and self._begin is not None:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()

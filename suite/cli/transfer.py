@@ -107,7 +107,7 @@ def _taken_in(run: str, home: Home, quiet: bool) -> None:
 def fill(home: Home, runs: Sequence[str]) -> Synced:
     """Fills the registry and shows how far it is."""
     from ...registry.tracking.store import Step, sync
-    from .progress import Tally
+    from ..run.progress import Tally
 
     tally = Tally("recording in the registry")
     if sys.stderr.isatty():

@@ -13,9 +13,10 @@ from kernelmark.registry.store.metric import LATENCY, Metric
 from kernelmark.registry.store.record import Case, Key, Measurement, Record
 from kernelmark.suite.catalog import Implementation
 from kernelmark.suite.cli import progress as module
-from kernelmark.suite.cli.progress import Lines, Live, Tally, progress
+from kernelmark.suite.cli.progress import Lines, Live, progress
 from kernelmark.suite.plan import Cell
 from kernelmark.suite.run.pace import Pace
+from kernelmark.suite.run.progress import Tally
 
 CASE = Case("gelu", "M4-bf16-forward", {"M": 4}, {}, "bf16", "forward", "5bec", 100, 0)
 CELL = Cell(CASE, Implementation("gelu", "torch", "torch", (), "core", ("cpu",), lambda: lambda case: max), "cold")
@@ -42,7 +43,7 @@ def clock(monkeypatch):
     """A clock that a test moves."""
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(module.Pace, "of", lambda todo: Pace(set(todo), lambda: now[0]))
+    monkeypatch.setattr(Pace, "of", lambda todo: Pace(set(todo), lambda: now[0]))
     return now
 
 
