@@ -12,6 +12,7 @@ from ...registry.errors import InputError
 from ...registry.store.home import Home
 from ...registry.store.journal import read
 from ...registry.store.transfer import whole_lines
+from . import names
 from .choosing import choosing, shared
 from .container_options import build_options, options, tell
 from .run import asked_for, present, writable
@@ -28,13 +29,18 @@ HERE = (
 
 
 @click.command("bench")
-@click.argument("image", metavar="IMAGE")
+@click.argument("image", metavar="IMAGE", shell_complete=names.images)
 @click.option(
     "--gpus", metavar="0,1", help="GPUs as nvidia-smi numbers them; default: 0. A case takes as many as it needs."
 )
 @choosing()
 @shared("budget", "note", "fail_on", "shard", "name", "control", "seed")
-@click.option("--resume", metavar="RUN", help="Go on with a run that was interrupted, in the same image.")
+@click.option(
+    "--resume",
+    metavar="RUN",
+    shell_complete=names.runs,
+    help="Go on with a run that was interrupted, in the same image.",
+)
 @click.option("--memory", metavar="SIZE", help="Memory of the container, as 16g; default: no limit.")
 @click.option("--shm-size", default="1g", show_default=True, metavar="SIZE", help="Its shared memory.")
 @shared("output", "no_report", "journal_only")

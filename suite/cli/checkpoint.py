@@ -6,10 +6,11 @@ import click
 
 from ...registry.errors import unknown
 from ..run.fingerprint import device_named
+from .names import models
 
 
 @click.command("checkpoint")
-@click.argument("model")
+@click.argument("model", shell_complete=models)
 @click.option("--steps", type=click.IntRange(1), default=1000, show_default=True, help="Optimizer steps.")
 @click.option("--data", default="corpus", show_default=True, help="corpus, or synthetic, which needs nothing.")
 @click.option("--batch", type=click.IntRange(1), default=16, show_default=True, help="Sequences a step.")

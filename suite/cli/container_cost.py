@@ -13,6 +13,7 @@ from ...registry.errors import InputError
 from ...registry.store.home import Home
 from ..choice import Choice
 from ..run.fingerprint import device_named
+from . import names
 from .choosing import WHAT, choosing, shared
 from .container_options import build_options, options, tell
 from .run import writable
@@ -20,7 +21,7 @@ from .values import Duration
 
 
 @click.command("container-cost")
-@click.argument("image", metavar="IMAGE")
+@click.argument("image", metavar="IMAGE", shell_complete=names.images)
 @click.option("--gpus", metavar="0", help="GPU as nvidia-smi numbers it; default: 0.")
 @choosing(*WHAT)
 @click.option("--budget", type=Duration(), default="30m", show_default=True, help="Time for measuring.")

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from ...registry.errors import InputError
 from ...registry.escape import plain
 from ...registry.store.home import Home
+from . import names
 from .choosing import WHAT, choosing, shared
 from .run import present, writable
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ..fleet.order import Order
 
 SHARDS_HELP = "Parts of the plan; default: 16, or its cases."
-RUN = click.argument("run", default="latest", metavar="[RUN]")
+RUN = names.run_argument("run", default="latest", metavar="[RUN]")
 
 
 @click.group("fleet", subcommand_metavar="COMMAND")
@@ -69,7 +70,12 @@ def command_fleet() -> None:
 @click.option("--hosts", type=click.IntRange(1), help="Kubernetes: at most so many at once.")
 @click.option("--attempts", type=click.IntRange(1, 100), default=3, show_default=True, help="Of each shard.")
 @click.option("--no-wait", is_flag=True, help="Slurm: ask for all shards and leave; --resume collects.")
-@click.option("--resume", metavar="RUN", help="Go on with a run: collect what came, ask for what is missing.")
+@click.option(
+    "--resume",
+    metavar="RUN",
+    shell_complete=names.runs,
+    help="Go on with a run: collect what came, ask for what is missing.",
+)
 @shared("output", "no_report", "journal_only")
 def fleet_run(
     engine: Literal["ray", "slurm", "kubernetes"] | None,

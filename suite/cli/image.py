@@ -8,6 +8,7 @@ import click
 
 from ...registry.errors import InputError
 from .container_options import build_options, options, tell
+from .names import images
 
 
 @click.group("image")
@@ -40,7 +41,7 @@ def list_images(as_json: bool) -> None:
 
 
 @command_image.command("build")
-@click.argument("name", metavar="IMAGE")
+@click.argument("name", metavar="IMAGE", shell_complete=images)
 @click.option("--fresh", is_flag=True, help="Build anew, without any cache.")
 @build_options
 def build_image(name: str, fresh: bool, **building: Path | str | None) -> None:
@@ -56,7 +57,7 @@ def build_image(name: str, fresh: bool, **building: Path | str | None) -> None:
 
 
 @command_image.command("pin")
-@click.argument("names", nargs=-1, metavar="[IMAGE...]")
+@click.argument("names", nargs=-1, metavar="[IMAGE...]", shell_complete=images)
 def pin_images(names: tuple[str, ...]) -> None:
     """Ask the registry for the digest of each base, and write it with today's date to docker/images.toml."""
     from ..container import build, engine, pins

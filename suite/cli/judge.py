@@ -9,10 +9,11 @@ from pathlib import Path
 import click
 
 from ..run.fingerprint import device_named
+from .names import operators
 
 
 @click.command("judge")
-@click.argument("operator", metavar="OPERATOR")
+@click.argument("operator", metavar="OPERATOR", shell_complete=operators)
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--device", help="cuda or cpu; default: the best one here.")
 @click.option("--budget", type=click.IntRange(10, 3600), default=60, show_default=True, help="Seconds.")

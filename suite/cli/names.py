@@ -1,4 +1,4 @@
-"""Arguments that name what exists, which a shell completes: runs, operators, implementations, plans."""
+"""Arguments that name what exists, which a shell completes: runs, operators, plans, models and more."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ if TYPE_CHECKING:
 Complete = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
 
 
-def completing(names: Callable[[], Iterable[str]]) -> Complete:
-    """What completes an argument from these names. A mistake in what is there completes to nothing."""
+def completing(names: Callable[[], Iterable[str]], files: bool = False) -> Complete:
+    """What completes an argument from these names, or with `files` where none fits a file's.
+
+    A mistake in what is there completes to nothing.
+    """
 
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
         try:
-            return [CompletionItem(x) for x in names() if x.startswith(incomplete)]
+            found = [CompletionItem(x) for x in names() if x.startswith(incomplete)]
         except KernelmarkError:
-            return []
+            found = []
+        return found or ([CompletionItem(incomplete, type="file")] if files else [])
 
     return complete
 
@@ -55,7 +59,20 @@ def _plans() -> Iterable[str]:
     return BUILTIN
 
 
-runs, operators, implementations, plans = map(completing, (_runs, _operators, _implementations, _plans))
+def _models() -> Iterable[str]:
+    from ..catalog import Catalog
+
+    return [x for model in Catalog.default().models.values() for x in model.configurations]
+
+
+def _images() -> Iterable[str]:
+    from ..container.session import known
+
+    return known()
+
+
+runs, plans = completing(_runs, files=True), completing(_plans, files=True)
+operators, implementations, models, images = map(completing, (_operators, _implementations, _models, _images))
 
 
 def run_argument(name: str, **how: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

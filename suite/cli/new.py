@@ -8,6 +8,7 @@ import click
 
 from ..catalog import Catalog
 from ..scaffold import Written, baseline, operator
+from .names import operators
 
 FOLDER = click.option(
     "--folder",
@@ -38,7 +39,12 @@ def new_operator(name: str, family: str | None, folder: Path) -> None:
 @command_new.command("baseline")
 @click.argument("name")
 @click.option(
-    "--operator", "operator_name", default="rms_norm", show_default=True, help="The operator that it computes."
+    "--operator",
+    "operator_name",
+    default="rms_norm",
+    show_default=True,
+    shell_complete=operators,
+    help="The operator that it computes.",
 )
 @FOLDER
 def new_baseline(name: str, operator_name: str, folder: Path) -> None:

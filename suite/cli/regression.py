@@ -17,7 +17,7 @@ import msgspec
 from ...registry.errors import InputError, KernelmarkError
 from ...registry.store.home import Home
 from ...registry.views.units import counted
-from . import run_command
+from . import names, run_command
 from .run import writable
 from .values import Duration, Share
 
@@ -74,13 +74,22 @@ def _grouped(name: str, group: type[Any], *options: Callable[..., Any]) -> Calla
 
 _NARROWING = (
     click.option(
-        "--plan", help="Cases to measure, as for `kernelmark run`; default: quick. Stored: runs of that plan."
+        "--plan",
+        shell_complete=names.plans,
+        help="Cases to measure, as for `kernelmark run`; default: quick. Stored: runs of that plan.",
     ),
-    click.option("--operator", "operators", multiple=True, help="Only this operator; repeatable."),
+    click.option(
+        "--operator",
+        "operators",
+        multiple=True,
+        shell_complete=names.operators,
+        help="Only this operator; repeatable.",
+    ),
     click.option(
         "--implementation",
         "implementations",
         multiple=True,
+        shell_complete=names.implementations,
         help="Only this implementation or provider; repeatable. Default: the kernels that the commits hold.",
     ),
     click.option(

@@ -12,10 +12,11 @@ from ...registry.errors import InputError
 from ...registry.store.home import Home
 from ..catalog import Catalog
 from ..run import fingerprint
+from .names import run_argument
 
 
 @click.command("repro")
-@click.argument("run", metavar="RUN")
+@run_argument("run")
 @click.option("--execute", is_flag=True, help="Run it.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command_repro(run: str, execute: bool, as_json: bool) -> None:

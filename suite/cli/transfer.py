@@ -15,13 +15,14 @@ from ...registry.importers.formats import FORMATS
 from ...registry.store import transfer
 from ...registry.store.home import Home
 from ...registry.views.units import counted
+from .names import run_argument
 
 if TYPE_CHECKING:
     from ...registry.tracking.store import Synced
 
 
 @click.command("export")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@run_argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option(
     "--output",
     "-o",
@@ -133,7 +134,7 @@ def _foreign(form: str, files: tuple[Path, ...], home: Home, one_run: bool, comm
 
 
 @click.command("sync")
-@click.argument("runs", nargs=-1, metavar="[RUN...]")
+@run_argument("runs", nargs=-1, metavar="[RUN...]")
 @click.option("--json", "as_json", is_flag=True, help="For machines: one object.")
 def command_sync(runs: tuple[str, ...], as_json: bool) -> None:
     """Record in the registry what is not there yet.

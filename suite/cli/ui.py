@@ -10,11 +10,12 @@ import click
 from ...registry.errors import InputError
 from ...registry.store.home import Home
 from ..catalog import Catalog
+from .names import operators, run_argument
 
 
 @click.command("ui")
-@click.argument("run", required=False)
-@click.option("--operator", help="Only this operator: its cases by all implementations.")
+@run_argument("run", required=False, metavar="[RUN]")
+@click.option("--operator", shell_complete=operators, help="Only this operator: its cases by all implementations.")
 @click.option("--case", help="Only this case, by its name as `show` prints it.")
 @click.option(
     "--where",

@@ -8,13 +8,14 @@ import click
 
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal
+from .names import run_argument
 
 MARKS = {"pass": ("✓", "green"), "fail": ("✗", "red"), "unknown": ("?", "yellow")}
 CODES = {"pass": 0, "fail": 1, "unknown": 3}
 
 
 @click.command("validate")
-@click.argument("run", metavar="RUN")
+@run_argument("run")
 @click.option("--json", "as_json", is_flag=True, help="For machines: one object with `verdict` and `rows`.")
 def command_validate(run: str, as_json: bool) -> None:
     """Six criteria for every row of ours: speedup, memory, error; of training to a loss also

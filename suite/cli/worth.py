@@ -13,11 +13,12 @@ from ...registry.store.journal import read
 from ..catalog import Catalog
 from ..run import supervisor
 from ..run.fingerprint import device_named
+from . import names
 from .run import present, writable
 
 
 @click.command("worth")
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=names.models)
 @click.option("--base", default="torch_compile_blocks", show_default=True, help="The system that parts go into.")
 @click.option("--batch", default=1, show_default=True, help="Sequences a step.")
 @click.option("--sequence", default=1024, show_default=True, help="Tokens a sequence.")
@@ -27,12 +28,18 @@ from .run import present, writable
     "--slice", "part_of", default="whole", show_default=True, help="Only the model's first layers: first4."
 )
 @click.option("--part", "parts", multiple=True, help="Only this part or operator; repeatable.")
-@click.option("--implementation", "implementations", multiple=True, help="Only this one put in; repeatable.")
+@click.option(
+    "--implementation",
+    "implementations",
+    multiple=True,
+    shell_complete=names.implementations,
+    help="Only this one put in; repeatable.",
+)
 @click.option("--null", "nulls", is_flag=True, help="Exchange each part with itself too: is nothing found?")
 @click.option("--replicates", type=click.IntRange(1, 1000), help="Fresh processes; default: 5.")
 @click.option("--device", help="cuda or cpu; default: the best one here.")
 @click.option("--seed", type=int, help="Seed of inputs and order; default: random, recorded.")
-@click.option("--resume", metavar="RUN", help="Go on with a run that was interrupted.")
+@click.option("--resume", metavar="RUN", shell_complete=names.runs, help="Go on with a run that was interrupted.")
 @click.option("--output", type=click.Path(path_type=Path), help="Results' folder, in place of $KERNELMARK_HOME.")
 @click.option("--journal-only", is_flag=True, help="Write the journal and leave the rest to another machine.")
 def command_worth(

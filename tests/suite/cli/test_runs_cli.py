@@ -6,10 +6,12 @@ import csv
 import io
 import json
 import re
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.shell_completion import BashComplete
 from filelock import FileLock
@@ -17,6 +19,7 @@ from kernelmark.registry.store.home import Home
 from kernelmark.registry.store.journal import encode
 from kernelmark.registry.store.record import Case, Footer, Header, Measurement, Record, Request
 from kernelmark.suite import cli
+from kernelmark.suite.cli.regression import command as detector
 
 Call = Callable[..., tuple[int, str, str]]
 OLD, NEW, SIDE = "20261119-090000-aaaa", "20261120-080000-bbbb", "20261121-070000-cccc"
@@ -286,10 +289,50 @@ def test_completion(home: Home, call: Call, monkeypatch: pytest.MonkeyPatch) -> 
         (["run", "--implementation", "flash_attn_4"], ["flash_attn_4"]),
         (["show", "--status", "una"], ["unavailable"]),
         (["com"], ["compare", "completion"]),
+        (["validate", "ol"], ["older"]),
+        (["judge", "softm"], ["softmax"]),
+        (["worth", "llama-tin"], ["llama-tiny"]),
+        (["bench", "h1"], ["h100"]),
+        (["run", "--plan", "mine.to"], ["mine.to"]),  # no plan of that name: the shell offers files
     ):
         assert [x.value for x in complete.get_completions(words[:-1], words[-1])] == found
     monkeypatch.setenv("KERNELMARK_PATH", "/no/such/folder")
     assert complete.get_completions(["list"], "g") == []  # a mistake is for the command to tell
+
+
+NAMED = {"run", "operator", "operators", "implementation", "implementations", "plan", "resume", "model", "image"}
+ELSEWHERE = {"fleet run --image", "capture --plan", "bench --run", "run --run"}
+"""What names something that is not here, or not yet: a digest, a file to be written, a new run."""
+
+
+def test_whatever_takes_a_name_completes_it() -> None:
+    def commands(group: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+        if isinstance(group, click.Group):
+            for name in group.list_commands(click.Context(group)):
+                yield from commands(group.get_command(click.Context(group), name), f"{path} {name}".strip())
+        else:
+            yield path, group
+
+    found = [*commands(cli.cli, ""), ("regression_detector", detector)]
+    silent = [
+        f"{path} {x.opts[0]}"
+        for path, command in found
+        for x in command.params
+        if {x.name, x.opts[0].lstrip("-")} & NAMED and x._custom_shell_complete is None
+    ]
+    assert set(silent) == ELSEWHERE
+    assert len(found) > 30
+
+
+def test_bash_itself_completes(home: Home, tmp_path: Path) -> None:
+    """The script that is printed, in a bash."""
+    program = (
+        f'PATH="{Path(sys.executable).parent}:$PATH"; eval "$(kernelmark completion bash)"; '
+        'ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _${1}_completion $1; '
+        'echo "${COMPREPLY[@]}"; }; ask kernelmark show 20261120; ask regression_detector --operator softm'
+    )
+    told = subprocess.run(["bash", "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert (told.stdout, told.stderr) == (f"{NEW}\nsoftmax\n", "")
 
 
 def test_a_command_that_does_not_exist_names_the_nearest(call: Call) -> None:
