@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..registry.errors import InputError
+from ..registry.progress import Tell, untold
 from .catalog import Catalog
 from .measure.device import opened
 from .measure.session import Session
@@ -16,13 +17,25 @@ from .system import Assembly, System
 
 
 def make(
-    model: str, data: str, steps: int, batch: int, sequence: int, device: Literal["cuda", "cpu"], seed: int
+    model: str,
+    data: str,
+    steps: int,
+    batch: int,
+    sequence: int,
+    device: Literal["cuda", "cpu"],
+    seed: int,
+    tell: Tell = untold,
 ) -> tuple[Path, float]:
     """Trains and writes; gives the file and the validation text's bits a byte."""
     from .workloads import _weights, converge
     from .workloads._checkpoint import Checkpoint
     from .workloads._text import source
     from .workloads._training import Training
+
+    class Told(Training):
+        def _step(self, step: int, look: bool) -> None:
+            tell(f"step {step} of {steps}", step / steps)
+            super()._step(step, look)
 
     dtype = "fp32" if device == "cpu" else "bf16"
     axes = {"B": batch, "S": sequence, "N": steps}
@@ -40,6 +53,6 @@ def make(
         raise InputError(str(error)) from None
     rate = float(case.options["lr"])
     with place.using():
-        done = Training(trainer, text, steps, rate, session, catalog, Checkpoint(None)).run()
+        done = Told(trainer, text, steps, rate, session, catalog, Checkpoint(None)).run()
         target = _weights.save(case, seed, trainer.weights())
     return target, done.bits[-1][1]

@@ -14,6 +14,7 @@ from typing import Any
 from ..analysis.repeated import NOT_YET
 from ..analysis.statistics import geometric_mean
 from ..errors import InputError
+from ..progress import Tell, untold
 from ..store.journal import read
 from ..views import units
 from . import data, exports, feeds
@@ -71,6 +72,8 @@ class Built:
 
 
 Times = Callable[[set[str]], Mapping[str, int]]
+READ = 0.5
+"""The part of the time that reading the journals takes, with a page for each run."""
 
 
 def build(
@@ -80,6 +83,7 @@ def build(
     expected: Mapping[str, Expected],
     times: Times = lambda commits: {},
     fresh: bool = False,
+    tell: Tell = untold,
 ) -> Built:
     """Adds journals to the site in `output`, and writes what changed.
 
@@ -93,7 +97,7 @@ def build(
             f"{below[0]} lies below {output}, and --fresh deletes what the site holds before it is read; copy the "
             "journals elsewhere first, or leave --fresh out."
         )
-    site = _Site(output, settings, fresh)
+    site = _Site(output, settings, fresh, tell)
     site.take_in(sources)
     if not site.ledger.runs():
         raise InputError("; ".join(["no journal could be read", *site.built.skipped[:5]]) + ".")
@@ -108,8 +112,9 @@ def build(
 
 
 class _Site:
-    def __init__(self, output: Path, settings: Settings, fresh: bool) -> None:
+    def __init__(self, output: Path, settings: Settings, fresh: bool, tell: Tell) -> None:
         self.output = output
+        self.tell = tell
         self.settings = settings
         self.built = Built()
         if output.exists() and not output.is_dir():
@@ -132,7 +137,9 @@ class _Site:
         own = [] if current else sorted((self.output / "journals").glob("*.jsonl.gz"))
         pages = Pages(self.settings.title, "", self.settings.linked)
         known = {x.name for x in self.ledger.runs()}
-        for path in [*sources, *own]:
+        paths = [*sources, *own]
+        for i, path in enumerate(paths):
+            self.tell(path.name, READ * i / len(paths))
             try:
                 raw = path.read_bytes()
                 digest = hashlib.sha256(raw).hexdigest()
@@ -188,7 +195,10 @@ class _Site:
             by_operator.setdefault(fact.operator, []).append((run, fact))
         lines: dict[str, tuple[Line, ...]] = {}
         by_device: dict[str, list[Standing]] = {x.device: [] for x in reversed(runs)}
+        done = 0
         for operator, found in sorted(by_operator.items()):
+            self.tell(operator, READ + (1 - READ) * done / len(measured))
+            done += len(found)
             lines[operator] = timelines(operator, found, times, self.ledger)
             standing = standings(operator, found)
             for x in standing:

@@ -26,10 +26,12 @@ def command_checkpoint(
     """
     from ..catalog import Catalog
     from ..checkpoints import make
+    from ..run.progress import Tally
 
     options = Catalog.default().definition("converge").options
     for name, given in (("model", model), ("data", data)):
         if given not in options[name]:
             raise unknown(name, given, [str(x) for x in options[name]])
-    path, bits = make(model, data, steps, batch, sequence, device_named(device), seed)
+    with Tally("training") as tally:
+        path, bits = make(model, data, steps, batch, sequence, device_named(device), seed, tally.show)
     click.echo(f"{path}: {bits:.4f} bits a byte after {steps} steps")

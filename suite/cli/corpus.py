@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ..corpus import build, manifest, pack, place
+from ..run.progress import Tally
 
 
 @click.group("corpus")
@@ -30,8 +31,10 @@ def build_corpus(wheels: Path | None, packed: Path | None) -> None:
         parts, licences = pack.unpack(asked, packed)
     else:
         kept = wheels or target.parent / "wheels"
-        build.fetch(asked.packages, kept)
-        parts, licences = build.built(asked, kept), build.licences(asked, kept)
+        with Tally("fetching packages") as tally:
+            build.fetch(asked.packages, kept, tally.show)
+        with Tally("making the corpus") as tally:
+            parts, licences = build.built(asked, kept, tally.show), build.licences(asked, kept)
     build.write(parts, licences, target)
     _told(asked, build.verify(asked, target), target)
 

@@ -46,7 +46,7 @@ def command_doctor(device: str | None, world: int | None, as_json: bool, quick: 
     from ..doctor import examination as doctor
     from ..doctor import ranks
     from ..doctor.training import planted_arms
-    from ..run.supervisor import Silent
+    from ..run.progress import Tally
 
     if training and quick:
         raise InputError("--training has no quick form: leave --quick or --training out.")
@@ -71,14 +71,17 @@ def command_doctor(device: str | None, world: int | None, as_json: bool, quick: 
             click.echo(f"Planted {'arms of training' if training else 'faults'} (takes {takes})")
         with tempfile.TemporaryDirectory(prefix="kernelmark-doctor-") as folder:
             home, extent = Home(Path(folder)), doctor.QUICK if quick else doctor.WHOLE
-            if training:
-                found = planted_arms(chosen, home, Silent())
-            else:
-                found = doctor.planted(chosen, home, Silent(), extent)
+            with Tally("planting bad arms" if training else "planting faults") as tally:
+                if training:
+                    found = list(planted_arms(chosen, home, tally.show))
+                else:
+                    found = list(doctor.planted(chosen, home, tally.show, extent))
             for check in found:
                 show(check)
             if world is not None:
-                for check in ranks.planted(chosen, home, Silent(), world, extent):
+                with Tally("planting faults among ranks") as tally:
+                    found = list(ranks.planted(chosen, home, world, extent, tally.show))
+                for check in found:
                     show(check)
     if as_json:
         import msgspec

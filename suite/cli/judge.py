@@ -29,9 +29,11 @@ def command_judge(
     in processes of its own without a network. Exit codes: 0 right, 1 wrong, 3 not known in time.
     """
     from ..run.judging import Judge
+    from ..run.progress import Tally
 
     drawn = secrets.randbits(32) if seed is None else seed
-    found = Judge(operator, file, device_named(device), drawn, float(budget)).judge()
+    with Tally("judging") as tally:
+        found = Judge(operator, file, device_named(device), drawn, float(budget), tally.show).judge()
     if as_json:
         import msgspec
 

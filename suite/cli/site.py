@@ -39,6 +39,7 @@ def command_site(journals: tuple[Path, ...], output: Path, title: str, url: str,
     """
     from ...registry.site.build import MEMORY, Settings, build
     from ..compare.revisions import commit_times
+    from ..run.progress import Tally
 
     for address in (url, *([where] if where not in ("copy", "none") else [])):
         if address and (urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).netloc):
@@ -50,7 +51,9 @@ def command_site(journals: tuple[Path, ...], output: Path, title: str, url: str,
         raise InputError(
             f"no journal in {where_looked}; make one with `kernelmark run`, or name files or folders."
         )
-    built = build(sources, output, Settings(title, url, where), _expected(), commit_times, fresh)
+    with Tally("building the site") as tally:
+        settings = Settings(title, url, where)
+        built = build(sources, output, settings, _expected(), commit_times, fresh, tally.show)
     for reason in built.skipped:
         click.echo(f"left out  {reason}", err=True)
     click.echo(f"journals  {built.added} added, {built.runs} in all, {built.rows:,} rows")

@@ -36,6 +36,7 @@ def command_verify(run: str, sample: int, budget: float, as_json: bool) -> None:
     from ...registry.analysis.repeated import differing, repeated, said
     from ...registry.analysis.rows import rows
     from ...registry.escape import plain
+    from ..run.progress import Shared, Tally
     from ..run.repeating import draw, measure
     from .progress import progress
 
@@ -44,7 +45,10 @@ def command_verify(run: str, sample: int, budget: float, as_json: bool) -> None:
     seed = secrets.randbits(32)
     drawn = draw(published, catalog, sample, seed)
     if as_json:
-        again = measure(published, drawn, catalog, home, seed, budget)
+        with Tally("measuring again") as tally:
+            tally.show("loading torch", 0.0)
+            told = Shared(tally.show, len(drawn.cells) * drawn.plan.replicates)
+            again = measure(published, drawn, catalog, home, seed, budget, told)
     else:
         click.echo(f"{len(drawn.cells)} of {drawn.of} rows that can run here, drawn with seed {seed}")
         with progress() as listener:

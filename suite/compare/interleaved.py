@@ -28,6 +28,7 @@ from ...registry.store.home import Home
 from ...registry.store.index import Index
 from ...registry.store.journal import Journal, read
 from ...registry.store.record import EAGER, PROVIDER, VERSION, Header, Key, Record, Request
+from ...registry.views.units import seconds
 from ..catalog import Catalog
 from ..environments import interpreter
 from ..plan import Cell, Plan
@@ -384,7 +385,8 @@ def in_turns(
             if begin + took > setting.until:  # it would be cut short, and half a round is of no use
                 raise OutOfTime
             rows = [key for key, number in wanted.items() if number > made]
-            setting.tell(f"{what} {made + 1} of {count}: {_counted(len(rows))}")
+            left = f", {seconds(took * (count - made))} left of this stage" if made else ""
+            setting.tell(f"{what} {made + 1} of {count}: {_counted(len(rows))}{left}")
             for run in (runs[i] for i in next(orders)):
                 run.replicate(made, [cell for cell in run.cells if wanted[cell.identity] > made])
             made += 1

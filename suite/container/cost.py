@@ -24,6 +24,7 @@ from ...registry.errors import HarnessError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
 from ...registry.store.record import Header, Key, Record
+from ...registry.views.units import counted, seconds
 from ..catalog import Catalog
 from ..compare.interleaved import balanced
 from ..plan import Plan
@@ -84,7 +85,8 @@ class Cost:
                 self.tell(f"the budget ended after {number} of {count} pairs")
                 break
             self.seed += 1
-            self.tell(f"pair {number + 1} of {count}: {len(wanted)} rows")
+            left = f", {seconds(took * (count - number))} left of this stage" if number else ""
+            self.tell(f"pair {number + 1} of {count}: {counted(len(wanted), 'row')}{left}")
             sides = [(self._bare, bare), (self._contained, contained)]
             for measure, journals in (sides[i] for i in next(orders)):
                 journals.append(measure(plan, names))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ...registry.errors import HarnessError, InputError, last_line
+from ...registry.progress import Tell, untold
 from .manifest import Manifest, Package, Part
 from .text import Text, assemble, text
 
@@ -25,10 +26,11 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def fetch(packages: Sequence[Package], wheels: Path) -> None:
+def fetch(packages: Sequence[Package], wheels: Path, tell: Tell = untold) -> None:
     """Downloads with pip the wheels that a folder lacks. Raises `InputError` where they cannot be had."""
     wheels.mkdir(parents=True, exist_ok=True)
-    for package in packages:
+    for i, package in enumerate(packages):
+        tell(package.file, i / len(packages))
         if (wheels / package.file).is_file():
             continue
         python, abi, platforms = package.tags
@@ -67,9 +69,10 @@ def opened(package: Package, wheels: Path) -> zipfile.ZipFile:
         raise InputError(f"{package.file} cannot be read: {error}") from None
 
 
-def texts(manifest: Manifest, wheels: Path) -> Iterator[Text]:
+def texts(manifest: Manifest, wheels: Path, tell: Tell = untold) -> Iterator[Text]:
     """All texts of a manifest's packages, in the order of wheels and members."""
-    for package in manifest.packages:
+    for i, package in enumerate(manifest.packages):
+        tell(package.file, i / len(manifest.packages))
         with opened(package, wheels) as wheel:
             for member in wheel.infolist():
                 found = text(package, member.filename, wheel.read(member), manifest.largest)
@@ -89,9 +92,9 @@ def licences(manifest: Manifest, wheels: Path) -> bytes:
     return b"\n".join(found)
 
 
-def built(manifest: Manifest, wheels: Path) -> dict[str, bytes]:
+def built(manifest: Manifest, wheels: Path, tell: Tell = untold) -> dict[str, bytes]:
     """The corpus's texts by name. Raises `HarnessError` where they are not those that the manifest names."""
-    made = assemble(texts(manifest, wheels), manifest)
+    made = assemble(texts(manifest, wheels, tell), manifest)
     check(manifest, {name: Part(len(data), sha256(data)) for name, data in made.items()})
     return made
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from ...registry.analysis.rows import Row, rows
 from ...registry.analysis.statistics import exponential, t_quantile
 from ...registry.detection.noise import log_times, trimmed
 from ...registry.figures import signed
+from ...registry.progress import Tell, untold
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
 from ..catalog import Catalog, Root
@@ -28,6 +30,8 @@ from ..measure.stopping import Sampling
 from ..measure.telemetry import THROTTLE, Nvml
 from ..plan import Cell, Plan
 from ..run.fingerprint import cpu_governor
+from ..run.forkserver import ForkServers
+from ..run.progress import Shared
 from ..run.supervisor import Listener, Run, new_run
 from .planted.baselines.hacks import NEED_GPU, OUTCOMES
 
@@ -57,6 +61,8 @@ class Extent:
     """No replicate is begun later than this after the start."""
 
 
+FAULTS_COST = 3.0
+"""What all the faults together take, in replicates of what is timed."""
 QUICK = Extent(3, 4, 20.0)
 WHOLE = Extent(5, 20, 90.0)
 
@@ -162,10 +168,14 @@ def _host(home: Home) -> Iterator[Check]:
 
 
 def planted(
-    device: Literal["cuda", "cpu"], home: Home, listener: Listener, extent: Extent = WHOLE
+    device: Literal["cuda", "cpu"], home: Home, tell: Tell = untold, extent: Extent = WHOLE
 ) -> Iterator[Check]:
-    """Runs the planted faults and says of each whether the harness caught it."""
+    """Runs the planted faults and says of each whether the harness caught it.
+
+    What is told is the share of the least that is to be done; a noisy machine needs more, up to the extent's time.
+    """
     begin = time.monotonic()
+    tell("loading torch", 0.0)
     catalog = Catalog((Root(PLANTED, f"{__package__}.planted"),))
     sampling = Sampling(
         min_samples=10, max_samples=200, min_seconds=0.1, max_seconds=0.4, warmup_s=0.1, energy="never"
@@ -177,7 +187,7 @@ def planted(
     faults = [x for x in cells if x not in timed]
     once = replace(plan, replicates=1)
 
-    def run_of(plan: Plan, cells: Sequence[Cell]) -> Run:
+    def run_of(plan: Plan, cells: Sequence[Cell], listener: Listener, servers: ForkServers | None = None) -> Run:
         return Run(
             plan,
             tuple(cells),
@@ -189,27 +199,34 @@ def planted(
             roots=(str(PLANTED),),
             ceilings=False,
             listener=listener,
+            servers=servers,
         )
 
     # What is not timed may run side by side, and most of it is starting: what ends its process has its own.
     alone = [[x for x in faults if x.implementation.name == name] for name in ENDING]
     others = [x for x in faults if x.implementation.name not in ENDING]
+    first = FAULTS_COST / (FAULTS_COST + extent.least)
+    listener = Shared(tell, len(faults), 0.0, first)
     apart = [
-        run_of(replace(once, deadline_s=HANG_S) if deadly[0].implementation.name == "hang" else once, deadly)
+        run_of(
+            replace(once, deadline_s=HANG_S) if deadly[0].implementation.name == "hang" else once, deadly, listener
+        )
         for deadly in (others, *alone)
         if deadly
     ]
-    with ThreadPoolExecutor(len(apart)) as pool:
-        seen = [read(path) for path in pool.map(Run.execute, apart)]
-    run = run_of(plan, timed)
-    with run.session():
-        for replicate in range(extent.most):
-            late = time.monotonic() - begin > extent.seconds
-            if replicate >= min(2, extent.least) and late:
-                break
-            if replicate >= extent.least and _resolved(read(run.path)):
-                break
-            run.replicate(replicate, timed)
+    with ForkServers() as servers:
+        servers.begin(Path(sys.executable))  # before the first worker: what is begun beside one ends with it
+        with ThreadPoolExecutor(len(apart)) as pool:
+            seen = [read(path) for path in pool.map(Run.execute, apart)]
+        run = run_of(plan, timed, Shared(tell, extent.least * len(timed), first), servers)
+        with run.session():
+            for replicate in range(extent.most):
+                late = time.monotonic() - begin > extent.seconds
+                if replicate >= min(2, extent.least) and late:
+                    break
+                if replicate >= extent.least and _resolved(read(run.path)):
+                    break
+                run.replicate(replicate, timed)
     journal = read(run.path)
     yield from judge(replace(journal, records=(*journal.records, *(x for other in seen for x in other.records))))
 

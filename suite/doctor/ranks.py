@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Literal
 
 from ...registry.analysis.rows import Row, rows
+from ...registry.progress import Tell, untold
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
 from ..catalog import Catalog, Root
 from ..measure.stopping import Sampling
 from ..plan import Cell, Plan
+from ..run.progress import Shared
 from ..run.supervisor import Listener, Run, new_run
-from .examination import Check, Extent, share_slower
+from .examination import FAULTS_COST, Check, Extent, share_slower
 from .planted_ranks.operators.shared_chain import SIZES
 
 PLANTED = Path(__file__).resolve().parent / "planted_ranks"
@@ -32,10 +34,11 @@ ENDS: Mapping[str, tuple[str, str]] = {
 
 
 def planted(
-    device: Literal["cuda", "cpu"], home: Home, listener: Listener, world: int, extent: Extent
+    device: Literal["cuda", "cpu"], home: Home, world: int, extent: Extent, tell: Tell = untold
 ) -> Iterator[Check]:
-    """Runs the faults over so many ranks and says of each whether the harness caught it."""
+    """Runs the faults over so many ranks and says of each whether the harness caught it; tells as theirs."""
     begin = time.monotonic()
+    tell("starting ranks", 0.0)
     catalog = Catalog((Root(PLANTED, f"{__package__}.planted_ranks"),))
     operator = catalog.operator("shared_chain")
     N = SIZES[device] // world * world
@@ -48,7 +51,7 @@ def planted(
     timed = tuple(x for x in cells if x.implementation.name not in ENDS)
     faults = tuple(x for x in cells if x.implementation.name in ENDS)
 
-    def run_of(plan: Plan, cells: tuple[Cell, ...]) -> Run:
+    def run_of(plan: Plan, cells: tuple[Cell, ...], listener: Listener) -> Run:
         return Run(
             plan,
             cells,
@@ -62,8 +65,10 @@ def planted(
             listener=listener,
         )
 
-    once = read(run_of(replace(plan, replicates=1, deadline_s=FAULTY_S), faults).execute())
-    run = run_of(plan, timed)
+    first = FAULTS_COST / (FAULTS_COST + extent.least)
+    once_plan = replace(plan, replicates=1, deadline_s=FAULTY_S)
+    once = read(run_of(once_plan, faults, Shared(tell, len(faults), 0.0, first)).execute())
+    run = run_of(plan, timed, Shared(tell, extent.least * len(timed), first))
     with run.session():
         for replicate in range(extent.most):
             if replicate >= min(2, extent.least) and time.monotonic() - begin > extent.seconds:

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Literal, TypeAlias
 
 from ...registry.detection.arms import Arm, arms
+from ...registry.progress import Tell, untold
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
 from ..catalog import Catalog
 from ..measure.stopping import Sampling
 from ..plan import Plan
-from ..run.supervisor import Listener, Run
+from ..run.progress import Shared
+from ..run.supervisor import Run
 from ..system import Changes, System
 from .examination import Check
 
@@ -34,7 +36,7 @@ PLANTED: Mapping[str, tuple[str, Changes]] = {
 """Systems by name: what is planted."""
 
 
-def planted_arms(device: Literal["cuda", "cpu"], home: Home, listener: Listener) -> Iterator[Check]:
+def planted_arms(device: Literal["cuda", "cpu"], home: Home, tell: Tell = untold) -> Iterator[Check]:
     """Trains the planted arms beside an honest one, five seeds each, and says of each whether it was caught."""
     systems = tuple(System(name, changes=changes) for name, (_, changes) in PLANTED.items())
     catalog = Catalog.default().with_systems(systems)
@@ -44,7 +46,10 @@ def planted_arms(device: Literal["cuda", "cpu"], home: Home, listener: Listener)
     case = catalog.definition("converge").case(axes, dtype, "program", **options)
     only = {f"converge/{case.name}": ("torch", *PLANTED)}
     plan = Plan("doctor-training", (case,), SEEDS, ("cold",), Sampling(), DEADLINE_S, only, systems)
-    run = Run(plan, plan.cells(catalog, device), catalog, device, home, seed=0, ceilings=False, listener=listener)
+    cells = plan.cells(catalog, device)
+    listener = Shared(tell, SEEDS * len(cells))
+    tell("loading torch", 0.0)
+    run = Run(plan, cells, catalog, device, home, seed=0, ceilings=False, listener=listener)
     yield from judge(read(run.execute()))
 
 

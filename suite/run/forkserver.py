@@ -25,7 +25,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn
 
 from .worker import die_with_parent, environment
@@ -82,8 +81,8 @@ class ForkServer:
         """Whether it failed to answer once: what it says later would be taken for the next answer."""
 
     @classmethod
-    def start(cls, python: Path) -> ForkServer | None:
-        """None where this interpreter cannot be one."""
+    def begin(cls, python: Path) -> ForkServer:
+        """One that is loading torch; `ready` waits for it."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -95,18 +94,16 @@ class ForkServer:
                 start_new_session=True,
                 env=environment(),
             )
-        server = cls(process, ours)
-        try:
-            ours.settimeout(START_S)
-            if ours.recv(len(READY)) == READY:
-                return server
-        except OSError:
-            pass
-        except BaseException:  # Ctrl-C, before anybody could end it
-            server.close()
-            raise
-        server.close()
-        return None
+        return cls(process, ours)
+
+    def ready(self) -> bool:
+        """Waits until it can fork. Where this interpreter cannot be a server, it is ended."""
+        with contextlib.suppress(OSError):
+            self._channel.settimeout(START_S)
+            if self._channel.recv(len(READY)) == READY:
+                return True
+        self.close()
+        return False
 
     def fork(self, stdin: int, output: int, pipe: int) -> Forked | None:
         """A worker with these file descriptors; None if the server is gone or does not answer, for good then.
@@ -143,20 +140,33 @@ class ForkServers:
 
     def __init__(self) -> None:
         self._servers: dict[Path, ForkServer | None] = {}
+        self._loading: set[Path] = set()
+
+    def begin(self, python: Path) -> None:
+        """Starts the server of an interpreter and does not wait for it: it loads while others work."""
+        if python not in self._servers and sys.platform == "linux":
+            self._servers[python] = ForkServer.begin(python)
+            self._loading.add(python)
 
     def of(self, python: Path) -> ForkServer | None:
         """The server of an interpreter; None where it cannot have one, or has one no more."""
-        if python not in self._servers:
-            self._servers[python] = ForkServer.start(python) if sys.platform == "linux" else None
-        server = self._servers[python]
+        self.begin(python)
+        server = self._servers.get(python)
+        if server is not None and python in self._loading:
+            # Held until it has answered: whoever is interrupted here ends it with the others.
+            if not server.ready():
+                server = self._servers[python] = None
+            self._loading.remove(python)
         return None if server is None or server.dead else server
 
     def __enter__(self) -> ForkServers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all of them."""
         for server in self._servers.values():
             if server is not None:
                 server.close()

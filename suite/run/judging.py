@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -28,6 +28,7 @@ import msgspec
 
 from ...registry.analysis.rows import rows
 from ...registry.errors import InputError, last_line
+from ...registry.progress import Tell, untold
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
 from ...registry.store.record import PROVIDER, Case, Record
@@ -36,9 +37,11 @@ from ..catalog import Catalog, Root
 from ..environments import interpreter
 from ..measure.stopping import Sampling
 from ..operator import Operator
-from ..plan import Plan
+from ..plan import Cell, Plan
+from .forkserver import ForkServers
 from .process import OutOfTime
-from .supervisor import Run, new_run
+from .progress import Shared
+from .supervisor import Listener, Run, new_run
 
 CANDIDATE = "candidate"
 """The folder of the judged kernel, which it is named by."""
@@ -101,11 +104,12 @@ class Judge:
     device: Literal["cuda", "cpu"]
     seed: int
     budget_s: float = 60.0
+    tell: Tell = untold
 
     def judge(self) -> Judgement:
         """Raises `InputError` for a file that is none, `HarnessError` where no worker starts."""
         begin = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="kernelmark-judge-") as folder:
+        with tempfile.TemporaryDirectory(prefix="kernelmark-judge-") as folder, contextlib.ExitStack() as held:
             root, home = Path(folder) / CANDIDATE, Home(Path(folder) / "home")
             operator = Catalog.default().operator(self.operator)
             _place(self.file, root, self.operator, self.device)
@@ -114,13 +118,17 @@ class Judge:
             known = plans.load("quick", catalog, self.device, [self.operator])
             unseen = unseen_cases(operator, known.cases, random.Random(self.seed))
             checks = Plan("shapes", (*known.cases, *unseen), 1, ("cold",), ONCE, known.deadline_s)
-            bench = _Bench(catalog, root, self.device, home, python, self.seed)
-            checked = bench.measure(checks, begin + self.budget_s * SHARE_OF_CHECKS, ("torch",))
+            again = replace(known, name="peers", replicates=REPLICATES)
+            bench = held.enter_context(_Bench(catalog, root, self.device, home, python, self.seed))
+            first, rest = bench.cells(checks, ("torch",)), bench.cells(again)
+            counted = [*first, *(x for _ in range(REPLICATES) for x in rest)]
+            listener = Shared(self.tell, sum(x.implementation.unavailable(self.device) is None for x in counted))
+            self.tell("loading torch", 0.0)
+            checked = bench.measure(checks, first, begin + self.budget_s * SHARE_OF_CHECKS, listener)
             shapes = tuple(_shapes(checked, bench.name))
             timed: Journal | None = None
             if not any(x.ok is False for x in shapes):
-                again = replace(known, name="peers", replicates=REPLICATES)
-                timed = bench.measure(again, begin + self.budget_s, ())
+                timed = bench.measure(again, rest, begin + self.budget_s, listener)
             speed = _speeds(timed, bench.name) if timed is not None else ()
             records = [*(checked.records if checked else ()), *(timed.records if timed else ())]
             ours = [x for x in records if x.implementation == bench.name]
@@ -155,6 +163,18 @@ class _Bench:
     home: Home
     python: Path
     seed: int
+    mine: ForkServers = field(default_factory=ForkServers)
+    """Where the candidate's workers are forked from; its peers' have servers of their own."""
+    others: ForkServers = field(default_factory=ForkServers)
+
+    def __enter__(self) -> _Bench:
+        for servers in (self.mine, self.others):
+            servers.begin(self.python)  # both load torch at once
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for servers in (self.mine, self.others):
+            servers.close()
 
     @property
     def name(self) -> str:
@@ -163,12 +183,15 @@ class _Bench:
             x.name for x in self.catalog.implementations if x.root == self.root and self.device in x.devices
         )
 
-    def measure(self, plan: Plan, until: float, peers: Sequence[str]) -> Journal | None:
-        """All replicates, or those that there is time for; `peers` are all where none is named."""
-        cells = plan.cells(self.catalog, self.device, (self.name, *peers) if peers else ())
-        cells = tuple(
-            x for x in cells if x.implementation.provider != PROVIDER or x.implementation.root == self.root
+    def cells(self, plan: Plan, peers: Sequence[str] = ()) -> tuple[Cell, ...]:
+        """The candidate's and its peers'; all of them where none is named."""
+        found = plan.cells(self.catalog, self.device, (self.name, *peers) if peers else ())
+        return tuple(
+            x for x in found if x.implementation.provider != PROVIDER or x.implementation.root == self.root
         )
+
+    def measure(self, plan: Plan, cells: tuple[Cell, ...], until: float, listener: Listener) -> Journal | None:
+        """All replicates, or those that there is time for."""
         own = tuple(x for x in cells if x.implementation.root == self.root)
         others = tuple(x for x in cells if x.implementation.root != self.root)
         run = Run(
@@ -181,11 +204,13 @@ class _Bench:
             name=new_run(),
             ceilings=False,
             until=until,
+            listener=listener,
             python=lambda environment: self.python if environment == "core" else interpreter(environment),
         )
         with contextlib.suppress(OutOfTime), run.session():
             for replicate in range(plan.replicates):
-                for some in (own, others) if replicate % 2 == 0 else (others, own):
+                turns = [(own, self.mine), (others, self.others)]
+                for some, run.servers in turns if replicate % 2 == 0 else turns[::-1]:
                     run.replicate(replicate, some)
         return read(run.path) if run.path.exists() else None
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from ...registry import escape
+from ...registry.progress import Tell
 from ...registry.store.metric import Metric, summarized
 from ...registry.store.record import Key, Record
 from ...registry.views import units
@@ -27,6 +28,25 @@ NOW_AND_THEN_S = 5.0
 """A log has at most one line in so many seconds."""
 BLINK_S = 0.1
 """A line that is rewritten is not rewritten more often: a notebook's goes through its server."""
+
+
+class Shared(Silent):
+    """Tells after each of so many cells; they make the part of all between the fractions `begin` and `end`."""
+
+    def __init__(self, tell: Tell, cells: int, begin: float = 0.0, end: float = 1.0) -> None:
+        self._tell = tell
+        self._cells = cells
+        self._bounds = begin, end
+        self._ended = 0
+
+    def end(self, record: Record) -> None:
+        """A cell ended. What cannot run here was none of them."""
+        if record.status in ("unsupported", "unavailable"):
+            return
+        self._ended += 1
+        begin, end = self._bounds
+        share = begin + (end - begin) * min(1.0, self._ended / self._cells)
+        self._tell(_named(record.case.operator, record.case.name, record.implementation), share)
 
 
 class Counted:

@@ -52,7 +52,7 @@ def test_a_rank_that_is_not_named_is_missed(fault):
 
 
 @pytest.mark.ranks
-def test_planted_faults_of_ranks_are_caught(tmp_path, told):
-    found = {x.name: x.verdict for x in ranks.planted("cpu", Home(tmp_path), told, 2, QUICK)}
+def test_planted_faults_of_ranks_are_caught(tmp_path):
+    found = {x.name: x.verdict for x in ranks.planted("cpu", Home(tmp_path), 2, QUICK)}
     assert found.pop(ranks.STRAGGLER) in ("caught", "unsure")
     assert set(found.values()) == {"caught"}

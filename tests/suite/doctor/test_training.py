@@ -13,7 +13,6 @@ from kernelmark.registry.views.convergence_table import convergence_table, remar
 from kernelmark.registry.views.table import render
 from kernelmark.registry.views.tables import run_table
 from kernelmark.suite.doctor import training
-from kernelmark.suite.run.supervisor import Silent
 from kernelmark.suite.workloads.converge import METRICS
 
 STEPS = (0.0, 10.0, 20.0, 30.0, 40.0)
@@ -152,5 +151,5 @@ def test_the_learning_rates_that_were_tried():
 def test_planted_arms_through_the_real_harness(tmp_path):
     from kernelmark.registry.store.home import Home
 
-    for check in training.planted_arms("cpu", Home(tmp_path), Silent()):
+    for check in training.planted_arms("cpu", Home(tmp_path)):
         assert check.verdict == "caught", check
