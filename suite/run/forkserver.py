@@ -82,18 +82,22 @@ class ForkServer:
 
     @classmethod
     def begin(cls, python: Path) -> ForkServer:
-        """One that is loading torch; `ready` waits for it."""
+        """One that is loading torch; `ready` waits for it. Raises `OSError` where no process can be started."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [str(python), "-m", __name__, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # a worker that is started in its stead says what is wrong
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                env=environment(),
-            )
+        try:
+            with theirs:
+                process = subprocess.Popen(
+                    [str(python), "-m", __name__, str(theirs.fileno()), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,  # a worker that is started in its stead says what is wrong
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                    env=environment(),
+                )
+        except BaseException:
+            ours.close()
+            raise
         return cls(process, ours)
 
     def ready(self) -> bool:
@@ -144,14 +148,18 @@ class ForkServers:
 
     def begin(self, python: Path) -> None:
         """Starts the server of an interpreter and does not wait for it: it loads while others work."""
-        if python not in self._servers and sys.platform == "linux":
-            self._servers[python] = ForkServer.begin(python)
-            self._loading.add(python)
+        if python in self._servers:
+            return
+        self._servers[python] = None
+        with contextlib.suppress(OSError):  # no interpreter at all: the worker that is started says so
+            if sys.platform == "linux":
+                self._servers[python] = ForkServer.begin(python)
+                self._loading.add(python)
 
     def of(self, python: Path) -> ForkServer | None:
         """The server of an interpreter; None where it cannot have one, or has one no more."""
         self.begin(python)
-        server = self._servers.get(python)
+        server = self._servers[python]
         if server is not None and python in self._loading:
             # Held until it has answered: whoever is interrupted here ends it with the others.
             if not server.ready():

@@ -123,7 +123,8 @@ def test_a_kernel_that_is_wrong_on_other_shapes(
 def test_what_nobody_can_run_leaves_the_judgement_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[list[Record]] = []
     monkeypatch.setattr(judging._Bench, "measure", lambda *_: journal(*ended.pop(0)))
-    monkeypatch.setattr(judging, "apart", lambda *_: (tmp_path, "none"))
+    monkeypatch.setattr(judging._Bench, "cells", lambda *_: ())
+    monkeypatch.setattr(judging, "apart", lambda *_: (tmp_path, "none"))  # and no server: that is no interpreter
     file = tmp_path / "softmax.py"
     file.write_text("def softmax(x):\n    return x\n")
 
