@@ -339,9 +339,9 @@ def load(name: str, catalog: Catalog, device: Literal["cuda", "cpu"], operators:
     )
 
 
-MINUTE: frozenset[str] = frozenset({"rms_norm", "softmax", "swiglu"})
-"""Of the program's own operators, those that `quick` measures on a CPU where none is named: with more it would
-take minutes, most of them spent compiling.
+MINUTE: Mapping[str, tuple[str, ...]] = {"rms_norm": (), "softmax": (), "train": ("torch",)}
+"""What `quick` measures on a CPU where no operator is named, and by which implementations where not by all;
+nothing backward. With more it would take minutes, most of them spent compiling.
 """
 
 
@@ -360,8 +360,10 @@ def _builtin(name: str, catalog: Catalog, device: str, named: bool) -> Plan:
         for x in grids
         for grid in operator.plans.get(x, ())
         for case in operator.expand(grid)
+        if not few or case.pass_ != "backward" or not catalog.own(operator.name)
     ]
-    made = Plan(name, _once(cases), level.replicates, ("cold",), level.sampling, level.deadline_s)
+    only = {_key(x): names for x in cases if few and (names := MINUTE.get(x.operator))}
+    made = Plan(name, _once(cases), level.replicates, ("cold",), level.sampling, level.deadline_s, only)
     return replace(made, budget_s=level.budget_s)
 
 

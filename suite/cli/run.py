@@ -29,6 +29,7 @@ from ..estimate import known as known_of
 from ..plan import Cell, Plan
 from ..run import supervisor
 from ..run.fingerprint import device_named
+from ..run.forkserver import ForkServers
 from . import mute, names
 from .choosing import HOW, WHAT, choosing, shared
 
@@ -116,8 +117,11 @@ def command_run(
         journal = home.load(made)
         _after(journal, home, fail_on, no_report=no_report, journal_only=journal_only, validate=validate, ci=ci)
         return
+    servers = ForkServers(compiler=True)
+    if short := resume is None and not dry_run and plan == "quick" and device_named(device) == "cpu":
+        servers.begin(Path(sys.executable))  # it loads while the catalog is read
     catalog = Catalog.default()
-    with progress() as listener:
+    with progress() as listener, servers:
         if resume is not None:
             if asked := asked_for(ctx, but=("resume", "output", "gpus", "no_report", "journal_only", "fail_on")):
                 raise InputError(f"--resume goes on with what its run was asked; leave {', '.join(asked)} out.")
@@ -162,6 +166,7 @@ def command_run(
                 seed=secrets.randbits(32) if seed is None else seed,
                 until=math.inf if limit_s is None else time.monotonic() + limit_s,
                 listener=listener,
+                servers=servers if short else None,
             )
         if run.past is None and run.path.exists():
             raise InputError(f"run {run.name} is here already; go on with it by --resume, or take another name.")

@@ -5,6 +5,9 @@ the same: it makes its own CUDA context, loads what it measures itself, and ends
 others, on both sides of a comparison, is where torch lies in memory; what comes after torch is shifted by a random
 distance, so that a lucky place in memory does not stay with one side.
 
+With `compiler` it has loaded torch.compile for CPUs too, and knows which vector instructions the C++ compiler here
+builds for: what every process that compiles would find out for itself, in seconds.
+
 A server that cannot be had (another system, an interpreter in a container, torch that starts threads) is None, and
 workers are started as ever.
 
@@ -18,12 +21,15 @@ import contextlib
 import gc
 import mmap
 import os
+import platform
 import random
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
@@ -81,13 +87,13 @@ class ForkServer:
         """Whether it failed to answer once: what it says later would be taken for the next answer."""
 
     @classmethod
-    def begin(cls, python: Path) -> ForkServer:
+    def begin(cls, python: Path, compiler: bool = False) -> ForkServer:
         """One that is loading torch; `ready` waits for it. Raises `OSError` where no process can be started."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 process = subprocess.Popen(
-                    [str(python), "-m", __name__, str(theirs.fileno()), str(os.getpid())],
+                    [str(python), "-m", __name__, str(theirs.fileno()), str(os.getpid()), str(int(compiler))],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,  # a worker that is started in its stead says what is wrong
@@ -142,7 +148,8 @@ class ForkServer:
 class ForkServers:
     """Fork servers by interpreter, each started when it is first asked for, all ended together."""
 
-    def __init__(self) -> None:
+    def __init__(self, compiler: bool = False) -> None:
+        self._compiler = compiler
         self._servers: dict[Path, ForkServer | None] = {}
         self._loading: set[Path] = set()
 
@@ -153,7 +160,7 @@ class ForkServers:
         self._servers[python] = None
         with contextlib.suppress(OSError):  # no interpreter at all: the worker that is started says so
             if sys.platform == "linux":
-                self._servers[python] = ForkServer.begin(python)
+                self._servers[python] = ForkServer.begin(python, self._compiler)
                 self._loading.add(python)
 
     def of(self, python: Path) -> ForkServer | None:
@@ -180,7 +187,7 @@ class ForkServers:
                 server.close()
 
 
-def main(descriptor: int, supervisor: int) -> None:
+def main(descriptor: int, supervisor: int, compiler: bool) -> None:
     """The server: loads torch, then forks a worker for each message, until nobody holds the other end."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -192,6 +199,8 @@ def main(descriptor: int, supervisor: int) -> None:
 
     with contextlib.suppress(ImportError):
         import triton  # noqa: F401  # as of torch, most of its time is loading
+    if compiler:
+        _load_compiler()
     if _threads() > threads or torch.cuda.is_initialized():
         sys.exit("torch has started threads or opened a device: nothing can be forked")
     gc.collect()
@@ -203,6 +212,26 @@ def main(descriptor: int, supervisor: int) -> None:
             if not asked:
                 return
             channel.sendall(str(_forked(channel, descriptors, supervisor)).encode())
+
+
+def _load_compiler() -> None:
+    """Loads torch.compile for CPUs, while the C++ compiler tries the vector instructions in its own processes."""
+    from torch._inductor import cpu_vec_isa
+
+    def tried() -> None:
+        with contextlib.suppress(Exception):  # no compiler, say: whoever compiles will hear of it
+            here = set(cpu_vec_isa.x86_isa_checker()) if platform.machine() == "x86_64" else set()
+            known = [x for x in cpu_vec_isa.supported_vec_isa_list if set(str(x).split()) <= here]
+            with ThreadPoolExecutor(max(1, len(known))) as pool:
+                list(pool.map(bool, known))
+            cpu_vec_isa.valid_vec_isa_list()
+
+    trying = threading.Thread(target=tried)
+    trying.start()
+    import torch._inductor.compile_fx
+    import torch.utils.cpp_extension  # noqa: F401
+
+    trying.join()
 
 
 def _threads() -> int:
@@ -261,4 +290,4 @@ def _become_worker(descriptors: list[int], supervisor: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "1")

@@ -377,6 +377,11 @@ class Run:
         return own
 
     @property
+    def _begun(self) -> dict[str, Scalar]:
+        """How workers begin, where they are not started from nothing."""
+        return {} if self.servers is None else {"workers": "forked from a loaded torch"}
+
+    @property
     def _world(self) -> int:
         """The largest world that can run here: what workers' conditions tell of."""
         worlds = {1, *self.worlds, *(x.world for x in self.plan.cases)}
@@ -564,7 +569,7 @@ class Run:
             device=self.device,
             key=fingerprint.key(conditions),
             conditions=conditions,
-            environment=fingerprint.environment(self.device, own, facts),
+            environment={**fingerprint.environment(self.device, own, facts), **self._begun},
             metrics=self.catalog.metrics(self.plan.cases),
             request=self.plan.request(self.cells, self.request),
         )

@@ -73,7 +73,7 @@ def test_builtin(name, device):
     assert plan.replicates == (3 if name == "quick" else 5)
     minute = (name, device) == ("quick", "cpu")
     alone = {name for name, x in OWN.operators.items() if not x.distributed}
-    assert {x.operator for x in plan.cases} == (plans.MINUTE if minute else alone)
+    assert {x.operator for x in plan.cases} == (plans.MINUTE.keys() if minute else alone)
     assert {x.world for x in plan.cases} == {1}
     assert len({(x.operator, x.name) for x in plan.cases}) == len(plan.cases)
     if name == "full":
@@ -145,7 +145,7 @@ def test_plans_of_a_time_state_it(device):
 
 def test_quick_on_a_cpu_leaves_out_nobodys_own_operator(root):
     mine = plans.load("quick", Catalog((*OWN.roots, *Catalog.of(root).roots)), "cpu")
-    assert {x.operator for x in mine.cases} == plans.MINUTE | {"double"}
+    assert {x.operator for x in mine.cases} == plans.MINUTE.keys() | {"double"}
 
 
 def test_quick_on_a_cpu_has_cases_of_its_own():

@@ -40,7 +40,7 @@ def test_a_line_says_what_how_far_and_how_long(monkeypatch):
     now, line = [0.0], Written()
     monkeypatch.setattr(Pace, "of", lambda todo: Pace(set(todo), lambda: now[0]))
     shown = Cells(line, lambda: now[0])
-    cells = [cell(f"c{i}") for i in range(4)]
+    cells = [cell(f"c{i}") for i in range(5)]
     shown.begin("", [(x.identity, 0) for x in cells], 0, [LATENCY])
     shown.stage(0, "ceilings", None)
     for i, x in enumerate(cells):
@@ -51,16 +51,18 @@ def test_a_line_says_what_how_far_and_how_long(monkeypatch):
         shown.end(x.record(0, i, "error", "verify: no") if i == 1 else x.record(0, i, "ok", None, SEEN))
     shown.close()
     assert line.texts == [
-        "0 of 4, – left: ceilings",
-        "0 of 4, – left: gelu c0 torch: build",
-        "1 of 4, – left: gelu c0 torch: 0.5000 ms",
-        "1 of 4, – left: gelu c1 torch: build",
-        "2 of 4, – left: gelu c1 torch: error",
-        "2 of 4, – left: gelu c2 torch: build",
-        "3 of 4, 4.3 s left: gelu c2 torch: 0.5000 ms",
-        "3 of 4, 4.3 s left: gelu c3 torch: build",
-        "4 of 4, 0.0 s left: gelu c3 torch: 0.5000 ms",
-        "4 of 4 measured in 20.0 s",
+        "0 of 5, – left: ceilings",
+        "0 of 5, – left: gelu c0 torch: build",
+        "1 of 5, – left: gelu c0 torch: 0.5000 ms",
+        "1 of 5, – left: gelu c1 torch: build",
+        "2 of 5, – left: gelu c1 torch: error",
+        "2 of 5, – left: gelu c2 torch: build",
+        "3 of 5, – left: gelu c2 torch: 0.5000 ms",
+        "3 of 5, – left: gelu c3 torch: build",
+        "4 of 5, 4.5 s left: gelu c3 torch: 0.5000 ms",
+        "4 of 5, 4.5 s left: gelu c4 torch: build",
+        "5 of 5, 0.0 s left: gelu c4 torch: 0.5000 ms",
+        "5 of 5 measured in 25.0 s",
         "closed",
     ]
 
