@@ -9,8 +9,10 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from kernelmark.suite.measure.stopping import Sampling
@@ -86,6 +88,38 @@ def test_torch_is_loaded_already(tmp_path, server):
         return time.monotonic() - begin
 
     assert min(seconds(server) for _ in range(3)) < 0.5 * seconds(None)
+
+
+def test_the_compilers_instructions_are_tried_while_it_is_loaded(monkeypatch):
+    """Those that this processor has; a compiler that is missing is whoever's who compiles."""
+    tried = []
+
+    class Instructions(str):
+        def __bool__(self) -> bool:
+            tried.append(str(self))
+            return True
+
+    def fail() -> None:
+        raise RuntimeError("no C++ compiler")
+
+    fake = ModuleType("torch._inductor.cpu_vec_isa")
+    fake.supported_vec_isa_list = [Instructions(x) for x in ("avx512f avx512vl", "avx2", "amx_tile")]
+    fake.x86_isa_checker = lambda: ["avx2", "avx512f", "avx512vl"]
+    fake.valid_vec_isa_list = fail
+    for name in (
+        "torch",
+        "torch._inductor",
+        "torch._inductor.compile_fx",
+        "torch.utils",
+        "torch.utils.cpp_extension",
+    ):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    monkeypatch.setattr(forkserver.platform, "machine", lambda: "x86_64")
+    threads = threading.active_count()
+    forkserver._load_compiler()
+    assert sorted(tried) == ["avx2", "avx512f avx512vl"]
+    assert threading.active_count() == threads
 
 
 def test_an_interpreter_that_cannot_be_a_server_has_none(tmp_path, monkeypatch):
