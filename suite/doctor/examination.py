@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,6 @@ from ..measure.stopping import Sampling
 from ..measure.telemetry import THROTTLE, Nvml
 from ..plan import Cell, Plan
 from ..run.fingerprint import cpu_governor
-from ..run.forkserver import ForkServers
 from ..run.progress import Shared
 from ..run.supervisor import Listener, Run, new_run
 from .planted.baselines.hacks import NEED_GPU, OUTCOMES
@@ -187,7 +185,7 @@ def planted(
     faults = [x for x in cells if x not in timed]
     once = replace(plan, replicates=1)
 
-    def run_of(plan: Plan, cells: Sequence[Cell], listener: Listener, servers: ForkServers | None = None) -> Run:
+    def run_of(plan: Plan, cells: Sequence[Cell], listener: Listener) -> Run:
         return Run(
             plan,
             tuple(cells),
@@ -199,14 +197,13 @@ def planted(
             roots=(str(PLANTED),),
             ceilings=False,
             listener=listener,
-            servers=servers,
         )
 
     # What is not timed may run side by side, and most of it is starting: what ends its process has its own.
     alone = [[x for x in faults if x.implementation.name == name] for name in ENDING]
     others = [x for x in faults if x.implementation.name not in ENDING]
     first = FAULTS_COST / (FAULTS_COST + extent.least)
-    listener = Shared(tell, len(faults), 0.0, first)
+    listener = Shared(tell, len(faults), first / 2, first)  # the other half is starting
     apart = [
         run_of(
             replace(once, deadline_s=HANG_S) if deadly[0].implementation.name == "hang" else once, deadly, listener
@@ -214,19 +211,17 @@ def planted(
         for deadly in (others, *alone)
         if deadly
     ]
-    with ForkServers() as servers:
-        servers.begin(Path(sys.executable))  # before the first worker: what is begun beside one ends with it
-        with ThreadPoolExecutor(len(apart)) as pool:
-            seen = [read(path) for path in pool.map(Run.execute, apart)]
-        run = run_of(plan, timed, Shared(tell, extent.least * len(timed), first), servers)
-        with run.session():
-            for replicate in range(extent.most):
-                late = time.monotonic() - begin > extent.seconds
-                if replicate >= min(2, extent.least) and late:
-                    break
-                if replicate >= extent.least and _resolved(read(run.path)):
-                    break
-                run.replicate(replicate, timed)
+    with ThreadPoolExecutor(len(apart)) as pool:
+        seen = [read(path) for path in pool.map(Run.execute, apart)]
+    run = run_of(plan, timed, Shared(tell, extent.least * len(timed), first))
+    with run.session():
+        for replicate in range(extent.most):
+            late = time.monotonic() - begin > extent.seconds
+            if replicate >= min(2, extent.least) and late:
+                break
+            if replicate >= extent.least and _resolved(read(run.path)):
+                break
+            run.replicate(replicate, timed)
     journal = read(run.path)
     yield from judge(replace(journal, records=(*journal.records, *(x for other in seen for x in other.records))))
 

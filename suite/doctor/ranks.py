@@ -67,7 +67,7 @@ def planted(
 
     first = FAULTS_COST / (FAULTS_COST + extent.least)
     once_plan = replace(plan, replicates=1, deadline_s=FAULTY_S)
-    once = read(run_of(once_plan, faults, Shared(tell, len(faults), 0.0, first)).execute())
+    once = read(run_of(once_plan, faults, Shared(tell, len(faults), first / 2, first)).execute())
     run = run_of(plan, timed, Shared(tell, extent.least * len(timed), first))
     with run.session():
         for replicate in range(extent.most):

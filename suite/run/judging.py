@@ -56,6 +56,8 @@ ONCE = Sampling(min_samples=6, max_samples=6, min_seconds=0, max_seconds=0.1, wa
 REPLICATES = 3
 SECRET = ("*_KEY", "*_TOKEN", "*_SECRET*", "*PASSWORD*", "AWS_*")
 """Variables that the candidate does not get, beside those that an endpoint names in `needs`."""
+LOADING = 0.2
+"""Of the time, what goes by until the first cell is measured: torch is loaded."""
 SHARE_OF_CHECKS = 0.4
 """Of the time, for the shapes; the rest is for the comparison with peers."""
 
@@ -122,7 +124,8 @@ class Judge:
             bench = held.enter_context(_Bench(catalog, root, self.device, home, python, self.seed))
             first, rest = bench.cells(checks, ("torch",)), bench.cells(again)
             counted = [*first, *(x for _ in range(REPLICATES) for x in rest)]
-            listener = Shared(self.tell, sum(x.implementation.unavailable(self.device) is None for x in counted))
+            count = sum(x.implementation.unavailable(self.device) is None for x in counted)
+            listener = Shared(self.tell, count, LOADING)
             self.tell("loading torch", 0.0)
             checked = bench.measure(checks, first, begin + self.budget_s * SHARE_OF_CHECKS, listener)
             shapes = tuple(_shapes(checked, bench.name))
