@@ -118,7 +118,7 @@ def command_run(
         _after(journal, home, fail_on, no_report=no_report, journal_only=journal_only, validate=validate, ci=ci)
         return
     servers = ForkServers(compiler=True)
-    if short := resume is None and not dry_run and plan == "quick" and device_named(device) == "cpu":
+    if short := resume is None and not dry_run and choice.plan == "quick" and device_named(device) == "cpu":
         servers.begin(Path(sys.executable))  # it loads while the catalog is read
     catalog = Catalog.default()
     with progress() as listener, servers:
