@@ -1,6 +1,8 @@
 # One file for all images; docker/images.toml says what each is made of and `make image IMAGE=NAME` builds it.
 # Nothing has a default that a forgotten argument could hide behind: a bare `docker build` stops with a message.
 ARG BASE=scratch
+# Where baselines are compiled: an image with nvcc. The finished image holds none of it.
+ARG COMPILER=base
 
 # ---- base: what both the building and the finished image stand on -----------------------------------------
 FROM ${BASE} AS base
@@ -55,6 +57,9 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONSAFEPATH=1
 RUN "python${PYTHON}" -m venv /opt/pip && "python${PYTHON}" -m venv --without-pip /opt/kernelmark
 # An image's locks are named so; the others change more often than an image should.
 COPY requirements/image-*.txt requirements/torch-*.txt /locks/requirements/
+# That of a baseline library's environment, which one image alone installs; else one of those above again.
+ARG OWN_LOCK=requirements/image-cpu.txt
+COPY ${OWN_LOCK} /locks/requirements/
 WORKDIR /locks
 # Two secrets, both optional: an index of one's own and the certificates to trust. Neither reaches a layer.
 RUN --mount=type=cache,target=/var/cache/pip,sharing=locked \
@@ -71,6 +76,38 @@ RUN --mount=type=cache,target=/var/cache/pip,sharing=locked \
 # Some packages carry files for other Pythons, which do not compile and are never imported.
 RUN /opt/kernelmark/bin/python -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
         "/opt/kernelmark/lib/python${PYTHON}/site-packages" || true
+
+# ---- compiled: what has to be built against this torch, by a pinned compiler that is only looked at --------------
+FROM ${COMPILER} AS compiler
+FROM packages AS compiled
+ARG PYTHON
+ARG ARCHITECTURES=""
+# The layer is kept by the hashes of the lock, of the environment above and of the compiler's image.
+ARG SOURCES=""
+ARG SOURCES_LOCK=requirements/image-cpu.txt
+COPY ${SOURCES_LOCK} /locks/requirements/
+# SC2046: words are meant to split.
+# hadolint ignore=SC2046
+RUN --mount=type=bind,from=compiler,source=/,target=/compiler \
+    --mount=type=cache,target=/var/cache/pip,sharing=locked \
+    --mount=type=secret,id=pip_conf,target=/run/secrets/pip.conf \
+    --mount=type=secret,id=ca_bundle,target=/run/secrets/ca.crt \
+    set -eu; \
+    mkdir /compiled; \
+    if [ -z "${SOURCES}" ]; then exit 0; fi; \
+    export CUDA_HOME=/compiler/usr/local/cuda; \
+    export PATH="${CUDA_HOME}/bin:/opt/kernelmark/bin:${PATH}" TORCH_CUDA_ARCH_LIST="${ARCHITECTURES}"; \
+    test -x "${CUDA_HOME}/bin/nvcc" || { echo "the compiler's image has no nvcc in /usr/local/cuda" >&2; exit 2; }; \
+    FLASH_ATTN_CUDA_ARCHS="$(printf %s "${ARCHITECTURES}" | tr -dc '0-9;')"; \
+    export FLASH_ATTN_CUDA_ARCHS NVTE_CUDA_ARCHS="${FLASH_ATTN_CUDA_ARCHS}" NVTE_FRAMEWORK=pytorch; \
+    export CAUSAL_CONV1D_FORCE_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE; \
+    if [ -s /run/secrets/pip.conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip.conf; fi; \
+    if [ -s /run/secrets/ca.crt ]; then export PIP_CERT=/run/secrets/ca.crt; fi; \
+    /opt/pip/bin/pip --python /opt/kernelmark/bin/python --cache-dir /var/cache/pip wheel --quiet --no-deps \
+        --no-build-isolation --require-hashes --wheel-dir /wheels -r "${SOURCES}"; \
+    /opt/pip/bin/pip --python /opt/kernelmark/bin/python install --quiet --no-index --no-deps --no-compile \
+        --target /compiled /wheels/*.whl; \
+    /opt/kernelmark/bin/python -m compileall -qq --invalidation-mode unchecked-hash /compiled || true
 
 # ---- program: this package, built with what the lock has -----------------------------------------------------
 FROM packages AS program
@@ -92,6 +129,7 @@ RUN set -eu; \
 FROM base
 ARG PYTHON
 COPY --from=packages /opt/kernelmark /opt/kernelmark
+COPY --from=compiled /compiled /opt/kernelmark/lib/python${PYTHON}/site-packages
 COPY --from=program /program /opt/kernelmark/lib/python${PYTHON}/site-packages
 COPY docker/entrypoint /opt/kernelmark/bin/kernelmark
 ARG ARCHITECTURES=""

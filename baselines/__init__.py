@@ -13,5 +13,6 @@ A file here imports its library only inside functions and defines
   same keyword arguments, so that it can be timed beside the call (`_terms.py`).
 * `REQUIRES`: the distributions it needs; the version of the first stands in the rows.
 * `ENVIRONMENT` (default `"core"`): the virtual environment it lives in, where it cannot share one.
-* `DEVICES` (default CUDA and CPU): where it runs at all, for the file or by implementation name.
+* `NO_ENVIRONMENT`: why no command of ours makes that environment, and what to do instead.
+* `DEVICES` (default: all): where it runs at all, for the file or by implementation name.
 """

@@ -14,7 +14,9 @@ from ._terms import Call, forcing, refusing
 
 
 def matmul(case: Any) -> Call:
-    """`torch.matmul` or `addmm`, cuBLAS; a gate by `silu` and a product after it. fp32 in TF32."""
+    """`torch.matmul` or `addmm`; a gate by `silu` and a product after it. By cuBLAS, fp32 in TF32; on a CPU by MKL
+    in fp32 and oneDNN in bf16, where PyTorch is built with them.
+    """
     import torch
 
     def product(a: Any, b: Any, bias: Any, gated: bool) -> Any:

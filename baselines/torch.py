@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from ._torch_products import PRODUCTS
 REQUIRES = ("torch",)
 DEVICES = {
     "torch_cusparselt": ("cuda",),
+    "torch_dynamic_int8": ("cpu",),
     "torch_fast_accum": ("cuda",),
     "torch_grouped_mm": ("cuda",),
     "torch_scaled_grouped_mm": ("cuda",),
@@ -320,6 +322,33 @@ def fp8_quant(case: Any) -> Callable[..., Any]:
         return (wide / scale).to(dtype).view(down * 128, across * 128)[:M, :N], scale.squeeze((1, 3))
 
     return {"row": row, "block": block, "tile": tile}[case.options["granularity"]]
+
+
+def int8_linear(case: Any) -> Callable[..., Any]:
+    """`torch.nn.functional.linear` in fp32: what a model computes before anything is quantized."""
+    from torch.nn import functional
+
+    return lambda x, layer: functional.linear(x, layer.weight)
+
+
+def int8_linear_dynamic(case: Any) -> Callable[..., Any]:
+    """`torch.ao.quantization.quantize_dynamic` of the layer, made at the first call: fbgemm or oneDNN, as PyTorch
+    chooses on this processor.
+    """
+    import torch
+
+    made: Any = None
+
+    def call(x: Any, layer: Any) -> Any:
+        nonlocal made
+        if made is None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it is deprecated for torchao's, which has none for such a layer
+                quantized = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(layer), {torch.nn.Linear})
+            made = quantized[0]
+        return made(x)
+
+    return call
 
 
 def fused_linear_cross_entropy(case: Any) -> Callable[..., Any]:
@@ -873,6 +902,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "gated_rms_norm": {"torch": gated_rms_norm},
     "geglu": {"torch": geglu},
     "gelu": {"torch": gelu},
+    "int8_linear": {"torch": int8_linear, "torch_dynamic_int8": int8_linear_dynamic},
     "layer_norm": {"torch": layer_norm},
     "memory_pool": {
         "torch": _allocator(""),

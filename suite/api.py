@@ -27,13 +27,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 from ..registry.analysis.rows import DERIVED, Row, rows
 from ..registry.analysis.speedups import memory_per_sample, over, samples_per_s, sentence
 from ..registry.errors import InputError, unknown
 from ..registry.store.journal import Journal
-from ..registry.store.record import SCHEMA_VERSION, Cache, Case, Ceiling, Header, Pass, Record
+from ..registry.store.record import SCHEMA_VERSION, Cache, Case, Ceiling, DeviceKind, Header, Pass, Record
 from ..registry.views.frame import Rows
 from ..registry.views.units import counted
 from . import __version__
@@ -69,7 +69,7 @@ class Runner:
     """
 
     operator: str
-    device: Literal["cuda", "cpu"] | None = None
+    device: DeviceKind | None = None
     only: Sequence[str] = ()
     sampling: Sampling = field(default_factory=Sampling)
     progress: bool | None = None
@@ -166,7 +166,7 @@ class Runner:
         return Journal(header, tuple(self.records), tuple(self.ceilings))
 
     @property
-    def _kind(self) -> Literal["cuda", "cpu"]:
+    def _kind(self) -> DeviceKind:
         return self.device or ("cuda" if fingerprint.has_gpu() else "cpu")
 
     def _open(self, listener: Listener | None = None) -> Device:

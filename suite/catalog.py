@@ -23,7 +23,7 @@ from typing import Any
 
 from ..registry.errors import InputError, unknown
 from ..registry.store.metric import Metric
-from ..registry.store.record import PROVIDER, YARDSTICK, Case, Status
+from ..registry.store.record import DEVICES, PROVIDER, YARDSTICK, Case, Status
 from . import __version__
 from .definition import Definition
 from .environments import interpreter, version
@@ -33,7 +33,8 @@ from .system import System, implementations
 from .workload import Workload
 
 Factory = Callable[[Case], Callable[..., Any]]
-BOTH = ("cuda", "cpu")
+TRITON = ("cuda", "rocm")
+"""Where kernels in Triton run: AMD's GPUs answer to CUDA's names in torch."""
 WORKER_NEEDS = "torch"
 """Without it no worker starts, whatever it is to measure."""
 _ENVIRONMENT = re.compile(r"[A-Za-z0-9_-]{1,60}")
@@ -56,6 +57,8 @@ class Implementation:
     devices: tuple[str, ...]
     load: Callable[[], Factory]
     root: Path | None = None
+    no_environment: str = ""
+    """Why no command makes its environment, and what to do; empty where one does."""
     assembled: bool = False
     """Whether it is a system of parts, which is asked for by its name: its provider's is that of the plain one."""
 
@@ -73,10 +76,13 @@ class Implementation:
     def unavailable(self, device: str) -> tuple[Status, str] | None:
         """None where it can run; else (status, reason): `unsupported` device or `unavailable` library."""
         if device not in self.devices:
-            return "unsupported", f"needs a {' or '.join(self.devices)} device, this is {device}"
+            # AMD's GPUs run what is for CUDA by its names: whoever has neither knows it by that.
+            needed = "cuda" if "cuda" in self.devices else " or ".join(self.devices)
+            return "unsupported", f"needs a {needed} device, this is {device}"
         remedy = f"make environment NAME={self.environment}"
         if interpreter(self.environment) is None:
-            return "unavailable", f"environment {self.environment!r} is not installed: {remedy}"
+            why = self.no_environment or f"environment {self.environment!r} is not installed: {remedy}"
+            return "unavailable", why
         for name in dict.fromkeys((WORKER_NEEDS, *self.requires)):
             if version(self.environment, name) is None:
                 if self.environment == "core":
@@ -341,14 +347,12 @@ class Catalog:
             # A kernel that another root has for an operator of ours stands beside ours, named by its root.
             provider = root.folder.name if name in before else PROVIDER
             if name in kernels:
-                yield _own_implementation(root, "kernels", name, provider, "", ("torch", "triton"), ("cuda",))
+                yield _own_implementation(root, "kernels", name, provider, "", ("torch", "triton"), TRITON)
             if name in cpu:
                 yield _own_implementation(root, "kernels/cpu", name, provider, "_cpu", ("torch",), ("cpu",))
             if root is self.roots[0]:
                 for yardstick, call in operator.yardsticks.items():
-                    yield Implementation(
-                        name, yardstick, YARDSTICK, ("torch",), "core", ("cuda", "cpu"), _constant(call)
-                    )
+                    yield Implementation(name, yardstick, YARDSTICK, ("torch",), "core", DEVICES, _constant(call))
 
     def _theirs(self, root: Root, name: str, path: Path, module: ModuleType) -> Iterator[Implementation]:
         if not isinstance(getattr(module, "IMPLEMENTATIONS", None), dict):
@@ -357,6 +361,7 @@ class Catalog:
         environment = getattr(module, "ENVIRONMENT", "core")
         if not isinstance(environment, str) or not _ENVIRONMENT.fullmatch(environment):
             raise InputError(f"{path}: ENVIRONMENT must be a name of letters, digits, - and _.")
+        no_environment = str(getattr(module, "NO_ENVIRONMENT", ""))
         for operator, factories in module.IMPLEMENTATIONS.items():
             if not isinstance(factories, dict):
                 raise InputError(f"{path}: IMPLEMENTATIONS[{operator!r}] must be a dict of factories.")
@@ -370,9 +375,10 @@ class Catalog:
                         provider=name,
                         requires=requires,
                         environment=environment,
-                        devices=_devices(getattr(module, "DEVICES", BOTH), implementation, path),
+                        devices=_devices(getattr(module, "DEVICES", DEVICES), implementation, path),
                         load=lambda factory=factory: factory,  # type: ignore[misc]  # mypy cannot type the default
                         root=root.folder,
+                        no_environment=no_environment,
                     )
 
 
@@ -390,7 +396,7 @@ def _apart(all_: Iterable[Implementation]) -> tuple[Implementation, ...]:
 
 def _devices(given: object, implementation: str, path: Path) -> tuple[str, ...]:
     """A baseline file's `DEVICES` for one of its implementations."""
-    return _names(given.get(implementation, BOTH) if isinstance(given, Mapping) else given, path, "DEVICES")
+    return _names(given.get(implementation, DEVICES) if isinstance(given, Mapping) else given, path, "DEVICES")
 
 
 def _names(given: object, path: Path, what: str) -> tuple[str, ...]:

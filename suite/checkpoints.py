@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from ..registry.errors import InputError
 from ..registry.progress import Tell, untold
+from ..registry.store.record import DeviceKind
 from .catalog import Catalog
 from .measure.device import opened
 from .measure.session import Session
@@ -22,7 +22,7 @@ def make(
     steps: int,
     batch: int,
     sequence: int,
-    device: Literal["cuda", "cpu"],
+    device: DeviceKind,
     seed: int,
     tell: Tell = untold,
 ) -> tuple[Path, float]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from ..registry.errors import InputError
-from ..registry.store.record import Pass
+from ..registry.store.record import DeviceKind, Pass
 from .catalog import Catalog
 from .measure.stopping import TimerName
 from .plan import Cell, Plan, load
@@ -29,12 +28,12 @@ class Choice:
     cache: str | None = None
     timer: TimerName | None = None
 
-    def load(self, catalog: Catalog, device: Literal["cuda", "cpu"]) -> Plan:
+    def load(self, catalog: Catalog, device: DeviceKind) -> Plan:
         """The plan so chosen. Raises `InputError` for what does not exist, or where nothing is left."""
         plan = load(self.plan, catalog, device, self.operators).but(self.replicates, self.cache, self.timer)
         return plan.at(self.axes, self.dtypes, self.passes, catalog)
 
-    def unbudgeted(self, catalog: Catalog, device: Literal["cuda", "cpu"], why: str) -> Plan:
+    def unbudgeted(self, catalog: Catalog, device: DeviceKind, why: str) -> Plan:
         """As `load`, for what cannot leave out cells by time. Raises `InputError` for a plan with a budget."""
         plan = self.load(catalog, device)
         if plan.budget_s is not None:
@@ -43,7 +42,7 @@ class Choice:
             )
         return plan
 
-    def cells(self, plan: Plan, catalog: Catalog, device: Literal["cuda", "cpu"]) -> tuple[Cell, ...]:
+    def cells(self, plan: Plan, catalog: Catalog, device: DeviceKind) -> tuple[Cell, ...]:
         """The plan's cells, by the chosen implementations."""
         return plan.cells(catalog, device, self.implementations)
 

@@ -2,8 +2,8 @@
 
 An environment `NAME` is the folder `.venv-NAME` beside the program's own, made from
 `requirements/NAME.txt` with the same torch and triton. `core` is the interpreter that runs us. Where
-environments lie elsewhere (an image that holds them apart from the program, say), the variable
-`KERNELMARK_ENVIRONMENTS` names the folder of these folders.
+environments lie elsewhere (in images, say), the variable `KERNELMARK_ENVIRONMENTS` names the folder of these
+folders; one of `core` there takes the place of ours.
 """
 
 from __future__ import annotations
@@ -49,15 +49,20 @@ def folder(name: str) -> Path:
 
 def interpreter(name: str) -> Path | None:
     """The Python of an environment, or None where it is not installed."""
-    if name == "core":
-        return Path(sys.executable)
     path = folder(name) / "bin" / "python"
+    if name == "core" and not _exchanged():
+        return Path(sys.executable)
     return path if path.exists() else None
+
+
+def _exchanged() -> bool:
+    """Whether `core` is another environment than the one that runs us."""
+    return "KERNELMARK_ENVIRONMENTS" in os.environ and folder("core").is_dir()
 
 
 def version(name: str, distribution: str) -> str | None:
     """The version of a distribution in an environment, or None where it is not there. Runs nothing of it."""
-    if name == "core":
+    if name == "core" and not _exchanged():
         return _version(distribution, None)
     places = tuple(str(x) for x in sorted(folder(name).glob("lib/python3*/site-packages")))
     return _version(distribution, places) if places else None

@@ -36,10 +36,11 @@ DTYPES: Mapping[str, str] = {
     "fp32": "float32",
     "e4m3": "float8_e4m3fn",
     "e5m2": "float8_e5m2",
+    "int8": "int8",
 }
 """Our dtype names, each with torch's."""
 
-BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "e4m3": 1, "e5m2": 1}
+BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "e4m3": 1, "e5m2": 1, "int8": 1}
 """Bytes of one element."""
 
 

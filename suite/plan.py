@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -20,6 +20,7 @@ from ..registry.errors import InputError, short, unknown
 from ..registry.store.record import (
     Cache,
     Case,
+    DeviceKind,
     Exchange,
     Header,
     Key,
@@ -262,13 +263,11 @@ class Plan:
             )
         return replace(self, cases=tuple(cases.values()), only=only, models={})
 
-    def cells(
-        self, catalog: Catalog, device: Literal["cuda", "cpu"], implementations: Sequence[str] = ()
-    ) -> tuple[Cell, ...]:
+    def cells(self, catalog: Catalog, device: DeviceKind, implementations: Sequence[str] = ()) -> tuple[Cell, ...]:
         """All cells, `implementations` (names or providers) narrowing them; raises `InputError` if none match.
 
-        What needs a GPU is asked for on a CPU too and gets its `unsupported` row, but for systems of parts.
-        A CPU's stand-in for a kernel is not asked for on a GPU, where the kernel itself is.
+        What needs an NVIDIA GPU is asked for elsewhere too and gets its `unsupported` row, but for systems of
+        parts. What is for a CPU alone is not asked for on a GPU, where the kernel itself is.
         """
         catalog = catalog.with_systems(self.systems)
         _known(implementations, catalog)
@@ -277,7 +276,8 @@ class Plan:
             for case in self.cases
             for cache in self.caches
             for implementation in catalog.of_operator(case.operator)
-            if device in implementation.devices or (device == "cpu" and not implementation.assembled)
+            if device in implementation.devices
+            or (device != "cuda" and "cuda" in implementation.devices and not implementation.assembled)
             if not implementations or implementation.among(implementations)
             if implementation.name in (self.chosen(case) or (implementation.name,))
         )
@@ -320,7 +320,7 @@ def _known(implementations: Sequence[str], catalog: Catalog) -> None:
             raise unknown("implementation", name, known)
 
 
-def load(name: str, catalog: Catalog, device: Literal["cuda", "cpu"], operators: Sequence[str] = ()) -> Plan:
+def load(name: str, catalog: Catalog, device: DeviceKind, operators: Sequence[str] = ()) -> Plan:
     """A built-in plan or a plan file, narrowed to `operators`. Raises `InputError` for anything unknown."""
     for operator in operators:
         catalog.definition(operator)

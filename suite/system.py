@@ -387,6 +387,7 @@ def implementations(workload: Workload, catalog: Catalog) -> Iterator[Implementa
             provider=system.base,
             requires=tuple(dict.fromkeys(x for y in (own[0], *named) for x in y.requires)),
             environment=_environment(system, (own[0], *named)),
+            no_environment=next((x.no_environment for x in (own[0], *named) if x.no_environment), ""),
             devices=tuple(
                 x for x in here if any(x in y.devices for y in own) and all(x in y.devices for y in named)
             ),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import msgspec
 
 from ..registry.errors import InputError, unknown
-from ..registry.store.record import EAGER, YARDSTICK, Case, Exchange
+from ..registry.store.record import EAGER, YARDSTICK, Case, DeviceKind, Exchange
 from .catalog import Catalog, Implementation
 from .definition import Option
 from .measure.stopping import Sampling
@@ -39,7 +38,7 @@ def plan(
     step: Case,
     base: System,
     catalog: Catalog,
-    device: Literal["cuda", "cpu"],
+    device: DeviceKind,
     parts: Sequence[str] = (),
     implementations: Sequence[str] = (),
     nulls: bool = False,

@@ -34,6 +34,9 @@ Status: TypeAlias = Literal[
 Pass: TypeAlias = Literal["forward", "backward", "forward_backward", "program"]
 """Of an operator; a workload's only pass is `program`."""
 Cache: TypeAlias = Literal["cold", "hot"]
+DeviceKind: TypeAlias = Literal["cuda", "rocm", "xpu", "mps", "cpu"]
+"""NVIDIA's and AMD's GPUs, Intel's, Apple's, and the host's processor: what `--device` takes."""
+DEVICES: tuple[DeviceKind, ...] = ("cuda", "rocm", "xpu", "mps", "cpu")
 Scalar: TypeAlias = bool | int | float | str | None
 
 PROVIDER = "kernelmark"
@@ -315,7 +318,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     plan: str
     seed: int
     replicates: int
-    device: Literal["cuda", "cpu"]
+    device: DeviceKind
     key: str
     conditions: dict[str, Scalar]
     environment: dict[str, Scalar]

@@ -136,11 +136,11 @@ def failures(rows: Iterable[Row]) -> tuple[Failure, ...]:
 
 def device_name(header: Header) -> str:
     """What the run was measured on, by name; CPU runs say that they are."""
-    names = ("gpu", "gpu_name", "device_name", "device") if header.device == "cuda" else ("cpu", "cpu_model")
+    names = ("cpu", "cpu_model") if header.device == "cpu" else ("gpu", "gpu_name", "device_name", "device")
     found = next((str(header.conditions[x]) for x in names if header.conditions.get(x)), None)
     if header.device == "cpu":
         return f"CPU: {found}" if found else "CPU"
-    return found or "CUDA device"
+    return found or f"{header.device.upper()} device"
 
 
 def commit(header: Header) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from .run import asked_for, present, writable
 if TYPE_CHECKING:
     from ...registry.store.record import Status
     from ..choice import Choice
+    from ..container.build import Options
 
 HERE = (
     *("image", "gpus", "resume", "memory", "shm_size", "output", "no_report", "journal_only"),
@@ -32,6 +34,13 @@ HERE = (
 @click.argument("image", metavar="IMAGE", shell_complete=names.images)
 @click.option(
     "--gpus", metavar="0,1", help="GPUs as nvidia-smi numbers them; default: 0. A case takes as many as it needs."
+)
+@click.option(
+    "--with",
+    "beside",
+    multiple=True,
+    metavar="ENVIRONMENT",
+    help="Also in the sibling image that holds this environment, or all: one run, one journal; repeatable.",
 )
 @choosing()
 @shared("budget", "note", "fail_on", "shard", "name", "control", "seed")
@@ -48,6 +57,7 @@ HERE = (
 def command_bench(
     image: str,
     gpus: str | None,
+    beside: tuple[str, ...],
     choice: Choice,
     budget: float | None,
     note: str | None,
@@ -95,6 +105,17 @@ def command_bench(
         ):
             asked += [] if value is None else [option, str(value)]
     asked += [x for status in fail_on for x in ("--fail-on", status)]
+    if beside:
+        if any((resume, shard, name, control, memory, journal_only)):
+            raise InputError(
+                "--with measures one new run: leave --resume, --shard, --run, --control, --memory and "
+                "--journal-only out."
+            )
+        # The supervisor is here, and reads the plan where it is.
+        words = ["--plan", choice.plan, *asked[2:], "--output", str(home.folder)]
+        words += ["--no-report"] if no_report else []
+        _over_siblings(image, gpus, beside, options(**building), home, words)  # type: ignore[arg-type]  # as below
+        return
     session = prepare(image, gpus, home, options(**building), tell)  # type: ignore[arg-type]  # click made them
     for earlier in session.earlier():
         tell(f"run {earlier}, which an earlier launch had to leave behind, is taken in")
@@ -108,6 +129,26 @@ def command_bench(
     if ended.code == 130 and runs:
         tell(f"interrupted. Go on with: kernelmark bench {image} --resume {runs[-1]}")
     sys.exit(ended.code)
+
+
+def _over_siblings(
+    image: str, gpus: str | None, beside: Sequence[str], building: Options, home: Home, words: Sequence[str]
+) -> None:
+    """One run whose workers are in several images, as `kernelmark run` makes it of these words."""
+    from ..container import siblings
+    from ..container.build import checkout
+    from ..container.session import prepare
+    from .run import command_run
+
+    named = siblings.names(checkout(), image, beside)
+    sessions = {x: prepare(y, gpus, home, building, tell) for x, y in named.items()}
+    for environment, session in sessions.items():
+        tell(f"{environment} in image {session.image.name}, {session.image.id}")
+    with (
+        siblings.held(image, sessions),
+        command_run.make_context("run", [*words, *sessions["core"].arguments()]) as context,
+    ):
+        command_run.invoke(context)
 
 
 def _plan(plan: str, files: dict[str, bytes]) -> str:

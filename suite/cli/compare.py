@@ -17,6 +17,7 @@ from .names import run_argument
 
 if TYPE_CHECKING:
     from ...registry.analysis.selection import Selection
+    from ...registry.views.table import Table
 
 NOTHING_COMPARABLE = 4
 COMMANDLINE = ParameterSource.COMMANDLINE
@@ -30,6 +31,13 @@ COMMANDLINE = ParameterSource.COMMANDLINE
     default="run",
     show_default=True,
     help="`device`: any number of runs, all in the home by default; of each device its newest.",
+)
+@click.option(
+    "--style",
+    type=click.Choice(["cases", "hardware"]),
+    default="cases",
+    show_default=True,
+    help="With --by device: devices as columns, or as rows of a table of hardware.",
 )
 @filters
 @click.option("--only-changed", is_flag=True, help="Leave out the rows whose interval holds no change.")
@@ -46,6 +54,7 @@ def command_compare(
     ctx: click.Context,
     runs: tuple[str, ...],
     by: str,
+    style: str,
     selection: Selection,
     only_changed: bool,
     sort: Literal["change", "case"],
@@ -63,8 +72,10 @@ def command_compare(
         if ignored := [x for x in ("only_changed", "sort") if ctx.get_parameter_source(x) is COMMANDLINE]:
             named = " and ".join(f"--{x.replace('_', '-')}" for x in ignored)
             raise click.UsageError(f"--by device does not take {named}: leave it out, or compare two runs.")
-        _devices(runs, selection, form)
+        _devices(runs, selection, form, style)
         return
+    if ctx.get_parameter_source("style") is COMMANDLINE:
+        raise click.UsageError("--style is for --by device.")
     if len(runs) > 2:
         raise click.UsageError(f"{len(runs)} runs are too many: it takes two; --by device takes any number.")
     if len(runs) < 2:
@@ -90,8 +101,9 @@ def command_compare(
         ctx.exit(NOTHING_COMPARABLE)
 
 
-def _devices(names: Sequence[str], selection: Selection, form: Form) -> None:
+def _devices(names: Sequence[str], selection: Selection, form: Form, style: str) -> None:
     from ...registry.views.device_table import by_device, case_table, device_table
+    from ...registry.views.hardware_table import hardware_table
 
     home = Home()
     found = names or home.runs()
@@ -100,9 +112,15 @@ def _devices(names: Sequence[str], selection: Selection, form: Form) -> None:
     comparison = by_device((home.load(x) for x in found), selection)
     operators = sorted({x.operator for x in comparison.rows})
     one = operators[0] if selection.operators and len(operators) == 1 else None
+
+    def page() -> Table:
+        if style == "hardware":
+            return hardware_table(comparison)
+        return device_table(comparison) if one is None else case_table(comparison, one)
+
     emit(
         form,
-        lambda: [device_table(comparison) if one is None else case_table(comparison, one)],
+        lambda: [page()],
         comparison.to_builtins,
         comparison.flat,
     )

@@ -53,7 +53,30 @@ def build_image(name: str, fresh: bool, **building: Path | str | None) -> None:
     chosen = options(**building, fresh=fresh)  # type: ignore[arg-type]  # click made them
     if chosen.stand_in is None:
         _ = image.pinned_base
-    click.echo(build.obtain(engine.find(), folder, image, chosen, tell).id)
+    _ = image.pinned_compiler
+    built = build.obtain(engine.find(), folder, image, chosen, tell)
+    if said := build.remark(built):
+        tell(said)
+    click.echo(built.id)
+
+
+@command_image.command("sbom")
+@click.argument("name", metavar="IMAGE")
+@build_options
+def list_contents(name: str, **building: Path | str | None) -> None:
+    """What an image holds, with versions and licences: a bill of materials in CycloneDX's form, as JSON."""
+    import json
+
+    from ...registry.store.home import Home
+    from ..container.contents import bill, contents
+    from ..container.session import reached
+
+    session = reached(name, Home(), options(**building), tell)  # type: ignore[arg-type]  # click made them
+    held = contents(session)
+    for kind in ("python", "system"):
+        stated = sum(bool(x["license"]) for x in held[kind])
+        tell(f"{len(held[kind])} {kind} packages, the licence of {stated} stated")
+    click.echo(json.dumps(bill(session, held), indent=2))
 
 
 @command_image.command("pin")

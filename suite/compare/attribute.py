@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -17,7 +17,7 @@ from ...registry.detection.pairing import side
 from ...registry.detection.verdict import Verdict
 from ...registry.store.home import Home
 from ...registry.store.journal import read
-from ...registry.store.record import Key, Record, Request
+from ...registry.store.record import DeviceKind, Key, Record, Request
 from ..plan import Plan
 from ..run.supervisor import Run, new_run
 from .interleaved import Tell, Tree, in_turns, side_run
@@ -39,7 +39,7 @@ class Factorial:
     base: Tree
     current: Tree
     plan: Plan
-    device: Literal["cuda", "cpu"]
+    device: DeviceKind
     home: Home
     options: Options
     seed: int

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -27,7 +27,7 @@ from ...registry.errors import InputError, KernelmarkError
 from ...registry.store.home import Home
 from ...registry.store.index import Index
 from ...registry.store.journal import Journal, read
-from ...registry.store.record import EAGER, PROVIDER, VERSION, Header, Key, Record, Request
+from ...registry.store.record import EAGER, PROVIDER, VERSION, DeviceKind, Header, Key, Record, Request
 from ...registry.views.units import seconds
 from ..catalog import Catalog
 from ..environments import interpreter
@@ -76,7 +76,7 @@ def trees(
     rooted: Mapping[str, str],
     catalog: Catalog,
     plan: Plan,
-    device: Literal["cuda", "cpu"],
+    device: DeviceKind,
     implementations: Sequence[str],
 ) -> list[Tree]:
     """The tree of each revision in its folder; no `implementations` means the kernels that the commits hold.
@@ -115,9 +115,7 @@ def trees(
     return found
 
 
-def _witnesses(
-    cells: Sequence[Cell], catalog: Catalog, plan: Plan, device: Literal["cuda", "cpu"]
-) -> tuple[Cell, ...]:
+def _witnesses(cells: Sequence[Cell], catalog: Catalog, plan: Plan, device: DeviceKind) -> tuple[Cell, ...]:
     """Rows of PyTorch beside those of few operators, spread over the cases; none where they are asked for."""
     if len({x.case.operator for x in cells}) >= FEW_OPERATORS:
         return ()
@@ -174,7 +172,7 @@ class Interleaved:
     base: Tree
     current: Tree
     plan: Plan
-    device: Literal["cuda", "cpu"]
+    device: DeviceKind
     home: Home
     index: Index
     options: Options
@@ -328,7 +326,7 @@ class Setting(Protocol):
     """What all runs that are measured in turns share."""
 
     plan: Plan
-    device: Literal["cuda", "cpu"]
+    device: DeviceKind
     home: Home
     until: float
 

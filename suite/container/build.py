@@ -145,7 +145,8 @@ def files(folder: Path, image: Image) -> list[Path]:
         for path in (folder / room).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and "reference" not in path.relative_to(folder).parts
     )
-    return sorted([*(folder / x for x in (*CONTEXT, *image.locks)), *rooms])
+    sources = [image.sources] if image.sources else []
+    return sorted([*(folder / x for x in (*CONTEXT, *image.locks, *sources)), *rooms])
 
 
 def inputs(folder: Path, image: Image, base: str) -> str:
@@ -200,12 +201,27 @@ def labels(folder: Path, image: Image, base: str) -> dict[str, str]:
         f"{oci}base.digest": image.digest if is_pinned else "",
         f"{LABEL}image": image.name,
         f"{LABEL}stand_in": "" if is_pinned else base,
+        f"{LABEL}verified_at": image.verified_at if is_pinned else "",
+        f"{LABEL}environment": image.environment,
         f"{LABEL}locks": lock_hash(folder, image),
         f"{LABEL}accelerator": image.accelerator,
         f"{LABEL}architectures": " ".join(image.architectures),
         f"{LABEL}cuda": image.cuda,
         f"{LABEL}minimum_driver": image.minimum_driver,
     }
+
+
+def remark(built: Built) -> str:
+    """What must be said whenever an image is used: that it stands on a stand-in, or on a digest that was not seen
+    in its registry. Empty where its base is verified.
+    """
+    said = built.labels
+    if stand_in := said.get(f"{LABEL}stand_in"):
+        return f"image {built.name} stands on a stand-in, {stand_in}: for trying the launcher, not for results"
+    if said.get(f"{LABEL}verified_at"):
+        return ""
+    base = said.get("org.opencontainers.image.base.name", "its base")
+    return f"image {built.name}: the digest of {base} has not been seen in its registry; `make pin` looks"
 
 
 def _arguments(folder: Path, image: Image, base: str) -> dict[str, str]:
@@ -216,6 +232,9 @@ def _arguments(folder: Path, image: Image, base: str) -> dict[str, str]:
         "APT_PACKAGES": " ".join(image.apt),
         "APT_SNAPSHOT": image.apt_snapshot if is_pinned else "",  # a stand-in is of no date
         "LOCKS": " ".join(image.locks),
+        **({"OWN_LOCK": image.own_lock} if image.own_lock else {}),
+        **({"SOURCES": image.sources, "SOURCES_LOCK": image.sources} if image.sources else {}),
+        **({"COMPILER": image.pinned_compiler} if image.sources else {}),
         "ARCHITECTURES": ";".join(image.architectures) if image.accelerator == "nvidia" else "",
         "COMMIT": revision(folder),
         "SOURCE_DATE_EPOCH": _epoch(folder),

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import msgspec
 
@@ -23,7 +22,7 @@ from ...registry.detection.pairing import pair
 from ...registry.errors import HarnessError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
-from ...registry.store.record import Header, Key, Record
+from ...registry.store.record import DeviceKind, Header, Key, Record
 from ...registry.views.units import counted, seconds
 from ..catalog import Catalog
 from ..compare.interleaved import balanced
@@ -43,7 +42,7 @@ class Cost:
     session: Session
     plan: Plan
     catalog: Catalog
-    device: Literal["cuda", "cpu"]
+    device: DeviceKind
     implementations: Sequence[str]
     home: Home
     options: Options

@@ -18,7 +18,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +38,9 @@ HOUSE = Path(suite.__file__).resolve().parents[1]
 
 
 @contextlib.contextmanager
-def opened(session: Session, folders: Collection[Path]) -> Iterator[Path]:
-    """A file that starts workers as a Python would, in a container that sees these folders.
+def opened(session: Session, folders: Collection[Path], marks: Mapping[str, str] | None = None) -> Iterator[Path]:
+    """A file that starts workers as a Python would, in a container that sees these folders; `marks` as `confined`
+    takes them.
 
     Raises `LaunchError` where the engine refuses, and `InputError` for an image that cannot measure with this
     harness or an engine on another machine.
@@ -65,7 +66,7 @@ def opened(session: Session, folders: Collection[Path]) -> Iterator[Path]:
                 auto_remove=True,
                 user=_user(engine),
                 mounts=_mounts(_harness(folder), folders),
-                **confined(engine, image, session.gpus, Limits().shared_memory),
+                **confined(engine, image, session.gpus, Limits().shared_memory, marks),
             )
             connection = container.attach_socket(params={"stdin": 1, "stream": 1})
             held.callback(_closed, connection)

@@ -162,8 +162,13 @@ def _create(engine: Engine, image: Built, job: Job, name: str, owner: str) -> Co
     )
 
 
-def confined(engine: Engine, image: Built, gpus: Sequence[int], shared_memory: str) -> dict[str, Any]:
-    """What every container that measures is made with: next to no rights, and what says which image it is."""
+def confined(
+    engine: Engine, image: Built, gpus: Sequence[int], shared_memory: str, marks: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What every container that measures is made with: next to no rights, and what says which image it is.
+
+    `marks` say instead which set of images it is one of.
+    """
     from docker.types import Ulimit
 
     nvidia = image.accelerator == "nvidia"
@@ -180,11 +185,28 @@ def confined(engine: Engine, image: Built, gpus: Sequence[int], shared_memory: s
         "ulimits": [Ulimit(name="core", soft=0, hard=0)]
         + ([Ulimit(name="memlock", soft=-1, hard=-1)] if nvidia else []),
         "device_requests": [request(engine, gpus)] if nvidia else None,
+        **(amd(Path("/dev")) if image.accelerator == "amd" else {}),
         "environment": {
             **{x: os.environ[x] for x in PASSED if x in os.environ},
             "KERNELMARK_IMAGE_DIGEST": image.id,
             "KERNELMARK_IMAGE": image.name,
+            **(marks or {}),
         },
+    }
+
+
+def amd(devices: Path) -> dict[str, Any]:
+    """What gives a container AMD's GPUs: the files of the compute driver and of the render nodes, and the groups
+    that may open them. Raises `LaunchError` where there is no such driver. Not run on a GPU yet.
+    """
+    if not (devices / "kfd").exists():
+        raise LaunchError(
+            "this machine has no AMD GPU that computes: there is no /dev/kfd. Load the driver amdgpu."
+        )
+    files = [devices / "kfd", *sorted((devices / "dri").glob("renderD*"))]
+    return {
+        "devices": [f"{x}:{x}:rw" for x in files],
+        "group_add": sorted({str(x.stat().st_gid) for x in files}),
     }
 
 

@@ -98,7 +98,9 @@ def _torch_versions(folder: Path) -> dict[str, str]:
 
 
 def pin(engine: Engine, folder: Path, names: Sequence[str]) -> Iterator[str]:
-    """Asks the registry for the digest of each base, and writes it down; a line on each.
+    """Asks the registry for the digest of each base and compiler, and writes it down; a line on each image.
+
+    Siblings stand on one base: whoever names one of a set means all, and a set is written as a whole.
 
     Raises `ImageMissing` where the registry cannot be asked; what was asked before that is written.
     """
@@ -110,24 +112,28 @@ def pin(engine: Engine, folder: Path, names: Sequence[str]) -> Iterator[str]:
             raise unknown("image", name, list(images))
     day = datetime.now(UTC).date().isoformat()
     seen: dict[str, str] = {}
-    for image in images.values():
-        if names and image.name not in names:
-            continue
-        if image.base not in seen:
+
+    def asked(base: str) -> str:
+        if base not in seen:
             try:
-                seen[image.base] = str(engine.client.images.get_registry_data(image.base).id)
+                seen[base] = str(engine.client.images.get_registry_data(base).id)
             except DockerException as error:
                 reason = str(getattr(error, "explanation", None) or error)
-                raise ImageMissing(f"the base {image.base}", reason) from None
-        digest = seen[image.base]
-        path = folder / FILE
-        path.write_text(
-            pinned(
-                path.read_text(),
-                image.name,
-                {"digest": digest, "verified_at": day, "trust": "seen in its registry"},
-            )
-        )
+                raise ImageMissing(f"the base {base}", reason) from None
+        return seen[base]
+
+    sets = {images[x].sibling or x for x in names}
+    path, text = folder / FILE, (folder / FILE).read_text()
+    for image in images.values():
+        if names and (image.sibling or image.name) not in sets:
+            continue
+        digest = asked(image.base)
+        values = {"digest": digest, "verified_at": day, "trust": "seen in its registry"}
+        if image.sources:
+            values["compiler_digest"] = asked(image.compiler)
+        text = pinned(text, image.name, values)
+        if image is [x for x in images.values() if (x.sibling or x.name) == (image.sibling or image.name)][-1]:
+            path.write_text(text)
         yield f"{image.name}: {digest}" + (
             "" if digest == image.digest else f", was {image.digest or 'not known'}"
         )

@@ -15,7 +15,7 @@ from ...registry.errors import InputError
 from ...registry.store import transfer
 from ...registry.store.home import Home
 from . import gpus
-from .build import Built, Options, checkout, obtain, present
+from .build import Built, Options, checkout, obtain, present, remark
 from .engine import Engine, find
 from .launch import Ended, Job, judge, leftovers, run
 from .table import Image, load, named
@@ -51,7 +51,7 @@ class Session:
 
     def arguments(self) -> list[str]:
         """What holds the run to the image's device: a GPU that does not answer must not become a CPU row."""
-        return ["--device", "cuda" if self.image.accelerator == "nvidia" else "cpu"]
+        return ["--device", {"nvidia": "cuda", "amd": "rocm"}.get(self.image.accelerator, "cpu")]
 
 
 def prepare(name: str, wanted: str | None, home: Home, options: Options, tell: Callable[[str], None]) -> Session:
@@ -61,7 +61,7 @@ def prepare(name: str, wanted: str | None, home: Home, options: Options, tell: C
     if image is not None:
         _allowed(image.name, image.accelerator, wanted)
         if options.stand_in is None:
-            _ = image.pinned_base
+            _ = image.pinned_base, image.pinned_compiler
     engine = find()
     accelerator: str = image.accelerator if image is not None else ""
     built = None
@@ -81,7 +81,24 @@ def prepare(name: str, wanted: str | None, home: Home, options: Options, tell: C
         built = obtain(engine, folder, image, options, tell)
     if accelerator == "nvidia":
         gpus.admit(built, there or gpus.in_image(engine, built, indices), indices)
+    if said := remark(built):
+        tell(said)
     return Session(engine, built, indices if accelerator == "nvidia" else (), home)
+
+
+def reached(name: str, home: Home, options: Options, tell: Callable[[str], None]) -> Session:
+    """An image as `prepare` takes one, to look into and not to measure in: no GPU is asked for."""
+    folder, image = _meant(name)
+    if image is not None and options.stand_in is None:
+        _ = image.pinned_base
+    engine = find()
+    if folder is None or image is None:
+        built = present(engine, name)
+    else:
+        built = obtain(engine, folder, image, options, tell)
+    if said := remark(built):
+        tell(said)
+    return Session(engine, built, (), home)
 
 
 def _meant(name: str) -> tuple[Path | None, Image | None]:
@@ -93,11 +110,6 @@ def _meant(name: str) -> tuple[Path | None, Image | None]:
 
 
 def _allowed(name: str, accelerator: str, wanted: str | None) -> None:
-    if accelerator == "amd":
-        raise InputError(
-            f"image {name}: the suite measures NVIDIA GPUs and CPUs; of an AMD GPU it has measured nothing yet, "
-            f"so nothing is run in this image. docs/images.md says what is missing."
-        )
     if accelerator == "none" and wanted is not None:
         raise InputError(f"image {name} uses no GPU: leave GPUS out, or measure with --device cpu.")
 

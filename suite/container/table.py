@@ -13,7 +13,7 @@ from ...registry.errors import InputError, unknown
 
 FILE = Path("docker") / "images.toml"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_COPIED = re.compile(r"requirements/(image|torch)-[a-z0-9-]+\.txt")
+_COPIED = re.compile(r"requirements/(image|torch)-[a-z0-9_-]+\.txt")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _SNAPSHOT = re.compile(r"\d{8}T\d{6}Z")
 
@@ -36,10 +36,39 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     architectures: tuple[str, ...] = ()
     cuda: str = ""
     minimum_driver: str = ""
+    sibling: str = ""
+    environment: str = "core"
+    sources: str = ""
+    compiler: str = ""
+    compiler_digest: str = ""
+    lacks: str = ""
+
+    @property
+    def own_lock(self) -> str:
+        """The lock of a baseline library's environment, which the Dockerfile copies by name; empty without one."""
+        return next((x for x in self.locks if not _COPIED.fullmatch(x)), "")
+
+    @property
+    def pinned_compiler(self) -> str:
+        """What the sources are compiled with, as `FROM` takes it; empty without any. Raises `InputError` where its
+        digest is not known.
+        """
+        if not self.sources:
+            return ""
+        if not self.compiler_digest:
+            raise InputError(
+                f"image {self.name}: {self.sources} has to be compiled, and the digest of the compiler's image "
+                f"{self.compiler} is not known. `make pin` asks the registry for it and writes it to {FILE}."
+            )
+        return f"{self.compiler}@{self.compiler_digest}"
 
     @property
     def pinned_base(self) -> str:
-        """The base as `FROM` takes it. Raises `InputError` where its digest is not known."""
+        """The base as `FROM` takes it. Raises `InputError` where its digest is not known, or a lock could not be
+        made.
+        """
+        if self.lacks:
+            raise InputError(f"image {self.name} cannot be built yet: {self.lacks}.")
         if not self.digest:
             raise InputError(
                 f"image {self.name}: the digest of its base {self.base} is not known ({self.trust}). `make pin` "
@@ -63,8 +92,21 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.accelerator == "nvidia" and not (self.architectures and self.cuda and self.minimum_driver):
             found.append("an NVIDIA image needs architectures, cuda and minimum_driver")
         found += [f"lock {x} does not exist" for x in self.locks if not (folder / x).is_file()]
-        found += [f"lock {x} is none that the Dockerfile copies" for x in self.locks if not _COPIED.fullmatch(x)]
+        apart = [x for x in self.locks if not _COPIED.fullmatch(x)]
+        if apart and apart != [f"requirements/{self.environment}.txt"]:
+            found.append(f"lock {apart[0]} is none that the Dockerfile copies")
+        if bool(self.sibling) != (self.environment != "core"):
+            found.append("a sibling holds an environment, and only a sibling does")
+        if self.sources and not (self.compiler and (folder / self.sources).is_file()):
+            found.append("sources need a compiler, and their lock")
+        if self.compiler_digest and not _DIGEST.fullmatch(self.compiler_digest):
+            found.append(f"compiler_digest {self.compiler_digest!r} is not sha256: and 64 hex digits")
         return [f"{self.name}: {x}" for x in found]
+
+    def unlike(self, other: Image) -> list[str]:
+        """In what this image may not stand beside another as its sibling: what decides rows beside libraries."""
+        same = ("accelerator", "base", "digest", "platform", "python", "apt_snapshot", "architectures", "cuda")
+        return [x for x in same if getattr(self, x) != getattr(other, x)]
 
 
 def load(folder: Path) -> dict[str, Image]:
@@ -83,7 +125,17 @@ def load(folder: Path) -> dict[str, Image]:
             images[name] = msgspec.convert({**defaults, **fields, "name": name}, Image)
         except (msgspec.ValidationError, TypeError) as error:
             raise InputError(f"{path}, [{name}]: {error}") from None
+    for image in images.values():
+        if image.sibling and image.sibling not in images:
+            raise InputError(f"{path}, [{image.name}]: there is no image {image.sibling!r} to be a sibling of.")
+        if image.sibling and (unlike := image.unlike(images[image.sibling])):
+            raise InputError(f"{path}, [{image.name}]: not as {image.sibling}: {', '.join(unlike)}.")
     return images
+
+
+def siblings(folder: Path, name: str) -> dict[str, Image]:
+    """The images that stand beside one, by the environment that each holds."""
+    return {x.environment: x for x in load(folder).values() if x.sibling == name}
 
 
 def named(folder: Path, name: str) -> Image:

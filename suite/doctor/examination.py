@@ -24,6 +24,7 @@ from ...registry.figures import signed
 from ...registry.progress import Tell, untold
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
+from ...registry.store.record import DeviceKind
 from ..catalog import Catalog, Root
 from ..measure.stopping import Sampling
 from ..measure.telemetry import THROTTLE, Nvml
@@ -76,7 +77,7 @@ class Check:
     detail: str
 
 
-def machine(device: Literal["cuda", "cpu"], home: Home) -> Iterator[Check]:
+def machine(device: DeviceKind, home: Home) -> Iterator[Check]:
     """The state of the machine. Reads only."""
     if device == "cuda":
         nvml = Nvml.open()
@@ -165,9 +166,7 @@ def _host(home: Home) -> Iterator[Check]:
     yield Check("disk", "warning" if free < 1 << 30 else "ok", f"{free / 1e9:.1f} GB free for results")
 
 
-def planted(
-    device: Literal["cuda", "cpu"], home: Home, tell: Tell = untold, extent: Extent = WHOLE
-) -> Iterator[Check]:
+def planted(device: DeviceKind, home: Home, tell: Tell = untold, extent: Extent = WHOLE) -> Iterator[Check]:
     """Runs the planted faults and says of each whether the harness caught it.
 
     What is told is the share of the least that is to be done; a noisy machine needs more, up to the extent's time.

@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from ...registry.analysis.rows import Row, rows
 from ...registry.progress import Tell, untold
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
+from ...registry.store.record import DeviceKind
 from ..catalog import Catalog, Root
 from ..measure.stopping import Sampling
 from ..plan import Cell, Plan
@@ -33,9 +33,7 @@ ENDS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def planted(
-    device: Literal["cuda", "cpu"], home: Home, world: int, extent: Extent, tell: Tell = untold
-) -> Iterator[Check]:
+def planted(device: DeviceKind, home: Home, world: int, extent: Extent, tell: Tell = untold) -> Iterator[Check]:
     """Runs the faults over so many ranks and says of each whether the harness caught it; tells as theirs."""
     begin = time.monotonic()
     tell("starting ranks", 0.0)

@@ -9,6 +9,7 @@ from ...registry.detection.arms import Arm, arms
 from ...registry.progress import Tell, untold
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
+from ...registry.store.record import DeviceKind
 from ..catalog import Catalog
 from ..measure.stopping import Sampling
 from ..plan import Plan
@@ -36,7 +37,7 @@ PLANTED: Mapping[str, tuple[str, Changes]] = {
 """Systems by name: what is planted."""
 
 
-def planted_arms(device: Literal["cuda", "cpu"], home: Home, tell: Tell = untold) -> Iterator[Check]:
+def planted_arms(device: DeviceKind, home: Home, tell: Tell = untold) -> Iterator[Check]:
     """Trains the planted arms beside an honest one, five seeds each, and says of each whether it was caught."""
     systems = tuple(System(name, changes=changes) for name, (_, changes) in PLANTED.items())
     catalog = Catalog.default().with_systems(systems)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from ...registry.errors import InputError
 from ...registry.store.home import Home
+from ...registry.store.record import DeviceKind
 from .. import shards
 from ..catalog import Catalog
 from ..choice import Choice
@@ -26,7 +27,7 @@ class Asked:
     """What is measured, and what its shards need."""
 
     choice: Choice
-    device: Literal["cuda", "cpu"]
+    device: DeviceKind
     seed: int | None = None
     control: str | None = None
     """operator/case, `none`, or None: the one that is fit."""

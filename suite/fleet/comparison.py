@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import msgspec
 
@@ -18,7 +17,7 @@ from ...registry.detection.decision import Progress
 from ...registry.detection.verdict import Verdict
 from ...registry.detection.verdict_output import SCHEMA_VERSION
 from ...registry.errors import InputError
-from ...registry.store.record import Key
+from ...registry.store.record import DeviceKind, Key
 from ..catalog import Catalog
 from ..compare.interleaved import rooted, trees
 from ..compare.revisions import Checkout, Revision
@@ -30,7 +29,7 @@ def narrowed(
     catalog: Catalog,
     checkout: Checkout,
     sides: Mapping[str, Revision],
-    device: Literal["cuda", "cpu"],
+    device: DeviceKind,
     implementations: Sequence[str],
 ) -> Plan:
     """The plan with the cases alone that an A/B of these revisions measures: no shard shall have nothing to do."""

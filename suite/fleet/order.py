@@ -12,6 +12,7 @@ import msgspec
 
 from ...registry.errors import InputError, unknown
 from ...registry.store.home import Home
+from ...registry.store.record import DeviceKind
 from ...registry.store.transfer import checked_run
 
 EngineName: TypeAlias = Literal["local", "ray", "slurm", "kubernetes"]
@@ -32,7 +33,7 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: EngineName
     shards: int
     plan: str
-    device: Literal["cuda", "cpu"]
+    device: DeviceKind
     seed: int
     seconds: tuple[float, ...]
     salt: str

@@ -1,4 +1,17 @@
-"""The device a worker measures on: what differs between a GPU and a CPU, in one place."""
+"""The device a worker measures on: what differs between devices, in one place, a small class each.
+
+What each really has:
+
+| kind | timers | before a cold call | telemetry | peak memory | fp64 |
+|---|---|---|---|---|---|
+| `cuda` | events, graph, cupti | 2 × L2 | NVML | yes | yes |
+| `rocm` | events, graph | 2 × the larger of L2 and Infinity Cache | amdsmi | yes | yes |
+| `xpu` | events, else synchronized | 2 × what torch says | none | yes | asked of the device |
+| `mps` | events, else synchronized | 2 × 96 MiB | none | no | no |
+| `cpu` | monotonic | 2 × the largest cache, 256 MiB at most | none | no | yes |
+
+Only `cuda` and `cpu` have been run; the others' code is held to the same contract by devices that are made up.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +19,17 @@ import contextlib
 import gc
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from ...registry.store.record import Cache, Case
+from ...registry.store.record import Cache, Case, DeviceKind
 from . import cache
 from .energy import Load, Queued
 from .group import ALONE, Group
 from .stopping import TimerName
-from .telemetry import Nvml
-from .timers import Call, Events, Graph, Monotonic, Timer, choose, spin_rate
+from .telemetry import AmdSmi, Nvml
+from .timers import Call, CudaQueue, Events, Graph, Monotonic, Synchronized, Timer, choose, spin_rate
 
 if TYPE_CHECKING:
     import torch
@@ -31,13 +44,18 @@ class Device(Protocol):
     """What the stages need of a device."""
 
     @property
-    def kind(self) -> Literal["cuda", "cpu"]:
+    def kind(self) -> DeviceKind:
         """Its name on the command line."""
         ...
 
     @property
     def nvml(self) -> Nvml | None:
         """Its own account of itself, where it gives one."""
+        ...
+
+    @property
+    def fp64(self) -> bool:
+        """Whether it computes in fp64, in which references are computed where it does."""
         ...
 
     group: Group
@@ -88,7 +106,8 @@ class TimerUnavailable(Exception):
 class Cuda:
     """The current CUDA device. All work runs on one side stream, so that graphs can capture it."""
 
-    kind: Literal["cuda"] = "cuda"
+    kind: ClassVar[DeviceKind] = "cuda"
+    fp64: ClassVar[bool] = True
     nvml: Nvml | None = None
     cupti: bool = False
     group: Group = ALONE
@@ -101,14 +120,21 @@ class Cuda:
         """The current device, warmed up. Raises RuntimeError where there is none."""
         import torch
 
-        from . import cupti
-
         torch.cuda.init()
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        device = cls(nvml=Nvml.open(str(properties.uuid)), cupti=cupti.present(), _stream=torch.cuda.Stream())
+        device = cls(_stream=torch.cuda.Stream())
+        device._look()
         device._flush = cache.flush(device.torch_device)
         device._spin_hz = spin_rate()
         return device
+
+    def _look(self) -> None:
+        """Finds what is there beside torch: telemetry, and the profiler's timer."""
+        import torch
+
+        from . import cupti
+
+        self.nvml = Nvml.open(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
+        self.cupti = cupti.present()
 
     @property
     def torch_device(self) -> torch.device:
@@ -130,7 +156,6 @@ class Cuda:
         torch.cuda.synchronize()
 
     def timer(self, case: Case, cache: Cache, call: Call, name: TimerName) -> Timer:
-
         flush = _before(self.group, self._flush if cache == "cold" else None)
         if name == "auto":
             # Kernels' own times hold no wait for another rank's: calls over ranks are timed between barriers.
@@ -152,7 +177,7 @@ class Cuda:
 
     def fallback(self, cache: Cache) -> Timer:
         flush = _before(self.group, self._flush if cache == "cold" else None)
-        return Events(flush, self._spin_hz, self.group.agreed)
+        return Events(flush, CudaQueue(self._spin_hz), self.group.agreed)
 
     def load(self, call: Call, latency_ms: float) -> Load:
         assert self._stream is not None
@@ -181,20 +206,7 @@ class Cuda:
     def peak_memory(self, call: Call) -> int | None:
         import torch
 
-        torch.cuda.synchronize()
-        collecting = gc.isenabled()
-        gc.disable()  # tensors of earlier calls, freed during this one, would be taken off its own
-        try:
-            before = torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
-            result = call()
-            torch.cuda.synchronize()
-            peak = torch.cuda.max_memory_allocated() - before
-            del result
-        finally:
-            if collecting:
-                gc.enable()
-        return peak
+        return _peak(torch.cuda, call)
 
     def release(self) -> None:
         import torch
@@ -202,11 +214,160 @@ class Cuda:
         torch.cuda.empty_cache()
 
 
+class Rocm(Cuda):
+    """The current AMD GPU, which torch drives by the same names. Not run yet."""
+
+    kind: ClassVar[DeviceKind] = "rocm"
+
+    @classmethod
+    def open(cls) -> Cuda:
+        """The current device. Raises RuntimeError where there is none, or torch is another's build."""
+        import torch
+
+        if not torch.version.hip:
+            raise RuntimeError(f"this torch, {torch.__version__}, is not built for ROCm")
+        return super().open()
+
+    def _look(self) -> None:
+        import torch
+
+        self.nvml = AmdSmi.open(torch.cuda.current_device())
+
+
+@dataclass
+class Accelerator:
+    """A device by what torch gives all of them alike: `torch.accelerator` and `torch.Event`.
+
+    Its stream is kept busy by writing over the flush's buffer, for want of a kernel that only waits. Where events
+    have no times, calls are timed by the host's clock, the wait for their end included.
+    """
+
+    kind: ClassVar[DeviceKind]
+    counts_memory: ClassVar[bool] = True
+    fp64: bool = True
+    nvml: None = None
+    group: Group = ALONE
+    _flush: Call | None = field(default=None, repr=False)
+    _fill_s: float = 1e-4
+    """Seconds that one overwriting takes the device."""
+    _timed: bool = False
+
+    @classmethod
+    def open(cls) -> Accelerator:
+        """The current device, its events tried. Raises RuntimeError where there is none."""
+        device = cls()
+        device.synchronize()
+        device._flush = cache.flush(device.torch_device)
+        device._calibrate()
+        return device
+
+    def _calibrate(self) -> None:
+        assert self._flush is not None
+        self._flush()
+        self.wait()
+        begin = time.perf_counter()
+        self._flush()
+        self.wait()
+        self._fill_s = max(1e-6, time.perf_counter() - begin)
+        try:
+            start, end = self.event(), self.event()
+            start.record()
+            self._flush()
+            end.record()
+            self.wait()
+            # Events that time a write of megabytes at nothing time nothing.
+            self._timed = math.isfinite(took := start.elapsed_time(end)) and took > 0
+        except (RuntimeError, ValueError, TypeError):  # torch's backends differ in how they refuse
+            self._timed = False
+
+    @property
+    def torch_device(self) -> torch.device:
+        import torch
+
+        return torch.device(self.kind)
+
+    def using(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def synchronize(self) -> None:
+        import torch
+
+        torch.accelerator.synchronize()
+
+    def event(self) -> Any:
+        """An event with a time, as far as the device has such."""
+        import torch
+
+        return torch.Event(device=self.torch_device, enable_timing=True)
+
+    def occupy(self, seconds: float) -> None:
+        """Queues as many overwritings as take about so long."""
+        assert self._flush is not None
+        for _ in range(math.ceil(seconds / self._fill_s)):
+            self._flush()
+
+    def wait(self) -> None:
+        """Returns when all queued work is done."""
+        self.synchronize()
+
+    def timer(self, case: Case, cache: Cache, call: Call, name: TimerName) -> Timer:
+        if name in ("graph", "cupti"):
+            raise TimerUnavailable(f"there is no timer {name!r} on {self.kind}")
+        return self.fallback(cache)
+
+    def fallback(self, cache: Cache) -> Timer:
+        flush = _before(self.group, self._flush if cache == "cold" else None)
+        return Events(flush, self, self.group.agreed) if self._timed else Synchronized(flush, self.wait)
+
+    def load(self, call: Call, latency_ms: float) -> Load:
+        raise NotImplementedError(f"there is no counter of energy on {self.kind}")
+
+    def peak_memory(self, call: Call) -> int | None:
+        import torch
+
+        return _peak(torch.accelerator, call) if self.counts_memory else None
+
+    def release(self) -> None:
+        import torch
+
+        torch.accelerator.empty_cache()
+
+
+class Xpu(Accelerator):
+    """The current Intel GPU. Not run yet."""
+
+    kind: ClassVar[DeviceKind] = "xpu"
+
+    @classmethod
+    def open(cls) -> Accelerator:
+        """The current device, and whether it has fp64, which client GPUs have not."""
+        import torch
+
+        device = super().open()
+        device.fp64 = bool(getattr(torch.xpu.get_device_properties(device.torch_device), "has_fp64", False))
+        return device
+
+
+class Mps(Accelerator):
+    """Apple's GPU through Metal, which has no fp64 and of which torch counts no peak of memory. Not run yet."""
+
+    kind: ClassVar[DeviceKind] = "mps"
+    counts_memory: ClassVar[bool] = False
+
+    @classmethod
+    def open(cls) -> Accelerator:
+        """The GPU."""
+        device = super().open()
+        device.fp64 = False
+        return device
+
+
 @dataclass
 class Cpu:
     """The host's processor."""
 
-    kind: Literal["cpu"] = "cpu"
+    kind: ClassVar[DeviceKind] = "cpu"
+    fp64: ClassVar[bool] = True
     nvml: None = None
     group: Group = ALONE
     _flush: Call | None = field(default=None, repr=False)
@@ -247,9 +408,36 @@ class Cpu:
         """The allocator of the host needs no help."""
 
 
-def opened(kind: Literal["cuda", "cpu"]) -> Device:
+CLASSES: Mapping[DeviceKind, type[Cuda | Accelerator | Cpu]] = {
+    "cuda": Cuda,
+    "rocm": Rocm,
+    "xpu": Xpu,
+    "mps": Mps,
+    "cpu": Cpu,
+}
+
+
+def opened(kind: DeviceKind) -> Device:
     """The device of that kind, ready to measure on."""
-    return Cuda.open() if kind == "cuda" else Cpu.open()
+    return CLASSES[kind].open()
+
+
+def _peak(counts: Any, call: Call) -> int:
+    """Bytes that a call takes beyond what was taken, as torch's module of the device counts them."""
+    counts.synchronize()
+    collecting = gc.isenabled()
+    gc.disable()  # tensors of earlier calls, freed during this one, would be taken off its own
+    try:
+        before = counts.memory_allocated()
+        counts.reset_peak_memory_stats()
+        result = call()
+        counts.synchronize()
+        peak: int = counts.max_memory_allocated() - before
+        del result
+    finally:
+        if collecting:
+            gc.enable()
+    return peak
 
 
 def _before(group: Group, flush: Call | None) -> Call | None:

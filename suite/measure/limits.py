@@ -24,6 +24,7 @@ ONE_WAY_BYTES = {"cuda": [1 << n for n in range(20, 33, 2)], "cpu": [1 << n for 
 """Bytes read, or written, alone: some memories do either quicker than both in turns."""
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
 MATMUL_DTYPES = {"cuda": ("bf16", "fp16", "fp32", "e4m3"), "cpu": ("fp32", "bf16")}
+"""Other GPUs are measured as CUDA's are, but for the format that their torch may not multiply."""
 EVENTS_FLOPS = 1 << 40
 """Said of a call that takes milliseconds, so that it gets the timer of such."""
 SAMPLING = Sampling(min_samples=7, max_samples=30, min_seconds=0.01, max_seconds=0.2, target=0.01)
@@ -31,15 +32,16 @@ SAMPLING = Sampling(min_samples=7, max_samples=30, min_seconds=0.01, max_seconds
 
 def measure(device: Device, replicate: int) -> Iterator[Ceiling]:
     """All ceilings of a device, cold, by the timers that cases of the same size get."""
-    for size in COPY_BYTES[device.kind]:
+    like = "cpu" if device.kind == "cpu" else "cuda"
+    for size in COPY_BYTES[like]:
         yield Ceiling("copy", size, _time(device, size, 0, copy(device, size)), replicate)
-    for size in ONE_WAY_BYTES[device.kind]:
+    for size in ONE_WAY_BYTES[like]:
         yield Ceiling("read", size, min(_time(device, size, 0, x) for x in reads(device, size)), replicate)
         yield Ceiling("write", size, min(_time(device, size, 0, x) for x in writes(device, size)), replicate)
     if device.kind == "cuda":
         yield from _exponentials(device, replicate)
-    n = MATMUL_SIZE[device.kind]
-    for dtype in MATMUL_DTYPES[device.kind]:
+    n = MATMUL_SIZE[like]
+    for dtype in MATMUL_DTYPES[like]:
         call = matmul(device, n, dtype)
         if call is not None:
             flops = 2 * n**3
@@ -107,7 +109,7 @@ def matmul(device: Device, n: int, dtype: str) -> Callable[[], Any] | None:
     if dtype != "e4m3":
         a, b = (torch.randn(n, n, device=device.torch_device, dtype=torch_dtype(dtype)) for _ in range(2))
         return lambda: a @ b
-    if device.kind == "cpu" or torch.cuda.get_device_capability() < (8, 9):
+    if device.kind != "cuda" or torch.cuda.get_device_capability() < (8, 9):
         return None
     left, right = (torch.randn(n, n, device=device.torch_device).to(torch_dtype(dtype)) for _ in range(2))
     one = torch.ones((), device=device.torch_device)

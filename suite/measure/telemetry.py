@@ -15,9 +15,10 @@ from typing import Any
 from ...registry.store.metric import CLOCK, POWER, TEMPERATURE, UTILIZATION
 from ...registry.store.record import Telemetry
 
+HARDWARE_SLOWDOWN = 0x0000000000000008
 THROTTLE = {
     0x0000000000000004: "software power cap",
-    0x0000000000000008: "hardware slowdown",
+    HARDWARE_SLOWDOWN: "hardware slowdown",
     0x0000000000000010: "sync boost",
     0x0000000000000020: "software thermal slowdown",
     0x0000000000000040: "hardware thermal slowdown",
@@ -74,9 +75,92 @@ class Nvml:
         milliwatts = self.get("PowerUsage")
         return None if milliwatts is None else milliwatts / 1e3
 
+    def clock(self, memory: bool) -> int | None:
+        """MHz now, of the multiprocessors or the memory."""
+        clock = self.get("ClockInfo", self.library.NVML_CLOCK_MEM if memory else self.library.NVML_CLOCK_SM)
+        return None if clock is None else int(clock)
+
+    def temperature(self) -> int | None:
+        """°C now."""
+        found = self.get("Temperature", self.library.NVML_TEMPERATURE_GPU)
+        return None if found is None else int(found)
+
     def reasons(self) -> int:
         """The clocks-event reasons now, as NVML's bit mask; 0 where it does not answer."""
         return int(self.get("CurrentClocksEventReasons") or 0)
+
+
+class AmdSmi(Nvml):
+    """The same of an AMD GPU, through the package amdsmi that comes with ROCm: its answers under NVML's names.
+
+    Of clocks-event reasons it gives what its throttle status says as one. Not run on a GPU yet.
+    """
+
+    @classmethod
+    def open(cls, index: int = 0) -> AmdSmi | None:  # type: ignore[override]  # amdsmi knows devices by their place
+        """The GPU of that place; None where there is no amdsmi or no such GPU."""
+        try:
+            import amdsmi
+        except (ImportError, OSError, KeyError):  # it loads a library of ROCm's, by a path that it may not know
+            return None
+        try:
+            amdsmi.amdsmi_init()
+            return cls(amdsmi, amdsmi.amdsmi_get_processor_handles()[index])
+        except (amdsmi.AmdSmiException, IndexError):
+            return None
+
+    def get(self, name: str, *arguments: Any) -> Any:
+        """What NVML would call so, or None."""
+        ask = getattr(self, f"_{name}", None)
+        if ask is None:
+            return None
+        try:
+            return ask(*arguments)
+        except (self.library.AmdSmiException, KeyError, TypeError, ValueError):  # a field that says "N/A"
+            return None
+
+    def system(self, name: str) -> Any:
+        """The driver's version; nothing else."""
+        if name != "DriverVersion":
+            return None
+        try:
+            return self.library.amdsmi_get_gpu_driver_info(self.handle)["driver_version"]
+        except (self.library.AmdSmiException, KeyError):
+            return None
+
+    def clock(self, memory: bool) -> int | None:
+        """MHz now, of the compute units or the memory."""
+        found: int | None = self.get("ClockInfo", memory)
+        return found
+
+    def _ClockInfo(self, memory: bool) -> int:
+        kinds = self.library.AmdSmiClkType
+        return int(self.library.amdsmi_get_clock_info(self.handle, kinds.MEM if memory else kinds.GFX)["clk"])
+
+    def temperature(self) -> int | None:
+        """°C of the hottest place now."""
+        found: int | None = self.get("Temperature")
+        return found
+
+    def _Temperature(self) -> int:
+        kinds, metric = self.library.AmdSmiTemperatureType, self.library.AmdSmiTemperatureMetric.CURRENT
+        return int(self.library.amdsmi_get_temp_metric(self.handle, kinds.HOTSPOT, metric))
+
+    def _TotalEnergyConsumption(self) -> int:
+        """Millijoules: the counter times its resolution, which is in microjoules."""
+        told = self.library.amdsmi_get_energy_count(self.handle)
+        return int(told["energy_accumulator"] * told["counter_resolution"] / 1e3)
+
+    def _PowerUsage(self) -> int:
+        """Milliwatts of the socket."""
+        return int(self.library.amdsmi_get_power_info(self.handle)["socket_power"]) * 1000
+
+    def _CurrentClocksEventReasons(self) -> int:
+        status = self.library.amdsmi_get_gpu_metrics_info(self.handle)["throttle_status"]
+        return HARDWARE_SLOWDOWN if status in (True, 1) else 0
+
+    def _ComputeRunningProcesses(self) -> list[Any]:
+        return list(self.library.amdsmi_get_gpu_process_list(self.handle))
 
 
 @dataclass(frozen=True)
@@ -144,11 +228,9 @@ class Watch:
         """One reading; the samples `first` to `last` are marked if a throttle reason is raised now."""
         if self._nvml is None:
             return
-        library = self._nvml.library
-        for values, kind in ((self._sm, library.NVML_CLOCK_SM), (self._memory, library.NVML_CLOCK_MEM)):
-            clock = self._nvml.get("ClockInfo", kind)
-            if clock is not None:
-                values.append(int(clock))
+        for values, memory in ((self._sm, False), (self._memory, True)):
+            if (clock := self._nvml.clock(memory)) is not None:
+                values.append(clock)
         mask = self._nvml.reasons()
         self._mask |= mask
         if any(mask & bit for bit in THROTTLE):
@@ -160,7 +242,7 @@ class Watch:
         if now - self._read_s < READINGS_S:
             return
         self._read_s = now
-        self._temperature = self._nvml.get("Temperature", library.NVML_TEMPERATURE_GPU)
+        self._temperature = self._nvml.temperature()
         if (power := self._nvml.power_w()) is not None:
             self._power.append(power)
         if (rates := self._nvml.get("UtilizationRates")) is not None:

@@ -1,12 +1,15 @@
 """How one call is timed. A timer is handed a call and a flush and gives samples in milliseconds.
 
-* `events`: CUDA events around each call, the launches queued up behind a spinning kernel, so that the
-  device never waits for the host inside a sample (after NVBench's blocking kernel).
+* `events`: the device's events around each call, the launches queued up behind work that keeps it busy, a
+  spinning kernel on CUDA, so that the device never waits for the host inside a sample (after NVBench's blocking
+  kernel).
 * `graph`: for calls too short for events. A CUDA graph of `batch` × (flush, call) is replayed beside one of
   `batch` × flush; the difference over `batch` is one sample. Rotating over copies of the inputs, the usual
   way, cannot make kilobyte inputs cold in a 60 MB cache; this does, at any size.
 * `cupti`: the device's own begin and end of every kernel of the call, where cupti-python is installed.
 * `monotonic`: the host's clock, on a CPU.
+* `synchronized`: the host's clock around a call and the wait for its end, on a device whose events have no times.
+  Launch and wait are in it.
 
 Which one is used is decided per case (`choose`), for all its implementations alike, and recorded.
 """
@@ -15,7 +18,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...registry.store.record import Case
 from .stopping import TimerName
@@ -82,31 +86,92 @@ class Monotonic:
         return [(end - start) / 1e6]
 
 
-class Events:
-    """CUDA events behind a queued stream. `spin_hz` is the rate of `torch.cuda._sleep`'s cycles.
+class Synchronized:
+    """The host's clock around each call and the wait for its end."""
 
-    `agreed` makes the ranks of a case queue as many calls each.
-    """
+    name = "synchronized"
+    batch = 1
+
+    def __init__(self, flush: Call | None, synchronize: Callable[[], None]) -> None:
+        self._flush = flush
+        self._synchronize = synchronize
+
+    def sample(
+        self, call: Call, fresh: Fresh | None = None, now: Callable[[], int] = time.perf_counter_ns
+    ) -> list[float]:
+        """One sample, from an idle device to an idle device."""
+        if fresh is not None:
+            fresh.before()
+        if self._flush is not None:
+            self._flush()
+        self._synchronize()
+        start = now()
+        result = call()
+        self._synchronize()
+        end = now()
+        if fresh is not None:
+            fresh.after(result)
+        return [(end - start) / 1e6]
+
+
+class Queue(Protocol):
+    """What `Events` needs of a device."""
+
+    def event(self) -> Any:
+        """An event with a time: `record()`, `elapsed_time(later)` in milliseconds."""
+        ...
+
+    def occupy(self, seconds: float) -> None:
+        """Queues work that keeps the device busy for about so long."""
+        ...
+
+    def wait(self) -> None:
+        """Returns when all queued work is done."""
+        ...
+
+
+@dataclass(frozen=True)
+class CudaQueue:
+    """The current CUDA stream. `spin_hz` is the rate of `torch.cuda._sleep`'s cycles."""
+
+    spin_hz: float
+
+    def event(self) -> torch.cuda.Event:
+        import torch
+
+        return torch.cuda.Event(enable_timing=True)
+
+    def occupy(self, seconds: float) -> None:
+        import torch
+
+        torch.cuda._sleep(int(seconds * self.spin_hz))
+
+    def wait(self) -> None:
+        import torch
+
+        torch.cuda.current_stream().synchronize()
+
+
+class Events:
+    """Events behind a busy queue. `agreed` makes the ranks of a case queue as many calls each."""
 
     name = "events"
     batch = 1
 
     def __init__(
-        self, flush: Call | None, spin_hz: float, agreed: Callable[[int], int] = lambda calls: calls
+        self, flush: Call | None, queue: Queue, agreed: Callable[[int], int] = lambda calls: calls
     ) -> None:
         self._flush = flush
-        self._spin_hz = spin_hz
+        self._queue = queue
         self._agreed = agreed
         self._calls = 1
         self._host_s = 0.0
 
     def sample(self, call: Call, fresh: Fresh | None = None) -> list[float]:
         """As many samples as fill the queue; the first call of this method gives one and calibrates."""
-        import torch
-
-        starts = [torch.cuda.Event(enable_timing=True) for _ in range(self._calls)]
-        ends = [torch.cuda.Event(enable_timing=True) for _ in range(self._calls)]
-        torch.cuda._sleep(int((self._host_s * 1.3 * self._calls + 50e-6) * self._spin_hz))
+        starts = [self._queue.event() for _ in range(self._calls)]
+        ends = [self._queue.event() for _ in range(self._calls)]
+        self._queue.occupy(self._host_s * 1.3 * self._calls + 50e-6)
         begin = time.perf_counter()
         for start, end in zip(starts, ends, strict=True):
             if fresh is not None:
@@ -120,7 +185,7 @@ class Events:
                 fresh.after(result)
             del result
         host_s = (time.perf_counter() - begin) / self._calls
-        torch.cuda.current_stream().synchronize()
+        self._queue.wait()
         samples = [_elapsed_ms(start, end) for start, end in zip(starts, ends, strict=True)]
         self._host_s = min(host_s, 2e-3) if self._host_s == 0 else min(self._host_s, host_s)
         self._calls = self._agreed(max(1, min(QUEUE_CALLS, int(QUEUE_MS / max(samples[0], 1e-3)))))
@@ -186,7 +251,7 @@ class Graph:
         ]
 
 
-def _elapsed_ms(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+def _elapsed_ms(start: Any, end: Any) -> float:
     milliseconds: float = start.elapsed_time(end)
     return milliseconds
 

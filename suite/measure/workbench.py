@@ -56,9 +56,15 @@ class Workbench:
 
     @classmethod
     def build(
-        cls, operator: Operator, case: Case, device: torch.device, seed: int, group: Group = ALONE
+        cls,
+        operator: Operator,
+        case: Case,
+        device: torch.device,
+        seed: int,
+        group: Group = ALONE,
+        fp64: bool = True,
     ) -> Workbench:
-        """Draws two sets of random inputs and computes the reference of the first.
+        """Draws two sets of random inputs and computes the reference of the first, in fp64 if the device has it.
 
         Every rank draws the whole, all alike, and keeps its part: outside of any clock.
         """
@@ -69,11 +75,11 @@ class Workbench:
         decoy = operator.built(case, device, generator)
         backward = case.pass_ != "forward"
         size = sum(x.numel() for _, x in tensors(inputs))
-        wide = torch.float32 if operator.fp32_reference or size > FP64_ELEMENTS else torch.float64
+        wide = torch.float32 if operator.fp32_reference or size > FP64_ELEMENTS or not fp64 else torch.float64
         begin = time.monotonic()
         gradients, references = _references(operator, inputs, case.pass_, wide, generator)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
         reference_s = time.monotonic() - begin
         if operator.sharding is not None:
             references = _parts(operator, case, references, group.rank)

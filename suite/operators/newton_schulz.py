@@ -37,7 +37,8 @@ def reference(grads: torch.Tensor, steps: int) -> torch.Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if turned else x
+    result: torch.Tensor = x.mT if turned else x
+    return result
 
 
 def bytes_(case: Case) -> int:

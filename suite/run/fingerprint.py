@@ -14,12 +14,13 @@ import subprocess
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ...registry.errors import InputError
-from ...registry.store.record import HOST, Scalar
+from ...registry.store.record import DEVICES, HOST, DeviceKind, Scalar
 from .. import __version__
-from ..measure import clocks
+from ..catalog import TRITON
+from ..measure import clocks, host
 from ..measure.telemetry import Nvml
 from ..measure.topology import ranks_facts
 from . import variables
@@ -28,6 +29,8 @@ IMAGE_DIGEST = "KERNELMARK_IMAGE_DIGEST"
 """Set by the launcher of a container: the digest of the image it runs."""
 IMAGE_NAME = "KERNELMARK_IMAGE"
 """Set by it too: the image's name in the table of images."""
+IMAGES = "KERNELMARK_IMAGES"
+"""Set by it where several images measure one run: `environment=digest` of each. The digest above is of all."""
 PARALLEL = "KERNELMARK_PARALLEL"
 """Set for shards that share a host: how many run side by side, or `shared` where nobody knows."""
 HOST_HASH = "KERNELMARK_HOST"
@@ -43,6 +46,11 @@ UUIDS = "gpu_uuids"
 compared, and in no journal."""
 BOARDS = "gpu/boards"
 """In the environment: a hash that tells those GPUs from others."""
+KFD = Path("/dev/kfd")
+"""AMD's compute driver."""
+DRM = Path("/sys/class/drm")
+INTEL = "0x8086"
+"""Intel's number as a vendor on PCI."""
 LIBRARIES = ("torch", "triton", "transformers", "nvidia-cudnn-cu13", "nvidia-cublas", "numpy")
 
 
@@ -62,13 +70,13 @@ def conditions(device: str, torch_facts: Mapping[str, Scalar]) -> dict[str, Scal
         "harness": __version__,
         "image_digest": os.environ.get(IMAGE_DIGEST),
         "torch": _version("torch"),
-        "triton": _version("triton") if device == "cuda" else None,
-        **({"clock_policy": clocks.UNLOCKED} if device == "cuda" else {}),  # unless a worker saw otherwise
+        "triton": _version("triton") if device in TRITON else None,
+        **({"clock_policy": clocks.UNLOCKED} if device != "cpu" else {}),  # unless a worker saw otherwise
         # Neighbours share power and memory bandwidth; a run alone keeps the key that it always had.
         **({"parallel": beside} if (beside := os.environ.get(PARALLEL)) else {}),
         **{name: value for name, value in torch_facts.items() if name != UUIDS},
     }
-    return shared | (_gpu(torch_facts) if device == "cuda" else _cpu())
+    return shared | {"cuda": lambda: _gpu(torch_facts), "cpu": _cpu}.get(device, dict)()
 
 
 def environment(
@@ -89,6 +97,8 @@ def environment(
     noted |= {f"env/{name}": value for name, value in sorted(os.environ.items()) if variables.allowed(name, value)}
     if device == "cpu":
         return {**noted, "cpu_governor": cpu_governor()}
+    if device != "cuda":
+        return noted
     return noted | _gpu_noted(torch_facts or {}) | boards(torch_facts or {})
 
 
@@ -101,6 +111,9 @@ def boards(torch_facts: Mapping[str, Scalar]) -> dict[str, Scalar]:
 def python_facts() -> dict[str, Scalar]:
     """Of the Python that this runs in: its version, the image it is in, and the libraries that it has."""
     image = {"image": name} if (name := os.environ.get(IMAGE_NAME)) else {}
+    for one in os.environ.get(IMAGES, "").split():
+        environment, _, digest = one.partition("=")
+        image[f"image/{environment}"] = digest
     libraries = {f"lib/{name}": version for name in LIBRARIES if (version := _version(name))}
     return {"python": platform.python_version(), **image, **libraries}
 
@@ -199,7 +212,9 @@ def _own_facts(device: str, world: int) -> dict[str, Scalar]:
     if image := os.environ.get(IMAGE_DIGEST):  # a worker may be in an image though its supervisor is not
         own["image_digest"] = image
     if device == "cpu":
-        return {**own, "torch": _version("torch"), "threads": torch.get_num_threads()}
+        return {**own, "torch": _version("torch"), "threads": torch.get_num_threads(), **host.facts()}
+    if device in ("xpu", "mps"):
+        return {**own, "torch": _version("torch"), **_accelerator_facts(device)}
     first = torch.cuda.current_device()
     properties = torch.cuda.get_device_properties(first)
     boards = range(first, min(first + world, torch.cuda.device_count()))
@@ -211,12 +226,46 @@ def _own_facts(device: str, world: int) -> dict[str, Scalar]:
         "gpu": properties.name,
         "gpu_capability": f"{properties.major}.{properties.minor}",
         "gpu_sm_count": properties.multi_processor_count,
+        **(_rocm_facts(properties) if device == "rocm" else _cuda_facts()),
+    }
+
+
+def _cuda_facts() -> dict[str, Scalar]:
+    import torch
+
+    return {
         "cuda": torch.version.cuda,
         "cudnn": _cudnn(),
         "cublas": _cublas(torch.version.cuda),
         "cupti": _version("cupti-python"),
         "cpu": cpu_model(),  # what launches: the host's share of a short kernel's time
         "clock_policy": clocks.checked(),
+    }
+
+
+def _rocm_facts(properties: Any) -> dict[str, Scalar]:
+    """What an AMD GPU has in place of a compute capability, which means other things there, and of CUDA."""
+    import torch
+
+    try:
+        driver = Path("/sys/module/amdgpu/version").read_text().strip()
+    except OSError:  # a driver that is part of the kernel has no version of its own
+        driver = None
+    architecture = str(getattr(properties, "gcnArchName", ""))
+    return {"gpu_capability": architecture.partition(":")[0], "hip": torch.version.hip, "driver": driver}
+
+
+def _accelerator_facts(device: str) -> dict[str, Scalar]:
+    """Of Intel's and Apple's GPUs what torch says; an Apple GPU goes by its processor's name."""
+    import torch
+
+    if device == "mps":
+        return {"gpu": cpu_model(), "driver": platform.mac_ver()[0]}
+    properties = torch.xpu.get_device_properties()
+    return {
+        "gpu": str(properties.name),
+        "gpu_sm_count": getattr(properties, "max_compute_units", None),
+        "driver": str(getattr(properties, "driver_version", "")) or None,
     }
 
 
@@ -263,15 +312,39 @@ def gpus_here() -> int:
     return 0 if nvml is None else int(nvml.library.nvmlDeviceGetCount())
 
 
-def device_named(name: str | None) -> Literal["cuda", "cpu"]:
+def device_named(name: str | None) -> DeviceKind:
     """The device asked for, or the best one here. Raises `InputError` for one that is not there."""
-    here: list[Literal["cuda", "cpu"]] = ["cuda", "cpu"] if has_gpu() else ["cpu"]
+    here = devices_here()
     if name is None:
         return here[0]
     for device in here:
         if name == device:
             return device
-    raise InputError(f"no device {name!r} here. Known: {', '.join(here)}.")
+    raise InputError(f"no device {name!r} here. Here: {', '.join(here)}. Known: {', '.join(DEVICES)}.")
+
+
+def devices_here() -> list[DeviceKind]:
+    """The devices of this machine that the torch installed here is built for, the best first; loads no torch.
+
+    Apple's GPU comes last: it lacks fp64 and much of what the operators call, so that it is measured on by name.
+    """
+    built = (_version("torch") or "").partition("+")[2]
+    found: list[DeviceKind] = ["cuda"] if has_gpu() else []
+    if built.startswith("rocm") and KFD.exists():
+        found.append("rocm")
+    if built.startswith("xpu") and INTEL in {_read(x / "device" / "vendor") for x in DRM.glob("renderD*")}:
+        found.append("xpu")
+    found.append("cpu")
+    if (platform.system(), platform.machine()) == ("Darwin", "arm64"):
+        found.append("mps")
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 def commit(folder: Path) -> tuple[str | None, bool]:

@@ -22,7 +22,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -31,7 +30,7 @@ from ...registry.errors import InputError, last_line
 from ...registry.progress import Tell, untold
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
-from ...registry.store.record import PROVIDER, Case, Record
+from ...registry.store.record import PROVIDER, Case, DeviceKind, Record
 from .. import plan as plans
 from ..catalog import Catalog, Root
 from ..environments import interpreter
@@ -103,7 +102,7 @@ class Judge:
 
     operator: str
     file: Path
-    device: Literal["cuda", "cpu"]
+    device: DeviceKind
     seed: int
     budget_s: float = 60.0
     tell: Tell = untold
@@ -162,7 +161,7 @@ class _Bench:
 
     catalog: Catalog
     root: Path
-    device: Literal["cuda", "cpu"]
+    device: DeviceKind
     home: Home
     python: Path
     seed: int

@@ -32,7 +32,7 @@ SIXTEEN_BITS: Mapping[str, int] = {
 capability; fp32 may be computed on them too. NVIDIA's architecture white papers."""
 EIGHT_BITS = 4
 """How many times that narrower formats reach at most, 4-bit ones among them."""
-LEAST_MS = {"cuda": 1e-4, "cpu": 2e-5}
+LEAST_MS, LEAST_CALL_MS = 1e-4, 2e-5
 """No launch and no Python call is shorter."""
 CPU_HZ = 7e9
 CPU_BYTES = 192
@@ -49,8 +49,10 @@ def least_ms(case: Case, device: str, conditions: Mapping[str, Scalar], noted: M
     """
     if case.bytes <= 0 and case.flops <= 0:
         return 0.0
-    seconds = _cuda(case, conditions, noted) if device == "cuda" else _cpu(case, conditions)
-    return max(LEAST_MS[device], MARGIN * seconds * 1e3)
+    if device == "cpu":
+        return max(LEAST_CALL_MS, MARGIN * _cpu(case, conditions) * 1e3)
+    seconds = _cuda(case, conditions, noted) if device == "cuda" else 0.0  # of others' peaks nothing is known here
+    return max(LEAST_MS, MARGIN * seconds * 1e3)
 
 
 def _cuda(case: Case, conditions: Mapping[str, Scalar], noted: Mapping[str, Scalar]) -> float:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from ...registry.errors import first_line
-from ...registry.store.record import Case
+from ...registry.store.record import Case, DeviceKind
 from ..catalog import Catalog
 from ..measure.device import Device, opened
 from ..measure.session import Session
@@ -31,7 +31,7 @@ SNAPSHOT_EVENTS = 100_000
 class ProfileTask(msgspec.Struct, frozen=True):
     """What is profiled, and the folder for the files. `traced` is off where another tool looks on."""
 
-    device: Literal["cuda", "cpu"]
+    device: DeviceKind
     case: Case
     implementation: str
     systems: tuple[System, ...]

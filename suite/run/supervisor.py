@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import secrets
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Literal, Protocol
+from typing import Protocol
 
 import filelock
 
@@ -28,6 +29,7 @@ from ...registry.store.metric import LATENCY, Metric
 from ...registry.store.record import (
     SCHEMA_VERSION,
     YARDSTICK,
+    DeviceKind,
     Footer,
     Header,
     Key,
@@ -168,7 +170,7 @@ class Run:
     plan: Plan
     cells: tuple[Cell, ...]
     catalog: Catalog
-    device: Literal["cuda", "cpu"]
+    device: DeviceKind
     home: Home
     seed: int
     name: str = field(default_factory=new_run)
@@ -461,7 +463,7 @@ class Run:
                         held = None
                     match message:
                         case Facts(conditions=facts, python=own):
-                            exchanged = self.python("core") != interpreter("core")
+                            exchanged = self.python("core") != Path(sys.executable)
                             self._header(facts, own if exchanged else None)
                             self._spend({"start": time.monotonic() - begin})
                         case CeilingDone(ceiling=ceiling):

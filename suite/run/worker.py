@@ -17,12 +17,22 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO, Literal, TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import msgspec
 
 from ...registry.errors import first_line
-from ...registry.store.record import PROVIDER, YARDSTICK, Cache, Case, Ceiling, Measurement, Scalar, Status
+from ...registry.store.record import (
+    PROVIDER,
+    YARDSTICK,
+    Cache,
+    Case,
+    Ceiling,
+    DeviceKind,
+    Measurement,
+    Scalar,
+    Status,
+)
 from ..catalog import Catalog, Implementation
 from ..measure.device import Device, opened
 from ..measure.group import ALONE
@@ -59,7 +69,7 @@ class Task(msgspec.Struct, frozen=True):
     `code` maps roots to the copies of another commit that their kernels and baselines come from.
     """
 
-    device: Literal["cuda", "cpu"]
+    device: DeviceKind
     seed: int
     replicate: int
     cells: tuple[TaskCell, ...]
@@ -301,7 +311,7 @@ def _case(
     try:
         with shared.stage("build"), device.group.together():
             seed = seed_of(case, task.seed, task.replicate)
-            bench = Workbench.build(operator, case, device.torch_device, seed, device.group)
+            bench = Workbench.build(operator, case, device.torch_device, seed, device.group, device.fp64)
     except Exception as error:  # whatever an operator raises is the end of its case, not of the run
         status, reason = _judged(error)
         for cell in cells:

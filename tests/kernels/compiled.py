@@ -1,5 +1,8 @@
 """Compiles kernels for a GPU that is not here: `python compiled.py 9.0 attention rms_norm` prints one JSON list.
 
+Without operators it compiles all that run on one device; with `--few` before the target for the cases of the quick
+plan alone. `gate.py` judges what it finds.
+
 Targets are NVIDIA's compute capabilities (7.5, 9.0) and AMD's architectures (gfx942).
 
 Triton asks a driver what to compile for; the one here says that and nothing else. Tensors are the CPU's, and a
@@ -9,6 +12,8 @@ Results are whatever was in memory: nothing may depend on them.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import sys
@@ -16,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import triton
 from kernelmark.kernels import _common
 from kernelmark.registry.store.record import Case
 from kernelmark.suite.catalog import Catalog
@@ -67,6 +73,20 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
 passes."""
 
 
+NOTHING: dict[str, Any] = dict.fromkeys(("shared", "wide", "narrow", "spilled", "matrix"), 0) | {
+    "module": "",
+    "kernel": "",
+    "products": False,
+}
+"""Of what did not compile."""
+
+
+def everywhere() -> list[str]:
+    """All operators of one device that have a kernel; those between ranks need their peers' memory."""
+    catalog = Catalog.default()
+    return [x for x in OWN.files("kernels") if not catalog.operator(x).distributed]
+
+
 def target_named(name: str) -> GPUTarget:
     """Of a compute capability, "9.0", or an AMD architecture, "gfx942", of 64 threads a warp for gfx9."""
     if name.startswith("gfx"):
@@ -97,22 +117,57 @@ class Forgetful(dict):
     def __setitem__(self, key: Any, value: Any) -> None: ...
 
 
-def cases(operator: Operator, plans: Sequence[str]) -> list[Case]:
-    """The plans' and MORE, each forward and, with gradients, backward."""
+MATRIX = re.compile(r"\bwgmma\.mma_async|\btcgen05\.mma|\bmma\.sync|\bv_(?:s?mfma|smfmac|s?wmma|swmmac)_")
+"""Instructions of the units that multiply matrices: Hopper's, Blackwell's, the older ones', and AMD's."""
+PRODUCT = re.compile(r"(?:tt\.dot|tt\.dot_scaled|ttng\.\w*(?:dot|mma)) .*")
+SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+SPILLED_REGISTERS = re.compile(r"\.vgpr_spill_count:\s*(\d+)")
+
+
+def products(kernel: Any, target: GPUTarget) -> bool:
+    """Whether a compiled kernel has a product of matrices that its target has instructions for: of 16 and 8 bits,
+    and of fp32 as TF32 from Ampere on.
+    """
+    text = kernel.asm.get("ttir") or kernel.asm.get("ttgir") or ""
+    tf32 = target.backend == "cuda" and target.arch >= 80
+    for line in PRODUCT.findall(text):
+        kinds = re.findall(r"x(bf16|f16|f32|f8\w+|i8|ui8)[,>]", line)
+        if kinds and (kinds[0] != "f32" or (tf32 and "inputPrecision = tf32" in line)):
+            return True
+    return False
+
+
+def spilled(kernel: Any, log: str) -> int:
+    """Bytes of registers that did not fit and went to memory and back, as ptxas says; of AMD's, 4 a register."""
+    if (gcn := kernel.asm.get("amdgcn")) is not None:
+        return 4 * sum(map(int, SPILLED_REGISTERS.findall(gcn)))
+    return sum(int(x) + int(y) for x, y in SPILLED.findall(log))
+
+
+def as_on(target: GPUTarget, operator: Operator, dtype: str) -> str:
+    """A case's dtype on a target: before Ampere fp16 in place of bf16, which such GPUs do not multiply."""
+    old = target.backend == "cuda" and target.arch < 80
+    return "fp16" if old and dtype == "bf16" and "fp16" in operator.dtypes else dtype
+
+
+def cases(
+    operator: Operator, plans: Sequence[str], target: GPUTarget, besides: Sequence[dict[str, Any]]
+) -> list[Case]:
+    """The plans' and those besides, each forward and, with gradients, backward."""
     wanted = [
         ({axis: min(size, SMALL.get(axis, size)) for axis, size in x.axes.items()}, x.options, x.dtype)
         for plan in plans
         for grid in operator.plans[plan]
         for x in operator.expand(grid)
     ]
-    for given in MORE.get(operator.name, ()):
+    for given in besides:
         axes = {name: given[name] for name in operator.axes if name in given}
         options = {name: value for name, value in given.items() if name in operator.options}
         wanted.append((axes, options, given.get("dtype", wanted[0][2])))
     once = {}
     for axes, options, dtype in wanted:
         for pass_ in ("forward", "backward")[: 1 + bool(operator.gradients)]:
-            case = operator.case(axes, dtype, pass_, **options)
+            case = operator.case(axes, as_on(target, operator, dtype), pass_, **options)
             once[case.name] = case
     return list(once.values())
 
@@ -135,9 +190,15 @@ def compiled(
     names: list[str],
     plans: Sequence[str] = ("quick",),
     more: Callable[[Any], dict[str, Any]] = lambda kernel: {},
+    few: bool = False,
 ) -> list[dict[str, Any]]:
-    """A row for each kernel of each case, in the order of their launches, with what `more` says of the kernel."""
+    """A row for each kernel of each case, in the order of their launches, with what `more` says of the kernel.
+
+    Of a few cases, the plans', without MORE.
+    """
     driver.set_active(Driver(target))
+    triton.knobs.nvidia.dump_ptxas_log = True
+    logs: dict[str, str] = {}
     # Before the modules that take these from it.
     capability = divmod(target.arch, 10) if target.backend == "cuda" else (0, 0)
     _common.capability = lambda device: capability
@@ -154,7 +215,10 @@ def compiled(
     where = ""
 
     def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        kernel = run(self, *arguments, grid=grid, warmup=True, **options)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            kernel = run(self, *arguments, grid=grid, warmup=True, **options)
+        # Said once, when it is compiled; other cases come to the same kernel.
+        log = logs.setdefault(kernel.hash, said.getvalue())
         module = self.__module__.rpartition(".")[2]
         ptx = kernel.asm.get("ptx", "")  # of AMD's targets there is none
         about = {
@@ -164,13 +228,16 @@ def compiled(
             # Accesses of 16 bytes, and loads of two.
             "wide": len(re.findall(r"(ld|st)\.global\S*\.v4\.b32|cp\.async\.cg", ptx)),
             "narrow": len(re.findall(r"ld\.global\S*\.b16", ptx)),
+            "spilled": spilled(kernel, log),
+            "products": products(kernel, target),
+            "matrix": len(MATRIX.findall(ptx or kernel.asm.get("amdgcn", ""))),
         }
         found[where, kernel.hash] = {**about, **more(kernel)}
         return kernel
 
     JITFunction.run = compile_only
     for operator in map(catalog.operator, names):
-        for case in cases(operator, plans):
+        for case in cases(operator, plans, target, () if few else MORE.get(operator.name, ())):
             where = f"{operator.name} {case.name}"
             try:
                 call(operator, case)
@@ -178,32 +245,14 @@ def compiled(
                     torch.use_deterministic_algorithms(True)  # other kernels, on Hopper
                     call(operator, case)
             except Exception as error:
-                found[where, "error"] = {
-                    "module": "",
-                    "kernel": "",
-                    "shared": 0,
-                    "wide": 0,
-                    "narrow": 0,
-                    "error": repr(error)[-300:],
-                }
+                found[where, "error"] = {**NOTHING, "error": repr(error)[-300:]}
             torch.use_deterministic_algorithms(False)
     JITFunction.run = run
     return [{"case": case, "error": None, **row} for (case, _), row in found.items()]
 
 
-def counted(target: str, rows: list[dict[str, Any]]) -> str:
-    """How many kernels compiled and the most shared memory of one; then what did not compile, and why."""
-    failed = [row for row in rows if row["error"]]
-    most = max((row["shared"] for row in rows), default=0)
-    lines = [
-        f"{target}: {len(rows) - len(failed)} compiled, at most {most >> 10} KiB shared, {len(failed)} failed"
-    ]
-    return "\n".join([*lines, *(f"  {row['case']}: {row['error']}" for row in failed)])
-
-
 if __name__ == "__main__":
     _, *given = sys.argv
-    count = given[0] == "--count"
-    target, *operators = given[count:]
-    found = compiled(target_named(target), operators)
-    print(counted(target, found) if count else json.dumps(found))
+    few = given[0] == "--few"
+    target, *operators = given[few:]
+    print(json.dumps(compiled(target_named(target), operators or everywhere(), few=few)))

@@ -115,7 +115,7 @@ def test_own():
     names = {x.name for x in OWN.of_operator("rms_norm")}
     assert {"kernelmark", "kernelmark_cpu", "torch", "torch_compile", "transformers"} <= names
     ours = next(x for x in OWN.of_operator("rms_norm") if x.name == "kernelmark")
-    assert (ours.provider, ours.devices, ours.version) == ("kernelmark", ("cuda",), __version__)
+    assert (ours.provider, ours.devices, ours.version) == ("kernelmark", ("cuda", "rocm"), __version__)
     assert ours.unavailable("cpu") == ("unsupported", "needs a cuda device, this is cpu")
     clone = next(x for x in OWN.of_operator("fp8_quant") if x.name == "clone")
     assert clone.provider == "yardstick"

@@ -113,6 +113,8 @@ def test_plans_beside_peers_cover_the_operators():
     ]
     distributed = {name for name, x in OWN.operators.items() if x.distributed}
     covered.append(distributed & {x.operator for x in plans.load("distributed", OWN, "cuda").cases})
+    covered.append({"int8_linear"})  # which CPUs alone are measured at
+    assert "int8_linear" in {x.operator for x in plans.load("cpu", OWN, "cpu").cases}
     assert set.union(*covered) == set(OWN.operators)
     assert sum(map(len, covered)) == len(OWN.operators)
 
@@ -162,7 +164,7 @@ def test_nothing_of_an_operator_in_a_plan(root: Path):
 
 
 PLANS = (
-    "quick, standard, full, 30s, 5m, 30m, advanced-memory, attention, converge, converge_tiny, crossing, "
+    "quick, standard, full, 30s, 5m, 30m, advanced-memory, attention, converge, converge_tiny, cpu, crossing, "
     "distributed, distributed_tiny, endpoint, generate, matmul, memory, memory-techniques, precision, quality, "
     "requested, scaling, serve, serve_tiny, shapes, shapes-1, state_space, train, train_tiny, widths, widths-1"
 )

@@ -4,10 +4,11 @@ that listing workloads loads neither asyncio nor a server.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from ....registry.store.record import DeviceKind
 from .load import Asked
 
 LOOPBACK = "127.0.0.1"
@@ -86,7 +87,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     slice: str
     dtype: str
     seed: int
-    device: Literal["cuda", "cpu"]
+    device: DeviceKind
     sequences: int
     longest: int
     page: int = 64

@@ -1,4 +1,4 @@
-"""Attention on a CPU against the operators' references in fp64."""
+"""Attention and products of 8 bits on a CPU against the operators' references in fp64."""
 
 from __future__ import annotations
 
@@ -76,6 +76,16 @@ def test_a_new_token_that_sees_nothing():
 @pytest.mark.parametrize("mask", ["causal", "full"])
 def test_eight_bits(mask):
     compare("attention_fp8", DENSE | {"S": 100}, "e4m3", mask=mask)
+
+
+@pytest.mark.parametrize("recipe", ["block", "row", "tensor"])
+def test_a_product_of_eight_bits(recipe):
+    """Two and a half blocks of columns."""
+    compare("fp8_matmul", {"M": 20, "N": 200, "K": 320}, "e4m3", recipe=recipe)
+
+
+def test_a_layer_in_8_bit_integers():
+    compare("int8_linear", {"M": 30, "N": 50, "K": 70}, "int8")
 
 
 @pytest.mark.parametrize("mask", ["causal", "full"])

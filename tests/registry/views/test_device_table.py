@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from kernelmark.registry.views.device_table import by_device, case_table, device_table
+from kernelmark.registry.views.hardware_table import hardware_table
 from kernelmark.registry.views.table import render
 
 
@@ -61,3 +62,32 @@ def test_ours_that_failed_has_its_status_and_a_run_without_ours_no_cell(literal:
     assert set(row.cells) == {"T4"}
     assert "out of memory" in printed(case_table(found, "rms_norm"))
     assert "not run" in printed(device_table(found))
+
+
+def test_hardware_as_rows_over_the_cases_that_all_measured_devices_have(literal: Any) -> None:
+    """The second case is the H200's alone: it is in no mean. What nobody measured is `not run` throughout."""
+    found = by_device(
+        [
+            journal(literal, "a", "NVIDIA H200", {"S1": 1.0, "S2": 0.001}),
+            journal(literal, "b", "AMD Instinct MI300X", {"S1": 4.0}),
+            journal(literal, "c", "Something else", {"S1": 2.0}),
+        ]
+    )
+    text = printed(hardware_table(found))
+    assert "geometric means over 1 cases that all measured devices have" in text
+    cells = {x.split("  ")[0].strip(): x.split() for x in text.splitlines()}
+    assert cells["NVIDIA H200"][2:] == ["2.000", "ms", "1.000", "ms", "2.00×", "1.50×", "1"]
+    assert cells["AMD Instinct MI300X"][3:] == ["2.000", "ms", "4.000", "ms", "0.50×", "0.38×", "1"]
+    for name in ("NVIDIA T4", "Intel Arc, XPU", "CPU: Apple", "AMD MI250"):
+        assert cells[name][-10:] == ["not", "run"] * 5
+    order = [x for x in cells if x in ("NVIDIA T4", "NVIDIA H200", "AMD Instinct MI300X", "Something else")]
+    assert order == ["NVIDIA T4", "NVIDIA H200", "AMD Instinct MI300X", "Something else"]
+    assert "AMD MI300" not in cells
+
+
+def test_hardware_without_a_common_case_has_no_times(literal: Any) -> None:
+    found = by_device([journal(literal, "a", "H200", {"S1": 1.0}), journal(literal, "b", "L4", {"S2": 4.0})])
+    text = printed(hardware_table(found))
+    assert "each device's own cases" in text
+    assert " ms" not in text
+    assert "0.50×" in text

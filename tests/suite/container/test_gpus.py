@@ -13,6 +13,7 @@ from kernelmark.suite.container import gpus
 from kernelmark.suite.container.build import Built
 from kernelmark.suite.container.engine import Engine
 from kernelmark.suite.container.errors import DriverTooOld, LaunchError, NoDriver, NoToolkit
+from kernelmark.suite.container.launch import amd
 
 TWO = "0, NVIDIA H200, 580.95.05, 9.0\n1, NVIDIA A100-SXM4-80GB, 580.95.05, 8.0\n"
 H100 = Built("sha256:1", "h100", "nvidia", ("9.0a",), "13.0", "580.65.06")
@@ -149,3 +150,21 @@ def test_the_command_says_so_before_it_builds(host, capsys, smi, arguments, code
         cli.run_command(cli.cli, ["bench", "h100", *arguments])
     assert ended.value.code == code
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_amds_gpus_are_files_and_their_groups(tmp_path):
+    with pytest.raises(LaunchError, match="no AMD GPU that computes: there is no /dev/kfd"):
+        amd(tmp_path)
+    (tmp_path / "dri").mkdir()
+    for name in ("kfd", "dri/renderD129", "dri/renderD128", "dri/card0"):
+        (tmp_path / name).touch()
+    found = amd(tmp_path)
+    assert [x.rpartition("/")[2] for x in found["devices"]] == ["kfd:rw", "renderD128:rw", "renderD129:rw"]
+    assert found["group_add"] == [str((tmp_path / "kfd").stat().st_gid)]
+
+
+def test_an_image_that_cannot_be_built_says_what_it_lacks(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.run_command(cli.cli, ["bench", "rocm"])
+    assert ended.value.code == 2
+    assert "torch's ROCm wheels have no lock" in " ".join(capsys.readouterr().err.split())

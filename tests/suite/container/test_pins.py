@@ -21,6 +21,10 @@ def folder(tmp_path):
     requirements = tmp_path / "requirements"
     requirements.mkdir()
     (requirements / "common.in").write_text("click>=8\n# a remark\n")
+    images = table.load(HOUSE).values()
+    own = {Path(x).stem for image in images for x in image.locks} | {Path(x.sources).stem for x in images}
+    for name in sorted(own - {"", "torch-cpu", "image-cpu", "image-cuda"}):
+        (requirements / f"{name}.txt").write_text(f"click==8.1 \\\n    {HASH}\n")
     for name in ("image-cpu", "image-cuda"):
         (requirements / f"{name}.in").write_text("-r common.in\ntorch==2.13.0\n")
         (requirements / f"{name}.txt").write_text(f"click==8.1 \\\n    {HASH}\ntorch==2.13.0 \\\n    {HASH}\n")
@@ -102,17 +106,20 @@ class Registry:
 
 def test_pin_writes_digest_and_day_and_keeps_the_rest(folder):
     registry = Registry(f"sha256:{'ab' * 32}")
+    before = table.load(HOUSE)
+    whole = [x for x in before.values() if "h100" in (x.name, x.sibling) or x.name == "rocm"]
     lines = list(pins.pin(Engine(registry, "unix:///x"), folder, ["h100", "rocm"]))
-    assert len(lines) == len(registry.asked) == 2
-    assert "was not known" in lines[1]
-    before, after = table.load(HOUSE), table.load(folder)
+    assert len(lines) == len(whole) > 4
+    assert len(registry.asked) == 3  # two bases and a compiler
+    assert "was not known" in lines[-1]
+    after = table.load(folder)
+    assert {after[x.name].compiler_digest for x in whole if x.sources} == {registry.digest}
     assert after["h100"].digest == after["rocm"].digest == registry.digest
     assert after["h100"].trust == "seen in its registry"
     assert table.named(folder, "rocm").problems(HOUSE) == []
     assert after["h100"].verified_at.startswith("20")
-    assert {x: after[x] for x in after if x not in ("h100", "rocm")} == {
-        x: before[x] for x in before if x not in ("h100", "rocm")
-    }
+    rest = before.keys() - {x.name for x in whole}
+    assert {x: after[x] for x in rest} == {x: before[x] for x in rest}
     text = (folder / "docker" / "images.toml").read_text()
     assert [x for x in text.splitlines() if x.startswith("#")] == [
         x for x in (HOUSE / "docker" / "images.toml").read_text().splitlines() if x.startswith("#")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from kernelmark.suite.measure import limits
@@ -41,7 +44,9 @@ def test_sizes_are_bytes_read_plus_written():
 
 
 def test_no_fp8_rate_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch):
+    gpu: Any = SimpleNamespace(kind="cuda", torch_device=torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    assert limits.matmul(Cpu(), 16, "e4m3") is None
+    assert limits.matmul(gpu, 16, "e4m3") is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert limits.matmul(Cpu(), 16, "e4m3") is not None
+    assert limits.matmul(gpu, 16, "e4m3") is not None
+    assert limits.matmul(Cpu(), 16, "e4m3") is None

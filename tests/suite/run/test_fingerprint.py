@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernelmark.suite.measure import host
 from kernelmark.suite.measure.telemetry import Nvml
 from kernelmark.suite.run import fingerprint, variables
 
@@ -146,11 +147,11 @@ def test_conditions_of_a_cpu(monkeypatch):
     assert fingerprint.conditions("cpu", FACTS)["image_digest"] == "sha256:1234"
     monkeypatch.setattr(fingerprint.variables, "conditions", lambda environment: {})
     facts = fingerprint.torch_facts("cpu")
-    assert facts.keys() == {"torch", "threads", "python", "image_digest"}
+    assert facts.keys() == {"torch", "threads", "python", "image_digest", *host.facts()}
     assert facts["python"] == platform.python_version()
     monkeypatch.delenv(fingerprint.IMAGE_DIGEST)  # a worker may be in an image whose supervisor is in none
     assert fingerprint.conditions("cpu", facts)["image_digest"] == "sha256:1234"
-    assert fingerprint.torch_facts("cpu").keys() == {"torch", "threads", "python"}
+    assert fingerprint.torch_facts("cpu").keys() == {"torch", "threads", "python", *host.facts()}
 
 
 @pytest.mark.parametrize(

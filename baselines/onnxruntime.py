@@ -1,0 +1,90 @@
+"""ONNX Runtime on a CPU: each operator as a graph (`_onnx.py`), optimized by the runtime, its threads as torch's.
+
+Inputs are bound where they lie and answers are written into memory of ours, so that nothing is copied. Its CPU
+provider computes in fp32 and int8: what it has no kernel for (bf16, most of all) it refuses when it loads a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import _onnx
+from ._terms import Call
+
+REQUIRES = ("onnxruntime", "onnx")
+ENVIRONMENT = "onnx"
+DEVICES = ("cpu",)
+REFUSED = "NOT_IMPLEMENTED"
+
+
+def session(
+    operator: str, case: Any, inputs: dict[str, Any], providers: list[Any]
+) -> tuple[_onnx.Graph, Any, list[Any]]:
+    """The graph of a case, a session that runs it, and an empty answer of each shape it gives.
+
+    Raises `NotImplementedError` with the runtime's words where its provider has no kernel of a node.
+    """
+    import onnxruntime
+    import torch
+
+    graph, model = _onnx.made(operator, case, inputs)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 3
+    try:
+        opened = onnxruntime.InferenceSession(model, options, providers=providers)
+    except Exception as error:  # its own errors have no common class that is public
+        if REFUSED in str(error) or type(error).__name__ == "NotImplemented":
+            said = str(error).splitlines()[0].rpartition(" : ")[2]
+            raise NotImplementedError(f"ONNX Runtime: {said}") from None
+        raise
+    first = next(x for x, _ in graph.fed.values())
+    return graph, opened, [first.new_empty(x.shape) for x in opened.get_outputs()]
+
+
+def bound(call_session: Any, feeds: dict[str, Any], answers: list[Any], device: str) -> Any:
+    """A binding of a session's inputs and outputs to memory of torch's."""
+    from onnx import TensorProto
+
+    binding = call_session.io_binding()
+
+    def place(x: Any) -> tuple[Any, ...]:
+        index = x.device.index or 0
+        return device, index, int(getattr(TensorProto, _onnx.kind(x))), tuple(x.shape), x.data_ptr()
+
+    for name, x in feeds.items():
+        binding.bind_input(name, *place(x))
+    for node, x in zip(call_session.get_outputs(), answers, strict=True):
+        binding.bind_output(node.name, *place(x))
+    return binding
+
+
+def running(operator: str, providers: list[Any], device: str) -> Callable[[Any], Call]:
+    """A factory for an operator by these execution providers, the first that takes a node."""
+
+    def factory(case: Any) -> Call:
+        import onnxruntime  # noqa: F401  # what is missing is said before the inputs are made
+        import torch
+
+        opened: tuple[_onnx.Graph, Any, list[Any]] | None = None
+
+        def call(**inputs: Any) -> Any:
+            nonlocal opened
+            if opened is None:
+                opened = session(operator, case, inputs, providers)
+            graph, runner, like = opened
+            answers = [torch.empty_like(x) for x in like]
+            runner.run_with_iobinding(bound(runner, graph.feeds(inputs), answers, device))
+            return answers[0] if len(answers) == 1 else tuple(answers)
+
+        return call
+
+    factory.__doc__ = f"`{operator}` as a graph, by {providers[0]}."
+    return factory
+
+
+OPERATORS = tuple(x for x in _onnx.MAKERS if x != "int8_linear_by_weight")
+IMPLEMENTATIONS = {x: {"onnxruntime": running(x, ["CPUExecutionProvider"], "cpu")} for x in OPERATORS}

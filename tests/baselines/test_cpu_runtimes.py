@@ -1,0 +1,136 @@
+"""Runtimes for CPUs and those of NVIDIA's that take graphs: where they live, why one is not there, and, where one
+is, its answers. An environment without them skips the last part: `make environment NAME=onnx` has them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from kernelmark.baselines import onednn
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.measure.verify import deviation
+from kernelmark.suite.measure.workbench import Workbench
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+OWN = Catalog.default()
+NEEDS = {"onnxruntime": "onnxruntime", "openvino": "openvino", "neural_compressor": "neural_compressor"}
+SHAPES = {
+    "matmul": {"M": 5, "N": 48, "K": 40},
+    "int8_linear": {"M": 64, "N": 100, "K": 96},
+    "attention": {"B": 2, "H": 4, "Hkv": 2, "S": 20, "D": 16},
+    "attention_window": {"B": 1, "H": 4, "Hkv": 2, "S": 20, "D": 16, "W": 6},
+    "attention_decode": {"B": 3, "Sq": 2, "H": 4, "Hkv": 2, "S": 32, "D": 16},
+    "softmax": {"M": 3, "D": 40},
+    "rms_norm": {"B": 2, "S": 3, "D": 40},
+    "add_rms_norm": {"B": 2, "S": 3, "D": 40},
+    "layer_norm": {"B": 2, "S": 3, "D": 40},
+    "gelu": {"M": 3, "N": 40},
+    "swiglu": {"M": 3, "N": 40},
+    "geglu": {"M": 3, "N": 40},
+}
+
+
+def right(operator: str, implementation, dtype: str, **options) -> None:
+    """The answer on inputs, after a first call on others, as the harness makes it."""
+    definition = OWN.operator(operator)
+    case = definition.case(SHAPES[operator], dtype, "forward", **options)
+    bench = Workbench.build(definition, case, CPU, 1)
+    call = bench.call(implementation(case))
+    bench.lay_doubled()
+    call()
+    bench.lay(bench.values)
+    deviation(bench.comparable(call()), bench.references, definition.tolerances[dtype])
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("operator", SHAPES)
+def test_graphs_give_the_answers(name, operator):
+    module = importlib.import_module(f"kernelmark.baselines.{name}")
+    if find_spec(NEEDS[name]) is None or find_spec("onnx") is None:
+        pytest.skip(f"{name} is not installed here")
+    factory = module.IMPLEMENTATIONS[operator][name]
+    right(operator, factory, "int8" if operator == "int8_linear" else "fp32")
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize(
+    ("operator", "options"),
+    [
+        ("matmul", {"layout": "tn", "epilogue": "bias"}),
+        ("matmul", {"epilogue": "swiglu"}),
+        ("attention", {"mask": "full"}),
+        ("attention_decode", {"page": 16, "lengths": "mixed"}),
+    ],
+)
+def test_graphs_of_other_options(name, operator, options):
+    module = importlib.import_module(f"kernelmark.baselines.{name}")
+    if find_spec(NEEDS[name]) is None or find_spec("onnx") is None:
+        pytest.skip(f"{name} is not installed here")
+    right(operator, module.IMPLEMENTATIONS[operator][name], "fp32", **options)
+
+
+def test_what_a_runtime_has_no_kernel_for_is_unsupported():
+    if find_spec("onnxruntime") is None or find_spec("onnx") is None:
+        pytest.skip("onnxruntime is not installed here")
+    from kernelmark.baselines.onnxruntime import IMPLEMENTATIONS
+
+    with pytest.raises(NotImplementedError, match="ONNX Runtime: Could not find an implementation for Gemm"):
+        right("matmul", IMPLEMENTATIONS["matmul"]["onnxruntime"], "bf16")
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_onednn_is_what_runs(dtype, capfd):
+    """As oneDNN itself tells, which PyTorch's product in fp32 does not call where it has MKL."""
+    with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+        right("matmul", onednn.matmul, dtype)
+        said = capfd.readouterr().out
+    assert re.search(r"primitive,exec,cpu,(matmul|inner_product)", said)
+
+
+def test_an_8_bit_layer():
+    right("int8_linear", onednn.int8_linear, "int8")
+    with pytest.raises(NotImplementedError, match="layout nt"):
+        right("matmul", onednn.matmul, "fp32", layout="nn")
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "environment"),
+    [
+        ("onnxruntime", "cpu", "onnx"),
+        ("openvino", "cpu", "onnx"),
+        ("neural_compressor", "cpu", "neural_compressor"),
+        ("onnxruntime_gpu", "cuda", "onnxruntime_gpu"),
+    ],
+)
+def test_each_has_an_environment_with_a_lock(name, device, environment, monkeypatch, tmp_path):
+    monkeypatch.setenv("KERNELMARK_ENVIRONMENTS", str(tmp_path))
+    mine = [x for x in OWN.parts if x.provider == name]
+    assert {x.operator for x in mine} == set(
+        importlib.import_module(f"kernelmark.baselines.{name}").IMPLEMENTATIONS
+    )
+    for x in mine:
+        assert (x.environment, x.devices) == (environment, (device,))
+        remedy = f"environment {environment!r} is not installed: make environment NAME={environment}"
+        assert x.unavailable(device) == ("unavailable", remedy)
+    locks = [x.read_text() for x in (ROOT / "requirements").glob(f"*{environment}.txt")]
+    assert all(any(re.search(rf"^{x}==", text, re.MULTILINE) for text in locks) for x in mine[0].requires)
+    makefile = (ROOT / "Makefile").read_text()
+    assert environment in " ".join(re.findall(r"ENVIRONMENTS := (.*)", makefile)).split()
+
+
+@pytest.mark.parametrize("name", ["tensorrt", "torch_tensorrt", "tensorrt_llm"])
+def test_what_cannot_be_locked_says_why(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("KERNELMARK_ENVIRONMENTS", str(tmp_path))
+    mine = [x for x in OWN.parts if x.provider == name]
+    assert mine
+    for x in mine:
+        status, reason = x.unavailable("cuda") or ("", "")
+        assert status == "unavailable"
+        assert re.search(r"cannot be locked: what PyPI has .* NVIDIA's own index while .* by hand$", reason)
+        assert x.unavailable("cpu") == ("unsupported", "needs a cuda device, this is cpu")

@@ -1,0 +1,151 @@
+"""What must hold of kernels compiled for GPUs that are not here, and how many of them it holds for.
+
+    python gate.py [TARGET...]
+
+compiles every kernel of one device for each target (all, by default), as `compiled.py` does, and prints a line a
+target: how many kernels compiled, the most shared memory of one, and how many ended otherwise. A time is never
+given: nothing runs. What does not hold is an error unless `exceptions.toml` lists it with its reason; a listed
+exception that no kernel needs any more is one too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent
+KIB = {
+    "7.5": 64,
+    "8.0": 163,
+    "8.6": 99,
+    "8.9": 99,
+    "9.0": 227,
+    "10.0": 227,
+    "12.0": 99,
+    "gfx942": 64,
+    "gfx950": 160,
+    "gfx1100": 64,
+    "gfx1201": 64,
+}
+"""Shared memory of a program, by compute capability: T4, A100, the other Ampere and Ada, Hopper, B200, and
+Blackwell with displays (CUDA's programming guide, "Technical specifications per compute capability"). AMD's local
+data share of a workgroup: MI300, MI355, RDNA 3 and RDNA 4."""
+
+STATUSES = ("compiled", "unsupported", "failed", "shared memory", "no matrix unit", "spills")
+"""How a kernel can end: the first two are no fault."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An exception: kernels whose full names this matches may end so on a target, for that reason."""
+
+    target: str
+    kernel: re.Pattern[str]
+    status: str
+    reason: str
+
+
+def status(row: dict[str, Any], target: str) -> str:
+    """How the compilation of one kernel ended, the gravest first."""
+    if row["error"]:
+        return "unsupported" if row["error"].startswith("NotImplementedError") else "failed"
+    if row["shared"] > KIB[target] << 10:
+        return "shared memory"
+    if row["products"] and not row["matrix"]:
+        return "no matrix unit"
+    return "spills" if row["spilled"] else "compiled"
+
+
+def name(row: dict[str, Any]) -> str:
+    """A kernel by its operator, module and function."""
+    return f"{row['case'].split()[0]}/{row['module']}/{row['kernel']}"
+
+
+def exceptions(text: str) -> list[Listed]:
+    """The tables of `exceptions.toml`; each stands for every target that it names."""
+    return [
+        Listed(target, re.compile(table["kernel"]), table["status"], table["reason"])
+        for table in tomllib.loads(text)["exception"]
+        for target in table["targets"]
+    ]
+
+
+def faults(rows: Iterable[dict[str, Any]], target: str, listed: Sequence[Listed]) -> list[str]:
+    """What does not hold and is not listed, a line each."""
+    return [
+        f"{target}: {name(row)}: {status(row, target)}: "
+        f"{row['error'] or '{shared} B shared, {spilled} B spilled'.format(**row)} ({row['case']})"
+        for row in rows
+        if status(row, target) not in STATUSES[:2] and not any(_matches(x, row, target) for x in listed)
+    ]
+
+
+def stale(rows: Sequence[dict[str, Any]], target: str, listed: Sequence[Listed]) -> list[str]:
+    """Of all kernels of a target: what is listed and holds again, a line each."""
+    return [
+        f"{target}: {x.kernel.pattern} is listed and no longer ends as {x.status!r}"
+        for x in listed
+        if x.target == target and not any(_matches(x, row, target) for row in rows)
+    ]
+
+
+def _matches(listed: Listed, row: dict[str, Any], target: str) -> bool:
+    same = (listed.target, listed.status) == (target, status(row, target))
+    return same and listed.kernel.fullmatch(name(row)) is not None
+
+
+def table(found: dict[str, list[dict[str, Any]]]) -> str:
+    """Counts of kernels by target and by how they ended, and the most shared memory of one that compiled."""
+    lines = [f"{'target':8} {'KiB':>4} of {'limit':>5}  " + "  ".join(f"{x:>13}" for x in STATUSES)]
+    for target, rows in found.items():
+        counts = Counter(status(x, target) for x in rows)
+        most = max((x["shared"] for x in rows), default=0)
+        cells = "  ".join(f"{counts[x]:13}" for x in STATUSES)
+        lines.append(f"{target:8} {most / 1024:4.0f} of {KIB[target]:5}  {cells}")
+    return "\n".join(lines)
+
+
+def compiled(target: str, operators: Sequence[str] = (), few: bool = False) -> list[dict[str, Any]]:
+    """Every kernel of the operators, all by default, in a process and with a cache of its own; for a few cases."""
+    environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    with tempfile.TemporaryDirectory() as cache:
+        done = subprocess.run(
+            [sys.executable, FOLDER / "compiled.py", *(["--few"] if few else []), target, *operators],
+            env=environment | {"TRITON_CACHE_DIR": cache},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return rows
+
+
+def main(*targets: str) -> int:
+    """0 where all that does not hold is listed. Kernels are those of the quick plan's cases."""
+    if strange := [x for x in targets if x not in KIB]:
+        print(f"no target {', '.join(strange)}; known: {', '.join(KIB)}", file=sys.stderr)
+        return 2
+    listed = exceptions((FOLDER / "exceptions.toml").read_text())
+    found: dict[str, list[dict[str, Any]]] = {}
+    wrong: list[str] = []
+    for target in targets or KIB:
+        found[target] = compiled(target, few=True)
+        wrong += faults(found[target], target, listed) + stale(found[target], target, listed)
+        print(table({target: found[target]}).splitlines()[-1], file=sys.stderr, flush=True)
+    print("\n".join([table(found), *wrong]))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
