@@ -116,7 +116,13 @@ class AmdSmi(Nvml):
             return None
         try:
             return ask(*arguments)
-        except (self.library.AmdSmiException, KeyError, TypeError, ValueError):  # a field that says "N/A"
+        except (
+            self.library.AmdSmiException,
+            AttributeError,
+            KeyError,
+            TypeError,
+            ValueError,
+        ):  # a field that says "N/A"
             return None
 
     def system(self, name: str) -> Any:

@@ -238,6 +238,10 @@ class Amd:
         raise cls.AmdSmiException("not supported")
 
     @staticmethod
+    def amdsmi_get_power_info(handle):
+        return {"socket_power": 640}
+
+    @staticmethod
     def amdsmi_get_gpu_metrics_info(handle):
         return {"throttle_status": 1}
 
@@ -257,7 +261,7 @@ def test_telemetry_of_an_amd_gpu():
     seen = watch.telemetry()
     assert seen is not None
     assert (seen.sm_mhz, seen.memory_mhz, seen.temperature_c) == ((2100, 2100), (1300, 1300), 71)
-    assert (seen.power_w, seen.reasons, watch.throttled) == (None, ("hardware slowdown",), [0, 1])
+    assert (seen.power_w, seen.reasons, watch.throttled) == (640.0, ("hardware slowdown",), [0, 1])
     assert watch.company() == ("1 other processes were on the GPU",)
     assert (gpu.system("DriverVersion"), gpu.system("NVMLVersion"), gpu.get("EccMode")) == ("6.16.6", None, None)
     silent = AmdSmi(SimpleNamespace(AmdSmiException=Amd.AmdSmiException), "gpu")
