@@ -154,6 +154,9 @@ class Fake:
             raise OverflowError("math range error")
         return Ingested(journal.header.run, 1, 0, 0, "")
 
+    def attach(self, verification):
+        pass
+
 
 def test_a_bad_journal_costs_itself_only(tmp_path, literal, monkeypatch):
     home = Home(tmp_path)
