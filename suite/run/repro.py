@@ -132,11 +132,15 @@ def _narrowing(plan: Plan, catalog: Catalog, header: Header) -> list[str] | None
         same = load(plan.name, catalog, header.device, operators)
     except InputError:
         return None
+    original = same.sampling.timer
     sampling = msgspec.structs.replace(same.sampling, timer=plan.sampling.timer)
-    if replace(same, replicates=plan.replicates, caches=plan.caches, sampling=sampling) != plan:
+    whole, same = (
+        replace(x, replicates=plan.replicates, caches=plan.caches, sampling=sampling) for x in (whole, same)
+    )
+    if plan not in (whole, same):
         return None
-    out = [] if whole.cases == plan.cases else [x for name in operators for x in ("--operator", name)]
-    if plan.sampling.timer != same.sampling.timer:
+    out = [] if plan == whole else [x for name in operators for x in ("--operator", name)]
+    if plan.sampling.timer != original:
         out += ["--timer", plan.sampling.timer]
     return out
 

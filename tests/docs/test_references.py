@@ -44,6 +44,7 @@ PLACEHOLDER = re.compile(r"\b(NAME|RUN|FILE|SIDE|MACHINE|FOLDER|OPERATOR|FAMILY|
 EXAMPLES = ("swish", "mine", "theirs", "trial", "mylib", "triple", "thrice", "double", "many", "absent", "planted")
 """Names that pages and tests give to files which a reader, or a test, makes."""
 ELSEWHERE = {
+    "requirements/torch-rocm.txt": "what `make lock-rocm` writes",
     "mamba_ssm/__init__.py": "a library's",
     **dict.fromkeys(
         (

@@ -292,7 +292,7 @@ def test_completion(home: Home, call: Call, monkeypatch: pytest.MonkeyPatch) -> 
         (["validate", "ol"], ["older"]),
         (["judge", "softm"], ["softmax"]),
         (["worth", "llama-tin"], ["llama-tiny"]),
-        (["bench", "h1"], ["h100"]),
+        (["bench", "h100-v"], ["h100-vllm"]),
         (["run", "--plan", "mine.to"], ["mine.to"]),  # no plan of that name: the shell offers files
     ):
         assert [x.value for x in complete.get_completions(words[:-1], words[-1])] == found

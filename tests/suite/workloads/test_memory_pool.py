@@ -43,8 +43,14 @@ def test_allocations_with_memory_in_common_are_seen() -> None:
     assert pool.overlapping([(1, 105, 5), (0, 100, 6)])
 
 
-def session(kind: str = "cuda") -> Session:
-    return Session(Cpu(kind=kind), 7, 0, Sampling(), Stages())  # type: ignore[arg-type]  # of that kind, without one
+class Pretender(Cpu):
+    """Of that kind, without one."""
+
+    kind = "cuda"
+
+
+def session(device: type[Cpu] = Pretender) -> Session:
+    return Session(device(), 7, 0, Sampling(), Stages())
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, memory: str = "ample", **seen: object):
@@ -86,7 +92,7 @@ def test_systems_are_settings_and_nothing_else() -> None:
 def test_a_cpu_has_no_pool() -> None:
     case = memory_pool.WORKLOAD.case(SIZES, "bf16", "program")
     with pytest.raises(NotImplementedError, match="asks the C library"):
-        memory_pool.prepare(case, session("cpu"))
+        memory_pool.prepare(case, session(Cpu))
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,11 @@ def test_what_can_never_fit_is_said_at_once_with_bytes(monkeypatch: pytest.Monke
         total_memory = 1000
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    session = Session(Cpu(kind="cuda"), 1, 0, Sampling(), Stages())  # type: ignore[arg-type]  # of that kind, without one
+
+    class Pretender(Cpu):
+        kind = "cuda"
+
+    session = Session(Pretender(), 1, 0, Sampling(), Stages())
     with pytest.raises(MemoryError, match=f"alone take {PARAMETERS * 8} bytes; the device has 1000"):
         train.prepare(case(), session)
 
