@@ -21,7 +21,8 @@ def compare(name: str, axes: dict[str, int], dtype: str = "fp32", pass_: str = "
         kernel = getattr(importlib.import_module(f"kernelmark.kernels.cpu.{name}"), name)
     case = operator.case(axes, dtype, pass_, **options)
     inputs = operator.inputs(case, CPU, torch.Generator().manual_seed(1))
-    leaves = {x: inputs[x].requires_grad_() for x in operator.gradients} if pass_ == "backward" else {}
+    differentiated = operator.gradients if pass_ == "backward" else ()
+    leaves = {x: inputs[x].requires_grad_() for x in differentiated if x in inputs}  # optional ones are left out
     wide = {
         x: y.detach().double().requires_grad_(x in leaves)
         if isinstance(y, torch.Tensor) and y.is_floating_point()
