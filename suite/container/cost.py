@@ -18,7 +18,7 @@ import msgspec
 
 from ...registry.detection.comparison import Comparison, Options, Side
 from ...registry.detection.decision import Progress, decide
-from ...registry.detection.pairing import pair
+from ...registry.detection.pairing import differing, pair
 from ...registry.errors import HarnessError
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
@@ -31,8 +31,8 @@ from ..run.repro import to_toml
 from .launch import RESULTS, Job, Limits
 from .session import Session
 
-ALLOWED = ("image_digest",)
-"""The condition that may differ, because it is what is compared."""
+ALLOWED = ("image_digest", "python")
+"""Conditions that may differ: what is compared, and the interpreter that comes with it, which each row names."""
 
 
 @dataclass
@@ -92,8 +92,10 @@ class Cost:
             took = time.monotonic() - begin
         if not bare:
             return []
-        rows = pair(_joined(bare), _joined(contained), allowed=ALLOWED, controls=())
-        return [x for x in rows if x.key in wanted]
+        sides = _joined(bare), _joined(contained)
+        rows = pair(*sides, allowed=ALLOWED, controls=())
+        noted = tuple(x for x in differing(sides[0][0], sides[1][0]) if x.startswith("python: "))
+        return [msgspec.structs.replace(x, notes=(*x.notes, *noted)) for x in rows if x.key in wanted]
 
     def _arguments(self, plan: str, names: Sequence[str]) -> list[str]:
         narrowed = [x for name in names for x in ("--implementation", name)]

@@ -49,7 +49,9 @@ def test_what_the_container_costs(machine, image, small_plan, tmp_path):
         for name in bare.header.conditions.keys() | contained.header.conditions.keys()
         if bare.header.conditions.get(name) != contained.header.conditions.get(name)
     }
-    assert different == {"image_digest"}
+    assert {"image_digest"} <= different <= {"image_digest", "python"}
+    notes = [x["notes"] for x in found["verdicts"]]
+    assert all(any(y.startswith("python: ") for y in x) is ("python" in different) for x in notes)
     assert there.left() == []
 
 
