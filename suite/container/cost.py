@@ -92,9 +92,9 @@ class Cost:
             took = time.monotonic() - begin
         if not bare:
             return []
-        sides = _joined(bare), _joined(contained)
-        rows = pair(*sides, allowed=ALLOWED, controls=())
-        noted = tuple(x for x in differing(sides[0][0], sides[1][0]) if x.startswith("python: "))
+        base, current = _joined(bare), _joined(contained)
+        rows = pair(base, current, allowed=ALLOWED, controls=())
+        noted = tuple(x for x in differing(base[0], current[0]) if x.startswith("python: "))
         return [msgspec.structs.replace(x, notes=(*x.notes, *noted)) for x in rows if x.key in wanted]
 
     def _arguments(self, plan: str, names: Sequence[str]) -> list[str]:
