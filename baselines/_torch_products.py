@@ -273,13 +273,16 @@ def grouped_fp8_matmul(case: Any) -> Call:
         out = torch.zeros(*a.shape[:-1], b.shape[1], dtype=torch.bfloat16, device=a.device)
         if a.dim() == 3:
             for e, count in enumerate(groups.tolist()):
+                if count == 0:
+                    continue
                 out[e, :count] = one(a[e, :count], b[e], scale_a[e, :count], scale_b[e], recipe)
             return out
-        of_row = groups.tolist()
-        for e in range(b.shape[0]):
-            begin, count = of_row.index(e), of_row.count(e)
+        begin = 0
+        for e, count in torch.stack(groups.unique_consecutive(return_counts=True), 1).tolist():
             rows = slice(begin, begin + count)
-            out[rows] = one(a[rows], b[e], scale_a[rows], scale_b[e], recipe)
+            if e >= 0:
+                out[rows] = one(a[rows], b[e], scale_a[rows], scale_b[e], recipe)
+            begin += count
         return out
 
     return refusing(call, ValueError, saying="Invalid scaling configuration")

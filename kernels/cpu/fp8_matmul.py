@@ -10,6 +10,9 @@ import torch
 
 BLOCK = 128
 
+HEIGHTS = {"block": (1, BLOCK), "group": (1, 1), "tile": (BLOCK, BLOCK)}
+"""Rows of a and of b's transpose that share a scale, by recipe with scales for each 128 of K."""
+
 
 @torch.compile(dynamic=False)
 def _widened(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -27,9 +30,9 @@ def fp8_matmul(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, recipe: str
 ) -> torch.Tensor:
     """a (M, K) and b (K, N) in E4M3, scales as `kernels/matmul/fp8_matmul.py` says, to (a·sa) @ (b·sb), bf16."""
-    block = recipe == "block"
+    of_a, of_b = HEIGHTS.get(recipe, (0, 0))
     dtype = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
-    wide_a = _widened(a, _scales(scale_a, a.shape, int(block)), dtype)
+    wide_a = _widened(a, _scales(scale_a, a.shape, of_a), dtype)
     # b is the transpose of a weight that lies row by row, and so is what it is widened to.
-    wide_b = _widened(b.t(), _scales(scale_b.t(), b.t().shape, BLOCK if block else 0), dtype).t()
+    wide_b = _widened(b.t(), _scales(scale_b.t(), b.t().shape, of_b), dtype).t()
     return (wide_a @ wide_b).bfloat16()

@@ -12,7 +12,7 @@ which rows are whose:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -175,9 +175,9 @@ def multiply(
     """
     K, N, M = a.shape[-1], out.shape[-1], out.shape[-2]
     chosen, warps, stages = _tile(rows.kind, rows.height, a.element_size(), scales, gated, out_scale is not None)
-    constants = Tile(
-        chosen.kind, chosen.rows, chosen.columns, chosen.step, rows.share, gated, scales, weights is not None,
-        out_scale is not None, K % chosen.step == 0,
+    constants = replace(
+        chosen, share=rows.share, gated=gated, scales=scales, weighted=weights is not None,
+        quantized=out_scale is not None, even=K % chosen.step == 0,
     )  # fmt: skip
     a_strides = (*_strides(a)[:2], *_strides(scale_a))
     b_strides = (*_strides(b)[:2], *_strides(scale_b))

@@ -46,7 +46,7 @@ def _route(  # type: ignore[no-untyped-def]  # Triton's types are its own
     total = tl.zeros([TOKENS], tl.float32)
     chosen = ()
     for i in tl.static_range(K):
-        best = tl.argmax(logits, 1)
+        best = tl.minimum(tl.argmax(logits, 1), E - 1)  # of NaN, argmax may be any, and counts has E
         share = tl.exp(tl.max(logits, 1) - first)
         total += share
         chosen += (share,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .._common import check, operator
+from .._common import cdiv, check, operator
 from ..quantization.quantized_activation import quantized_activation
 from .fp8_matmul import BLOCK, fp8_matmul
 
@@ -31,7 +31,7 @@ def quantized_linear(
     width = K if norm_weight is not None else 2 * K
     if x.shape[1] != width:
         raise ValueError(f"x has shape {tuple(x.shape)}, expected (M, {width})")
-    check("scale", scale, shape=(-(-N // BLOCK), -(-K // BLOCK)), like=x, dtypes=(torch.float32,))
+    check("scale", scale, shape=(cdiv(N, BLOCK), cdiv(K, BLOCK)), like=x, dtypes=(torch.float32,))
     if norm_weight is not None:
         check("norm_weight", norm_weight, shape=(K,), like=x, dtypes=(x.dtype,))
     result: torch.Tensor = _quantized_linear(x, weight, scale, norm_weight, eps)

@@ -177,9 +177,10 @@ def _launch_backward(
         whole = matmul(dy.t(), x)  # dW = dY.T @ X
         count = whole.numel()
         with on(x):
-            if of_values and count:
+            if of_values:
                 picked = torch.empty_like(values, memory_format=torch.contiguous_format)
-                _pick[(cdiv(count // 4, SIZE),)](whole, positions.contiguous(), picked, count // 4, SIZE)
+                if count:
+                    _pick[(cdiv(count // 4, SIZE),)](whole, positions.contiguous(), picked, count // 4, SIZE)
             if weight is not None and of_weight and count:
                 _mask[(cdiv(count, SIZE),)](whole, weight.contiguous(), count, SIZE)
         dense = whole if of_weight else dense
