@@ -79,7 +79,7 @@ def test_eight_bits(mask):
     compare("attention_fp8", DENSE | {"S": 100}, "e4m3", mask=mask)
 
 
-@pytest.mark.parametrize("recipe", ["block", "row", "tensor"])
+@pytest.mark.parametrize("recipe", ["block", "row", "tensor", "group", "tile"])
 def test_a_product_of_eight_bits(recipe):
     """Two and a half blocks of columns."""
     compare("fp8_matmul", {"M": 20, "N": 200, "K": 320}, "e4m3", recipe=recipe)
