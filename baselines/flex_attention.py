@@ -63,7 +63,7 @@ def attention_sparse(case: Any) -> Call:
     from torch.nn.attention.flex_attention import BlockMask, flex_attention, noop_mask
 
     S = case.axes["S"]
-    groups = case.axes["H"] != case.axes["Hkv"]
+    groups = _blocks.grouped(case)
     causal = case.options["mask"] == "causal"
     choose = _blocks.choice(case)
     compiled = torch.compile(flex_attention, dynamic=False)
@@ -116,7 +116,7 @@ def attention_varlen(case: Any) -> Call:
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    groups = case.axes["H"] != case.axes["Hkv"]
+    groups = _blocks.grouped(case)
     causal = case.options["mask"] == "causal"
     compiled = torch.compile(flex_attention, dynamic=False)
     blocks = None

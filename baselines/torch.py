@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from . import _blocks
 from ._torch_products import PRODUCTS
 
 REQUIRES = ("torch",)
@@ -33,8 +34,6 @@ def attention(case: Any) -> Callable[..., Any]:
     """
     from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention
-
-    from . import _blocks
 
     if case.options.get("sinks") or case.options.get("cap"):
         return attention_formula(case)
@@ -76,28 +75,26 @@ def attention_formula(case: Any) -> Callable[..., Any]:
     """
     import torch
 
-    from . import _blocks
-
     groups = case.axes["H"] // case.axes["Hkv"]
     scale, cap = case.axes["D"] ** -0.5, _blocks.cap_of(case)
     S, Sk = case.axes["S"], _blocks.keys(case)
     before, after = _blocks.reach(case)
     if before < 0 and case.options["mask"] == "causal":
         before, after = max(S, Sk), 0
+    masked = before >= 0
     hidden: Any = None
 
     def call(q: Any, k: Any, v: Any, mask: str, window: int = 0, sinks: Any = None, cap: float = cap) -> Any:
         nonlocal hidden
-        if hidden is None:
+        if masked and hidden is None:
             seen = torch.ones(S, Sk, dtype=torch.bool, device=q.device)
-            if before >= 0:
-                seen = seen.tril_(Sk - S + after).triu_(Sk - S - before)
-            hidden = ~seen
+            hidden = ~seen.tril_(Sk - S + after).triu_(Sk - S - before)
         k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
         scores = q @ k.mT * scale
         if cap:
             scores = cap * (scores / cap).tanh()
-        scores = scores.masked_fill(hidden, float("-inf"))
+        if masked:
+            scores = scores.masked_fill(hidden, float("-inf"))
         if sinks is not None:
             scores = torch.cat((scores, sinks[:, None, None].expand(*scores.shape[:3], 1)), -1)
         return scores.softmax(-1, dtype=torch.float32).to(q.dtype)[..., :Sk] @ v
@@ -109,7 +106,7 @@ def attention_fp8(case: Any) -> Callable[..., Any]:
     """`scaled_dot_product_attention` in bf16, to which inputs are widened: PyTorch has none of 8-bit floats."""
     from torch.nn.functional import scaled_dot_product_attention
 
-    groups = case.axes["H"] != case.axes["Hkv"]
+    groups = _blocks.grouped(case)
     causal = case.options["mask"] == "causal"
 
     def call(q: Any, k: Any, v: Any, q_scale: Any, k_scale: Any, v_scale: Any, mask: str) -> Any:
@@ -126,11 +123,9 @@ def attention_window(case: Any) -> Callable[..., Any]:
     """
     from torch.nn.functional import scaled_dot_product_attention
 
-    from . import _blocks
-
     if case.options.get("sinks") or case.options.get("cap"):
         return attention_formula(case)
-    groups = case.axes["H"] != case.axes["Hkv"]
+    groups = _blocks.grouped(case)
     made = None
 
     def call(q: Any, k: Any, v: Any, mask: str, window: int) -> Any:
@@ -149,9 +144,7 @@ def attention_sparse(case: Any) -> Callable[..., Any]:
     """
     from torch.nn.functional import scaled_dot_product_attention
 
-    from . import _blocks
-
-    groups = case.axes["H"] != case.axes["Hkv"]
+    groups = _blocks.grouped(case)
     causal, S = case.options["mask"] == "causal", case.axes["S"]
     choose = _blocks.choice(case)
     made = None
@@ -185,7 +178,7 @@ def attention_varlen(case: Any) -> Callable[..., Any]:
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    groups = case.axes["H"] != case.axes["Hkv"]
+    groups = _blocks.grouped(case)
     causal = case.options["mask"] == "causal"
 
     def call(q: Any, k: Any, v: Any, cu_seqlens_q: Any, **rest: Any) -> Any:

@@ -207,10 +207,11 @@ class Config:
     width_v: int
 
 
-def _config(q: torch.Tensor, v: torch.Tensor, t: Tiles, of_keys: bool, *rest: Any) -> Config:
-    """Of tiles whose resident side are queries, or keys; `rest` are mask, window, loads and cap."""
+def _config(
+    q: torch.Tensor, v: torch.Tensor, t: Tiles, of_keys: bool, causal: bool, window: int, tma: bool, cap: float
+) -> Config:
+    """Of tiles whose resident side are queries or, with `of_keys`, keys."""
     queries, keys = (t.streamed, t.resident) if of_keys else (t.resident, t.streamed)
-    causal, window, tma, cap = rest
     D, Dv = q.shape[-1], v.shape[-1]
     ragged = of_keys and q.shape[2] % queries != 0
     return Config(
@@ -801,7 +802,7 @@ def _launch_forward(
     window = _bounded(window, S, Sk)
     lse = torch.empty(B, H, S, dtype=torch.float32, device=q.device)
     hopper = _hopper(q.device) if path in (None, "hopper") and "forward" in HOPPER else None
-    if sinks is not None or cap or v.shape[-1] != D:
+    if _portable(q, v, sinks, cap):
         hopper = None
     out = _output(q, v)
     if out.numel() == 0:
@@ -819,6 +820,7 @@ def _launch_forward(
     groups = H // k.shape[1]
     t = tiles("forward", q, window)
     tma = _descriptors(path, q, k, v)
+    sinks = None if sinks is None else sinks.contiguous()
     c = _config(q, v, t, False, causal, window, tma, cap)
     with on(q):
         _forward[(triton.cdiv(S, t.resident) * B * H,)](
@@ -828,6 +830,11 @@ def _launch_forward(
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return out, lse
+
+
+def _portable(q: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, cap: float) -> bool:
+    """Whether the portable kernels alone compute this."""
+    return sinks is not None or cap > 0 or v.shape[-1] != q.shape[-1]
 
 
 def _section(q: torch.Tensor, k: torch.Tensor, causal: bool, window: int) -> int:
@@ -857,9 +864,7 @@ def _prepare_forward(
     hopper = _hopper(q.device) if "forward" in HOPPER else None
     if (
         hopper is None
-        or sinks is not None
-        or cap
-        or v.shape[-1] != D
+        or _portable(q, v, sinks, cap)
         or q.numel() == 0
         or max(S, k.shape[2]) < SHORT[D > 64]
         or power_of_2(D) not in hopper.forward.DIVISIONS
@@ -898,7 +903,7 @@ def _launch_backward(
     PyTorch for deterministic algorithms.
     """
     B, H, S, D = q.shape
-    Hkv, Sk = k.shape[1:3]
+    Hkv, Sk, Dv = v.shape[1:]
     window = _bounded(window, S, Sk)
     dq, dk, dv, ds = like(q), like(k), like(v), _of_sinks(q, sinks)
     if dq.numel() == 0 or dk.numel() == 0:
@@ -908,7 +913,7 @@ def _launch_backward(
     hopper = _hopper(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
     if hopper is not None and not (Sk == S and hopper.common.fits(q, k, v)):
         hopper = None
-    if sinks is not None or cap or v.shape[-1] != D:
+    if _portable(q, v, sinks, cap):
         hopper = None
     if hopper is not None:
         grad, out = hopper.common.mapped(grad), hopper.common.mapped(out)
@@ -929,18 +934,7 @@ def _launch_backward(
     scale = LOG2E * root
     with on(q):
         _delta[(blocks * B * H,)](
-            out,
-            grad,
-            delta,
-            out.stride()[:3],
-            grad.stride()[:3],
-            H,
-            S,
-            blocks,
-            v.shape[-1],
-            64,
-            _width(v.shape[-1]),
-            num_warps=4,
+            out, grad, delta, out.stride()[:3], grad.stride()[:3], H, S, blocks, Dv, 64, _width(Dv), num_warps=4
         )
         if grad_lse is not None:
             delta.sub_(grad_lse, alpha=LOG2E)

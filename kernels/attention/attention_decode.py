@@ -241,6 +241,9 @@ def launch(
     if q.stride(3) != 1:
         q = q.contiguous()
     k_cache, v_cache = (x if x.stride(3) == 1 or D == 1 else x.contiguous() for x in (k_cache, v_cache))
+    lengths = lengths.contiguous()
+    if block_table is not None:
+        block_table = block_table.contiguous()
     page, heads = k_cache.shape[1], k_cache.shape[2]
     groups = H // heads
     tokens = page if block_table is None else page * block_table.shape[1]

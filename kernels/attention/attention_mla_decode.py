@@ -135,16 +135,18 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
         raised = tl.maximum(row_max, tl.max(scores, 1))
         # A token that has seen nothing yet: -inf - -inf would be NaN.
         level = tl.where(raised == float("-inf"), 0.0, raised)
+        # P = 2^(S - m)
         weights = tl.exp2(scores - level[:, None])
         correction = tl.exp2(row_max - level)
+        # l = l·2^(m_old - m) + rowsum(P)
         row_sum = row_sum * correction + tl.sum(weights, 1)
-        # O += P·C
+        # O = O·2^(m_old - m) + P·C
         total = tl.dot(
             weights.to(vectors.dtype), vectors, total * correction[:, None], input_precision=c.precision
         )
         row_max = raised
-    blind = row_sum == 0.0
-    row_sum = tl.where(blind, 1.0, row_sum)
+    empty = row_sum == 0.0
+    row_sum = tl.where(empty, 1.0, row_sum)
     total = total / row_sum[:, None]
     row_at = batch * c.tokens * c.heads + row
     if c.whole:
@@ -152,7 +154,7 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     else:
         row_at = row_at * parts + part
         tl.store(sums + row_at[:, None] * C + column[None, :], total, inside[:, None])
-        tl.store(levels + row_at, tl.where(blind, float("-inf"), row_max + tl.log2(row_sum)), inside)
+        tl.store(levels + row_at, tl.where(empty, float("-inf"), row_max + tl.log2(row_sum)), inside)
 
 
 class Tile(NamedTuple):
@@ -190,6 +192,7 @@ def launch(
     if out.numel() == 0:
         return out
     q, cache = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, cache))
+    block_table, lengths = block_table.contiguous(), lengths.contiguous()
     page, tokens = cache.shape[1], cache.shape[1] * block_table.shape[1]
     tile = tile_for(Sq * H, q.element_size(), capability(q.device))
     blocks = cdiv(Sq * H, tile.rows)

@@ -70,7 +70,7 @@ def calls(journal: Journal) -> tuple[Call, ...]:
 
 
 def _call(journal: Journal, operator: str, case: str, members: Sequence[Row]) -> Call | None:
-    timed = [(x.value() or 0.0, x) for x in members if x.value()]
+    timed = [(time, x) for x in members if (time := x.value())]
     peers = [(time, x.implementation) for time, x in timed if baseline(x.provider, x.implementation)]
     ours = min((time for time, x in timed if x.provider == PROVIDER), default=None)
     eager = next((time for time, x in timed if x.implementation == EAGER), None)

@@ -10,7 +10,7 @@ from ..model import Architecture, Part
 
 @dataclass(frozen=True, kw_only=True)
 class Vit:
-    """The numbers of one model; `vocabulary` counts classes."""
+    """The numbers of one model; `vocabulary` counts classes, 0 for none."""
 
     layers: int
     width: int
@@ -30,10 +30,9 @@ CONFIGURATIONS: Mapping[str, Vit] = {
 }
 
 
-def parts(c: Vit, B: int, S: int) -> tuple[Part, ...]:
-    """Two norms, attention that sees everything and an activation a layer; one class an image."""
+def blocks(c: Vit, B: int, S: int) -> tuple[Part, ...]:
+    """Attention that sees everything and an activation a layer."""
     return (
-        Part("norm", "layer_norm", {"B": B, "S": S, "D": c.width}, 2 * c.layers + 1),
         Part(
             "attention",
             "attention",
@@ -42,6 +41,14 @@ def parts(c: Vit, B: int, S: int) -> tuple[Part, ...]:
             {"mask": "full"},
         ),
         Part("activation", "gelu", {"M": B * S, "N": c.hidden}, c.layers, {"approximate": "tanh"}),
+    )
+
+
+def parts(c: Vit, B: int, S: int) -> tuple[Part, ...]:
+    """`blocks`, two norms a layer and one after all; one class an image."""
+    return (
+        Part("norm", "layer_norm", {"B": B, "S": S, "D": c.width}, 2 * c.layers + 1),
+        *blocks(c, B, S),
         Part("loss", "cross_entropy", {"M": B, "V": c.vocabulary}, 1),
     )
 

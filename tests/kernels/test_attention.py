@@ -106,6 +106,11 @@ def test_sinks_caps_lengths_and_storage(agrees, axes, options):
     agrees("attention", {"B": 1, "H": 2, "Hkv": 1, "D": 16} | axes, **options)
 
 
+def test_strided_sinks(agrees):
+    axes = {"B": 1, "H": 4, "Hkv": 2, "S": 20, "D": 16}
+    agrees("attention", axes, change=lambda given: {"sinks": torch.randn(8)[::2]}, sinks=True)
+
+
 def test_sinks_and_caps_within_a_window(agrees):
     axes = {"B": 1, "H": 2, "Hkv": 1, "S": 40, "D": 16, "W": 10}
     agrees("attention_window", axes, sinks=True, cap=50, storage="bshd")

@@ -51,6 +51,14 @@ def test_strided_inputs(agrees):
     agrees("attention_decode", SMALL | {"Sq": 2}, change=strided, page=16)
 
 
+def test_strided_table_and_lengths(agrees):
+    def strided(inputs):
+        table = inputs["block_table"].t().contiguous().t()
+        return {"block_table": table, "lengths": inputs["lengths"].repeat_interleave(2)[::2]}
+
+    agrees("attention_decode", SMALL | {"B": 2}, change=strided, page=16, lengths="mixed")
+
+
 def draw(B=2, Sq=1, H=2, S=64, D=16):
     generator = torch.Generator().manual_seed(3)
     q = torch.randn(B, Sq, H, D, generator=generator)

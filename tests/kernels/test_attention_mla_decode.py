@@ -23,6 +23,18 @@ def test_shapes(agrees, axes, options):
     agrees("attention_mla_decode", SMALL | axes, **options)
 
 
+def test_strides(agrees):
+    def strided(inputs):
+        cache = inputs["cache"]
+        return {
+            "cache": torch.stack((cache, cache + 1), 1)[:, 0],
+            "block_table": inputs["block_table"].t().contiguous().t(),
+            "lengths": inputs["lengths"].repeat_interleave(2)[::2],
+        }
+
+    agrees("attention_mla_decode", SMALL, change=strided, page=16, lengths="mixed")
+
+
 def draw(B=1, Sq=1, H=2, S=64, page=16):
     generator = torch.Generator().manual_seed(3)
     q = torch.randn(B, Sq, H, 24, generator=generator)
