@@ -61,7 +61,9 @@ class Setting(msgspec.Struct, frozen=True):
         """Whether its technique changes no number of the eager system that it is applied to."""
         moved = self.recompute != "none" or self.states in MOVED
         alone = self.precision == "case" and not self.changes and self.states != "host_updated"
-        return moved and alone and self.execution == "eager"
+        # By part the norm of a fused addition is made again by the plain norm: of other libraries, another kernel.
+        own = not self.recompute.startswith("by_part") or (self.base == EAGER and not self.parts)
+        return moved and alone and own and self.execution == "eager"
 
 
 class Quality(msgspec.Struct, frozen=True):

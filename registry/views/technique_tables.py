@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from ..analysis.peers import Speedup
 from ..analysis.rows import Row, rows
+from ..analysis.speedups import memory_saving, peak
 from ..detection.arms import Arm, arms
 from ..detection.techniques import ACTIVATIONS, MOVED, Bought, Quality, Setting, bought, qualities
 from ..escape import markdown
 from ..store.journal import Journal
-from ..store.metric import PEAKS
 from ..store.record import EAGER
 from . import units
 
@@ -155,7 +155,6 @@ def _program(x: Bought) -> tuple[str, ...]:
     if row.value() is None:
         reason = f"{row.status.replace('_', ' ')}: {markdown(row.reason or '')}"
         return (*first, reason, *[units.DASH] * (len(HEADINGS) - 5), asked(x) or units.DASH, units.DASH)
-    peak = next((y for y in (row.value(name) for name in PEAKS) if y is not None), None)
     return (
         *first,
         units.number(row.value()),
@@ -163,7 +162,7 @@ def _program(x: Bought) -> tuple[str, ...]:
         _speedup(x.ratio),
         _speedup(x.over.get("fp32")),
         _speedup(x.over.get("fp16")),
-        units.size(peak),
+        units.size(peak(row)),
         units.change(x.memory),
         units.size(row.value(ACTIVATIONS)),
         units.change(x.activations),
@@ -213,13 +212,11 @@ def _eight(members: Sequence[Bought]) -> _Eight | None:
 
 def _ours(x: _Eight) -> tuple[str, ...]:
     row = x.narrow.row
-    peaks = [next((y for y in (z.value(name) for name in PEAKS) if y is not None), None) for z in (x.wide, row)]
-    saved = 1 - peaks[1] / peaks[0] if peaks[0] and peaks[1] else None
     return (
         units.number(x.wide.value()),
         units.number(row.value()),
         _speedup(x.narrow.over["fp16"]),
-        units.percent(saved),
+        units.percent(memory_saving(row, x.wide)),
         markdown(row.implementation),
         markdown(row.case),
         told(x.narrow),

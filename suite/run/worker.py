@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -373,6 +374,7 @@ def _program(
             result = Result(cell.index, "ok", None, measurement, given.stages.spent_s)
         _forget_compiled()
         pristine.settle()  # a program seeds and switches as it needs; the next one finds nothing of it
+        gc.collect()  # a program refers to itself; its weights would lie beside the next one's
         try:
             device.release()
             device.synchronize()

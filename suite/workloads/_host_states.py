@@ -8,6 +8,7 @@ and the backward pass goes on. Which work waits for which is said by events; not
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -191,7 +192,7 @@ class HostStates:
             for _ in range(min(SLOTS, len(self._buckets)))
         ]
         for number, x in enumerate(params):
-            x.register_post_accumulate_grad_hook(self._arrival(number))
+            x.register_post_accumulate_grad_hook(_arrival(weakref.ref(self), number))
 
     def reset(self) -> None:
         """Moments are 0, and masters are the weights as they are."""
@@ -204,7 +205,7 @@ class HostStates:
                     x.zero_()
                     if name == "masters":
                         for piece in bucket.pieces:
-                            self._part(x, piece).copy_(self._flat(self._params, piece))
+                            self._part(x, piece).copy_(self._flat(self._params[piece.parameter], piece))
 
     def begin(self, update: Update) -> None:
         """A step begins, with its update; the first buckets come in while its forward pass runs."""
@@ -235,13 +236,11 @@ class HostStates:
         finally:
             self._moving = True
 
-    def _arrival(self, number: int) -> Callable[[Any], None]:
-        def arrived(parameter: Any) -> None:
-            if self._listening:
-                self._ready.add(number)
-                self._advance()
-
-        return arrived
+    def arrived(self, number: int) -> None:
+        """A parameter has a gradient of a micro-batch."""
+        if self._listening:
+            self._ready.add(number)
+            self._advance()
 
     def _advance(self) -> None:
         """Updates the buckets that are next, as far as all their gradients are there."""
@@ -275,12 +274,12 @@ class HostStates:
         if self._moving:
             self._lanes.wait(slot.loaded)
         states = {name: [self._part(x, y) for y in bucket.pieces] for name, x in slot.states.items()}
-        grads = [x.grad for x in self._params]
+        params = [self._params[x.parameter] for x in bucket.pieces]
         assert self._update is not None, "a step begins before it updates"
         with torch.no_grad():
             self._update(
-                params=[self._flat(self._params, x) for x in bucket.pieces],
-                grads=[self._flat(grads, x) for x in bucket.pieces],
+                params=[self._flat(x, y) for x, y in zip(params, bucket.pieces, strict=True)],
+                grads=[self._flat(x.grad, y) for x, y in zip(params, bucket.pieces, strict=True)],
                 exp_avgs=states["exp_avgs"],
                 exp_avg_sqs=states["exp_avg_sqs"],
                 masters=states.get("masters"),
@@ -301,10 +300,22 @@ class HostStates:
         return x[piece.at : piece.at + piece.stop - piece.start]
 
     @staticmethod
-    def _flat(tensors: Sequence[Any], piece: Piece) -> torch.Tensor:
+    def _flat(x: Any, piece: Piece) -> torch.Tensor:
         """A piece of a parameter or its gradient, of which the memory has no gaps."""
-        found: torch.Tensor = tensors[piece.parameter].detach().view(-1)[piece.start : piece.stop]
+        found: torch.Tensor = x.detach().view(-1)[piece.start : piece.stop]
         return found
+
+
+def _arrival(states: weakref.ref[HostStates], number: int) -> Callable[[Any], None]:
+    """A parameter's hook. Python's collector does not see that a tensor has it: a reference from it would keep
+    states and weights for as long as the process lives.
+    """
+
+    def arrived(parameter: Any) -> None:
+        if (own := states()) is not None:
+            own.arrived(number)
+
+    return arrived
 
 
 class HostUpdate:

@@ -124,7 +124,7 @@ def _given(x: Any) -> Any:
 @dataclass
 class ByPart:
     """A model whose norms and gates keep their inputs alone. What is multiplied with their results gets these
-    computed again, by the same calls on the same inputs.
+    computed again, by the same calls on the same inputs; a norm that is fused with an addition by the plain one.
 
     A result is known by its memory, which nothing else can have while a weak reference to it is held.
     """

@@ -41,7 +41,6 @@ METRICS = (
     Metric("pool_allocated", "B", across="maximum", better="neither", label="allocated"),
 )
 TIMES = 5
-TIMEOUT_S = 300.0
 
 
 @cache
@@ -64,7 +63,7 @@ def measure(case: Case, settings: str, session: Session, events: tuple[pool.Even
     device = session.device.torch_device.index or 0
     asked = {"events": events, "times": TIMES, "limit": limit, "device": device}
     with session.stage("sample"):
-        found = pool.replayed(asked, settings, TIMEOUT_S)
+        found = pool.replayed(asked, settings)
     if found["overlapping"]:
         raise Incorrect("two allocations have memory in common")
     return Measurement(

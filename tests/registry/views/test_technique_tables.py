@@ -139,6 +139,14 @@ def test_the_tables_as_they_are_printed() -> None:
     assert "memory that falls by 35 % is not to be had" in text
 
 
+def test_the_same_numbers_are_those_of_the_same_calls() -> None:
+    assert Setting("torch", recompute="by_part").same_numbers
+    assert Setting("kernelmark", recompute="every_layer").same_numbers
+    # The norm of a fused addition is made again by another kernel.
+    assert not Setting("kernelmark", recompute="by_part_wide").same_numbers
+    assert not Setting("torch", parts=(("norm", "x"),), recompute="by_part").same_numbers
+
+
 def test_nothing_to_show() -> None:
     assert tables([]).startswith("No row of these runs is of a technique")
 

@@ -57,7 +57,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, memory: str = "ample", **seen: obj
     case = memory_pool.WORKLOAD.case(SIZES, "bf16", "program", pattern="varying", memory=memory)
     asked = {}
 
-    def replayed(given, settings, timeout_s):
+    def replayed(given, settings):
         asked.update(given, settings=settings)
         return SEEN | seen
 
@@ -108,4 +108,4 @@ def test_processes_that_end_otherwise(monkeypatch, tmp_path, code, error, said) 
     child.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(child))
     with pytest.raises(error, match=said):
-        pool.replayed({}, "backend:native", 60)
+        pool.replayed({}, "backend:native")

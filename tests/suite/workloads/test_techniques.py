@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -173,6 +175,17 @@ def test_weights_are_updated_while_the_backward_pass_runs(bench):
     trainer.clip = lambda: (before.append(trainer.host._next), clip())
     trainer.step(*answer.Batches(r, 1, torch.device("cpu")).draw(0))
     assert before == [len(trainer.host._buckets)], "none is left to update after the backward pass"
+
+
+@pytest.mark.parametrize(
+    "system", [{"recompute": "by_part"}, {"states": "host_copied"}, {"states": "host_updated"}]
+)
+def test_nothing_of_a_trainer_stays(bench, system):
+    trainer, _ = trained(bench("gpt2-tiny", clip=0.0), System("x", **system), Moved)
+    weight = weakref.ref(trainer._params[0])
+    del trainer, _
+    gc.collect()
+    assert weight() is None
 
 
 @pytest.mark.parametrize("forgotten", ["loaded", "free"])
