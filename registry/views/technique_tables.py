@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from .. import figures
 from ..analysis.peers import Speedup
 from ..analysis.rows import Row, rows
 from ..detection.arms import Arm, arms
@@ -16,7 +17,6 @@ from ..escape import markdown
 from ..store.journal import Journal
 from ..store.metric import PEAKS
 from ..store.record import EAGER
-from . import units
 
 NOT_SHOWN = "quality not shown"
 PRECISIONS: Mapping[str, str] = {
@@ -151,33 +151,33 @@ def _programs(found: Sequence[Bought]) -> list[str]:
 
 def _program(x: Bought) -> tuple[str, ...]:
     row = x.row
-    first = (markdown(row.implementation), markdown(technique(x.setting)) or units.DASH)
+    first = (markdown(row.implementation), markdown(technique(x.setting)) or figures.DASH)
     if row.value() is None:
         reason = f"{row.status.replace('_', ' ')}: {markdown(row.reason or '')}"
-        return (*first, reason, *[units.DASH] * (len(HEADINGS) - 5), asked(x) or units.DASH, units.DASH)
+        return (*first, reason, *[figures.DASH] * (len(HEADINGS) - 5), asked(x) or figures.DASH, figures.DASH)
     peak = next((y for y in (row.value(name) for name in PEAKS) if y is not None), None)
     return (
         *first,
-        units.number(row.value()),
+        figures.number(row.value()),
         _speedup(x.native),
         _speedup(x.ratio),
         _speedup(x.over.get("fp32")),
         _speedup(x.over.get("fp16")),
-        units.size(peak),
-        units.change(x.memory),
-        units.size(row.value(ACTIVATIONS)),
-        units.change(x.activations),
-        units.number(row.value("exposed_states")),
-        asked(x) or units.DASH,
+        figures.size(peak),
+        figures.change(x.memory),
+        figures.size(row.value(ACTIVATIONS)),
+        figures.change(x.activations),
+        figures.number(row.value("exposed_states")),
+        asked(x) or figures.DASH,
         told(x),
     )
 
 
 def _speedup(x: Speedup | None) -> str:
     if x is None:
-        return units.DASH
+        return figures.DASH
     bounds = f" [{x.low:.2f}, {x.high:.2f}]" if x.low is not None and x.high is not None else ""
-    return units.ratio(x.value) + bounds
+    return figures.ratio(x.value) + bounds
 
 
 @dataclass(frozen=True)
@@ -216,10 +216,10 @@ def _ours(x: _Eight) -> tuple[str, ...]:
     peaks = [next((y for y in (z.value(name) for name in PEAKS) if y is not None), None) for z in (x.wide, row)]
     saved = 1 - peaks[1] / peaks[0] if peaks[0] and peaks[1] else None
     return (
-        units.number(x.wide.value()),
-        units.number(row.value()),
+        figures.number(x.wide.value()),
+        figures.number(row.value()),
         _speedup(x.narrow.over["fp16"]),
-        units.percent(saved),
+        figures.percent(saved),
         markdown(row.implementation),
         markdown(row.case),
         told(x.narrow),
@@ -249,13 +249,13 @@ def _pool_order(x: Row) -> tuple[float, float, float]:
 def _pool(case: str, x: Row, best: bool) -> tuple[str, ...]:
     first = (markdown(case), markdown(x.implementation))
     if x.value() is None:
-        return (*first, f"{x.status.replace('_', ' ')}: {markdown(x.reason or '')}", *[units.DASH] * 4)
+        return (*first, f"{x.status.replace('_', ' ')}: {markdown(x.reason or '')}", *[figures.DASH] * 4)
     return (
         *first,
-        units.number(x.value()),
-        units.number(x.value("retries")),
-        units.number(x.value("replay")),
-        units.size(x.value("pool_reserved")),
+        figures.number(x.value()),
+        figures.number(x.value("retries")),
+        figures.number(x.value("replay")),
+        figures.size(x.value("pool_reserved")),
         "take this" if best else "",
     )
 
@@ -278,10 +278,10 @@ def _compression(arm: Arm, row: Row) -> tuple[str, ...]:
     return (
         markdown(arm.case),
         markdown(arm.name),
-        units.ratio(row.value("compression_ratio")),
-        units.percent(row.value("compression_accuracy"), 1),
+        figures.ratio(row.value("compression_ratio")),
+        figures.percent(row.value("compression_accuracy"), 1),
         "1.0×, 94 %",
-        f"{last.arm / last.base - 1:+.2%} after {last.step:,} steps" if last else units.DASH,
+        f"{last.arm / last.base - 1:+.2%} after {last.step:,} steps" if last else figures.DASH,
         arm.overall,
     )
 
