@@ -305,7 +305,7 @@ def roofline(dtype: str, found: Iterable[CaseRows], ceilings: Ceilings, looks: M
     plot.canvas.text(places[1][0], top - 4, f"{figures.number(rate, 3)} TFLOP/s", "--soft", size=FONT - 1)
     for x, y, case, row in sorted(points, key=lambda x: looks[x[3].implementation].ours):
         look = looks[row.implementation]
-        reached = f"{figures.number(y)} TFLOP/s at {figures.number(x)} FLOP/B"
-        told = f"{case.operator} {case.name}: {tip(row)}, {reached}"
+        measured = f"{figures.number(y)} TFLOP/s at {figures.number(x)} FLOP/B"
+        told = f"{case.operator} {case.name}: {tip(row)}, {measured}"
         plot.canvas.dot(*plot.at(x, y), look.colour, look.shape, 7 if look.ours else 6, told, look.fill)
     return plot.canvas.svg(f"Roofline of {dtype}: throughput over arithmetic intensity")
