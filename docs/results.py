@@ -16,11 +16,12 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from kernelmark.registry import figures
 from kernelmark.registry.analysis.repeated import said
 from kernelmark.registry.analysis.rows import Row, rows
 from kernelmark.registry.store.journal import Journal, read, read_header
 from kernelmark.registry.store.record import PROVIDER
-from kernelmark.registry.views import crossing, summary, units
+from kernelmark.registry.views import crossing, summary
 from kernelmark.registry.views.table import render
 from kernelmark.registry.views.tables import half_width, run_table
 
@@ -113,8 +114,8 @@ def row() -> str:
     end = next(i for i, x in enumerate(lines) if i > start and not x)
     ours = next(x for x in rows(one) if x.provider == PROVIDER)
     told = (
-        f"Our kernel takes {units.number(ours.value())} ms, ± {half_width(ours)} (95 % interval over fresh "
-        f"processes). That is {units.percent(ours.fraction_of_limit)} of what\nthis device could do (`limit`), "
+        f"Our kernel takes {figures.number(ours.value())} ms, ± {half_width(ours)} (95 % interval over fresh "
+        f"processes). That is {figures.percent(ours.fraction_of_limit)} of what\nthis device could do (`limit`), "
         f"and {_ratio(ours.speedup_vs_best_baseline)} times as fast as the fastest correct baseline (`vs best`):\n"
         f"the number to look at. This run is {said(made, verifications())}."
     )
@@ -164,7 +165,7 @@ def _speedup(row: Row | None) -> float | None:
 
 
 def _ratio(value: float | None) -> str:
-    return f"{value:.2f}" if value is not None else units.DASH
+    return f"{value:.2f}" if value is not None else figures.DASH
 
 
 def _dense() -> list[str]:
@@ -184,7 +185,7 @@ def _dense() -> list[str]:
                 counts.add(len(ratios))
                 cells.append(f"{median(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f})")
             else:
-                cells.append(units.DASH)
+                cells.append(figures.DASH)
         lines.append(f"| {told} | {' | '.join(cells)} |")
     text = (
         "Dense attention against each peer: the peer's time over ours, as the median (and range) over "

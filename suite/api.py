@@ -32,10 +32,10 @@ from typing import Any
 from ..registry.analysis.rows import DERIVED, Row, rows
 from ..registry.analysis.speedups import memory_per_sample, over, samples_per_s, sentence
 from ..registry.errors import InputError, unknown
+from ..registry.figures import counted
 from ..registry.store.journal import Journal
 from ..registry.store.record import SCHEMA_VERSION, Cache, Case, Ceiling, DeviceKind, Header, Pass, Record
 from ..registry.views.frame import Rows
-from ..registry.views.units import counted
 from . import __version__
 from .catalog import Catalog, Factory, Implementation
 from .definition import Option

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
+from ..registry.store.record import DeviceKind
 from .catalog import Catalog, Implementation
 from .definition import Definition
 
 Facts: TypeAlias = dict[str, Any]
 """Of one thing, by name, as JSON knows them."""
-Device: TypeAlias = Literal["cuda", "cpu"]
 
 
-def described(definition: Definition, catalog: Catalog, device: Device) -> Facts:
+def described(definition: Definition, catalog: Catalog, device: DeviceKind) -> Facts:
     """An operator or workload, and who implements it."""
     return {
         "name": definition.name,
@@ -55,7 +55,7 @@ def absent(operators: Sequence[Facts]) -> dict[str, list[str]]:
     return {reason: list(names) for reason, names in sorted(reasons.items(), key=lambda x: -len(x[1]))}
 
 
-def builtin_plans(catalog: Catalog, device: Device) -> list[Facts]:
+def builtin_plans(catalog: Catalog, device: DeviceKind) -> list[Facts]:
     """The plans that come with the suite, a budget in seconds."""
     from . import plan as plans  # here: a list of operators need not wait for it
 
@@ -75,7 +75,7 @@ def builtin_plans(catalog: Catalog, device: Device) -> list[Facts]:
     return found
 
 
-def providers(catalog: Catalog, device: Device) -> list[Facts]:
+def providers(catalog: Catalog, device: DeviceKind) -> list[Facts]:
     """The libraries, and how many of their implementations can run on the device."""
     found: dict[str, list[Implementation]] = {}
     for x in catalog.parts:
@@ -98,7 +98,7 @@ def models(catalog: Catalog) -> list[Facts]:
     ]
 
 
-def _availability(implementation: Implementation, device: Device) -> Facts:
+def _availability(implementation: Implementation, device: DeviceKind) -> Facts:
     missing = implementation.unavailable(device)
     return {
         "name": implementation.name,
@@ -111,7 +111,7 @@ def _availability(implementation: Implementation, device: Device) -> Facts:
     }
 
 
-def _provider(name: str, mine: Sequence[Implementation], device: Device) -> Facts:
+def _provider(name: str, mine: Sequence[Implementation], device: DeviceKind) -> Facts:
     missing = [x.unavailable(device) for x in mine]
     return {
         "provider": name,

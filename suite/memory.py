@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from ..registry.views import units
+from ..registry import figures
 from .memory_figures import MemoryFigures
 
 PROCESS = Path("/proc/self")
@@ -69,7 +69,8 @@ class MemoryProfiler(MemoryFigures):
         """A line a value, with why where there is none."""
         values = {x: getattr(self, x) for x in (*_DEVICE, *_HOST)}
         told = [
-            f"{x}: {units.size(y) if y is not None else f'not measured: {self.why[x]}'}" for x, y in values.items()
+            f"{x}: {figures.size(y) if y is not None else f'not measured: {self.why[x]}'}"
+            for x, y in values.items()
         ]
         return "\n".join([*told, f"seconds: {self.seconds:.6g}"])
 

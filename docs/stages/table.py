@@ -11,9 +11,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kernelmark.registry import figures
 from kernelmark.registry.analysis.rows import Row, rows
 from kernelmark.registry.store.journal import Journal, read
-from kernelmark.registry.views import summary, units
+from kernelmark.registry.views import summary
 
 STAGES = ("plain", "tiled", "tma", "specialised", "kernelmark")
 MARKS = ("<!-- stages -->\n", "<!-- end of stages -->\n")
@@ -52,10 +53,10 @@ def _column(found: Sequence[Row]) -> list[str]:
         row = next((x for x in found if x.implementation == name), None)
         ms = row.value() if row else None
         if row is None or ms is None:
-            out.append(row.status if row else units.DASH)
+            out.append(row.status if row else figures.DASH)
             continue
         gain = f", ×{before / ms:.2f}" if before else ""
-        out.append(f"{units.number(ms, 3)} ms, {units.number(row.value('throughput'), 3)} TFLOP/s{gain}")
+        out.append(f"{figures.number(ms, 3)} ms, {figures.number(row.value('throughput'), 3)} TFLOP/s{gain}")
         before = ms
     return out
 

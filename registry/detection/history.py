@@ -63,9 +63,9 @@ class Course(msgspec.Struct, frozen=True):
     relative: tuple[float, ...]
 
     @property
-    def change(self) -> float:
-        """The last over the first."""
-        return self.relative[-1] / self.relative[0]
+    def change(self) -> float | None:
+        """The last over the first; None of a single commit, which has no earlier one to change from."""
+        return self.relative[-1] / self.relative[0] if len(self.commits) > 1 else None
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,16 @@ def differing(base: Header, current: Header, allowed: Collection[str] = ()) -> t
 
     `allowed` names conditions that may differ because they are what is compared.
     """
-    names = sorted(base.conditions.keys() | current.conditions.keys())
+    names = (base.conditions.keys() | current.conditions.keys()) - set(allowed)
+    return differing_in(sorted(names), base, current)
+
+
+def differing_in(names: Iterable[str], base: Header, current: Header) -> tuple[str, ...]:
+    """Those of these conditions in which two runs differ, with both values."""
     return tuple(
         f"{name}: {_value(base, name)} / {_value(current, name)}"
         for name in names
-        if name not in allowed and _value(base, name) != _value(current, name)
+        if _value(base, name) != _value(current, name)
     )
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import figures
 from ..analysis.repeated import NOT_YET
 from ..analysis.statistics import geometric_mean
 from ..errors import InputError
 from ..progress import Tell, untold
 from ..store.journal import read
-from ..views import units
 from . import data, exports, feeds
 from .coverage import Expected, coverage
 from .facts import Fact, Run, facts, file_name, run_of
@@ -159,7 +159,7 @@ class _Site:
             if self.ledger.counts(run):
                 # First the files: a journal that is counted as read is not looked at again, even by the build
                 # after one that was killed.
-                pages.built = units.moment(run.created)
+                pages.built = figures.moment(run.created)
                 self._write(f"run/{run.file}.html", pages.run(journal, run, found))
                 if self.settings.journals == COPIED:
                     copy = raw if path.suffix == ".gz" else gzip.compress(raw, mtime=0)
@@ -185,7 +185,8 @@ class _Site:
         measured = self._measured(runs)
         self.built.runs, self.built.rows = len(runs), len(measured)
         again = repetitions(runs, measured)
-        pages = Pages(self.settings.title, units.moment(max(x.created for x in runs)), self.settings.linked, again)
+        newest = figures.moment(max(x.created for x in runs))
+        pages = Pages(self.settings.title, newest, self.settings.linked, again)
         for run in runs:
             if again[run.name] != NOT_YET:
                 page = (self.output / f"run/{run.file}.html").read_text(encoding="utf-8")

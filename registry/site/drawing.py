@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from ..views import units
+from .. import figures
 from .facts import Fact
 from .timeline import Line
 
@@ -47,7 +47,7 @@ def sparkline(line: Line, width: int = 120, height: int = 22) -> str:
     )
     x, y = places[-1]
     kind = "spark ours" if line.ours else "spark"
-    title = f"{len(line.points)} runs, {units.number(low)} to {units.number(high)}"
+    title = f"{len(line.points)} runs, {figures.number(low)} to {figures.number(high)}"
     return (
         f"<svg class='{kind}' viewBox='0 0 {2 * width} {2 * height}' width='{width}' height='{height}'>"
         f"<title>{title}</title><path d='{path}'/>{marks}<circle cx='{x}' cy='{y}' r='4' class='end'/></svg>"
@@ -79,7 +79,7 @@ def strip(facts: Sequence[Fact], mean: float | None, width: int = 220, height: i
         dots[kind].append(f"M{_ratio_place(fact.speedup or 1, width):.1f} {y:.1f}h0")
     paths = "".join(f"<path class='{kind}' d='{''.join(found)}'/>" for kind, found in dots.items() if found)
     bar = f"<path class='mean' d='M{_ratio_place(mean, width):.1f} 1V{height - 1}'/>" if mean else ""
-    told = f"{len(facts)} cases, geometric mean {units.ratio(mean)}; from ¼× to 4×"
+    told = f"{len(facts)} cases, geometric mean {figures.ratio(mean)}; from ¼× to 4×"
     return (
         f"<svg class='strip' viewBox='0 0 {width} {height}' width='{width}' height='{height}' role='img'>"
         f"<title>{told}</title><path class='one' d='M{width / 2} 0V{height}'/>{paths}{bar}</svg>"
@@ -92,7 +92,7 @@ def _ratio_place(value: float, width: int) -> float:
 
 
 def _told(value: float, low: float, high: float) -> str:
-    return f"{units.ratio(value)} [{units.ratio(low)}, {units.ratio(high)}]"
+    return f"{figures.ratio(value)} [{figures.ratio(low)}, {figures.ratio(high)}]"
 
 
 class Track:
@@ -147,7 +147,7 @@ def monitor(
         for mark in (False, True)
     }
     lines = "".join(f"M{left + x / end * (right - left):.0f} 2V{height - 2}" for x in breaks)
-    name = escape(f"{track.name}, {units.number(low)} to {units.number(high)} {track.unit}")
+    name = escape(f"{track.name}, {figures.number(low)} to {figures.number(high)} {track.unit}")
     return (
         f"<svg class='monitor' viewBox='0 0 {width} {height}' role='img' aria-label='{name}'><title>{name}</title>"
         f"<path class='grid' d='M{left} {place(high):.1f}H{right}M{left} {place(low):.1f}H{right}'/>"

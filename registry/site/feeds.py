@@ -11,8 +11,8 @@ from xml.sax.saxutils import escape, quoteattr
 
 import msgspec
 
+from .. import figures
 from ..escape import CONTROL
-from ..views import units
 from .facts import Run, file_name
 from .timeline import Change, Line
 
@@ -47,7 +47,7 @@ class Event:
     def title(self) -> str:
         """In a line."""
         key = self.line.key
-        change = units.change(1 + self.change.change)
+        change = figures.change(1 + self.change.change)
         return _clean(f"{key.operator} {key.case}: {change} from {self.run.short} on ({self.line.device})")
 
     @property
@@ -57,8 +57,8 @@ class Event:
         after = _value(self.line, self.run, 0)
         return _clean(
             f"{self.line.key}: {before} before, {after} in run {self.run.name} of commit {self.run.commit}; the "
-            f"levels before and after differ by {units.change(1 + self.change.change)} (p = "
-            f"{units.scientific(self.change.p)}). A change point is drawn, no gate: ask regression_detector."
+            f"levels before and after differ by {figures.change(1 + self.change.change)} (p = "
+            f"{figures.scientific(self.change.p)}). A change point is drawn, no gate: ask regression_detector."
         )
 
     @property
@@ -123,7 +123,7 @@ def json_feed(found: Sequence[Event], title: str, site: str) -> bytes:
 def _value(line: Line, run: Run, offset: int) -> str:
     place = next(i for i, (x, _) in enumerate(line.points) if x.name == run.name) + offset
     number = line.points[max(place, 0)][1].number
-    return f"{units.measured(number[0], number[3])} {number[3]}".strip() if number else units.DASH
+    return f"{figures.measured(number[0], number[3])} {number[3]}".strip() if number else figures.DASH
 
 
 def _clean(text: str) -> str:

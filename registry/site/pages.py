@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from .. import figures
 from ..errors import InputError
 from ..escape import CONTROL
 from ..store.journal import Journal
-from ..views import units
 from ..views.grouping import groups
 from . import data, drawing
 from .coverage import Coverage
@@ -219,14 +219,14 @@ def spread(low: float | None, high: float | None, value: float) -> str:
     if low is None or high is None or value <= 0:
         return ""
     half = max(high - value, value - low) / value
-    return f"±{units.percent(half, 1)}" if half < 0.995 else "wide"
+    return f"±{figures.percent(half, 1)}" if half < 0.995 else "wide"
 
 
 def between(low: float | None, high: float | None, unit: str) -> str:
     """An interval with both ends, for a tooltip."""
     if low is None or high is None:
         return "no interval: one process"
-    return f"95 % interval {units.measured(low, unit)} to {units.measured(high, unit)} {unit}"
+    return f"95 % interval {figures.measured(low, unit)} to {figures.measured(high, unit)} {unit}"
 
 
 def anchor(name: str) -> str:
@@ -251,20 +251,20 @@ def _environment() -> Any:
         finalize=lambda x: CONTROL.sub("�", x) if type(x) is str else x,
     )
     found.filters.update(
-        number=units.number,
-        measured=units.measured,
-        ratio=units.ratio,
-        percent=units.percent,
-        seconds=units.seconds,
-        moment=units.moment,
-        change=units.change,
-        condition=units.value,
-        size=units.size,
+        number=figures.number,
+        measured=figures.measured,
+        ratio=figures.ratio,
+        percent=figures.percent,
+        seconds=figures.seconds,
+        moment=figures.moment,
+        change=figures.change,
+        condition=figures.value,
+        size=figures.size,
         file=file_name,
         anchor=anchor,
     )
     found.globals.update(
-        dash=units.DASH,
+        dash=figures.DASH,
         spread=spread,
         between=between,
         sparkline=drawing.sparkline,

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal, TypeAlias
 
+from .. import figures
 from ..analysis.rows import Row
 from ..analysis.worth import Worth
 from ..store.metric import LATENCY
-from . import units
 from .crossing import Contest, bounds
 from .summary import Standing
 
@@ -64,7 +64,7 @@ def answer(
     measured = sum(x.value() is not None for x in rows)
     return Answer(
         "How fast is each implementation?",
-        f"{measured} of {units.counted(len(rows), 'row')} measured",
+        f"{measured} of {figures.counted(len(rows), 'row')} measured",
         "undecided",
         "There is no speedup to sum up: no case has both an implementation of ours and a baseline with a value.",
     )
@@ -80,7 +80,7 @@ def _speedup(rows: Sequence[Row], standing: Standing) -> Answer:
     verb = "Is" if len(standing.names) == 1 else "Are"
     question = f"{verb} {names} {faster} than the fastest baseline?"
     total = len(standing.compared)
-    cases = units.counted(total, "case")
+    cases = figures.counted(total, "case")
     if not standing.faster and not standing.slower:
         return Answer(question, *_undecided(rows, standing))
     won, lost, undecided = standing.faster, standing.slower, standing.undecided
@@ -101,7 +101,7 @@ def _speedup(rows: Sequence[Row], standing: Standing) -> Answer:
 def _mean(names: str, standing: Standing) -> Finding:
     low_high = standing.bounds
     return Finding(
-        units.ratio(standing.versus_best),
+        figures.ratio(standing.versus_best),
         f"[{low_high[0]:.2f}, {low_high[1]:.2f}]" if low_high else "no interval",
         f"{names} over the fastest baseline of each case, geometric mean of {len(standing.compared)}",
         standing.decided,
@@ -116,19 +116,19 @@ def _undecided(rows: Sequence[Row], standing: Standing) -> tuple[str, Verdict, s
         for x in standing.compared
         if x.speedup_ci_low and x.speedup_ci_high
     ]
-    cases = units.counted(len(standing.compared), "case")
+    cases = figures.counted(len(standing.compared), "case")
     if not halves:
         why = f"No interval: of {cases} none was measured by two processes or more beside its baseline."
         return "Too few processes to say", "undecided", f"{why} More replicates give one (--replicates)."
     half = median(halves)
     if half <= NARROW:
-        why = f"No interval of {cases} leaves out 1; half the median one is {units.percent(half, 1)}."
+        why = f"No interval of {cases} leaves out 1; half the median one is {figures.percent(half, 1)}."
         return "No difference shown", "undecided", why
     variations = [y.cv_between for x in rows if (y := x.get()) is not None and y.cv_between is not None]
     seen = f"half the median one is a factor of {1 + half:.2f}, so that a smaller difference stays hidden"
-    varied = f" Between processes times vary by {units.percent(median(variations), 1)}." if variations else ""
+    varied = f" Between processes times vary by {figures.percent(median(variations), 1)}." if variations else ""
     few = max(x.replicates for x in standing.compared)
-    mend = f" More than {units.counted(few, 'replicate')}, on a machine that does nothing else, narrow it."
+    mend = f" More than {figures.counted(few, 'replicate')}, on a machine that does nothing else, narrow it."
     return "Too noisy to say", "undecided", f"No interval of {cases} leaves out 1: {seen}.{varied}{mend}"
 
 
@@ -149,7 +149,7 @@ def _crossing(contests: Sequence[Contest]) -> Answer:
             value, about = f"< {found.first:,}", f"{other.operator} is faster at every length measured"
         else:
             value, about = (
-                f"S = {units.number(found.at)}",
+                f"S = {figures.number(found.at)}",
                 f"{other.operator} is faster than attention from here on",
             )
         findings.append((found.at, Finding(value, bounds(found), about, found.low is not None)))
@@ -180,7 +180,7 @@ def _worth(worths: Iterable[Worth]) -> Answer:
     shown = sorted((x for x in found if not x.null), key=lambda x: -abs(math.log(x.measured or 1)))
     return Answer(
         "What is a kernel worth in a model's step?",
-        f"{len(shown)} of {units.counted(len(found), 'exchange')} change the step"
+        f"{len(shown)} of {figures.counted(len(found), 'exchange')} change the step"
         if shown
         else "No exchange changes the step measurably",
         "undecided",

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
+from .. import figures
 from ..analysis.rows import Row
-from . import units
 from .canvas import CHARACTER, DASHES, FONT, Axis, Canvas, linear_axis, log_axis
 from .grouping import Group
 from .looks import Series
@@ -134,7 +134,7 @@ def primary(group: Group, looks: Mapping[str, Series]) -> str | None:
             canvas.line([x, x], [top + 2, top + lanes.line - 2], "--ink", 1.2, dash=DASHES[2])
         ours = case.ours
         if ours is not None and ours.speedup_vs_best_baseline is not None:
-            text = units.ratio(ours.speedup_vs_best_baseline)
+            text = figures.ratio(ours.speedup_vs_best_baseline)
             canvas.text(WIDTH - 4, lanes.top(index) + lanes.line / 2, text, verdict_colour(ours), "right")
     canvas.text(WIDTH - 4, lanes.TOP - 11, "vs best", "--soft", "right", size=FONT - 1)
     _dots(canvas, lanes, axis, lambda row: (row.value(), *row.bounds()))
@@ -149,7 +149,7 @@ def fraction(group: Group, looks: Mapping[str, Series]) -> str | None:
     if not found:
         return None
     high = max(1.0, *(y for x in found for y in x if y is not None and y < 1.5 * max(x[0] or 0, 1)))
-    axis = linear_axis(high, lanes.left, WIDTH - 18, units.percent)
+    axis = linear_axis(high, lanes.left, WIDTH - 18, figures.percent)
     canvas = Canvas(WIDTH, lanes.height)
     lanes.frame(canvas, axis)
     lanes.absent(canvas)
@@ -194,7 +194,7 @@ def _dots(
 def tip(row: Row) -> str:
     """A row in one line, for tooltips."""
     (low, high), found = row.bounds(), row.get()
-    bounds = f" [{units.number(low)}, {units.number(high)}]" if low else ""
+    bounds = f" [{figures.number(low)}, {figures.number(high)}]" if low else ""
     unit = f" {found.unit}" if found and found.unit != "1" else ""
-    limit = f", {units.percent(row.fraction_of_limit)} of the limit" if row.fraction_of_limit else ""
-    return f"{row.implementation} {units.number(row.value())}{unit}{bounds}{limit}"
+    limit = f", {figures.percent(row.fraction_of_limit)} of the limit" if row.fraction_of_limit else ""
+    return f"{row.implementation} {figures.number(row.value())}{unit}{bounds}{limit}"

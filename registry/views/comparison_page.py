@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
+from .. import figures
 from ..store.record import PROVIDER
-from . import units
 from .comparison_table import OperatorChange, RowComparison, RunComparison, Standing
 from .table import Block, Column, Page, Table, Text, line
 from .tables import CASE_WIDTH, MOST_REASONS, narrow
@@ -27,7 +27,7 @@ def comparison_page(comparison: RunComparison, order: Order = "change", only_cha
         commit = (side.commit or "no commit")[:12] + (" + uncommitted changes" if side.dirty else "")
         page.append(line(f"{name} {side.run} · commit {commit} · key {side.key}", style="bold"))
     for x in comparison.differences:
-        page.append(line(f"  {x.condition}: {units.value(x.first)} → {units.value(x.second)}", style="yellow"))
+        page.append(line(f"  {x.condition}: {figures.value(x.first)} → {figures.value(x.second)}", style="yellow"))
     compared = comparison.compared
     if compared:
         total = [comparison.overall] if len(comparison.operators) > 1 else []
@@ -43,7 +43,7 @@ def comparison_page(comparison: RunComparison, order: Order = "change", only_cha
     page += _not_compared(comparison)
     if compared:
         about = "Change: second over first, with its 95 % interval; of 100 unchanged rows about five leave out 0."
-        page += [line(""), line(f"{units.counted(len(compared), 'row')} compared. {about}", style="dim")]
+        page += [line(""), line(f"{figures.counted(len(compared), 'row')} compared. {about}", style="dim")]
     return page
 
 
@@ -63,7 +63,7 @@ def _operators(changes: Sequence[OperatorChange]) -> Table:
     )
     for x in changes:
         counts = map(str, (x.rows, x.faster, x.undecided, x.slower))
-        table.add(x.operator, *counts, units.change(x.ratio), style="bold" if x.operator == "all" else "")
+        table.add(x.operator, *counts, figures.change(x.ratio), style="bold" if x.operator == "all" else "")
     return table
 
 
@@ -83,18 +83,18 @@ def _table(title: str, unit: str, found: Sequence[RowComparison]) -> Table:
         title,
     )
     for row in found:
-        bounds = units.DASH
+        bounds = figures.DASH
         if row.ratio_low is not None and row.ratio_high is not None:
-            low, high = (units.change(x).removesuffix(" %") for x in (row.ratio_low, row.ratio_high))
+            low, high = (figures.change(x).removesuffix(" %") for x in (row.ratio_low, row.ratio_high))
             bounds = f"[{low}, {high}]"
         table.add(
             row.operator,
             row.case + ("" if row.cache == "cold" else f" ({row.cache})"),
             row.implementation + ("*" if row.notes else ""),
             Text(row.standing, _STYLES[row.standing]),
-            units.number(row.first_value),
-            units.number(row.second_value),
-            Text(narrow(units.change(row.ratio)), _STYLES[row.standing]),
+            figures.number(row.first_value),
+            figures.number(row.second_value),
+            Text(narrow(figures.change(row.ratio)), _STYLES[row.standing]),
             bounds,
             style="bold" if row.implementation == PROVIDER else "",
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from .. import figures
 from ..detection.arms import Arm, arms, rates_tried
 from ..detection.convergence import SHARE
 from ..store.journal import Journal
-from . import units
 from .table import Block, Column, Page, Table, Text, line
 
 HEADINGS = ("arm", "step", "base bits", "arm bits", "difference", "95 %", "steps ×", "speed ×", "verdict")
@@ -71,6 +71,6 @@ def remarks(x: Arm) -> list[str]:
     if x.steps is not None and x.steps.kind != "within":
         found.append(f"steps: {x.steps.reason}")
     if not x.named:
-        share = f"{units.percent(x.share, 1)} of product operations in 8 bits"
-        found.append(f"{share}, below {units.percent(SHARE)}: no name for it")
+        share = f"{figures.percent(x.share, 1)} of product operations in 8 bits"
+        found.append(f"{share}, below {figures.percent(SHARE)}: no name for it")
     return found

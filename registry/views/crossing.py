@@ -22,12 +22,12 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from .. import figures
 from ..analysis.rows import Row, rows
 from ..analysis.statistics import CONFIDENCE
 from ..store.journal import Journal
 from ..store.metric import LATENCY, MEMORY, summarized
 from ..store.record import EAGER, PROVIDER, YARDSTICK, Key, Measurement, baseline
-from . import units
 
 WIDTH: Mapping[str, tuple[str, ...]] = {
     "attention": ("H", "D"),
@@ -123,7 +123,7 @@ class Contest:
     def told(self, other: Series, measure: Measure) -> str:
         """The crossing as a sentence."""
         found = self.crossing(other, measure)
-        return tell(found, other.operator, self.quadratic.operator, measure) if found else units.DASH
+        return tell(found, other.operator, self.quadratic.operator, measure) if found else figures.DASH
 
 
 # --- where two curves cross -----------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def tell(found: Crossing, linear: str, quadratic: str, measure: Measure) -> str:
     elif found.at == -math.inf:
         text = f"{linear} {ahead} from S = {found.first:,} on, the shortest that both have"
     else:
-        text = f"{linear} {ahead} from S = {units.number(found.at)} on"
+        text = f"{linear} {ahead} from S = {figures.number(found.at)} on"
         if len(found.order) > 2:
             text += f", the last of {len(found.order) - 1} crossings"
     return f"{text} {bounds(found)}".rstrip()
@@ -338,10 +338,10 @@ def bounds(found: Crossing) -> str:
     def bound(x: float) -> str:
         if math.isinf(x):
             return f"> {found.last:,}" if x > 0 else f"< {found.first:,}"
-        return units.number(x)
+        return figures.number(x)
 
     few = f": {found.replicates} replicates are few" if found.confidence < 0.9 else ""
-    return f"[{bound(found.low)}, {bound(found.high)}] ({units.percent(found.confidence)}{few})"
+    return f"[{bound(found.low)}, {bound(found.high)}] ({figures.percent(found.confidence)}{few})"
 
 
 def summarize(journal: Journal) -> list[dict[str, Any]]:

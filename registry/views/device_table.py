@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
+from .. import figures
 from ..analysis.rows import rows
 from ..analysis.selection import EVERYTHING, Selection
 from ..analysis.statistics import geometric_mean
 from ..errors import InputError
 from ..store.journal import Journal
 from ..store.record import EAGER, Cache, Status
-from . import units
 from .grouping import CaseRows, cases
 from .summary import device_name
 from .table import Column, Table, Text
@@ -169,7 +169,7 @@ def _mean(cells: Sequence[DeviceCell], cases_: int) -> str:
     if not cells:
         return NOT_RUN
     means = geometric_mean(x.over_eager for x in cells), geometric_mean(x.over_best for x in cells)
-    text = " / ".join(map(units.ratio, means))
+    text = " / ".join(map(figures.ratio, means))
     return text if len(cells) == cases_ else f"{text} ({len(cells)} of {cases_} cases)"
 
 
@@ -178,9 +178,9 @@ def _told(cell: DeviceCell | None) -> str:
         return NOT_RUN
     if cell.value is None:
         return cell.status.replace("_", " ")
-    value = units.measured(cell.value, cell.unit)
+    value = figures.measured(cell.value, cell.unit)
     shown = value if cell.unit in ("B", "J", "1") else f"{value} {cell.unit}"
-    return f"{shown}, {units.ratio(cell.over_eager)} / {units.ratio(cell.over_best)}"
+    return f"{shown}, {figures.ratio(cell.over_eager)} / {figures.ratio(cell.over_best)}"
 
 
 def _table(title: str, first: str, devices: Sequence[str]) -> Table:

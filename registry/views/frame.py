@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .. import figures
 from ..analysis.rows import Row
 from ..errors import InputError
-from . import units
 from .flat import flat
 from .table import Column, Table, html
 
@@ -35,18 +35,18 @@ class Rows(tuple[Row, ...]):
         )
         for x in self:
             low, high = x.bounds()
-            bounds = units.DASH if low is None else f"[{units.number(low)}, {units.number(high)}]"
+            bounds = figures.DASH if low is None else f"[{figures.number(low)}, {figures.number(high)}]"
             value = x.get()
             table.add(
                 x.operator,
                 x.case,
                 x.implementation,
                 x.status.replace("_", " "),
-                f"{units.number(value.value)} {value.unit}" if value else units.DASH,
+                f"{figures.number(value.value)} {value.unit}" if value else figures.DASH,
                 bounds,
-                units.percent(x.fraction_of_limit) + ("!" if x.above_limit else ""),
-                units.ratio(x.speedup_vs_best_baseline),
-                units.ratio(x.speedup_vs_eager),
+                figures.percent(x.fraction_of_limit) + ("!" if x.above_limit else ""),
+                figures.ratio(x.speedup_vs_best_baseline),
+                figures.ratio(x.speedup_vs_eager),
             )
         return table
 

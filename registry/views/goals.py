@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from .. import figures
 from ..analysis.peers import peers
 from ..analysis.repeated import said
 from ..analysis.rows import Row, rows
@@ -19,7 +20,6 @@ from ..analysis.statistics import geometric_mean
 from ..escape import markdown
 from ..store.journal import Journal
 from ..store.record import EAGER, GPUS, PROVIDER
-from . import units
 
 Verdict: TypeAlias = Literal["earned", "missed", "undecided", "not measured"]
 MARKS: dict[Verdict, str] = {"earned": "✓", "missed": "✗", "undecided": "?", "not measured": "–"}
@@ -43,7 +43,7 @@ class Goal:
     asked: str
     least: float
     measure: Callable[[Journal, Sequence[Row]], Found | None]
-    shown: Callable[[float], str] = units.ratio
+    shown: Callable[[float], str] = figures.ratio
     missing: str = "no run here has rows of it"
 
 
@@ -84,7 +84,7 @@ def table(journals: Iterable[Journal], verifications: Sequence[Journal] = ()) ->
     board = scoreboard(known.values())
     lines = ["| | goal | asked for | measured | of |", "|---|---|---|---|---|"]
     for x in board:
-        measured, of = units.DASH, x.goal.missing
+        measured, of = figures.DASH, x.goal.missing
         if x.found is not None:
             shown = x.goal.shown
             measured = shown(x.found.value)
@@ -114,7 +114,7 @@ def _against(operator: str, base: str = EAGER) -> Callable[[Journal, Sequence[Ro
         low = geometric_mean(x.low for x in known) if whole else None
         high = geometric_mean(x.high for x in known) if whole else None
         return Found(
-            value, low, high, f"{operator} over {base}, geometric mean of {units.counted(len(known), 'case')}"
+            value, low, high, f"{operator} over {base}, geometric mean of {figures.counted(len(known), 'case')}"
         )
 
     return measure
@@ -159,7 +159,7 @@ def _efficiency(belongs: Callable[[Row], bool]) -> Callable[[Journal, Sequence[R
         x = max(ours, key=lambda x: x.world, default=None)
         if x is None:
             return None
-        one = f"{units.number(x.alone)} ms by {x.one.implementation} on one"
+        one = f"{figures.number(x.alone)} ms by {x.one.implementation} on one"
         return _over(x.one, x.row, x.ideal, f"{x.row.operator} {x.row.case} on {x.world} GPUs ({x.kind}, {one})")
 
     return measure
@@ -208,14 +208,14 @@ GOALS: Sequence[Goal] = (
         "linear: 89 % of it",
         _LINEAR,
         _efficiency(lambda x: "attention" in x.operator),
-        units.percent,
+        figures.percent,
     ),
     Goal(
         "Training on several GPUs",
         "linear: 89 % of it",
         _LINEAR,
         _efficiency(lambda x: x.operator == "train"),
-        units.percent,
+        figures.percent,
     ),
     Goal("RMSNorm", "3.6× PyTorch", 3.6, _against("rms_norm")),
     Goal("Cross-entropy", "3.2× PyTorch", 3.2, _against("cross_entropy")),

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from .. import figures
 from ..analysis.statistics import geometric_mean
-from . import units
 from .device_table import NOT_RUN, DeviceCell, DeviceComparison, DeviceRow
 from .table import Column, Table, Text
 
@@ -72,10 +72,10 @@ def _cells(device: str, comparison: DeviceComparison, shared: Sequence[DeviceRow
     one_unit = len({x.unit for x in own}) == 1
     means = (geometric_mean(x.eager for x in own), geometric_mean(x.value for x in own))
     # Other cases, or other metrics, have no common time.
-    times = [units.measured(x, own[0].unit) if x is not None and shared and one_unit else "–" for x in means]
+    times = [figures.measured(x, own[0].unit) if x is not None and shared and one_unit else "–" for x in means]
     told = [f"{x} {own[0].unit}" if x != "–" else x for x in times]
     ratios = (geometric_mean(x.over_eager for x in own), geometric_mean(x.over_best for x in own))
-    return (*told, *map(units.ratio, ratios), str(len(own)))
+    return (*told, *map(figures.ratio, ratios), str(len(own)))
 
 
 def _measured(cell: DeviceCell | None) -> bool:

@@ -7,8 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from .. import figures
 from ..detection.history import OperatorHistory, Series
-from . import units
 from .canvas import Canvas
 from .table import Column, Table
 
@@ -46,7 +46,7 @@ def overview(histories: Sequence[OperatorHistory]) -> Table:
     for x in histories:
         course = x.course()
         counts = map(str, (len(x.series), len(course.commits), len(x.changed)))
-        table.add(x.operator, *counts, units.change(course.change), sparkline(course.relative[-SHOWN:]))
+        table.add(x.operator, *counts, figures.change(course.change), sparkline(course.relative[-SHOWN:]))
     return table
 
 
@@ -69,7 +69,7 @@ def history_table(history: OperatorHistory, series: Sequence[Series]) -> Table:
         marks = [y.index - skipped for y in x.changes]
         blocks = sparkline([y.ms for y in x.points[skipped:]], marks)
         name = x.key.case + ("" if x.key.cache == "cold" else f" ({x.key.cache})")
-        latest = units.number(x.points[-1].ms)
+        latest = figures.number(x.points[-1].ms)
         table.add(name, x.key.implementation, str(len(x.points)), latest, blocks, _changes(x))
     return table
 
@@ -95,7 +95,7 @@ def flat(history: OperatorHistory) -> list[dict[str, Any]]:
 
 def _changes(series: Series) -> str:
     return ", ".join(
-        f"{units.change(1 + x.change)} at {series.points[x.index].commit[:10]}"
+        f"{figures.change(1 + x.change)} at {series.points[x.index].commit[:10]}"
         + (f" ({x.machine})" if x.machine is not None else "")
         for x in series.changes
     )
@@ -136,16 +136,16 @@ def _drawing(series: Series) -> str:
     for share in (0.0, 0.5, 1.0):
         y = 15 + share * (HEIGHT - 45)
         canvas.line([LEFT, WIDTH - RIGHT], [y, y], "--grid")
-        canvas.text(LEFT - 8, y, units.number(high - share * (high - low), 3), "--soft", "right")
+        canvas.text(LEFT - 8, y, figures.number(high - share * (high - low), 3), "--soft", "right")
     canvas.text(8, HEIGHT / 2, "ms", "--soft")
     for change in series.changes:
         x = xs[change.index] - step / 2
         colour = "--bad" if change.change > 0 else "--good"
         canvas.line([x, x], [15, HEIGHT - 30], colour, 1.5)
-        canvas.text(x, 8, units.change(1 + change.change), colour, "center")
+        canvas.text(x, 8, figures.change(1 + change.change), colour, "center")
     canvas.line(xs, ys, "--s0", 1.5)
     for x, y, point in zip(xs, ys, series.points, strict=True):
-        tip = f"{point.commit[:10]}: {units.number(point.ms)} ms, {units.counted(point.runs, 'run')}"
+        tip = f"{point.commit[:10]}: {figures.number(point.ms)} ms, {figures.counted(point.runs, 'run')}"
         canvas.dot(x, y, "--s0", "o", 5, tip)
     for place, align in ((0, "left"), (len(xs) - 1, "right"))[: len(xs)]:
         canvas.text(xs[place], HEIGHT - 14, series.points[place].commit[:10], "--soft", align)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from .. import figures
 from ..analysis.ceilings import Ceilings
 from ..analysis.rows import THROUGHPUT, Row
 from ..store.record import YARDSTICK
-from . import units
 from .canvas import CHARACTER, DASHES, FONT, Axis, Canvas, linear_axis, log_axis, span_axis
 from .charts import WIDTH, fraction_bounds, tip
 from .crossing import Contest, Curve, Measure
@@ -77,7 +77,7 @@ def _same(_: float, text: str) -> str:
 
 
 def _sized(value: float, _: str) -> str:
-    return units.size(value)
+    return figures.size(value)
 
 
 # --- over sizes -----------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def over_sizes(sweep: Sweep, looks: Mapping[str, Series], limits: bool = False) 
     left, right, top, foot = 58.0, WIDTH - 14.0, 10.0, 236.0
     across = _sizes_axis(sweep, left, right)
     if limits:
-        up = linear_axis(max(1.0, *points), 0, foot - top, units.percent)
+        up = linear_axis(max(1.0, *points), 0, foot - top, figures.percent)
     else:
         known = [case.first.limit for _, case in sweep.cases if case.first.limit]
         up = log_axis(min(points + known), max(points + known), 0, foot - top)
@@ -120,7 +120,7 @@ def over_sizes(sweep: Sweep, looks: Mapping[str, Series], limits: bool = False) 
         )
         for (size, row, bounds), (x, y) in zip(line, places, strict=True):
             plot.interval(size, bounds, look.colour)
-            told = f"{units.size(size) if sweep.axis == BYTES else f'{sweep.axis} = {size:,}'}: {tip(row)}"
+            told = f"{figures.size(size) if sweep.axis == BYTES else f'{sweep.axis} = {size:,}'}: {tip(row)}"
             plot.canvas.dot(x, y, look.colour, look.shape, 7.5 if look.ours else 6.5, told, look.fill)
     first = next(iter(lines.values()))[0][1]
     what = "Fraction of the limit" if limits else first.primary.replace("_", " ").capitalize()
@@ -171,7 +171,7 @@ def over_lengths(contest: Contest, measure: Measure) -> str | None:
         places = [plot.at(length, value) for length, value in points.items()]
         plot.canvas.line([a for a, _ in places], [b for _, b in places], colour, 1.8)
         for (length, value), (a, b) in zip(points.items(), places, strict=True):
-            shown = f"{units.number(value)} ms" if measure == "time" else units.size(value)
+            shown = f"{figures.number(value)} ms" if measure == "time" else figures.size(value)
             plot.canvas.dot(a, b, colour, "o", 5.5, f"{series.name} at S = {length:,}: {shown}")
         ends.append((places[-1][1], places[-1][0] + 8, series.operator, colour))
     _end_labels(plot.canvas, ends)
@@ -216,7 +216,7 @@ def _crossings(plot: _Plot, contest: Contest, measure: Measure) -> None:
             canvas.box(min(begin, x - 1), max(end, x + 1), plot.top, plot.foot, colour, opacity=0.18)
         head = plot.top - 8 - 14 * index
         canvas.line([x, x], [head - 5, plot.foot], colour, 1.0, DASHES[2])
-        text = f"{other.operator} {units.number(crossing.at)}"
+        text = f"{other.operator} {figures.number(crossing.at)}"
         leftward = x + len(text) * CHARACTER > WIDTH
         align = "right" if leftward else "left"
         # Bold is for what an interval stands behind.
@@ -250,7 +250,7 @@ def curves(points: Mapping[str, Mapping[float, float]], looks: Mapping[str, Seri
         places = [plot.at(x, y) for x, y in line]
         plot.canvas.line([x for x, _ in places], [y for _, y in places], look.colour, 1.6, look.dash)
         (x, y), (at, value) = places[-1], line[-1]
-        told = f"{name}: {units.number(value)} at {units.number(at)}"
+        told = f"{name}: {figures.number(value)} at {figures.number(at)}"
         plot.canvas.dot(x, y, look.colour, look.shape, 6.5, told, look.fill)
     return plot.canvas.svg(text)
 
@@ -268,7 +268,7 @@ def copy_curve(copy_ms: Mapping[int, float]) -> str | None:
     places = [plot.at(x, y) for x, y in points]
     plot.canvas.line([x for x, _ in places], [y for _, y in places], "--ink", 1.6)
     for (size, rate), (x, y) in zip(points, places, strict=True):
-        plot.canvas.dot(x, y, "--ink", "o", 6, f"copy of {units.size(size)}: {units.number(rate)} GB/s")
+        plot.canvas.dot(x, y, "--ink", "o", 6, f"copy of {figures.size(size)}: {figures.number(rate)} GB/s")
     return plot.canvas.svg("Bandwidth of a device copy over the bytes moved")
 
 
@@ -302,9 +302,10 @@ def roofline(dtype: str, found: Iterable[CaseRows], ceilings: Ceilings, looks: M
         roof[0] = (lowest * 1e3 / copy, lowest)
     places = [plot.at(*x) for x in roof]
     plot.canvas.line([x for x, _ in places], [y for _, y in places], "--ink", 1.6)
-    plot.canvas.text(places[1][0], top - 4, f"{units.number(rate, 3)} TFLOP/s", "--soft", size=FONT - 1)
+    plot.canvas.text(places[1][0], top - 4, f"{figures.number(rate, 3)} TFLOP/s", "--soft", size=FONT - 1)
     for x, y, case, row in sorted(points, key=lambda x: looks[x[3].implementation].ours):
         look = looks[row.implementation]
-        told = f"{case.operator} {case.name}: {tip(row)}, {units.number(y)} TFLOP/s at {units.number(x)} FLOP/B"
+        measured = f"{figures.number(y)} TFLOP/s at {figures.number(x)} FLOP/B"
+        told = f"{case.operator} {case.name}: {tip(row)}, {measured}"
         plot.canvas.dot(*plot.at(x, y), look.colour, look.shape, 7 if look.ours else 6, told, look.fill)
     return plot.canvas.svg(f"Roofline of {dtype}: throughput over arithmetic intensity")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from .. import figures
 from ..analysis.peers import Speedup, peers
 from ..analysis.repeated import said
 from ..analysis.rows import BANDWIDTH, THROUGHPUT, TOKENS, Row, rows
@@ -18,7 +19,6 @@ from ..errors import InputError
 from ..escape import markdown, plain
 from ..store.journal import Journal
 from ..store.record import EAGER
-from . import units
 from .grouping import cases
 
 HEADINGS = ("Kernel", "Our Latency (ms)", "Base Latency (ms)", "Speedup", "Metric", "Our Perf", "Base Perf")
@@ -81,11 +81,11 @@ def kernels(
     lines = [f"| {' | '.join(HEADINGS)} |", "|---|---:|---:|---:|---|---:|---:|"]
     for x in found:
         metric = next((y for y in (THROUGHPUT, BANDWIDTH, TOKENS) if y.name in x.ours.metrics), None)
-        rate = [units.number(y.value(metric.name)) if metric else units.DASH for y in (x.ours, x.base)]
-        base = units.number(x.base.value())
+        rate = [figures.number(y.value(metric.name)) if metric else figures.DASH for y in (x.ours, x.base)]
+        base = figures.number(x.base.value())
         base += "" if x.base.implementation == (against or EAGER) else f" ({markdown(x.base.implementation)})"
-        cells = (markdown(x.name), units.number(x.ours.value()), base, _speedup(x.speedup))
-        lines.append(f"| {' | '.join((*cells, metric.unit if metric else units.DASH, *rate))} |")
+        cells = (markdown(x.name), figures.number(x.ours.value()), base, _speedup(x.speedup))
+        lines.append(f"| {' | '.join((*cells, metric.unit if metric else figures.DASH, *rate))} |")
     told = _told(journal, found, against, said(journal, verifications), markdown)
     return "\n".join([*lines, "", *told]) + "\n"
 
@@ -115,10 +115,10 @@ def _latency(row: Row) -> str:
     """`0.123 ± 0.005 ms`, half the 95 % interval; without one as it is."""
     value, (low, high) = row.value() or 0.0, row.bounds()
     if low is None or high is None:
-        return f"{units.number(value)} ms"
+        return f"{figures.number(value)} ms"
     half = (high - low) / 2
     # Of equal times the logarithm and its exponential leave a trace, which is no spread.
-    return f"{units.number(value)} ± {units.number(half if half > 1e-9 * value else 0, 2)} ms"
+    return f"{figures.number(value)} ± {figures.number(half if half > 1e-9 * value else 0, 2)} ms"
 
 
 def _speedup(x: Speedup) -> str:
@@ -133,7 +133,7 @@ def _told(
     speedups = [x.speedup.value for x in found]
     if not speedups:
         return ["No case has a latency of ours and of a baseline."]
-    count = units.counted(len(speedups), "configuration")
+    count = figures.counted(len(speedups), "configuration")
     return [
         f"Average Speedup: {fmean(speedups):.2f}x, Median Speedup: {median(speedups):.2f}x, "
         f"Min: {min(speedups):.2f}x, Max: {max(speedups):.2f}x over {count}.",

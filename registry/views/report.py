@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from .. import figures
 from ..analysis.ceilings import Ceilings
 from ..analysis.peers import peers
 from ..analysis.repeated import said
@@ -26,7 +27,7 @@ from ..errors import InputError
 from ..store.journal import Journal
 from ..store.metric import Metric, Ratio
 from ..store.record import YARDSTICK
-from . import charts, lines, strips, summary, units
+from . import charts, lines, strips, summary
 from .answer import Answer, answer
 from .canvas import Axis, marker
 from .comparison_table import RunComparison, compare
@@ -254,7 +255,7 @@ def render(
         excludes_one=_excludes_one,
         wide=_wide,
         incomparable=_incomparable,
-        dash=units.DASH,
+        dash=figures.DASH,
     )
     return page.strip() + "\n"
 
@@ -264,24 +265,24 @@ def _give_or_take(value: Value | None) -> str:
     if value is None or value.low is None or value.high is None or value.value <= 0:
         return ""
     half = max(value.high - value.value, value.value - value.low) / value.value
-    return f" ± {units.percent(half, 1)}" if half >= LEAST_TOLD else ""
+    return f" ± {figures.percent(half, 1)}" if half >= LEAST_TOLD else ""
 
 
 _FILTERS: dict[str, Callable[..., str]] = {
-    "number": units.number,
-    "ratio": units.ratio,
-    "percent": units.percent,
+    "number": figures.number,
+    "ratio": figures.ratio,
+    "percent": figures.percent,
     "give_or_take": _give_or_take,
-    "change": units.change,
-    "size": units.size,
-    "measured": units.measured,
-    "heading": lambda x: units.heading(x)[:1].upper() + units.heading(x)[1:],
-    "seconds": units.seconds,
-    "condition": units.value,
+    "change": figures.change,
+    "size": figures.size,
+    "measured": figures.measured,
+    "heading": lambda x: x.heading[:1].upper() + x.heading[1:],
+    "seconds": figures.seconds,
+    "condition": figures.value,
     "slug": lambda x: x.replace(" ", "-"),
     "words": lambda x: x.replace("_", " "),
     "embedded": lambda x: _embedded(x),
-    "counted": units.counted,
+    "counted": figures.counted,
 }
 
 
@@ -314,7 +315,7 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         journal=journal,
         rows=found,
         device=summary.device_name(header),
-        created=units.moment(header.created),
+        created=figures.moment(header.created),
         commit=summary.commit(header),
         repeated=repeated,
         warnings=summary.warnings(journal, found),

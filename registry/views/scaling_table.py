@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from .. import figures
 from ..analysis.rows import Row
 from ..analysis.scaling import Scaled, efficiencies
-from . import units
 from .table import Column, Table
 
 HEADINGS = ("case", "implementation", "GPUs", "scaling", "time ms", "one GPU ms", "by", "efficiency")
@@ -36,5 +36,5 @@ def cells(x: Scaled) -> tuple[str, ...]:
         f"{x.value:.4g}",
         f"{x.alone:.4g}",
         x.one.implementation,
-        units.percent(x.efficiency, 1),
+        figures.percent(x.efficiency, 1),
     )

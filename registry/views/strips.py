@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from .. import figures
 from ..analysis.rows import Row, category
-from . import units
 from .canvas import FONT, Axis, Canvas, speedup_axis
 
 WIDTH, HEIGHT, PAD = 330.0, 24.0, 12.0
@@ -39,7 +39,7 @@ def strip(rows: Iterable[Row], mean: float | None, shared: Axis) -> str:
     for place, row in enumerate(rows):
         speedup = row.speedup_vs_best_baseline
         if speedup:
-            told = f"{row.case}: {units.ratio(speedup)} vs {row.best_baseline}"
+            told = f"{row.case}: {figures.ratio(speedup)} vs {row.best_baseline}"
             y = HEIGHT / 2 + (place % 3 - 1) * 4.0  # equal speedups would hide one another on one line
             canvas.dot(shared.place(speedup), y, verdict_colour(row), "o", 6, told)
     return canvas.svg("Speedup of each case")

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from .. import figures
 from ..analysis.rows import FASTER, Row, category
 from ..analysis.statistics import geometric_mean
 from ..store.journal import Journal
 from ..store.record import SLOWED, Header
-from . import units
 from .grouping import CaseRows, cases
 
 
@@ -163,14 +163,14 @@ def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
         out.append("The working tree had uncommitted changes: the commit alone does not say what was measured.")
     incorrect = sum(x.status == "incorrect" for x in rows)
     if incorrect:
-        out.append(f"{units.counted(incorrect, 'row')} with a wrong answer, and so without a time.")
+        out.append(f"{figures.counted(incorrect, 'row')} with a wrong answer, and so without a time.")
     throttled = [x for x in rows if x.throttled]
     if throttled:
         slowed = _slowed(throttled, journal.header)
-        told = units.counted(len(throttled), "row")
+        told = figures.counted(len(throttled), "row")
         out.append(f"{told} measured while the device was throttled for most samples{slowed}.")
     if above := sum(x.above_limit is True for x in rows):
-        told = units.counted(above, "row")
+        told = figures.counted(above, "row")
         out.append(
             f"{told} faster than their limit (marked !), which is no limit then: kernelmark show "
             f"{journal.header.run} --above-limit"
@@ -179,7 +179,7 @@ def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
     loose = sum(x.converged is False for x in rows)
     if loose:
         out.append(
-            f"{units.counted(loose, 'row')} that did not reach the stopping rule's precision within its limits."
+            f"{figures.counted(loose, 'row')} that did not reach the stopping rule's precision within its limits."
         )
     return tuple(out)
 
@@ -202,4 +202,4 @@ def _slowed(throttled: Sequence[Row], header: Header) -> str:
     if not isinstance(highest, int | float) or not clocks:
         return ""
     slow = sum(x <= (1 - SLOWED) * highest for x in clocks)
-    return f", {slow or 'none'} of them at a clock {units.percent(SLOWED)} or more below its highest"
+    return f", {slow or 'none'} of them at a clock {figures.percent(SLOWED)} or more below its highest"

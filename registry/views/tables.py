@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .. import figures
 from ..analysis.rows import BANDWIDTH, DERIVED, THROUGHPUT, Row, category, rows
 from ..analysis.selection import EVERYTHING, Selection
 from ..store.journal import Journal
 from ..store.metric import LATENCY, Metric
 from ..store.record import PROVIDER, YARDSTICK
-from . import summary, units
+from . import summary
 from .convergence_table import convergence_table
 from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, columns, groups
@@ -64,7 +65,7 @@ def run_table(journal: Journal, selection: Selection = EVERYTHING, repeated: str
 
 
 def _left_out(count: int, command: str) -> list[Block]:
-    return [line(f"and {units.counted(count, 'reason')} more: {command}", style="dim")] if count > 0 else []
+    return [line(f"and {figures.counted(count, 'reason')} more: {command}", style="dim")] if count > 0 else []
 
 
 def _group_table(group: Group, metrics: Sequence[Metric]) -> Table:
@@ -96,7 +97,7 @@ def _group_table(group: Group, metrics: Sequence[Metric]) -> Table:
 
 def _short(metric: Metric) -> str:
     """A column's heading in a terminal: a quantity that its unit says is not named."""
-    return metric.unit if metric in (LATENCY, *DERIVED) else units.heading(metric)
+    return metric.unit if metric in (LATENCY, *DERIVED) else metric.heading
 
 
 def _add_case(table: Table, label: str, case: CaseRows, beside: Sequence[Metric], limit: bool) -> None:
@@ -106,12 +107,12 @@ def _add_case(table: Table, label: str, case: CaseRows, beside: Sequence[Metric]
         table.add(
             label if place == 0 else "",
             row.implementation + ("*" if row.throttled or row.converged is False else ""),
-            units.number(row.value()),
+            figures.number(row.value()),
             half_width(row),
-            *(units.measured(row.value(x.name), x.unit) for x in beside),
-            *((narrow(units.percent(row.fraction_of_limit)) + ("!" if row.above_limit else ""),) if limit else ()),
-            Text(units.ratio(row.speedup_vs_best_baseline), standing),
-            units.ratio(row.speedup_vs_eager),
+            *(figures.measured(row.value(x.name), x.unit) for x in beside),
+            *([narrow(figures.percent(row.fraction_of_limit)) + "!" * bool(row.above_limit)] if limit else []),
+            Text(figures.ratio(row.speedup_vs_best_baseline), standing),
+            figures.ratio(row.speedup_vs_eager),
             style="bold" if ours else "dim" if row.provider == YARDSTICK else "",
         )
     for row in case.rows:
@@ -124,9 +125,9 @@ def half_width(row: Row) -> str:
     """The larger half of the primary metric's interval, relative: `1.3%`."""
     value, (low, high) = row.value(), row.bounds()
     if not value or low is None or high is None:
-        return units.DASH
+        return figures.DASH
     half = max(high - value, value - low) / value
-    return narrow(units.percent(half, 1)) if half < 1 else ">100%"
+    return narrow(figures.percent(half, 1)) if half < 1 else ">100%"
 
 
 def narrow(percentage: str) -> str:
@@ -176,11 +177,11 @@ def _standings_table(standings: Sequence[summary.Standing]) -> Table:
         table.add(
             x.operator,
             str(len(x.compared)),
-            units.ratio(x.versus_best),
-            units.ratio(x.versus_eager),
+            figures.ratio(x.versus_best),
+            figures.ratio(x.versus_eager),
             *map(str, (x.faster, x.undecided, x.slower)),
-            units.ratio(x.best.speedup_vs_best_baseline if x.best else None),
-            units.ratio(x.worst.speedup_vs_best_baseline if x.worst else None),
+            figures.ratio(x.best.speedup_vs_best_baseline if x.best else None),
+            figures.ratio(x.worst.speedup_vs_best_baseline if x.worst else None),
             style="bold" if x.operator == "all" else "",
         )
     return table

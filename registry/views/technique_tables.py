@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from .. import figures
 from ..analysis.peers import Speedup
 from ..analysis.rows import Row, rows
 from ..analysis.speedups import memory_saving, peak
@@ -16,7 +17,6 @@ from ..detection.techniques import ACTIVATIONS, MOVED, Bought, Quality, Setting,
 from ..escape import markdown
 from ..store.journal import Journal
 from ..store.record import EAGER
-from . import units
 
 NOT_SHOWN = "quality not shown"
 PRECISIONS: Mapping[str, str] = {
@@ -151,32 +151,32 @@ def _programs(found: Sequence[Bought]) -> list[str]:
 
 def _program(x: Bought) -> tuple[str, ...]:
     row = x.row
-    first = (markdown(row.implementation), markdown(technique(x.setting)) or units.DASH)
+    first = (markdown(row.implementation), markdown(technique(x.setting)) or figures.DASH)
     if row.value() is None:
         reason = f"{row.status.replace('_', ' ')}: {markdown(row.reason or '')}"
-        return (*first, reason, *[units.DASH] * (len(HEADINGS) - 5), asked(x) or units.DASH, units.DASH)
+        return (*first, reason, *[figures.DASH] * (len(HEADINGS) - 5), asked(x) or figures.DASH, figures.DASH)
     return (
         *first,
-        units.number(row.value()),
+        figures.number(row.value()),
         _speedup(x.native),
         _speedup(x.ratio),
         _speedup(x.over.get("fp32")),
         _speedup(x.over.get("fp16")),
-        units.size(peak(row)),
-        units.change(x.memory),
-        units.size(row.value(ACTIVATIONS)),
-        units.change(x.activations),
-        units.number(row.value("exposed_states")),
-        asked(x) or units.DASH,
+        figures.size(peak(row)),
+        figures.change(x.memory),
+        figures.size(row.value(ACTIVATIONS)),
+        figures.change(x.activations),
+        figures.number(row.value("exposed_states")),
+        asked(x) or figures.DASH,
         told(x),
     )
 
 
 def _speedup(x: Speedup | None) -> str:
     if x is None:
-        return units.DASH
+        return figures.DASH
     bounds = f" [{x.low:.2f}, {x.high:.2f}]" if x.low is not None and x.high is not None else ""
-    return units.ratio(x.value) + bounds
+    return figures.ratio(x.value) + bounds
 
 
 @dataclass(frozen=True)
@@ -213,10 +213,10 @@ def _eight(members: Sequence[Bought]) -> _Eight | None:
 def _ours(x: _Eight) -> tuple[str, ...]:
     row = x.narrow.row
     return (
-        units.number(x.wide.value()),
-        units.number(row.value()),
+        figures.number(x.wide.value()),
+        figures.number(row.value()),
         _speedup(x.narrow.over["fp16"]),
-        units.percent(memory_saving(row, x.wide)),
+        figures.percent(memory_saving(row, x.wide)),
         markdown(row.implementation),
         markdown(row.case),
         told(x.narrow),
@@ -246,13 +246,13 @@ def _pool_order(x: Row) -> tuple[float, float, float]:
 def _pool(case: str, x: Row, best: bool) -> tuple[str, ...]:
     first = (markdown(case), markdown(x.implementation))
     if x.value() is None:
-        return (*first, f"{x.status.replace('_', ' ')}: {markdown(x.reason or '')}", *[units.DASH] * 4)
+        return (*first, f"{x.status.replace('_', ' ')}: {markdown(x.reason or '')}", *[figures.DASH] * 4)
     return (
         *first,
-        units.number(x.value()),
-        units.number(x.value("retries")),
-        units.number(x.value("replay")),
-        units.size(x.value("pool_reserved")),
+        figures.number(x.value()),
+        figures.number(x.value("retries")),
+        figures.number(x.value("replay")),
+        figures.size(x.value("pool_reserved")),
         "take this" if best else "",
     )
 
@@ -275,10 +275,10 @@ def _compression(arm: Arm, row: Row) -> tuple[str, ...]:
     return (
         markdown(arm.case),
         markdown(arm.name),
-        units.ratio(row.value("compression_ratio")),
-        units.percent(row.value("compression_accuracy"), 1),
+        figures.ratio(row.value("compression_ratio")),
+        figures.percent(row.value("compression_accuracy"), 1),
         "1.0×, 94 %",
-        f"{last.arm / last.base - 1:+.2%} after {last.step:,} steps" if last else units.DASH,
+        f"{last.arm / last.base - 1:+.2%} after {last.step:,} steps" if last else figures.DASH,
         arm.overall,
     )
 

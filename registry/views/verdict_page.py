@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
+from .. import figures
 from ..detection.attribution import Attribution, Part
 from ..detection.bisection import Finding
 from ..detection.comparison_report import ComparisonReport
@@ -14,7 +15,6 @@ from ..detection.verdict import Kind, Verdict, tally
 from ..detection.verdict_text import FOLDED, describe_suspect
 from ..figures import percent, signed
 from ..store.record import Key
-from . import units
 
 CHIPS: dict[Kind, str] = {
     "regression": "slower",
@@ -109,8 +109,8 @@ def _row(verdict: Verdict, report: ComparisonReport, reach: float) -> str:
     why = "; ".join([verdict.reason, *(x.reason for x in verdict.flags), *verdict.notes])
     change = _bounded(verdict.change, verdict.low, verdict.high)
     cells = (
-        f"<td>{chip}</td><td class='left'>{name}</td><td>{units.number(verdict.base_value)}</td>"
-        f"<td>{units.number(verdict.current_value)}</td><td class='{colour}'>{change}</td>"
+        f"<td>{chip}</td><td class='left'>{name}</td><td>{figures.number(verdict.base_value)}</td>"
+        f"<td>{figures.number(verdict.current_value)}</td><td class='{colour}'>{change}</td>"
         f"<td>{_drawing(verdict, report, reach)}</td><td>{signed(verdict.detectable)}</td>"
         f"<td class='text'>{escape(why)}</td>"
     )

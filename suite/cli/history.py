@@ -10,6 +10,7 @@ import click
 
 from ...registry.errors import InputError
 from ...registry.store.home import Home
+from ...registry.store.record import DEVICES
 from .filters import filters
 from .formats import Form, emit, formats
 from .names import operators
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 @click.argument("operator", required=False, shell_complete=operators)
 @filters
 @click.option("--all", "everything", is_flag=True, help="Rows without a change point too.")
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: that of the newest run.")
+@click.option("--device", type=click.Choice(DEVICES), help="Default: that of the newest run.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write OPERATOR's drawings as a page to this file.")
 @formats
 def command_history(
@@ -67,9 +68,9 @@ def command_history(
 
 
 def _page(histories: list[OperatorHistory], details: bool, everything: bool) -> Page:
+    from ...registry.figures import counted
     from ...registry.views.history_page import history_table, overview
     from ...registry.views.table import Block, line
-    from ...registry.views.units import counted
 
     page: list[Block] = [overview(histories)]
     for history in histories if details else ():

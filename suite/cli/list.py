@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
+from ...registry.figures import seconds
+from ...registry.store.record import DEVICES, DeviceKind
 from ...registry.views.table import Block, Column, Page, Table, line
-from ...registry.views.units import seconds
 from .. import inventory
 from ..catalog import Catalog
 from ..definition import Definition
-from ..inventory import Device, Facts
-from ..run.fingerprint import has_gpu
+from ..inventory import Facts
+from ..run.fingerprint import devices_here
 from .formats import Form, emit, formats
 from .names import operators
 
@@ -24,14 +25,14 @@ from .names import operators
 @click.option("--cases", "what", flag_value="cases", help="Every case by name, of OPERATOR or of all.")
 @click.option("--providers", "what", flag_value="providers", help="The libraries: version, environment, what for.")
 @click.option("--models", "what", flag_value="models", help="The models with their configurations.")
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Judge for this device, not the one here.")
+@click.option("--device", type=click.Choice(DEVICES), help="Judge for this device, not the one here.")
 @formats
-def command_list(operator: str | None, what: str | None, device: Device | None, form: Form) -> None:
+def command_list(operator: str | None, what: str | None, device: DeviceKind | None, form: Form) -> None:
     """What exists: operators, cases, implementations, and what is available here.
 
     With OPERATOR (or a workload) all about it: sizes, options, cases by plan, and each implementation.
     """
-    device = device or ("cuda" if has_gpu() else "cpu")
+    device = device or devices_here()[0]
     catalog = Catalog.default()
     chosen = list(catalog.operators.values()) if operator is None else [catalog.definition(operator)]
     if what == "plans":

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...registry import figures
 from ...registry.errors import InputError
 from ...registry.store.home import Home
-from ...registry.views import units
 from ...registry.views.table import Block, Column, Page, Table, line, show
 from ..catalog import Catalog
 from .names import runs
@@ -81,10 +81,10 @@ def _page(title: str, found: Profile, light: tuple[Light, ...]) -> Page:
     for x in found.kernels[:SHOWN]:
         known = limits.get(x.name)
         more = (f"{known.compute:.0f} %", f"{known.memory:.0f} %") if known else ()
-        table.add(x.name, x.kind, f"{x.calls:g}", f"{x.ms:.4f}", units.percent(x.share, 1), *more)
+        table.add(x.name, x.kind, f"{x.calls:g}", f"{x.ms:.4f}", figures.percent(x.share, 1), *more)
     parts = [(kind, found.ms(kind)) for kind in ("ours", "product", "copy", "other")]
     parts.append(("gaps", found.gap_ms))
-    shares = ", ".join(f"{kind} {units.percent(ms / found.step_ms, 1)}" for kind, ms in parts if ms)
+    shares = ", ".join(f"{kind} {figures.percent(ms / found.step_ms, 1)}" for kind, ms in parts if ms)
     page: list[Block] = [table]
     if (left := len(found.kernels) - SHOWN) > 0:
         page.append(line(f"and {left} shorter ones", style="dim"))

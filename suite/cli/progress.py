@@ -7,10 +7,9 @@ import sys
 import time
 from collections.abc import Collection, Iterator
 
-from ...registry import escape
+from ...registry import escape, figures
 from ...registry.store.metric import Metric
 from ...registry.store.record import Key, Record
-from ...registry.views import units
 from ..plan import Cell
 from ..run.progress import Counted
 from ..run.supervisor import Listener
@@ -33,7 +32,7 @@ class Lines(Counted):
     ) -> None:
         super().begin(run, todo, finished, metrics)
         before = f", {finished} done already" if finished else ""
-        print(f"run {run}: {units.counted(self.cells, 'measurement')}{before}", flush=True)
+        print(f"run {run}: {figures.counted(self.cells, 'measurement')}{before}", flush=True)
 
     def end(self, record: Record) -> None:
         self.pace.end(record)

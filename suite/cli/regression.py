@@ -15,8 +15,8 @@ import click
 import msgspec
 
 from ...registry.errors import InputError, KernelmarkError
+from ...registry.figures import counted
 from ...registry.store.home import Home
-from ...registry.views.units import counted
 from . import names, run_command
 from .run import writable
 from .values import Duration, Share

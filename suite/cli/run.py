@@ -15,11 +15,11 @@ import click
 from click.core import ParameterSource
 
 from ...registry.errors import InputError
+from ...registry.figures import counted, seconds
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
 from ...registry.store.record import PROVIDER, Request, Status
 from ...registry.store.transfer import checked_run, join
-from ...registry.views.units import counted, seconds
 from .. import budget as budgets
 from .. import shards
 from ..catalog import Catalog

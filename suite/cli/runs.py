@@ -46,8 +46,8 @@ def command_runs(ctx: click.Context, limit: int, everything: bool, tags: tuple[s
 
 
 def _page(home: Home, found: Sequence[Listed]) -> Page:
+    from ...registry.figures import DASH, moment
     from ...registry.views.table import Column, Table, line
-    from ...registry.views.units import DASH, moment
 
     where = line(f"in {home.folder} ({home.why})", style="dim")
     if not found:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ...registry.errors import InputError
+from ...registry.figures import counted
 from ...registry.importers.formats import FORMATS
 from ...registry.store import transfer
 from ...registry.store.home import Home
-from ...registry.views.units import counted
 from .names import run_argument
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ def shown(journal: Journal, as_json: bool = False) -> int:
         click.echo(msgspec.json.format(data, indent=2).decode())
         return CODES[whole]
     from ...registry.escape import plain
-    from ...registry.views.units import counted
+    from ...registry.figures import counted
 
     apart: dict[str, int] = {}
     for x in found:

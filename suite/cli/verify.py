@@ -75,7 +75,7 @@ def command_verify(run: str, sample: int, budget: float, as_json: bool) -> None:
 
 def _tell(found: Sequence[Repeated], apart: Mapping[str, tuple[Scalar, Scalar]]) -> None:
     from ...registry.escape import plain
-    from ...registry.views.units import change, quantity
+    from ...registry.figures import change, quantity
 
     for x in found:
         sign, colour = MARKS[x.agreement]

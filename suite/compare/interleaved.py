@@ -24,11 +24,11 @@ from ...registry.detection.decision import FEW_OPERATORS, Progress, decide, prom
 from ...registry.detection.earlier import noise_seen, with_noise
 from ...registry.detection.pairing import differing, pair
 from ...registry.errors import InputError, KernelmarkError
+from ...registry.figures import seconds
 from ...registry.store.home import Home
 from ...registry.store.index import Index
 from ...registry.store.journal import Journal, read
 from ...registry.store.record import EAGER, PROVIDER, VERSION, DeviceKind, Header, Key, Record, Request
-from ...registry.views.units import seconds
 from ..catalog import Catalog
 from ..environments import interpreter
 from ..plan import Cell, Plan

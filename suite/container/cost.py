@@ -18,12 +18,12 @@ import msgspec
 
 from ...registry.detection.comparison import Comparison, Options, Side
 from ...registry.detection.decision import Progress, decide
-from ...registry.detection.pairing import differing, pair
+from ...registry.detection.pairing import differing_in, pair
 from ...registry.errors import HarnessError
+from ...registry.figures import counted, seconds
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
 from ...registry.store.record import DeviceKind, Header, Key, Record
-from ...registry.views.units import counted, seconds
 from ..catalog import Catalog
 from ..compare.interleaved import balanced
 from ..plan import Plan
@@ -31,8 +31,9 @@ from ..run.repro import to_toml
 from .launch import RESULTS, Job, Limits
 from .session import Session
 
-ALLOWED = ("image_digest", "python")
-"""Conditions that may differ: what is compared, and the interpreter that comes with it, which each row names."""
+NOTED = ("python",)
+"""Conditions that come with an image: they may differ, and each row names both values."""
+ALLOWED = ("image_digest", *NOTED)
 
 
 @dataclass
@@ -94,7 +95,7 @@ class Cost:
             return []
         base, current = _joined(bare), _joined(contained)
         rows = pair(base, current, allowed=ALLOWED, controls=())
-        noted = tuple(x for x in differing(base[0], current[0]) if x.startswith("python: "))
+        noted = differing_in(NOTED, base[0], current[0])
         return [msgspec.structs.replace(x, notes=(*x.notes, *noted)) for x in rows if x.key in wanted]
 
     def _arguments(self, plan: str, names: Sequence[str]) -> list[str]:

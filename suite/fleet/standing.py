@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 from ...registry.escape import plain
-from ...registry.views.units import counted
+from ...registry.figures import counted
 from .collect import State
 
 

@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from ...registry import escape
+from ...registry import escape, figures
 from ...registry.progress import Tell
 from ...registry.store.metric import Metric, summarized
 from ...registry.store.record import Key, Record
-from ...registry.views import units
 from ..plan import Cell
 from .pace import Pace
 from .supervisor import Listener, Silent
@@ -84,12 +83,12 @@ class Counted:
 
     def left(self) -> str:
         """Time left, as far as it is known."""
-        return units.seconds(self.pace.left_s())
+        return figures.seconds(self.pace.left_s())
 
     def seen(self, record: Record) -> str:
         """What one process measured, for whoever waits: the row's value needs them all."""
         metric = self.metrics[record.case.primary]
-        return units.quantity(summarized(record.primary, metric.summary), metric.unit)
+        return figures.quantity(summarized(record.primary, metric.summary), metric.unit)
 
 
 class Line:
@@ -155,7 +154,7 @@ class Cells(Counted):
 
     def close(self) -> None:
         """Leaves the result where it stays."""
-        took = units.seconds(self._clock() - self._began)
+        took = figures.seconds(self._clock() - self._began)
         self._line.show(f"{self.finished} of {self.cells} measured in {took}")
         self._line.close()
 
@@ -214,7 +213,7 @@ class Tally:
         if self._line is None and (elapsed < SHORT_S or now - self._shown < NOW_AND_THEN_S):
             return
         self._shown = now
-        left = f"{units.seconds(elapsed / fraction * (1 - fraction))} left" if fraction > 0 else "…"
+        left = f"{figures.seconds(elapsed / fraction * (1 - fraction))} left" if fraction > 0 else "…"
         text = f"{self._what}: {escape.plain(detail)}, {left}"
         if self._line is not None:
             self._line.show(text)

@@ -18,7 +18,7 @@ from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.record import Ceiling
-from kernelmark.registry.views import charts, grouping, lines, units
+from kernelmark.registry.views import charts, grouping, lines
 from kernelmark.registry.views.crossing import contests
 from kernelmark.registry.views.looks import palette
 from kernelmark.registry.views.report import render
@@ -494,47 +494,3 @@ def test_latency_axis_is_logarithmic_only_over_a_wide_range(literal: Any) -> Non
 
     assert charts.logarithmic(group(1.0, 100.0))
     assert not charts.logarithmic(group(1.0, 2.0))
-
-
-@pytest.mark.parametrize(
-    ("told", "text"),
-    [
-        (units.number(None), "–"),
-        (units.number(float("nan")), "–"),
-        (units.number(0.017213), "0.01721"),
-        (units.number(3410.7), "3,411"),
-        (units.number(0), "0"),
-        (units.number(2.5e-9), "2.5e-9"),
-        (units.scientific(0.00213), "2.1e-3"),
-        (units.scientific(None), "–"),
-        (units.scientific(0.0), "0"),
-        (units.ratio(1.325), "1.32×"),
-        (units.ratio(250.0), "250×"),
-        (units.ratio(3e7), ">1000×"),
-        (units.change(12.0), "12.00×"),
-        (units.moment("2026-11-21T00:15:30.123+00:00"), "2026-11-21 00:15:30 UTC"),
-        (units.moment("2026-11-21T02:15:30+02:00"), "2026-11-21 00:15:30 UTC"),
-        (units.moment("yesterday"), "yesterday"),
-        (units.ratio(None), "–"),
-        (units.percent(0.834), "83 %"),
-        (units.percent(None), "–"),
-        (units.change(1.0211), "+2.1 %"),
-        (units.change(0.9), "−10.0 %"),
-        (units.change(0.99999), "0.0 %"),
-        (units.change(None), "–"),
-        (units.size(67_108_864), "67.1 MB"),
-        (units.size(0), "0 B"),
-        (units.size(None), "–"),
-        (units.energy(0.0123), "12.3 mJ"),
-        (units.seconds(3.21), "3.2 s"),
-        (units.seconds(250), "4 min 10 s"),
-        (units.seconds(7500), "2 h 5 min"),
-        (units.seconds(None), "–"),
-        (units.value(None), "–"),
-        (units.value(True), "yes"),
-        (units.value(False), "no"),
-        (units.value(700), "700"),
-    ],
-)
-def test_values_in_words(told: str, text: str) -> None:
-    assert told == text

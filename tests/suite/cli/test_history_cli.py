@@ -143,3 +143,12 @@ def test_a_series_that_hardly_moves_looks_so():
     assert sparkline([1.0, 1.001, 1.0]) == "▁▁▁"
     assert sparkline([1.0, 2.0], [1]) == "▁│█"
     assert sparkline([0.0]) == "▁"
+
+
+def test_one_commit_has_not_changed_from_any(call, store):
+    commit = store(1.0)
+    code, out, _ = call("--csv")
+    assert (code, out.count(commit)) == (0, 1)
+    assert call()[1].splitlines()[2].split()[:5] == ["gelu", "1", "1", "0", "–"]
+    store(1.0)
+    assert "%" in call()[1].splitlines()[2]
