@@ -65,6 +65,7 @@ def int8_linear(case: Any) -> Call:
         if packed is None:
             packed = prepared(layer)
         low, high = x.aminmax()
+        low, high = low.clamp(max=0), high.clamp(min=0)  # 0 is one of the 256, and their place fits in 32 bits
         scale = ((high - low) / 255).clamp(min=1e-30)
         zero = (-low / scale).round().to(torch.int32)
         q = (x / scale + zero).round().clamp(0, 255).to(torch.uint8)

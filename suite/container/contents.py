@@ -30,12 +30,10 @@ except OSError:
     said = ""
 for line in said.splitlines():
     name, version, architecture = line.split()
-    text = ""
-    for path in (f"/usr/share/doc/{name}/copyright",):
-        try:
-            text = open(path, errors="replace").read()
-        except OSError:
-            pass
+    try:
+        text = open(f"/usr/share/doc/{name}/copyright", errors="replace").read()
+    except OSError:
+        text = ""
     kinds = sorted(set(re.findall(r"^License: *(\S.*?)\s*$", text, re.M)))
     found["system"].append({"name": name, "version": version, "architecture": architecture,
                             "license": "; ".join(kinds)[:400]})

@@ -40,8 +40,12 @@ PAUSE_S = 1e-4
 class Load(Protocol):
     """Calls of one kind, back to back on a device."""
 
+    def room(self) -> bool:
+        """Whether the device should be given more."""
+        ...
+
     def more(self) -> int:
-        """Queues calls where there is room, and waits for nothing; how many."""
+        """Queues calls, and waits for nothing; how many."""
         ...
 
     def wait(self) -> None:
@@ -65,13 +69,14 @@ class Queued:
     _queued: int = 0
     _empty: int = 0
 
+    def room(self) -> bool:
+        while self._ends and self._ends[0].query():
+            self._ends.popleft()
+        return len(self._ends) < self.ahead
+
     def more(self) -> int:
         import torch
 
-        while self._ends and self._ends[0].query():
-            self._ends.popleft()
-        if len(self._ends) >= self.ahead:
-            return 0
         self._empty += bool(self._queued) and not self._ends
         self.launch()
         end = torch.cuda.Event()
@@ -106,22 +111,28 @@ class Energy:
 def measured(
     nvml: Nvml,
     load: Load,
-    agreed: Callable[[bool], bool] = lambda going: going,
+    agreed: Callable[[bool | None], bool | None] = lambda room: room,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = time.sleep,
 ) -> Energy:
     """Runs the load until its energy is known, or the limit is reached.
 
-    `agreed` lets rank 0 decide for all ranks of a case when it is enough.
+    `agreed` lets rank 0 decide for all ranks of a case when to queue and when it is enough: a collective that one
+    rank queues and another does not never ends.
     """
     counter = Counter()
     powers: list[tuple[float, float]] = []
     begin = now = read_s = clock()
     calls = 0
-    while agreed(now - begin < LIMIT_S and len(windows(counter.steps, begin)) < WINDOWS):
-        queued = load.more()
-        calls += queued
-        if not queued:
+    while True:
+        room = load.room()
+        going = now - begin < LIMIT_S and len(windows(counter.steps, begin)) < WINDOWS
+        queues = agreed(room if going else None)
+        if queues is None:
+            break
+        if queues:
+            calls += load.more()
+        else:
             pause(PAUSE_S)
         millijoules = nvml.get("TotalEnergyConsumption")
         now = clock()

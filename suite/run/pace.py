@@ -16,8 +16,6 @@ LASTING: frozenset[Status] = frozenset(
 """What is not tried again in later replicates: it would end the same way, and a hang costs its deadline."""
 ENOUGH, SHARE = 4, 0.05
 """Cells, and of all of them, that must have ended before a time is promised: the first ones compile, and vary."""
-
-
 AGAIN = 0.5
 """Of what a row cost first, what it costs again, until that is known."""
 

@@ -69,9 +69,10 @@ class Board:
         return [SimpleNamespace(nvmlReturn=0, value=value)]
 
     # The load.
+    def room(self) -> bool:
+        return self.busy_until - self.now <= 10e-3
+
     def more(self) -> int:
-        if self.busy_until - self.now > 10e-3:
-            return 0
         self.busy_until = max(self.now, self.busy_until) + 4 * CALL_S
         self.calls += 4
         return 4
@@ -127,6 +128,21 @@ def test_nothing_is_said_that_is_not_known(board, reason):
     assert (found.joules, found.call_ms) == ((), None)
     assert found.reason.startswith(reason)
     assert board.now - 1000 < energy.LIMIT_S + 0.1, "and it does not wait for ever"
+
+
+def test_ranks_queue_as_many_calls_whatever_room_each_has():
+    said: list[bool | None] = []
+
+    def told(value):
+        said.append(value)
+        return value
+
+    first, other = Board(400), Board(300, step_s=0.05)
+    energy.measured(Nvml(first, None), first, told, first.clock, first.pass_)
+    answers = iter(said)
+    energy.measured(Nvml(other, None), other, lambda value: next(answers), other.clock, other.pass_)
+    assert other.calls == first.calls > 0
+    assert next(answers, "none left") == "none left"
 
 
 def test_a_sensor_within_its_accuracy_is_no_objection():
