@@ -19,7 +19,7 @@ from typing import IO, ClassVar
 import msgspec
 
 from ...registry.store.record import Status
-from .forkserver import ForkServer
+from .forkserver import Forked, ForkServer
 from .worker import Message, Task, environment
 
 END_S = 10.0
@@ -129,6 +129,11 @@ class Worker:
         except BaseException:  # Ctrl-C, before anybody could end it
             self.kill()
             raise
+
+    @property
+    def forked(self) -> bool:
+        """Whether it began in a fork server, and not from nothing."""
+        return isinstance(self._process, Forked)
 
     def allow(self, seconds: float) -> None:
         """From now on so long; whatever was allowed before is void."""

@@ -379,11 +379,6 @@ class Run:
         return own
 
     @property
-    def _begun(self) -> dict[str, Scalar]:
-        """How workers begin, where they are not started from nothing."""
-        return {} if self.servers is None else {"workers": "forked from a loaded torch"}
-
-    @property
     def _world(self) -> int:
         """The largest world that can run here: what workers' conditions tell of."""
         worlds = {1, *self.worlds, *(x.world for x in self.plan.cases)}
@@ -464,7 +459,7 @@ class Run:
                     match message:
                         case Facts(conditions=facts, python=own):
                             exchanged = self.python("core") != Path(sys.executable)
-                            self._header(facts, own if exchanged else None)
+                            self._header(facts, own if exchanged else None, worker.forked)
                             self._spend({"start": time.monotonic() - begin})
                         case CeilingDone(ceiling=ceiling):
                             assert self._writer is not None
@@ -532,10 +527,11 @@ class Run:
         for name, seconds in spent.items():
             self._spent[name] = self._spent.get(name, 0.0) + seconds
 
-    def _header(self, facts: dict[str, Scalar], own: dict[str, Scalar] | None) -> None:
+    def _header(self, facts: dict[str, Scalar], own: dict[str, Scalar] | None, forked: bool) -> None:
         """Writes the header of a new run; for a resumed one checks that the surroundings are the same.
 
-        `own` is what the worker said of its Python, where that is not the one that we run in.
+        `own` is what the worker said of its Python, where that is not the one that we run in; `forked` is how it
+        began.
         """
         conditions = fingerprint.conditions(self.device, facts)
         commit, dirty = self.commit or fingerprint.commit(self.source)
@@ -571,7 +567,10 @@ class Run:
             device=self.device,
             key=fingerprint.key(conditions),
             conditions=conditions,
-            environment={**fingerprint.environment(self.device, own, facts), **self._begun},
+            environment={
+                **fingerprint.environment(self.device, own, facts),
+                **({"workers": "forked from a loaded torch"} if forked else {}),
+            },
             metrics=self.catalog.metrics(self.plan.cases),
             request=self.plan.request(self.cells, self.request),
         )

@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.run import forkserver, process
-from kernelmark.suite.run.forkserver import Forked, ForkServer, ForkServers
+from kernelmark.suite.run.forkserver import ForkServer, ForkServers
 from kernelmark.suite.run.process import Worker
 from kernelmark.suite.run.worker import Done, Facts, Stage, Task
 
@@ -56,7 +56,7 @@ def test_a_forked_worker_says_what_a_started_one_does(tmp_path, server):
 def test_it_is_our_child_in_a_session_of_its_own_and_can_be_ended(tmp_path, server, processes):
     with worker(tmp_path, server) as forked:
         pid = forked._process.pid
-        assert isinstance(forked._process, Forked)
+        assert forked.forked
         assert os.getsid(pid) == os.getpgid(pid) == pid
         assert Path(f"/proc/{pid}/status").read_text().split("PPid:\t")[1].split()[0] == str(os.getpid())
         os.kill(pid, signal.SIGKILL)
@@ -196,5 +196,6 @@ def test_a_server_that_is_gone_costs_nothing_but_time(tmp_path, server):
     server._process.wait()
     with Worker(TASK, Path(sys.executable), tmp_path / "log", server=server) as one:
         assert isinstance(one._process, subprocess.Popen)
+        assert not one.forked
         one.allow(60)
         assert isinstance(list(one.messages())[-1], Done)
