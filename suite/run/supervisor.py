@@ -527,7 +527,7 @@ class Run:
         for name, seconds in spent.items():
             self._spent[name] = self._spent.get(name, 0.0) + seconds
 
-    def _header(self, facts: dict[str, Scalar], own: dict[str, Scalar] | None, forked: bool) -> None:
+    def _header(self, facts: dict[str, Scalar], own: dict[str, Scalar] | None, forked: bool = False) -> None:
         """Writes the header of a new run; for a resumed one checks that the surroundings are the same.
 
         `own` is what the worker said of its Python, where that is not the one that we run in; `forked` is how it
