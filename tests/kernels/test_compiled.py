@@ -18,6 +18,14 @@ FOLDER = Path(__file__).parent
 KERNELS = FOLDER.parents[1] / "kernels"
 LISTED = gate.exceptions((FOLDER / "exceptions.toml").read_text())
 HOPPER = {x.stem for x in KERNELS.rglob("_*_hopper*.py")}
+OF_HOPPER = {
+    "attention": ("_attention_hopper",),
+    "attention_varlen": ("_attention_varlen",),
+    "attention_sparse": ("_attention_sparse",),
+    "selective_scan": ("_selective_scan",),
+    "matmul": ("_matmul", "_weights"),
+}
+"""What the modules for Hopper are called, by the first operator of those that are compiled together."""
 E4M3 = "fp8_matmul", "fp8_quant", "mx_quant", "quantized_activation", "quantized_linear", "grouped_fp8_matmul"
 """Not for compute capability 8.0."""
 LATENT = "attention_mla", "attention_mla_decode"
@@ -42,7 +50,9 @@ SMALL = "_mean", "_share", "_scale", "_add_parts"
     ("capability", "operators"),
     [
         ("9.0", ("attention", "attention_window", "attention_decode")),
-        ("9.0", ("attention_varlen", "attention_sparse", "attention_fp8", "selective_scan", "linear_attention")),
+        ("9.0", ("attention_varlen", "attention_fp8")),
+        ("9.0", ("attention_sparse",)),
+        ("9.0", ("selective_scan", "linear_attention")),
         ("9.0", MATRIX),
         pytest.param(
             "9.0",
@@ -71,19 +81,13 @@ def test_compiles_and_fits(capability, operators):
     # That none spills, and that products go to matrix units, is asked of fewer cases: `make test-targets`.
     unfit = [x for x in found if gate.status(x, capability) in ("failed", "shared memory")]
     assert gate.faults(unfit, capability, LISTED) == []
-    if capability == "9.0" and operators != LATENT:
-        kind = "matrix" if operators == MATRIX else "dense" if "attention" in operators else "other"
-        assert {x["module"] for x in found} & HOPPER == {x for x in HOPPER if _kind(x) == kind}
+    if capability == "9.0" and operators[0] in OF_HOPPER:
+        wanted = {x for x in HOPPER if x.startswith(OF_HOPPER[operators[0]])}
+        assert wanted
+        assert {x["module"] for x in found} & HOPPER == wanted
     if operators == WIDE:
         odd = [x for x in found if ODD.search(x["case"]) and x["kernel"] not in SMALL]
         assert {x["case"].split()[0] for x in odd} == set(WIDE)
         assert [x for x in odd if not x["wide"]] == []
         # Beside vectors of logits only the target's own is read, once for each of a thread's vectors at most.
         assert [x for x in odd if "rms_norm" not in x["case"] and x["narrow"] > 8] == []
-
-
-def _kind(module: str) -> str:
-    """Which of the groups above a module for Hopper is compiled in."""
-    if module.startswith("_attention_hopper"):
-        return "dense"
-    return "matrix" if module in ("_matmul_hopper", "_weights_hopper") else "other"

@@ -111,7 +111,7 @@ def test_the_device_is_the_best_one_here(call, monkeypatch, gpu, device):
 def test_mistakes(call, monkeypatch, tmp_path):
     code, _, err = call("--device", "tpu")
     assert code == 2
-    assert "is not one of 'cuda', 'cpu'" in err
+    assert "'tpu' is not one of 'cuda', " in err
     monkeypatch.setenv("KERNELMARK_PATH", str(tmp_path / "absent"))
     code, out, err = call()
     assert (code, out) == (2, "")
