@@ -186,7 +186,12 @@ SPREAD = Metric(
 RANK_METRICS: tuple[Metric, ...] = (RANK_LATENCY, SPREAD)
 """What is measured besides of a case on several GPUs."""
 
-POWER = Metric("power", "W", better="neither", about="The board's power while the latency was sampled, mean.")
+POWER = Metric(
+    "power",
+    "W",
+    better="neither",
+    about="The board, mean: back to back where energy was measured, else over a second of sampling or more.",
+)
 TEMPERATURE = Metric("temperature", "°C", better="neither", across="maximum", about="Of the GPU after sampling.")
 CLOCK = Metric("sm_clock", "MHz", better="neither", label="SM clock", about="Median while sampling.")
 UTILIZATION = Metric(

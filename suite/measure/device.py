@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 GRAPHED_MS = 1.0
 """Shorter calls are captured, if they can be, to be queued back to back: the host would be too slow for them."""
-AHEAD_MS = 10.0
-"""Work that is queued ahead of the device while energy is measured."""
+AHEAD_MS = 50.0
+"""Work that is queued ahead of the device while energy is measured: several looks at a slow counter."""
 
 
 class Device(Protocol):

@@ -4,6 +4,8 @@ Calls follow each other back to back, so that nothing else is in the windows: be
 flushes of the cache, waiting and the host's work. A window goes from one step of the counter to another
 (`telemetry.Counter`). Readings of power, which the counter is not made of, are integrated over the same time and
 must agree. Where any of that cannot be had there is no energy, and a reason.
+
+A look at the counter takes microseconds or, in some virtual machines, milliseconds: the queue is filled first.
 """
 
 from __future__ import annotations
@@ -25,12 +27,17 @@ WINDOWS = 6
 """As many give their median an interval."""
 WINDOW_S = 0.1
 """The least length of a window: one step of the slowest counter, five of a quick one."""
+WINDOW_ACCURACY = 0.05
+"""What one window may be off by: the next begins where it ends, so that what one has too much the other lacks. All
+windows together are held to `telemetry.ACCURACY`."""
 SETTLE_S = 0.2
 """Calls run so long before the first window: power and clocks follow the load."""
 LIMIT_S = 3.0
 """Windows are not waited for any longer."""
 IDLE = 0.02
 """Share of the times that work was queued at which the device may have had none left."""
+STARVED = 0.1
+"""At this share the host is too slow for certain, and nothing more is waited for."""
 AGREE = 0.05
 """By how much the counter and the readings of power may differ: the board's sensor is right to 5 %."""
 PAUSE_S = 1e-4
@@ -107,6 +114,11 @@ class Energy:
     call_ms: float | None = None
     reason: str = ""
 
+    @property
+    def watts(self) -> float | None:
+        """Mean power of all windows."""
+        return fmean(self.joules) / (self.call_ms * 1e-3) if self.call_ms else None
+
 
 def measured(
     nvml: Nvml,
@@ -122,20 +134,23 @@ def measured(
     """
     counter = Counter()
     powers: list[tuple[float, float]] = []
-    begin = now = read_s = clock()
+    begin = now = looked_s = read_s = clock()
     calls = 0
     while True:
         room = load.room()
-        going = now - begin < LIMIT_S and len(windows(counter.steps, begin)) < WINDOWS
+        starved = now - begin > SETTLE_S and load.idle > STARVED
+        going = now - begin < LIMIT_S and not starved and len(windows(counter.steps, begin)) < WINDOWS
         queues = agreed(room if going else None)
         if queues is None:
             break
         if queues:
             calls += load.more()
+            if (now := clock()) - looked_s < READINGS_S:
+                continue
         else:
             pause(PAUSE_S)
         millijoules = nvml.get("TotalEnergyConsumption")
-        now = clock()
+        now = looked_s = clock()
         if millijoules is not None:
             counter.read(now, int(millijoules))
         if now - read_s >= READINGS_S:
@@ -155,7 +170,9 @@ def windows(steps: Sequence[Step], begin_s: float) -> list[tuple[Step, Step, flo
             continue
         if first is None:
             first = step
-        elif step.seen_s - first.seen_s >= WINDOW_S and (power := first.power_w(step)) is not None:
+        elif (
+            step.seen_s - first.seen_s >= WINDOW_S and (power := first.power_w(step, WINDOW_ACCURACY)) is not None
+        ):
             out.append((first, step, power))
             first = step
     return out
@@ -165,14 +182,15 @@ def known(
     found: Sequence[tuple[Step, Step, float]], powers: Sequence[tuple[float, float]], call_s: float, idle: float
 ) -> Energy:
     """The energy of calls that took `call_s` each, from windows and from readings of power, (seconds, watts)."""
-    if len(found) < WINDOWS:
-        return Energy(reason=f"the energy counter gave {len(found)} of {WINDOWS} windows in {LIMIT_S:g} s")
     if idle > IDLE:
         return Energy(
             reason="back to back the device waits for the host, and what it draws then is not the call's"
         )
+    if len(found) < WINDOWS:
+        return Energy(reason=f"the energy counter gave {len(found)} of {WINDOWS} windows in {LIMIT_S:g} s")
     first, last = found[0][0], found[-1][1]
-    counted = (last.millijoules - first.millijoules) / 1e3 / (last.seen_s - first.seen_s)
+    if (counted := first.power_w(last)) is None:
+        return Energy(reason="the energy counter's steps were seen too late")
     sampled = integral([x for x in powers if first.seen_s <= x[0] <= last.seen_s])
     if sampled is not None and abs(sampled / counted - 1) > AGREE:
         return Energy(reason=f"the energy counter says {counted:.0f} W, readings of power {sampled:.0f} W")

@@ -19,6 +19,7 @@ from ...registry.store.metric import (
     LATENCY,
     LAUNCH,
     MEMORY,
+    POWER,
     RANK_LATENCY,
     SPREAD,
 )
@@ -290,6 +291,8 @@ class Trial:
         if joules and unknown is None:
             found[ENERGY.name] = rounded(map(sum, zip(*(x.joules for x in joules), strict=True)))
             found[BACK_TO_BACK.name] = rounded([max(x.call_ms for x in joules if x.call_ms is not None)])
+            if (watts := joules[0].watts) is not None:
+                found[POWER.name] = rounded([watts])
         found |= {
             metric.name: rounded(rate(self.bench.case, x) for x in samples)
             for metric, rate in operator.rates.items()

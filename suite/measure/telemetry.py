@@ -29,6 +29,9 @@ POWER_INSTANT = 186
 """NVML_FI_DEV_POWER_INSTANT. From Ampere on `nvmlDeviceGetPowerUsage` is a mean over the last second."""
 ACCURACY = 0.02
 """Mean power from the energy counter is known if it may be off by this share at most."""
+SETTLED_S = 1.0
+"""Over less than this, readings of power and utilization tell of what ran before: NVML's are means over up to a
+second."""
 READINGS_S = 0.02
 """Power, temperature and utilization are read at most this often: the board does not renew them faster."""
 
@@ -177,10 +180,13 @@ class Step:
     late_s: float
     millijoules: int
 
-    def power_w(self, later: Step) -> float | None:
-        """Mean power from this step to a later one, in watts; None where it may be off by more than `ACCURACY`."""
-        seconds = later.seen_s - self.seen_s
-        if seconds <= 0 or max(self.late_s, later.late_s) > ACCURACY * seconds:
+    def power_w(self, later: Step, accuracy: float = ACCURACY) -> float | None:
+        """Mean power from this step to a later one, in watts; None where it may be off by more than `accuracy`.
+
+        Each is taken to have happened in the middle of the time in which it may have.
+        """
+        seconds = later.seen_s - self.seen_s - (later.late_s - self.late_s) / 2
+        if seconds <= 0 or (self.late_s + later.late_s) / 2 > accuracy * seconds:
             return None
         return (later.millijoules - self.millijoules) / 1e3 / seconds
 
@@ -221,6 +227,8 @@ class Watch:
         self._utilization: list[float] = []
         self._counter = Counter()
         self._read_s = -READINGS_S
+        self._begin_s: float | None = None
+        self._settled = False
         self.throttled: list[int] = []
         # Our own process is one of them, though within a container it has another number there.
         found = nvml.get("ComputeRunningProcesses") if nvml is not None else None
@@ -242,12 +250,14 @@ class Watch:
         if any(mask & bit for bit in THROTTLE):
             self.throttled.extend(range(first, last))
         now = self._clock()
+        self._begin_s = now if self._begin_s is None else self._begin_s
         energy = self._nvml.get("TotalEnergyConsumption")
         if energy is not None:
             self._counter.read(now, int(energy))
         if now - self._read_s < READINGS_S:
             return
         self._read_s = now
+        self._settled = now - self._begin_s >= SETTLED_S
         self._temperature = self._nvml.temperature()
         if (power := self._nvml.power_w()) is not None:
             self._power.append(power)
@@ -260,12 +270,14 @@ class Watch:
         return steps[0].power_w(steps[-1]) if steps else None
 
     def metrics(self) -> dict[str, float]:
-        """The board's state by the names of metrics, a number each; what did not answer is left out."""
+        """The board's state by the names of metrics, a number each; what did not answer is left out, and power and
+        utilization after less than `SETTLED_S`.
+        """
         found = {
-            POWER.name: fmean(self._power) if self._power else None,
+            POWER.name: fmean(self._power) if self._power and self._settled else None,
             TEMPERATURE.name: self._temperature,
             CLOCK.name: median(self._sm) if self._sm else None,
-            UTILIZATION.name: fmean(self._utilization) if self._utilization else None,
+            UTILIZATION.name: fmean(self._utilization) if self._utilization and self._settled else None,
         }
         return {name: float(x) for name, x in found.items() if x is not None}
 

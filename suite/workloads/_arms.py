@@ -277,7 +277,10 @@ class ArmTrainer(PartsTrainer):
         self._steps += 1
         masters = self._states["masters"]
         for group in self._library.param_groups:
-            group["lr"] = self.hyperparameters["lr"]
+            if hasattr(group["lr"], "fill_"):  # torchao keeps it in a tensor, which its compiled step reads
+                group["lr"].fill_(self.hyperparameters["lr"])
+            else:
+                group["lr"] = self.hyperparameters["lr"]
         for master, grad in zip(masters, self._grads, strict=False):
             master.grad = grad.float()
         self._library.step()

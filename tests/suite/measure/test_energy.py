@@ -70,7 +70,7 @@ class Board:
 
     # The load.
     def room(self) -> bool:
-        return self.busy_until - self.now <= 10e-3
+        return self.busy_until - self.now <= 50e-3
 
     def more(self) -> int:
         self.busy_until = max(self.now, self.busy_until) + 4 * CALL_S
@@ -99,6 +99,22 @@ def test_energy_is_within_two_percent_of_power_times_time(watts, step_s, jitter)
     assert all(x / (found.call_ms * 1e-3) == pytest.approx(watts, rel=0.02) for x in found.joules)
 
 
+@pytest.mark.parametrize("look_s", [0.001, 0.006])
+def test_a_board_that_answers_late_is_kept_busy_all_the_same(look_s):
+    """As in a virtual machine: six milliseconds a look."""
+    board = Board(500, step_s=0.02, look_s=look_s)
+    found = board.measured()
+    assert found.joules == pytest.approx([500 * CALL_S] * energy.WINDOWS, rel=energy.WINDOW_ACCURACY)
+    assert found.watts == pytest.approx(500, rel=0.02)
+    assert board.now - 1000 < 1.5
+
+
+def test_a_host_that_is_too_slow_is_left_soon():
+    board = Board(500, starved=0.5)
+    assert board.measured().reason.startswith("back to back the device waits for the host")
+    assert board.now - 1000 < energy.SETTLE_S + 0.1
+
+
 def test_a_window_between_any_two_readings_is_off_by_far_more():
     """Why energy over latency was more than the board can draw: the counter's steps, on the same board."""
     worst = 0.0
@@ -120,7 +136,7 @@ def test_a_window_between_any_two_readings_is_off_by_far_more():
         (Board(400, step_s=0.7), "the energy counter gave 3 of 6 windows in 3 s"),
         (Board(400, starved=0.1), "back to back the device waits for the host"),
         (Board(400, sensor=1.2), "the energy counter says 400 W, readings of power 480 W"),
-        (Board(400, look_s=0.009), "the energy counter gave"),
+        (Board(400, look_s=0.06), "the energy counter gave"),
     ],
 )
 def test_nothing_is_said_that_is_not_known(board, reason):
@@ -171,6 +187,7 @@ def test_power_is_known_where_the_steps_were_seen_soon_enough():
     first = Step(1.0, 0.02, 0)
     assert first.power_w(Step(2.0, 0.02, 350_000)) == 350
     assert first.power_w(Step(2.0, 0.03, 350_000)) is None
+    assert first.power_w(Step(2.01, 0.04, 350_000), accuracy=0.05) == pytest.approx(350)
     assert first.power_w(first) is None
 
 

@@ -29,10 +29,21 @@ def test_a_watch_collects_extremes_and_reasons(nvml):
     assert watch.telemetry() == Telemetry(
         sm_mhz=(1200, 1980),
         memory_mhz=(2619, 2619),
-        power_w=350.0,  # 350 J in 1 s from step to step, millijoules as NVML counts
+        power_w=pytest.approx(350.0),  # 350 J in 1 s from step to step, millijoules as NVML counts
         temperature_c=70,
         reasons=("software power cap", "hardware power brake"),
     )
+
+
+@pytest.mark.parametrize(("last_s", "known"), [(1.1, True), (0.9, False)])
+def test_readings_of_power_tell_of_what_ran_before_for_a_second(nvml, last_s, known):
+    now = iter([0.0, 0.5, last_s])
+    watch = Watch(nvml(power=[90_000, 300_000, 510_000]), clock=lambda: next(now))
+    for _ in range(3):
+        watch.read()
+    found = watch.metrics()
+    assert ("power" in found, "utilization" in found) == (known, known)
+    assert found.get("power") == (300.0 if known else None)
 
 
 @pytest.mark.parametrize(
