@@ -171,6 +171,8 @@ def _fp8_matmul(fast: bool) -> Callable[[Any], Call]:
             raise NotImplementedError("cuBLAS has no fast accumulation with scales of blocks")
 
         def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
+            if recipe == "block":
+                return _scaled_product(a, scale_a, b.t(), scale_b.t())
             if recipe in recipes:
                 of_a, of_b = recipes[recipe]
                 return functional.scaled_mm(a, b, scale_a, of_a, scale_b, of_b, output_dtype=torch.bfloat16)
@@ -217,14 +219,16 @@ def quantized_activation(case: Any) -> Call:
 
 
 def _scaled_product(q: Any, scale: Any, weight: Any, scale_weight: Any) -> Any:
-    """cuBLAS's product with scales of 1×128 and 128×128."""
+    """cuBLAS's product with scales of 1×128 and 128×128. It wants those of a weight's rows in fours: where K is no
+    multiple of 512, a copy of them with zeros behind.
+    """
     import torch
     from torch.nn import functional
 
     kinds = functional.ScalingType
+    fours = functional.pad(scale_weight, (0, -scale_weight.shape[1] % 4))
     return functional.scaled_mm(
-        q, weight.t(), scale, kinds.BlockWise1x128, scale_weight.t(), kinds.BlockWise128x128,
-        output_dtype=torch.bfloat16,
+        q, weight.t(), scale, kinds.BlockWise1x128, fours.t(), kinds.BlockWise128x128, output_dtype=torch.bfloat16,
     )  # fmt: skip
 
 
@@ -257,7 +261,8 @@ def _wide(weight: Any, scale: Any) -> Any:
 
 def grouped_fp8_matmul(case: Any) -> Call:
     """A loop over groups of `scaled_mm` (1×128 by 128×128) or `_scaled_mm` (rows); how many rows each has is
-    asked of the device, which the host waits for.
+    asked of the device, which the host waits for. cuBLAS takes rows in sixteens: those that fill a group up are
+    multiplied too.
     """
     import torch
 
@@ -266,20 +271,19 @@ def grouped_fp8_matmul(case: Any) -> Call:
             return torch._scaled_mm(
                 a, b.t(), scale_a.contiguous(), scale_b.t().contiguous(), out_dtype=torch.bfloat16
             )
-        pad = torch.nn.functional.pad(scale_b, (0, -scale_b.shape[1] % 4))[:, : scale_b.shape[1]]
-        return _scaled_product(a, scale_a.t().contiguous().t(), b, pad)
+        return _scaled_product(a, scale_a.t().contiguous().t(), b, scale_b)
 
     def call(a: Any, b: Any, scale_a: Any, scale_b: Any, groups: Any, recipe: str) -> Any:
         out = torch.zeros(*a.shape[:-1], b.shape[1], dtype=torch.bfloat16, device=a.device)
         if a.dim() == 3:
             for e, count in enumerate(groups.tolist()):
-                if count == 0:
-                    continue
-                out[e, :count] = one(a[e, :count], b[e], scale_a[e, :count], scale_b[e], recipe)
+                rows = slice(0, -(-count // 16) * 16)
+                if count:
+                    out[e, rows] = one(a[e, rows], b[e], scale_a[e, rows], scale_b[e], recipe)
             return out
         begin = 0
         for e, count in torch.stack(groups.unique_consecutive(return_counts=True), 1).tolist():
-            rows = slice(begin, begin + count)
+            rows = slice(begin, begin + -(-count // 16) * 16)
             if e >= 0:
                 out[rows] = one(a[rows], b[e], scale_a[rows], scale_b[e], recipe)
             begin += count

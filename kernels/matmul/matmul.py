@@ -41,6 +41,12 @@ def _empty(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: b
     return a.new_empty(a.shape[0], b.shape[1] // (2 if gated else 1))
 
 
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """Room for a matrix of that shape whose rows begin at multiples of 16 bytes."""
+    rows, columns = x.shape
+    return x.new_empty(rows, -(-columns // 8) * 8)[:, :columns]
+
+
 def _launch(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
     out = _empty(a, b, bias, gated)
     if out.numel() == 0:
@@ -53,14 +59,16 @@ def _launch(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: 
     if capability(a.device)[0] == 9 and a.dtype in FLOATING[:2]:
         from . import _matmul_hopper as hopper  # where Gluon may be missing, it is not needed
 
-        if all(map(hopper.mapped, (a, weight, out))):
-            M, K = a.shape
-            chosen = choose(SIXTEEN, M, out.shape[1], K, gated, multiprocessors(a))
-            schedule = replace(
-                chosen.schedule, a_turned=hopper.turned(a), b_turned=hopper.turned(weight), bias=bias is not None
-            )
-            hopper.multiply(a, weight, out, schedule, chosen.dealt, chosen.section, bias=bias)
-            return out
+        # Element by element, as what cannot be mapped would be loaded, costs ten times what copies do.
+        a, weight = (x if hopper.mapped(x) else _aligned(x).copy_(x) for x in (a, weight))
+        target = out if hopper.mapped(out) else _aligned(out)
+        M, K = a.shape
+        chosen = choose(SIXTEEN, M, out.shape[1], K, gated, multiprocessors(a))
+        schedule = replace(
+            chosen.schedule, a_turned=hopper.turned(a), b_turned=hopper.turned(weight), bias=bias is not None
+        )
+        hopper.multiply(a, weight, target, schedule, chosen.dealt, chosen.section, bias=bias)
+        return out if target is out else out.copy_(target)
     portable.multiply(a, weight, out, gated, bias=bias)
     return out
 

@@ -158,9 +158,7 @@ class Fresh:
     def after(self, result: object, calls: int = 1) -> None:
         """To be called with a timed call's answer when the clock has stopped, `calls` calls after `before`."""
         if self._step == self._checked_at:
-            if self._own and calls > 1:
-                self._changed()
-            else:
+            if calls == 1 or not self._own or self._apart(result):
                 self._checked = self._keep(result)
         elif not self._own:
             self._seen += 1
@@ -172,12 +170,20 @@ class Fresh:
         left = {id(x): x.detach().clone() for x, _ in self._own}
         return _Kept(copied(result), left, frozenset(self._exchanged))
 
-    def _changed(self) -> None:
-        """Of many calls in place no answer can be told, but that they did anything."""
+    def _apart(self, result: object) -> bool:
+        """Whether many calls left alone what they may update in place, so that their answer lies apart and can be
+        told. Raises `Incorrect` where they gave none: they did nothing. Of updates that many calls made no answer
+        can be told.
+        """
         import torch
 
-        if all(torch.equal(x, value) for x, value in self._own):
-            raise Incorrect("while timed: it changed nothing")
+        if not all(torch.equal(x, value) for x, value in self._own):
+            return False
+        own = {x.data_ptr() for x, _ in self._own}
+        answers = result if isinstance(result, tuple | list) else (result,)
+        if any(isinstance(x, torch.Tensor) and x.data_ptr() not in own for x in answers):
+            return True
+        raise Incorrect("while timed: it changed nothing")
 
     @property
     def due(self) -> bool:

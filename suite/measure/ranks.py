@@ -141,20 +141,29 @@ class Ranks:
                 self._failed = None
 
     def close(self) -> None:
-        """Ends the ranks in order, or else by force."""
+        """Ends the ranks in order, or else by force. What does not even let go of them then is `lost`.
+
+        NCCL's communicators are given up by all ranks at once, so the others are told first: a rank that gives
+        them up alone waits for those that wait to be told.
+        """
         self._closing = True
         self._thread.join()
-        leave()
-        _share_threads(self._threads, 1)
         for x in self._followers:
             x.connection.close()
+        leaving = threading.Thread(target=leave, name="leaving", daemon=True)
+        leaving.start()
         end = time.monotonic() + END_S
+        leaving.join(END_S)
         for x in self._followers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 x.process.wait(max(0.0, end - time.monotonic()))
         self.kill()
         for x in self._followers:
             os.close(x.frames)
+        leaving.join(LOOK_S)
+        if leaving.is_alive():
+            self._lost(Lost(f"rank 0 of {self.world} could not give up its groups"))
+        _share_threads(self._threads, 1)
 
     def kill(self) -> None:
         """Ends the ranks by force."""

@@ -244,9 +244,9 @@ class _Worlds:
             return alone
         world = cells[0].case.world
         if self._ranks is None or self._ranks.world != world or not self._kept:
-            self._next = cells[0].index
             self.send(Stage(RANKS))
             self.close()
+            self._next = cells[0].index
             command = [sys.executable, "-m", f"{__package__}.worker", "rank"]
             task = msgspec.structs.replace(self._task, token="", ceilings=False)
             device = self._device.torch_device

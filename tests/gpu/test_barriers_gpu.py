@@ -16,7 +16,7 @@ CODE = """
 import json
 import torch
 from kernelmark.kernels import _hopper
-from kernelmark.kernels.attention import attention
+from kernelmark.kernels.attention.attention import attention
 from kernelmark.kernels.attention.attention_sparse import attention_sparse
 from kernelmark.kernels.attention.attention_varlen import attention_varlen
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelmark.kernels.matmul import _dispatch as dispatch
 from kernelmark.kernels.matmul import _matmul_hopper as hopper
+from kernelmark.kernels.matmul import matmul
 from kernelmark.kernels.matmul._matmul import HEIGHTS
 from kernelmark.kernels.matmul._matmul_hopper import Schedule
 
@@ -151,3 +152,33 @@ def test_few_steps(played, K):
 def test_wide_tiles(played):
     played(2)
     same(product(128, 256, 64, Schedule(step=32, stages=3)))
+
+
+@pytest.mark.parametrize(("M", "N", "K"), [(5, 11, 13), (1, 1, 1), (16, 24, 1001), (3, 24, 32)])
+@pytest.mark.parametrize("gated", [False, True])
+def test_rows_that_begin_anywhere_are_copied_to_where_hopper_loads_them(monkeypatch, M, N, K, gated):
+    taken = []
+
+    def multiply(a, b, out, schedule, dealt, section, bias=None):
+        assert all(map(hopper.mapped, (a, b, out)))
+        assert (schedule.a_turned, schedule.b_turned) == (hopper.turned(a), hopper.turned(b))
+        taken.append((a, b, out))
+        y = a.double() @ b.double().t()
+        gate, up = y.chunk(2, 1) if gated else (None, None)
+        out.copy_(torch.nn.functional.silu(gate) * up if gated else y if bias is None else y + bias)
+
+    monkeypatch.setattr(hopper, "multiply", multiply)
+    monkeypatch.setattr(matmul, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(matmul, "multiprocessors", lambda x: 132)
+    a = torch.randn(M, K).bfloat16()
+    b = torch.randn(K, N * 2 if gated else N).bfloat16()
+    bias = None if gated else torch.randn(N).bfloat16()
+    for weight in (b, b.t().contiguous().t()):
+        got = matmul._launch(a, weight, bias, gated)
+        assert got.is_contiguous()
+        y = a.double() @ b.double()
+        gate, up = y.chunk(2, 1) if gated else (y, y)
+        want = torch.nn.functional.silu(gate) * up if gated else y + bias
+        torch.testing.assert_close(got.double(), want, rtol=1e-2, atol=1e-2)
+    if (N % 8, K % 8) == (0, 0):
+        assert taken[0][0].data_ptr() == a.data_ptr(), "what can be mapped is not copied"

@@ -158,3 +158,31 @@ def test_the_watch_costs_an_honest_row_nothing_that_is_timed():
         pairs = [(timer.sample(call)[0], timer.sample(call, fresh)[0]) for _ in range(60)]
         ratio = median(y / x for x, y in pairs[10:])
         assert ratio < 1.25, cache  # 1.05 on a quiet machine; this one is busy
+
+
+@pytest.mark.parametrize(
+    ("changes", "answers", "told"), [(True, False, False), (False, True, True), (True, True, False)]
+)
+def test_of_many_calls_an_answer_that_lies_apart_can_be_told(changes, answers, told):
+    """A collective that may work in place, and this one does not; or an update, of which many were made."""
+    bench = Workbench.build(adamw.OPERATOR, adamw.OPERATOR.case({"T": 1, "D": 64}, "fp32", "forward"), CPU, 1)
+    fresh = Fresh(bench)
+    fresh.start(1)
+    fresh.hurry()
+    fresh.before()
+    if changes:
+        with torch.no_grad():
+            fresh._own[0][0].add_(1)
+    fresh.after(torch.ones(3) if answers else None, calls=7)
+    assert (fresh._checked is not None) == told
+
+
+def test_many_calls_that_change_nothing_and_give_nothing_are_incorrect():
+    bench = Workbench.build(adamw.OPERATOR, adamw.OPERATOR.case({"T": 1, "D": 64}, "fp32", "forward"), CPU, 1)
+    fresh = Fresh(bench)
+    fresh.start(1)
+    fresh.hurry()
+    fresh.before()
+    for answer in (None, fresh._own[0][0]):
+        with pytest.raises(Incorrect, match="changed nothing"):
+            fresh.after(answer, calls=7)

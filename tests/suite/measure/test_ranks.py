@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+import threading
+from multiprocessing.connection import Connection
+
 import pytest
+from kernelmark.suite.measure import ranks
 from kernelmark.suite.measure.ranks import NO_MULTICAST, _fate, _own_stack, _place, require_no_multicast
 
 STACK = """Current thread 0x00007f (most recent call first):
@@ -32,3 +40,46 @@ def test_no_ranks_without_the_variables(name, value):
         del wrong[name]
     with pytest.raises(RuntimeError, match=f"no case on several GPUs without {name}=.*out of service"):
         require_no_multicast(wrong)
+
+
+@pytest.fixture
+def closing(monkeypatch):
+    """Two ranks without torch: the second ends when it is told to. Gives what closes them, and what was lost."""
+
+    def close(leave) -> list[str]:
+        own, theirs = socket.socketpair()
+        program = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+        )
+        theirs.close()
+        follower = ranks._Follower(1, process, Connection(own.detach()), os.open(os.devnull, os.O_RDONLY))
+        lost: list[str] = []
+        two = ranks.Ranks.__new__(ranks.Ranks)
+        two.__dict__.update(
+            world=2, _lost=lambda error: lost.append(str(error)), _followers=[follower], _threads=1, _closing=False
+        )
+        two._thread = threading.Thread(target=lambda: None)
+        two._thread.start()
+        monkeypatch.setattr(ranks, "leave", lambda: leave(process))
+        monkeypatch.setattr(ranks, "_share_threads", lambda threads, world: None)
+        two.close()
+        assert process.poll() is not None
+        return lost
+
+    return close
+
+
+def test_ranks_give_up_their_groups_at_once(closing):
+    """As NCCL asks for it: rank 0 is not done before the other one is."""
+    left: list[int] = []
+    assert closing(lambda process: left.append(process.wait())) == []
+    assert left == [0]
+
+
+def test_who_cannot_let_go_of_its_groups_is_lost(closing, monkeypatch):
+    monkeypatch.setattr(ranks, "END_S", 0.5)
+    monkeypatch.setattr(ranks, "LOOK_S", 0.1)
+    stuck = threading.Event()
+    assert closing(lambda process: stuck.wait()) == ["rank 0 of 2 could not give up its groups"]
+    stuck.set()
