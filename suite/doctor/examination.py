@@ -40,6 +40,9 @@ HANG_S = 4.0
 """The deadline of what never returns, which is waited for."""
 SLOWDOWN = 0.05
 """What `slower` is slower by."""
+APART = 3.0
+"""Processes of one kernel whose times are so many times apart say what else the machine does, and nothing of a
+timer."""
 REUSE = 1.1
 """How many times as fast hot as cold a kernel is, at least, that lives off a warm cache."""
 TIMED = ("honest", "slower", "squares", "by_ends")
@@ -254,12 +257,15 @@ def _five_percent(journal: Journal) -> Check:
 
 def share_slower(journal: Journal, name: str, slower: str) -> Check:
     """Whether what is slower by 5 % than "honest" is seen to be."""
-    found = _ratio(_times(journal, slower), _times(journal, "honest"))
+    sides = _times(journal, slower), _times(journal, "honest")
+    found = _ratio(*sides)
     if found is None:
         return Check(name, "missed", f"honest and {slower} were not both measured")
     mean, low, high = (x - 1 for x in found)
     seen = f"measured {signed(mean)}, 95 % interval {signed(low)} to {signed(min(high, 10))}"
     if high < SLOWDOWN * 0.5 or low > SLOWDOWN * 1.5:
+        if any(max(x.values()) > APART * min(x.values()) for x in sides):
+            return Check(name, "unsure", f"{seen}, and processes {APART:g} × apart: this machine is too noisy")
         return Check(name, "missed", f"{seen}: not 5 %, so the timer is wrong")
     if low <= 0:
         return Check(name, "unsure", f"{seen}: this machine is too noisy to see 5 %")

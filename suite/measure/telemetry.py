@@ -6,8 +6,9 @@ Every call may fail alone (a field that this board lacks, a deprecated getter): 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -32,6 +33,8 @@ ACCURACY = 0.02
 SETTLED_S = 1.0
 """Over less than this, readings of power and utilization tell of what ran before: NVML's are means over up to a
 second."""
+LOOK_S = 0.005
+"""Between two looks at the energy counter beside other work."""
 READINGS_S = 0.02
 """Power, temperature and utilization are read at most this often: the board does not renew them faster."""
 
@@ -180,12 +183,13 @@ class Step:
     late_s: float
     millijoules: int
 
-    def power_w(self, later: Step, accuracy: float = ACCURACY) -> float | None:
-        """Mean power from this step to a later one, in watts; None where it may be off by more than `accuracy`.
+    def until(self, later: Step) -> float:
+        """Seconds from this step to a later one, each taken to have happened in the middle of when it may have."""
+        return later.seen_s - self.seen_s - (later.late_s - self.late_s) / 2
 
-        Each is taken to have happened in the middle of the time in which it may have.
-        """
-        seconds = later.seen_s - self.seen_s - (later.late_s - self.late_s) / 2
+    def power_w(self, later: Step, accuracy: float = ACCURACY) -> float | None:
+        """Mean power from this step to a later one, in watts; None where it may be off by more than `accuracy`."""
+        seconds = self.until(later)
         if seconds <= 0 or (self.late_s + later.late_s) / 2 > accuracy * seconds:
             return None
         return (later.millijoules - self.millijoules) / 1e3 / seconds
@@ -226,6 +230,7 @@ class Watch:
         self._power: list[float] = []
         self._utilization: list[float] = []
         self._counter = Counter()
+        self._spans: list[tuple[Step, Step]] = []
         self._read_s = -READINGS_S
         self._begin_s: float | None = None
         self._settled = False
@@ -265,9 +270,44 @@ class Watch:
             self._utilization.append(float(rates.gpu))
 
     def power(self) -> float | None:
-        """Mean power from the first step of the energy counter to the last; None where that is too coarse."""
+        """Mean power from the first step of the energy counter to the last, where there is any of work alone of
+        all such; None where that is too coarse.
+        """
         steps = self._counter.steps
-        return steps[0].power_w(steps[-1]) if steps else None
+        if not self._spans:
+            return steps[0].power_w(steps[-1]) if steps else None
+        seconds = sum(first.until(last) for first, last in self._spans)
+        if sum(x.late_s / 2 for span in self._spans for x in span) > ACCURACY * seconds:
+            return None
+        return sum(last.millijoules - first.millijoules for first, last in self._spans) / 1e3 / seconds
+
+    @contextlib.contextmanager
+    def during(self) -> Iterator[None]:
+        """Reads the energy counter beside work that takes seconds, in a thread: `power` is then that of such work
+        alone, and not of what lies between.
+        """
+        if self._nvml is None:
+            yield
+            return
+        counter, done = Counter(), threading.Event()
+        nvml, clock = self._nvml, self._clock
+
+        def look() -> None:
+            while not done.is_set():
+                millijoules = nvml.get("TotalEnergyConsumption")  # other threads go on meanwhile
+                if millijoules is not None:
+                    counter.read(clock(), int(millijoules))
+                done.wait(LOOK_S)
+
+        looking = threading.Thread(target=look, name="energy", daemon=True)
+        looking.start()
+        try:
+            yield
+        finally:
+            done.set()
+            looking.join()
+        if len(counter.steps) > 1:
+            self._spans.append((counter.steps[0], counter.steps[-1]))
 
     def metrics(self) -> dict[str, float]:
         """The board's state by the names of metrics, a number each; what did not answer is left out, and power and

@@ -120,7 +120,8 @@ class Window:
                     taken = [check(self._one)]
                 else:
                     most = min(x for x in (AHEAD, sampling.max_samples - first, checked - first) if x > 0)
-                    taken = self.block(most)
+                    with watch.during():
+                        taken = self.block(most)
                 samples += largest(self.group, taken)[0]
                 watch.read(first, len(samples))
         finally:

@@ -109,7 +109,10 @@ METRICS = (
     ),
     Metric("first_step", "ms", about="From weights to the end of the first step: compiling and tuning are in it."),
     Metric(
-        "energy_per_token", "J", judged=Ratio(), about="Mean board power over the window times a token's time."
+        "energy_per_token",
+        "J",
+        judged=Ratio(),
+        about="Mean board power over the timed steps times a token's time.",
     ),
     Metric(
         "loss_error",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pynvml
 import pytest
 from kernelmark.registry.store.record import Telemetry
+from kernelmark.suite.measure import telemetry
 from kernelmark.suite.measure.telemetry import Nvml, Watch, close
 
 
@@ -113,3 +116,43 @@ def test_who_else_is_on_the_gpu(nvml, processes, said):
         here.library.nvmlDeviceGetComputeRunningProcesses = lambda handle: [object()] * processes
     assert Watch(here).company() == said
     assert Watch(None).company() == ()
+
+
+class Steady:
+    """A board that draws 400 W at work and 100 W else; its counter moves every 20 ms."""
+
+    NVMLError = RuntimeError
+
+    def __init__(self) -> None:
+        self.begin = time.monotonic()
+        self.pauses: list[tuple[float, float]] = []
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle) -> int:
+        now = (time.monotonic() - self.begin) // 0.02 * 0.02
+        idle = sum(max(0.0, min(end, now) - begin) for begin, end in self.pauses)
+        return int(1e3 * (400 * now - 300 * idle))
+
+    def idle(self, seconds: float) -> None:
+        begin = time.monotonic() - self.begin
+        self.pauses.append((begin, begin + seconds))
+        time.sleep(seconds)
+
+
+def test_power_is_that_of_the_work_and_not_of_what_lies_between(monkeypatch):
+    monkeypatch.setattr(telemetry, "ACCURACY", 0.5)  # steps are seen late on a busy machine
+    board = Steady()
+    watch = Watch(Nvml(board, None))
+    for _ in range(3):
+        with watch.during():
+            time.sleep(0.3)
+        board.idle(0.3)
+    assert watch.power() == pytest.approx(400, rel=0.2)
+    with Watch(None).during():
+        pass
+
+
+def test_no_power_of_work_that_was_over_before_the_counter_moved_twice():
+    watch = Watch(Nvml(Steady(), None))
+    with watch.during():
+        time.sleep(0.001)
+    assert watch.power() is None
