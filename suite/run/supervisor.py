@@ -580,9 +580,7 @@ class Run:
         self.past = Journal(header)
 
 
-def resume(
-    name: str, home: Home, catalog: Catalog, listener: Listener, servers: ForkServers | None = None
-) -> Run:
+def resume(name: str, home: Home, catalog: Catalog, listener: Listener, servers: ForkServers | None = None) -> Run:
     """The run of that name, ready to go on. Raises `InputError` if there is none.
 
     `servers` fork its workers if they did before: processes of one row that began otherwise would differ more.
