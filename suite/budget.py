@@ -32,8 +32,8 @@ def fit(
     left = budget_s - replicates * _starts(cells, cost) * START_S
     kept: set[Key] = set()
     cases: set[str] = set()
-    for case in sorted(ranked(cells), key=lambda x: _name(x[0].case) != control):
-        name = _name(case[0].case)
+    for case in sorted(ranked(cells), key=lambda x: x[0].case.full_name != control):
+        name = case[0].case.full_name
         needed = replicates * cost(case)
         if needed <= left or not kept or name == control:
             kept |= {x.identity for x in case}
@@ -41,7 +41,7 @@ def fit(
             left -= needed
     for cell in cells:
         needed = replicates * cost([cell])
-        if _reference(cell) and cell.identity not in kept and needed <= left and _name(cell.case) in cases:
+        if _reference(cell) and cell.identity not in kept and needed <= left and cell.case.full_name in cases:
             kept.add(cell.identity)
             left -= needed
     return tuple(x for x in cells if x.identity in kept)
@@ -50,10 +50,10 @@ def fit(
 def ranked(cells: Iterable[Cell]) -> list[list[Cell]]:
     """The cells by case, what says most first; without references, but for cases that have nothing else."""
     cells = tuple(cells)
-    others = {_name(x.case) for x in cells if not _reference(x)}
+    others = {x.case.full_name for x in cells if not _reference(x)}
     cases: dict[str, dict[tuple[str, str], list[Cell]]] = {}
     for cell in cells:
-        if not _reference(cell) or _name(cell.case) not in others:
+        if not _reference(cell) or cell.case.full_name not in others:
             mine = cases.setdefault(cell.case.operator, {})
             mine.setdefault((cell.case.name, cell.cache), []).append(cell)
     by_operator = [_spread(list(x.values())) for x in cases.values()]
@@ -64,12 +64,8 @@ def first(walk: Iterable[Cell], cells: Iterable[Cell]) -> tuple[Cell, ...]:
     """The walk of a replicate through `cells`, the cases that say most first: if time ends, least is lost."""
     place: dict[str, int] = {}
     for case in ranked(cells):
-        place.setdefault(_name(case[0].case), len(place))
-    return tuple(sorted(walk, key=lambda x: place[_name(x.case)]))
-
-
-def _name(case: Case) -> str:
-    return f"{case.operator}/{case.name}"
+        place.setdefault(case[0].case.full_name, len(place))
+    return tuple(sorted(walk, key=lambda x: place[x.case.full_name]))
 
 
 def _reference(cell: Cell) -> bool:
@@ -116,6 +112,6 @@ def narrowed(plan: Plan, cells: Collection[Cell]) -> Plan:
     """The plan of these cells alone."""
     names: dict[str, dict[str, None]] = {}
     for cell in cells:
-        names.setdefault(_name(cell.case), {}).setdefault(cell.implementation.name)
-    cases = tuple(x for x in plan.cases if _name(x) in names)
+        names.setdefault(cell.case.full_name, {}).setdefault(cell.implementation.name)
+    cases = tuple(x for x in plan.cases if x.full_name in names)
     return replace(plan, cases=cases, only={key: tuple(x) for key, x in names.items()})

@@ -47,7 +47,7 @@ def estimate(sampling: Sampling, records: Collection[Record] = (), device: str |
             like = by_implementation.get((cell.case.operator, cell.implementation.name))
             seen = by_key.get(cell.identity, like)
             if seen is None:
-                guessed[f"{cell.case.operator}/{cell.case.name}"] = cell.case
+                guessed[cell.case.full_name] = cell.case
                 seen = [sampling.warmup_s + sampling.max_seconds + CHECK_S]
             total += median(seen)
         return total + sum(x.bytes / BYTES_PER_S + x.flops / FLOPS_PER_S for x in guessed.values())

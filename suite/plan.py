@@ -218,7 +218,7 @@ class Plan:
 
     def chosen(self, case: Case) -> tuple[str, ...]:
         """The implementations that a case is for; empty where it is for all."""
-        return self.only.get(_key(case), ())
+        return self.only.get(case.full_name, ())
 
     def but(self, replicates: int | None, cache: str | None, timer: TimerName | None) -> Plan:
         """The same plan with other replicates, cache states (`cold`, `hot`, `both`) or timer; None keeps."""
@@ -252,9 +252,9 @@ class Plan:
                     for pass_ in [x for x in passes if x in definition.passes] if passes else [case.pass_]:
                         at = case.axes | dict(zip(axes, sizes, strict=True))
                         made = definition.case(at, dtype, pass_, **case.options)
-                        cases.setdefault(_key(made), made)
+                        cases.setdefault(made.full_name, made)
                         if chosen := self.chosen(case):
-                            only[_key(made)] = chosen
+                            only[made.full_name] = chosen
         if not cases:
             asked = [f"{x}={','.join(map(str, y))}" for x, y in axes.items()] + [*dtypes, *passes]
             raise InputError(
@@ -329,7 +329,7 @@ def load(name: str, catalog: Catalog, device: DeviceKind, operators: Sequence[st
     if not cases:
         of = f" of {', '.join(operators)}" if operators else ""
         raise InputError(f"plan {name!r} has no cases{of} on {device}.")
-    kept = {_key(x) for x in cases}
+    kept = {x.full_name for x in cases}
     return replace(
         plan,
         cases=cases,
@@ -364,7 +364,7 @@ def _builtin(name: str, catalog: Catalog, device: str, named: bool) -> Plan:
         for case in operator.expand(grid)
         if not few or case.pass_ != "backward" or not catalog.own(operator.name)
     ]
-    only = {_key(x): names for x in cases if few and (names := MINUTE.get(x.operator))}
+    only = {x.full_name: names for x in cases if few and (names := MINUTE.get(x.operator))}
     made = Plan(name, _once(cases), level.replicates, ("cold",), level.sampling, level.deadline_s, only)
     return replace(made, budget_s=level.budget_s)
 
@@ -419,10 +419,10 @@ def parse(text: str, name: str, catalog: Catalog) -> Plan:
         for grid in table.grids():
             for case in catalog.definition(table.operator).expand(grid):
                 cases.append(case)
-                named.setdefault(_key(case), []).append(names)
+                named.setdefault(case.full_name, []).append(names)
                 if table.models:
-                    before = models.get(_key(case), ())
-                    models[_key(case)] = tuple(dict.fromkeys((*before, *table.models)))
+                    before = models.get(case.full_name, ())
+                    models[case.full_name] = tuple(dict.fromkeys((*before, *table.models)))
     if not cases:
         raise InputError("a plan needs at least one [[cases]] table.")
     caches: tuple[Cache, ...] = (file.cache,) if isinstance(file.cache, str) else tuple(file.cache)
@@ -461,10 +461,6 @@ def _named(table: Cases, catalog: Catalog) -> tuple[str, ...]:
     if not names:
         raise InputError(f"{table.operator} has no implementation that this table names.")
     return names
-
-
-def _key(case: Case) -> str:
-    return f"{case.operator}/{case.name}"
 
 
 def _once(cases: Iterable[Case]) -> tuple[Case, ...]:

@@ -14,6 +14,7 @@ Another rule, seed or model makes another plan: it gets another number and file,
 
 from __future__ import annotations
 
+import argparse
 import math
 import random
 import sys
@@ -361,5 +362,14 @@ def _value(option: Option) -> str:
     return f'"{option}"' if isinstance(option, str) else str(option)
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints a plan file."""
+    parser = argparse.ArgumentParser(
+        prog="python -m kernelmark.suite.shapes", description=main.__doc__, allow_abbrev=False
+    )
+    parser.add_argument("kind", choices=sorted(HEADS))
+    sys.stdout.write(text(parser.parse_args(arguments).kind, Catalog.default()))
+
+
 if __name__ == "__main__":
-    sys.stdout.write(text(sys.argv[1], Catalog.default()))
+    main()

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..registry.errors import InputError, short
-from ..registry.store.record import Case
 from .estimate import estimate
 from .plan import Cell, Plan
 
@@ -31,7 +30,7 @@ def cut(plan: Plan, cells: Sequence[Cell], shard: tuple[int, int], control: str 
     """
     index, count = shard
     mine = _parts(plan, _costs(plan, cells), count, control)[index - 1]
-    cases = tuple(x for x in plan.cases if _name(x) in mine)
+    cases = tuple(x for x in plan.cases if x.full_name in mine)
     return replace(plan, cases=cases, only={key: names for key, names in plan.only.items() if key in mine})
 
 
@@ -40,8 +39,8 @@ def measured(plan: Plan, cells: Sequence[Cell]) -> Plan:
 
     A comparison is cut without it: what one of its commits lacks is among its verdicts.
     """
-    names = {_name(x.case) for x in cells}
-    cases = tuple(x for x in plan.cases if _name(x) in names)
+    names = {x.case.full_name for x in cells}
+    cases = tuple(x for x in plan.cases if x.full_name in names)
     return replace(plan, cases=cases, only={key: chosen for key, chosen in plan.only.items() if key in names})
 
 
@@ -54,8 +53,8 @@ def seconds(plan: Plan, cells: Sequence[Cell], count: int, control: str | None =
 def control_case(plan: Plan, cells: Sequence[Cell]) -> str:
     """A case fit to be in every part: the cheapest of the half that moves most, as launches alone tell little."""
     costs = _costs(plan, cells)
-    by_size = sorted(plan.cases, key=lambda x: (-x.bytes, _name(x)))
-    return min(map(_name, by_size[: (len(by_size) + 1) // 2]), key=lambda x: (costs[x], x))
+    by_size = sorted(plan.cases, key=lambda x: (-x.bytes, x.full_name))
+    return min((x.full_name for x in by_size[: (len(by_size) + 1) // 2]), key=lambda x: (costs[x], x))
 
 
 def _parts(plan: Plan, costs: Mapping[str, float], count: int, control: str | None) -> list[set[str]]:
@@ -82,10 +81,6 @@ def _costs(plan: Plan, cells: Sequence[Cell]) -> dict[str, float]:
     """What each case takes in one replicate, expected, in seconds: by the plan alone, as machines differ."""
     rows: dict[str, list[Cell]] = {}
     for cell in cells:
-        rows.setdefault(_name(cell.case), []).append(cell)
+        rows.setdefault(cell.case.full_name, []).append(cell)
     cost = estimate(plan.sampling)
-    return {_name(x): cost(rows.get(_name(x), ())) for x in plan.cases}
-
-
-def _name(case: Case) -> str:
-    return f"{case.operator}/{case.name}"
+    return {x.full_name: cost(rows.get(x.full_name, ())) for x in plan.cases}

@@ -60,7 +60,7 @@ def plan(
     systems: list[System] = []
     exchanges: list[Exchange] = []
     cases: dict[str, Case] = {}
-    only: dict[str, list[str]] = {f"{step.operator}/{step.name}": [base.name]}
+    only: dict[str, list[str]] = {step.full_name: [base.name]}
     for site in sites:
         own = assembly.implementation(site.name, site.operator, device)
         alone = _compiled(site, own, catalog) if base.execution != "eager" else own
@@ -73,9 +73,9 @@ def plan(
             put_in = alone if x is own else x
             systems.append(system)
             cases[case.name] = case
-            key = f"{case.operator}/{case.name}"
+            key = case.full_name
             only.setdefault(key, [alone.name]).append(put_in.name)
-            only[f"{step.operator}/{step.name}"].append(system.name)
+            only[step.full_name].append(system.name)
             exchanges.append(
                 Exchange(
                     system=system.name,

@@ -39,8 +39,11 @@ def build(house: Path, place: Path) -> Path:
     return next(dist.glob("*.whl"))
 
 
-def install(wheel: Path, clean: Path, without: Collection[str] = ()) -> Path:
-    """A virtual environment at `clean` with the wheel, and without packages of these beginnings; its `bin`."""
+def install(wheel: Path, clean: Path, without: Collection[str] = (), compiled: bool = False) -> Path:
+    """A virtual environment at `clean` with the wheel, and without packages of these beginnings; its `bin`.
+
+    `compiled` makes its byte code, as pip does unless told otherwise: seconds that only times are worth.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", clean], check=True)
     site = clean / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     for folder in (Path(x) for x in sys.path if x.endswith("site-packages")):
@@ -48,6 +51,6 @@ def install(wheel: Path, clean: Path, without: Collection[str] = ()) -> Path:
             wanted = not found.name.lower().startswith((*OURS, *without)) and found.suffix != ".pth"
             if wanted and not (site / found.name).exists():
                 (site / found.name).symlink_to(found)
-    pip = [clean / "bin/python", "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
-    subprocess.run([*pip, wheel], check=True, cwd=clean)
+    pip = [clean / "bin/python", "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--compile" if compiled else "--no-compile", wheel], check=True, cwd=clean)
     return clean / "bin"

@@ -54,7 +54,7 @@ def agreement(shards: Sequence[Journal]) -> tuple[HostRow, ...]:
         host, control = header.environment.get(HOST), header.request.control
         metrics = {x.name: x for x in header.metrics}
         for record in shard.records:
-            if host is not None and record.primary and f"{record.case.operator}/{record.case.name}" == control:
+            if host is not None and record.primary and record.case.full_name == control:
                 value = summarized(record.primary, metrics[record.case.primary].summary)
                 if value > 0:
                     values.setdefault(record.identity, {}).setdefault(str(host), []).append(math.log(value))

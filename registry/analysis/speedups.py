@@ -15,6 +15,25 @@ from .rows import Row
 from .statistics import geometric_mean
 
 
+def excludes_one(low: float | None, high: float | None) -> bool:
+    """Whether a ratio's interval leaves out 1, so that it says faster or slower."""
+    return low is not None and high is not None and (low > 1 or high < 1)
+
+
+def mean_bounds(bounds: Iterable[tuple[float | None, float | None]]) -> tuple[float, float] | None:
+    """The geometric means of ratios' bounds: an interval of the ratios' mean that is wide enough however much
+    their errors move together. None where a ratio has no interval.
+    """
+    lows, highs = [], []
+    for low, high in bounds:
+        if low is None or high is None:
+            return None
+        lows.append(low)
+        highs.append(high)
+    low, high = geometric_mean(lows), geometric_mean(highs)
+    return None if low is None or high is None else (low, high)
+
+
 @dataclass(frozen=True)
 class Speedups:
     """Of one implementation over a baseline: how many cases, and the speedups' mean, median and extremes."""

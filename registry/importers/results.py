@@ -171,7 +171,7 @@ def _once(records: Sequence[Record]) -> None:
     seen = set()
     for record in records:
         if (record.identity, record.replicate) in seen:
-            raise InputError(f"benchmark {record.case.operator}/{record.case.name} occurs twice in one file")
+            raise InputError(f"benchmark {record.case.full_name} occurs twice in one file")
         seen.add((record.identity, record.replicate))
 
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .. import figures
+from ..analysis.speedups import excludes_one
 from ..errors import InputError
 from ..escape import CONTROL
 from ..store.journal import Journal
@@ -270,6 +271,7 @@ def _environment() -> Any:
         sparkline=drawing.sparkline,
         ratio_drawing=drawing.ratio,
         strip=drawing.strip,
+        excludes_one=excludes_one,
         zip=zip,
     )
     return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 
+from ..analysis.speedups import mean_bounds
 from ..analysis.statistics import geometric_mean
 from ..store.record import baseline
 from .facts import Fact, Run
@@ -63,6 +64,11 @@ class Standing:
     def speedup(self) -> float | None:
         """Ours over the best baseline of each case, the geometric mean."""
         return geometric_mean(x.speedup for x in self.compared)
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """An interval of `speedup`; None where a case has none."""
+        return mean_bounds((x.speedup_low, x.speedup_high) for x in self.compared)
 
     @property
     def fraction(self) -> float | None:

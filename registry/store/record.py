@@ -112,6 +112,11 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"pas
     exponentials: int = 0
 
     @property
+    def full_name(self) -> str:
+        """Its name with the operator's: unique within a run, and what a plan and a `Request` go by."""
+        return f"{self.operator}/{self.name}"
+
+    @property
     def world(self) -> int:
         """How many GPUs it takes, each with a process of its own, its rank."""
         return self.axes.get(GPUS, 1)

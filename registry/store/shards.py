@@ -60,7 +60,7 @@ def join(journals: Sequence[Journal]) -> Journal:
         first.request,
         cases=tuple(case for _, (cases, _) in measured for case in cases),
         hosts={
-            f"{case.operator}/{case.name}": str(x.header.environment[HOST])
+            case.full_name: str(x.header.environment[HOST])
             for x, (cases, _) in measured
             if HOST in x.header.environment
             for case in cases
@@ -86,8 +86,8 @@ def _own(journal: Journal, first: bool) -> tuple[list[Case], list[Record]]:
     """A shard's cases and records, without the control case unless it is the first shard's."""
     control = None if first else journal.header.request.control
     return (
-        [x for x in journal.header.request.cases if f"{x.operator}/{x.name}" != control],
-        [x for x in journal.records if f"{x.case.operator}/{x.case.name}" != control],
+        [x for x in journal.header.request.cases if x.full_name != control],
+        [x for x in journal.records if x.case.full_name != control],
     )
 
 

@@ -22,6 +22,7 @@ from ..analysis.peers import peers
 from ..analysis.repeated import said
 from ..analysis.rows import Row, Value, category, rows, spent
 from ..analysis.selection import EVERYTHING, Selection
+from ..analysis.speedups import excludes_one
 from ..analysis.worth import Worth, worths
 from ..errors import InputError
 from ..store.journal import Journal
@@ -252,7 +253,7 @@ def render(
         goodness=goodness,
         category=category,
         worth_cells=cells,
-        excludes_one=_excludes_one,
+        excludes_one=excludes_one,
         wide=_wide,
         incomparable=_incomparable,
         dash=figures.DASH,
@@ -491,10 +492,6 @@ def _shares(seconds: dict[str, float]) -> tuple[Share, ...]:
     if "overhead" in seconds:
         known.append("overhead")
     return tuple(Share(x, seconds[x], seconds[x] / total) for x in known) if total > 0 else ()
-
-
-def _excludes_one(low: float | None, high: float | None) -> bool:
-    return low is not None and high is not None and (low > 1 or high < 1)
 
 
 def _wide(low: float, high: float) -> bool:

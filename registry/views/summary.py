@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from .. import figures
 from ..analysis.rows import FASTER, Row, category
+from ..analysis.speedups import excludes_one, mean_bounds
 from ..analysis.statistics import geometric_mean
 from ..store.journal import Journal
 from ..store.record import SLOWED, Header
@@ -45,20 +46,13 @@ class Standing:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The geometric means of the cases' bounds: an interval of `versus_best` that is wide enough however much
-        the cases' errors move together. None where a case has no interval.
-        """
-        low = [x.speedup_ci_low for x in self.compared]
-        high = [x.speedup_ci_high for x in self.compared]
-        if not low or None in low or None in high:
-            return None
-        found = geometric_mean(low), geometric_mean(high)
-        return None if found[0] is None or found[1] is None else (found[0], found[1])
+        """An interval of `versus_best`; None where a case has none."""
+        return mean_bounds((x.speedup_ci_low, x.speedup_ci_high) for x in self.compared)
 
     @property
     def decided(self) -> bool:
         """Whether `bounds` leaves out 1."""
-        return self.bounds is not None and not self.bounds[0] <= 1 <= self.bounds[1]
+        return self.bounds is not None and excludes_one(*self.bounds)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -305,12 +305,14 @@ def fleet_collect(run: str, folder: Path | None, output: Path | None) -> None:
     """Take in what was delivered; done twice it changes nothing. Exit code 4 while shards are missing."""
     from ..fleet.collect import collect
     from ..fleet.order import load
+    from ..run.progress import Tally
 
     home = Home(output)
     order = load(home, run)
     if folder is not None and not folder.is_dir():
         raise InputError(f"no folder at {folder}.")
-    state = collect(order, home, folder)
+    with Tally("taking in what was delivered") as tally:
+        state = collect(order, home, folder, tell=tally.show)
     _Told()(state, {}, state.refused)
     if state.duplicates:
         click.echo(f"{state.duplicates} shards came again with other samples; the first of each counts")

@@ -125,7 +125,7 @@ def command_run(
         if resume is not None:
             if asked := asked_for(ctx, but=("resume", "output", "gpus", "no_report", "journal_only", "fail_on")):
                 raise InputError(f"--resume goes on with what its run was asked; leave {', '.join(asked)} out.")
-            run = supervisor.resume(resume, home, catalog, listener)
+            run = supervisor.resume(resume, home, catalog, listener, servers)
             run.gpus = _gpus(gpus, run.device)
         else:
             chosen = device_named(device)

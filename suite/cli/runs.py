@@ -136,5 +136,6 @@ def delete_runs(named: tuple[str, ...], yes: bool) -> None:
 
 
 def _tell(run: str, label: Label) -> None:
-    told = [label.name and f"name {label.name}", label.tags and f"tags {' '.join(label.tags)}", label.note]
+    told = [label.name and f"name {label.name}", label.tags and f"tags {' '.join(label.tags)}"]
+    told += [label.note and f"note: {label.note}"]
     click.echo(f"{run}: {', '.join(x for x in told if x) or 'no name, tags or note'}")

@@ -19,6 +19,12 @@ from .text import Text, assemble, text
 
 ENDING = ".txt"
 LICENCES = "LICENCES.txt"
+JSON_WORK = 18
+"""A byte of a wheel whose JSON is searched for marked text takes so many times as long as one of source code."""
+TOLD = 0.01
+"""By how much more must be read until it is told again."""
+READING = 0.7
+"""The share of the time in which texts are read; the rest is assembling."""
 
 
 def sha256(data: bytes) -> str:
@@ -29,10 +35,9 @@ def sha256(data: bytes) -> str:
 def fetch(packages: Sequence[Package], wheels: Path, tell: Tell = untold) -> None:
     """Downloads with pip the wheels that a folder lacks. Raises `InputError` where they cannot be had."""
     wheels.mkdir(parents=True, exist_ok=True)
-    for i, package in enumerate(packages):
-        tell(package.file, i / len(packages))
-        if (wheels / package.file).is_file():
-            continue
+    missing = [x for x in packages if not (wheels / x.file).is_file()]
+    for i, package in enumerate(missing):
+        tell(package.file, i / len(missing))
         python, abi, platforms = package.tags
         version = python.removeprefix("cp") if python.startswith("cp") else "312"
         with tempfile.TemporaryDirectory(dir=wheels, prefix=".fetch-") as folder:
@@ -71,13 +76,23 @@ def opened(package: Package, wheels: Path) -> zipfile.ZipFile:
 
 def texts(manifest: Manifest, wheels: Path, tell: Tell = untold) -> Iterator[Text]:
     """All texts of a manifest's packages, in the order of wheels and members."""
-    for i, package in enumerate(manifest.packages):
-        tell(package.file, i / len(manifest.packages))
+    paths = [wheels / x.file for x in manifest.packages]
+    work = [x.stat().st_size * _work(y) for x, y in zip(paths, manifest.packages, strict=True) if x.is_file()]
+    done, whole, told = 0, max(1, sum(work)), -1.0
+    for package in manifest.packages:
         with opened(package, wheels) as wheel:
             for member in wheel.infolist():
+                if (fraction := min(1.0, done / whole)) >= told + TOLD:
+                    told = fraction
+                    tell(package.file, fraction)
+                done += member.compress_size * _work(package)
                 found = text(package, member.filename, wheel.read(member), manifest.largest)
                 if found is not None:
                     yield found
+
+
+def _work(package: Package) -> int:
+    return 1 if package.key is None else JSON_WORK
 
 
 def licences(manifest: Manifest, wheels: Path) -> bytes:
@@ -94,7 +109,12 @@ def licences(manifest: Manifest, wheels: Path) -> bytes:
 
 def built(manifest: Manifest, wheels: Path, tell: Tell = untold) -> dict[str, bytes]:
     """The corpus's texts by name. Raises `HarnessError` where they are not those that the manifest names."""
-    made = assemble(texts(manifest, wheels, tell), manifest)
+
+    def read() -> Iterator[Text]:
+        yield from texts(manifest, wheels, lambda what, fraction: tell(what, fraction * READING))
+        tell("assembling", READING)
+
+    made = assemble(read(), manifest)
     check(manifest, {name: Part(len(data), sha256(data)) for name, data in made.items()})
     return made
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...registry.errors import InputError
+from ...registry.progress import Tell, untold
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, parse
 from ...registry.store.journal import read as read_journal
@@ -66,14 +67,16 @@ def deliveries_of(home: Home, run: str) -> Path:
     return folder_of(home, run) / "deliveries"
 
 
-def collect(order: Order, home: Home, folder: Path | None = None, known: frozenset[str] = frozenset()) -> State:
+def collect(
+    order: Order, home: Home, folder: Path | None = None, known: frozenset[str] = frozenset(), tell: Tell = untold
+) -> State:
     """Takes in what was delivered to a folder (default: the home's own), but for the folders `known` by name."""
     refused: list[Refused] = []
     duplicates = 0
     there = {x.shard: x for x in whole_shards(order, home)}
-    for path in found(folder or deliveries_of(home, order.run)):
-        if path.name in known:
-            continue
+    paths = [x for x in found(folder or deliveries_of(home, order.run)) if x.name not in known]
+    for number, path in enumerate(paths):
+        tell(path.name, number / len(paths))  # shards are cut to be alike
         taken = _take(order, home, path, there)
         if isinstance(taken, Refused):
             refused.append(taken)

@@ -38,10 +38,9 @@ def narrowed(
     with checkout.copies(sides) as folders:
         both = [(revision, folders[name]) for name, revision in sides.items()]
         found = trees(both, rooted(catalog, checkout), catalog, plan, device, implementations)
-    mine = {(cell.case.operator, cell.case.name) for tree in found for cell in tree.cells}
-    cases = tuple(x for x in plan.cases if (x.operator, x.name) in mine)
-    kept = {f"{operator}/{name}" for operator, name in mine}
-    return replace(plan, cases=cases, only={key: names for key, names in plan.only.items() if key in kept})
+    mine = {cell.case.full_name for tree in found for cell in tree.cells}
+    cases = tuple(x for x in plan.cases if x.full_name in mine)
+    return replace(plan, cases=cases, only={key: names for key, names in plan.only.items() if key in mine})
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -20,8 +20,10 @@ COPY_BYTES = {
 }
 """Bytes read plus written, from 16 KiB up to 4 GiB on a GPU and 128 MiB on a CPU; of a GPU closer together around
 the size of its cache, where the time follows no power."""
-ONE_WAY_BYTES = {"cuda": [1 << n for n in range(20, 33, 2)], "cpu": [1 << n for n in range(14, 28)]}
-"""Bytes read, or written, alone: some memories do either quicker than both in turns."""
+ONE_WAY_BYTES = {"cuda": [1 << n for n in range(20, 33, 2)], "cpu": [1 << n for n in range(15, 28, 2)]}
+"""Bytes read, or written, alone: some memories do either quicker than both in turns. Two ways of each are timed,
+and twice as many sizes would take most of a short run on a CPU.
+"""
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
 MATMUL_DTYPES = {"cuda": ("bf16", "fp16", "fp32", "e4m3"), "cpu": ("fp32", "bf16")}
 """Other GPUs are measured as CUDA's are, but for the format that their torch may not multiply."""

@@ -22,7 +22,7 @@ FP64_ELEMENTS = 1 << 27
 
 def seed_of(case: Case, seed: int, replicate: int) -> int:
     """The seed of a case's inputs: fresh in every replicate, the same for all implementations."""
-    text = f"{seed}/{replicate}/{case.operator}/{case.name}"
+    text = f"{seed}/{replicate}/{case.full_name}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 

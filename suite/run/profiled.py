@@ -46,7 +46,7 @@ def row_of(journal: Journal, text: str, catalog: Catalog) -> Cell:
 
 def named(cell: Cell) -> str:
     """The row's name, as `row_of` takes it."""
-    return f"{cell.case.operator}/{cell.case.name}/{cell.implementation.name}"
+    return f"{cell.case.full_name}/{cell.implementation.name}"
 
 
 def profile(cell: Cell, journal: Journal, catalog: Catalog, folder: Path, steps: int) -> Profile:

@@ -54,6 +54,8 @@ from .peaks import least_ms
 from .process import Garbled, OutOfTime, Worker
 from .worker import RANKS, CeilingDone, Done, Facts, Result, Stage, Task, TaskCell
 
+WORKERS = "workers"
+"""In a header's environment: how its workers began, where that is not from nothing."""
 TRIES = 3
 """How often a worker is started that is killed before its first cell."""
 START_DEADLINE_S = 300.0
@@ -569,7 +571,7 @@ class Run:
             conditions=conditions,
             environment={
                 **fingerprint.environment(self.device, own, facts),
-                **({"workers": "forked from a loaded torch"} if forked else {}),
+                **({WORKERS: "forked from a loaded torch"} if forked else {}),
             },
             metrics=self.catalog.metrics(self.plan.cases),
             request=self.plan.request(self.cells, self.request),
@@ -578,8 +580,11 @@ class Run:
         self.past = Journal(header)
 
 
-def resume(name: str, home: Home, catalog: Catalog, listener: Listener) -> Run:
-    """The run of that name, ready to go on. Raises `InputError` if there is none."""
+def resume(name: str, home: Home, catalog: Catalog, listener: Listener, servers: ForkServers | None = None) -> Run:
+    """The run of that name, ready to go on. Raises `InputError` if there is none.
+
+    `servers` fork its workers if they did before: processes of one row that began otherwise would differ more.
+    """
     path = home.find(name)
     if path.suffix == ".gz":
         raise InputError(f"{path} is compressed; unpack it first to go on with its run.")
@@ -610,6 +615,7 @@ def resume(name: str, home: Home, catalog: Catalog, listener: Listener) -> Run:
         header.run,
         request=header.request,
         listener=listener,
+        servers=servers if WORKERS in header.environment else None,
         past=past,
         worlds=(int(header.conditions.get("world") or 1),),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,27 @@ from kernelmark.registry.store.record import Case, Ceiling, Footer, Header, Line
 
 MakeJournal = Callable[..., Journal]
 Write = Callable[[Journal, Path], Path]
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture
+def browse(tmp_path: Path) -> Callable[..., str]:
+    """What a headless Chromium prints about a page, by the page's address and Chromium's options."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    command = [CHROMIUM, "--headless", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+    # A container has no user namespaces for the sandbox; the page is our own, on loopback or in a file.
+    command += ["--no-sandbox", f"--user-data-dir={tmp_path}/profile", "--window-size=2000,1400"]
+    # Virtual time stands still while something loads: charts are drawn after several rounds of requests.
+    command += ["--virtual-time-budget=120000", "--disable-background-networking"]
+
+    def look(link: str, *options: str) -> str:
+        done = subprocess.run([*command, *options, link], capture_output=True, timeout=100, check=True)
+        return done.stdout.decode()
+
+    return look
 
 
 def _case(size: int, operator: str) -> Case:

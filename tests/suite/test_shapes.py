@@ -24,6 +24,16 @@ def test_a_frozen_plan_is_what_its_rule_draws(kind):
     assert f"seed {shapes.SEED}" in text
 
 
+@pytest.mark.parametrize(
+    ("given", "says"), [([], "arguments are required: kind"), (["forms"], "choose from 'shapes', 'widths'")]
+)
+def test_a_plan_that_no_rule_draws_is_wrong_usage(capsys, given, says):
+    with pytest.raises(SystemExit) as end:
+        shapes.main(given)
+    assert end.value.code == 2
+    assert says in capsys.readouterr().err
+
+
 def test_another_seed_draws_other_cases():
     other = {x.case.name for x in shapes.widths(OWN, shapes.SEED + 1)}
     assert len(other & {x.name for x in WIDTHS.cases}) < 20

@@ -175,7 +175,7 @@ const kernelmark = (() => {
       const broken = line.breaks.find((x) => places.get(x[0]) === at);
       const value = `${number(line.values[i])} ${line.unit === "1" ? "" : line.unit}`;
       readout.replaceChildren(
-        element("b", {}, `${line.name} ${value}`), half(line.values[i], line.low[i], line.high[i]), " · ",
+        `${line.name} ${value}`, half(line.values[i], line.low[i], line.high[i]), " · ",
         `${run.created} · `, element("code", {}, run.commit), ` · ${run.plan}`,
         element("a", { href: `${root}run/${run.file}.html#row-${line.places[i]}` }, `journal lines ${line.lines[i].join(", ")}`),
         element("a", { href: `${root}run/${run.file}.html` }, "run"),

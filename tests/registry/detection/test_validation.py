@@ -10,7 +10,15 @@ from types import ModuleType
 import pytest
 from click.testing import CliRunner
 from kernelmark.registry.analysis.rows import rows
-from kernelmark.registry.analysis.speedups import memory_per_sample, memory_saving, over, samples_per_s, sentence
+from kernelmark.registry.analysis.speedups import (
+    excludes_one,
+    mean_bounds,
+    memory_per_sample,
+    memory_saving,
+    over,
+    samples_per_s,
+    sentence,
+)
 from kernelmark.registry.detection.arms import arms
 from kernelmark.registry.detection.validation import Validated, validate, verdict
 from kernelmark.registry.store.journal import Journal, encode
@@ -237,6 +245,14 @@ def test_the_page_and_the_exit_code(tmp_path: Path) -> None:
     ]
     done = CliRunner().invoke(command_validate, [str(path), "--json"])
     assert (done.exit_code, json.loads(done.stdout)["verdict"]) == (1, "fail")
+
+
+def test_an_interval_of_a_mean_needs_one_of_each_case() -> None:
+    assert mean_bounds([(1.0, 2.0), (4.0, 8.0)]) == pytest.approx((2.0, 4.0))
+    assert mean_bounds([(1.0, 2.0), (None, None)]) is None
+    assert mean_bounds([]) is None
+    found = [excludes_one(*x) for x in ((1.1, 2), (0.5, 0.9), (1.0, 2), (0.9, 1.1), (None, 2), (1.1, None))]
+    assert found == [True, True, False, False, False, False]
 
 
 def test_speedups_over_cases() -> None:

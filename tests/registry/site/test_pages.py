@@ -10,6 +10,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 from urllib.parse import unquote, urlsplit
@@ -22,6 +23,7 @@ from kernelmark.registry.site.build import Built, Settings, _Site, build
 from kernelmark.registry.site.data import inlined
 from kernelmark.registry.site.facts import facts, file_name, run_of
 from kernelmark.registry.site.pages import Pages
+from kernelmark.registry.site.pages import _environment as pages_of
 from kernelmark.registry.site.scaling import scaling
 from kernelmark.registry.store.journal import Journal, encode
 from kernelmark.registry.store.record import Request
@@ -154,6 +156,16 @@ def test_what_readers_see_is_what_is_expected(name: str, pages: dict[str, Page])
     """Without a script. Where a page was changed on purpose, copy the text that the failure prints."""
     expected = EXPECTED_TEXT / f"{name.rpartition('/')[2]}.txt"
     assert pages[f"{name}.html"].text == expected.read_text()
+
+
+def test_bold_is_a_ratio_whose_interval_leaves_out_one() -> None:
+    shown = pages_of().get_template("macros.html").module
+    for low, high, strong in ((1.01, 2.0, True), (0.4, 0.99, True), (0.99, 2.0, False), (None, None, False)):
+        assert ("<b>" in shown.speedup(1.5, low, high)) == strong
+    assert "<b>1.50×</b>" in shown.mean(SimpleNamespace(speedup=1.5, bounds=(1.2, 1.8), compared=(1,)))
+    alone = shown.mean(SimpleNamespace(speedup=1.5, bounds=None, compared=(1,)))
+    assert "<b>" not in alone
+    assert "no interval" in alone
 
 
 def test_scaling_names_its_kind_and_the_time_of_one(literal: Any) -> None:

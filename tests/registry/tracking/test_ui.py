@@ -28,8 +28,8 @@ pytest.importorskip("mlflow", reason="MLflow is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 
 RUN = "20261120-120000-abcd"
+Browse = Callable[..., str]
 COMMAND = "from kernelmark.suite.cli.ui import command_ui; command_ui()"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,8 @@ def test_it_answers_at_a_ready_comparison(running: Running) -> None:
         assert b"MLflow" in answer.read()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
-def test_two_implementations_can_be_told_apart_in_a_browser(running: Running, tmp_path: Path) -> None:
-    page = html.unescape(browse(running.link, tmp_path, "--dump-dom"))
+def test_two_implementations_can_be_told_apart_in_a_browser(running: Running, browse: Browse) -> None:
+    page = html.unescape(browse(running.link, "--dump-dom"))
     assert "kernelmark B4-S256-D4096-bf16-forward rms_norm" in page
     assert "torch B4-S256-D4096-bf16-forward rms_norm" in page
     assert "2 matching runs" in re.sub(r"<[^>]+>", "", page)  # of the one case that it opens on
@@ -102,18 +101,7 @@ def test_two_implementations_can_be_told_apart_in_a_browser(running: Running, tm
     assert "noise/cv_between" not in page  # folded
     pictures = os.environ.get("KERNELMARK_TEST_PICTURES")  # a folder: for a person to look at
     if pictures:
-        browse(running.link, tmp_path, f"--screenshot={Path(pictures).resolve()}/comparison.png")
-
-
-def browse(link: str, folder: Path, *options: str) -> str:
-    """What a headless Chromium prints about a page."""
-    assert CHROMIUM is not None
-    command = [CHROMIUM, "--headless", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
-    # A container has no user namespaces for the sandbox; the page is our own, on loopback.
-    command += ["--no-sandbox", f"--user-data-dir={folder}/profile", "--window-size=2000,1400"]
-    # Virtual time stands still while something loads: charts are drawn after several rounds of requests.
-    command += ["--virtual-time-budget=120000", *options, link]
-    return subprocess.run(command, capture_output=True, timeout=100, check=True).stdout.decode()
+        browse(running.link, f"--screenshot={Path(pictures).resolve()}/comparison.png")
 
 
 def test_ctrl_c_ends_it_with_all_children(running: Running) -> None:

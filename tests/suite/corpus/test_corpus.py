@@ -84,6 +84,18 @@ def test_the_bytes_do_not_depend_on_any_order(made):
     assert {name: len(data) for name, data in first.items()} == {"validation": 394, "train": 2304}
 
 
+def test_it_says_how_far_it_is_by_what_is_read_and_not_by_packages(made):
+    told = []
+    build.built(*made(), lambda what, fraction: told.append((what, fraction)))
+    fractions = [x for _, x in told]
+    assert fractions == sorted(fractions)
+    assert told[0][1] == 0
+    assert told[-1] == ("assembling", build.READING)
+    wheels = {what: fraction for what, fraction in told if what != "assembling"}
+    assert set(wheels) == {"thing-1.0-py3-none-any.whl", "docs-2.0-py3-none-any.whl"}
+    assert len(told) > 4
+
+
 def test_what_counts_as_text_and_what_does_not(made):
     manifest, wheels = made()
     found = {x.member: x for x in build.texts(manifest, wheels)}

@@ -121,8 +121,10 @@ def test_the_first_of_two_deliveries_counts(home):
     go(home, Hosts(home))
     deliver(deliveries_of(home, RUN), 2, journal(2, ms=9.0))
     for _ in range(2):
-        state = collect(ORDER, home)
+        told = []
+        state = collect(ORDER, home, tell=lambda what, share, told=told: told.append(share))
         assert (state.missing, state.duplicates) == ((), 1)
+        assert told == [0, 0.25, 0.5, 0.75]
         assert values(home)["N2"] == 1.0
 
 

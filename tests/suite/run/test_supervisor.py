@@ -20,6 +20,7 @@ from kernelmark.registry.store.record import Header, Measurement, Record, Reques
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.run import supervisor
+from kernelmark.suite.run.forkserver import ForkServers
 from kernelmark.suite.run.process import OutOfTime
 from kernelmark.suite.run.supervisor import Interrupted, NotResumable, Run, Silent
 
@@ -226,6 +227,14 @@ def test_resume_of_nothing_that_can_go_on(make, tmp_path):
     run.path.rename(run.path.with_suffix(".jsonl.gz"))
     with pytest.raises(InputError, match="is compressed; unpack it first"):
         supervisor.resume("latest", home, catalog, Silent())
+
+
+def test_a_resumed_run_forks_its_workers_if_it_did_before(make):
+    run, servers = make(), ForkServers()
+    written(run, header_of(run))
+    assert supervisor.resume("latest", run.home, run.catalog, Silent(), servers).servers is None
+    run.path.write_bytes(encode(header_of(run, environment={supervisor.WORKERS: "forked from a loaded torch"})))
+    assert supervisor.resume("latest", run.home, run.catalog, Silent(), servers).servers is servers
 
 
 def test_resume_after_the_operator_was_changed(make, root):
