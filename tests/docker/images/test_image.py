@@ -190,7 +190,8 @@ def test_labels_and_doctor(machine, image):
         found = json.loads(doctor.logs(stdout=True, stderr=False))
     finally:
         doctor.remove(force=True, v=True)
-    assert code in (0, 3), found["checks"]  # a busy machine is too noisy to see 5 %
+    missed = [x for x in found["checks"] if x["verdict"] in ("failed", "missed")]
+    assert code in (0, 3), missed  # a busy machine is too noisy to see 5 %
     assert found["device"] == "cpu"
     assert next(x for x in found["checks"] if x["name"] == "device")["detail"].startswith("CPU: no NVIDIA driver")
 
