@@ -89,7 +89,7 @@ def test_long_sequences(monkeypatch):
         (right,) = torch.autograd.grad(expected, [wide["angles"]], weight.double())
         return float((gradient - right).norm() / right.norm())
 
-    assert error(2048) < 1.5 * error(128)
+    assert error(1024) < 1.5 * error(64)
 
 
 def test_wide_heads():

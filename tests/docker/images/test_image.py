@@ -67,10 +67,10 @@ def test_the_quick_plan_and_its_rows_in_the_hosts_registry(machine, image, tmp_p
     assert command[command.index("--seed") + 1] == "5"
 
 
-def test_torch_compile_finds_a_compiler_and_a_place_to_write(machine, image, tmp_path):
+def test_torch_compile_finds_a_compiler_and_a_place_to_write(machine, image, small_plan, tmp_path):
     there = machine.with_home(tmp_path)
-    chosen = "--operator", "gelu", "--implementation", "torch_compile", "--replicates", "1"
-    done = there.kernelmark("bench", image.id, "--plan", "quick", *chosen)
+    chosen = "--implementation", "torch_compile", "--pass", "forward", "--pass", "backward", "--axis", "N=64"
+    done = there.kernelmark("bench", image.id, "--plan", small_plan, *chosen)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     (run,) = Home(tmp_path).runs()
     assert {x.status for x in Home(tmp_path).load(run).records if x.implementation == "torch_compile"} == {"ok"}
@@ -96,12 +96,13 @@ def test_what_the_container_may_and_ctrl_c(machine, image, small_plan, tmp_path)
     """One run, looked at from within and without while it measures, then interrupted, then finished."""
     there = machine.with_home(tmp_path)
     process = there.start(
-        "bench", image.id, "--plan", small_plan, "--replicates", "4", "--implementation", "torch"
+        "bench", image.id, "--plan", small_plan, "--replicates", "2", "--implementation", "torch"
     )
     try:
-        lines = _until(process, re.compile(r"^\[\d+/8\]"))
+        lines = _until(process, re.compile(r"^run "))
         (container,) = there.containers()
         _look_at(container)
+        lines += _until(process, re.compile(r"^\[\d+/8\]"))
         os.kill(process.pid, signal.SIGINT)
         rest, _ = process.communicate(timeout=120)
     finally:
@@ -189,7 +190,8 @@ def test_labels_and_doctor(machine, image):
         found = json.loads(doctor.logs(stdout=True, stderr=False))
     finally:
         doctor.remove(force=True, v=True)
-    assert code in (0, 3), found["checks"]  # a busy machine is too noisy to see 5 %
+    missed = [x for x in found["checks"] if x["verdict"] in ("failed", "missed")]
+    assert code in (0, 3), missed  # a busy machine is too noisy to see 5 %
     assert found["device"] == "cpu"
     assert next(x for x in found["checks"] if x["name"] == "device")["detail"].startswith("CPU: no NVIDIA driver")
 
@@ -263,7 +265,7 @@ def test_two_builds_hold_the_same_files(machine, inside, password):
     assert {name for name in content if content[name] != second[name]} == set()
 
 
-def test_no_secret_is_anywhere(machine, image, inside, password, tmp_path):
+def test_no_secret_is_anywhere(machine, image, inside, small_plan, password, tmp_path):
     """Neither the one that the build was given, nor anything that looks like one in what we add."""
     history = json.dumps(machine.client.api.history(image.id))
     config = json.dumps(machine.client.api.inspect_image(image.id))
@@ -271,9 +273,7 @@ def test_no_secret_is_anywhere(machine, image, inside, password, tmp_path):
         assert password not in text
         assert "/run/secrets/pip.conf" not in config
     home = Home(Path(machine.environment["KERNELMARK_HOME"]))
-    done = machine.kernelmark(
-        "bench", image.id, "--operator", "gelu", "--implementation", "torch", "--replicates", "1", "--no-report"
-    )
+    done = machine.kernelmark("bench", image.id, "--plan", small_plan, "--implementation", "torch", "--no-report")
     assert done.returncode == 0, done.stderr[-3000:]
     ours = tmp_path / "ours"
     assert inside.holding == []
@@ -308,9 +308,7 @@ def _secrets(folder: Path) -> dict[str, Any]:
 
 def test_a_launcher_that_was_killed_leaves_its_rows_to_the_next(machine, image, small_plan, tmp_path):
     there = machine.with_home(tmp_path)
-    process = there.start(
-        "bench", image.id, "--plan", small_plan, "--implementation", "torch", "--replicates", "1"
-    )
+    process = there.start("bench", image.id, "--plan", small_plan, "--implementation", "torch")
     _until(process, re.compile(r"^run "))
     process.kill()
     process.wait()
@@ -320,7 +318,7 @@ def test_a_launcher_that_was_killed_leaves_its_rows_to_the_next(machine, image, 
     container.wait(timeout=120)
     time.sleep(0.5)
     assert Home(tmp_path).runs() == []
-    arguments = ("--plan", small_plan, "--implementation", "torch", "--replicates", "1", "--no-report")
+    arguments = ("--plan", small_plan, "--implementation", "torch", "--no-report")
     done = there.kernelmark("bench", image.id, *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     first, _ = Home(tmp_path).runs()
