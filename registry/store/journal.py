@@ -194,8 +194,6 @@ def _lines(file: BinaryIO, name: str, path: Path | None, lean: bool) -> Journal:
     return Journal(header, tuple(records), tuple(ceilings), tuple(footers), torn, path, tuple(numbers))
 
 
-_SHORT = 4
-"""So few samples take more as an array than as a tuple."""
 _NOTHING: dict[str, float] = {}
 
 
@@ -203,8 +201,7 @@ def _lean(record: Record) -> Record:
     msgspec.structs.force_setattr(record, "spent_s", _NOTHING)
     samples = record.measurement.samples if record.measurement is not None else {}
     for name, values in samples.items():
-        if len(values) > _SHORT:
-            samples[name] = cast("tuple[float, ...]", array("d", values))
+        samples[name] = cast("tuple[float, ...]", array("d", values))
     return record
 
 

@@ -15,7 +15,6 @@ from kernelmark.registry.analysis.ceilings import Ceilings
 from kernelmark.registry.analysis.rows import (
     Row,
     category,
-    interval,
     named_before,
     rows,
     speedup,
@@ -165,7 +164,7 @@ def test_interval_of_two_replicates_uses_one_degree_of_freedom(literal: Any) -> 
 
 
 def test_interval_holds_the_latency_even_where_the_geometric_mean_is_far_from_the_median() -> None:
-    low, high = interval([1.0, 1.0, 1.0, 1.0, 1.0001], [])
+    ((low, high),) = statistics.intervals([[1.0, 1.0, 1.0, 1.0, 1.0001]], [[]])
     assert low is not None
     assert high is not None
     assert low <= 1.0 <= high
