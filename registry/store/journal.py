@@ -8,7 +8,6 @@ bad line anywhere else is an error that names its number. A path ending in `.gz`
 from __future__ import annotations
 
 import contextlib
-import gc
 import gzip
 import inspect
 import io
@@ -24,6 +23,7 @@ from typing import BinaryIO, cast
 
 import msgspec
 
+from .. import collecting
 from ..errors import InputError
 from . import bounds, schema_1
 from .metric import Metric
@@ -126,14 +126,8 @@ def _too_large(name: str) -> str:
 
 def _parsed(file: BinaryIO, path: Path | None, lean: bool = False) -> Journal:
     """A line at a time: of a large journal only what is kept is ever in memory."""
-    name = str(path) if path else "journal"
-    collecting = gc.isenabled()
-    gc.disable()  # nothing that is made here is ever part of a cycle, and looking for them takes most of the time
-    try:
-        return _lines(file, name, path, lean)
-    finally:
-        if collecting:
-            gc.enable()
+    with collecting.paused():
+        return _lines(file, str(path) if path else "journal", path, lean)
 
 
 def _lines(file: BinaryIO, name: str, path: Path | None, lean: bool) -> Journal:
@@ -168,19 +162,22 @@ def _lines(file: BinaryIO, name: str, path: Path | None, lean: bool) -> Journal:
                 break
             _check_version(raw, number, name)
             raise InputError(f"{name}: line {number}: {_told(error)}") from None
+        if header is not None and isinstance(line, Record):
+            # A run killed between writing a record and noting it may measure it again: the first one counts.
+            row = (line.case.operator, line.case.name, line.implementation, line.cache)
+            replicates = seen.get(row)
+            if replicates is None:
+                replicates = seen[row] = set()
+            if line.replicate not in replicates:
+                replicates.add(line.replicate)
+                records.append(_lean(line) if lean else line)
+                numbers.append(number)
+            continue
         match line:
             case Header() if number > 1:
                 raise InputError(f"{name}: line {number} is a second header: two journals in one file; split them")
             case Header():
                 header = line
-            case Record():
-                # A run killed between writing a record and noting it may measure it again: the first one counts.
-                row = (line.case.operator, line.case.name, line.implementation, line.cache)
-                replicates = seen.setdefault(row, set())
-                if line.replicate not in replicates:
-                    replicates.add(line.replicate)
-                    records.append(_lean(line) if lean else line)
-                    numbers.append(number)
             case Ceiling():
                 ceilings.append(line)
             case Footer():
@@ -194,6 +191,8 @@ def _lines(file: BinaryIO, name: str, path: Path | None, lean: bool) -> Journal:
     return Journal(header, tuple(records), tuple(ceilings), tuple(footers), torn, path, tuple(numbers))
 
 
+_SHORT = 4
+"""So few samples take more as an array than as a tuple."""
 _NOTHING: dict[str, float] = {}
 
 
@@ -201,7 +200,8 @@ def _lean(record: Record) -> Record:
     msgspec.structs.force_setattr(record, "spent_s", _NOTHING)
     samples = record.measurement.samples if record.measurement is not None else {}
     for name, values in samples.items():
-        samples[name] = cast("tuple[float, ...]", array("d", values))
+        if len(values) > _SHORT:
+            samples[name] = cast("tuple[float, ...]", array("d", values))
     return record
 
 

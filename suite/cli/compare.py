@@ -9,6 +9,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from ...registry import collecting
 from ...registry.errors import InputError
 from ...registry.store.home import Home
 from .filters import filters
@@ -50,6 +51,7 @@ COMMANDLINE = ParameterSource.COMMANDLINE
 )
 @formats
 @click.pass_context
+@collecting.paused()
 def command_compare(
     ctx: click.Context,
     runs: tuple[str, ...],
