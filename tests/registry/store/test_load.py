@@ -82,7 +82,7 @@ def large(literal, tmp_path_factory):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "command, journals, records",
+    ("command", "journals", "records"),
     [
         ("show", slice(2, 3), RECORDS),
         ("compare", slice(0, 2), RECORDS),
