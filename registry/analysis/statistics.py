@@ -181,7 +181,7 @@ class Logs(NamedTuple):
     middle: float
     mean: float
     variance: float
-    count: int
+    number: int
 
 
 def logarithms(found: Sequence[Sequence[float]]) -> list[Logs | None]:

@@ -277,9 +277,9 @@ def _ratio(first: Logs | None, second: Logs | None) -> tuple[float | None, float
     if first is None or second is None:
         return None, None, None
     value = second.middle / first.middle
-    if first.count < 2 or second.count < 2:
+    if first.number < 2 or second.number < 2:
         return value, None, None
     centre = second.mean - first.mean
-    half = welch([(x.variance, x.count) for x in (first, second)])
+    half = welch([(x.variance, x.number) for x in (first, second)])
     low, high = exponential(centre - half), exponential(centre + half)
     return value, min(value, low), max(value, high) if math.isfinite(high) else None
