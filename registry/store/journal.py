@@ -23,9 +23,8 @@ from typing import BinaryIO, cast
 
 import msgspec
 
-from .. import collecting
 from ..errors import InputError
-from . import bounds, schema_1
+from . import bounds, collecting, schema_1
 from .metric import Metric
 from .record import SCHEMA_VERSION, Ceiling, Footer, Header, Line, Record
 

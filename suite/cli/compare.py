@@ -9,8 +9,8 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from ...registry import collecting
 from ...registry.errors import InputError
+from ...registry.store import collecting
 from ...registry.store.home import Home
 from .filters import filters
 from .formats import Form, emit, formats

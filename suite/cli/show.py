@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...registry import collecting
+from ...registry.store import collecting
 from ...registry.store.home import Home
 from .filters import filters
 from .formats import Form, emit, formats
