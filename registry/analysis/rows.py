@@ -9,22 +9,22 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 import numpy as np
 
 from ..store.journal import Journal
-from ..store.metric import Better, Metric, summarized
+from ..store.metric import Better, Metric
 from ..store.record import (
     EAGER,
     PROVIDER,
     YARDSTICK,
     Cache,
     Case,
+    Header,
     Key,
     Measurement,
     Pass,
@@ -35,7 +35,16 @@ from ..store.record import (
     versions_count,
 )
 from .ceilings import ABOVE, Ceilings
-from .statistics import coefficient_of_variation, log_mean_interval, mean_and_sd, median_interval
+from .statistics import (
+    coefficients_of_variation,
+    intervals,
+    log_mean_intervals,
+    matrices,
+    means_and_sds,
+    medians,
+    quantiles,
+    summaries,
+)
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -130,53 +139,82 @@ class Row(msgspec.Struct, frozen=True, rename={"pass_": "pass"}):
         return (found.low, found.high) if found else (None, None)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Group:
-    """The replicates of one implementation of one case."""
+    """The replicates of one implementation of one case, and how they ended together."""
 
-    records: tuple[Record, ...]
+    records: Sequence[Record]
+    status: Status
+    reason: str | None
+    measured: Mapping[int, Measurement]
+    """Measurements by replicate; empty unless the group as a whole is ok."""
+    values: dict[str, dict[int, float]] = field(default_factory=dict)
+    """By metric each process's value, by replicate, where it has any."""
+    metrics: dict[str, Value] = field(default_factory=dict)
+    speedups: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> _Group:
+        status, reason = ended(records)
+        ok = records if status == "ok" else ()
+        return cls(records, status, reason, {x.replicate: x.measurement for x in ok if x.measurement is not None})
 
     @property
     def first(self) -> Record:
         return self.records[0]
 
-    @cached_property
-    def status(self) -> tuple[Status, str | None]:
-        return ended(self.records)
+    @property
+    def primary(self) -> str:
+        return self.first.case.primary
 
-    @cached_property
-    def measured(self) -> dict[int, Measurement]:
-        """Measurements by replicate; empty unless the group as a whole is ok."""
-        if self.status[0] != "ok":
-            return {}
-        return {x.replicate: x.measurement for x in self.records if x.measurement is not None}
+    @property
+    def made(self) -> Mapping[int, float]:
+        """Each process's value of the primary metric."""
+        return self.values[self.primary]
 
-    @cached_property
-    def _values(self) -> dict[str, dict[int, float]]:
-        return {}
+    @property
+    def better(self) -> Better:
+        return self.metrics[self.primary].better
 
-    def values(self, metric: Metric) -> dict[int, float]:
-        """Each process's value of a metric, by replicate, where it has any."""
-        if metric.name not in self._values:
-            self._values[metric.name] = {
-                replicate: summarized(x.samples[metric.name], metric.summary)
-                for replicate, x in self.measured.items()
-                if metric.name in x.samples
-            }
-        return self._values[metric.name]
+    @property
+    def middle(self) -> float:
+        return median(self.made.values())
 
 
-def rows(journal: Journal) -> tuple[Row, ...]:
-    """The rows of a run, in the order of operators, cases and implementations met."""
+_Samples: TypeAlias = tuple[_Group, Mapping[int, Sequence[float]]]
+"""A group, and samples of one metric by replicate."""
+Speedup: TypeAlias = tuple[float | None, float | None, float | None]
+"""A value with its 95 % interval."""
+
+
+def rows(journal: Journal, beside: bool = True) -> tuple[Row, ...]:
+    """The rows of a run, in the order of operators, cases and implementations met.
+
+    Without what is `beside` they have their primary metric alone, and no speedups.
+    """
     ceilings = Ceilings.of(journal.ceilings)
     groups: dict[tuple[str, str, str], list[_Group]] = {}
-    by_identity: dict[Key, list[Record]] = {}
-    for record in sorted(journal.records, key=lambda x: (x.case.operator, x.replicate)):
-        by_identity.setdefault(record.identity, []).append(record)
-    for key, records in by_identity.items():
-        groups.setdefault((key.operator, key.case, key.cache), []).append(_Group(tuple(records)))
-    out = [_row(group, peers, ceilings, journal) for peers in groups.values() for group in peers]
+    for group in _grouped(journal.records):
+        case = group.first.case
+        groups.setdefault((case.operator, case.name, group.first.cache), []).append(group)
+    found = [x for peers in groups.values() for x in peers]
+    metrics = {x.name: x for x in journal.header.metrics}
+    metrics |= {x: journal.metric(x) for x in sorted({x.primary for x in found} - metrics.keys())}
+    _measure(found, metrics, beside)
+    if beside:
+        _compare(groups.values(), metrics)
+    out = [_row(x, journal.header, ceilings, metrics[x.primary], beside) for x in found]
     return tuple(sorted(out, key=_sort_key))
+
+
+def _grouped(records: Iterable[Record]) -> list[_Group]:
+    """Groups in the order of operators, then in that in which their first replicates were measured."""
+    found: dict[tuple[str, str, str, str], list[Record]] = {}
+    for record in sorted(records, key=lambda x: x.replicate):
+        case = record.case
+        found.setdefault((case.operator, case.name, record.implementation, record.cache), []).append(record)
+    groups = [_Group.of(x) for x in found.values()]
+    return sorted(groups, key=lambda x: (x.first.case.operator, x.first.replicate))
 
 
 def _sort_key(row: Row) -> tuple[object, ...]:
@@ -187,16 +225,16 @@ def _sort_key(row: Row) -> tuple[object, ...]:
     return (row.operator, place, row.cache, ours, row.implementation)
 
 
-def _row(group: _Group, peers: Sequence[_Group], ceilings: Ceilings, journal: Journal) -> Row:
-    record, (status, reason) = group.first, group.status
-    case = record.case
+def _row(group: _Group, header: Header, ceilings: Ceilings, primary: Metric, beside: bool) -> Row:
+    record, case = group.first, group.first.case
     timers = [x.measurement.timer for x in group.records if x.measurement is not None]
     timer = timers[0] if timers else None
-    parts = [journal.header.key, case.operator, case.name, case.spec, timer or "", record.cache]
-    if versions_count(journal.header.conditions):
+    parts = [header.key, case.operator, case.name, case.spec, timer or "", record.cache]
+    if versions_count(header.conditions):
         parts.append(record.version or "")
     text = "/".join(parts)
-    bare = Row(
+    limit = ceilings.limit_ms(case, record.cache) if primary.unit == "ms" else None
+    return Row(
         operator=case.operator,
         case=case.name,
         axes=case.axes,
@@ -207,80 +245,90 @@ def _row(group: _Group, peers: Sequence[_Group], ceilings: Ceilings, journal: Jo
         provider=record.provider,
         version=record.version,
         cache=record.cache,
-        status=status,
-        reason=reason,
+        status=group.status,
+        reason=group.reason,
         key=hashlib.sha256(text.encode()).hexdigest()[:16],
         primary=case.primary,
         timer=timer,
         bytes=case.bytes or None,
         flops=case.flops or None,
-        limit=ceilings.limit_ms(case, record.cache) if journal.metric(case.primary).unit == "ms" else None,
+        limit=limit,
+        **(_measured(group, limit, beside) if group.measured else {}),
+        **group.speedups,
     )
-    measured = group.measured
-    if not measured:
-        return bare
-    found = {
-        x.name: _value(group, x)
-        for x in journal.header.metrics
-        if any(x.name in y.samples for y in measured.values())
-    }
-    found |= derived(case, found[case.primary])
-    fraction = (
-        bare.limit / 1e3 / (value / 1e3) if bare.limit and (value := found[case.primary].value) > 0 else None
-    )
+
+
+def _measured(group: _Group, limit: float | None, beside: bool) -> dict[str, Any]:
+    """What a row says where it was measured."""
+    case, measured = group.first.case, group.measured
+    time = group.metrics[case.primary]
+    fraction = limit / 1e3 / (time.value / 1e3) if limit and time.value > 0 else None
     clocks = [x.telemetry.sm_mhz for x in measured.values() if x.telemetry is not None and x.telemetry.sm_mhz]
-    samples = [x.samples[case.primary] for x in measured.values()]
-    return msgspec.structs.replace(
-        bare,
-        metrics=found,
-        replicates=len(measured),
-        converged=all(x.converged for x in measured.values()),
-        throttled=sum(len(x.throttled) for x in measured.values()) * 2 > sum(map(len, samples)),
-        fraction_of_limit=fraction,
-        above_limit=None if fraction is None else fraction > ABOVE,
-        sm_mhz=(min(x[0] for x in clocks), max(x[1] for x in clocks)) if clocks else None,
-        tuning=next((x.tuning for x in measured.values() if x.tuning), {}),
-        **_speedups(group, peers, journal.metric(case.primary)),
-    )
+    samples = sum(len(x.samples[case.primary]) for x in measured.values())
+    return {
+        "metrics": group.metrics | derived(case, time) if beside else group.metrics,
+        "replicates": len(measured),
+        "converged": all(x.converged for x in measured.values()),
+        "throttled": sum(len(x.throttled) for x in measured.values()) * 2 > samples,
+        "fraction_of_limit": fraction,
+        "above_limit": None if fraction is None else fraction > ABOVE,
+        "sm_mhz": (min(x[0] for x in clocks), max(x[1] for x in clocks)) if clocks else None,
+        "tuning": next((x.tuning for x in measured.values() if x.tuning), {}),
+    }
 
 
-def _value(group: _Group, metric: Metric) -> Value:
-    """One metric of a row."""
-    values = list(group.values(metric).values())
-    by_process = [x.samples[metric.name] for x in group.measured.values() if metric.name in x.samples]
-    samples = np.asarray([x for process in by_process for x in process], dtype=np.float64)
-    ordered = sorted(samples.tolist())
-    low, high = interval(values, by_process[0])
-    p5, p20, p80, p95 = (_quantile(ordered, x) for x in (0.05, 0.2, 0.8, 0.95))
-    mean, sd = mean_and_sd(samples)
-    return Value(
-        value=max(values) if metric.across == "maximum" else median(values),
-        unit=metric.unit,
-        better=metric.better,
-        processes=len(values),
-        samples=len(samples),
-        low=low,
-        high=high,
-        cv_between=coefficient_of_variation(values),
-        mean=mean,
-        median=median(ordered),
-        sd=sd,
-        minimum=ordered[0],
-        maximum=ordered[-1],
-        p5=p5,
-        p20=p20,
-        p80=p80,
-        p95=p95,
-    )
+def _measure(groups: Iterable[_Group], metrics: Mapping[str, Metric], beside: bool) -> None:
+    """Puts each process's value of each metric, and the row's, into the groups that have it."""
+    having: dict[str, list[_Samples]] = {x: [] for x in metrics}
+    for group in groups:
+        found: dict[str, dict[int, Sequence[float]]] = {}
+        for replicate, measurement in group.measured.items():
+            for name, samples in measurement.samples.items():
+                if name in metrics and (beside or name == group.primary):
+                    found.setdefault(name, {})[replicate] = samples
+        for name, by_replicate in found.items():
+            having[name].append((group, by_replicate))
+    for name, metric in metrics.items():
+        _measure_one(having.pop(name), metric)
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """The quantile of sorted values, with a straight line between two of them, as NumPy has it by default."""
-    place = (len(ordered) - 1) * share
-    below = int(place)
-    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
-    rest = place - below
-    return low + (high - low) * rest if rest < 0.5 else high - (high - low) * (1 - rest)
+def _measure_one(having: Sequence[_Samples], metric: Metric) -> None:
+    name = metric.name
+    values = iter(summaries([x for _, found in having for x in found.values()], metric.summary))
+    for group, found in having:
+        group.values[name] = {replicate: next(values) for replicate in found}
+    processes = [[*group.values[name].values()] for group, _ in having]
+    bounds = intervals(processes, [next(iter(found.values())) for _, found in having])
+    spreads = coefficients_of_variation(processes)
+    for places, matrix in matrices([[*found.values()] for _, found in having]):
+        means, sds = means_and_sds(matrix)
+        ordered = np.sort(matrix)
+        columns = [means, medians(ordered), ordered[:, 0], ordered[:, -1]]
+        columns += [quantiles(ordered, x) for x in (0.05, 0.2, 0.8, 0.95)]
+        deviations = [None] * len(places) if sds is None else sds.tolist()
+        for place, sd, figures in zip(places, deviations, np.stack(columns, axis=1).tolist(), strict=True):
+            mean, middle, minimum, maximum, p5, p20, p80, p95 = figures
+            made = processes[place]
+            low, high = bounds[place]
+            having[place][0].metrics[name] = Value(
+                value=max(made) if metric.across == "maximum" else median(made),
+                unit=metric.unit,
+                better=metric.better,
+                processes=len(made),
+                samples=matrix.shape[1],
+                low=low,
+                high=high,
+                cv_between=spreads[place],
+                mean=mean,
+                median=middle,
+                sd=sd,
+                minimum=minimum,
+                maximum=maximum,
+                p5=p5,
+                p20=p20,
+                p80=p80,
+                p95=p95,
+            )
 
 
 def derived(case: Case, time: Value) -> dict[str, Value]:
@@ -313,65 +361,67 @@ DERIVED = (BANDWIDTH, THROUGHPUT, TOKENS)
 """What follows from a time, as `derived` makes it."""
 
 
-def interval(values: Sequence[float], samples: Sequence[float]) -> tuple[float | None, float | None]:
-    """The 95 % interval of a metric's value over processes.
-
-    The unit is the process: t over the logarithms of the processes' values, stretched to hold the value itself. A
-    single process has only its own `samples` to go by, and gets the interval of their median. None where there are
-    too few of them, or where a value is not positive and has no logarithm.
-    """
-    if min(values) <= 0:
-        return None, None
-    if len(values) == 1:
-        return median_interval(samples) or (None, None)
-    _, low, high = log_mean_interval(values)
-    return min(low, median(values)), max(high, median(values)) if math.isfinite(high) else None
-
-
-def _speedups(group: _Group, peers: Sequence[_Group], metric: Metric) -> dict[str, Any]:
-    """Speedups over the best correct baseline and over eager, by the primary metric.
+def _compare(cases: Iterable[Sequence[_Group]], metrics: Mapping[str, Metric]) -> None:
+    """Puts into the groups of each case their speedups over its best correct baseline and over eager.
 
     Replicates pair up: both sides ran in the same process, minutes apart at most, so that the ratio's
     interval rests on the ratios within processes and not on two separate spreads.
     """
-    if metric.better == "neither":
-        return {}
-    baselines = [x for x in peers if x.measured and baseline(x.first.provider, x.first.implementation)]
-    sign = 1 if metric.better == "lower" else -1
-    best = min(baselines, key=lambda x: sign * median(x.values(metric).values()), default=None)
-    eager = next((x for x in baselines if x.first.implementation == EAGER), None)
-    own = group.values(metric)
-    out: dict[str, Any] = {
-        "speedup_vs_eager": speedup(eager.values(metric), own, metric.better)[0] if eager else None
-    }
-    if best is not None:
-        value, low, high = speedup(best.values(metric), own, metric.better)
-        out |= {
+    pairs: list[tuple[_Group, _Group]] = []
+    for peers in cases:
+        measured = [x for x in peers if x.measured and metrics[x.primary].better != "neither"]
+        baselines = [x for x in measured if baseline(x.first.provider, x.first.implementation)]
+        eager = next((x for x in baselines if x.first.implementation == EAGER), None)
+        best = min(baselines, key=lambda x: x.middle if x.better == "lower" else -x.middle, default=None)
+        for group in measured:
+            group.speedups["speedup_vs_eager"] = _ratio(eager.made, group.made, group.better) if eager else None
+            if best is not None:
+                group.speedups["best_baseline"] = best.first.implementation
+                pairs.append((best, group))
+    found = speedups([(best.made, group.made, group.better) for best, group in pairs])
+    for (_, group), (value, low, high) in zip(pairs, found, strict=True):
+        group.speedups |= {
             "speedup_vs_best_baseline": value,
             "speedup_ci_low": low,
             "speedup_ci_high": high,
-            "best_baseline": best.first.implementation,
         }
-    return out
 
 
-def speedup(
-    base: Mapping[int, float], other: Mapping[int, float], better: Better = "lower"
-) -> tuple[float | None, float | None, float | None]:
+def speedup(base: Mapping[int, float], other: Mapping[int, float], better: Better = "lower") -> Speedup:
     """How many times better `other` is than `base`, with the 95 % interval over paired replicates.
 
     Values by replicate. The interval is None where fewer than two replicates pair up.
     """
+    return speedups([(base, other, better)])[0]
+
+
+def speedups(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float], Better]]) -> list[Speedup]:
+    """`speedup` of each pair."""
+    out: list[Speedup] = []
+    paired: list[int] = []
+    ratios: list[list[float]] = []
+    for base, other, better in pairs:
+        value = _ratio(base, other, better)
+        common = sorted(base.keys() & other.keys())
+        if value is not None and len(common) > 1:
+            slower, faster = (other, base) if better == "higher" else (base, other)
+            paired.append(len(out))
+            ratios.append([slower[x] / faster[x] for x in common])
+        out.append((value, None, None))
+    for place, (_, low, high) in zip(paired, log_mean_intervals(ratios), strict=True):
+        value = out[place][0]
+        assert value is not None
+        out[place] = value, min(low, value), max(high, value) if math.isfinite(high) else None
+    return out
+
+
+def _ratio(base: Mapping[int, float], other: Mapping[int, float], better: Better) -> float | None:
+    """Of the medians; None where a value is not positive, or there is none."""
     if not base or not other or min(*base.values(), *other.values()) <= 0:
-        return None, None, None
+        return None
     if better == "higher":
         base, other = other, base
-    value = median(base.values()) / median(other.values())
-    ratios = [base[x] / other[x] for x in sorted(base.keys() & other.keys())]
-    if len(ratios) < 2:
-        return value, None, None
-    _, low, high = log_mean_interval(ratios)
-    return value, min(low, value), max(high, value) if math.isfinite(high) else None
+    return median(base.values()) / median(other.values())
 
 
 FASTER = ("excellent", "good", "faster")
@@ -452,9 +502,9 @@ _BEFORE: Mapping[str, tuple[str, str]] = {
 def named_before(row: Row) -> dict[str, Any]:
     """An operator's metrics by the names that they had in `show --json` before schema 2."""
     found: dict[str, Any] = {"limit_ms": row.limit if row.primary == "latency" else None}
-    for name, (metric, field) in _BEFORE.items():
+    for name, (metric, what) in _BEFORE.items():
         value = row.get(metric)
-        found[name] = getattr(value, field) if value else 0 if name == "samples" else None
+        found[name] = getattr(value, what) if value else 0 if name == "samples" else None
     if found["peak_memory_bytes"] is not None:
         found["peak_memory_bytes"] = int(found["peak_memory_bytes"])
     return found

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ..store.record import Key, Record
 from .noise import Floats
@@ -110,8 +111,28 @@ def _mann_whitney(x: Floats, y: Floats) -> float | None:
     if not len(x) or not len(y):
         return None
     # Imported here: scipy.stats takes about a second, and only this column needs it.
-    from scipy.stats import mannwhitneyu
+    from scipy.stats import mannwhitneyu, rankdata
 
-    if np.ptp(np.concatenate([x, y])) == 0:
+    both = np.concatenate([x, y])
+    if np.ptp(both) == 0:
         return 1.0
-    return float(mannwhitneyu(x, y, alternative="two-sided").pvalue)
+    few, many = sorted((len(x), len(y)))
+    if few <= EXACT and many <= EXACT_BESIDE and len(np.unique(both)) < len(both):
+        ranks = np.rint(2 * rankdata(both)).astype(int)  # doubled, so that ranks of ties are whole
+        return _exact(ranks, ranks[: len(x)] if len(x) == few else ranks[len(x) :])
+    return float(mannwhitneyu(x, y, alternative="two-sided").pvalue)  # which is exact for as few without ties
+
+
+EXACT, EXACT_BESIDE = 8, 200
+"""Up to so many values on one side, and on the other, ties are counted out. Beyond, a normal distribution does."""
+
+
+def _exact(ranks: NDArray[np.int_], chosen: NDArray[np.int_]) -> float:
+    """Twice the share of all choices of as many ranks whose sum is as far out as that of the chosen, 1 at most."""
+    most = int(np.sort(ranks)[-len(chosen) :].sum())
+    ways = np.zeros((len(chosen) + 1, most + 1))  # by how many ranks, and their sum; below 2**53, so exact
+    ways[0, 0] = 1
+    for rank in ranks.tolist():
+        ways[1:, rank:] += ways[:-1, : most + 1 - rank].copy()
+    found, place = ways[-1], int(chosen.sum())
+    return float(min(1.0, 2 * min(found[: place + 1].sum(), found[place:].sum()) / found.sum()))

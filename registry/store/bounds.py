@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from .record import HOST, Case, Ceiling, Footer, Header, Line, Measurement, Record, Request
+from .record import HOST, Case, Ceiling, Footer, Header, Line, Measurement, Record, Request, Telemetry
 
 INFLATED = 512 << 20
 """Bytes of a journal, compressed or not. A run of 2,000 rows and a million samples has 40 MB."""
@@ -52,13 +52,14 @@ class Bounds:
     def __init__(self) -> None:
         self._cases: dict[tuple[object, ...], Case] = {}
         self._names: dict[str, str] = {}
+        self._metrics: set[str] = set()
         self._samples = 0
 
     def checked(self, line: Line, raw: bytes) -> Line:
         """The line. Raises `OutOfBounds`."""
+        if isinstance(line, Record):
+            return self._record(line, raw)
         match line:
-            case Record():
-                return self._record(line, raw)
             case Header():
                 return _header(line)
             case Ceiling():
@@ -74,57 +75,59 @@ class Bounds:
     def _record(self, record: Record, raw: bytes) -> Record:
         set_ = msgspec.structs.force_setattr
         case = record.case
-        key = (case.operator, case.name, case.dtype, case.pass_, case.spec, case.bytes, case.flops, case.primary)
+        key = (case.operator, case.name, case.spec)
         known = self._cases.get(key)
         if known is not None and known == case:
             set_(record, "case", known)
         else:
             _case(case)
             self._cases[key] = case
-        for field in ("implementation", "provider", "version"):
-            value = getattr(record, field)
-            if value is not None:
-                set_(record, field, self._shared(value, field))
+        names = self._names
+        for field, name in (
+            ("implementation", record.implementation),
+            ("provider", record.provider),
+            ("version", record.version),
+        ):
+            if name is not None:
+                set_(record, field, names.get(name) or self._shared(name, field))
         if not 0 <= record.replicate < REPLICATES:
             _whole(record.replicate, 0, REPLICATES, "replicate")
         if not 0 <= record.position < LINES:
             _whole(record.position, 0, LINES, "position")
         if record.reason is not None and (len(record.reason) > TEXT or _SUSPECT.search(raw)):
             set_(record, "reason", _text(record.reason) or "-")
-        _seconds(record.spent_s, "spent_s")
+        if record.spent_s:
+            _seconds(record.spent_s, "spent_s")
         if record.measurement is not None:
             self._measurement(record.measurement, raw)
         return record
 
     def _measurement(self, measurement: Measurement, raw: bytes) -> None:
         set_ = msgspec.structs.force_setattr
-        set_(measurement, "timer", self._shared(measurement.timer, "timer"))
-        _whole(measurement.batch, 1, 1 << 40, "batch")
-        if len(measurement.samples) > ENTRIES:
+        timer, samples = measurement.timer, measurement.samples
+        set_(measurement, "timer", self._names.get(timer) or self._shared(timer, "timer"))
+        if measurement.batch != 1:
+            _whole(measurement.batch, 1, 1 << 40, "batch")
+        if len(samples) > ENTRIES:
             raise OutOfBounds(f"samples: more than {ENTRIES} metrics")
-        for name, values in measurement.samples.items():
-            if name not in self._names:
+        for name, values in samples.items():
+            if name not in self._metrics:
                 _form(name, _METRIC, "a metric's name")
-                self._names[name] = name
-            _measured(values, f"samples of {name}")
+                self._metrics.add(name)
+            if not LEAST <= min(values) <= max(values) <= MOST:  # a measurement holds no metric without any
+                _measured(values, f"samples of {name}")
             self._samples += len(values)
         if self._samples > SAMPLES:
             raise OutOfBounds(f"the journal holds more than {SAMPLES} samples")
-        count = max(map(len, measurement.samples.values()), default=0)
-        if measurement.throttled and not 0 <= min(measurement.throttled) <= max(measurement.throttled) < count:
-            raise OutOfBounds("throttled: an index of no sample")
+        if measurement.throttled:
+            count = max(map(len, samples.values()))
+            if not 0 <= min(measurement.throttled) <= max(measurement.throttled) < count:
+                raise OutOfBounds("throttled: an index of no sample")
         if measurement.tuning or measurement.remarks:
             set_(measurement, "tuning", _table(measurement.tuning, "tuning"))
             set_(measurement, "remarks", tuple(_text(x) for x in measurement.remarks[:ENTRIES]))
-        seen = measurement.telemetry
-        if seen is not None:
-            for span in (seen.sm_mhz, seen.memory_mhz):
-                for mhz in span or ():
-                    _whole(mhz, 0, 1_000_000, "clocks")
-            _measured([x for x in (seen.power_w,) if x is not None], "power_w")
-            _whole(seen.temperature_c or 0, -300, 1000, "temperature_c")
-            if seen.reasons and _SUSPECT.search(raw):
-                set_(seen, "reasons", tuple(_text(x) for x in seen.reasons[:ENTRIES]))
+        if measurement.telemetry is not None:
+            _telemetry(measurement.telemetry, raw)
 
     def _shared(self, name: str, field: str) -> str:
         known = self._names.get(name)
@@ -132,6 +135,17 @@ class Bounds:
             _name(name, field)
             known = self._names[name] = name
         return known
+
+
+def _telemetry(seen: Telemetry, raw: bytes) -> None:
+    for span in (seen.sm_mhz, seen.memory_mhz):
+        for mhz in span or ():
+            _whole(mhz, 0, 1_000_000, "clocks")
+    if seen.power_w is not None:
+        _measured((seen.power_w,), "power_w")
+    _whole(seen.temperature_c or 0, -300, 1000, "temperature_c")
+    if seen.reasons and _SUSPECT.search(raw):
+        msgspec.structs.force_setattr(seen, "reasons", tuple(_text(x) for x in seen.reasons[:ENTRIES]))
 
 
 def _header(header: Header) -> Header:
@@ -212,8 +226,6 @@ def _whole(value: int, least: int, most: int, what: str) -> None:
 
 
 def _measured(values: Sequence[float], what: str) -> None:
-    if not values or LEAST <= min(values) <= max(values) <= MOST:
-        return
     for x in values:
         if x != 0 and not LEAST <= abs(x) <= MOST:
             raise OutOfBounds(f"{what}: {x!r} is no measured number")

@@ -8,7 +8,6 @@ bad line anywhere else is an error that names its number. A path ending in `.gz`
 from __future__ import annotations
 
 import contextlib
-import gc
 import gzip
 import inspect
 import io
@@ -25,7 +24,7 @@ from typing import BinaryIO, cast
 import msgspec
 
 from ..errors import InputError
-from . import bounds, schema_1
+from . import bounds, collecting, schema_1
 from .metric import Metric
 from .record import SCHEMA_VERSION, Ceiling, Footer, Header, Line, Record
 
@@ -126,14 +125,8 @@ def _too_large(name: str) -> str:
 
 def _parsed(file: BinaryIO, path: Path | None, lean: bool = False) -> Journal:
     """A line at a time: of a large journal only what is kept is ever in memory."""
-    name = str(path) if path else "journal"
-    collecting = gc.isenabled()
-    gc.disable()  # nothing that is made here is ever part of a cycle, and looking for them takes most of the time
-    try:
-        return _lines(file, name, path, lean)
-    finally:
-        if collecting:
-            gc.enable()
+    with collecting.paused():
+        return _lines(file, str(path) if path else "journal", path, lean)
 
 
 def _lines(file: BinaryIO, name: str, path: Path | None, lean: bool) -> Journal:
@@ -168,19 +161,22 @@ def _lines(file: BinaryIO, name: str, path: Path | None, lean: bool) -> Journal:
                 break
             _check_version(raw, number, name)
             raise InputError(f"{name}: line {number}: {_told(error)}") from None
+        if header is not None and isinstance(line, Record):
+            # A run killed between writing a record and noting it may measure it again: the first one counts.
+            row = (line.case.operator, line.case.name, line.implementation, line.cache)
+            replicates = seen.get(row)
+            if replicates is None:
+                replicates = seen[row] = set()
+            if line.replicate not in replicates:
+                replicates.add(line.replicate)
+                records.append(_lean(line) if lean else line)
+                numbers.append(number)
+            continue
         match line:
             case Header() if number > 1:
                 raise InputError(f"{name}: line {number} is a second header: two journals in one file; split them")
             case Header():
                 header = line
-            case Record():
-                # A run killed between writing a record and noting it may measure it again: the first one counts.
-                row = (line.case.operator, line.case.name, line.implementation, line.cache)
-                replicates = seen.setdefault(row, set())
-                if line.replicate not in replicates:
-                    replicates.add(line.replicate)
-                    records.append(_lean(line) if lean else line)
-                    numbers.append(number)
             case Ceiling():
                 ceilings.append(line)
             case Footer():

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
-import numpy as np
 
 from ..analysis.rows import Row, rows
 from ..analysis.selection import EVERYTHING, Selection
-from ..analysis.statistics import exponential, geometric_mean, welch
+from ..analysis.statistics import Logs, exponential, geometric_mean, logarithms, summaries, welch
 from ..store.journal import Journal
-from ..store.metric import Better, summarized
+from ..store.metric import Better
+from ..store.processes import by_row
 from ..store.record import VERSION, Cache, Key, Pass, Scalar, versions_count
 
 Standing: TypeAlias = Literal["faster", "undecided", "slower"]
@@ -183,20 +182,19 @@ class Run:
         self.header = journal.header
         self.key = journal.header.key
         self.versions = versions_count(journal.header.conditions)
-        self.rows: Mapping[Key, Row] = {x.identity: _primary_alone(x) for x in rows(journal)}
-        self.specs: dict[Key, str] = {}
-        self.values: dict[Key, list[float]] = {}
-        for record in journal.records:
-            self.specs.setdefault(record.identity, record.case.spec)
-            if record.measurement is not None:
-                metric = journal.metric(record.case.primary)
-                value = summarized(record.primary, metric.summary)
-                self.values.setdefault(record.identity, []).append(value)
-
-
-def _primary_alone(row: Row) -> Row:
-    value = row.get()
-    return msgspec.structs.replace(row, metrics={row.primary: value} if value is not None else {})
+        self.rows: Mapping[Key, Row] = {x.identity: x for x in rows(journal, beside=False)}
+        records = by_row(journal.records)
+        self.specs = {key: found[0].case.spec for key, found in records.items()}
+        measured = {key: found for key, all_ in records.items() if (found := [x for x in all_ if x.measurement])}
+        by_metric: dict[str, list[Key]] = {}
+        for key, found in measured.items():
+            by_metric.setdefault(found[0].case.primary, []).append(key)
+        self.logs: dict[Key, Logs | None] = {}
+        for name, keys in by_metric.items():
+            samples = [x.primary for key in keys for x in measured[key]]
+            values = iter(summaries(samples, journal.metric(name).summary))
+            by_key = [[next(values) for _ in measured[key]] for key in keys]
+            self.logs |= zip(keys, logarithms(by_key), strict=True)
 
 
 def _compare(identity: Key, first: Run, second: Run, differences: Sequence[Difference]) -> RowComparison:
@@ -227,7 +225,7 @@ def _compare(identity: Key, first: Run, second: Run, differences: Sequence[Diffe
     if a.key != b.key:
         reason = _incomparable(identity, first, second, differences)
         return msgspec.structs.replace(bare, outcome="not comparable", reason=reason, notes=notes)
-    ratio, low, high = ratio_interval(first.values[identity], second.values[identity])
+    ratio, low, high = _ratio(first.logs[identity], second.logs[identity])
     return msgspec.structs.replace(bare, ratio=ratio, ratio_low=low, ratio_high=high, notes=notes)
 
 
@@ -272,13 +270,16 @@ def ratio_interval(
     the ratio of the medians, which is what the latencies shown give. None
     for the bounds where a side has fewer than two processes, for all where a time is not positive.
     """
-    if min(*first, *second) <= 0:
+    return _ratio(*logarithms([first, second]))
+
+
+def _ratio(first: Logs | None, second: Logs | None) -> tuple[float | None, float | None, float | None]:
+    if first is None or second is None:
         return None, None, None
-    value = median(second) / median(first)
-    if len(first) < 2 or len(second) < 2:
+    value = second.middle / first.middle
+    if first.number < 2 or second.number < 2:
         return value, None, None
-    logs = [np.log(np.asarray(x, dtype=np.float64)) for x in (first, second)]
-    centre = float(logs[1].mean() - logs[0].mean())
-    half = welch([(float(x.var(ddof=1)) / len(x), len(x)) for x in logs])
+    centre = second.mean - first.mean
+    half = welch([(x.variance, x.number) for x in (first, second)])
     low, high = exponential(centre - half), exponential(centre + half)
     return value, min(value, low), max(value, high) if math.isfinite(high) else None

@@ -10,6 +10,7 @@ import msgspec
 from click.core import ParameterSource
 
 from ...registry.errors import InputError
+from ...registry.store import collecting
 from ...registry.store.home import Home
 from .filters import filters
 from .formats import Form, emit, formats
@@ -50,6 +51,7 @@ COMMANDLINE = ParameterSource.COMMANDLINE
 )
 @formats
 @click.pass_context
+@collecting.paused()
 def command_compare(
     ctx: click.Context,
     runs: tuple[str, ...],

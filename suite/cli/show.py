@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...registry.store import collecting
 from ...registry.store.home import Home
 from .filters import filters
 from .formats import Form, emit, formats
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 @filters
 @click.option("--above-limit", is_flag=True, help="Only rows that pass what the run measured as their limit.")
 @formats
+@collecting.paused()
 def command_show(run: str, selection: Selection, above_limit: bool, form: Form) -> None:
     """A run's results.
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
+from statistics import median
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,7 +18,6 @@ from kernelmark.registry.analysis.ceilings import Ceilings
 from kernelmark.registry.analysis.rows import (
     Row,
     category,
-    interval,
     named_before,
     rows,
     speedup,
@@ -165,7 +167,7 @@ def test_interval_of_two_replicates_uses_one_degree_of_freedom(literal: Any) -> 
 
 
 def test_interval_holds_the_latency_even_where_the_geometric_mean_is_far_from_the_median() -> None:
-    low, high = interval([1.0, 1.0, 1.0, 1.0, 1.0001], [])
+    ((low, high),) = statistics.intervals([[1.0, 1.0, 1.0, 1.0, 1.0001]], [[]])
     assert low is not None
     assert high is not None
     assert low <= 1.0 <= high
@@ -639,3 +641,26 @@ def test_throttled_rows_are_told_apart_by_their_clock(
     journal = literal.journal(*lines, literal.footer(), environment={"gpu/max_sm_mhz": 1980})
     (warning,) = summary.warnings(journal, rows(journal))
     assert warning == f"2 rows measured while the device was {told}"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 8, 9, 20, 127, 128, 129, 1000, 9000])
+def test_many_lists_at_a_time_give_the_same_as_each_alone(count: int) -> None:
+    generator = np.random.default_rng(count)
+    lists = [[*generator.lognormal(0, 0.3, count).tolist()] for _ in range(40)]
+    mixed = [array("d", x) for x in lists[:20]] + [tuple(x) for x in lists[20:]] + [(2.0, 3.0)]
+    for place, matrix in (
+        (i, m[j : j + 1]) for p, m in statistics.matrices([(x,) for x in mixed]) for j, i in enumerate(p)
+    ):
+        values = np.asarray(mixed[place])
+        assert matrix.tolist() == [values.tolist()]
+        ordered = np.sort(matrix)
+        assert statistics.medians(ordered).tolist() == [median(mixed[place])]
+        assert [statistics.quantiles(ordered, x)[0] for x in (0.05, 0.2, 0.95)] == [
+            float(np.quantile(values, x)) for x in (0.05, 0.2, 0.95)
+        ]
+    whole = np.asarray(lists)
+    means, variances = statistics.means_and_variances(whole)
+    assert means.tolist() == [float(np.asarray(x).mean()) for x in lists]
+    assert variances is None if count < 2 else variances.tolist() == [float(np.var(x, ddof=1)) for x in lists]
+    assert statistics.log_mean_intervals(lists) == [statistics.log_mean_interval(x) for x in lists]
+    assert statistics.summaries(mixed, "median") == [median(x) for x in mixed]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import subprocess
 import sys
@@ -39,6 +40,25 @@ def test_agreement_with_scipy() -> None:
     row = describe(x, y)
     assert row.welch_t == pytest.approx(float(expected.statistic))
     assert row.welch_p == pytest.approx(float(expected.pvalue))
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        ([1.0, 1.0, 2.0], [2.0, 3.0, 3.0, 4.0]),
+        ([5.0, 4.0, 4.0, 3.0, 3.0], [3.0, 2.0, 1.0]),
+        ([1.0], [1.0, 2.0]),
+        ([1.0, 2.0, 2.0, 9.0], [2.0, 2.0, 3.0, 3.0]),
+    ],
+)
+def test_small_samples_with_ties_are_counted_out(x: list[float], y: list[float]) -> None:
+    ranks = stats.rankdata(x + y)
+    sums = [sum(found) for found in itertools.combinations(ranks, len(x))]
+    seen = sum(ranks[: len(x)])
+    tails = sum(s <= seen for s in sums), sum(s >= seen for s in sums)
+    p = describe(x, y).mann_whitney_p
+    assert p == pytest.approx(min(1.0, 2 * min(tails) / len(sums)))
+    assert p == describe(y, x).mann_whitney_p
 
 
 def test_outliers_literal() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import http.server
 import os
 import shutil
 import signal
@@ -345,6 +346,33 @@ def test_a_silent_server_costs_seconds(home: Home, silent: str, monkeypatch: pyt
     assert time.monotonic() - start < 4
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "1"
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
+
+
+@pytest.mark.parametrize("body", ["[]", "5", "null", '{"experiment": {"experiment_id": {}, "tags": 7}}'])
+def test_a_server_that_answers_json_of_other_types(home: Home, body: str) -> None:
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_POST = do_GET
+
+        def log_message(self, *told: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            with pytest.raises(StoreError, match=r"the registry at .* (failed|does not answer)"):
+                Store.open(f"http://127.0.0.1:{server.server_port}", home)
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_uris_of_no_use(home: Home, tmp_path: Path) -> None:

@@ -299,6 +299,21 @@ def test_what_is_dishonest():
             assert set(found.values()) == {"caught"}
 
 
+@pytest.mark.parametrize(
+    ("honest", "ms", "verdict"),
+    [
+        ((1.0, 1.0), 1.0, "caught"),
+        ((1.0, 50.0), 1.0, "caught"),  # one process that was held up makes the work no longer
+        ((1.0, 1.1), 0.02, "missed"),
+        ((1.0, 50.0), 0.4, "unsure"),
+    ],
+)
+def test_a_memory_that_gains_nothing(honest, ms, verdict):
+    records = [record(CHAIN, "honest", i, x) for i, x in enumerate(honest)]
+    seen = Journal(journal().header, (*records, record(CHAIN, "by_version", 0, ms)))
+    assert {x.name: x.verdict for x in judge(seen)}["dishonest: by version"] == verdict
+
+
 def test_training_has_no_quick_form(monkeypatch):
     monkeypatch.setattr(doctor, "machine", lambda *_: pytest.fail("examined all the same"))
     done = CliRunner().invoke(cli.cli, ["doctor", "--training", "--quick", "--device", "cpu"])
