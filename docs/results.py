@@ -36,6 +36,9 @@ ATTENTION = "20261122-000725-00c3"
 FLASHINFER = "20261121-193506-4853"
 """The run of plan `attention` before, with older kernels of ours, which has FlashInfer."""
 STATE_SPACE = "20261121-105936-8d81"
+MATMUL = "20261122-193257-4f80"
+TRAIN = "20261122-193610-d51b"
+TECHNIQUES = "20261122-193737-eb40"
 CROSSING = "20261121-110018-0b0a"
 SAME_CODE = ("20261121-013846-d039", "20261121-015122-83b1")
 
@@ -95,6 +98,9 @@ def page() -> str:
         *_plan("Attention", ATTENTION),
         *_dense(),
         *_plan("State-space models and linear attention", STATE_SPACE),
+        *_every("Matrix products", MATMUL),
+        *_every("A training step", TRAIN),
+        *_every("Launches and optimizer states in a training step", TECHNIQUES),
         *_crossing(),
         *_slower(),
         *_incorrect(),
@@ -143,6 +149,18 @@ def _plan(title: str, run: str) -> list[str]:
             counts = f"{x.faster} / {x.undecided} / {x.slower}"
             lines.append(f"| `{x.operator}` | {len(x.compared)} | {span} | {counts} |")
     return [f"## {title}", _where(made), "\n".join(lines)]
+
+
+def _every(title: str, run: str) -> list[str]:
+    """Some cases of a plan, each row of them by itself."""
+    made = journal(run)
+    lines = ["| operator | case | implementation | ms | against the fastest baseline |", "|---|---|---|---|---|"]
+    for x in sorted(rows_of(run), key=lambda x: (x.operator, x.case, x.value() or float("inf"))):
+        if (ms := x.value()) is None:
+            continue
+        ratio = _ratio(x.speedup_vs_best_baseline)
+        lines.append(f"| `{x.operator}` | {x.case} | `{x.implementation}` | {figures.number(ms)} | {ratio} |")
+    return [f"## {title}", f"Some cases of the plan. {_where(made)}", "\n".join(lines)]
 
 
 def _where(made: Journal) -> str:

@@ -384,7 +384,8 @@ def implementations(workload: Workload, catalog: Catalog) -> Iterator[Implementa
         yield Implementation(
             operator=workload.name,
             name=system.name,
-            provider=system.base,
+            # With a part of ours it is nobody's baseline: what changes our kernels changes it.
+            provider=PROVIDER if any(x.provider == PROVIDER for x in named) else system.base,
             requires=tuple(dict.fromkeys(x for y in (own[0], *named) for x in y.requires)),
             environment=_environment(system, (own[0], *named)),
             no_environment=next((x.no_environment for x in (own[0], *named) if x.no_environment), ""),
