@@ -40,6 +40,7 @@ WORKER_NEEDS = "torch"
 _ENVIRONMENT = re.compile(r"[A-Za-z0-9_-]{1,60}")
 HARNESS_ROOMS = ("operators", "workloads", "models")
 """Rooms that are part of the harness: the same for every commit that is measured."""
+ROOMS = (*HARNESS_ROOMS, "kernels", "baselines")
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,13 @@ class Catalog:
         for folder in extra:
             if not folder.is_dir():
                 raise InputError(f"KERNELMARK_PATH names {folder}, which is not a folder.")
+            # A folder in which nothing was written yet is one that `kernelmark new` may write to.
+            visible = any(not x.name.startswith(".") for x in folder.iterdir())
+            if visible and not any((folder / room).is_dir() for room in ROOMS):
+                raise InputError(
+                    f"KERNELMARK_PATH names {folder}, where there is no {'/, '.join(ROOMS[:-1])}/ or {ROOMS[-1]}/: "
+                    f"name the folder that holds them."
+                )
         return cls((_own(), *(Root(folder.resolve()) for folder in extra)))
 
     @classmethod
@@ -283,13 +291,13 @@ class Catalog:
     def operator(self, name: str) -> Operator:
         """The operator of that name."""
         if name not in self.operators:
-            raise unknown("operator", name, list(self.operators))
+            raise _unknown_operator(name, list(self.operators))
         return self.operators[name]
 
     def definition(self, name: str) -> Definition:
         """The operator or workload of that name."""
         if name not in self.definitions:
-            raise unknown("operator", name, list(self.definitions))
+            raise _unknown_operator(name, list(self.definitions))
         return self.definitions[name]
 
     def metrics(self, cases: Iterable[Case]) -> tuple[Metric, ...]:
@@ -380,6 +388,14 @@ class Catalog:
                         root=root.folder,
                         no_environment=no_environment,
                     )
+
+
+def _unknown_operator(name: str, known: list[str]) -> InputError:
+    """With what is left to be set where the name is one of a private root's."""
+    error = unknown("operator", name, known)
+    if os.environ.get("KERNELMARK_PATH"):
+        return error
+    return InputError(f"{error} KERNELMARK_PATH is not set: it names the folder of operators of your own.")
 
 
 def _apart(all_: Iterable[Implementation]) -> tuple[Implementation, ...]:

@@ -117,11 +117,11 @@ def tally(verdicts: Iterable[Verdict]) -> dict[Kind, int]:
     return {kind: kinds.count(kind) for kind in KINDS if kind in kinds}
 
 
-def fail_on(names: Iterable[str], metrics: Iterable[Metric] = OPERATOR_METRICS) -> frozenset[str]:
-    """Checks the names given to `--fail-on`: verdicts, and metrics whose flags fail. "default" stands for the
-    default set, "none" for nothing.
+def fail_on(names: Iterable[str], metrics: Iterable[Metric] = ()) -> frozenset[str]:
+    """Checks the names given to `--fail-on`: verdicts, and metrics whose flags fail, those of every operator and
+    these. "default" stands for the default set, "none" for nothing.
     """
-    judged = [x.name for x in metrics if x.judged is not None]
+    judged = list(dict.fromkeys(x.name for x in (*OPERATOR_METRICS, *metrics) if x.judged is not None))
     out: set[str] = set()
     for name in names:
         if name == "default":

@@ -6,7 +6,7 @@ import functools
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -24,6 +24,8 @@ from .values import Duration, Share
 if TYPE_CHECKING:
     from ...registry.detection.comparison import Options
     from ...registry.detection.comparison_report import ComparisonReport
+    from ...registry.store.journal import Journal
+    from ...registry.store.metric import Metric
 
 RUN = "run:"
 """Before a run's name in the place of a revision."""
@@ -241,16 +243,19 @@ def command(
     if base_environment != current_environment:
         # Another environment may well move every row: that is what is asked, and no sign of another machine.
         options = msgspec.structs.replace(options, shift_above=math.inf)
-    fails, home = verdict.fail_on(fail_on), Home(output)
+    home = Home(output)
     named = [x.removeprefix(RUN) for x in (baseline or "", current) if x.startswith(RUN)]
     if named:
         if len(named) == 1 or mode == "ab" or attribute or bisect:
             raise InputError(f"{RUN}NAME is for both sides at once, and for nothing that measures.")
-        report, runs = _of_runs(named, options, fails, narrowed.operators, home)
+        first, second = (home.load(x) for x in named)
+        fails = verdict.fail_on(fail_on, (*first.header.metrics, *second.header.metrics))
+        report, runs = _of_runs(first, second, options, fails, narrowed.operators, home)
         show(report, shown)
         if not shown.no_registry:
             _write_back(report, *runs, home)
         return report.exit_code
+    fails = verdict.fail_on(fail_on, _metrics(narrowed.operators))
     checkout = Checkout.here()
     head = checkout.resolve(current)
     sides = environments(base_environment, current_environment, narrowed.device, home)
@@ -336,15 +341,30 @@ def show(report: ComparisonReport, asked: Shown) -> None:
     show([*verdict_table(report, everything), *map(line, verdict_text.explanations(report))])
 
 
+def _metrics(operators: Collection[str]) -> Iterator[Metric]:
+    """What is measured of these operators and workloads, of all where none is named. One that is not here is of
+    stored runs.
+    """
+    from ..catalog import Catalog
+
+    for name, definition in Catalog.default().definitions.items():
+        if not operators or name in operators:
+            yield from definition.metrics
+
+
 def _of_runs(
-    names: Sequence[str], options: Options, fails: frozenset[str], operators: Collection[str], home: Home
+    base: Journal,
+    current: Journal,
+    options: Options,
+    fails: frozenset[str],
+    operators: Collection[str],
+    home: Home,
 ) -> tuple[ComparisonReport, tuple[str, tuple[str, ...]]]:
     """Two runs that were named, and for the registry the base's commit and the current run."""
     from ...registry.detection.comparison_report import ComparisonReport
     from ...registry.store.index import Index
     from ..compare.stored import of_runs
 
-    base, current = (home.load(x) for x in names)
     progress = of_runs(base, current, Index(home), options, operators)
     shown = f"run {base.header.run}", f"run {current.header.run}"
     report = ComparisonReport(*shown, progress, options, fails)

@@ -265,3 +265,19 @@ def test_wrong_roots(write_root, monkeypatch, tmp_path):
     monkeypatch.setenv("KERNELMARK_PATH", f"{root}:{tmp_path / 'absent'}")
     with pytest.raises(InputError, match="KERNELMARK_PATH names .*absent, which is not a folder"):
         Catalog.default()
+    monkeypatch.setenv("KERNELMARK_PATH", str(root / "operators"))
+    with pytest.raises(InputError, match=r"operators, where there is no operators/, .*, kernels/ or baselines/"):
+        Catalog.default()
+    monkeypatch.setenv("KERNELMARK_PATH", str(tmp_path / "fresh"))
+    (tmp_path / "fresh" / ".git").mkdir(parents=True)
+    assert len(Catalog.default().roots) == 2
+
+
+def test_an_unknown_operator_may_be_one_of_a_root_that_is_not_named(write_root, monkeypatch):
+    monkeypatch.delenv("KERNELMARK_PATH", raising=False)
+    with pytest.raises(InputError, match=r"Did you mean 'gelu'\?.* KERNELMARK_PATH is not set: it names"):
+        Catalog.default().operator("gelus")
+    monkeypatch.setenv("KERNELMARK_PATH", str(write_root(operators__triple=NEW_OPERATOR)))
+    with pytest.raises(InputError) as error:
+        Catalog.default().definition("tripel")
+    assert "KERNELMARK_PATH" not in str(error.value)

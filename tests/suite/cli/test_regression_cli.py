@@ -165,6 +165,26 @@ def test_a_part_of_the_budget_is_kept_for_explaining(call, monkeypatch, asked, k
     assert seen[0].until - seen[0].decided_by == pytest.approx(kept)
 
 
+def test_metrics_of_the_operators_asked_for_may_fail(call, monkeypatch):
+    monkeypatch.setattr(Question, "answer", lambda *_: Answer(Progress(())))
+    asked = "--baseline", "HEAD~1", "--fail-on", "error_unquantized", "--operator"
+    assert call(*asked, "moe")[0] == 4  # nothing was compared
+    code, _, err = call(*asked, "double")
+    assert (code, "unknown verdict to fail on 'error_unquantized'" in err) == (2, True)
+
+
+def test_metrics_of_the_runs_named_may_fail(call, store, tmp_path):
+    runs = [store("HEAD~2"), store("HEAD~1")]
+    asked = "--baseline", f"run:{runs[0]}", "--current", f"run:{runs[1]}", "--fail-on", "bytes_per_token"
+    assert call(*asked)[0] == 2
+    path = Home(tmp_path / "home").journal(runs[1])
+    header, *lines = path.read_bytes().splitlines(keepends=True)
+    given = json.loads(header)
+    given["metrics"].append({"name": "bytes_per_token", "unit": "B", "judged": {"by": "ratio"}})
+    path.write_bytes(json.dumps(given).encode() + b"\n" + b"".join(lines))
+    assert call(*asked)[0] == 3
+
+
 @pytest.fixture
 def store(sleeper, tmp_path):
     """Stores a run of a revision that takes so many ms."""
