@@ -11,12 +11,15 @@ import click
 from ..run.fingerprint import device_named
 from .names import operators
 
+LONGEST = 3600
+"""Seconds of a budget."""
+
 
 @click.command("judge")
 @click.argument("operator", metavar="OPERATOR", shell_complete=operators)
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--device", help="cuda or cpu; default: the best one here.")
-@click.option("--budget", type=click.IntRange(10, 3600), default=60, show_default=True, help="Seconds.")
+@click.option("--budget", type=click.IntRange(10, LONGEST), default=60, show_default=True, help="Seconds.")
 @click.option("--seed", type=int, help="Of the shapes that are drawn; default: random, and said.")
 @click.option("--json", "as_json", is_flag=True, help="For machines: one object.")
 def command_judge(
@@ -26,7 +29,8 @@ def command_judge(
 
     FILE defines a function of OPERATOR's name, as a file of kernels/ does, and imports nothing relative. It is
     checked on the shapes of plan quick and on others that are drawn now, then timed beside the operator's peers,
-    in processes of its own without a network. Exit codes: 0 right, 1 wrong, 3 not known in time.
+    in processes of its own without a network. Exit codes: 0 right, 1 wrong, 3 not known in time, or not here: a
+    Triton kernel needs a GPU, or TRITON_INTERPRET=1 and --device cpu.
     """
     from ..run.judging import Judge
     from ..run.progress import Tally
@@ -39,29 +43,39 @@ def command_judge(
 
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
-        _tell(found)
+        _tell(found, budget)
     sys.exit({True: 0, False: 1, None: 3}[found.right])
 
 
-def _tell(found: object) -> None:
+def _tell(found: object, budget: int) -> None:
     from ...registry.escape import plain
     from ..run.judging import Judgement
 
     assert isinstance(found, Judgement)
     words = {True: "yes", False: "no", None: "not known"}
     click.echo(f"compiles  {words[found.compiles]}")
-    known = [x.ok for x in found.shapes]
-    click.echo(f"right     {words[found.right]}: {known.count(True)} of {len(known)} shapes, seed {found.seed}")
+    if found.reason is not None:
+        click.echo(f"right     not judged: {found.reason}")
+    else:
+        right = sum(x.ok is True for x in found.shapes)
+        unreached = len(found.shapes) < found.asked
+        more = f"; out of time, try --budget {min(4 * budget, LONGEST)}" if unreached and found.out_of_time else ""
+        click.echo(f"right     {words[found.right]}: {right} of {found.asked} shapes, seed {found.seed}{more}")
     for shape in found.shapes:
         if not shape.ok:
             said = "wrong" if shape.ok is False else "not judged"
             click.echo(f"    {plain(shape.case)}: {said}: {plain(shape.reason)}")
+    if found.out_of_time and found.right is not False and not found.speed:
+        click.echo("speed     not measured in this time")
+    of = " (Triton's interpreter: no speed of the kernel)" if found.interpreted else ""
     for x in found.speed:
         if x.speedup is None:
-            click.echo(f"speed     {plain(x.case)}: {x.ms:.4g} ms; no peer beside it")
+            late = "no peer measured in this time" if found.out_of_time else "no peer has a time beside it"
+            none = late if found.peers else "no peer beside it"
+            click.echo(f"speed     {plain(x.case)}: {x.ms:.4g} ms{of}; {none}")
         else:
             low = f"at least {x.low:.2f}×" if x.low is not None else "no interval in this time"
-            click.echo(f"speed     {plain(x.case)}: {x.ms:.4g} ms, {x.speedup:.2f}× {x.best_peer}, {low}")
+            click.echo(f"speed     {plain(x.case)}: {x.ms:.4g} ms{of}, {x.speedup:.2f}× {x.best_peer}, {low}")
     for said in found.found or ("nothing",):
         click.echo(f"found     {plain(said)}")
     click.echo(f"network   {plain(found.network)}")

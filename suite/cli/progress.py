@@ -41,15 +41,13 @@ class Lines(Counted):
             print(f"  {escape.plain(what)}: {record.status}: {escape.plain(record.reason)}", flush=True)
         elif record.measurement is not None and record.replicate == 0 and self.cells <= FEW:
             self._last = time.monotonic()
-            left = f"; {self.left()} left" if self.pace.left_s() is not None else ""
-            print(f"[{self.finished}/{self.cells}] {escape.plain(what)}: {self.seen(record)}{left}", flush=True)
+            said = "; ".join(x for x in (f"{escape.plain(what)}: {self.seen(record)}", self.left()) if x)
+            print(f"[{self.finished}/{self.cells}] {said}", flush=True)
         elif time.monotonic() - self._last >= QUIET_S or self.finished == self.cells:
             self._last = time.monotonic()
-            print(
-                f"[{self.finished}/{self.cells}] replicate {record.replicate + 1}, {escape.plain(what)}; "
-                f"{self.left()} left",
-                flush=True,
-            )
+            said = f"replicate {record.replicate + 1}, {escape.plain(what)}"
+            said = "; ".join(x for x in (said, self.left()) if x)
+            print(f"[{self.finished}/{self.cells}] {said}", flush=True)
 
 
 class Live(Counted):
@@ -62,11 +60,11 @@ class Live(Counted):
         self.progress = Progress(
             BarColumn(24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[left]} left", markup=False),
+            TextColumn("{task.fields[left]}", markup=False),
             TextColumn("{task.description}", markup=False),
             console=escape.console(),
         )
-        self._task = self.progress.add_task("starting", total=None, left="–")
+        self._task = self.progress.add_task("starting", total=None, left="")
 
     def begin(
         self, run: str, todo: Collection[tuple[Key, int]], finished: int, metrics: Collection[Metric]

@@ -18,7 +18,7 @@ from ...registry.errors import InputError
 from ...registry.figures import counted, seconds
 from ...registry.store.home import Home
 from ...registry.store.journal import Journal, read
-from ...registry.store.record import PROVIDER, Request, Status
+from ...registry.store.record import PROVIDER, DeviceKind, Request, Status
 from ...registry.store.transfer import checked_run, join
 from .. import budget as budgets
 from .. import shards
@@ -149,7 +149,8 @@ def command_run(
                 left_out = budgets.without(cells, kept)
                 loaded, cells = budgets.narrowed(loaded, kept), kept
                 if dry_run:
-                    _dry(loaded, cells, left_out, budgets.seconds(cells, loaded.replicates, cost), limit_s)
+                    likely_s = budgets.seconds(cells, loaded.replicates, cost)
+                    _dry(loaded, cells, left_out, chosen, likely_s, limit_s)
                     return
                 if left_out:
                     _tell(f"no time within {seconds(limit_s)} for {_named(left_out)}", err=True)
@@ -230,31 +231,40 @@ def asked_for(
 
 
 def _dry(
-    plan: Plan, cells: Sequence[Cell], left_out: Sequence[Cell], likely_s: float, limit_s: float | None
+    plan: Plan,
+    cells: Sequence[Cell],
+    left_out: Sequence[Cell],
+    device: DeviceKind,
+    likely_s: float,
+    limit_s: float | None,
 ) -> None:
-    """What would be measured, and what the budget leaves no time for."""
+    """What would be measured, what of it cannot run here, and what the budget leaves no time for."""
     from ...registry.views.table import Block, line, show
 
-    made = f"{counted(len(cells), 'row')}, {counted(plan.replicates, 'replicate')}"
+    absent = sum(x.implementation.unavailable(device) is not None for x in cells)
+    cannot = f" ({absent} marked * cannot run here)" if absent else ""
+    made = f"{counted(len(cells), 'row')}{cannot}, {counted(plan.replicates, 'replicate')}"
     likely = f"likely {seconds(likely_s)}"
     if limit_s is not None and likely_s > limit_s:
         likely += f", more than the {seconds(limit_s)} after which it ends; what is not reached then is named"
     told = line(f"plan {plan.name}: {made}; {likely}. Nothing was measured.")
-    page: list[Block] = [_cells("", cells)]
+    page: list[Block] = [_cells("", cells, device)]
     if left_out:
-        page += [line(""), _cells("Left out", left_out)]
+        page += [line(""), _cells("Left out", left_out, device)]
     show([*page, told])
 
 
-def _cells(title: str, cells: Sequence[Cell]) -> Table:
-    """A line a case."""
+def _cells(title: str, cells: Sequence[Cell], device: DeviceKind) -> Table:
+    """A line a case; implementations with a * cannot run here."""
     from ...registry.views.table import Column, Table
 
     table = Table((Column("operator"), Column("case", folds=20), Column("implementations", folds=20)), title)
     cases: dict[tuple[str, str], dict[str, None]] = {}
     for cell in cells:
         state = "" if cell.cache == "cold" else f" ({cell.cache})"
-        cases.setdefault((cell.case.operator, cell.case.name + state), {}).setdefault(cell.implementation.name)
+        mark = "" if cell.implementation.unavailable(device) is None else "*"
+        case = cell.case.operator, cell.case.name + state
+        cases.setdefault(case, {}).setdefault(cell.implementation.name + mark)
     for (operator, case), implementations in cases.items():
         table.add(operator, case, ", ".join(implementations))
     return table

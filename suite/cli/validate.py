@@ -11,6 +11,8 @@ from ...registry.store.journal import Journal
 from .names import run_argument
 
 MARKS = {"pass": ("✓", "green"), "fail": ("✗", "red"), "unknown": ("?", "yellow")}
+NAMED = {"gradients": "gradients of a training run"}
+"""Criteria whose name may be taken for another thing: the backward pass of an operator is checked in any case."""
 CODES = {"pass": 0, "fail": 1, "unknown": 3}
 
 
@@ -53,7 +55,8 @@ def shown(journal: Journal, as_json: bool = False) -> int:
             click.echo(
                 f"    {_mark(criterion.verdict)} {criterion.name}: {plain(criterion.seen)} ({criterion.bound})"
             )
-        if x.status == "ok" and (names := [y.name for y in x.criteria if y.verdict == "not asked"]):
+        names = [NAMED.get(y.name, y.name) for y in x.criteria if y.verdict == "not asked"]
+        if x.status == "ok" and names:
             click.echo(f"    – {', '.join(names)}: not measured of {plain(x.row.operator)}, and not asked")
     for status, count in apart.items():
         click.echo(f"{counted(count, 'row')} of ours {status} there, and not asked")

@@ -59,6 +59,9 @@ LOADING = 0.2
 """Of the time, what goes by until the first cell is measured: torch is loaded."""
 SHARE_OF_CHECKS = 0.4
 """Of the time, for the shapes; the rest is for the comparison with peers."""
+NO_DRIVER = "0 active drivers"
+"""What Triton says where it finds no GPU to compile for."""
+NEEDS_GPU = "a Triton kernel needs a GPU, or TRITON_INTERPRET=1"
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -81,19 +84,29 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """What was found. `right` and `compiles` are None where nothing was seen of it in time."""
+    """What was found. `right` and `compiles` are None where nothing was seen of it in time, or nothing could be
+    seen here: then `reason` says why.
+    """
 
     operator: str
     device: str
     compiles: bool | None
     right: bool | None
+    asked: int
+    """How many shapes there are; those in `shapes` were reached in time."""
     shapes: tuple[Shape, ...]
+    peers: tuple[str, ...]
+    """The implementations that can run beside it here."""
+    out_of_time: bool
+    interpreted: bool
+    """Whether times are those of Triton's interpreter, which say nothing of the kernel's speed."""
     speed: tuple[Speed, ...]
     found: tuple[str, ...]
     """What the defences found: why it is incorrect, and what it had changed in its process that was put back."""
     network: str
     seconds: float
     seed: int
+    reason: str | None = None
 
 
 @dataclass
@@ -123,17 +136,20 @@ class Judge:
             bench = held.enter_context(_Bench(catalog, root, self.device, home, python, self.seed))
             first, rest = bench.cells(checks, ("torch",)), bench.cells(again)
             counted = [*first, *(x for _ in range(REPLICATES) for x in rest)]
-            count = sum(x.implementation.unavailable(self.device) is None for x in counted)
-            listener = Shared(self.tell, count, LOADING)
+            can = [x.implementation for x in counted if x.implementation.unavailable(self.device) is None]
+            listener = Shared(self.tell, len(can), LOADING)
             self.tell("loading torch", 0.0)
             checked = bench.measure(checks, first, begin + self.budget_s * SHARE_OF_CHECKS, listener)
-            shapes = tuple(_shapes(checked, bench.name))
+            here = not (self.device == "cpu" and undriven(checked, bench.name))
+            shapes = tuple(_shapes(checked, bench.name)) if here else ()
             timed: Journal | None = None
-            if not any(x.ok is False for x in shapes):
+            out_of_time = not _ended(checked)
+            if here and not any(x.ok is False for x in shapes):
                 timed = bench.measure(again, rest, begin + self.budget_s, listener)
+                out_of_time |= not _ended(timed)
             speed = _speeds(timed, bench.name) if timed is not None else ()
             records = [*(checked.records if checked else ()), *(timed.records if timed else ())]
-            ours = [x for x in records if x.implementation == bench.name]
+            ours = [x for x in records if x.implementation == bench.name and here]
             others = _others(records, bench.name)
             wrong = any(_counts(x, others.get(x.case.name, ())) for x in ours)
             right = False if wrong else True if any(x.ok for x in shapes) else None
@@ -142,12 +158,17 @@ class Judge:
                 device=self.device,
                 compiles=any(x.status in ("ok", "incorrect") for x in ours) if ours else None,
                 right=right,
+                asked=len(checks.cases),
                 shapes=shapes,
+                peers=tuple(dict.fromkeys(x.name for x in can if x.root != root)),
+                out_of_time=out_of_time,
+                interpreted=self.device == "cpu" and interpreted(root),
                 speed=() if right is False else speed,
                 found=tuple(dict.fromkeys(_found(ours))),
                 network=network,
                 seconds=round(time.monotonic() - begin, 1),
                 seed=self.seed,
+                reason=None if here else NEEDS_GPU,
             )
 
 
@@ -225,6 +246,38 @@ def _place(file: Path, root: Path, operator: str, device: str) -> None:
         shutil.copyfile(file, target)
     except OSError as error:
         raise InputError(f"kernel file {file} cannot be read: {error.strerror or error}.") from None
+
+
+def undriven(journal: Journal | None, name: str) -> bool:
+    """Whether all that became of an implementation is that Triton found no GPU: it was never compiled."""
+    ours = [x for x in journal.records if x.implementation == name] if journal else []
+    return bool(ours) and all(x.status == "error" and NO_DRIVER in (x.reason or "") for x in ours)
+
+
+def _ended(journal: Journal | None) -> bool:
+    """Whether all was measured before the time was over."""
+    return journal is not None and bool(journal.footers) and journal.footers[-1].complete
+
+
+def interpreted(root: Path) -> bool:
+    """Whether Triton interprets what a root's files have it do, as far as their imports tell."""
+    if os.environ.get("TRITON_INTERPRET", "").lower() not in ("1", "true", "on"):
+        return False
+    return any(_imports_triton(x.read_text(encoding="utf-8", errors="replace")) for x in root.rglob("*.py"))
+
+
+def _imports_triton(source: str) -> bool:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return False
+    named = [
+        name
+        for x in ast.walk(tree)
+        if isinstance(x, ast.Import | ast.ImportFrom)
+        for name in ([y.name for y in x.names] if isinstance(x, ast.Import) else [x.module or ""])
+    ]
+    return any(x.partition(".")[0] == "triton" for x in named)
 
 
 def secret_variables(catalog: Catalog) -> list[str]:

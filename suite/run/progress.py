@@ -82,8 +82,9 @@ class Counted:
         self.pace.stage(replicate, cell is not None)
 
     def left(self) -> str:
-        """Time left, as far as it is known."""
-        return figures.seconds(self.pace.left_s())
+        """Time left, and that it is; empty as long as it is not known."""
+        left_s = self.pace.left_s()
+        return "" if left_s is None else f"{figures.seconds(left_s)} left"
 
     def seen(self, record: Record) -> str:
         """What one process measured, for whoever waits: the row's value needs them all."""
@@ -162,7 +163,8 @@ class Cells(Counted):
         if self._clock() - self._shown < BLINK_S:
             return
         self._shown = self._clock()
-        done = f"{self.finished} of {self.cells}, {self.left()} left: " if self.cells else ""
+        counted = ", ".join(x for x in (f"{self.finished} of {self.cells}", self.left()) if x)
+        done = f"{counted}: " if self.cells else ""
         self._line.show(escape.plain(f"{done}{what}"))
 
 

@@ -35,7 +35,7 @@ def test_progress_rows_and_memory(root):
 
     notebook = nbformat.v4.new_notebook(cells=cells)
     Client(notebook, timeout=120).execute(env=os.environ | {"KERNELMARK_PATH": str(root)})
-    assert sent[0].startswith("0 of 4, – left: ")
+    assert sent[0].startswith("0 of 4: ")
     assert len(sent) > 2
     measured, rows, memory = (x.outputs for x in cells)
     assert [x.output_type for x in measured] == ["display_data"]  # and nothing on the error output

@@ -240,7 +240,7 @@ def test_the_page_and_the_exit_code(tmp_path: Path) -> None:
         "    ✓ speedup: 2.00× over torch, lower bound 2.00× (at least 1.2×)",
         "    ✗ memory: +10.0 % of torch's 0.0 MB (at most 5 % more)",
         "    ✓ error: 1.0e-06 (at most 1e-05 in fp32)",
-        "    – quality, stability, gradients: not measured of gelu, and not asked",
+        "    – quality, stability, gradients of a training run: not measured of gelu, and not asked",
         "fail: 0 pass, 1 fail, 0 unknown",
     ]
     done = CliRunner().invoke(command_validate, [str(path), "--json"])

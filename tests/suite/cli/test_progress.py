@@ -63,7 +63,7 @@ def test_lines_now_and_then_and_for_what_went_wrong(capsys, clock):
             lines.end(record(f"c{i}"))
     assert capsys.readouterr().out.splitlines() == [
         "run run-1: 200 measurements, 140 done already",
-        "[141/200] replicate 1, gelu c0 torch; – left",
+        "[141/200] replicate 1, gelu c0 torch",
         "[151/200] replicate 1, gelu c10 torch; 49.0 s left",
         "[161/200] replicate 1, gelu c20 torch; 39.0 s left",
         "  gelu c30 torch: timeout: verify: not finished within 5 s",

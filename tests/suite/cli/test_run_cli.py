@@ -245,6 +245,9 @@ def test_what_would_be_measured(call, root, plan_file, monkeypatch, tmp_path):
         ["double", f"N{size}-fp32-forward", "copy,", "plain"] for size in (16, 32, 1 << 20)
     ]
     assert "plan tiny: 6 rows, 2 replicates; likely" in out
+    code, marked, _ = call(*arguments, "--implementation", "absent")
+    assert marked.splitlines()[-1].startswith("plan tiny: 9 rows (3 marked * cannot run here), 2 replicates")
+    assert ["double", "N16-fp32-forward", "copy,", "absent*,", "plain"] in map(str.split, marked.splitlines())
     assert not (tmp_path / "home").exists()
     code, out, _ = call(*arguments, "--axis", "N=8,64", "--budget", "1s")
     assert code == 0

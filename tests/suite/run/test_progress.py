@@ -51,14 +51,14 @@ def test_a_line_says_what_how_far_and_how_long(monkeypatch):
         shown.end(x.record(0, i, "error", "verify: no") if i == 1 else x.record(0, i, "ok", None, SEEN))
     shown.close()
     assert line.texts == [
-        "0 of 5, – left: ceilings",
-        "0 of 5, – left: gelu c0 torch: build",
-        "1 of 5, – left: gelu c0 torch: 0.5000 ms",
-        "1 of 5, – left: gelu c1 torch: build",
-        "2 of 5, – left: gelu c1 torch: error",
-        "2 of 5, – left: gelu c2 torch: build",
-        "3 of 5, – left: gelu c2 torch: 0.5000 ms",
-        "3 of 5, – left: gelu c3 torch: build",
+        "0 of 5: ceilings",
+        "0 of 5: gelu c0 torch: build",
+        "1 of 5: gelu c0 torch: 0.5000 ms",
+        "1 of 5: gelu c1 torch: build",
+        "2 of 5: gelu c1 torch: error",
+        "2 of 5: gelu c2 torch: build",
+        "3 of 5: gelu c2 torch: 0.5000 ms",
+        "3 of 5: gelu c3 torch: build",
         "4 of 5, 4.5 s left: gelu c3 torch: 0.5000 ms",
         "4 of 5, 4.5 s left: gelu c4 torch: build",
         "5 of 5, 0.0 s left: gelu c4 torch: 0.5000 ms",
@@ -104,8 +104,8 @@ def test_in_a_notebook_one_place_of_the_output_is_rewritten(notebook):
         listener.begin("", [(Key("gelu", "c0", "torch", "cold"), 0)], 0, [LATENCY])
         listener.stage(0, "<b>", None)
     (place,) = notebook
-    assert [x["text/plain"] for x in place.data] == ["0 of 1, – left: <b>", "0 of 1 measured in 0.0 s"]
-    assert place.data[0]["text/html"] == "<pre>0 of 1, – left: &lt;b&gt;</pre>"
+    assert [x["text/plain"] for x in place.data] == ["0 of 1: <b>", "0 of 1 measured in 0.0 s"]
+    assert place.data[0]["text/html"] == "<pre>0 of 1: &lt;b&gt;</pre>"
 
 
 def test_ipython_on_a_terminal_is_no_notebook(monkeypatch):
@@ -128,7 +128,7 @@ def test_a_terminals_line_is_taken_away_and_a_log_has_none(monkeypatch, capsys):
     with watched() as listener:
         listener.begin("", [(Key("gelu", "c0", "torch", "cold"), 0)], 0, [LATENCY])
         listener.stage(0, "ceilings", None)
-    assert screen.getvalue() == ("\r\x1b[K0 of 1, – left: ceilings\r\x1b[K0 of 1 measured in 0.0 s\r\x1b[K")
+    assert screen.getvalue() == ("\r\x1b[K0 of 1: ceilings\r\x1b[K0 of 1 measured in 0.0 s\r\x1b[K")
     assert capsys.readouterr().out == ""
 
 
