@@ -275,7 +275,9 @@ def _imports_triton(source: str) -> bool:
         name
         for x in ast.walk(tree)
         if isinstance(x, ast.Import | ast.ImportFrom)
-        for name in ([y.name for y in x.names] if isinstance(x, ast.Import) else [x.module or ""])
+        for name in (
+            [y.name for y in x.names] if isinstance(x, ast.Import) else ["." * x.level + (x.module or "")]
+        )
     ]
     return any(x.partition(".")[0] == "triton" for x in named)
 

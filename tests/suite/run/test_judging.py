@@ -6,17 +6,22 @@ import json
 import random
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.record import Case, Header, Measurement, Record
 from kernelmark.suite.catalog import Catalog, Root
 from kernelmark.suite.cli import cli, run_command
+from kernelmark.suite.cli.judge import _tell
 from kernelmark.suite.run import judging
 from kernelmark.suite.run.judging import (
     UNSEEN,
     Judge,
+    Judgement,
     Shape,
+    Speed,
     _found,
     _shapes,
     _speeds,
@@ -141,6 +146,81 @@ def test_what_nobody_can_run_leaves_the_judgement_open(tmp_path: Path, monkeypat
     assert right(fits + both("b", "error", "error"), fits + both("b", "error", "error")) is True
     assert right(fits, fits + both("b", "crashed", "ok")) is False
     assert right(fits, fits + both("b", "incorrect", "error")) is False
+
+
+def test_a_triton_kernel_without_a_gpu_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "verify: RuntimeError: 0 active drivers ([]). There should only be one."
+    mine = [
+        msgspec.structs.replace(record(x, "softmax", "error"), reason=said, measurement=None) for x in ("a", "b")
+    ]
+    phases = [journal(*mine, record("a", "torch"))]
+    monkeypatch.setattr(judging._Bench, "measure", lambda *_: phases.pop())  # of one phase: no peers are timed
+    monkeypatch.setattr(judging._Bench, "cells", lambda *_: ())
+    monkeypatch.setattr(judging._Bench, "name", "softmax")
+    monkeypatch.setattr(judging, "apart", lambda *_: (tmp_path, "none"))
+    file = tmp_path / "softmax.py"
+    file.write_text("def softmax(x):\n    return x\n")
+    found = Judge("softmax", file, "cpu", 1).judge()
+    assert (found.right, found.compiles, found.shapes, found.reason) == (None, None, (), judging.NEEDS_GPU)
+    assert judging.undriven(journal(*mine), "softmax")
+    assert not judging.undriven(journal(*mine, record("c", "softmax", "incorrect")), "softmax")
+    assert not judging.undriven(journal(), "softmax")
+
+
+@pytest.mark.parametrize(
+    ("changed", "lines"),
+    [
+        ({}, ["right     yes: 1 of 1 shapes, seed 7", "speed     a: 2 ms, 1.50× torch, at least 1.20×"]),
+        (
+            {"compiles": None, "right": None, "shapes": (), "speed": (), "reason": judging.NEEDS_GPU},
+            ["right     not judged: a Triton kernel needs a GPU, or TRITON_INTERPRET=1"],
+        ),
+        (
+            {"asked": 8, "out_of_time": True, "interpreted": True, "speed": (Speed("a", 2.0, *[None] * 4),)},
+            [
+                "right     yes: 1 of 8 shapes, seed 7; out of time, try --budget 240",
+                "speed     a: 2 ms (Triton's interpreter: no speed of the kernel); no peer measured in this time",
+            ],
+        ),
+        (
+            {"right": None, "shapes": (), "speed": (), "out_of_time": True},
+            [
+                "right     not known: 0 of 1 shapes, seed 7; out of time, try --budget 240",
+                "speed     not measured in this time",
+            ],
+        ),
+        (
+            {"peers": (), "speed": (Speed("a", 2.0, *[None] * 4),)},
+            ["right     yes: 1 of 1 shapes, seed 7", "speed     a: 2 ms; no peer beside it"],
+        ),
+    ],
+)
+def test_what_is_told(changed: dict[str, Any], lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = Judgement(
+        operator="double", device="cpu", compiles=True, right=True, asked=1, shapes=(Shape("a", True),),
+        peers=("torch",), out_of_time=False, interpreted=False, found=(), network="none", seconds=1.0, seed=7,
+        speed=(Speed("a", 2.0, 1.5, 1.2, 1.8, "torch"),),
+    )  # fmt: skip
+    _tell(msgspec.structs.replace(found, **changed), 60)
+    told = capsys.readouterr().out.splitlines()
+    assert told[1:-2] == lines
+    assert told[-2:] == ["found     nothing", "network   none"]
+
+
+def test_whose_times_are_those_of_tritons_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "kernels" / "cpu" / "double.py"
+    file.parent.mkdir(parents=True)
+    for source, interpreted in (
+        ("def f():\n    import triton.language as tl\n", True),
+        ("from triton import jit\n", True),
+        ("import torch, tritonclient\nfrom .triton import x\n", False),
+        ("import triton(", False),
+    ):
+        file.write_text(source)
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        assert judging.interpreted(tmp_path) is interpreted
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
+        assert not judging.interpreted(tmp_path)
 
 
 def test_the_candidate_gets_no_secret_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
