@@ -67,9 +67,11 @@ class Definition:
 
     * `axes` and `options` say what each letter and option means; a case gives all axes, options have
       defaults (the first of the values listed).
+    * `dtypes` are those that its cases may have: names of `DTYPES` in `operator.py`.
     * `later` gives axes and options that came after results were recorded, with the value they had until then: at
       that value they are left out of names and hashes, so that old rows stay comparable.
     * `bytes(case)`, `flops(case)`, `exponentials(case)`: the least a perfect implementation moves and computes.
+    * `tokens(case)`: how many tokens a call stands for, for a rate of them; None where it has none.
     * `plans`: the cases by plan. `quick` (and `quick_cpu` in its place on a CPU) and `standard`; `full`
       is what comes on top of `standard`.
     * `continues` maps a definition's hash to the one that it had before an edit which changed nothing of what is

@@ -114,6 +114,7 @@ class Operator(Definition):
       (fp32 for `fp32_reference`); differentiable when `gradients` are asked for.
     * `variations` realise options: by (option, value) a function `(inputs, case) -> inputs` that is applied to
       what `inputs` gave, such as another layout. Only cases with that value depend on it.
+    * `tolerances` say by dtype how far an answer may be off (`Tolerance`); every dtype of its cases has one.
     * `results(result, inputs)` turns an implementation's result into what the reference gives, for
       outputs that have more than one right form (a quantized tensor and its scales).
     * `gradients` names the inputs that the backward pass differentiates, those of them that a case has.

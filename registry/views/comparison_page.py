@@ -13,6 +13,8 @@ from .tables import CASE_WIDTH, MOST_REASONS, narrow
 
 Order: TypeAlias = Literal["change", "case"]
 _STYLES: Mapping[Standing, str] = {"faster": "green", "undecided": "", "slower": "red"}
+_UNTIMED: Mapping[Standing, str] = {"faster": "better", "undecided": "undecided", "slower": "worse"}
+"""The words of what is neither a time nor a rate."""
 
 
 def comparison_page(comparison: RunComparison, order: Order = "change", only_changed: bool = False) -> Page:
@@ -31,7 +33,8 @@ def comparison_page(comparison: RunComparison, order: Order = "change", only_cha
     compared = comparison.compared
     if compared:
         total = [comparison.overall] if len(comparison.operators) > 1 else []
-        page += [line(""), _operators([*comparison.operators, *total])]
+        timed = all(x.timed for x in compared)
+        page += [line(""), _operators([*comparison.operators, *total], timed)]
     asked = shown(comparison, order, only_changed)
     by_unit: dict[tuple[str, str], list[RowComparison]] = {}
     for row in asked:
@@ -53,11 +56,12 @@ def shown(comparison: RunComparison, order: Order, only_changed: bool) -> list[R
     return sorted(found, key=lambda x: (x.standing == "undecided", -x.size)) if order == "change" else found
 
 
-def _operators(changes: Sequence[OperatorChange]) -> Table:
+def _operators(changes: Sequence[OperatorChange], timed: bool) -> Table:
+    standings = [x if timed else _UNTIMED[x] for x in _STYLES]
     table = Table(
         (
             Column("operator"),
-            *(Column(x, number=True) for x in ("rows", "faster", "undecided", "slower")),
+            *(Column(x, number=True) for x in ("rows", *standings)),
             Column("change (geometric mean)", number=True),
         )
     )
@@ -91,7 +95,7 @@ def _table(title: str, unit: str, found: Sequence[RowComparison]) -> Table:
             row.operator,
             row.case + ("" if row.cache == "cold" else f" ({row.cache})"),
             row.implementation + ("*" if row.notes else ""),
-            Text(row.standing, _STYLES[row.standing]),
+            Text(row.standing if row.timed else _UNTIMED[row.standing], _STYLES[row.standing]),
             figures.number(row.first_value),
             figures.number(row.second_value),
             Text(narrow(figures.change(row.ratio)), _STYLES[row.standing]),

@@ -78,6 +78,11 @@ class RowComparison(msgspec.Struct, frozen=True, rename={"pass_": "pass"}):
         return "faster" if (self.ratio_high < 1) == (self.better == "lower") else "slower"
 
     @property
+    def timed(self) -> bool:
+        """Whether faster and slower are words for it: a time, or a rate. Else it is better or worse."""
+        return self.unit in ("ms", "s") or self.unit.endswith("/s")
+
+    @property
     def size(self) -> float:
         """How large the change is, whichever way: the logarithm's absolute value."""
         return abs(math.log(self.ratio)) if self.ratio else 0.0

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import triton
 from kernelmark.kernels import _common
+from kernelmark.registry.errors import InputError, unknown
 from kernelmark.registry.store.record import Case
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.operator import Operator
@@ -117,6 +118,7 @@ class Forgetful(dict):
     def __setitem__(self, key: Any, value: Any) -> None: ...
 
 
+TARGET = re.compile(r"\d+\.\d|gfx[0-9a-f]+")
 MATRIX = re.compile(r"\bwgmma\.mma_async|\btcgen05\.mma|\bmma\.sync|\bv_(?:s?mfma|smfmac|s?wmma|swmmac)_")
 """Instructions of the units that multiply matrices: Hopper's, Blackwell's, the older ones', and AMD's."""
 PRODUCT = re.compile(r"(?:tt\.dot|tt\.dot_scaled|ttng\.\w*(?:dot|mma)) .*")
@@ -251,8 +253,25 @@ def compiled(
     return [{"case": case, "error": None, **row} for (case, _), row in found.items()]
 
 
+def asked(words: Sequence[str]) -> tuple[GPUTarget, list[str], bool]:
+    """Target, operators and whether of a few cases. Raises `InputError` for what is none."""
+    few = words[:1] == ["--few"]
+    target, *operators = words[few:] or [""]
+    if not TARGET.fullmatch(target):
+        raise InputError(
+            f"no target {target!r}. Targets are NVIDIA's compute capabilities (9.0) and AMD's architectures "
+            f"(gfx942): python tests/kernels/compiled.py [--few] TARGET [OPERATOR ...]"
+        )
+    there = everywhere()
+    if absent := [x for x in operators if x not in there]:
+        raise unknown("operator", absent[0], there)
+    return target_named(target), operators or there, few
+
+
 if __name__ == "__main__":
-    _, *given = sys.argv
-    few = given[0] == "--few"
-    target, *operators = given[few:]
-    print(json.dumps(compiled(target_named(target), operators or everywhere(), few=few)))
+    try:
+        wanted, operators, few = asked(sys.argv[1:])
+    except InputError as error:
+        print(f"compiled.py: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    print(json.dumps(compiled(wanted, operators, few=few)))

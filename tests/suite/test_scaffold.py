@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from kernelmark.registry.store.journal import read
 from kernelmark.suite import cli
+from kernelmark.suite.catalog import Catalog
 
 HERE = Path(__file__).resolve().parents[2]
 PLAN = "replicates = 1\n[sampling]\nmin_samples = 5\nmax_samples = 10\n"
@@ -46,11 +47,27 @@ def passes(folder: Path, *files: str, path: Path | None = None, written: tuple[s
     assert done.returncode == 0, done.stdout
 
 
+def differentiable(folder: Path) -> None:
+    """Makes the operator that was written so, and only of two dtypes, as the page says."""
+    page = (HERE / "docs" / "adding-an-operator.md").read_text(encoding="utf-8")
+    kernel = page.partition("### Backward")[2].partition("```python\n")[2].partition("```\n")[0]
+    (folder / "kernels" / "swish.py").write_text(kernel)
+    declared = folder / "operators" / "swish.py"
+    text = declared.read_text(encoding="utf-8").replace('    axes={"M"', '    dtypes=("bf16", "fp32"),\n    axes={"M"')
+    text = text.replace("    # gradients=", '    gradients=("x",),\n    # gradients=')
+    declared.write_text(text.replace('grid("forward", ', 'grid("forward", "backward", '))
+    operator = Catalog.of(folder).operator("swish")
+    (forward, backward) = operator.expand(operator.plans["quick"][0])
+    assert (forward.bytes, backward.bytes) == (2 * 4096 * 4096 * 2, 3 * 4096 * 4096 * 2)
+
+
 def test_a_private_operator_and_a_baseline_of_it(new, program, tmp_path):
     code, out, err = new("operator", "swish")
     assert (code, err) == (0, "")
     assert f"export KERNELMARK_PATH={tmp_path / 'mine'}" in out
-    passes(tmp_path / "mine", "tests/test_swish.py")
+    shutil.copytree(tmp_path / "mine", tmp_path / "backward")
+    differentiable(tmp_path / "backward")
+    passes(tmp_path / "mine", "tests/test_swish.py", str(tmp_path / "backward" / "tests" / "test_swish.py"))
     program.environment["KERNELMARK_PATH"] = str(tmp_path / "mine")
     program.environment["TORCHDYNAMO_DISABLE"] = "1"  # compiling takes longer than all the rest
     plan = PLAN + '[[cases]]\noperator = "swish"\naxes = { M = 8, N = 64 }\ndtype = "fp32"\n'
