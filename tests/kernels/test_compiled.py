@@ -10,9 +10,10 @@ import re
 from pathlib import Path
 
 import pytest
+from kernelmark.registry.errors import InputError
 from kernelmark.suite.catalog import Catalog
 
-from . import gate
+from . import compiled, gate
 
 FOLDER = Path(__file__).parent
 KERNELS = FOLDER.parents[1] / "kernels"
@@ -91,3 +92,17 @@ def test_compiles_and_fits(capability, operators):
         assert [x for x in odd if not x["wide"]] == []
         # Beside vectors of logits only the target's own is read, once for each of a thread's vectors at most.
         assert [x for x in odd if "rms_norm" not in x["case"] and x["narrow"] > 8] == []
+
+
+def test_what_the_command_is_asked():
+    target, operators, few = compiled.asked(["--few", "9.0", "attention"])
+    assert (target.arch, operators, few) == (90, ["attention"], True)
+    assert compiled.asked(["gfx942"])[1:] == (compiled.everywhere(), False)
+    for words, said in (
+        ([], "no target ''"),
+        (["--few"], "no target ''"),
+        (["attention"], "no target 'attention'. Targets are"),
+        (["9.0", "atention"], "unknown operator 'atention'. Did you mean 'attention'"),
+    ):
+        with pytest.raises(InputError, match=re.escape(said)):
+            compiled.asked(words)

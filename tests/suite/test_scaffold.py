@@ -53,7 +53,9 @@ def differentiable(folder: Path) -> None:
     kernel = page.partition("### Backward")[2].partition("```python\n")[2].partition("```\n")[0]
     (folder / "kernels" / "swish.py").write_text(kernel)
     declared = folder / "operators" / "swish.py"
-    text = declared.read_text(encoding="utf-8").replace('    axes={"M"', '    dtypes=("bf16", "fp32"),\n    axes={"M"')
+    text = declared.read_text(encoding="utf-8").replace(
+        '    axes={"M"', '    dtypes=("bf16", "fp32"),\n    axes={"M"'
+    )
     text = text.replace("    # gradients=", '    gradients=("x",),\n    # gradients=')
     declared.write_text(text.replace('grid("forward", ', 'grid("forward", "backward", '))
     operator = Catalog.of(folder).operator("swish")

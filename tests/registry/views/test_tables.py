@@ -123,6 +123,18 @@ def test_a_comparison_shows_change_and_interval(literal: Any, width: int) -> Non
     assert "regress" not in text
 
 
+def test_a_comparison_of_no_times_says_better_and_worse(literal: Any) -> None:
+    def sized(value: float) -> Any:
+        case = literal.case(primary="memory")
+        return literal.journal(
+            *(literal.record(case=case, replicate=i, beside={"memory": value}) for i in range(3))
+        )
+
+    text = printed(comparison_page(compare(sized(1e6), sized(2e6))), 120)
+    assert "torch           worse" in text
+    assert "slower" not in text
+
+
 def test_a_comparison_names_the_conditions_that_differ(literal: Any) -> None:
     second = journal(literal, key="key1", conditions={"gpu": "NVIDIA H200", "driver": "590.2"})
     text = printed(comparison_page(compare(journal(literal), second)))
