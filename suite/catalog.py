@@ -199,9 +199,9 @@ class Catalog:
             # A folder in which nothing was written yet is one that `kernelmark new` may write to.
             visible = any(not x.name.startswith(".") for x in folder.iterdir())
             if visible and not any((folder / room).is_dir() for room in ROOMS):
+                rooms = f"{'/, '.join(ROOMS[:-1])}/ or {ROOMS[-1]}/"
                 raise InputError(
-                    f"KERNELMARK_PATH names {folder}, where there is no {'/, '.join(ROOMS[:-1])}/ or {ROOMS[-1]}/: "
-                    f"name the folder that holds them."
+                    f"KERNELMARK_PATH names {folder}, where there is no {rooms}: name the folder that holds them."
                 )
         return cls((_own(), *(Root(folder.resolve()) for folder in extra)))
 

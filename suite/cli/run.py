@@ -263,8 +263,8 @@ def _cells(title: str, cells: Sequence[Cell], device: DeviceKind) -> Table:
     for cell in cells:
         state = "" if cell.cache == "cold" else f" ({cell.cache})"
         mark = "" if cell.implementation.unavailable(device) is None else "*"
-        case = cell.case.operator, cell.case.name + state
-        cases.setdefault(case, {}).setdefault(cell.implementation.name + mark)
+        named = cases.setdefault((cell.case.operator, cell.case.name + state), {})
+        named.setdefault(cell.implementation.name + mark)
     for (operator, case), implementations in cases.items():
         table.add(operator, case, ", ".join(implementations))
     return table
