@@ -140,8 +140,8 @@ class Judge:
             listener = Shared(self.tell, len(can), LOADING)
             self.tell("loading torch", 0.0)
             checked = bench.measure(checks, first, begin + self.budget_s * SHARE_OF_CHECKS, listener)
-            here = not (self.device == "cpu" and undriven(checked, bench.name))
-            shapes = tuple(_shapes(checked, bench.name)) if here else ()
+            shapes = tuple(_shapes(checked, bench.name))
+            here = not self._undriven(checked.records if checked else (), bench.name)
             timed: Journal | None = None
             out_of_time = not _ended(checked)
             if here and not any(x.ok is False for x in shapes):
@@ -149,17 +149,18 @@ class Judge:
                 out_of_time |= not _ended(timed)
             speed = _speeds(timed, bench.name) if timed is not None else ()
             records = [*(checked.records if checked else ()), *(timed.records if timed else ())]
+            here = here and not self._undriven(records, bench.name)
             ours = [x for x in records if x.implementation == bench.name and here]
             others = _others(records, bench.name)
             wrong = any(_counts(x, others.get(x.case.name, ())) for x in ours)
-            right = False if wrong else True if any(x.ok for x in shapes) else None
+            right = False if wrong else True if here and any(x.ok for x in shapes) else None
             return Judgement(
                 operator=self.operator,
                 device=self.device,
                 compiles=any(x.status in ("ok", "incorrect") for x in ours) if ours else None,
                 right=right,
                 asked=len(checks.cases),
-                shapes=shapes,
+                shapes=shapes if here else (),
                 peers=tuple(dict.fromkeys(x.name for x in can if x.root != root)),
                 out_of_time=out_of_time,
                 interpreted=self.device == "cpu" and interpreted(root),
@@ -170,6 +171,9 @@ class Judge:
                 seed=self.seed,
                 reason=None if here else NEEDS_GPU,
             )
+
+    def _undriven(self, records: Sequence[Record], name: str) -> bool:
+        return self.device == "cpu" and undriven(records, name)
 
 
 HONEST = ("ok", "unsupported")
@@ -248,9 +252,9 @@ def _place(file: Path, root: Path, operator: str, device: str) -> None:
         raise InputError(f"kernel file {file} cannot be read: {error.strerror or error}.") from None
 
 
-def undriven(journal: Journal | None, name: str) -> bool:
+def undriven(records: Sequence[Record], name: str) -> bool:
     """Whether all that became of an implementation is that Triton found no GPU: it was never compiled."""
-    ours = [x for x in journal.records if x.implementation == name] if journal else []
+    ours = [x for x in records if x.implementation == name]
     return bool(ours) and all(x.status == "error" and NO_DRIVER in (x.reason or "") for x in ours)
 
 
