@@ -141,19 +141,18 @@ class Judge:
             self.tell("loading torch", 0.0)
             checked = bench.measure(checks, first, begin + self.budget_s * SHARE_OF_CHECKS, listener)
             shapes = tuple(_shapes(checked, bench.name))
-            here = not self._undriven(checked.records if checked else (), bench.name)
             timed: Journal | None = None
             out_of_time = not _ended(checked)
-            if here and not any(x.ok is False for x in shapes):
+            if not any(x.ok is False for x in shapes):
                 timed = bench.measure(again, rest, begin + self.budget_s, listener)
                 out_of_time |= not _ended(timed)
             speed = _speeds(timed, bench.name) if timed is not None else ()
             records = [*(checked.records if checked else ()), *(timed.records if timed else ())]
-            here = here and not self._undriven(records, bench.name)
+            here = not (self.device == "cpu" and undriven(records, bench.name))
             ours = [x for x in records if x.implementation == bench.name and here]
             others = _others(records, bench.name)
             wrong = any(_counts(x, others.get(x.case.name, ())) for x in ours)
-            right = False if wrong else True if here and any(x.ok for x in shapes) else None
+            right = False if wrong else True if any(x.ok for x in shapes) else None
             return Judgement(
                 operator=self.operator,
                 device=self.device,
@@ -171,9 +170,6 @@ class Judge:
                 seed=self.seed,
                 reason=None if here else NEEDS_GPU,
             )
-
-    def _undriven(self, records: Sequence[Record], name: str) -> bool:
-        return self.device == "cpu" and undriven(records, name)
 
 
 HONEST = ("ok", "unsupported")
