@@ -196,12 +196,10 @@ class Catalog:
         for folder in extra:
             if not folder.is_dir():
                 raise InputError(f"KERNELMARK_PATH names {folder}, which is not a folder.")
-            # A folder in which nothing was written yet is one that `kernelmark new` may write to.
-            visible = any(not x.name.startswith(".") for x in folder.iterdir())
-            if visible and not any((folder / room).is_dir() for room in ROOMS):
-                rooms = f"{'/, '.join(ROOMS[:-1])}/ or {ROOMS[-1]}/"
+            # One that holds none of the rooms is fine, `kernelmark new` makes them; one that is a room is not.
+            if folder.resolve().name in ROOMS and not any((folder / room).is_dir() for room in ROOMS):
                 raise InputError(
-                    f"KERNELMARK_PATH names {folder}, where there is no {rooms}: name the folder that holds them."
+                    f"KERNELMARK_PATH names {folder}, which is a room itself: name the folder that holds it."
                 )
         return cls((_own(), *(Root(folder.resolve()) for folder in extra)))
 
