@@ -360,7 +360,7 @@ def commit(folder: Path) -> tuple[str | None, bool]:
         return done.stdout.strip()
 
     head = git("rev-parse", "HEAD")
-    if head is None:
+    if not head:
         given = os.environ.get(COMMIT, "")
         return given.removesuffix("-dirty") or None, given.endswith("-dirty")
     return head, bool(git("status", "--porcelain", "--untracked-files=no"))

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, ClassVar
 
@@ -86,6 +86,8 @@ class Worker:
     """A worker process and the pipe it speaks through. With a `server` it is forked, else started from nothing."""
 
     _alive: ClassVar[set[int]] = set()
+    _starting: ClassVar[threading.Lock] = threading.Lock()
+    """Held until a worker that was started is one that is alive: another's thread may be looking for orphans."""
 
     def __init__(
         self,
@@ -108,21 +110,22 @@ class Worker:
         self._reader, writer = os.pipe()
         stdin, asked = os.pipe()
         try:
-            forked = server.fork(stdin, self._output.writer, writer) if server else None
-            if server and forked is None:
-                # A fork that comes late holds this pipe too: there it reads its end, never the task.
-                unused = stdin, asked
-                stdin, asked = os.pipe()
-                for descriptor in unused:
-                    os.close(descriptor)
-            self._process = forked or _started(python, stdin, self._output.writer, writer, variables or {})
+            with self._starting:
+                forked = server.fork(stdin, self._output.writer, writer) if server else None
+                if server and forked is None:
+                    # A fork that comes late holds this pipe too: there it reads its end, never the task.
+                    unused = stdin, asked
+                    stdin, asked = os.pipe()
+                    for descriptor in unused:
+                        os.close(descriptor)
+                self._process = forked or _started(python, stdin, self._output.writer, writer, variables or {})
+                self._alive.add(self._process.pid)
         except BaseException:
             os.close(asked)
             raise
         finally:
             for descriptor in (stdin, writer, self._output.writer):
                 os.close(descriptor)
-        self._alive.add(self._process.pid)
         try:
             with contextlib.suppress(BrokenPipeError), open(asked, "wb") as task_of:  # it died: its end says why
                 task_of.write(msgspec.json.encode(task))
@@ -209,6 +212,14 @@ class Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
+    def _orphans(self) -> set[int]:
+        """Children of ours that neither this process nor a worker that is alive started: they are of no session of
+        ours, and were not there before this worker.
+        """
+        with self._starting:
+            found = _children() - self._strangers - self._alive
+        return {x for x in found if not _ours(x)}
+
     def __enter__(self) -> Worker:
         return self
 
@@ -219,7 +230,7 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):  # helpers that it left behind
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._alive.discard(self._process.pid)
-        _end_orphans(self._strangers | self._alive)
+        _end_orphans(self._orphans)
         _free(_shared_memory() - self._shared)
         os.close(self._reader)
         self._output.close()
@@ -286,10 +297,19 @@ def _children() -> set[int]:
     return found
 
 
-def _end_orphans(known: set[int]) -> None:
-    """Ends the children that were not ours when the worker began, and theirs, which become ours in turn."""
+def _ours(pid: int) -> bool:
+    """Whether a process is of our own session, as what we start for a moment is (git, say): a worker and all that
+    it starts are of others.
+    """
+    with contextlib.suppress(OSError):
+        return os.getsid(pid) == os.getsid(0)
+    return False
+
+
+def _end_orphans(find: Callable[[], set[int]]) -> None:
+    """Ends the children that a worker left behind, and theirs, which become ours in turn."""
     end = time.monotonic() + END_S
-    while (orphans := _children() - known) and time.monotonic() < end:
+    while (orphans := find()) and time.monotonic() < end:
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

@@ -82,3 +82,16 @@ def test_a_child_of_somebody_else_is_left_alone(worker):
             heard(one)
         assert other.poll() is None
         os.kill(other.pid, 9)
+
+
+def test_neither_what_another_thread_starts_for_a_moment_nor_its_worker(worker):
+    """Begun after this worker was: by what it was before it, nothing is known of them."""
+    with worker("exit 0") as one:
+        heard(one)
+        moment = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        beside = worker("sleep 600").__enter__()
+    assert moment.poll() is None
+    assert beside._process.poll() is None
+    moment.kill()
+    moment.wait()
+    beside.__exit__()
