@@ -226,7 +226,8 @@ def _scaled_product(q: Any, scale: Any, weight: Any, scale_weight: Any) -> Any:
     from torch.nn import functional
 
     kinds = functional.ScalingType
-    fours = functional.pad(scale_weight, (0, -scale_weight.shape[1] % 4))
+    missing = -scale_weight.shape[1] % 4
+    fours = functional.pad(scale_weight, (0, missing)) if missing else scale_weight
     return functional.scaled_mm(
         q, weight.t(), scale, kinds.BlockWise1x128, fours.t(), kinds.BlockWise128x128, output_dtype=torch.bfloat16,
     )  # fmt: skip
@@ -261,8 +262,8 @@ def _wide(weight: Any, scale: Any) -> Any:
 
 def grouped_fp8_matmul(case: Any) -> Call:
     """A loop over groups of `scaled_mm` (1×128 by 128×128) or `_scaled_mm` (rows); how many rows each has is
-    asked of the device, which the host waits for. cuBLAS takes rows in sixteens: those that fill a group up are
-    multiplied too.
+    asked of the device, which the host waits for. Groups are multiplied with the rows that fill them up to
+    sixteens: as long as they are, cuBLAS refused them on an H200.
     """
     import torch
 
@@ -273,17 +274,20 @@ def grouped_fp8_matmul(case: Any) -> Call:
             )
         return _scaled_product(a, scale_a.t().contiguous().t(), b, scale_b)
 
+    def sixteens(count: int) -> int:
+        return -(-count // 16) * 16
+
     def call(a: Any, b: Any, scale_a: Any, scale_b: Any, groups: Any, recipe: str) -> Any:
         out = torch.zeros(*a.shape[:-1], b.shape[1], dtype=torch.bfloat16, device=a.device)
         if a.dim() == 3:
             for e, count in enumerate(groups.tolist()):
-                rows = slice(0, -(-count // 16) * 16)
+                rows = slice(0, sixteens(count))
                 if count:
                     out[e, rows] = one(a[e, rows], b[e], scale_a[e, rows], scale_b[e], recipe)
             return out
         begin = 0
         for e, count in torch.stack(groups.unique_consecutive(return_counts=True), 1).tolist():
-            rows = slice(begin, begin + -(-count // 16) * 16)
+            rows = slice(begin, begin + sixteens(count))
             if e >= 0:
                 out[rows] = one(a[rows], b[e], scale_a[rows], scale_b[e], recipe)
             begin += count

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from .._common import FLOATING, capability, check, multiprocessors, operator
+from .._common import FLOATING, capability, cdiv, check, multiprocessors, operator
 from . import _matmul as portable
 from ._dispatch import SIXTEEN, choose
 
@@ -44,7 +44,7 @@ def _empty(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: b
 def _aligned(x: torch.Tensor) -> torch.Tensor:
     """Room for a matrix of that shape whose rows begin at multiples of 16 bytes."""
     rows, columns = x.shape
-    return x.new_empty(rows, -(-columns // 8) * 8)[:, :columns]
+    return x.new_empty(rows, cdiv(columns, 8) * 8)[:, :columns]
 
 
 def _launch(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
@@ -59,7 +59,7 @@ def _launch(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: 
     if capability(a.device)[0] == 9 and a.dtype in FLOATING[:2]:
         from . import _matmul_hopper as hopper  # where Gluon may be missing, it is not needed
 
-        # Element by element, as what cannot be mapped would be loaded, costs ten times what copies do.
+        # What cannot be mapped would be loaded element by element, once for each tile; a copy reads it once.
         a, weight = (x if hopper.mapped(x) else _aligned(x).copy_(x) for x in (a, weight))
         target = out if hopper.mapped(out) else _aligned(out)
         M, K = a.shape

@@ -160,7 +160,7 @@ class Ranks:
         self.kill()
         for x in self._followers:
             os.close(x.frames)
-        leaving.join(LOOK_S)
+        leaving.join(END_S)
         if leaving.is_alive():
             self._lost(Lost(f"rank 0 of {self.world} could not give up its groups"))
         _share_threads(self._threads, 1)

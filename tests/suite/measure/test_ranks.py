@@ -79,7 +79,6 @@ def test_ranks_give_up_their_groups_at_once(closing):
 
 def test_who_cannot_let_go_of_its_groups_is_lost(closing, monkeypatch):
     monkeypatch.setattr(ranks, "END_S", 0.5)
-    monkeypatch.setattr(ranks, "LOOK_S", 0.1)
     stuck = threading.Event()
     assert closing(lambda process: stuck.wait()) == ["rank 0 of 2 could not give up its groups"]
     stuck.set()
