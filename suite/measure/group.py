@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from ...registry.errors import first_line
-from .verify import Incorrect
+from .verify import Incorrect, Unavailable
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +52,7 @@ class Failure:
 
 _KINDS: dict[str, type[Exception]] = {
     "Incorrect": Incorrect,
+    "Unavailable": Unavailable,
     "NotImplementedError": NotImplementedError,
     "MemoryError": MemoryError,
     "ImportError": ImportError,

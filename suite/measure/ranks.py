@@ -36,10 +36,12 @@ NO_MULTICAST: Mapping[str, str] = {
 """Multicast objects can put GPUs that others share out of service: no case on several GPUs without these."""
 LOOPBACK: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """All ranks are of one host; they listen to nobody else."""
+START_S = 120.0
+"""How long ranks may take to load torch, to open their devices and to meet."""
 GRACE_S = 5.0
 """How long ranks may take to the end of a stage that one of them failed in; then they wait for it in a call."""
 END_S = 5.0
-"""How long a rank may take to end when it is told to."""
+"""How long a rank may take to end when it is told to, and when it is killed: a driver may hold it even then."""
 TICK_S = 0.05
 LOOK_S = 1.0
 """How long to wait for a rank to say where it is."""
@@ -77,7 +79,8 @@ class _Follower:
 
 
 class Ranks:
-    """A world's other ranks, and rank 0's place among them.
+    """A world's other ranks, and rank 0's place among them. A process makes one of these, ever: what torch and
+    libraries remember of a group (communicators, addresses of peers' memory) outlives it and has its name.
 
     `command` starts a rank's program; behind it come the rank, the world, the store's port and two file
     descriptors (`Place.of`). It reads `task` from its standard input. `lost` is called, in another thread, with
@@ -107,9 +110,9 @@ class Ranks:
         port = listener.getsockname()[1]
         for rank in range(1, world):
             self._followers.append(_start(rank, world, port, command, task))
+        self.allow(START_S)
         self._thread = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._thread.start()
-        self._threads = _threads()
         try:
             self.group = join(0, world, port, device, self, listener.detach())
         except BaseException:
@@ -141,36 +144,31 @@ class Ranks:
                 self._failed = None
 
     def close(self) -> None:
-        """Ends the ranks in order, or else by force. What does not even let go of them then is `lost`.
+        """Ends the other ranks in order, or else by force. Nothing may be asked of any rank after.
 
-        NCCL's communicators are given up by all ranks at once, so the others are told first: a rank that gives
-        them up alone waits for those that wait to be told.
+        Process groups are not given up: NCCL waits for all ranks in that, and for every graph that holds one of
+        its calls. They end with the processes.
         """
         self._closing = True
         self._thread.join()
         for x in self._followers:
             x.connection.close()
-        leaving = threading.Thread(target=leave, name="leaving", daemon=True)
-        leaving.start()
         end = time.monotonic() + END_S
-        leaving.join(END_S)
         for x in self._followers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 x.process.wait(max(0.0, end - time.monotonic()))
         self.kill()
         for x in self._followers:
             os.close(x.frames)
-        leaving.join(END_S)
-        if leaving.is_alive():
-            self._lost(Lost(f"rank 0 of {self.world} could not give up its groups"))
-        _share_threads(self._threads, 1)
 
     def kill(self) -> None:
-        """Ends the ranks by force."""
+        """Ends the ranks by force. What a driver holds even then is left to whoever started this process."""
         for x in self._followers:
             x.process.kill()
+        end = time.monotonic() + END_S
         for x in self._followers:
-            x.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                x.process.wait(max(0.0, end - time.monotonic()))
 
     def _watch(self) -> None:
         """Looks at the ranks until one is lost or all are told to end."""
@@ -335,8 +333,8 @@ def join(
     """Takes a place in torch's process groups, which all ranks do at once. `listener` is rank 0's open socket."""
     import torch.distributed as dist
 
-    for name, value in _place_variables(rank, world).items():
-        os.environ[name] = str(value)  # some libraries read them
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    os.environ.update({name: str(value) for name, value in place.items()})  # some libraries read them
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK["GLOO_SOCKET_IFNAME"])
     forever = timedelta(hours=1)  # nothing times out before the case does
     store = dist.TCPStore(  # type: ignore[attr-defined]  # torch takes it from C and names it nowhere
@@ -344,7 +342,7 @@ def join(
     )
     cuda = device.type == "cuda"
     if not cuda:
-        _share_threads(_threads(), world)
+        _share_threads(world)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     own = device if cuda else None
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=forever, device_id=own)
@@ -353,28 +351,8 @@ def join(
     return Ranked(rank, world, control, data, watcher, device)
 
 
-def leave() -> None:
-    """Gives up the process groups."""
-    import torch.distributed as dist
-
-    with contextlib.suppress(Exception):  # of ranks that are gone
-        dist.destroy_process_group()
-    for name in _place_variables(0, 0):
-        os.environ.pop(name, None)
-
-
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
-
-
-def _share_threads(threads: int, world: int) -> None:
+def _share_threads(world: int) -> None:
     """Ranks of a CPU share its cores."""
     import torch
 
-    torch.set_num_threads(max(1, threads // world))
-
-
-def _place_variables(rank: int, world: int) -> dict[str, int]:
-    return {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    torch.set_num_threads(max(1, torch.get_num_threads() // world))

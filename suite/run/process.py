@@ -18,12 +18,15 @@ from typing import IO, ClassVar
 
 import msgspec
 
+from ...registry.errors import HarnessError
 from ...registry.store.record import Status
 from .forkserver import Forked, ForkServer
 from .worker import Message, Task, environment
 
 END_S = 10.0
 """How long a worker that is asked to end may take for it; one of Python alone takes no time."""
+KILLED_S = 60.0
+"""How long one may take that was killed: a driver lets go of a GPU first, and waits for what runs there."""
 PRINTED = 4 << 20
 """Bytes of what a worker prints that are kept: a kernel may print without end."""
 LAST_WORDS = 4 << 10
@@ -168,7 +171,10 @@ class Worker:
                     continue
                 data = os.read(self._reader, 1 << 20)
                 if not data:
-                    self._process.wait()
+                    try:
+                        self._process.wait(END_S)
+                    except subprocess.TimeoutExpired:  # it said all that it had to say, and hangs at its end
+                        self.kill()
                     return
                 *lines, pending = (pending + data).split(b"\n")
                 if len(pending) > LONGEST_MESSAGE:
@@ -210,7 +216,13 @@ class Worker:
             self._process.wait(END_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        try:
+            self._process.wait(KILLED_S)
+        except subprocess.TimeoutExpired:
+            raise HarnessError(
+                f"process {self._process.pid} was killed {KILLED_S:g} s ago and still exists: the driver holds it. "
+                "Nothing more can be measured on its GPUs until it is gone."
+            ) from None
 
     def _orphans(self) -> set[int]:
         """Children of ours that neither this process nor a worker that is alive started: they are of no session of
@@ -315,4 +327,5 @@ def _end_orphans(find: Callable[[], set[int]]) -> None:
                 os.kill(pid, signal.SIGKILL)
         for pid in orphans:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+                while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < end:
+                    time.sleep(0.005)

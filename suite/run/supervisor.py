@@ -44,7 +44,7 @@ from .. import __version__, budget
 from ..catalog import Catalog
 from ..environments import interpreter
 from ..estimate import estimate
-from ..measure.ranks import LOOPBACK, NO_MULTICAST
+from ..measure.ranks import LOOPBACK, NO_MULTICAST, START_S
 from ..plan import NOTHING, Cell, Plan, order
 from . import fingerprint
 from .conversation import PROGRAM, Conversation, OutOfTurn
@@ -52,7 +52,7 @@ from .forkserver import ForkServers
 from .pace import LASTING
 from .peaks import least_ms
 from .process import Garbled, OutOfTime, Worker
-from .worker import RANKS, CeilingDone, Done, Facts, Result, Stage, Task, TaskCell
+from .worker import RANKS, CeilingDone, Done, Facts, Result, Stage, Task, TaskCell, ranks_of
 
 WORKERS = "workers"
 """In a header's environment: how its workers began, where that is not from nothing."""
@@ -60,6 +60,8 @@ TRIES = 3
 """How often a worker is started that is killed before its first cell."""
 START_DEADLINE_S = 300.0
 """For a worker to start, load torch, open its device and measure the ceilings."""
+RANKS_DEADLINE_S = START_S + 30.0
+"""For ranks to start or to end: the worker's own deadline for that, which says which of them is late, and more."""
 
 
 class NotResumable(KernelmarkError):
@@ -342,6 +344,8 @@ class Run:
         walk = order(cells, self.seed, replicate)
         if replicate == 0 and self.until < math.inf and not self.keeps_cells:
             walk = budget.first(walk, cells)  # nobody knows yet what its cells take
+        # A process has ranks once: cases of as many come one after the other.
+        walk = tuple(sorted(walk, key=lambda x: ranks_of(self.catalog.definition(x.case.operator), x.case)))
         runnable: dict[str, dict[int, Cell]] = {}
         ended: list[Record] = []
         for index, cell in enumerate(walk):
@@ -471,7 +475,7 @@ class Run:
                                 current = index
                                 worker.allow(self.plan.deadline_s)
                             elif stage == RANKS:
-                                worker.allow(START_DEADLINE_S)
+                                worker.allow(RANKS_DEADLINE_S)
                             cell = left.get(index) if index is not None else None
                             self.listener.stage(task.replicate, stage, cell)
                         case Result():

@@ -35,10 +35,11 @@ from ...registry.store.record import (
     Status,
 )
 from ..catalog import Catalog, Implementation
+from ..definition import Definition
 from ..measure.device import Device, opened
 from ..measure.group import ALONE
 from ..measure.pristine import Pristine
-from ..measure.ranks import Follower, Lost, Place, Ranks, join, leave
+from ..measure.ranks import Follower, Lost, Place, Ranks, join
 from ..measure.session import Session
 from ..measure.stages import Stages, Trial
 from ..measure.stopping import Sampling
@@ -52,6 +53,8 @@ STARTER = "KERNELMARK_STARTER"
 """The environment variable with the process id of who started a worker."""
 BROKEN_CONTEXT = 70
 """Exit code after an error that no further work in the process survives (EX_SOFTWARE of sysexits)."""
+OTHER_RANKS = 75
+"""Exit code where the next case takes other ranks than this process has: another goes on (EX_TEMPFAIL)."""
 
 
 class TaskCell(msgspec.Struct, frozen=True):
@@ -171,10 +174,7 @@ def work(
             cells = list(group)
             while cells:  # again for those behind one that ended its ranks
                 try:
-                    definition = catalog.definition(name)
-                    # An operator over ranks calls its group also where that is one rank; a program does as told.
-                    over_ranks = definition.distributed and isinstance(definition, Operator)
-                    own = worlds.enter(cells, cells[0].case.world > 1 or over_ranks, pristine)
+                    own = worlds.enter(cells, ranks_of(catalog.definition(name), cells[0].case), pristine)
                 except Exception as error:  # ranks that cannot be started are the end of their case
                     status, reason = _judged(error)
                     for cell in cells:
@@ -184,6 +184,15 @@ def work(
                     send(result)
                     cells = cells[1:]
     send(Done(stages.spent_s))
+
+
+def ranks_of(definition: Definition, case: Case) -> int:
+    """How many ranks a case is measured over; 0: none, by the worker without a group.
+
+    An operator over ranks calls its group also where that is one rank; a program does as told.
+    """
+    over_ranks = definition.distributed and isinstance(definition, Operator)
+    return case.world if case.world > 1 or over_ranks else 0
 
 
 def _measured(
@@ -203,9 +212,10 @@ def _measured(
 
 
 class _Worlds:
-    """The ranks of the case under way: started for a case, kept for the next of the same world, ended with all.
+    """The ranks of the case under way: started for a case and kept for the next of the same world.
 
-    After a cell that did not end `ok` they are not kept: what one rank left undone would go on into the next.
+    A process has ranks once (`Ranks`). What takes others, or none, is left to the next process, and so is what
+    comes behind a cell whose ranks ended: what one rank left undone would go on into it.
 
     Everything that is sent goes through `send`, so that what ends the process has the last word.
     """
@@ -233,32 +243,28 @@ class _Worlds:
                 self._kept = self._kept and not _ends_ranks(message, self._device)
             self._send(message)
 
-    def enter(self, cells: list[TaskCell], grouped: bool, alone: Pristine) -> Pristine:
-        """Gathers the ranks that a case needs and tells them of its cells. Gives what the process then was:
-        `alone` for a case of one process.
+    def enter(self, cells: list[TaskCell], ranks: int, alone: Pristine) -> Pristine:
+        """Gathers the ranks that a case needs (`ranks_of`) and tells them of its cells. Gives what the process
+        then was: `alone` for a case without ranks. Ends the process where it had others.
         """
-        self._device.group = ALONE
-        if self._ranks is not None:
-            self._ranks.allow(None)
-        if not grouped:
-            return alone
-        world = cells[0].case.world
-        if self._ranks is None or self._ranks.world != world or not self._kept:
-            self.send(Stage(RANKS))
+        if self._ranks is not None and (self._ranks.world != ranks or not self._kept):
             self.close()
+            os._exit(OTHER_RANKS)
+        if not ranks:
+            return alone
+        if self._ranks is None:
+            self.send(Stage(RANKS))
             self._next = cells[0].index
             command = [sys.executable, "-m", f"{__package__}.worker", "rank"]
             task = msgspec.structs.replace(self._task, token="", ceilings=False)
             device = self._device.torch_device
-            self._ranks = Ranks(world, device, command, msgspec.json.encode(task), self._lost)
-            self._kept = True
+            self._ranks = Ranks(ranks, device, command, msgspec.json.encode(task), self._lost)
             self._device.group = self._ranks.group
             self._pristine = Pristine()
             self._next = None
         assert self._pristine is not None
         self._ranks.allow(own_deadline_s(self._task.deadline_s))
         self._ranks.tell([x.index for x in cells])
-        self._device.group = self._ranks.group
         return self._pristine
 
     def _lost(self, error: Exception) -> None:
@@ -272,10 +278,10 @@ class _Worlds:
         os._exit(BROKEN_CONTEXT)
 
     def close(self) -> None:
-        """Ends the ranks."""
+        """Ends the ranks. What was found before is known by then: they may not end in order."""
         if self._ranks is not None:
+            self.send(Stage(RANKS))
             self._ranks.close()
-            self._ranks = None
 
     def __enter__(self) -> _Worlds:
         return self
@@ -286,8 +292,11 @@ class _Worlds:
 
 
 def _ends_ranks(result: Result, device: Device) -> bool:
-    """Whether the ranks that a cell was measured over end with it."""
-    return device.group.size > 1 and result.status != "ok"
+    """Whether the ranks that a cell was measured over end with it: unless it was never called, as all of them know
+    when they have built it together.
+    """
+    never_called = result.status in ("unsupported", "unavailable") and result.spent_s.keys() <= {"prepare", "build"}
+    return device.group.size > 1 and result.status != "ok" and not never_called
 
 
 def own_deadline_s(seconds: float) -> float:
@@ -530,7 +539,6 @@ def follow(arguments: Sequence[str]) -> None:
             mine = [cells[x] for x in indices]
             for _ in _measured(task, mine, catalog, device, Stages(), lambda message: None, pristine):
                 """What it found is in what rank 0 says."""
-    leave()
 
 
 def _sender(out: BinaryIO, token: bytes) -> Callable[[Message], None]:

@@ -43,42 +43,61 @@ def test_no_ranks_without_the_variables(name, value):
 
 
 @pytest.fixture
-def closing(monkeypatch):
-    """Two ranks without torch: the second ends when it is told to. Gives what closes them, and what was lost."""
+def two():
+    """Two ranks without torch, the second of which ends when it is told to, or, `deaf`, never."""
+    processes = []
 
-    def close(leave) -> list[str]:
+    def made(deaf: bool) -> ranks.Ranks:
         own, theirs = socket.socketpair()
-        program = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"
+        program = "import socket, sys, time; socket.socket(fileno=int(sys.argv[1])).recv(1); time.sleep(0)"
+        program = program.replace("sleep(0)", "sleep(600)") if deaf else program
         process = subprocess.Popen(
             [sys.executable, "-c", program, str(theirs.fileno())], pass_fds=[theirs.fileno()]
         )
+        processes.append(process)
         theirs.close()
         follower = ranks._Follower(1, process, Connection(own.detach()), os.open(os.devnull, os.O_RDONLY))
-        lost: list[str] = []
-        two = ranks.Ranks.__new__(ranks.Ranks)
-        two.__dict__.update(
-            world=2, _lost=lambda error: lost.append(str(error)), _followers=[follower], _threads=1, _closing=False
-        )
-        two._thread = threading.Thread(target=lambda: None)
-        two._thread.start()
-        monkeypatch.setattr(ranks, "leave", lambda: leave(process))
-        monkeypatch.setattr(ranks, "_share_threads", lambda threads, world: None)
-        two.close()
-        assert process.poll() is not None
-        return lost
+        found = ranks.Ranks.__new__(ranks.Ranks)
+        found.__dict__.update(world=2, _followers=[follower], _closing=False)
+        found._thread = threading.Thread(target=lambda: None)
+        found._thread.start()
+        return found
 
-    return close
+    yield made
+    assert [x.poll() is not None for x in processes] == [True]
 
 
-def test_ranks_give_up_their_groups_at_once(closing):
-    """As NCCL asks for it: rank 0 is not done before the other one is."""
-    left: list[int] = []
-    assert closing(lambda process: left.append(process.wait())) == []
-    assert left == [0]
+def test_ranks_that_are_told_end_in_order(two):
+    closed = two(deaf=False)
+    closed.close()
+    assert closed._followers[0].process.returncode == 0
 
 
-def test_who_cannot_let_go_of_its_groups_is_lost(closing, monkeypatch):
-    monkeypatch.setattr(ranks, "END_S", 0.5)
-    stuck = threading.Event()
-    assert closing(lambda process: stuck.wait()) == ["rank 0 of 2 could not give up its groups"]
-    stuck.set()
+def test_a_rank_that_does_not_end_when_told_is_killed(two, monkeypatch):
+    monkeypatch.setattr(ranks, "END_S", 0.2)
+    closed = two(deaf=True)
+    closed.close()
+    assert closed._followers[0].process.returncode == -9
+
+
+def test_ranks_that_do_not_meet_are_lost(monkeypatch):
+    """The second never takes its place in the group, as one whose GPU does not answer."""
+    monkeypatch.setattr(ranks, "START_S", 0.3)
+    monkeypatch.setattr(ranks, "LOOK_S", 0.1)
+    monkeypatch.setattr(ranks, "require_no_multicast", lambda environment: None)
+    lost: list[Exception] = []
+    gone = threading.Event()
+
+    def join(*arguments):
+        gone.wait(10)
+        raise RuntimeError("it would wait for ever")
+
+    def note(error):
+        lost.append(error)
+        gone.set()
+
+    monkeypatch.setattr(ranks, "join", join)
+    command = [sys.executable, "-c", "import signal, time; signal.signal(10, signal.SIG_IGN); time.sleep(600)"]
+    with pytest.raises(RuntimeError, match="for ever"):
+        ranks.Ranks(2, None, command, b"", note)
+    assert str(lost[0]).startswith("not finished within 0.3 s: rank 1 of 2 is in code that does not answer")

@@ -24,6 +24,7 @@ from kernelmark.suite.run.supervisor import Run
 ROOT = Path(__file__).parents[1] / "ranks_root"
 FEW = Sampling(min_samples=6, max_samples=6, min_seconds=0, max_seconds=30, warmup_s=0.05)
 STAGES = ("build", "verify", "warm_up", "sample", "gather", "verify_again")
+PAIRS = ((64, 2), (96, 3), (128, 2), (32, 2))
 TIMES = int(os.environ.get("KERNELMARK_TEST_TIMES", "1"))
 
 
@@ -93,17 +94,18 @@ def test_too_few_gpus_are_said(tmp_path, monkeypatch):
     assert run._variables["NCCL_NVLS_ENABLE"] == "0"
 
 
-@pytest.mark.parametrize(
-    ("world", "status", "kept"), [(2, "ok", True), (2, "incorrect", False), (1, "error", True)]
-)
-def test_ranks_are_not_kept_after_a_cell_that_failed(world, status, kept, monkeypatch):
-    started = []
+class Gone(BaseException):
+    """The process ended."""
+
+
+@pytest.fixture
+def worlds(monkeypatch):
+    """What a worker holds of ranks, with ranks that only remember whether they were told to end."""
 
     class Ranks:
         def __init__(self, world, *rest):
             self.world, self.group = world, SimpleNamespace(size=world)
             self.open = True
-            started.append(self)
 
         def allow(self, seconds):
             assert self.open
@@ -114,21 +116,72 @@ def test_ranks_are_not_kept_after_a_cell_that_failed(world, status, kept, monkey
         def close(self):
             self.open = False
 
+    def leave(code):
+        raise Gone(code)
+
     monkeypatch.setattr(worker, "Ranks", Ranks)
-    case = case_of(Catalog.of(ROOT), world)
+    monkeypatch.setattr(worker.os, "_exit", leave)
+    said = []
+    case = case_of(Catalog.of(ROOT), 2)
     cells = [worker.TaskCell(i, case, "plain", "hot") for i in range(2)]
-    device = Cpu.open()
-    worlds = worker._Worlds(worker.Task("cpu", 1, 0, tuple(cells), FEW), device, lambda message: None)
-    with worlds:
-        worlds.enter(cells, True, None)
-        worlds.send(worker.Result(0, status, None, None, {}))
-        worlds.enter(cells[1:], True, None)
-        assert [x.open for x in started] == ([True] if kept else [False, True])
-        assert device.group is started[-1].group
-        worlds.send(worker.Result(1, "ok", None, None, {}))
-        worlds.enter(cells[1:], True, None)
-        assert len(started) == 2 - kept
-    assert device.group is ALONE
+    found = worker._Worlds(worker.Task("cpu", 1, 0, tuple(cells), FEW), Cpu.open(), said.append)
+    found.said, found.cells = said, cells
+    return found
+
+
+@pytest.mark.parametrize(
+    ("world", "status", "stages", "kept"),
+    [
+        (2, "ok", ("build", "verify"), True),
+        (2, "incorrect", ("build", "verify"), False),
+        (2, "unsupported", ("build",), True),
+        (2, "unavailable", ("prepare", "build"), True),
+        (2, "unsupported", ("build", "verify"), False),
+        (2, "error", ("build",), False),
+        (1, "error", ("build",), True),
+    ],
+)
+def test_ranks_are_kept_after_a_cell_that_left_nothing_undone(world, status, stages, kept, worlds):
+    device = worlds._device
+    worlds.enter(worlds.cells, world, None)
+    ranks = worlds._ranks
+    assert device.group is ranks.group
+    worlds.send(worker.Result(0, status, None, None, dict.fromkeys(stages, 0.1)))
+    if kept:
+        worlds.enter(worlds.cells[1:], world, None)
+        assert worlds._ranks is ranks
+        worlds.__exit__()
+        assert device.group is ALONE
+    else:
+        with pytest.raises(Gone, match=str(worker.OTHER_RANKS)):
+            worlds.enter(worlds.cells[1:], world, None)
+    assert not ranks.open
+
+
+@pytest.mark.parametrize("then", [0, 1, 4])
+def test_a_process_has_ranks_once(then, worlds):
+    """What libraries remember of a group has its name, which the next one has too."""
+    assert worlds.enter(worlds.cells, 0, "alone") == "alone"
+    worlds.enter(worlds.cells, 2, None)
+    worlds.send(worker.Result(0, "ok", None, None, {}))
+    with pytest.raises(Gone, match=str(worker.OTHER_RANKS)):
+        worlds.enter(worlds.cells[1:], then, None)
+    # The last word is no result: what was found is known before ranks end, which they may not do in order.
+    assert worlds.said[-1] == worker.Stage(worker.RANKS)
+
+
+def test_cases_of_as_many_ranks_come_one_after_the_other(tmp_path, told):
+    """In one process for those of two ranks and one for that of three, in either order of drawing."""
+    catalog = Catalog.of(ROOT)
+    cases = tuple(catalog.operator("total").case({"N": n, "gpus": w}, "fp32", "forward") for n, w in PAIRS)
+    plan = Plan("ranks", cases, 1, ("hot",), FEW, 60.0)
+    run = Run(plan, plan.cells(catalog, "cpu", ("plain",)), catalog, "cpu", Home(tmp_path), 1)
+    walked = []
+    run._replicate = lambda replicate, environment, cells: walked.extend(cells.values())
+    for replicate in range(4):
+        walked.clear()
+        run.replicate(replicate, run.cells)
+        assert [x.case.world for x in walked] == [2, 2, 2, 3]
 
 
 def test_shared_memory_that_nobody_uses_is_freed():
