@@ -108,6 +108,13 @@ TIMES ?= 1
 test-ranks: $(VENV)/.tested
 	KERNELMARK_TEST_TIMES=$(TIMES) $(BIN)/python -m pytest -m ranks tests/suite/run/test_ranks.py tests/suite/doctor/test_ranks.py --timeout 300
 
+# The last of RANKS killed in every stage, TIMES over; DEVICE=cuda on GPUs.
+.PHONY: rank-faults
+DEVICE ?= cpu
+RANKS ?= 2
+rank-faults: $(VENV)/.tested
+	$(BIN)/python tests/rank_faults.py --device $(DEVICE) --ranks $(RANKS) --times $(TIMES)
+
 check: $(VENV)/.tested
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -220,8 +220,8 @@ class Worker:
             self._process.wait(KILLED_S)
         except subprocess.TimeoutExpired:
             raise HarnessError(
-                f"process {self._process.pid} was killed {KILLED_S:g} s ago and still exists: the driver holds it. "
-                "Nothing more can be measured on its GPUs until it is gone."
+                f"process {self._process.pid} was killed {KILLED_S:g} s ago and is still there: the driver holds it. "
+                "Nothing can be measured on its GPUs until it is gone."
             ) from None
 
     def _orphans(self) -> set[int]:

@@ -295,7 +295,10 @@ def _ends_ranks(result: Result, device: Device) -> bool:
     """Whether the ranks that a cell was measured over end with it: unless it was never called, as all of them know
     when they have built it together.
     """
-    never_called = result.status in ("unsupported", "unavailable") and result.spent_s.keys() <= {"prepare", "build"}
+    never_called = result.status in ("unsupported", "unavailable") and result.spent_s.keys() <= {
+        "prepare",
+        "build",
+    }
     return device.group.size > 1 and result.status != "ok" and not never_called
 
 
