@@ -220,7 +220,7 @@ class Worker:
             self._process.wait(KILLED_S)
         except subprocess.TimeoutExpired:
             raise HarnessError(
-                f"process {self._process.pid} was killed {KILLED_S:g} s ago and is still there: the driver holds it. "
+                f"process {self._process.pid} was killed {KILLED_S:g} s ago and is still there: a driver has it. "
                 "Nothing can be measured on its GPUs until it is gone."
             ) from None
 
