@@ -145,9 +145,9 @@ def prompt_flops(case: Case) -> int:
 
 
 def compared(B: int, S: int, seed: int) -> list[int]:
-    """The sequences whose answers are held to the model in fp32, in order: the first, the last, and random ones."""
+    """The sequences whose answers are held to the model in fp32, in order: first, last, and random ones."""
     most = max(1, min(SEQUENCES, COMPARED // S))
-    if B <= most:
+    if most >= B:
         return list(range(B))
     if most == 1:
         return [B - 1]

@@ -156,7 +156,7 @@ class Engine:
             return found
 
     def capture(self) -> None:
-        """Captures the graphs of all sizes of a batch, so that no request waits for one. Without graphs: nothing."""
+        """Captures the graphs of all sizes of a batch, so that no request waits for one."""
         import torch
 
         if self.graphs is not None:
