@@ -16,6 +16,7 @@ from typing import Any
 from . import _blocks, _transformers_models
 
 REQUIRES = ("transformers",)
+DEVICES = {"transformers_generate_compiled": ("cuda",)}
 
 
 def rms_norm(case: Any) -> Callable[..., Any]:
@@ -233,6 +234,10 @@ class _Generate:
         """Builds the model, its weights ours."""
         self._model = _transformers_models.build(chosen, S + N, weights)
 
+    def _cache(self) -> Any:
+        """What steps of given tokens keep; None for what the model chooses."""
+        return None
+
     def generate(self, prompt: Any, N: int, stamp: Callable[[], None]) -> Any:
         """N tokens (B, N); its streamer is given the prompt first, and then each step's tokens."""
         import torch
@@ -265,7 +270,7 @@ class _Generate:
         import torch
 
         with torch.inference_mode():
-            out = self._model(prompt, use_cache=True, logits_to_keep=1)
+            out = self._model(prompt, past_key_values=self._cache(), use_cache=True, logits_to_keep=1)
             found = [out.logits[:, -1]]
             for token in following.unbind(1):
                 cache = out.past_key_values
@@ -274,11 +279,36 @@ class _Generate:
         return torch.stack(found, 1)
 
 
+class _GenerateCompiled(_Generate):
+    """`model.generate` with a cache of fixed size, for which it compiles its decode steps by itself on a GPU."""
+
+    def load(self, chosen: Any, B: int, S: int, N: int, dtype: str, weights: Any) -> None:
+        """Builds the model, its weights ours."""
+        super().load(chosen, B, S, N, dtype, weights)
+        self._longest = S + N
+        self._model.generation_config.cache_implementation = "static"
+
+    def _cache(self) -> Any:
+        from transformers import StaticCache
+
+        return StaticCache(self._model.config, max_cache_len=self._longest)
+
+
 def generate(case: Any) -> _Generate:
     """`model.generate` of its own class, attention by `sdpa`."""
+    _steps(case)
+    return _Generate()
+
+
+def generate_compiled(case: Any) -> _GenerateCompiled:
+    """The same with a static cache, its decode steps by torch.compile."""
+    _steps(case)
+    return _GenerateCompiled()
+
+
+def _steps(case: Any) -> None:
     if str(case.options["model"]).startswith("mamba"):
         raise NotImplementedError("its Mamba classes keep another cache, which this baseline does not step")
-    return _Generate()
 
 
 class _Serve(_transformers_models.Folder):
@@ -312,7 +342,7 @@ IMPLEMENTATIONS = {
     "attention_window": {"transformers": attention, "transformers_eager": attention_eager},
     "forward": {"transformers_model": model},
     "gated_rms_norm": {"transformers": gated_rms_norm},
-    "generate": {"transformers_generate": generate},
+    "generate": {"transformers_generate": generate, "transformers_generate_compiled": generate_compiled},
     "gelu": {"transformers": gelu, "transformers_gelu_new": gelu_new},
     "rms_norm": {"transformers": rms_norm},
     "rope": {"transformers": rope},

@@ -1,9 +1,8 @@
 """Generating tokens: prompts are read (prefill), then one token of each sequence a step (decode).
 
 All systems of a case get the same weights and prompts and decode greedily. Before they are timed, their logits
-after
-the prompt and after each of some given tokens are held to the same model in fp32; the tokens that they chose in
-the first and in a random generation of the timed window are held to it too.
+after the prompt and after each of some given tokens are held to the same model in fp32; the tokens that they chose
+in the first and in a random generation of the timed window are held to it too.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from ..system import Assembly
 from . import _inference as inference
 from ._generate import PartsGenerates
 from ._random import generator
+from ._recipe import PEAK_BF16
 from ._serving import engine
 from .forward import Inference, catalog, read
 
@@ -69,6 +69,15 @@ METRICS = (
         "read_per_s", "tokens/s", better="higher", label="prompt tokens/s", about="Prompt tokens over first token."
     ),
     Metric(
+        "prompt_mfu",
+        "1",
+        better="higher",
+        label="MFU of prompts",
+        shown="table",
+        about="Operations of reading the prompts over first token, of 989.4e12 a second: 2·N + 2·L·S·H·d a token, "
+        "the output projection for the last token of each prompt alone.",
+    ),
+    Metric(
         "byte_fraction",
         "1",
         better="higher",
@@ -111,6 +120,9 @@ GIVEN = 8
 SEQUENCES = 4
 """Sequences of a batch that are compared, the first and the last among them."""
 
+COMPARED = 1 << 14
+"""Tokens of their prompts at the most, where these are more than one: the model in fp32 takes seconds for them."""
+
 
 def _longest(case: Case) -> int:
     return case.axes["S"] + case.axes["N"]
@@ -121,6 +133,25 @@ def flops(case: Case) -> int:
     chosen, B = read(case), case.axes["B"]
     each = 2 * chosen.model.multiplied(chosen.configuration)
     return B * (each + 4 * _longest(case) * chosen.model.attention(chosen.configuration))
+
+
+def prompt_flops(case: Case) -> int:
+    """Of reading the prompts: the output projection is of their last tokens alone."""
+    chosen, B, S = read(case), case.axes["B"], case.axes["S"]
+    c, model = chosen.configuration, chosen.model
+    head = int(c.width * c.vocabulary)
+    each = 2 * (model.multiplied(c) - head) + 2 * S * model.attention(c)
+    return B * (S * each + 2 * head)
+
+
+def compared(B: int, S: int, seed: int) -> list[int]:
+    """The sequences whose answers are held to the model in fp32, in order: first, last, and random ones."""
+    most = max(1, min(SEQUENCES, COMPARED // S))
+    if most >= B:
+        return list(range(B))
+    if most == 1:
+        return [B - 1]
+    return sorted({0, B - 1, *random.Random(f"{seed}/rows").sample(range(1, B - 1), most - 2)})
 
 
 def bytes_(case: Case) -> int:
@@ -166,8 +197,7 @@ def prepare(case: Case, session: Session) -> Expected:
         )
 
     first, other, given = draw(S), draw(S), draw(min(GIVEN, case.axes["N"] - 1))
-    B = case.axes["B"]
-    rows = sorted({0, B - 1, *random.Random(f"{seed}/rows").sample(range(B), min(B, SEQUENCES - 2))})
+    rows = compared(case.axes["B"], S, seed)
     whole = torch.cat((first, given), 1)[rows]
     at = range(S - 1, S + given.shape[1])
     try:
@@ -309,6 +339,8 @@ class Run:
             import torch
 
             found["generation_memory"] = (float(torch.cuda.max_memory_allocated()),)
+            work = prompt_flops(case) / PEAK_BF16
+            found["prompt_mfu"] = rounded([work / (x * 1e-3) for x in self.first])
         if self.expected.read_rate is None:
             self.expected.read_rate = read_rate(self.session.device)
         if (rate := self.expected.read_rate) is not None:

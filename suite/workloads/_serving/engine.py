@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ...model import Chosen
@@ -62,27 +63,30 @@ class Engine:
         limit = chosen.model.longest(chosen.configuration)
         if limit is not None and limit < longest:
             raise NotImplementedError(f"{chosen.name} has positions for {limit} tokens, not {longest}")
-        drawn = list(weights)
-        self.device = drawn[0][1].device
+        drawn = iter(weights)
+        first = next(drawn)
+        self.device = first[1].device
         if system.execution == "graph" and self.device.type != "cuda":
             raise NotImplementedError("CUDA graphs are of CUDA devices")
         self.assembly, self.chosen, self.dtype = assembly, chosen, dtype
         self.sequences, self.longest, self.page = sequences, longest, page
         self.across = -(-longest // page)
-        self.graphs: dict[int, tuple[Any, Any]] | None = {} if system.execution == "graph" else None
+        self.graphs: dict[int, tuple[Any, torch.Tensor]] | None = {} if system.execution == "graph" else None
         self._shapes: OrderedDict[tuple[int, int], dict[str, Callable[..., Any]]] = OrderedDict()
         self._now: Any = None
         self.module = inference.build(chosen, _Delegated(self), dtype, longest, self.device)
         with torch.no_grad():
-            inference.fill(self.module, drawn)
+            # One by one: a second copy of all weights would be memory that the cache does not get.
+            inference.fill(self.module, chain([first], drawn))
         pages = 1 + (-(-cached // page) if cached else self._fitting(sequences * self.across))
         self.memory = FAMILIES[chosen.model.name](self, pages)
         self.free = list(range(pages - 1, 0, -1))
         self.table = torch.zeros(sequences + 1, self.across, dtype=torch.int32, device=self.device)
         self.lengths = torch.zeros(sequences + 1, dtype=torch.int32, device=self.device)
         self.held: dict[int, list[int]] = {}
-        # What a graph reads: rows of the table, and the tokens that come in.
+        # What a step reads: rows of the table, and (in a graph) the tokens that come in.
         self._rows = torch.full((sequences,), sequences, dtype=torch.int64, device=self.device)
+        self._written: list[int] = []
         self._tokens = torch.zeros(sequences, dtype=torch.int64, device=self.device)
 
     def _fitting(self, pages: int) -> int:
@@ -142,20 +146,50 @@ class Engine:
         B = len(rows)
         with torch.no_grad():
             if self.graphs is None:
-                return self._step(tokens, torch.tensor(list(rows), device=self.device))
-            size = min(self.sequences, 1 << (B - 1).bit_length())
-            given = torch.full((size,), self.sequences, dtype=torch.int64)
-            given[:B] = torch.tensor(list(rows))
-            if size not in self.graphs:
-                # Capturing runs the step, which changes what is kept: of the row that is nobody's.
-                self._rows.fill_(self.sequences)
-                self.graphs[size] = captured(torch, lambda: self._step(self._tokens[:size], self._rows[:size]))
-            self._rows[:size].copy_(given)
+                return self._step(tokens, self._at(rows, B))
+            size = self._size(B)
+            graph, logits = self._graph(size)
+            self._at(rows, size)
             self._tokens[:B].copy_(tokens)
-            graph, logits = self.graphs[size]
             graph.replay()
             found: torch.Tensor = logits[:B]
             return found
+
+    def capture(self) -> None:
+        """Captures the graphs of all sizes of a batch, so that no request waits for one."""
+        import torch
+
+        if self.graphs is not None:
+            with torch.no_grad():
+                for size in sorted({self._size(B + 1) for B in range(self.sequences)}):
+                    self._graph(size)
+
+    def _size(self, B: int) -> int:
+        """Sequences of the graph that takes a batch of B."""
+        return min(self.sequences, 1 << (B - 1).bit_length())
+
+    def _graph(self, size: int) -> tuple[Any, torch.Tensor]:
+        """The graph of a step of so many sequences and its logits, captured when it is first asked for."""
+        import torch
+
+        assert self.graphs is not None
+        if size not in self.graphs:
+            # Capturing runs the step, which changes what is kept: of the row that is nobody's.
+            self._at([], self.sequences)
+            self.graphs[size] = captured(torch, lambda: self._step(self._tokens[:size], self._rows[:size]))
+        return self.graphs[size]
+
+    def _at(self, rows: Sequence[int], size: int) -> torch.Tensor:
+        """These rows on the device, filled up with the one that is nobody's. They are copied when they change and
+        not at each step: a copy from the host waits for the step before.
+        """
+        import torch
+
+        wanted = [*rows, *[self.sequences] * (size - len(rows))]
+        if wanted != self._written:
+            self._rows[:size].copy_(torch.tensor(wanted))
+            self._written = wanted
+        return self._rows[:size]
 
     def _step(self, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         # What fills up a batch has no end, and must not leave its row of the table.

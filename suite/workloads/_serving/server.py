@@ -243,6 +243,7 @@ def _engine(spec: EngineSpec) -> Batched:
     device = torch.device(spec.device)
     weights = inference.initial(found, spec.dtype, spec.seed, device)
     engine = Engine(Assembly(system, catalog), found, spec.dtype, weights, spec.sequences, spec.longest, spec.page)
+    engine.capture()
     scheduler = Scheduler(engine, end=found.configuration.vocabulary - 1)
     scheduler.start()
     return Batched(scheduler)

@@ -107,6 +107,26 @@ def test_a_generation_is_measured(catalog: Catalog, model: str, name: str) -> No
         assert whole > first
 
 
+def test_few_of_long_prompts_are_held_to_the_model_in_fp32() -> None:
+    assert generate.compared(3, 1024, 1) == [0, 1, 2]
+    found = generate.compared(64, 4096, 1)
+    assert (found[0], found[-1], len(found)) == (0, 63, 4)
+    assert generate.compared(64, 4096, 2) != found
+    assert generate.compared(8, 8192, 1) == [0, 7]
+    assert generate.compared(8, 131072, 1) == [7]
+    assert generate.compared(1, 131072, 1) == [0]
+
+
+def test_the_work_of_reading_prompts() -> None:
+    """Two operations a weight and token, but the table of logits once, and causal attention."""
+    axes = {"B": 2, "S": 8192, "N": 4}
+    case = generate.WORKLOAD.case(axes, "bf16", "program", model="llama-3.1-8b")
+    layer = 4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14336
+    attention = 2 * 8192 * 32 * 4096
+    head = 2 * 4096 * 128256
+    assert generate.prompt_flops(case) == 2 * (8192 * (2 * 32 * layer + attention) + head)
+
+
 class Forgets(PartsGenerates):
     """Decodes without what was generated before: the cache's lengths do not grow."""
 
