@@ -1,10 +1,10 @@
 """AdamW (Loshchilov and Hutter, arXiv 1711.05101): all tensors of a step in one launch.
 
 A program updates one piece of one tensor. Which piece it finds by two reads: its tensor's number, and that
-tensor's row of addresses. Both lie on the device from the first step on and are made anew only when an address or a
-size has changed. Gradients are where the allocator finds room for them, and in an eager step that is somewhere else
-each time: their addresses lie apart, and are all that a step sends, from page-locked memory that PyTorch's allocator
-keeps. A step waits for nothing.
+tensor's row of addresses. Both lie on the device from the first step on and are made anew only when an address or
+a size has changed. Gradients are where the allocator finds room for them, which in an eager step is somewhere else
+each time: their addresses lie apart, and are all that a step sends, from page-locked memory that PyTorch's
+allocator keeps. A step waits for nothing.
 """
 
 from __future__ import annotations
