@@ -83,8 +83,9 @@ class prepared:
 class Launch:
     """A kernel with its grid and all arguments behind the tensors: numbers, then constants by name.
 
-    Called with tensors, or tuples of tensors and None, that are alike each time (see `prepared`). The first call
-    compiles; those after it hand addresses to the compiled kernel, as Triton's own launch would in the end.
+    Called with tensors, or tuples of tensors and None, that are alike each time (see `prepared`), and then with
+    floats, or tuples of them, that need not be. The first call compiles; those after it hand addresses to the
+    compiled kernel, as Triton's own launch would in the end.
     """
 
     __slots__ = ("_bound", "_constants", "_grid", "_kernel", "_numbers")
@@ -96,10 +97,10 @@ class Launch:
         self._constants = constants
         self._bound: tuple[Any, ...] | None = None
 
-    def __call__(self, device: torch.device, *tensors: Any) -> None:
+    def __call__(self, device: torch.device, *tensors: Any, numbers: tuple[Any, ...] = ()) -> None:
         bound = self._bound
         if bound is None or _observed():
-            self._first(device, tensors)
+            self._first(device, tensors, numbers)
             return
         index, run, head, tail = bound
         addresses = [
@@ -107,20 +108,21 @@ class Launch:
             for group in tensors
         ]
         if index == torch.cuda.current_device():
-            run(*head[0], _stream(index), *head[1], *addresses, *tail)  # type: ignore[misc]  # is there with CUDA
+            run(*head[0], _stream(index), *head[1], *addresses, *numbers, *tail)  # type: ignore[misc]  # is there with CUDA
         else:
             with torch.cuda.device(index):
-                run(*head[0], _stream(index), *head[1], *addresses, *tail)  # type: ignore[misc]  # is there with CUDA
+                run(*head[0], _stream(index), *head[1], *addresses, *numbers, *tail)  # type: ignore[misc]  # is there with CUDA
 
-    def _first(self, device: torch.device, tensors: tuple[Any, ...]) -> None:
+    def _first(self, device: torch.device, tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> None:
         """The usual launch, through the just-in-time compiler; what it compiled is kept."""
+        arguments = (*tensors, *numbers, *self._numbers)
         if device.type != "cuda":
-            self._kernel[self._grid](*tensors, *self._numbers, **self._constants)
+            self._kernel[self._grid](*arguments, **self._constants)
             return
         with torch.cuda.device(device):
-            compiled = self._kernel[self._grid](*tensors, *self._numbers, **self._constants)
+            compiled = self._kernel[self._grid](*arguments, **self._constants)
         if _DIRECT and _stream is not None and compiled is not None:
-            names = self._kernel.arg_names[len(tensors) + len(self._numbers) :]
+            names = self._kernel.arg_names[len(arguments) :]
             grid = (*self._grid, 1, 1)[:3]
             # No launch metadata and no hooks: where there are any, the usual launch is taken.
             head = grid, (compiled.function, compiled.packed_metadata, None, None, None)

@@ -34,7 +34,9 @@ Taken for what `_hopper.fits` approves of.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -56,12 +58,14 @@ from .._hopper import (
     LOG2E,
     ROWS,
     TensorMap,
+    kernel_key,
     launch,
+    mapping,
+    placed,
     plain_layout,
     product_layout,
     sectioned,
     shared_layout,
-    tensor_map,
     visible,
 )
 from .._pipeline import Blocks, Exchange, Statistics, barriers, copy_in, copy_out, cursor, pair, pair_ring
@@ -502,27 +506,83 @@ def backward(
     For inputs that `_hopper.fits` approves of, as many keys as queries; gradients are `mappable`. Takes memory for
     dq in fp32, its rows filled up to whole blocks and its columns to a power of two.
     """
+    run(planned(grad, q, k, v, dq, dk, dv, causal, window, schedule), grad, q, k, v, lse, delta, dq, dk, dv)
+
+
+class Plan(NamedTuple):
+    """What a launch does not have to think about again for the same shapes and strides: what the compiled kernels
+    depend on, how many programs they have, their numbers and constants, what tensor maps say, and the shape of the
+    accumulator.
+    """
+
+    keys: tuple[Hashable, Hashable]
+    programs: tuple[int, int]
+    numbers: tuple[int | float | Config, ...]
+    converted: tuple[int | float, ...]
+    warps: int
+    maps: tuple[dict[str, Any], ...]
+    statistics: dict[str, Any]
+    sums: tuple[int, int]
+    summed: dict[str, Any]
+
+
+def planned(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    causal: bool,
+    window: int,
+    schedule: Schedule | None = None,
+) -> Plan:
+    """What holds for all tensors of these shapes, strides, dtype and device."""
     B, H, S, D = q.shape
     heads = k.shape[1]
     width = power_of_2(D)
     schedule = schedule or SCHEDULES[width, causal]
     queries = schedule.rows
     c = Config(width, causal, window, S % (2 * ROWS) != 0, schedule, shared_layout(ROWS, queries, q.dtype))
-    tq, tg = (tensor_map(x, queries) for x in (q, grad))
-    tk, tv, tdk, tdv = (tensor_map(x, ROWS) for x in (k, v, dk, dv))
-    tlse, tdelta = (TensorMap(x, [x.numel()], [1], [queries], plain_layout(1)) for x in (lse, delta))
+    streamed = [mapping(x.shape, x.stride(), queries, x.dtype) for x in (q, grad)]
+    resident = [mapping(x.shape, x.stride(), ROWS, x.dtype) for x in (k, v, dk, dv)]
     n = -(-S // (2 * ROWS))
-    sums = torch.zeros(B * H * n * 2 * ROWS * width // LINE, LINE, dtype=torch.float32, device=q.device)
-    tsums = TensorMap(sums, list(sums.shape), [LINE, 1], [queries * width // 2 // LINE, LINE], plain_layout(2))
+    sums = B * H * n * 2 * ROWS * width // LINE, LINE
     root = 1 / math.sqrt(D)
     section = heads_per_l2_group(S, width, H // heads, B * heads) if causal and not window else 1
+    return Plan(
+        (kernel_key(_kernel, q.device, q.dtype, c), kernel_key(_convert_dq, q.device, q.dtype, D)),
+        (B * heads * n, B * H * n * 2),
+        (n, B * heads, heads, section, H // heads, S, LOG2E * root, root, c),
+        (*(x // 8 for x in dq.stride()[:3]), H, n * 2, S, root, D, width),
+        width // 16,
+        (*streamed, *resident),
+        vars(TensorMap(None, [B * H * n * 2 * ROWS], [1], [queries], plain_layout(1))),
+        sums,
+        vars(TensorMap(None, list(sums), [LINE, 1], [queries * width // 2 // LINE, LINE], plain_layout(2))),
+    )
+
+
+def run(
+    plan: Plan,
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lse: torch.Tensor,
+    delta: torch.Tensor,
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+) -> None:
+    """`backward` of tensors that the plan is for."""
+    sums = torch.zeros(plan.sums, dtype=torch.float32, device=q.device)
+    tq, tg, tk, tv, tdk, tdv = map(placed, (q, grad, k, v, dk, dv), plan.maps)
     with on(q):
         launch(
-            _kernel, (_kernel, q.device, q.dtype, c), B * heads * n,
-            tq, tg, tk, tv, tlse, tdelta, tdk, tdv, tsums,
-            n, B * heads, heads, section, H // heads, S, LOG2E * root, root, c,
+            _kernel, plan.keys[0], plan.programs[0],
+            tq, tg, tk, tv, placed(lse, plan.statistics), placed(delta, plan.statistics), tdk, tdv,
+            placed(sums, plan.summed), *plan.numbers,
         )  # fmt: skip
-        launch(
-            _convert_dq, (_convert_dq, q.device, q.dtype, D), B * H * n * 2,
-            sums, dq, *(x // 8 for x in dq.stride()[:3]), H, n * 2, S, root, D, width, num_warps=width // 16,
-        )  # fmt: skip
+        launch(_convert_dq, plan.keys[1], plan.programs[1], sums, dq, *plan.converted, num_warps=plan.warps)

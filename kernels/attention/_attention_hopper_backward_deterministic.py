@@ -20,7 +20,9 @@ Taken for what `_hopper.fits` approves of.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -35,7 +37,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .._common import on, power_of_2
-from .._hopper import LOG2E, ROWS, launch, product_layout, sectioned, tensor_map, visible
+from .._hopper import LOG2E, ROWS, kernel_key, launch, product_layout, sectioned, tensor_map, visible
 from .._pipeline import Blocks, copy_out, cursor, pair, pair_ring
 
 STAGES = {64: 4, 128: 3}
@@ -362,17 +364,42 @@ def statistics(out: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor) -> tupl
     """(log-sum-exp, delta), both (B, H, rows) in fp32 with room for whole blocks of 128 rows, filled up with
     +inf and 0: of an output and a gradient that are `mappable`.
     """
+    return run_statistics(planned_statistics(out, grad), out, grad, lse)
+
+
+class StatisticsPlan(NamedTuple):
+    """What a launch does not have to think about again for the same shapes and strides."""
+
+    key: Hashable
+    programs: int
+    shape: tuple[int, int, int]
+    padded: bool
+    numbers: tuple[int | bool, ...]
+
+
+def planned_statistics(out: torch.Tensor, grad: torch.Tensor) -> StatisticsPlan:
+    """What holds for all tensors of these shapes, strides, dtype and device."""
     B, H, S, D = out.shape
     room = -(-S // (2 * ROWS)) * 2 * ROWS
-    delta = torch.empty(B, H, room, dtype=torch.float32, device=lse.device)
-    levels = lse if room == S else torch.empty_like(delta)
     strides = (x // 8 for y in (out, grad) for x in y.stride()[:3])
     constants = (D, max(16, power_of_2(D)), room != S)
+    return StatisticsPlan(
+        kernel_key(_statistics, out.device, out.dtype, constants),
+        B * H * room // 64,
+        (B, H, room),
+        room != S,
+        (*strides, H, S, room, room // 64, *constants),
+    )
+
+
+def run_statistics(
+    plan: StatisticsPlan, out: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`statistics` of tensors that the plan is for."""
+    delta = torch.empty(plan.shape, dtype=torch.float32, device=lse.device)
+    levels = torch.empty_like(delta) if plan.padded else lse
     with on(out):
-        launch(
-            _statistics, (_statistics, out.device, out.dtype, constants), B * H * room // 64,
-            out, grad, lse, levels, delta, *strides, H, S, room, room // 64, *constants,
-        )  # fmt: skip
+        launch(_statistics, plan.key, plan.programs, out, grad, lse, levels, delta, *plan.numbers)
     return levels, delta
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
@@ -31,7 +31,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .._common import capability, check, choice, on, operator, power_of_2, roomy
-from .._launch import prepared
+from .._launch import Launch, prepared
 
 if TYPE_CHECKING:
     from ._attention_hopper_forward_paired import Schedule
@@ -817,19 +817,51 @@ def _launch_forward(
             hopper.paired.forward(q, k, v, out, lse, causal, window, schedule)
             return out, lse
     q, k, v = _plain(q), _plain(k), _plain(v)
-    groups = H // k.shape[1]
-    t = tiles("forward", q, window)
     tma = _descriptors(path, q, k, v)
-    sinks = None if sinks is None else sinks.contiguous()
-    c = _config(q, v, t, False, causal, window, tma, cap)
-    with on(q):
-        _forward[(triton.cdiv(S, t.resident) * B * H,)](
-            _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma), out, lse,
-            q.stride()[:3], k.stride()[:3], v.stride()[:3], out.stride()[:3],
-            B, H, S, Sk, groups, _shared(k, groups), LOG2E / math.sqrt(D), sinks, c,
-            num_warps=t.warps, num_stages=t.stages,
-        )  # fmt: skip
+    _portable_forward(q, k, v, out, causal, window, sinks, cap, tma)(q, k, v, out, lse, sinks)
     return out, lse
+
+
+def _portable_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    causal: bool,
+    window: int,
+    sinks: torch.Tensor | None,
+    cap: float,
+    tma: bool,
+) -> Callable[..., None]:
+    """The portable kernel's launch for tensors like these: of (q, k, v, out, lse, sinks)."""
+    B, H, S, D = q.shape
+    Sk, groups = k.shape[2], H // k.shape[1]
+    t = tiles("forward", q, window)
+    c = _config(q, v, t, False, causal, window, tma, cap)
+    grid = (triton.cdiv(S, t.resident) * B * H,)
+    strides = [x.stride()[:3] for x in (q, k, v, out)]
+    numbers = (*strides, B, H, S, Sk, groups, _shared(k, groups), LOG2E / math.sqrt(D))
+    compiled = {"num_warps": t.warps, "num_stages": t.stages}
+    if tma or sinks is not None:
+
+        def described(
+            q: torch.Tensor,
+            k: torch.Tensor,
+            v: torch.Tensor,
+            out: torch.Tensor,
+            lse: torch.Tensor,
+            sinks: torch.Tensor | None,
+        ) -> None:
+            sinks = None if sinks is None else sinks.contiguous()
+            with on(q):
+                _forward[grid](
+                    _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma), out, lse,
+                    *numbers, sinks, c, **compiled,
+                )  # fmt: skip
+
+        return described
+    launch, device = Launch(_forward, grid, *numbers, None, c=c, **compiled), q.device
+    return lambda q, k, v, out, lse, sinks: launch(device, q, k, v, out, lse)
 
 
 def _portable(q: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, cap: float) -> bool:
@@ -857,31 +889,58 @@ def _prepare_forward(
     sinks: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> Callable[..., tuple[Any, Any]]:
-    """`_launch_forward` of all inputs that are alike. Where the kernel with a tile scheduler runs, all but memory
-    and addresses is decided here.
+    """`_launch_forward` of all inputs that are alike. Where the kernel with a tile scheduler runs or the portable
+    one, all but memory and addresses is decided here.
     """
     B, H, S, D = q.shape
-    hopper = _hopper(q.device) if "forward" in HOPPER else None
-    if (
-        hopper is None
-        or _portable(q, v, sinks, cap)
-        or q.numel() == 0
-        or max(S, k.shape[2]) < SHORT[D > 64]
-        or power_of_2(D) not in hopper.forward.DIVISIONS
-        or not hopper.common.fits(q, k, v, hopper.common.FORWARD_WIDTHS)
-    ):
+    device, short = q.device, max(S, k.shape[2]) < SHORT[D > 64]
+    hopper = _hopper(device) if "forward" in HOPPER else None
+    portable = hopper is None or short or _portable(q, v, sinks, cap)
+    if q.numel() == 0 or v.numel() == 0:
         return _launch_forward
     window = _bounded(window, S, k.shape[2])
+    if portable:
+        like_these = _plain(q), _plain(k), _plain(v)
+        output = _made(_output(q, v))
+        kernel = _portable_forward(
+            *like_these, _output(q, v), causal, window, sinks, cap, _descriptors(None, *like_these)
+        )
+
+        def launched_portable(
+            q: torch.Tensor,
+            k: torch.Tensor,
+            v: torch.Tensor,
+            causal: bool,
+            window: int,
+            sinks: torch.Tensor | None = None,
+            cap: float = 0.0,
+        ) -> tuple[Any, Any]:
+            lse = torch.empty((B, H, S), dtype=torch.float32, device=device)
+            out = output()
+            kernel(_plain(q), _plain(k), _plain(v), out, lse, sinks)
+            return out, lse
+
+        return launched_portable
+    assert hopper is not None
+    if power_of_2(D) not in hopper.forward.DIVISIONS or not hopper.common.fits(
+        q, k, v, hopper.common.FORWARD_WIDTHS
+    ):
+        return _launch_forward
     plan = hopper.forward.planned(q, k, v, like(q), causal, window, _section(q, k, causal, window))
-    run, device = hopper.forward.run, q.device
+    run, output = hopper.forward.run, _made(like(q))
 
     def launched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[Any, Any]:
         lse = torch.empty((B, H, S), dtype=torch.float32, device=device)
-        out = like(q)
+        out = output()
         run(plan, q, k, v, out, lse)
         return out, lse
 
     return launched
+
+
+def _made(x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Makes memory for a dense tensor like this."""
+    return partial(torch.empty_strided, x.shape, x.stride(), dtype=x.dtype, device=x.device)
 
 
 def _launch_backward(
@@ -902,14 +961,12 @@ def _launch_backward(
     2. `path` as in `_launch_forward`; the unordered kernel for Hopper is taken where none is asked for, nor
     PyTorch for deterministic algorithms.
     """
-    B, H, S, D = q.shape
-    Hkv, Sk, Dv = v.shape[1:]
+    S, Sk = q.shape[2], k.shape[2]
     window = _bounded(window, S, Sk)
     dq, dk, dv, ds = like(q), like(k), like(v), _of_sinks(q, sinks)
     if dq.numel() == 0 or dk.numel() == 0:
         return dq.zero_(), dk.zero_(), dv.zero_(), ds.zero_()
     q, k, v, grad = _plain(q), _plain(k), _plain(v), _plain(grad)
-    groups = H // Hkv
     hopper = _hopper(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
     if hopper is not None and not (Sk == S and hopper.common.fits(q, k, v)):
         hopper = None
@@ -927,41 +984,162 @@ def _launch_backward(
         kernels = hopper.deterministic if fixed or not hopper.backward.AVAILABLE else hopper.backward
         kernels.backward(grad, q, k, v, level, delta, dq, dk, dv, causal, window)
         return dq, dk, dv, ds
-    delta = torch.empty_like(lse)
-    blocks = triton.cdiv(S, 64)
-    strides = q.stride()[:3], k.stride()[:3], v.stride()[:3]
+    tma = _descriptors(path, q, k, v, grad)
+    run = _portable_backward(q, k, v, grad, out, (dq, dk, dv), causal, window, cap, tma)
+    delta = run(q, k, v, grad, out, lse, grad_lse, dq, dk, dv)
+    if sinks is not None:
+        # A sink's probability times what it lacks of delta: it has no value. Where nothing is seen lse is +inf
+        # only if the sink is -inf, and 2^-inf is 0.
+        weights = torch.exp2(sinks.float()[:, None] * LOG2E - lse)
+        ds = -(weights * delta).sum((0, 2)).to(sinks.dtype)
+    return dq, dk, dv, ds
+
+
+def _portable_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    grad: torch.Tensor,
+    out: torch.Tensor,
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    causal: bool,
+    window: int,
+    cap: float,
+    tma: bool,
+) -> Callable[..., torch.Tensor]:
+    """The portable kernels' launches for tensors like these: of (q, k, v, grad, out, lse, grad_lse, dq, dk, dv).
+    They give delta (B, H, S).
+    """
+    B, H, S, D = q.shape
+    Hkv, Sk, Dv = v.shape[1:]
+    groups, blocks, device = H // Hkv, triton.cdiv(S, 64), q.device
+    strides = tuple(x.stride()[:3] for x in (q, k, v))
+    of_grad, of_dq, *of_pair = (x.stride()[:3] for x in (grad, *gradients))
     root = 1 / math.sqrt(D)
-    scale = LOG2E * root
-    with on(q):
-        _delta[(blocks * B * H,)](
-            out, grad, delta, out.stride()[:3], grad.stride()[:3], H, S, blocks, Dv, 64, _width(Dv), num_warps=4
-        )
+    sizes, scales = (B, H, S, Sk, groups), (LOG2E * root, root)
+    shared = _shared(k, groups)
+    statistics = Launch(
+        _delta, (blocks * B * H,), out.stride()[:3], of_grad, H, S, blocks, Dv, 64, _width(Dv), num_warps=4
+    )
+    t, u = tiles("keys", q), tiles("queries", q)
+    of_keys = (strides, of_grad, tuple(of_pair), *sizes, max(1, shared // groups // groups), *scales)
+    of_queries = (strides, of_grad, of_dq, *sizes, shared, *scales)
+    c = _config(q, v, t, True, causal, window, tma, cap)
+    d = _config(q, v, u, False, causal, window, tma, cap)
+    grids = (triton.cdiv(Sk, t.resident) * B * Hkv,), (triton.cdiv(S, u.resident) * B * H,)
+    options = [{"num_warps": x.warps, "num_stages": x.stages} for x in (t, u)]
+    by_keys = Launch(_backward_keys, grids[0], *of_keys, c=c, **options[0])
+    by_queries = Launch(_backward_queries, grids[1], *of_queries, c=d, **options[1])
+
+    def run(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        grad: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+        dq: torch.Tensor,
+        dk: torch.Tensor,
+        dv: torch.Tensor,
+    ) -> torch.Tensor:
+        delta = torch.empty_like(lse)
+        statistics(device, out, grad, delta)
         if grad_lse is not None:
             delta.sub_(grad_lse, alpha=LOG2E)
-        if sinks is not None:
-            # A sink's probability times what it lacks of delta: it has no value. Where nothing is seen lse is +inf
-            # only if the sink is -inf, and 2^-inf is 0.
-            weights = torch.exp2(sinks.float()[:, None] * LOG2E - lse)
-            ds = -(weights * delta).sum((0, 2)).to(sinks.dtype)
-        tma = _descriptors(path, q, k, v, grad)
-        t = tiles("keys", q)
-        c = _config(q, v, t, True, causal, window, tma, cap)
-        _backward_keys[(triton.cdiv(Sk, t.resident) * B * Hkv,)](
-            _tile(q, t.streamed, tma), _tile(k, t.resident, tma), _tile(v, t.resident, tma),
-            _tile(grad, t.streamed, tma), lse, delta, dk, dv,
-            strides, grad.stride()[:3], (dk.stride()[:3], dv.stride()[:3]),
-            B, H, S, Sk, groups, max(1, _shared(k, groups) // groups // groups), scale, root, c,
-            num_warps=t.warps, num_stages=t.stages,
-        )  # fmt: skip
-        t = tiles("queries", q)
-        c = _config(q, v, t, False, causal, window, tma, cap)
-        _backward_queries[(triton.cdiv(S, t.resident) * B * H,)](
-            _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma),
-            _tile(grad, t.resident, tma), lse, delta, dq, strides, grad.stride()[:3], dq.stride()[:3],
-            B, H, S, Sk, groups, _shared(k, groups), scale, root, c,
-            num_warps=t.warps, num_stages=t.stages,
-        )  # fmt: skip
-    return dq, dk, dv, ds
+        if not tma:
+            by_keys(device, q, k, v, grad, lse, delta, dk, dv)
+            by_queries(device, q, k, v, grad, lse, delta, dq)
+            return delta
+        with on(q):
+            _backward_keys[grids[0]](
+                _tile(q, t.streamed, tma), _tile(k, t.resident, tma), _tile(v, t.resident, tma),
+                _tile(grad, t.streamed, tma), lse, delta, dk, dv, *of_keys, c, **options[0],
+            )  # fmt: skip
+            _backward_queries[grids[1]](
+                _tile(q, u.resident, tma), _tile(k, u.streamed, tma), _tile(v, u.streamed, tma),
+                _tile(grad, u.resident, tma), lse, delta, dq, *of_queries, d, **options[1],
+            )  # fmt: skip
+        return delta
+
+    return run
+
+
+def _prepare_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    window: int,
+    grad_lse: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    cap: float,
+) -> Callable[..., tuple[Any, Any, Any, Any]]:
+    """`_launch_backward` of all inputs that are alike: where nothing has to be copied first, all but memory and
+    addresses is decided here.
+    """
+    S, Sk = q.shape[2], k.shape[2]
+    hopper = _hopper(q.device) if "backward" in HOPPER else None
+    plain = all(x is _plain(x) for x in (q, k, v, grad)) and lse.is_contiguous()
+    if not plain or sinks is not None or q.numel() == 0 or v.numel() == 0 or Sk == 0:
+        return _launch_backward
+    window = _bounded(window, S, Sk)
+    gradients = like(q), like(k), like(v)
+    made = [_made(x) for x in gradients]
+    if hopper is None or _portable(q, v, sinks, cap) or not (Sk == S and hopper.common.fits(q, k, v)):
+        tma = _descriptors(None, q, k, v, grad)
+        kernels = _portable_backward(q, k, v, grad, out, gradients, causal, window, cap, tma)
+
+        def portable(
+            grad: torch.Tensor,
+            q: torch.Tensor,
+            k: torch.Tensor,
+            v: torch.Tensor,
+            out: torch.Tensor,
+            lse: torch.Tensor,
+            causal: bool,
+            window: int,
+            grad_lse: torch.Tensor | None,
+            *_: Any,
+        ) -> tuple[Any, Any, Any, Any]:
+            dq, dk, dv = (make() for make in made)
+            kernels(q, k, v, grad, out, lse, grad_lse, dq, dk, dv)
+            return dq, dk, dv, _of_sinks(q, None)
+
+        return portable
+    mappable = hopper.common.mappable
+    if not (mappable(grad) and mappable(out) and lse.data_ptr() % 16 == 0 and hopper.backward.AVAILABLE):
+        return _launch_backward
+    of_rows = hopper.deterministic.planned_statistics(out, grad)
+    plan = hopper.backward.planned(grad, q, k, v, *gradients, causal, window)
+    statistics, run = hopper.deterministic.run_statistics, hopper.backward.run
+
+    def launched(
+        grad: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        causal: bool,
+        window: int,
+        grad_lse: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+        cap: float,
+    ) -> tuple[Any, Any, Any, Any]:
+        if torch.are_deterministic_algorithms_enabled():
+            return _launch_backward(grad, q, k, v, out, lse, causal, window, grad_lse, sinks, cap)
+        dq, dk, dv = (make() for make in made)
+        level, delta = statistics(of_rows, out, grad, lse)
+        if grad_lse is not None:
+            delta[..., :S].sub_(grad_lse, alpha=LOG2E)
+        run(plan, grad, q, k, v, level, delta, dq, dk, dv)
+        return dq, dk, dv, _of_sinks(q, None)
+
+    return launched
 
 
 def _of_sinks(q: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
@@ -1001,7 +1179,7 @@ _attention = operator(
 _gradients = operator(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal,"
     " int window, Tensor? grad_lse, Tensor? sinks, float cap) -> (Tensor, Tensor, Tensor, Tensor)",
-    _launch_backward,
+    prepared(_prepare_backward),
     lambda grad, q, k, v, out, lse, causal, window, grad_lse, sinks, cap: (
         like(q),
         like(k),

@@ -8,11 +8,13 @@ buffer allows, since small products are slow and every chunk after the first rea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .._common import INTERPRETED, cdiv, check, on, operator
+from .._common import INTERPRETED, cdiv, check, needs_gradient, on, operator
+from .._launch import prepared
 from . import _cross_entropy as kernels
 from .cross_entropy import check_smoothing
 
@@ -55,15 +57,6 @@ def fused_linear_cross_entropy(
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device or option; the message names
     the argument.
     """
-    check("x", x, dim=2)
-    check("weight", weight, dim=2, like=x, dtypes=(x.dtype,))
-    if weight.shape[1] != x.shape[1]:
-        raise ValueError(f"weight has shape {tuple(weight.shape)}, expected (V, {x.shape[1]})")
-    check("target", target, shape=x.shape[:1], like=x, dtypes=(torch.int64,))
-    check_smoothing(label_smoothing)
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk is {chunk}, expected a number of rows")
-    grad = torch.is_grad_enabled()
     loss: torch.Tensor = _fused(
         x,
         weight,
@@ -71,12 +64,33 @@ def fused_linear_cross_entropy(
         ignore_index,
         label_smoothing,
         z_loss,
-        chunk or 0,
+        chunk,
         precise,
-        grad and x.requires_grad,
-        grad and weight.requires_grad,
+        needs_gradient(x),
+        needs_gradient(weight),
     )[0]
     return loss
+
+
+def _check(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    chunk: int | None,
+    *_: bool,
+) -> None:
+    """Raises what `fused_linear_cross_entropy` says."""
+    check("x", x, dim=2)
+    check("weight", weight, dim=2, like=x, dtypes=(x.dtype,))
+    if weight.shape[1] != x.shape[1]:
+        raise ValueError(f"weight has shape {tuple(weight.shape)}, expected (V, {x.shape[1]})")
+    check("target", target, shape=x.shape[:1], like=x, dtypes=(torch.int64,))
+    check_smoothing(smoothing)
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk is {chunk}, expected a number of rows")
 
 
 def rows_of_chunk(M: int, V: int, itemsize: int) -> int:
@@ -92,7 +106,7 @@ def _empty(
     ignore_index: int,
     smoothing: float,
     z_loss: float,
-    chunk: int,
+    chunk: int | None,
     precise: bool,
     for_x: bool,
     for_weight: bool,
@@ -106,57 +120,80 @@ def _empty(
     )
 
 
-def _launch(
+def _prepare(
     x: torch.Tensor,
     weight: torch.Tensor,
     target: torch.Tensor,
     ignore_index: int,
     smoothing: float,
     z_loss: float,
-    chunk: int,
+    chunk: int | None,
     precise: bool,
     for_x: bool,
     for_weight: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     options = kernels.Options(ignore_index, smoothing, z_loss)
-    loss, dx, dweight = _empty(x, weight, target, *options, chunk, precise, for_x, for_weight)
-    M, V = x.shape[0], weight.shape[0]
+    device, (M, D), V = x.device, x.shape, weight.shape[0]
     if M == 0 or V == 0:
-        return loss.fill_(torch.nan), dx.zero_(), dweight.zero_()
-    target = target.contiguous()
-    losses = torch.empty(M, dtype=torch.float32, device=x.device)
-    lse = torch.empty_like(losses)
-    share = torch.empty((), dtype=torch.float32, device=x.device)
+
+        def nothing(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            loss, dx, dweight = _empty(*arguments)
+            return loss.fill_(torch.nan), dx.zero_(), dweight.zero_()
+
+        return nothing
     height = min(chunk, M) if chunk else rows_of_chunk(M, V, x.element_size())
     vectors = ALIGNMENT // x.element_size()
-    buffer = x.new_empty(height, cdiv(V, vectors) * vectors)
-    padded = weight
-    if V % EVEN:
-        padded = weight.new_zeros(buffer.shape[1], weight.shape[1])
-        padded[:V].copy_(weight.detach())
-        dweight = dweight.new_empty(padded.shape) if for_weight else dweight
-    with on(x), torch.no_grad():
-        kernels.share_of_rows(M, ignore_index)(x.device, target, share)
-        for start in range(0, M, height):
-            piece = slice(start, start + height)
-            some = x[piece]
-            wide = torch.mm(some, padded.t(), out=buffer[: some.shape[0], : padded.shape[0]])
-            # Beyond V they are zeros, times zeros: they add nothing to either product below.
-            logits = wide[:, :V]
-            if not (for_x or for_weight):
-                # As many lanes as below: the loss is the same bit by bit.
-                warps = kernels.warps_for_both(logits)
-                of_rows = kernels.losses_of_rows(logits, options, warps)
-                of_rows(x.device, logits, target[piece], losses[piece], lse[piece])
-                continue
+    room = cdiv(V, vectors) * vectors
+    columns = room if V % EVEN else V
+    share_of_rows = kernels.share_of_rows(M, ignore_index)
+    mean_of_rows = kernels.mean_of_rows(M, ignore_index)
+
+    def of_rows(rows: int) -> Callable[..., None]:
+        """Losses, and where they are needed gradients, of a chunk of so many rows."""
+        logits = x.new_empty(rows, room)[:, :V]
+        if for_x or for_weight:
             both = kernels.losses_and_gradients(logits, logits, options)
-            both(x.device, logits, target[piece], share, losses[piece], logits)
-            if for_x:
-                _product(wide, padded, dx[piece])
-            if for_weight:
-                _product(wide.t(), some, dweight, add=start > 0)
-        kernels.mean_of_rows(M, ignore_index)(x.device, losses, target, loss, share)
-    return loss, dx, dweight[:V]
+            return lambda logits, target, share, losses: both(device, logits, target, share, losses, logits)
+        # As many lanes as above: the loss is the same bit by bit.
+        alone = kernels.losses_of_rows(logits, options, kernels.warps_for_both(logits))
+        return lambda logits, target, share, losses: alone(
+            device, logits, target, losses, torch.empty_like(losses)
+        )
+
+    # A chunk's losses and target may begin between multiples of 16 bytes, where a chunk's height is odd.
+    chunks = {(min(height, M - start), start % 4) for start in range(0, M, height)}
+    by_chunk = {kind: of_rows(kind[0]) for kind in chunks}
+
+    def run(
+        x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, *arguments: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        loss, dx, dweight = _empty(x, weight, target, *arguments)
+        target = target.contiguous()
+        losses = torch.empty((M,), dtype=torch.float32, device=device)
+        share = torch.empty((), dtype=torch.float32, device=device)
+        buffer = x.new_empty((height, room))
+        padded = weight.detach()
+        if columns != V:
+            padded = weight.new_zeros((columns, D))
+            padded[:V].copy_(weight.detach())
+            dweight = dweight.new_empty(padded.shape) if for_weight else dweight
+        with on(x), torch.no_grad():
+            share_of_rows(device, target, share)
+            for start in range(0, M, height):
+                piece = slice(start, start + height)
+                some = x[piece]
+                rows = some.shape[0]
+                wide = torch.mm(some, padded.t(), out=buffer[:rows, :columns])
+                # Beyond V they are zeros, times zeros: they add nothing to either product below.
+                by_chunk[rows, start % 4](wide[:, :V], target[piece], share, losses[piece])
+                if for_x:
+                    _product(wide, padded, dx[piece])
+                if for_weight:
+                    _product(wide.t(), some, dweight, add=start > 0)
+            mean_of_rows(device, losses, target, loss, share)
+        return loss, dx, dweight[:V] if for_weight and columns != V else dweight
+
+    return run
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, add: bool = False) -> None:
@@ -194,9 +231,10 @@ def _backward(ctx: Any, dloss: torch.Tensor | None, *_: None) -> tuple[Any, ...]
 
 _fused = operator(
     "fused_linear_cross_entropy(Tensor x, Tensor weight, Tensor target, int ignore_index, float smoothing,"
-    " float z_loss, int chunk, bool precise, bool for_x, bool for_weight) -> (Tensor, Tensor, Tensor)",
-    _launch,
+    " float z_loss, int? chunk, bool precise, bool for_x, bool for_weight) -> (Tensor, Tensor, Tensor)",
+    prepared(_prepare, _check),
     _empty,
     _save,
     _backward,
+    _check,
 )

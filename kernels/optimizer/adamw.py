@@ -1,8 +1,10 @@
 """AdamW (Loshchilov and Hutter, arXiv 1711.05101): all tensors of a step in one launch.
 
 A program updates one piece of one tensor. Which piece it finds by two reads: its tensor's number, and that
-tensor's row of addresses. Both lie on the device from the first step on and are made anew only when an
-address or a size has changed, so that a step copies nothing and waits for nothing.
+tensor's row of addresses. Both lie on the device from the first step on and are made anew only when an address or
+a size has changed. Gradients are where the allocator finds room for them, which in an eager step is somewhere else
+each time: their addresses lie apart, and are all that a step sends, from page-locked memory that PyTorch's
+allocator keeps. A step waits for nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from .._common import FLOATING, INTERPRETED, cdiv, check, on, operator
+from .._common import FLOATING, INTERPRETED, cdiv, check, operator
+from .._launch import Launch, likeness
 
 BLOCK = 64 if INTERPRETED else 1024
 """Elements of one round of a program: 8 a thread, one 16-byte access of each 16-bit tensor."""
@@ -34,7 +37,7 @@ Tuned on an H200: on 32 tensors of 4096 x 4096 in bf16, fp32 and with masters, a
 """
 
 TABLES = 64
-"""Tables that are kept. Steps whose gradients move about in memory need one for each place."""
+"""Tables that are kept: one for each set of parameters and states, and stream."""
 
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _ROW = 8
@@ -144,6 +147,7 @@ def _address(word, TYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[n
 @triton.jit
 def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     table,
+    grads,
     owners,
     count,
     lr,
@@ -163,14 +167,15 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     """One piece of ROUNDS · BLOCK elements of one tensor."""
     rate, decay, rest1, rest2, root, eps, weight_decay, log_beta1, log_beta2 = numbers
     program = tl.program_id(0)
-    row = table + tl.load(owners + program) * 8
+    owner = tl.load(owners + program)
+    row = table + owner * 8
     start = (program - tl.load(row)) * (ROUNDS * BLOCK)
     left = tl.load(row + 1) - start
     p = _address(row + 2, P, ALIGNED) + start
-    g = _address(row + 3, G, ALIGNED) + start
-    m = _address(row + 4, M, ALIGNED) + start
-    v = _address(row + 5, V, ALIGNED) + start
-    w = _address(row + 6, tl.float32, ALIGNED) + start
+    g = _address(grads + owner, G, ALIGNED) + start
+    m = _address(row + 3, M, ALIGNED) + start
+    v = _address(row + 4, V, ALIGNED) + start
+    w = _address(row + 5, tl.float32, ALIGNED) + start
     if RATE:
         rate = tl.load(lr)
         decay = 1.0 - rate * weight_decay
@@ -222,12 +227,12 @@ def _step(  # type: ignore[no-untyped-def]  # Triton's types are its own
             at += BLOCK
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Table:
-    """Addresses on the device: `words` are a row of eight for each tensor, then each program's tensor.
+    """Addresses on the device: `words` are a row of eight for each tensor, then each program's tensor; `grads` are
+    those of the gradients, in the order of the tensors.
 
-    A row: the first program of the tensor, its elements, and the addresses of its param, gradient, moments
-    and master. `staged` is the page-locked copy that the transfer reads, kept until that is surely done.
+    A row: the first program of the tensor, its elements, and the addresses of its param, moments and master.
     `shapes` and `dtypes` are those of each list's tensors; `seen` are the tensors that are known to have them.
     """
 
@@ -235,17 +240,22 @@ class _Table:
     owners: torch.Tensor
     programs: int
     aligned: bool
-    staged: torch.Tensor
     rounds: int
     warps: int
     dtypes: tuple[torch.dtype, ...]
-    shapes: tuple[torch.Size, ...]
-    seen: list[list[weakref.ref[torch.Tensor]]] = field(default_factory=list)
+    shapes: list[torch.Size]
+    seen: list[list[weakref.ref[torch.Tensor]]]
+    addresses: list[int] = field(default_factory=list)
+    """What `grads` holds."""
+    together: bool = False
+    """Whether gradients are aligned too."""
+    grads: torch.Tensor | None = None
+    launches: dict[Any, Launch] = field(default_factory=dict)
 
 
 _tables: OrderedDict[Any, _Table] = OrderedDict()
-_captured: dict[Any, _Table] = {}
-"""Tables that a CUDA graph reads whenever it is replayed; these are never given up."""
+_captured: list[tuple[torch.Tensor, torch.Tensor]] = []
+"""What a CUDA graph reads whenever it is replayed, which is never given up: `words` and `grads` of a table."""
 
 
 def _check(params: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors, masters: Tensors) -> None:
@@ -265,6 +275,10 @@ def _check(params: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tens
             raise ValueError(f"{name}[0] is on {tensors[0].device}, expected {params[0].device}")
 
 
+_shape = py.attrgetter("shape")
+_dtype = py.attrgetter("dtype")
+
+
 def _fits(lists: tuple[Tensors, ...], table: _Table) -> bool:
     """Whether tensors at a table's addresses are what it was made for: memory may have gone to others since.
 
@@ -274,43 +288,62 @@ def _fits(lists: tuple[Tensors, ...], table: _Table) -> bool:
     for place, tensors in enumerate(lists):
         if all(map(py.is_, map(py.call, table.seen[place]), tensors)):
             continue
-        for shape, tensor in zip(table.shapes, tensors, strict=True):
-            if tensor.shape != shape or tensor.dtype != table.dtypes[place] or not tensor.is_contiguous():
-                return False
+        if not (
+            list(map(_shape, tensors)) == table.shapes
+            and set(map(_dtype, tensors)) == {table.dtypes[place]}
+            and all(map(torch.Tensor.is_contiguous, tensors))
+        ):
+            return False
         table.seen[place] = list(map(weakref.ref, tensors))
     return True
 
 
 def _table(lists: tuple[Tensors, ...], block: int, rounds: int, warps: int) -> _Table | None:
     """The table of these tensors, from the last time if nothing has moved; None if some are not contiguous."""
-    flat = list(chain.from_iterable(lists))
-    device = flat[0].device
-    stream = torch.cuda.current_stream(device).cuda_stream if flat[0].is_cuda else 0
-    key = (stream, block, rounds, warps, tuple(map(len, lists)), *map(torch.Tensor.data_ptr, flat))
-    capturing = flat[0].is_cuda and torch.cuda.is_current_stream_capturing()
+    params, grads, *states = lists
+    still = [*params, *chain.from_iterable(states)]
+    device = params[0].device
+    cuda = device.type == "cuda"
+    stream = torch.cuda.current_stream(device).cuda_stream if cuda else 0
+    key = (stream, block, rounds, warps, tuple(map(len, lists)), *map(torch.Tensor.data_ptr, still))
     found: _Table | None
     recent, found = next(reversed(_tables.items()), (None, None))
     if recent != key:  # a fifth of the time of looking it up
         found = _tables.get(key)
-        if found is None:
-            found = _captured.get(key)
-        else:
+        if found is not None:
             _tables.move_to_end(key)
     if found is not None and not _fits(lists, found):
         found = None
+    capturing = cuda and torch.cuda.is_current_stream_capturing()
     if found is None:
-        if not all(map(torch.Tensor.is_contiguous, flat)):
+        if not all(map(torch.Tensor.is_contiguous, [*still, *grads])):
             return None
         if capturing:
-            raise RuntimeError("params, grads or moments have new addresses: take one step before capturing")
+            raise RuntimeError("params or moments have new addresses: take one step before capturing")
         _check(*lists)
         found = _tables[key] = _build(lists, block, rounds, warps)
         _tables.move_to_end(key)
         while len(_tables) > TABLES:
             _tables.popitem(last=False)
-    elif capturing:
-        _captured[key] = found
+    addresses = list(map(torch.Tensor.data_ptr, grads))
+    if addresses != found.addresses:
+        if capturing:
+            raise RuntimeError("grads have new addresses: take one step before capturing")
+        # Never over the last ones, which a captured graph may read.
+        found.grads = _sent(torch.tensor(addresses, dtype=torch.int64, pin_memory=cuda), device)
+        found.addresses = addresses
+        found.together = found.aligned and not any(x & 15 for x in addresses)
+    if capturing:
+        assert found.grads is not None
+        _captured.append((found.words, found.grads))
     return found
+
+
+def _sent(words: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Page-locked words on the device, from the stream's next kernel on. PyTorch's allocator gives their memory to
+    nobody before the transfer is done.
+    """
+    return words.to(device, non_blocking=True)
 
 
 def _build(lists: tuple[Tensors, ...], block: int, rounds: int, warps: int) -> _Table:
@@ -325,23 +358,21 @@ def _build(lists: tuple[Tensors, ...], block: int, rounds: int, warps: int) -> _
     rows = staged[: len(params) * _ROW].view(-1, _ROW)
     rows[:, 0] = programs.cumsum(0) - programs
     rows[:, 1] = sizes
-    for place, tensors in enumerate(lists):
+    for place, tensors in enumerate((params, *lists[2:])):
         if tensors:
             rows[:, 2 + place] = torch.tensor([x.data_ptr() for x in tensors])
     owners = torch.arange(len(params), dtype=torch.int32).repeat_interleave(programs)
     staged[len(params) * _ROW :].view(torch.int32)[:total] = owners
-    words = staged.to(params[0].device, non_blocking=True)
-    aligned = not bool((rows[:, 2:7] % 16).any())
+    words = _sent(staged, params[0].device)
     return _Table(
         words,
         words[len(params) * _ROW :].view(torch.int32),
         total,
-        aligned,
-        staged,
+        not bool((rows[:, 2:6] % 16).any()),
         rounds,
         warps,
         tuple(tensors[0].dtype for tensors in lists if tensors),
-        tuple(x.shape for x in params),
+        [x.shape for x in params],
         [list(map(weakref.ref, tensors)) for tensors in lists],
     )
 
@@ -409,33 +440,47 @@ def launch_pieces(
         1.0 - beta1,
         1.0 - beta2,
         unbias2**-0.5,
-        eps,
-        weight_decay,
+        float(eps),
+        float(weight_decay),
         *logs,
     )
-    P, G, M, V = (_TYPES[x] for x in table.dtypes[:4])
-    masters = bool(lists[4])
-    with on(lists[0][0]):
-        _step[(table.programs,)](
-            table.words,
-            table.owners,
-            table.words if count is None else count,
-            table.words if rate is None else rate,
-            numbers,
-            P=P,
-            G=G,
-            M=M,
-            V=V,
-            ALIGNED=table.aligned,
-            MASTER=masters,
-            EXACT=masters or tl.float32 == P,
-            COUNT=count is not None,
-            RATE=rate is not None,
-            BLOCK=block,
-            ROUNDS=table.rounds,
-            num_warps=table.warps,
-        )
+    alike = table.together, likeness((count, rate))[0]
+    launch = table.launches.get(alike)
+    if launch is None:
+        launch = table.launches[alike] = _prepare(table, count is not None, rate is not None, block)
+    words = table.words
+    launch(
+        words.device,
+        words,
+        table.grads,
+        table.owners,
+        words if count is None else count,
+        words if rate is None else rate,
+        numbers=(numbers,),
+    )
     return True
+
+
+def _prepare(table: _Table, count: bool, rate: bool, block: int) -> Launch:
+    """The launch for a table: of words, grads, owners, count and rate."""
+    P, G, M, V = (_TYPES[x] for x in table.dtypes[:4])
+    masters = len(table.dtypes) > 4
+    return Launch(
+        _step,
+        (table.programs,),
+        P=P,
+        G=G,
+        M=M,
+        V=V,
+        ALIGNED=table.together,
+        MASTER=masters,
+        EXACT=masters or tl.float32 == P,
+        COUNT=count,
+        RATE=rate,
+        BLOCK=block,
+        ROUNDS=table.rounds,
+        num_warps=table.warps,
+    )
 
 
 _adamw = operator(
