@@ -36,6 +36,7 @@ _SUSPECT = re.compile(rb"\\u|\\[bfnrt]|[\x00-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2[\x80
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 _COMMIT = re.compile(r"[0-9A-Za-z][0-9A-Za-z._+-]{0,99}")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_CODE = re.compile(r"[0-9]{1,9} launches [0-9a-f]{64}")
 _METRIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ ./-]{0,99}")
 
 
@@ -126,6 +127,8 @@ class Bounds:
         if measurement.tuning or measurement.remarks:
             set_(measurement, "tuning", _table(measurement.tuning, "tuning"))
             set_(measurement, "remarks", tuple(_text(x) for x in measurement.remarks[:ENTRIES]))
+        if measurement.code is not None:
+            _form(measurement.code, _CODE, "code")
         if measurement.telemetry is not None:
             _telemetry(measurement.telemetry, raw)
 

@@ -161,6 +161,9 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     remarks: tuple[str, ...] = ()
     """What the implementation had changed in the process of its rivals that the harness put back, who else was on
     the GPU, and why its energy is not known."""
+    code: str | None = None
+    """How many kernels a call launches, and a hash of their machine code, grids and arguments in order; None where
+    it was not asked for or cannot be told."""
 
     def __post_init__(self) -> None:
         # JSON has no NaN or infinity: such a sample would make a line that cannot be read back.

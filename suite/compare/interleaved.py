@@ -36,10 +36,9 @@ from ..run.forkserver import ForkServers
 from ..run.process import OutOfTime
 from ..run.supervisor import Run, new_run
 from .revisions import ROOMS, Checkout, Revision
-from .same_code import same
+from .same_code import SAME_MACHINE_CODE, SAME_SOURCE, launched, same, shows_launches
 
 Tell: TypeAlias = Callable[[str], None]
-SAME = "the same code: all that its file imports is equal but for comments and docstrings; measured once"
 WITNESSES = 6
 """Rows of PyTorch that are measured beside those of few operators."""
 
@@ -191,7 +190,8 @@ class Interleaved:
     runs: list[str] = field(default_factory=list, init=False)
     """Of the current side, as far as they were begun."""
     _stage: int = field(default=0, init=False)
-    _same: set[Key] = field(default_factory=set, init=False)
+    _same: dict[Key, str] = field(default_factory=dict, init=False)
+    """Rows of which both sides have the same code, and what of it was compared."""
 
     def compare(self, only: Collection[Key] | None = None) -> None:
         """The whole procedure, on all rows or on those named."""
@@ -199,7 +199,7 @@ class Interleaved:
         chosen = sorted(rows if only is None else rows & set(only))
         if not chosen:
             raise NotMeasurable("none of the rows in question can be measured here.")
-        self._same = self._of_same_code(chosen)
+        self._same = dict.fromkeys(self._of_same_source(chosen), SAME_SOURCE)
         if self._same:
             self.tell(f"the same code on both sides: {_counted(len(self._same))}, of which one pair is measured")
         hidden = self._witnesses - set(chosen) if len(self._same) < len(chosen) else set()
@@ -230,6 +230,7 @@ class Interleaved:
         self.runs += [runs[1].name] if made else []
         if made == 0:
             return [Comparison(key, Side(), Side()) for key in wanted] if self._stage == 1 else []
+        wanted = {key: 1 if key in self._same else pairs for key, pairs in wanted.items()}
         base, current = (read(run.path) for run in runs)
         if self._stage == 1:
             self.header, self.records = base.header, (base.records, current.records)
@@ -239,17 +240,29 @@ class Interleaved:
         out = paired(base, current, wanted, made, enough, histories, allowed=allowed, controls=self._controls)
         noted = tuple(f"in two environments: {x}" for x in differing(base.header, current.header) if allowed)
         out = [msgspec.structs.replace(x, notes=(*x.notes, *noted)) for x in out]
-        return [msgspec.structs.replace(x, same=SAME) if x.key in self._same else x for x in out]
+        return [msgspec.structs.replace(x, same=self._same.get(x.key)) for x in out]
 
-    def _of_same_code(self, rows: Collection[Key]) -> set[Key]:
-        """Rows whose code and environment are the same on both sides."""
+    def _of_same_source(self, rows: Collection[Key]) -> set[Key]:
+        """Rows whose source and environment are the same on both sides."""
+        return {key for key, (before, after) in self._files(rows).items() if same(before, after)}
+
+    def _of_same_machine_code(self, runs: Sequence[Run], rows: Collection[Key]) -> dict[Key, str]:
+        """Rows whose calls launched the same machine code in the same way on both sides, by their first processes;
+        with what is to be said of them."""
+        base, current = ({x.identity: x.measurement for x in read(run.path).records} for run in runs)
+        return {
+            key: SAME_MACHINE_CODE.format(launches=kernels)
+            for key, files in self._files(rows).items()
+            if (kernels := launched(base.get(key), current.get(key))) and all(shows_launches(*x) for x in files)
+        }
+
+    def _files(self, rows: Collection[Key]) -> dict[Key, tuple[tuple[Path, Path], tuple[Path, Path]]]:
+        """Both sides' files of rows that may be found to have the same code, each with its root."""
         if self.measure_same or self.base.python != self.current.python:
-            return set()
+            return {}
         sides = [{x.identity: tree.catalog.file(x.implementation) for x in tree.cells} for tree in self._trees]
         return {
-            key
-            for key in rows
-            if (before := sides[0].get(key)) and (after := sides[1].get(key)) and same(before, after)
+            key: (before, after) for key in rows if (before := sides[0].get(key)) and (after := sides[1].get(key))
         }
 
     @property
@@ -285,11 +298,23 @@ class Interleaved:
 
     def _pairs(self, runs: Sequence[Run], wanted: Mapping[Key, int]) -> int:
         """Measures pairs until all are made or the time is over; how many were made whole."""
-        timed = None
+        after_first = None
         if self._stage == 1:
             self._promise(self._known_pair_s(wanted), "by an earlier run")
-            timed = self._promise
-        return in_turns(self, runs, wanted, f"{self.seed}/{self._stage}", f"stage {self._stage}, pair", timed)
+            after_first = partial(self._seen_once, runs, wanted)
+        what = f"stage {self._stage}, pair"
+        return in_turns(self, runs, wanted, f"{self.seed}/{self._stage}", what, after_first)
+
+    def _seen_once(self, runs: Sequence[Run], wanted: Mapping[Key, int], pair_s: float) -> Mapping[Key, int]:
+        """How many pairs of each row are wanted once there is one: of the same machine code it is enough."""
+        found = self._of_same_machine_code(runs, wanted.keys() - self._same.keys())
+        self._same |= found
+        if found:
+            self.tell(f"the same machine code on both sides: {_counted(len(found))}, of which this pair is enough")
+        if not wanted.keys() - self._same.keys() - self._witnesses:
+            return dict.fromkeys(wanted, 1)  # nothing is left that witnesses would be for
+        self._promise(pair_s)
+        return {key: 1 if key in found else pairs for key, pairs in wanted.items()}
 
     def _promise(self, pair_s: float | None, how: str = "measured") -> None:
         """Says what the budget can settle: before the start by earlier runs, and after the first pair."""
@@ -353,6 +378,7 @@ def side_run(
         ceilings=False,  # a ratio needs none, and every process would pay for them
         commit=(tree.revision.commit, tree.revision.dirty),
         request=request,
+        code_told=request.stage == 1,
         until=setting.until,
         python=tree.interpreter,
     )
@@ -364,12 +390,12 @@ def in_turns(
     wanted: Mapping[Key, int],
     seed: str,
     what: str,
-    timed: Callable[[float], None] | None = None,
+    after_first: Callable[[float], Mapping[Key, int]] | None = None,
 ) -> int:
     """Measures all runs in rounds, in balanced order, until all rounds are made or the time is over.
 
-    Returns how many rounds were made whole. `what` is the word for a round ("stage 1, pair"); `timed` is told
-    what the first round took, in seconds.
+    Returns how many rounds were made whole. `what` is the word for a round ("stage 1, pair"); `after_first` is
+    told what the first round took, in seconds, and says what is wanted from then on.
     """
     orders = balanced(len(runs), seed)
     count, made, took = max(wanted.values()), 0, 0.0
@@ -389,8 +415,9 @@ def in_turns(
                 run.replicate(made, [cell for cell in run.cells if wanted[cell.identity] > made])
             made += 1
             took = time.monotonic() - begin
-            if timed is not None and made == 1:
-                timed(took)
+            if after_first is not None and made == 1:
+                wanted = after_first(took)
+                count = max(wanted.values())
     if made < count:
         setting.tell(f"the budget ended after {made} of {count} {what.rpartition(' ')[2]}s")
     return made

@@ -1,18 +1,25 @@
-"""Whether two commits have the same code of an implementation: what its file imports, compared as syntax.
+"""Whether two commits have the same code of an implementation: as source, or as the machine code that is launched.
 
-Comments, docstrings, formatting and line numbers do not count, so a commit that changes words only is not measured
-twice. What is compared is source and not machine code: in one environment equal source is compiled to equal code,
-while renaming a variable is a difference here that a compiler would not see. Where code looks at files, at its own
-source or at names made at run time, what it does cannot be read off its syntax, and nothing is claimed of it.
+Source, before anything runs, on any device: what a file imports, compared as syntax. Comments, docstrings,
+formatting and line numbers do not count; in one environment equal source is compiled to equal code. Where code
+looks at files, at its own source or at names made at run time, what it does cannot be read off its syntax, and
+nothing is claimed.
+
+Machine code, after one pair, on a GPU: what the calls of both sides launched (`measure/machine_code.py`). A name
+that was changed, or code that another case needs, is no difference there. Whether all that a call launches is seen
+is read off the source of both sides: see `shows_launches`.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+
+from ...registry.store.record import Measurement
 
 SELF_MADE = frozenset(
     {
@@ -30,13 +37,66 @@ SELF_MADE = frozenset(
     }
 )
 """Names by which code can depend on more than the modules that it imports."""
+HIDDEN = frozenset(
+    {
+        "CUDAGraph",
+        "compile",
+        "cpp_extension",
+        "ctypes",
+        "graph",
+        "jiterator",
+        "make_graphed_callables",
+        "subprocess",
+    }
+)
+"""Names by which code can run on a device what neither Triton nor torch's operations show."""
+SHOWN = frozenset({"torch", "triton", "numpy"}) | sys.stdlib_module_names
+"""Packages whose use is seen in what they launch, but for `HIDDEN`."""
 PACKAGE = "kernelmark"
+SAME_SOURCE = "the same code: all that its file imports is equal but for comments and docstrings; measured once"
+SAME_MACHINE_CODE = (
+    "the same machine code: both sides launch {launches} with the same grids and arguments; measured once"
+)
 
 
 def same(first: tuple[Path, Path], second: tuple[Path, Path]) -> bool:
     """Whether two files, each given as (root folder, file), reach the same code below their roots."""
     one, other = (reached(*x) for x in (first, second))
     return one is not None and one == other
+
+
+def launched(first: Measurement | None, second: Measurement | None) -> str | None:
+    """What two measurements launched, if that is known of both and the same: "3 kernels"."""
+    if first is None or second is None or first.code is None or first.code != second.code:
+        return None
+    count = first.code.partition(" ")[0]
+    return f"{count} kernel" if count == "1" else f"{count} kernels"
+
+
+def shows_launches(root: Path, start: Path) -> bool:
+    """Whether all that a file's code runs on a device is launched by Triton or torch, where it can be seen."""
+    found = reached(root, start)
+    return found is not None and all(_shows(root / name) for name in found)
+
+
+@lru_cache(maxsize=1024)
+def _shows(path: Path) -> bool:
+    tree = ast.parse(path.read_bytes())
+    names = {x.id for x in ast.walk(tree) if isinstance(x, ast.Name)}
+    names |= {x.attr for x in ast.walk(tree) if isinstance(x, ast.Attribute)}
+    packages: set[str] = {PACKAGE}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            parts = [x.name.split(".") for x in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            parts = [[*(node.module or "").split("."), x.name] for x in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parts = [[PACKAGE, x.name] for x in node.names]
+        else:
+            continue
+        packages |= {x[0] for x in parts}
+        names |= {y for x in parts for y in x}
+    return not names & HIDDEN and packages <= SHOWN | {PACKAGE}
 
 
 def reached(root: Path, start: Path) -> dict[str, str] | None:

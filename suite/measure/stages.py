@@ -29,6 +29,7 @@ from . import energy
 from .device import Device, TimerUnavailable, wall_ms
 from .fresh import Fresh
 from .group import largest
+from .machine_code import Unknown, fingerprint
 from .pristine import Pristine
 from .rounding import rounded
 from .stopping import Sampling, TimerName, converged, finished, steady
@@ -86,6 +87,8 @@ class Trial:
     """What the operator's own metrics say of the answer."""
     with_energy: bool = False
     """Whether the energy of a call is measured, where the device has a counter of it."""
+    with_code: bool = False
+    """Whether the machine code that a call launches is recorded, on GPUs."""
     pristine: Pristine | None = None
     """What the process was before any implementation was loaded."""
     remarks: tuple[str, ...] = field(default=(), init=False)
@@ -131,6 +134,7 @@ class Trial:
             launches = wall_ms(self.device, call, LAUNCHES, LAUNCHES_S)
             conversion = self.conversion(timer, self.bench.conversion(loaded))
             joules = self.joules(call, median(samples))
+            code = self.code(call)
         with stage("verify"):
             if self.gated:
                 self.verify_again(call)
@@ -139,7 +143,7 @@ class Trial:
             self._untouched()
         with stage("summarize"):
             tuning = autotuned(vars(sys.modules[loaded.__module__])) if self.tuned else {}
-            return self.summarize(call, timer, samples, watch, launches, conversion, error, tuning, joules)
+            return self.summarize(call, timer, samples, watch, launches, conversion, error, tuning, joules, code)
 
     def verify(self, call: Callable[[], Any]) -> float:
         """Runs on other inputs first, spoils that result, and compares the one on the true inputs."""
@@ -263,6 +267,16 @@ class Trial:
         load = self.device.load(call, latency_ms)
         return group.every(energy.measured(nvml, load, group.agreed))
 
+    def code(self, call: Callable[[], Any]) -> str | None:
+        """What a call runs on the device, by `machine_code`; None where it is not asked for or unknown."""
+        if not self.with_code or self.device.torch_device.type != "cuda" or self.bench.group.size > 1:
+            return None
+        import torch
+
+        with contextlib.suppress(Unknown, torch.OutOfMemoryError):  # launches' memory is held until all are seen
+            return fingerprint(call)
+        return None
+
     def summarize(
         self,
         call: Callable[[], Any],
@@ -274,6 +288,7 @@ class Trial:
         error: float | None,
         tuning: dict[str, str],
         joules: Sequence[energy.Energy] = (),
+        code: str | None = None,
     ) -> Measurement:
         """What is recorded: of several ranks the largest, energy of all, the device's state of rank 0."""
         group, operator = self.bench.group, self.bench.operator
@@ -309,6 +324,7 @@ class Trial:
             throttled=tuple(watch.throttled),
             tuning=tuning,
             remarks=(*self.remarks, *watch.company(), *([f"no energy: {unknown}"] if unknown else [])),
+            code=code,
         )
 
 

@@ -181,6 +181,8 @@ class Run:
     roots: tuple[str, ...] = ()
     code: Mapping[str, str] = field(default_factory=dict)
     ceilings: bool = True
+    code_told: bool = False
+    """Whether the first replicate records what machine code each row's call launches."""
     source: Path = Path(__file__).resolve().parent
     commit: tuple[str | None, bool] | None = None
     request: Request = NOTHING
@@ -422,6 +424,7 @@ class Run:
                 code=dict(self.code),
                 systems=self.plan.systems,
                 ceilings=self.ceilings and first,
+                code_told=self.code_told and replicate == 0,
                 scratch=str((self.home.scratch / self.name).resolve()),
                 world=self._world,
                 deadline_s=self.plan.deadline_s,

@@ -82,6 +82,8 @@ class Task(msgspec.Struct, frozen=True):
     code: dict[str, str] = {}
     systems: tuple[System, ...] = ()
     ceilings: bool = True
+    code_told: bool = False
+    """Whether it is recorded what machine code each row's call launches."""
     scratch: str = ""
     """The run's folder for what programs need to go on after they were killed; empty: nothing is kept."""
     world: int = 1
@@ -419,6 +421,7 @@ def _cell(
         tuned=implementation.provider == PROVIDER,
         pinned=cell.pinned,
         with_energy=task.sampling.energy == "every" or (task.sampling.energy == "first" and task.replicate == 0),
+        with_code=task.code_told,
         pristine=pristine,
     )
     try:

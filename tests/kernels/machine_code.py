@@ -16,11 +16,12 @@ import importlib.util
 import itertools
 import json
 import re
-import struct
 import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+from kernelmark.suite.measure.machine_code import sections
 
 
 def ptx_body(text: str) -> str:
@@ -33,15 +34,8 @@ def ptx_body(text: str) -> str:
 
 
 def sass(cubin: bytes) -> bytes:
-    """The sections with instructions of a cubin, which is a 64-bit ELF file."""
-    start, size, count, names = (*struct.unpack_from("<Q", cubin, 40), *struct.unpack_from("<HHH", cubin, 58))
-    sections = [struct.unpack_from("<IIQQQQ", cubin, start + i * size) for i in range(count)]
-    text = sections[names][4]
-    return b"".join(
-        cubin[offset : offset + length]
-        for name, _, _, _, offset, length in sections
-        if cubin[text + name :].startswith(b".text.")
-    )
+    """The sections with instructions of a cubin."""
+    return b"".join(sections(cubin, [".text."]))
 
 
 def hashes(kernel: Any) -> dict[str, str]:

@@ -119,7 +119,8 @@ class Bench(Run):
         CLOCK.now += 1
         for cell in cells:
             sample = TIMES[self.commit[0][0]](cell.case.axes["N"], replicate, self.seed)
-            measured = Measurement({"latency": (sample,) * 6}, "monotonic")
+            code = CODE.get((self.commit[0][0], cell.case.axes["N"])) if self.code_told and not replicate else None
+            measured = Measurement({"latency": (sample,) * 6}, "monotonic", code=code)
             one = Record(
                 cell.case,
                 cell.implementation.name,
@@ -157,6 +158,8 @@ class Clock:
 CLOCK = Clock()
 CALLS: list[tuple[str, int, int, list[int]]] = []
 TIMES: dict[str, object] = {}
+CODE: dict[tuple[str, int], str] = {}
+"""What a commit's case launches."""
 
 
 def wobble(N: int, replicate: int, seed: int) -> float:
@@ -167,6 +170,7 @@ def wobble(N: int, replicate: int, seed: int) -> float:
 def make(root, folders, plan, tmp_path, monkeypatch):
     """An A/B of two cases on a bench: the one of N = 64 is 10 % slower now."""
     CLOCK.now, CALLS[:] = 0.0, []
+    CODE.clear()
     TIMES.update(b=wobble, c=lambda N, r, s: wobble(N, r + 1, s) * (1.1 if N == 64 else 1))
     monkeypatch.setattr(ab, "Run", Bench)
     monkeypatch.setattr(ab, "time", CLOCK)
@@ -240,6 +244,47 @@ def test_the_same_code_is_measured_once(make, folders):
     again.measure_same = True
     again.compare()
     assert kinds(again)[64] == "regression", "as the bench has it, whatever the code is"
+
+
+def test_the_same_machine_code_is_measured_once(make, folders):
+    """The sources differ; what one case launches is the same on both sides, as the first pair shows."""
+    CODE.update({("b", 16): "1 launches " + "a" * 64, ("c", 16): "1 launches " + "a" * 64})
+    CODE.update({("b", 64): "2 launches " + "a" * 64, ("c", 64): "2 launches " + "b" * 64})
+    one = make()
+    one.compare()
+    assert kinds(one) == {16: "no change", 64: "regression"}
+    said = {x.key.case[:3]: x.reason for x in one.progress.verdicts}
+    assert said["N16"].startswith("the same machine code: both sides launch 1 kernel with the same grids")
+    assert [x[3] for x in CALLS[:4]] == [[16, 64], [16, 64], [64], [64]]
+    assert "the same machine code on both sides: 1 row, of which this pair is enough" in one.told
+    # Of all rows: the first pair is the last.
+    CODE[("c", 64)] = CODE[("b", 64)]
+    CALLS.clear()
+    again = make()
+    CODE.update({(side, N): "3 launches " + "a" * 64 for side in "bc" for N in (16, 64)})
+    again.compare()
+    assert kinds(again) == {16: "no change", 64: "no change"}
+    assert len(CALLS) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("import math", "no change"),
+        ("import ctypes", "regression"),
+        ("import cupy", "regression"),
+        ("from torch.utils import cpp_extension", "regression"),
+        ("GRAPH = torch.cuda.CUDAGraph", "regression"),
+    ],
+)
+def test_launches_that_may_be_hidden_decide_nothing(make, folders, line, kind):
+    """The same launches as far as they are seen; this source may run more on a device."""
+    for folder in folders:
+        (folder / "kernels/cpu/_side.py").write_text(f"NAME = {folder.name!r}\n{line}\n")
+    CODE.update({(side, N): "3 launches " + "a" * 64 for side in "bc" for N in (16, 64)})
+    one = make()
+    one.compare()
+    assert kinds(one)[64] == kind
 
 
 def test_what_the_budget_can_settle_is_said(make):
