@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from filelock import FileLock
 
 from ..errors import HarnessError, InputError
 
@@ -36,6 +35,8 @@ def read(folder: Path) -> dict[str, Label]:
 
 def change(folder: Path, run: str, **fields: Any) -> Label:
     """Sets fields of a run's label, and returns it. One that holds nothing any more is not kept."""
+    from filelock import FileLock  # who only reads needs none
+
     path = folder / "labels.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)

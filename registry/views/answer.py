@@ -22,6 +22,8 @@ from .summary import Standing
 
 NARROW = 0.05
 """Intervals that would have shown a difference of so much are not called noisy."""
+MOST = 100
+"""A speedup above that is said as being above it."""
 SHOWN = 4
 """Findings beside the headline: what does not fit there stands in the sections."""
 
@@ -121,15 +123,18 @@ def _undecided(rows: Sequence[Row], standing: Standing) -> tuple[str, Verdict, s
         why = f"No interval: of {cases} none was measured by two processes or more beside its baseline."
         return "Too few processes to say", "undecided", f"{why} More replicates give one (--replicates)."
     half = median(halves)
+    holding = f"The 95 % interval of {'the case' if len(halves) == 1 else f'each of {cases}'} holds 1"
+    half_of = "" if len(halves) == 1 else " in half of them"
     if half <= NARROW:
-        why = f"No interval of {cases} leaves out 1; half the median one is {figures.percent(half, 1)}."
+        why = f"{holding}; a difference of more than {figures.percent(half, 1)} would have shown{half_of}."
         return "No difference shown", "undecided", why
     variations = [y.cv_between for x in rows if (y := x.get()) is not None and y.cv_between is not None]
-    seen = f"half the median one is a factor of {1 + half:.2f}, so that a smaller difference stays hidden"
-    varied = f" Between processes times vary by {figures.percent(median(variations), 1)}." if variations else ""
+    times = f"{1 + half:.1f}" if 1 + half < MOST else f"more than {MOST}"
+    seen = f"one kernel would have to be {times} times as fast as the other for it to show{half_of}"
+    varied = f" Between processes times vary by {figures.percent(median(variations))}." if variations else ""
     few = max(x.replicates for x in standing.compared)
-    mend = f" More than {figures.counted(few, 'replicate')}, on a machine that does nothing else, narrow it."
-    return "Too noisy to say", "undecided", f"No interval of {cases} leaves out 1: {seen}.{varied}{mend}"
+    mend = f" More than {figures.counted(few, 'replicate')}, on a machine that does nothing else, show smaller ones."
+    return "Too noisy to say", "undecided", f"{holding}: {seen}.{varied}{mend}"
 
 
 # --- from which length on? ------------------------------------------------------------------------------

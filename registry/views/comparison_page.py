@@ -43,6 +43,7 @@ def comparison_page(comparison: RunComparison, order: Order = "change", only_cha
         page += [line(""), _table(metric if len(by_unit) > 1 else "", unit, found)]
     if compared and not asked:
         page += [line(""), line("No row is decided: every interval holds 1.")]
+    page += _beside(comparison)
     page += _not_compared(comparison)
     if compared:
         about = "Change: second over first, with its 95 % interval; of 100 unchanged rows about five leave out 0."
@@ -103,6 +104,25 @@ def _table(title: str, unit: str, found: Sequence[RowComparison]) -> Table:
             style="bold" if row.implementation == PROVIDER else "",
         )
     return table
+
+
+def _beside(comparison: RunComparison) -> Page:
+    """The judged metrics beside the primary one: how many rows got worse, and which."""
+    if not comparison.beside:
+        return []
+    page: list[Block] = [line(""), line("Other metrics", style="bold")]
+    for x in comparison.beside:
+        told = f"  {x.metric.replace('_', ' ')}: {x.worse or 'none'} of {figures.counted(x.rows, 'row')} worse"
+        page.append(line(told, style="red" if x.worse else ""))
+    worse = [
+        f"    {row.operator} {row.case} {row.implementation}: {flag.reason}"
+        for row in comparison.compared
+        for flag in row.flags
+    ]
+    page += [line(x) for x in worse[:MOST_REASONS]]
+    if len(worse) > MOST_REASONS:
+        page.append(line(f"    and {len(worse) - MOST_REASONS} more: kernelmark compare --csv has all of them"))
+    return page
 
 
 def _not_compared(comparison: RunComparison) -> Page:

@@ -1,7 +1,8 @@
 """Two runs side by side, for reading: what changed, with its interval. It gives no verdict.
 
 Rows pair up by operator, case, implementation and cache state. Their ratio is shown only where their
-comparability keys are the same; else the conditions that differ are named.
+comparability keys are the same; else the conditions that differ are named. Metrics beside the primary one that are
+judged (memory, energy, error) are flags, by the detector's rule: said where they got worse.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ import msgspec
 from ..analysis.rows import Row, rows
 from ..analysis.selection import EVERYTHING, Selection
 from ..analysis.statistics import Logs, exponential, geometric_mean, logarithms, summaries, welch
+from ..detection.comparison import Comparison
+from ..detection.comparison import Side as Processes
+from ..detection.metrics import flags
+from ..detection.verdict import Flag
 from ..store.journal import Journal
-from ..store.metric import Better
-from ..store.processes import by_row
+from ..store.metric import Better, Metric
+from ..store.processes import by_replicate, by_row, measurements, value
 from ..store.record import VERSION, Cache, Key, Pass, Scalar, versions_count
 
 Standing: TypeAlias = Literal["faster", "undecided", "slower"]
@@ -69,6 +74,10 @@ class RowComparison(msgspec.Struct, frozen=True, rename={"pass_": "pass"}):
     ratio_low: float | None = None
     ratio_high: float | None = None
     notes: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    """The other judged metrics that both sides have."""
+    flags: tuple[Flag, ...] = ()
+    """Those of them that got worse."""
 
     @property
     def standing(self) -> Standing:
@@ -100,6 +109,14 @@ class OperatorChange(msgspec.Struct, frozen=True):
     ratio: float | None
 
 
+class MetricChange(msgspec.Struct, frozen=True):
+    """A judged metric beside the primary one: of how many compared rows both sides have it, and the worse ones."""
+
+    metric: str
+    rows: int
+    worse: int
+
+
 class RunComparison(msgspec.Struct, frozen=True):
     """Two runs, the conditions in which they differ, and every row that either of them has."""
 
@@ -128,6 +145,15 @@ class RunComparison(msgspec.Struct, frozen=True):
         same = len({x.metric for x in self.compared}) == 1
         return found if same else msgspec.structs.replace(found, ratio=None)
 
+    @property
+    def beside(self) -> tuple[MetricChange, ...]:
+        """The judged metrics beside the primary ones, in the order met."""
+        names = dict.fromkeys(name for row in self.compared for name in row.beside)
+        worse = [flag.metric for row in self.compared for flag in row.flags]
+        return tuple(
+            MetricChange(x, sum(x in row.beside for row in self.compared), worse.count(x)) for x in names
+        )
+
     def to_builtins(self) -> dict[str, Any]:
         """As `kernelmark compare --json` prints it."""
         out: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))  # lists where tuples were
@@ -139,6 +165,7 @@ class RunComparison(msgspec.Struct, frozen=True):
         counted = {
             "operators": [msgspec.to_builtins(x) for x in self.operators],
             "overall": msgspec.to_builtins(self.overall),
+            "beside": [msgspec.to_builtins(x) for x in self.beside],
         }
         return out | {"compared": len(self.compared)} | counted
 
@@ -180,7 +207,7 @@ def condition_differences(first: Journal | Run, second: Journal | Run) -> tuple[
 class Run:
     """What comparing needs of a journal, by identity: a tenth of it, so that of two large ones one is in memory.
 
-    Rows have their primary metric alone.
+    Rows have their primary metric alone; `beside` has each process's value of the others that are judged.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -200,6 +227,12 @@ class Run:
             values = iter(summaries(samples, journal.metric(name).summary))
             by_key = [[next(values) for _ in measured[key]] for key in keys]
             self.logs |= zip(keys, logarithms(by_key), strict=True)
+        self.judged = {x.name: x for x in journal.header.metrics if x.judged is not None}
+        self.beside: dict[Key, dict[str, tuple[float, ...]]] = {}
+        for key, found in measured.items():
+            processes = measurements(by_replicate(found), journal.header.replicates)
+            names = {x for y in processes if y for x in y.samples} & self.judged.keys() - {found[0].case.primary}
+            self.beside[key] = {x: tuple(value(y, self.judged[x]) for y in processes) for x in sorted(names)}
 
 
 def _compare(identity: Key, first: Run, second: Run, differences: Sequence[Difference]) -> RowComparison:
@@ -231,15 +264,34 @@ def _compare(identity: Key, first: Run, second: Run, differences: Sequence[Diffe
         reason = _incomparable(identity, first, second, differences)
         return msgspec.structs.replace(bare, outcome="not comparable", reason=reason, notes=notes)
     ratio, low, high = _ratio(first.logs[identity], second.logs[identity])
-    return msgspec.structs.replace(bare, ratio=ratio, ratio_low=low, ratio_high=high, notes=notes)
+    worse = _beside(identity, first, second)
+    return msgspec.structs.replace(
+        bare,
+        ratio=ratio,
+        ratio_low=low,
+        ratio_high=high,
+        notes=notes,
+        beside=tuple(x.name for x in worse.beside),
+        flags=flags(worse),
+    )
+
+
+def _beside(identity: Key, first: Run, second: Run) -> Comparison:
+    """Both sides' other judged metrics, as the detector flags them."""
+    a, b = first.beside[identity], second.beside[identity]
+    both: list[Metric] = [x for name, x in second.judged.items() if name in a and name in b]
+    return Comparison(identity, Processes(metrics=a), Processes(metrics=b), beside=tuple(both))
 
 
 def _unmeasured(first: Row, second: Row) -> str:
-    return "; ".join(
-        f"{place} run: {row.status}: {row.reason or 'no samples'}"
-        for place, row in (("first", first), ("second", second))
+    told = {
+        place: f"{row.status}: {row.reason or 'no samples'}"
+        for place, row in (("first run", first), ("second run", second))
         if row.value() is None
-    )
+    }
+    if len(told) == 2 and len(set(told.values())) == 1:
+        return f"both runs: {told['first run']}"
+    return "; ".join(f"{place}: {why}" for place, why in told.items())
 
 
 def _incomparable(identity: Key, first: Run, second: Run, differences: Sequence[Difference]) -> str:

@@ -66,7 +66,8 @@ def command_compare(
     of the same cases, `not run` where it has none.
 
     RUN is a run's name, the beginning of one, `latest`, or a journal file. First how many rows of each operator
-    are faster, undecided and slower, and the geometric mean of their changes; then the rows. Rows whose
+    are faster, undecided and slower, and the geometric mean of their changes; then the rows; then which of them got
+    worse by another judged metric (memory, energy, error). Rows whose
     comparability keys differ get no ratio; what differs is named. This is for reading; whether something regressed
     is `regression_detector`'s to say. Exit code 4 if no row can be compared, else 0.
     """
@@ -93,7 +94,13 @@ def command_compare(
         lambda: comparison_page(comparison, sort, only_changed),
         comparison.to_builtins,
         lambda: [
-            {**msgspec.to_builtins(x), "notes": "; ".join(x.notes), "standing": x.standing}
+            {
+                **msgspec.to_builtins(x),
+                "notes": "; ".join(x.notes),
+                "standing": x.standing,
+                "beside": ", ".join(x.beside),
+                "flags": "; ".join(flag.reason for flag in x.flags),
+            }
             for x in shown(comparison, sort, only_changed)
         ],
     )

@@ -111,7 +111,10 @@ class Judgement(msgspec.Struct, frozen=True):
 
 @dataclass
 class Judge:
-    """Judges one file within `budget_s`; `seed` draws the shapes, and nobody but us knows it before."""
+    """Judges one file within `budget_s`; `seed` draws the shapes, and nobody but us knows it before.
+
+    It is right if it is on all shapes, but for those that it says it does not support, or that nobody can compute.
+    """
 
     operator: str
     file: Path
@@ -152,7 +155,9 @@ class Judge:
             ours = [x for x in records if x.implementation == bench.name and here]
             others = _others(records, bench.name)
             wrong = any(_counts(x, others.get(x.case.name, ())) for x in ours)
-            right = False if wrong else True if any(x.ok for x in shapes) else None
+            # What was not reached in time may be wrong.
+            reached = len(shapes) == len(checks.cases)
+            right = False if wrong else True if reached and any(x.ok for x in shapes) else None
             return Judgement(
                 operator=self.operator,
                 device=self.device,

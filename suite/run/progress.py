@@ -79,12 +79,12 @@ class Counted:
 
     def stage(self, replicate: int, name: str, cell: Cell | None) -> None:
         """A stage begins."""
-        self.pace.stage(replicate, cell is not None)
+        self.pace.stage(replicate, name, cell is not None)
 
     def left(self) -> str:
-        """Time left, and that it is; empty as long as it is not known."""
+        """Time left, and that it is; empty as long as it is not known, and where none is."""
         left_s = self.pace.left_s()
-        return "" if left_s is None else f"{figures.seconds(left_s)} left"
+        return f"{figures.seconds(left_s)} left" if left_s else ""
 
     def seen(self, record: Record) -> str:
         """What one process measured, for whoever waits: the row's value needs them all."""

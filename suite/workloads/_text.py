@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..corpus import place
 from ..measure.verify import Unavailable
 from ._random import generator
 
@@ -38,6 +37,8 @@ class Source:
 def source(data: str) -> Source:
     """The texts of an option `data`. Raises `Unavailable` where there is no corpus."""
     import numpy as np
+
+    from ..corpus import place  # listing reads this file, and no corpus
 
     if data == "synthetic":
         return _made()

@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...registry.store.home import Home
 from ...registry.store.record import Case
 from ..measure.verify import Unavailable
 from ._checkpoint import Checkpoint, write
@@ -19,6 +18,8 @@ VARIABLE = "KERNELMARK_CHECKPOINTS"
 
 def folder() -> Path:
     """Where they lie: in $KERNELMARK_CHECKPOINTS, by default below the home."""
+    from ...registry.store.home import Home  # listing reads this file, and no journal
+
     given = os.environ.get(VARIABLE)
     return Path(given) if given else Home().folder / "checkpoints"
 

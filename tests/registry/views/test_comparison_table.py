@@ -10,7 +10,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernelmark.registry.views.comparison_page import comparison_page
 from kernelmark.registry.views.comparison_table import RowComparison, RunComparison, compare, ratio_interval
+from kernelmark.registry.views.table import render
 
 
 def run(literal: Any, medians: list[float], name: str = "torch", **header: Any) -> Any:
@@ -150,6 +152,33 @@ def test_older_journals_versions_and_tuning_are_noted_and_do_not_forbid_comparin
     row = only(compare(first, second))
     assert row.outcome == "compared"
     assert row.notes == ("version 2.13 → unknown", "tuned to another configuration")
+
+
+def test_other_judged_metrics_are_flags_by_the_detectors_rule(literal: Any) -> None:
+    """Memory by 6 % of its median, energy by its interval, the error only where all of it exceeds the other's."""
+
+    def measured(memory: float, energy: float, error: float) -> Any:
+        return literal.journal(
+            *(
+                literal.record(beside={"memory": memory, "energy": energy + i / 1e3, "error": error}, replicate=i)
+                for i in range(4)
+            ),
+            replicates=4,
+        )
+
+    comparison = compare(measured(100.0, 1.0, 1e-3), measured(106.0, 1.0, 5e-3))
+    row = only(comparison)
+    assert row.beside == ("memory", "energy", "error")
+    assert [x.reason for x in row.flags] == [
+        "peak memory +6.0 %",
+        "relative error grew 5.0 times: at most 0.001 before, at least 0.005 now",
+    ]
+    assert [(x.metric, x.rows, x.worse) for x in comparison.beside] == [
+        ("memory", 1, 1), ("energy", 1, 0), ("error", 1, 1),
+    ]  # fmt: skip
+    text = render(comparison_page(comparison), 200)
+    assert "  memory: 1 of 1 row worse\n  energy: none of 1 row worse\n  error: 1 of 1 row worse\n" in text
+    assert "    rms_norm B2-S4-D8-bf16-forward torch: peak memory +6.0 %\n" in text
 
 
 def test_cache_states_do_not_mix(literal: Any) -> None:

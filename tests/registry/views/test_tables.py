@@ -119,7 +119,7 @@ def test_a_comparison_shows_change_and_interval(literal: Any, width: int) -> Non
     assert "[+9.5, +10.5]" in text
     assert "0.0%" in text
     assert "6 rows compared" in text
-    assert "×2  not measured: first run: unsupported: no GQA here" in text
+    assert "×2  not measured: both runs: unsupported: no GQA here" in text
     assert "regress" not in text
 
 

@@ -141,9 +141,11 @@ def test_what_nobody_can_run_leaves_the_judgement_open(tmp_path: Path, monkeypat
         return [record(case, "softmax", mine), record(case, "torch", theirs)]
 
     monkeypatch.setattr(judging._Bench, "name", "softmax")
+    monkeypatch.setattr(judging, "unseen_cases", lambda operator, known, draw: known[:1])  # two shapes in all
     assert right(both("a", "error", "error"), both("a", "error", "error")) is None
     fits = both("a", "ok", "ok")
     assert right(fits + both("b", "error", "error"), fits + both("b", "error", "error")) is True
+    assert right(fits, fits) is None  # b was not reached in time
     assert right(fits, fits + both("b", "crashed", "ok")) is False
     assert right(fits, fits + both("b", "incorrect", "error")) is False
 
@@ -179,9 +181,9 @@ def test_a_triton_kernel_without_a_gpu_is_not_judged(tmp_path: Path, monkeypatch
             ["right     not judged: a Triton kernel needs a GPU, or TRITON_INTERPRET=1"],
         ),
         (
-            {"asked": 8, "out_of_time": True, "interpreted": True, "speed": (Speed("a", 2.0, *[None] * 4),)},
+            {"right": None, "asked": 8, "out_of_time": True, "interpreted": True, "speed": (Speed("a", 2.0, *[None] * 4),)},
             [
-                "right     yes: 1 of 8 shapes, seed 7; out of time, try --budget 240",
+                "right     not known: 1 of 8 shapes, seed 7; out of time, try --budget 240",
                 "speed     a: 2 ms (Triton's interpreter: no speed of the kernel); no peer measured in this time",
             ],
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from kernelmark.registry.store.record import Case, Key, Measurement, Record
 from kernelmark.suite.run.pace import Pace
 
@@ -25,13 +26,13 @@ def test_every_promise_is_right_within_a_factor_of_two() -> None:
     pace = Pace.of([(Key("gelu", *x, "cold"), r) for r in range(3) for x in places], lambda: now[0])
     assert (pace.total, pace.left_s()) == (60, None)
     for replicate in range(3):
-        pace.stage(replicate, False)
+        pace.stage(replicate, "start", False)
         now[0] += START_S[replicate]
         for case, name in places:
             failed = (case, name) == ("c4", "torch_compile")
             if failed and replicate:
                 continue
-            pace.stage(replicate, True)
+            pace.stage(replicate, "build", True)
             now[0] += COSTS[name] * (1.0 if replicate == 0 else 0.8)
             pace.end(record(case, name, replicate, "error" if failed else "ok"))
             if (left := pace.left_s()) is not None:
@@ -55,10 +56,10 @@ def test_a_short_run_on_a_cpu_promises_right_while_its_first_rows_compile() -> N
     pace = Pace.of([(Key("gelu", x, y, "cold"), r) for r in range(3) for x, y, _ in first], lambda: now[0])
     now[0] += 9.0  # loading torch.compile, which no later replicate does
     for replicate in range(3):
-        pace.stage(replicate, False)
+        pace.stage(replicate, "start", False)
         now[0] += 1.5
         for case, name, seconds in first:
-            pace.stage(replicate, True)
+            pace.stage(replicate, "build", True)
             now[0] += again[name] if replicate else seconds
             pace.end(record(case, name, replicate))
             if (left := pace.left_s()) is not None:
@@ -66,6 +67,39 @@ def test_a_short_run_on_a_cpu_promises_right_while_its_first_rows_compile() -> N
     wrong = [(at, left) for at, left in promised[:-1] if not 0.5 < left / (now[0] - at) < 2]
     assert wrong == []
     assert len(promised) > 20
+
+
+def test_inputs_that_cells_share_are_no_start_of_a_worker() -> None:
+    """Each case lays its inputs out before its cells, in a stage of no cell; a replicate's start takes 10 s."""
+    now, promised = [0.0], []
+    keys = [Key("gelu", f"c{i}", "torch", "cold") for i in range(8)]
+    pace = Pace.of([(x, r) for r in range(3) for x in keys], lambda: now[0])
+    for replicate in range(3):
+        pace.stage(replicate, "start", False)
+        pace.stage(replicate, "ceilings", False)
+        now[0] += 10.0
+        for key in keys:
+            pace.stage(replicate, "build", True)
+            pace.stage(replicate, "build", False)
+            now[0] += 0.1
+            pace.stage(replicate, "build", True)
+            now[0] += 0.9
+            pace.end(record(key.case, key.implementation, replicate))
+            promised.append((now[0], pace.left_s()))
+    assert promised[7] == (18.0, pytest.approx(2 * (10 + 8 * 0.5)))  # what is again costs half, until that is known
+    assert [left for _, left in promised[16:]] == pytest.approx([7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0])
+
+
+def test_rows_cost_what_they_cost_last() -> None:
+    """From the second replicate on all takes thrice as long: other work has begun."""
+    now = [0.0]
+    keys = [Key("gelu", f"c{i}", "torch", "cold") for i in range(10)]
+    pace = Pace.of([(x, r) for r in range(4) for x in keys], lambda: now[0])
+    for replicate in range(2):
+        for key in keys:
+            now[0] += 3.0 if replicate else 1.0
+            pace.end(record(key.case, key.implementation, replicate))
+    assert pace.left_s() == pytest.approx(2 * 10 * 3.0)
 
 
 def test_what_is_not_to_be_measured_here_costs_nothing() -> None:

@@ -59,9 +59,9 @@ def test_a_line_says_what_how_far_and_how_long(monkeypatch):
         "2 of 5: gelu c2 torch: build",
         "3 of 5: gelu c2 torch: 0.5000 ms",
         "3 of 5: gelu c3 torch: build",
-        "4 of 5, 4.5 s left: gelu c3 torch: 0.5000 ms",
-        "4 of 5, 4.5 s left: gelu c4 torch: build",
-        "5 of 5, 0.0 s left: gelu c4 torch: 0.5000 ms",
+        "4 of 5, 5.0 s left: gelu c3 torch: 0.5000 ms",
+        "4 of 5, 5.0 s left: gelu c4 torch: build",
+        "5 of 5: gelu c4 torch: 0.5000 ms",
         "5 of 5 measured in 25.0 s",
         "closed",
     ]
