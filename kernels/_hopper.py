@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -151,6 +151,11 @@ def mapping(shape: torch.Size, strides: Strides, rows: int, dtype: torch.dtype) 
     layout = tile_layout(rows, width, dtype)
     # By its own constructor: other fields are as this Triton has them.
     return vars(TensorMap(None, list(shape), [*valid, 1], [1, 1, rows, width], layout))
+
+
+def flat_mapping(shape: Sequence[int], block: Sequence[int], layout: gl.NVMMASharedLayout) -> dict[str, Any]:
+    """What a tensor map of blocks of contiguous memory of at most two dimensions says, but for where it is."""
+    return vars(TensorMap(None, list(shape), [shape[-1], 1][-len(shape) :], list(block), layout))
 
 
 def placed(x: torch.Tensor, says: dict[str, Any]) -> TensorMap:

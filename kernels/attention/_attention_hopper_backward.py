@@ -57,7 +57,7 @@ from .._common import on, power_of_2
 from .._hopper import (
     LOG2E,
     ROWS,
-    TensorMap,
+    flat_mapping,
     kernel_key,
     launch,
     mapping,
@@ -558,9 +558,9 @@ def planned(
         (*(x // 8 for x in dq.stride()[:3]), H, n * 2, S, root, D, width),
         width // 16,
         (*streamed, *resident),
-        vars(TensorMap(None, [B * H * n * 2 * ROWS], [1], [queries], plain_layout(1))),
+        flat_mapping([B * H * n * 2 * ROWS], [queries], plain_layout(1)),
         sums,
-        vars(TensorMap(None, list(sums), [LINE, 1], [queries * width // 2 // LINE, LINE], plain_layout(2))),
+        flat_mapping(sums, [queries * width // 2 // LINE, LINE], plain_layout(2)),
     )
 
 

@@ -316,6 +316,11 @@ def aggregate(cls):
     return type(cls.__name__, (), {"__init__": __init__, **methods})
 
 
+def _block(says):
+    """Of what a tensor map says, which begins with a shape where memory is looked at as another one."""
+    return says[1:] if isinstance(says[0], tuple) else says
+
+
 def play(monkeypatch, modules, keep=(), **others):
     """Has the Gluon functions of the modules and of what they share, but those to keep, run as Python over what is
     played and `others`.
@@ -336,7 +341,8 @@ def play(monkeypatch, modules, keep=(), **others):
         "copy_out": copy_out,
         "TensorMap": lambda x, shape, strides, block, layout: Tiles(x.view(shape), *block),
         "mapping": lambda shape, strides, rows, dtype: (1, 1, rows, power_of_2(shape[-1])),
-        "placed": lambda x, block: Tiles(x, *block),
+        "flat_mapping": lambda shape, block, layout: (tuple(shape), *block),
+        "placed": lambda x, says: Tiles(x.view(says[0]) if isinstance(says[0], tuple) else x, *_block(says)),
         "tensor_map": lambda x, rows: Tiles(x, 1, 1, rows, power_of_2(x.shape[-1])),
         "flat_map": lambda x, rows: Tiles(x.view(-1, x.shape[-1]), rows, power_of_2(x.shape[-1])),
         "warpgroup_mma": multiply,

@@ -151,3 +151,14 @@ def test_an_unknown_version_of_triton_is_launched_as_usual(kernel, monkeypatch):
     for _ in range(3):
         launch(torch.device("cuda", 0), (torch.empty(1), None), torch.empty(1))
     assert (len(kernel.usual), len(kernel.direct)) == (3, 0)
+
+
+def test_numbers_may_differ_from_call_to_call(kernel):
+    device = torch.device("cuda", 0)
+    launch = Launch(kernel, (7,), 5, LAST=2, BLOCK=64)
+    x = torch.empty(3)
+    for rate in (0.5, 0.25):
+        launch(device, x, numbers=((rate, 1.0),))
+    ((_, arguments, _),) = kernel.usual
+    assert arguments == (x, (0.5, 1.0), 5)
+    assert kernel.direct[0][9:] == (x.data_ptr(), (0.25, 1.0), 5, 64, 2)
