@@ -13,6 +13,7 @@ from ..operators.attention_sparse import BLOCK, choose, fixed, scores
 from ..operators.gradient_compression import KEEP
 from ..system import OPTIMIZER, Assembly, Changes
 from ._fp8 import Probe, emulated, rounded
+from ._muon import library
 from ._recipe import HYPERPARAMETERS, Recipe
 from ._trainer import PartsTrainer
 
@@ -27,6 +28,8 @@ SENT_EVERY = 100
 """Steps between two looks at what compression loses, which take a pass over all gradients."""
 LATE = 1_000_000
 """A step so late that AdamW corrects no bias any more: what a program that forgets to does."""
+MUON = "torch_muon"
+"""The optimizer of PyTorch, by the name that a system gives it."""
 ALIKE = 0.05
 """By how much models of equal parameters may differ in them."""
 
@@ -78,6 +81,9 @@ class ArmTrainer(PartsTrainer):
     """A trainer that changes what its system says."""
 
     def __init__(self, recipe: Recipe, assembly: Assembly) -> None:
+        if (assembly.system.changes.optimizer == MUON) != bool(recipe.hidden):
+            own = "Muon" if recipe.hidden else "AdamW"
+            raise NotImplementedError(f"the optimizer of this case is {own}; {assembly.system.name} has another")
         super().__init__(recipe_of(recipe, assembly), assembly)
         if assembly.system.states != "device":
             raise NotImplementedError("a recipe that is changed keeps its states on the device")
@@ -191,7 +197,11 @@ class ArmTrainer(PartsTrainer):
                 for x in ("gradient_compression", "gradient_decompression")
             )
         if self.changes.optimizer:
-            self._library = _library(self.changes.optimizer, self._states["masters"] or self._params)
+            held = self._states["masters"] or self._params
+            if self.changes.optimizer == MUON:
+                self._library = library(held, self._matrices)
+            else:
+                self._library = _library(self.changes.optimizer, held)
 
     # A step.
 

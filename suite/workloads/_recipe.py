@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from ...registry.store.record import Case
 from ..model import Chosen, Model, chosen
 from ..operator import BYTES
+from ..operators.newton_schulz import STEPS as ITERATIONS
 
 HYPERPARAMETERS: Mapping[str, float] = {
     "lr": 1e-3,
@@ -23,8 +25,14 @@ PEAK_BF16 = 989.4e12
 """Dense bf16 FLOP/s that NVIDIA states for the H100 and H200 (SXM): what MFU is a fraction of, whatever the dtype.
 """
 
-STATES: Mapping[str, tuple[int | None, int | None]] = {"plain": (None, None), "master32": (4, 4)}
+STATES: Mapping[str, tuple[int | None, int | None]] = {
+    "plain": (None, None),
+    "master32": (4, 4),
+    "muon": (None, None),
+    "muon_master32": (4, 4),
+}
 """Bytes of a master copy and of one moment, of each option of `state`; None: no master, moments like the weights.
+AdamW's, or Muon's (`_muon`), which has one moment of the matrices of layers.
 """
 
 
@@ -53,16 +61,47 @@ class Recipe:
         return self.chosen.model.parameters(self.chosen.configuration)
 
     @property
+    def stored(self) -> str:
+        """How AdamW's states are stored: an option `state` of the operator `adamw`."""
+        return self.state.removeprefix("muon_").replace("muon", "plain")
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """The names of the weights that Muon updates, matrices of layers that tokens are multiplied with; none
+        where AdamW does all.
+        """
+        if not self.state.startswith("muon"):
+            return ()
+        weights = self.chosen.model.weights(self.chosen.configuration)
+        return tuple(name for name, x in weights.items() if "layers." in name and x.share > 0 and len(x.shape) > 1)
+
+    @property
+    def update_flops(self) -> int:
+        """Of the iterations of Muon's step: half of the symmetric products, as `newton_schulz` counts them."""
+        weights, found = self.chosen.model.weights(self.chosen.configuration), 0
+        for name in self.hidden:
+            *several, M, N = weights[name].shape
+            r, s = sorted((M, N))
+            found += math.prod(several) * ITERATIONS * (3 * r * r * s + r**3)
+        return found
+
+    @property
     def moment(self) -> str:
         """The dtype of a moment."""
-        return "fp32" if self.state == "master32" else self.dtype
+        return "fp32" if self.stored == "master32" else self.dtype
+
+    @property
+    def moments(self) -> int:
+        """Elements of all moments: two of each parameter that AdamW updates, one of each that Muon does."""
+        weights = self.chosen.model.weights(self.chosen.configuration)
+        return 2 * self.parameters - sum(weights[name].size for name in self.hidden)
 
     @property
     def resident(self) -> int:
         """Bytes that weights, gradients and states alone take."""
         master, moment = STATES[self.state]
         own = BYTES[self.dtype]
-        return self.parameters * (2 * own + 2 * (moment or own) + (master or 0))
+        return self.parameters * (2 * own + (master or 0)) + self.moments * (moment or own)
 
     @property
     def flops(self) -> int:
@@ -81,16 +120,19 @@ class Recipe:
         own = BYTES[self.dtype]
         passes = 2 * self.accumulation * own
         gradients = 2 * self.accumulation * own
-        states = 2 * 2 * (moment or own) + own + (2 * master if master else own)
-        return self.parameters * (passes + gradients + states) + 16 * self.tokens
+        weights = own + (2 * master if master else own)
+        moments = 2 * self.moments * (moment or own)
+        return self.parameters * (passes + gradients + weights) + moments + 16 * self.tokens
 
     def mfu(self, step_ms: float) -> float:
         """Model FLOP/s utilization: of bf16's dense peak, recompute never counted."""
         return self.flops / (step_ms * 1e-3) / PEAK_BF16
 
     def limit_ms(self, flops_per_s: float, bytes_per_s: float) -> float:
-        """The floor of a step: products at one rate and compulsory bytes at another, one after the other."""
-        return 1e3 * (self.flops / flops_per_s + self.bytes / bytes_per_s)
+        """The floor of a step: products at one rate and compulsory bytes at another, one after the other. Muon's
+        iterations are products of the step, though not of the model.
+        """
+        return 1e3 * ((self.flops + self.update_flops) / flops_per_s + self.bytes / bytes_per_s)
 
 
 def recipe(case: Case, models: Mapping[str, Model]) -> Recipe:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,6 +14,7 @@ from ..measure.verify import Incorrect
 from ..operator import torch_dtype
 from ..system import OPTIMIZER, Assembly, Execution
 from ._host_states import HostStates, HostUpdate, InTurn, Streams
+from ._muon import Muon
 from ._parallel import Parallel, Single
 from ._recipe import HYPERPARAMETERS, Recipe
 from ._recompute import ByPart, around_layers, budget, kept_bytes
@@ -72,6 +75,10 @@ class PartsTrainer:
             raise NotImplementedError("activation_memory_budget is torch.compile's; this system compiles nothing")
         if system.states != "device" and spread is not None and not spread.captured:
             raise NotImplementedError("states are held on the host by one process")
+        if recipe.hidden and system.states != "device":
+            raise NotImplementedError("states on the host are AdamW's; this case's optimizer is Muon")
+        if recipe.hidden and spread is not None and not spread.captured:
+            raise NotImplementedError("Muon's steps are of whole matrices, in one process")
         if system.states == "host_streamed" and system.execution == "graph":
             raise NotImplementedError("a graph's backward pass does not say when a gradient is there")
         self.recipe = recipe
@@ -129,7 +136,6 @@ class PartsTrainer:
         by_part = ByPart(recompute == "by_part_wide") if recompute.startswith("by_part") else None
         if by_part is not None:
             parts = by_part.parts(chosen.model.parts(chosen.configuration, r.B, r.S), parts)
-        self._update = self.optimizer(device)
         with torch.device("meta"):
             module = chosen.model.module(chosen.configuration, parts)
         self._module = module.to(dtype).to_empty(device=device)
@@ -143,11 +149,15 @@ class PartsTrainer:
         self._forward = self.parallel.spread(self._module)
         names, params = zip(*self._module.named_parameters(), strict=True)
         self._names, self._params = list(names), list(params)
+        self._update = self.optimizer(device)
         held = [self.parallel.own(x.detach()) for x in params]
         self._states = {"exp_avgs": [], "exp_avg_sqs": [], "masters": []}
         if self.assembly.system.states == "device":
             for name, dtype in self.states().items():
                 self._states[name] = [torch.empty_like(x, dtype=dtype) for x in held]
+            if seconds := self._states["exp_avg_sqs"]:
+                for i in self._matrices:
+                    seconds[i] = seconds[i].new_empty(0)
         else:
             self.host = self.on_host(device)
         self._loss = self._executed()
@@ -157,7 +167,7 @@ class PartsTrainer:
         import torch
 
         moment = torch_dtype(self.recipe.moment)
-        masters = {"masters": torch.float32} if self.recipe.state == "master32" else {}
+        masters = {"masters": torch.float32} if self.recipe.stored == "master32" else {}
         return {"exp_avgs": moment, "exp_avg_sqs": moment, **masters}
 
     def on_host(self, device: torch.device) -> HostStates | HostUpdate:
@@ -175,12 +185,29 @@ class PartsTrainer:
         return self.assembly.parts(r.chosen, r.B, r.S, r.dtype, device.type)
 
     def optimizer(self, device: torch.device) -> Callable[..., Any]:
-        """The implementation of AdamW for weights and states as the recipe stores them."""
+        """The implementation of AdamW for weights and states as the recipe stores them, and of Muon where it has
+        that.
+        """
         r = self.recipe
         sizes = {"T": len(r.chosen.model.weights(r.chosen.configuration)), "D": r.chosen.configuration.width}
-        options = {"sizes": "llama", "state": r.state}
+        options = {"sizes": "llama", "state": r.stored}
         where = "cpu" if self.assembly.system.states == "host_updated" else device.type
-        return self.assembly.call(OPTIMIZER, "adamw", sizes, options, r.dtype, where)
+        adamw = self.assembly.call(OPTIMIZER, "adamw", sizes, options, r.dtype, where)
+        if not r.hidden:
+            return adamw
+        shapes = {name: x.shape for name, x in r.chosen.model.weights(r.chosen.configuration).items()}
+        several = Counter(shapes[name] for name in r.hidden)
+        by_shape = {}
+        for shape, count in several.items():
+            sizes = {"T": count * math.prod(shape[:-2]), "M": shape[-2], "N": shape[-1]}
+            by_shape[shape] = self.assembly.call("newton_schulz", "newton_schulz", sizes, {}, r.dtype, device.type)
+        return Muon(adamw, by_shape, self._matrices)
+
+    @property
+    def _matrices(self) -> list[int]:
+        """Places of the weights that Muon updates."""
+        own = set(self.recipe.hidden)
+        return [i for i, name in enumerate(self._names) if name in own]
 
     def _executed(self) -> Callable[..., Any]:
         """`loss(tokens, targets)`, which leaves gradients in the parameters, by this system's execution."""

@@ -25,6 +25,7 @@ from ..measure.rounding import rounded
 from ..system import NO_CHANGES, Assembly
 from ..workload import Workload
 from . import _expected as answer
+from . import _muon as muon
 from ._arms import ArmTrainer
 from ._parallel import WAYS, parallel
 from ._recipe import HYPERPARAMETERS, STATES, Recipe, recipe
@@ -190,6 +191,24 @@ def prepare(case: Case, session: Session) -> Prepared:
         session.device.release()
 
 
+def prepare_muon(case: Case, session: Session) -> Prepared:
+    """`prepare` of a case whose optimizer is Muon."""
+    r = read(case)
+    longest = r.chosen.model.longest(r.chosen.configuration)
+    if longest is not None and longest < r.S:
+        raise NotImplementedError(f"{r.chosen.name} has positions for {longest} tokens, not {r.S}")
+    _fitting(r, session)
+    try:
+        return Prepared(muon.compute(r, catalog(), session.seed, session.device.torch_device))
+    finally:
+        session.device.release()
+
+
+def prepared(case: Case, session: Session) -> Prepared:
+    """The answer by the case's optimizer."""
+    return (prepare_muon if read(case).hidden else prepare)(case, session)
+
+
 def _fitting(r: Recipe, session: Session) -> None:
     if session.device.kind != "cuda":
         return
@@ -272,7 +291,8 @@ class Program:
             if step == 0:
                 self.first_ms = (time.perf_counter() - begin) * 1e3
                 self._checked("the first step", float(loss), self.expected.first)
-        found = answer.check_weights(self.trainer, self.recipe, self.expected, self.session.seed, self.bound)
+        check = muon.check_weights if self.recipe.hidden else answer.check_weights
+        found = check(self.trainer, self.recipe, self.expected, self.session.seed, self.bound)
         self.errors["change_error"] = found
         if (kept := getattr(self.trainer, "activations", None)) is not None:
             tokens, targets = self._draw(0)
@@ -387,12 +407,16 @@ class Train(Workload):
         chosen = read(case).chosen
         model = chosen.model
         own = (model.module, model.weights, repr(chosen.configuration), repr(sorted(model.bounds.items())))
-        return (*super().computes(case), *own)
+        if read(case).hidden:
+            how = (prepare_muon, self.measure, muon.compute, muon.check_weights, *self.definition)
+        else:
+            how = (prepare, self.measure, *self.definition)
+        return (*how, case.dtype, *own)
 
 
 WORKLOAD = Train(
     name="train",
-    summary="Whole optimizer steps of a model: forward, backward, clipping and AdamW, on fresh tokens",
+    summary="Whole optimizer steps of a model: forward, backward, clipping and AdamW or Muon, on fresh tokens",
     axes={"B": "sequences a micro-batch", "S": "tokens a sequence", "A": "micro-batches a step"},
     options={
         "model": tuple(x for model in catalog().models.values() for x in model.configurations),
@@ -409,7 +433,7 @@ WORKLOAD = Train(
     flops=lambda case: read(case).flops,
     tokens=lambda case: read(case).tokens,
     measured=METRICS,
-    prepare=prepare,
+    prepare=prepared,
     measure=measure,
     assemble=assemble,
     step=step,

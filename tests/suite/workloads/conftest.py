@@ -48,7 +48,7 @@ class Bench:
     @cached_property
     def prepared(self) -> train.Prepared:
         """The answer."""
-        return train.prepare(self.case, self.session)
+        return train.prepared(self.case, self.session)
 
     def trainer(self, kind: type[PartsTrainer] = PartsTrainer, system: System | None = None) -> PartsTrainer:
         assembly = Assembly(system or System("torch"), self.catalog)
