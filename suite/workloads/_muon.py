@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from ..catalog import Catalog
 from ..measure.verify import Incorrect
 from ..model import Bound
+from ..operators.newton_schulz import STEPS as ITERATIONS
 from ..operators.newton_schulz import reference as orthogonal
 from . import _expected as answer
-from ._recipe import HYPERPARAMETERS, ITERATIONS, Recipe
+from ._recipe import HYPERPARAMETERS, Recipe
 
 if TYPE_CHECKING:
     import torch
@@ -218,7 +219,7 @@ def library(params: Sequence[Any], matrices: Sequence[int]) -> Together:
     h, own = HYPERPARAMETERS, set(matrices)
     if any(params[i].dim() != 2 for i in matrices):
         raise NotImplementedError("torch.optim.Muon takes no stacks of matrices")
-    both = {"lr": h["lr"], "weight_decay": h["weight_decay"]}
+    both: dict[str, Any] = {"lr": h["lr"], "weight_decay": h["weight_decay"]}
     rest = [x for i, x in enumerate(params) if i not in own]
     return Together(
         torch.optim.Muon([params[i] for i in matrices], momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw", **both),
