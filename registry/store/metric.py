@@ -195,7 +195,11 @@ POWER = Metric(
 TEMPERATURE = Metric("temperature", "°C", better="neither", across="maximum", about="Of the GPU after sampling.")
 CLOCK = Metric("sm_clock", "MHz", better="neither", label="SM clock", about="Median while sampling.")
 UTILIZATION = Metric(
-    "utilization", "%", better="neither", about="Share of the time in which a kernel ran, as NVML gives it; mean."
+    "utilization",
+    "%",
+    better="neither",
+    about="Share of the time in which a kernel ran, as NVML gives it: back to back where energy was measured, "
+    "else mean over a second of sampling or more.",
 )
 BOARD_METRICS: tuple[Metric, ...] = (BACK_TO_BACK, POWER, TEMPERATURE, CLOCK, UTILIZATION)
 """What NVML says of a GPU around an operator's samples, beside the energy."""
