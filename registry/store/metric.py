@@ -129,6 +129,7 @@ MEMORY = Metric(
 ENERGY = Metric(
     "energy",
     "J",
+    summary="mean",
     judged=Ratio(),
     about="Of a call among others back to back, with nothing between them: board power, from whole steps of the "
     "board's energy counter, times the time of a call there. One sample a window.",

@@ -23,8 +23,9 @@ from .telemetry import READINGS_S, SETTLED_S, Counter, Nvml, Step
 if TYPE_CHECKING:
     import torch
 
-WINDOWS = 6
-"""As many at least: they give their median an interval."""
+WINDOWS = 8
+"""As many at least. At its power limit a board draws more than that for some tenths of a second, then less, before
+it settles: fewer windows have the one or the other."""
 WINDOW_S = 0.1
 """The least length of a window: one step of the slowest counter, five of a quick one."""
 WINDOW_ACCURACY = 0.05

@@ -144,8 +144,8 @@ def test_a_window_between_any_two_readings_is_off_by_far_more():
 @pytest.mark.parametrize(
     ("board", "reason"),
     [
-        (Board(400, answers=False), "the energy counter gave 0 of 6 windows in 3 s"),
-        (Board(400, step_s=0.7), "the energy counter gave 3 of 6 windows in 3 s"),
+        (Board(400, answers=False), "the energy counter gave 0 of 8 windows in 3 s"),
+        (Board(400, step_s=0.7), "the energy counter gave 3 of 8 windows in 3 s"),
         (Board(400, starved=0.1), "back to back the device waits for the host"),
         (Board(400, sensor=1.2), "the energy counter says 400 W, readings of power 480 W"),
         (Board(400, look_s=0.06), "the energy counter gave"),
