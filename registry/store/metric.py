@@ -129,6 +129,7 @@ MEMORY = Metric(
 ENERGY = Metric(
     "energy",
     "J",
+    summary="mean",
     judged=Ratio(),
     about="Of a call among others back to back, with nothing between them: board power, from whole steps of the "
     "board's energy counter, times the time of a call there. One sample a window.",
@@ -195,7 +196,11 @@ POWER = Metric(
 TEMPERATURE = Metric("temperature", "°C", better="neither", across="maximum", about="Of the GPU after sampling.")
 CLOCK = Metric("sm_clock", "MHz", better="neither", label="SM clock", about="Median while sampling.")
 UTILIZATION = Metric(
-    "utilization", "%", better="neither", about="Share of the time in which a kernel ran, as NVML gives it; mean."
+    "utilization",
+    "%",
+    better="neither",
+    about="Share of the time in which a kernel ran, as NVML gives it: back to back where energy was measured, "
+    "else mean over a second of sampling or more.",
 )
 BOARD_METRICS: tuple[Metric, ...] = (BACK_TO_BACK, POWER, TEMPERATURE, CLOCK, UTILIZATION)
 """What NVML says of a GPU around an operator's samples, beside the energy."""

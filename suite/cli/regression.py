@@ -6,7 +6,7 @@ import functools
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ...registry.detection.comparison_report import ComparisonReport
     from ...registry.store.journal import Journal
     from ...registry.store.metric import Metric
+    from ...registry.store.record import Record
 
 RUN = "run:"
 """Before a run's name in the place of a revision."""
@@ -251,6 +252,8 @@ def command(
         first, second = (home.load(x) for x in named)
         fails = verdict.fail_on(fail_on, (*first.header.metrics, *second.header.metrics))
         report, runs = _of_runs(first, second, options, fails, narrowed.operators, home)
+        if statistics == "all":
+            report = _described(report, first.records, second.records)
         show(report, shown)
         if not shown.no_registry:
             _write_back(report, *runs, home)
@@ -290,9 +293,7 @@ def command(
     remarks = tuple(x for x in (question.settling(answer),) if x is not None)
     report = ComparisonReport(str(base), str(head), answer.progress, options, fails, remarks=remarks)
     if statistics == "all":
-        from ...registry.detection.descriptive import describe_records
-
-        report = msgspec.structs.replace(report, statistics=dict(describe_records(*answer.records)))
+        report = _described(report, *answer.records)
     if report.slower and (attribute or bisect):
         report = question.explained(report, answer, home, index, attribute, bisect)
     show(report, shown)
@@ -369,6 +370,13 @@ def _of_runs(
     shown = f"run {base.header.run}", f"run {current.header.run}"
     report = ComparisonReport(*shown, progress, options, fails)
     return report, (base.header.commit or base.header.run, (current.header.run,))
+
+
+def _described(report: ComparisonReport, base: Sequence[Record], current: Sequence[Record]) -> ComparisonReport:
+    """The report with the statistics that decide nothing."""
+    from ...registry.detection.descriptive import describe_records
+
+    return msgspec.structs.replace(report, statistics=dict(describe_records(base, current)))
 
 
 def _write_back(report: ComparisonReport, base: str, runs: tuple[str, ...], home: Home) -> None:

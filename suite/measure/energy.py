@@ -13,18 +13,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Protocol
 
-from .telemetry import READINGS_S, Counter, Nvml, Step
+from .telemetry import READINGS_S, SETTLED_S, Counter, Nvml, Step
 
 if TYPE_CHECKING:
     import torch
 
-WINDOWS = 6
-"""As many give their median an interval."""
+WINDOWS = 8
+"""As many at least. At its power limit a board draws more than that for some tenths of a second, then less, before
+it settles: fewer windows have the one or the other."""
 WINDOW_S = 0.1
 """The least length of a window: one step of the slowest counter, five of a quick one."""
 WINDOW_ACCURACY = 0.05
@@ -107,12 +108,14 @@ class Queued:
 class Energy:
     """Joules of a call, a number a window, and the milliseconds that it took there: joules over seconds are watts.
 
-    None of both where the energy cannot be known, for the `reason` given.
+    None of both where the energy cannot be known, for the `reason` given. `utilization` is NVML's, in percent, of
+    the last of these calls; None where they were too short for it to be theirs alone.
     """
 
     joules: tuple[float, ...] = ()
     call_ms: float | None = None
     reason: str = ""
+    utilization: float | None = None
 
     @property
     def watts(self) -> float | None:
@@ -139,7 +142,8 @@ def measured(
     while True:
         room = load.room()
         starved = now - begin > SETTLE_S and load.idle > STARVED
-        going = now - begin < LIMIT_S and not starved and len(windows(counter.steps, begin)) < WINDOWS
+        enough = now - begin >= SETTLED_S and len(windows(counter.steps, begin)) >= WINDOWS
+        going = now - begin < LIMIT_S and not starved and not enough
         queues = agreed(room if going else None)
         if queues is None:
             break
@@ -157,8 +161,11 @@ def measured(
             read_s = now
             if (power := nvml.power_w()) is not None:
                 powers.append((now, power))
+    # Before the queue is empty: of what was running until now.
+    rates = nvml.get("UtilizationRates") if now - begin >= SETTLED_S else None
     load.wait()
-    return known(windows(counter.steps, begin), powers, (clock() - begin) / max(1, calls), load.idle)
+    found = known(windows(counter.steps, begin), powers, (clock() - begin) / max(1, calls), load.idle)
+    return replace(found, utilization=None if rates is None else float(rates.gpu))
 
 
 def windows(steps: Sequence[Step], begin_s: float) -> list[tuple[Step, Step, float]]:

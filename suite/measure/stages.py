@@ -22,6 +22,7 @@ from ...registry.store.metric import (
     POWER,
     RANK_LATENCY,
     SPREAD,
+    UTILIZATION,
 )
 from ...registry.store.record import Cache, Measurement
 from ..operator import Tolerance
@@ -308,6 +309,8 @@ class Trial:
             found[BACK_TO_BACK.name] = rounded([max(x.call_ms for x in joules if x.call_ms is not None)])
             if (watts := joules[0].watts) is not None:
                 found[POWER.name] = rounded([watts])
+        if joules and (busy := joules[0].utilization) is not None:
+            found[UTILIZATION.name] = rounded([busy])
         found |= {
             metric.name: rounded(rate(self.bench.case, x) for x in samples)
             for metric, rate in operator.rates.items()

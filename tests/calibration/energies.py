@@ -180,7 +180,7 @@ def integrated(readings: dict[str, list[Reading]], ends: Sequence[tuple[float, i
 
 def measured(device: Any, kernel: tuple[Any, ...], rounds: int, seconds: float, uuid: str) -> dict[str, Any]:
     """One row: both figures of each round, and the ratio of their medians."""
-    from kernelmark.registry.store.metric import BACK_TO_BACK, ENERGY, LATENCY
+    from kernelmark.registry.store.metric import BACK_TO_BACK, ENERGY, LATENCY, summarized
     from kernelmark.suite.catalog import Catalog
     from kernelmark.suite.measure.energy import SETTLE_S as UNCOUNTED_S
     from kernelmark.suite.measure.stages import Stages, Trial
@@ -219,7 +219,7 @@ def measured(device: Any, kernel: tuple[Any, ...], rounds: int, seconds: float, 
         instant = together["instant"] or together["average"]
         out.append(
             {
-                "kernelmark": median(joules) if joules else None,
+                "kernelmark": summarized(joules, ENERGY.summary) if joules else None,
                 "windows": joules,
                 "kernelmark_ms": call_ms if joules else None,
                 "kernelmark_watts": fmean(joules) / (call_ms * 1e-3) if joules else None,

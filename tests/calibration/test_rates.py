@@ -31,16 +31,28 @@ def test_the_rates_are_of_what_ships(rates: ModuleType) -> None:
     assert rates.balanced is interleaved.balanced
 
 
+def test_rows_of_a_batch_are_compared_as_if_alone(rates: ModuleType) -> None:
+    """The same values one by one and together: the same verdicts, and not those of rows that lend their noise."""
+    names = rates.keys(12)
+    bench = rates.Bench(np.random.default_rng(9), rates.KINDS["3 %"], names, np.full(12, 0.05), 6)
+    rows = bench.measure(dict.fromkeys(names, 6))
+    with rates.apart(1):
+        together = rates.decide(rows, lambda wanted: [], rates.DEFAULTS).verdicts
+    one_by_one = tuple(rates.decide([x], lambda wanted: [], rates.DEFAULTS).verdicts[0] for x in rows)
+    assert together == one_by_one
+    assert rates.decide(rows, lambda wanted: [], rates.DEFAULTS).verdicts != one_by_one
+
+
 @pytest.mark.parametrize("kind", ["0.3 %", "3 %", "10 %", "bimodal, 15 % apart", "heavy tails, 2 %"])
 def test_unchanged_rows_are_hardly_ever_called(rates: ModuleType, kind: str) -> None:
     generator = np.random.default_rng(3)
     assert rates.called(generator, rates.KINDS[kind], 200, 400)[0] <= 2
-    assert rates.called(generator, rates.KINDS[kind], 1, 20)[0] == 0
+    assert rates.called(generator, rates.KINDS[kind], 1, 100)[0] <= 1
 
 
 @pytest.mark.parametrize(("kind", "allowed", "least"), [("0.3 %", 16, 20), ("3 %", 60, 18), ("5 %", 100, 17)])
 def test_five_per_cent_are_found(rates: ModuleType, kind: str, allowed: int, least: int) -> None:
-    hits = rates.found(np.random.default_rng(4), rates.KINDS[kind], 1, 20, allowed)
+    hits = rates.found(np.random.default_rng(4), rates.KINDS[kind], 1, 200, allowed)
     assert 20 * hits >= least
 
 

@@ -536,6 +536,20 @@ def test_one_process_of_another_tool_is_inconclusive_and_says_so(call, tmp_path,
     assert "iterations are not independent" in verdict["notes"][-1]
 
 
+def test_statistics_of_runs_that_are_named(call, tmp_path):
+    """They need no more than samples: one process a side is enough, where nothing is decided."""
+    asked = [foreign(tmp_path, name, factor, 1) for name, factor in (("a", 1), ("b", 2))]
+    named = "--baseline", f"run:{asked[0]}", "--current", f"run:{asked[1]}"
+    code, out, _ = call(*named, "--statistics", "all")
+    assert code == 3
+    assert "(mann whitney p)" in out
+    assert "0.0022" in out  # 2 of the 924 ways to choose 6 of 12
+    code, out, _ = call(*named, "--statistics", "all", "--json")
+    found = json.loads(out)
+    assert found["verdicts"][0]["statistics"]["mann_whitney_p"] == pytest.approx(2 / 924)
+    assert "welch_t" in found["statistics_do_not_decide"]
+
+
 def test_enough_runs_of_another_tool_are_decided_like_ours(call, tmp_path):
     base = [foreign(tmp_path, f"base{i}", 1.0, 5) for i in range(12)]
     slow, same = foreign(tmp_path, "slow", 1.2, 5, "f" * 40), foreign(tmp_path, "same", 1.0, 5, "e" * 40)

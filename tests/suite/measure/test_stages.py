@@ -364,16 +364,18 @@ def test_throttled_samples_are_marked(nvml):
 
 
 def test_energy_is_measured_where_it_is_asked_for(nvml, monkeypatch):
-    known = module.energy.Energy((0.5, 0.51), 2.0)
+    known = module.energy.Energy((0.5, 0.51), 2.0, utilization=98.0)
     monkeypatch.setattr(module.energy, "measured", lambda nvml, load, agreed: known)
     chosen = trial([[2.0]], with_energy=True)
     chosen.device.nvml = nvml()
     measured = run(chosen)
     assert chosen.device.loads == [2.0]
     assert (measured.samples["energy"], measured.samples["back_to_back"]) == ((0.5, 0.51), (2.0,))
-    known = module.energy.Energy(reason="who knows")
+    assert measured.samples["utilization"] == (98.0,)
+    known = module.energy.Energy(reason="who knows", utilization=61.0)
     measured = run(chosen)
     assert "energy" not in measured.samples
+    assert measured.samples["utilization"] == (61.0,)
     assert measured.remarks == ("no energy: who knows",)
     chosen.with_energy = False
     assert run(chosen).remarks == ()
