@@ -45,7 +45,8 @@ from triton.language.core import _aggregate as aggregate
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
 from .._hopper import TensorMap, launch
-from ._matmul_hopper import Cursor, Ring, Schedule, Work, add_up, load, product_layout
+from .._pipeline import cursor
+from ._matmul_hopper import Ring, Schedule, Work, add_up, load, product_layout
 
 BLOCK = 128
 """Steps of K whose weights a thread holds at a time."""
@@ -156,20 +157,20 @@ def _compute(ring, work, result, c: gl.constexpr, GROUP: gl.constexpr):  # type:
     SHAPE: gl.constexpr = [64, c.columns]
     BLOCKS: gl.constexpr = c.step // DEPTH
     COLUMNS: gl.constexpr = c.columns
-    cursor = Cursor(gl.to_tensor(0), gl.to_tensor(0))
-    at = gl.program_id(0) * 0
+    at = cursor(0, c.stages)
+    position = gl.program_id(0) * 0
     WORDS: gl.constexpr = gl.zeros([64, 16], gl.int32, words_layout()).reshape([64, 4, 4]).type.layout
-    while at < work.positions(c.shared):
-        tile, begin, end = work.unit(at, c.shared)
+    while position < work.positions(c.shared):
+        tile, begin, end = work.unit(position, c.shared)
         row_tile, column_tile = work.place(tile)
         row = (row_tile * c.groups + GROUP) * 64
         column = column_tile * COLUMNS
         acc = gl.zeros(SHAPE, gl.float32, layout)
         following = _scale(result, row, begin * (4 * BLOCKS), True, WORDS)
         for k in range(begin, end):
-            mbarrier.wait(ring.full.index(cursor.stage), cursor.phase)
-            words = ring.a.index(cursor.stage * c.groups + GROUP)
-            x = ring.b.index(cursor.stage).permute((1, 0))
+            ring.wait(at)
+            words = ring.a.index(at.stage * c.groups + GROUP)
+            x = ring.b.index(at.stage).permute((1, 0))
             for j in gl.static_range(BLOCKS):
                 scale = following
                 group = (k * BLOCKS + j + 1) * 4
@@ -177,8 +178,8 @@ def _compute(ring, work, result, c: gl.constexpr, GROUP: gl.constexpr):  # type:
                 a = widened(words.slice(j * 16, 16, 1).load(words_layout()), scale, OPERAND)
                 acc = warpgroup_mma(a, x.slice(j * DEPTH, DEPTH, 0), acc, is_async=True)  # acc += W @ X.T
                 acc, a = warpgroup_mma_wait(0, deps=[acc, a])
-            mbarrier.arrive(ring.empty.index(cursor.stage), count=1)
-            cursor = cursor.next(c.stages)
+            ring.release(at)
+            at = at.advanced()
         done = begin == begin
         if c.shared:  # noqa: SIM102  # the one is the compiler's, the other the device's
             if end - begin < work.steps:
@@ -188,7 +189,7 @@ def _compute(ring, work, result, c: gl.constexpr, GROUP: gl.constexpr):  # type:
             columns = gl.expand_dims(column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout)), 0)
             to = result.out + columns * result.N + rows
             gl.store(to, (acc * REST).to(gl.bfloat16), (rows < result.N) & (columns < result.M))
-        at += end - begin
+        position += end - begin
 
 
 @gluon.jit(
