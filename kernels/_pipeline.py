@@ -82,6 +82,12 @@ def cursor(phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]  # as a
     return Cursor(gl.to_tensor(0), gl.to_tensor(phase), STAGES)
 
 
+@gluon.jit
+def at_buffer(i, phase):  # type: ignore[no-untyped-def]  # as above
+    """A cursor that stays: at buffer i, of which one consumer alone reads."""
+    return Cursor(gl.to_tensor(i), gl.to_tensor(phase), 1)
+
+
 class Handshake:
     """What the producer and the consumers of a ring do with its barriers: the methods of every aggregate that has
     `full` and `empty`, a barrier a stage each. Not an aggregate itself: Triton takes the methods of an aggregate's

@@ -42,12 +42,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.core import base_value
 
 from .._common import on
-from .._hopper import LOG2E, ROWS, TensorMap, launch, plain_layout, product_layout, shared_layout
+from .._hopper import (
+    LOG2E,
+    ROWS,
+    TensorMap,
+    launch,
+    plain_layout,
+    product_layout,
+    shared_layout,
+    thread_barrier,
+)
 from .._pipeline import Statistics, aggregate, copy_in, cursor, pair, pair_ring
 from . import _attention_hopper_backward as dense
 from ._attention_hopper_backward import LINE, Config, Schedule, add_dq, exchanges, product_dq
 from ._attention_hopper_backward_deterministic import heads_per_l2_group, opaque
-from ._attention_varlen_hopper import FIELDS, packed, thread_barrier
+from ._attention_varlen_hopper import FIELDS, packed
 from ._attention_varlen_hopper_backward_deterministic import (
     Listed,
     fill_tail,

@@ -42,11 +42,9 @@ from triton.language.core import _aggregate as aggregate
 
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
-from .._hopper import TensorMap, launch
+from .._hopper import TensorMap, launch, thread_barrier
 from .._pipeline import Handshake, copy_in, copy_out, cursor
 
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-"""Among the threads of a warp group: its name from Triton 3.7 on, and before."""
 CHUNK = 64
 """Columns that are written at a time: 128 bytes, which one swizzled row of shared memory holds."""
 WIDE = gl.constexpr(CHUNK)
@@ -405,7 +403,7 @@ def add_up(acc, other, tile, output, work, c: gl.constexpr, GROUP: gl.constexpr)
     gl.store(_partial(output, slot, 0, c, GROUP), gl.convert_layout(acc, layout))
     if DOUBLE:
         gl.store(_partial(output, slot, 1, c, GROUP), gl.convert_layout(other, layout))
-    barrier()
+    thread_barrier()
     count = output.counter + 2 * (nth * c.groups + GROUP)
     done = gl.atomic_add(count, 1, sem="acq_rel") == last - first
     if done:

@@ -44,7 +44,7 @@ from triton.language.core import _aggregate as aggregate
 
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
-from .._hopper import TensorMap, launch
+from .._hopper import TensorMap, launch, unpack
 from .._pipeline import cursor
 from ._matmul_hopper import Ring, Schedule, Work, add_up, load, product_layout
 
@@ -111,17 +111,6 @@ def _nibbles():  # type: ignore[no-untyped-def]  # Triton's types are its own
         for i in range(4)
     )
     return f"{{ .reg .b32 t, m; {lines} }}"
-
-
-@gluon.jit
-def unpack(packed, dtype: gl.constexpr, OPERAND: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """Words (64, 64) of two numbers as the operand (64, 128) of a product: the registers are the same."""
-    twos = gl.zeros([64, DEPTH], gl.int16, OPERAND).reshape([64, DEPTH // 2, 2])
-    HALVES: gl.constexpr = twos.type.layout
-    one = gl.expand_dims(gl.convert_layout(packed, gl.SliceLayout(2, HALVES), assert_trivial=True), 2)
-    two = one + gl.zeros([64, DEPTH // 2, 2], gl.int32, HALVES)
-    half = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [two], dtype=gl.int16, is_pure=True, pack=2)
-    return gl.convert_layout(half.to(dtype, bitcast=True).reshape([64, DEPTH]), OPERAND, assert_trivial=True)
 
 
 @gluon.jit

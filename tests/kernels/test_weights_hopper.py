@@ -29,7 +29,7 @@ def widened(words, scale, operand):
 def test_right(monkeypatch, M, N, K, programs):
     play(
         monkeypatch, (_matmul_hopper, _weights_hopper), keep=("_order",),
-        TensorMap=tiles, _layout=nothing, product_layout=nothing, barrier=nothing,
+        TensorMap=tiles, _layout=nothing, product_layout=nothing, thread_barrier=nothing,
         words_layout=nothing, widened=widened,
     )  # fmt: skip
     # What each module took from the other is what is played there.
