@@ -352,6 +352,25 @@ class Exchange:
 
 
 @aggregate
+class BackwardPipes:
+    """What a consumer of a backward pass in one kernel reads and exchanges: its block of K and V; Q and dO with
+    their statistics; dS.
+    """
+
+    resident: Pair
+    stream: PairRing
+    statistics: Statistics
+    exchange: Exchange
+
+    @gluon.constexpr_function
+    def __init__(self, resident, stream, statistics, exchange):  # type: ignore[no-untyped-def]  # as above
+        self.resident = resident
+        self.stream = stream
+        self.statistics = statistics
+        self.exchange = exchange
+
+
+@aggregate
 class Blocks:
     """The blocks of a backward pass: `n` of each of `heads`, of which a batch has `per_batch`, taken in
     sections of heads; `groups` query heads share a key head; a head's rows.
