@@ -200,14 +200,18 @@ def _pair(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
-def _place(channels, segments, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """(block of channels, its channels, segment of so many, sequence) of a program."""
+def _place(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    channels, segments, BLOCK: tl.constexpr, FIRST: tl.constexpr = 0, LEFT: tl.constexpr = 0
+):
+    """(block of channels, its channels, segment, sequence) of a program, of the segments from FIRST on all but
+    LEFT.
+    """
     blocks = tl.cdiv(channels, BLOCK)
     program = tl.program_id(0)
     block = program % blocks
     d = block * BLOCK + tl.arange(0, BLOCK)
-    segment = (program // blocks) % segments
-    b = (program // blocks // segments).to(tl.int64)
+    segment = (program // blocks) % (segments - LEFT) + FIRST
+    b = (program // blocks // (segments - LEFT)).to(tl.int64)
     return block, d, segment, b
 
 
@@ -281,13 +285,17 @@ def _steps(raw, bias, s, S, SOFTPLUS: tl.constexpr, EVEN: tl.constexpr):  # type
 
 
 @triton.jit
-def _enter(states, b, segment, segments, d, channels, there, N: tl.constexpr, SEGMENTED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The state that enters a segment, from states (B, segments, N, D); zeros where nothing is `there`."""
+def _enter(states, b, segment, segments, d, channels, inside, shape: tl.constexpr, REVERSE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The state that enters a segment, from states (B, segments, N, D); zeros at the sequence's beginning, or in
+    REVERSE at its end.
+    """
+    N: tl.constexpr = shape.N
     h = ()
     for n in tl.static_range(N):
-        if SEGMENTED:
+        if shape.SEGMENTED:
             at = states + ((b * segments + segment) * N + n) * channels + d
-            h = h + (tl.load(at, there, 0.0),)
+            before = segment < segments - 1 if REVERSE else segment > 0
+            h = h + (tl.load(at, inside & before, 0.0),)
         else:
             h = h + (tl.zeros(d.shape, tl.float32),)
     return h
@@ -319,7 +327,7 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     inside = d < channels
     wide = d.to(tl.int64)
     rates = _rates(given.A, d, inside, N)
-    h = _enter(entering, b, segment, segments, d, channels, inside & (segment > 0), N, shape.SEGMENTED)
+    h = _enter(entering, b, segment, segments, d, channels, inside, shape, False)
     pairs = given.pairs + b * PADDED * N
     u = _row(given.u, u_rows, b, wide)
     delta = _row(given.delta, delta_rows, b, wide)
@@ -382,7 +390,7 @@ def _ends(  # type: ignore[no-untyped-def]  # Triton's types are its own
     EVEN: tl.constexpr = shape.EVEN
     BLOCK: tl.constexpr = shape.BLOCK
     channels, S, PADDED, LENGTH, segments = sizes
-    _, d, segment, b = _place(channels, segments - 1, BLOCK)
+    _, d, segment, b = _place(channels, segments, BLOCK, 0, 1)
     inside = d < channels
     wide = d.to(tl.int64)
     rates = _rates(given.A, d, inside, N)
@@ -461,8 +469,7 @@ def _ends_reverse(  # type: ignore[no-untyped-def]  # Triton's types are its own
     EVEN: tl.constexpr = shape.EVEN
     BLOCK: tl.constexpr = shape.BLOCK
     channels, S, PADDED, LENGTH, segments = sizes
-    _, d, segment, b = _place(channels, segments - 1, BLOCK)
-    segment += 1
+    _, d, segment, b = _place(channels, segments, BLOCK, 1, 1)
     inside = d < channels
     wide = d.to(tl.int64)
     rates = _rates(given.A, d, inside, N)
@@ -569,8 +576,7 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     inside = d < channels
     wide = d.to(tl.int64)
     rates = _rates(given.A, d, inside, N)
-    later = inside & (segment < segments - 1)
-    q = _enter(entering, b, segment, segments, d, channels, later, N, shape.SEGMENTED)
+    q = _enter(entering, b, segment, segments, d, channels, inside, shape, True)
     gradient = _zeros(N, BLOCK)
     pairs = given.pairs + b * PADDED * N
     dout = _row(dout, dout_rows, b, wide)
