@@ -1,4 +1,6 @@
-"""What kernels for Hopper (compute capability 9.0) share: tensor maps, launches, layouts; for attention, masks."""
+"""What kernels for Hopper (compute capability 9.0) share: tensor maps, launches, layouts, operands that lie in
+registers; for attention, masks.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,8 @@ WIDTHS = (64, 128)
 """Columns of tiles that both passes have, and lists of blocks (`_attention_sparse_hopper.py`)."""
 FORWARD_WIDTHS = (64, 128, 256)
 """Columns of tiles that the forward pass has."""
+thread_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+"""Among the threads of a warp group: its name from Triton 3.7 on, and before."""
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, widths: tuple[int, ...] = WIDTHS) -> bool:
@@ -111,6 +115,19 @@ def visible(queries, keys, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):  # type:
     else:
         seen = (queries < keys + WINDOW) & (keys < queries + WINDOW)
     return seen
+
+
+@gluon.jit
+def unpack(packed, dtype: gl.constexpr, OPERAND: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """Words (rows, columns / 2) of two 16-bit numbers as the operand of a product: the registers are the same."""
+    ROWS: gl.constexpr = packed.shape[0]
+    COLUMNS: gl.constexpr = 2 * packed.shape[1]
+    twos = gl.zeros([ROWS, COLUMNS], gl.int16, OPERAND).reshape([ROWS, COLUMNS // 2, 2])
+    HALVES: gl.constexpr = twos.type.layout
+    one = gl.expand_dims(gl.convert_layout(packed, gl.SliceLayout(2, HALVES), assert_trivial=True), 2)
+    two = one + gl.zeros([ROWS, COLUMNS // 2, 2], gl.int32, HALVES)
+    half = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [two], dtype=gl.int16, is_pure=True, pack=2)
+    return gl.convert_layout(half.to(dtype, bitcast=True).reshape([ROWS, COLUMNS]), OPERAND, assert_trivial=True)
 
 
 class TensorMap(TensorDescriptor):

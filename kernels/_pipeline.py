@@ -82,8 +82,39 @@ def cursor(phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]  # as a
     return Cursor(gl.to_tensor(0), gl.to_tensor(phase), STAGES)
 
 
+@gluon.jit
+def at_buffer(i, phase):  # type: ignore[no-untyped-def]  # as above
+    """A cursor that stays: at buffer i, of which one consumer alone reads."""
+    return Cursor(gl.to_tensor(i), gl.to_tensor(phase), 1)
+
+
+class Handshake:
+    """What the producer and the consumers of a ring do with its barriers: the methods of every aggregate that has
+    `full` and `empty`, a barrier a stage each. Not an aggregate itself: Triton takes the methods of an aggregate's
+    base over, its fields not.
+    """
+
+    @gluon.jit
+    def acquire(self, at, NBYTES: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+        """The producer's: once a stage is empty, announces so many bytes at its full barrier, which it returns."""
+        mbarrier.wait(self.empty.index(at.stage), at.phase)
+        full = self.full.index(at.stage)
+        mbarrier.expect(full, NBYTES)
+        return full
+
+    @gluon.jit
+    def wait(self, at):  # type: ignore[no-untyped-def]  # as above
+        """A consumer's: until the stage is full."""
+        mbarrier.wait(self.full.index(at.stage), at.phase)
+
+    @gluon.jit
+    def release(self, at):  # type: ignore[no-untyped-def]  # as above
+        """A consumer's: it has read the stage."""
+        mbarrier.arrive(self.empty.index(at.stage), count=1)
+
+
 @aggregate
-class Ring:
+class Ring(Handshake):
     """Buffers (stages, rows, columns), and for each a barrier that it is full and one that it is empty."""
 
     buffers: gl.shared_memory_descriptor
@@ -99,19 +130,8 @@ class Ring:
     @gluon.jit
     def fetch(self, at, tensor, place):  # type: ignore[no-untyped-def]  # as above
         """The producer's: asks for the tile of a tensor at `place`, once the buffer is empty."""
-        mbarrier.wait(self.empty.index(at.stage), at.phase)
-        mbarrier.expect(self.full.index(at.stage), tensor.block_type.nbytes)
-        copy_in(tensor, place, self.full.index(at.stage), self.buffers.index(at.stage))
-
-    @gluon.jit
-    def wait(self, at):  # type: ignore[no-untyped-def]  # as above
-        """A consumer's: until the buffer is full."""
-        mbarrier.wait(self.full.index(at.stage), at.phase)
-
-    @gluon.jit
-    def release(self, at):  # type: ignore[no-untyped-def]  # as above
-        """A consumer's: it has read the buffer."""
-        mbarrier.arrive(self.empty.index(at.stage), count=1)
+        full = self.acquire(at, tensor.block_type.nbytes)
+        copy_in(tensor, place, full, self.buffers.index(at.stage))
 
 
 @gluon.jit
@@ -252,7 +272,7 @@ def pair(one, two, rows: gl.constexpr, columns: gl.constexpr):  # type: ignore[n
 
 
 @aggregate
-class PairRing:
+class PairRing(Handshake):
     """A ring of tiles of two tensors, which are loaded, read and released together."""
 
     first: gl.shared_memory_descriptor
@@ -270,20 +290,9 @@ class PairRing:
     @gluon.jit
     def fetch(self, at, one, two, place):  # type: ignore[no-untyped-def]  # as above
         """The producer's: asks for the tiles of both at `place`, once the buffers are empty."""
-        mbarrier.wait(self.empty.index(at.stage), at.phase)
-        mbarrier.expect(self.full.index(at.stage), 2 * one.block_type.nbytes)
-        copy_in(one, place, self.full.index(at.stage), self.first.index(at.stage))
-        copy_in(two, place, self.full.index(at.stage), self.second.index(at.stage))
-
-    @gluon.jit
-    def wait(self, at):  # type: ignore[no-untyped-def]  # as above
-        """A consumer's: until the buffers are full."""
-        mbarrier.wait(self.full.index(at.stage), at.phase)
-
-    @gluon.jit
-    def release(self, at):  # type: ignore[no-untyped-def]  # as above
-        """A consumer's: it has read the buffers."""
-        mbarrier.arrive(self.empty.index(at.stage), count=1)
+        full = self.acquire(at, 2 * one.block_type.nbytes)
+        copy_in(one, place, full, self.first.index(at.stage))
+        copy_in(two, place, full, self.second.index(at.stage))
 
 
 @gluon.jit
@@ -340,6 +349,25 @@ class Exchange:
         self.other_free = other_free
         self.done = done
         self.other_done = other_done
+
+
+@aggregate
+class BackwardPipes:
+    """What a consumer of a backward pass in one kernel reads and exchanges: its block of K and V; Q and dO with
+    their statistics; dS.
+    """
+
+    resident: Pair
+    stream: PairRing
+    statistics: Statistics
+    exchange: Exchange
+
+    @gluon.constexpr_function
+    def __init__(self, resident, stream, statistics, exchange):  # type: ignore[no-untyped-def]  # as above
+        self.resident = resident
+        self.stream = stream
+        self.statistics = statistics
+        self.exchange = exchange
 
 
 @aggregate

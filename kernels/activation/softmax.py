@@ -30,6 +30,7 @@ from .._common import (
 )
 from .._grid_barrier import MOST, arrive_and_wait, phase, slots
 from .._launch import Launch, prepared
+from .._online_softmax import over_lanes, with_terms
 from .._rows import PLAIN, Access, access, boundary, get, get_part, parts_of, put, put_part, same_rows, shift_of
 
 LIMIT = 64 if INTERPRETED else 24576
@@ -152,7 +153,6 @@ def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
     x, shift, end, LANES: tl.constexpr, EACH: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr
 ):
     """Maximum and sum of exp(x - maximum) over columns shift to end."""
-    LOG2E: tl.constexpr = 1.4426950408889634
     at = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
     # Finite, so that the difference of two is never NaN.
     highest = tl.full([LANES], -1.0e38, tl.float32)
@@ -160,12 +160,8 @@ def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
     for first in range(0, end, LANES * EACH):
         col = first + at
         value = get(x, col, shift, end, True, float("-inf"), "evict_last", VECTOR, SHIFTED).to(tl.float32)
-        higher = tl.maximum(highest, tl.max(value, 1))
-        terms = tl.exp2((value - higher[:, None]) * LOG2E)
-        total = total * tl.exp2((highest - higher) * LOG2E) + tl.sum(terms, 1)
-        highest = higher
-    top = tl.max(highest, 0)
-    return top, tl.sum(total * tl.exp2((highest - top) * LOG2E), 0)
+        highest, total = with_terms(value, highest, total)
+    return over_lanes(highest, total)
 
 
 @triton.jit
@@ -249,8 +245,8 @@ def _split(  # type: ignore[no-untyped-def]  # Triton's types are its own
         at = sums + row * pieces + part
         highest = tl.load(at, part < pieces, -1.0e38, cache_modifier=".cg")
         total = tl.load(at + tl.num_programs(0), part < pieces, 0.0, cache_modifier=".cg")
-        top = tl.max(highest, 0)
-        share = 1.0 / tl.sum(total * tl.exp2((highest - top) * LOG2E), 0)
+        top, total = over_lanes(highest, total)
+        share = 1.0 / total
         value = tl.exp2((held.to(tl.float32) - top) * LOG2E) * share
         y = boundary(y, row * D, shift, VECTOR)
         put(y, col, value, shift, end, True, "", VECTOR, SHIFTED)

@@ -13,7 +13,8 @@ that are 8 apart; these four numbers lie together, the threads' one after the ot
 row, and a piece is one box for the copy engine. `_convert_dq` puts things in their place.
 
 The addition is `cp.reduce.async.bulk.tensor`, which Gluon's builder has (`create_async_tma_reduce`) and its Python
-does not: `_reduce` is all that is missing, and AVAILABLE says whether the builder does.
+does not: `_reduce` of `_gradients.py`, where the step stands, is all that is missing, and AVAILABLE
+says whether the builder does.
 
 Under a window a block walks from the first tile of queries that sees any of its keys to the last. Tiles that the
 window's edges or the causal mask cut are masked, the others not.
@@ -44,14 +45,7 @@ import triton.language as tl
 from triton._C.libtriton import gluon_ir, ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from .._common import on, power_of_2
 from .._hopper import (
@@ -68,8 +62,9 @@ from .._hopper import (
     shared_layout,
     visible,
 )
-from .._pipeline import Blocks, Exchange, Statistics, barriers, copy_in, copy_out, cursor, pair, pair_ring
-from ._attention_hopper_backward_deterministic import REGISTERS, heads_per_l2_group, opaque
+from .._pipeline import BackwardPipes, Blocks, Statistics, barriers, copy_in, copy_out, cursor, pair, pair_ring
+from ._attention_hopper_backward_deterministic import REGISTERS, heads_per_l2_group
+from ._gradients import add_last, add_step, exchanges, first_scores, offer_zeros, place_of_ds, probabilities
 
 LINE = 256
 """Numbers in a row of the accumulator as the copy engine sees it: the longest box."""
@@ -137,15 +132,6 @@ SCHEDULES = {
     (128, False): Schedule(64, 3, apart=True),
 }
 """By width and whether causal, as measured on an H200."""
-
-
-@builtin
-def _reduce(descriptor, coord, source, _semantic=None):  # type: ignore[no-untyped-def]
-    """As `tma.async_copy_shared_to_global`, adding to what is there; `tma.store_wait` waits for it."""
-    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
-    _semantic.builder.create_async_tma_reduce(
-        ir.DESCRIPTOR_REDUCE_KIND.ADD, descriptor.handle, coord, source.handle
-    )
 
 
 @gluon.jit
@@ -225,42 +211,11 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @gluon.jit
-def product_dq(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    ds, ks, buffer, hidden, none, c: gl.constexpr, HALF: gl.constexpr
-):
-    """Issues a consumer's part of dQ: 64 queries, or some columns of D, over the keys of both halves."""
-    PART: gl.constexpr = c.part
-    ROW: gl.constexpr = HALF * 64 if c.queries == 128 else 0
-    COLUMN: gl.constexpr = HALF * PART if c.queries == 64 else 0
-    at = 2 * buffer + hidden
-    one = ds.index(at).slice(ROW, 64, 1).permute((1, 0))
-    other = ds.index(at + 1).slice(ROW, 64, 1).permute((1, 0))
-    # dQ = dS·K, over the keys of one half and of the other
-    dq = warpgroup_mma(one, ks.index(hidden).slice(COLUMN, PART, 1), none, use_acc=False, is_async=True)
-    return warpgroup_mma(other, ks.index(hidden + 1).slice(COLUMN, PART, 1), dq, is_async=True)
-
-
-@gluon.jit
-def add_dq(sums, dq, staging, at, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """Has a consumer's part of dQ added to the accumulator's rows from `at` on: four of a thread together."""
-    flat = dq.reshape([4, 2, 8, c.part // 8, 4, 2]).permute((3, 0, 2, 4, 1, 5))
-    staging.store(flat.reshape([64 * c.part // c.line, c.line]))
-    fence_async_shared()
-    _reduce(sums, [at, 0], staging)
-
-
-@gluon.jit
 def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dk_out, dv_out, sums, resident, stream, statistics, exchange, blocks, scale, root, c: gl.constexpr,
+    dk_out, dv_out, sums, pipes, blocks, scale, root, c: gl.constexpr,
     HALF: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV of one half of a block of keys, and half of its part of dQ. Scores are transposed here.
-
-    A consumer is `ready` when its dS is in shared memory, and has left both halves of it `free` when it has
-    multiplied them; it need not wait for itself.
-    """
-    AHEAD: gl.constexpr = c.schedule.ahead
-    APART: gl.constexpr = c.schedule.apart
+    """dK and dV of one half of a block of keys, and half of its part of dQ. Scores are transposed here."""
     dtype: gl.constexpr = dk_out.dtype
     LINES: gl.constexpr = 64 * c.part // c.line
     ROWS: gl.constexpr = c.rows
@@ -269,33 +224,22 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     WIDTH: gl.constexpr = c.width
     score: gl.constexpr = product_layout(QUERIES)
     total: gl.constexpr = product_layout(WIDTH)
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
-    across: gl.constexpr = gl.SliceLayout(0, score)
     head, block = sectioned(gl.program_id(0), blocks.n, blocks.heads, blocks.section)
-    staging = exchange.staged.index(HALF)
     zero = gl.zeros([ROWS, QUERIES], gl.float32, score)
     none = gl.zeros([64, PART], gl.float32, product_layout(PART))
     rows = gl.arange(0, c.rows, gl.SliceLayout(1, score))
-    columns = gl.arange(0, c.queries, across)
+    columns = gl.arange(0, c.queries, gl.SliceLayout(0, score))
     dk = gl.zeros([ROWS, WIDTH], gl.float32, total)
     dv = gl.zeros([ROWS, WIDTH], gl.float32, total)
-    resident.wait(0)
-    resident.wait(1)
+    pipes.resident.wait(0)
+    pipes.resident.wait(1)
     at = cursor(0, c.stages)
-    # The first step adds zeros to the rows that it will add to, so that no step differs.
-    exchange.ds.index(HALF).store(gl.zeros([ROWS, QUERIES], dtype, score))
-    fence_async_shared()
-    mbarrier.arrive(exchange.ready.index(0), count=1)
+    offer_zeros(pipes, c, HALF)
     step = 1
     tiles = (blocks.length + c.queries - 1) // c.queries
     first, count = _span(block, tiles, c.causal, c.rows, c.queries, c.window)
     last = ((head * blocks.groups * c.ratio * blocks.n + first) * 2 + HALF) * LINES
-    if AHEAD:
-        mbarrier.wait((statistics.q_full if APART else stream.full).index(0), 0)
-        # Sᵀ = K·Qᵀ
-        ahead_q = stream.first.index(0).permute((1, 0))
-        s = warpgroup_mma(resident.first.index(HALF), ahead_q, zero, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, deps=[s])
+    s = first_scores(pipes, zero, c, HALF)
     for member in range(0, blocks.groups):
         base = (head * blocks.groups + member) * blocks.n * c.ratio
         for i in range(0, count):
@@ -303,29 +247,8 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             if not c.causal and not c.window:
                 j = gl.where(j >= tiles, j - tiles, j)
             place = ((base + j) * 2 + HALF) * LINES
-            buffer = step % c.buffers
-            parity = step // c.buffers % 2
-            hidden = opaque(step)
-            k = resident.first.index(hidden + HALF)
-            v = resident.second.index(hidden + HALF)
-            q = stream.first.index(at.stage)
-            g = stream.second.index(at.stage)
-            if not AHEAD:
-                if APART:
-                    mbarrier.wait(statistics.q_full.index(at.stage), at.phase)
-                else:
-                    stream.wait(at)
-                # Sᵀ = K·Qᵀ
-                s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
-            if APART:
-                stream.wait(at)
-            # dPᵀ = V·dOᵀ
-            dp = warpgroup_mma(v, g.permute((1, 0)), zero, use_acc=False, is_async=True)
-            if not AHEAD:
-                s = warpgroup_mma_wait(1, deps=[s])
-            level = statistics.lse.index(at.stage).load(across)
-            # P = 2^(S·scale - lse)
-            p = gl.exp2(s * scale - gl.expand_dims(level, 0))
+            to = place_of_ds(step, c)
+            p, dp = probabilities(s, step, at, pipes, zero, scale, c, HALF)
             if c.causal or c.window or c.tail:
                 ahead = j - c.ratio * block
                 cut = j < 0
@@ -341,59 +264,13 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
                     if c.tail:
                         limit = blocks.length - block * 2 * c.rows
                         p = gl.where((queries < limit) & (keys < limit), p, 0.0)
-            weights = gl.convert_layout(p.to(dtype), operand)
-            # dV += Pᵀ·dO
-            dv = warpgroup_mma(weights, g, dv, is_async=True)
-            dp = warpgroup_mma_wait(1, deps=[dp])
-            delta = statistics.delta.index(at.stage).load(across)
-            # dS = P ∘ (dP - delta)
-            ds = (p * (dp - gl.expand_dims(delta, 0))).to(dtype)
-            mbarrier.wait(exchange.other_free.index(buffer), parity ^ 1)
-            exchange.ds.index(2 * buffer + HALF).store(ds)
-            fence_async_shared()
-            mbarrier.arrive(exchange.ready.index(buffer), count=1)
-            ds = gl.convert_layout(ds, operand)
-            hidden = opaque(step)
-            following = at.advanced()
-            behind = (step - 1) % c.buffers
-            mbarrier.wait(exchange.other_ready.index(behind), (step - 1) // c.buffers % 2)
-            dq = product_dq(exchange.ds, resident.first, behind, hidden, none, c, HALF)
-            # dK += dSᵀ·Q
-            dk = warpgroup_mma(ds, q, dk, is_async=True)
-            # What was staged a step ago may still be read.
-            tma.store_wait(pendings=0)
-            dv, weights, dq = warpgroup_mma_wait(1, deps=[dv, weights, dq])
-            add_dq(sums, dq, staging, last, c)
-            mbarrier.arrive(exchange.free.index(behind), count=1)
-            if AHEAD:
-                if APART:
-                    mbarrier.wait(statistics.q_full.index(following.stage), following.phase)
-                else:
-                    stream.wait(following)
-                # Sᵀ = K·Qᵀ, of the next step
-                ahead_q = stream.first.index(following.stage).permute((1, 0))
-                s = warpgroup_mma(resident.first.index(hidden + HALF), ahead_q, zero, use_acc=False, is_async=True)
-            dk, ds = warpgroup_mma_wait(0 + AHEAD, deps=[dk, ds])
-            stream.release(at)
+            s, dk, dv, at, step = add_step(p, dp, s, dk, dv, at, step, to, last, pipes, sums, zero, none, c, HALF)
             last = place
-            step += 1
-            at = following
-            if AHEAD:
-                # Nothing may be in flight at the end of a loop's body: ptxas would serialize all products.
-                s = warpgroup_mma_wait(0, deps=[s])
-    if AHEAD and APART:
-        stream.wait(at)  # nothing may still be on its way when the program ends
-    behind = (step - 1) % c.buffers
-    mbarrier.wait(exchange.other_ready.index(behind), (step - 1) // c.buffers % 2)
-    dq = product_dq(exchange.ds, resident.first, behind, 0, none, c, HALF)
-    tma.store_wait(pendings=0)
-    dq = warpgroup_mma_wait(0, deps=[dq])
-    add_dq(sums, dq, staging, last, c)
-    # The other half may still multiply with this half's K, which the results go over.
-    mbarrier.arrive(exchange.done.index(0), count=1)
-    mbarrier.wait(exchange.other_done.index(0), 0)
-    k = resident.first.index(HALF)
-    v = resident.second.index(HALF)
+    if c.schedule.ahead and c.schedule.apart:
+        pipes.stream.wait(at)  # nothing may still be on its way when the program ends
+    add_last(step, last, pipes, sums, none, c, HALF)
+    k = pipes.resident.first.index(HALF)
+    v = pipes.resident.second.index(HALF)
     k.store((dk * root).to(dtype))
     v.store(dv.to(dtype))
     fence_async_shared()
@@ -401,23 +278,6 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     copy_out(dk_out, [head // blocks.per_batch, head % blocks.per_batch, row, 0], k)
     copy_out(dv_out, [head // blocks.per_batch, head % blocks.per_batch, row, 0], v)
     tma.store_wait(pendings=0)
-
-
-@gluon.jit
-def exchanges(sums, dtype: gl.constexpr, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """What the two consumers exchange, as each of them sees it."""
-    ds = gl.allocate_shared_memory(dtype, [2 * c.buffers, c.rows, c.queries], c.exchanged)
-    staged = gl.allocate_shared_memory(sums.dtype, [2, c.queries * c.width // 2 // c.line, c.line], sums.layout)
-    ready0 = barriers(c.buffers, 1)
-    ready1 = barriers(c.buffers, 1)
-    free0 = barriers(c.buffers, 1)
-    free1 = barriers(c.buffers, 1)
-    done0 = barriers(1, 1)
-    done1 = barriers(1, 1)
-    return (
-        Exchange(ds, staged, ready0, ready1, free0, free1, done0, done1),
-        Exchange(ds, staged, ready1, ready0, free1, free0, done1, done0),
-    )
 
 
 @gluon.jit(do_not_specialize=["n", "heads", "per_batch", "section", "groups", "length"])
@@ -452,12 +312,14 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
         barriers(c.stages, 1) if c.schedule.apart else stream.full,
     )
     one, other = exchanges(sums, k.dtype, c)
+    upper = BackwardPipes(resident, stream, statistics, one)
+    lower = BackwardPipes(resident, stream, statistics, other)
     blocks = Blocks(n, heads, per_batch, section, groups, length)
     gl.warp_specialize(
         [
             (_producer, (q, g, k, v, lse, delta, resident, stream, statistics, blocks, c)),
-            (_consumer, (dk, dv, sums, resident, stream, statistics, one, blocks, scale, root, c, 0)),
-            (_consumer, (dk, dv, sums, resident, stream, statistics, other, blocks, scale, root, c, 1)),
+            (_consumer, (dk, dv, sums, upper, blocks, scale, root, c, 0)),
+            (_consumer, (dk, dv, sums, lower, blocks, scale, root, c, 1)),
         ],
         [4, 4],
         [c.registers, c.registers],

@@ -32,13 +32,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
 from .._common import on, power_of_2
 from .._hopper import LOG2E, ROWS, kernel_key, launch, product_layout, sectioned, tensor_map, visible
 from .._pipeline import Blocks, copy_out, cursor, pair, pair_ring
+from ._gradients import add_to_keys, add_to_queries, opaque, scored
 
 STAGES = {64: 4, 128: 3}
 """Streamed tiles in flight, by width."""
@@ -62,14 +61,6 @@ class Config:
     stages: int
     registers: int = REGISTERS
     rows: int = ROWS
-
-
-@gluon.jit
-def opaque(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """0, which the compiler does not know to be. Added to a buffer's index within a loop it keeps the addresses
-    that follow from it, dozens of them, from being computed before the loop and spilled.
-    """
-    return gl.inline_asm_elementwise("and.b32 $0, $1, 0;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -168,7 +159,6 @@ def _keys_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     WIDTH: gl.constexpr = c.width
     score: gl.constexpr = product_layout(ROWS)
     sums: gl.constexpr = product_layout(WIDTH)
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums, k_width=2)
     head, block = sectioned(gl.program_id(0), blocks.n, blocks.heads, blocks.section)
     k = resident.first.index(HALF)
     v = resident.second.index(HALF)
@@ -190,24 +180,9 @@ def _keys_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its ow
             stream.wait(at)
             q = stream.first.index(at.stage)
             g = stream.second.index(at.stage)
-            # Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ
-            s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
-            dp = warpgroup_mma(v, g.permute((1, 0)), zero, use_acc=False, is_async=True)
-            s = warpgroup_mma_wait(1, deps=[s])
-            # P = 2^(S·scale - lse)
-            p = gl.exp2(s * scale - gl.expand_dims(level, 0))
+            p, dp = scored(k, v, q, g, level, zero, scale, 0)
             p = _masked(p, rows, columns, block, j, blocks, c, True)
-            weights = gl.convert_layout(p.to(dtype), operand)
-            # dV += Pᵀ·dO
-            dv = warpgroup_mma(weights, g, dv, is_async=True)
-            of_row = gl.load(delta + base + j * c.rows + columns)
-            dp = warpgroup_mma_wait(1, deps=[dp])
-            # dS = P ∘ (dP - delta)
-            ds = gl.convert_layout((p * (dp - gl.expand_dims(of_row, 0))).to(dtype), operand)
-            # dK += dSᵀ·Q
-            dk = warpgroup_mma(ds, q, dk, is_async=True)
-            dv, dk, weights, ds = warpgroup_mma_wait(0, deps=[dv, dk, weights, ds])
-            stream.release(at)
+            dk, dv = add_to_keys(p, dp, dk, dv, stream, at, delta, base, j, columns, c)
             at = at.advanced()
     k.store((dk * root).to(dtype))
     v.store(dv.to(dtype))
@@ -275,7 +250,6 @@ def _queries_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its
     WIDTH: gl.constexpr = c.width
     score: gl.constexpr = product_layout(ROWS)
     sums: gl.constexpr = product_layout(WIDTH)
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums, k_width=2)
     head, block = _own_block(blocks, c)
     first, end = _walk(block, _tiles(blocks, c), True, not c.causal, c.rows, c.window)
     q = resident.first.index(HALF)
@@ -294,20 +268,9 @@ def _queries_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its
         stream.wait(at)
         k = stream.first.index(at.stage)
         v = stream.second.index(at.stage)
-        # S = Q·Kᵀ, dP = dO·Vᵀ
-        s = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
-        dp = warpgroup_mma(g, v.permute((1, 0)), zero, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(1, deps=[s])
-        # P = 2^(S·scale - lse)
-        p = gl.exp2(s * scale - gl.expand_dims(level, 1))
+        p, dp = scored(q, g, k, v, level, zero, scale, 1)
         p = _masked(p, rows, columns, block, j, blocks, c, False)
-        dp = warpgroup_mma_wait(0, deps=[dp])
-        # dS = P ∘ (dP - delta)
-        ds = gl.convert_layout((p * (dp - gl.expand_dims(of_row, 1))).to(dtype), operand)
-        # dQ += dS·K
-        dq = warpgroup_mma(ds, k, dq, is_async=True)
-        dq, ds = warpgroup_mma_wait(0, deps=[dq, ds])
-        stream.release(at)
+        dq = add_to_queries(p, dp, dq, of_row, stream, at)
         at = at.advanced()
     q.store((dq * root).to(dtype))
     fence_async_shared()

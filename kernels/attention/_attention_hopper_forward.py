@@ -55,7 +55,7 @@ from typing import Any, NamedTuple
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from .._common import multiprocessors, on, power_of_2
 from .._grid_barrier import counter
@@ -76,6 +76,7 @@ from .._pipeline import (
     Cursors,
     Pipes,
     aggregate,
+    at_buffer,
     barriers,
     copy_in,
     copy_out,
@@ -190,9 +191,8 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         # Keys do not wait for those who still use the queries before.
         pipes.k.fetch(at_k, k, [batch, key_head, key, 0])
         for i in gl.static_range(GROUPS):
-            mbarrier.wait(pipes.q.empty.index(i), q_phase)
-            mbarrier.expect(pipes.q.full.index(i), q.block_type.nbytes)
-            copy_in(q, [batch, head, row + i * c.rows, 0], pipes.q.full.index(i), pipes.q.buffers.index(i))
+            full = pipes.q.acquire(at_buffer(i, q_phase), q.block_type.nbytes)
+            copy_in(q, [batch, head, row + i * c.rows, 0], full, pipes.q.buffers.index(i))
         q_phase ^= 1
         for j in range(0, last + 1 - low):
             at_k = at_k.advanced()
@@ -254,7 +254,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         first = gl.where(outside, low, first)
         for _ in range(first, last):
             at = skip_block(pipes, at, c, GROUP)
-        mbarrier.wait(pipes.q.full.index(GROUP), q_phase)
+        pipes.q.wait(at_buffer(GROUP, q_phase))
         q_phase ^= 1
         s, at = scores(q, pipes, zero, at)
         if c.causal or WINDOW:
@@ -286,7 +286,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 )  # fmt: skip
             begin = until
         # The last product with Q is done: the next tile's can be loaded.
-        mbarrier.arrive(pipes.q.empty.index(GROUP), count=1)
+        pipes.q.release(at_buffer(GROUP, q_phase))
         acc, at = last_values(state, pipes, at)
         if WINDOW:
             for _ in range(low, end):

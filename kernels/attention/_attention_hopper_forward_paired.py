@@ -47,7 +47,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .._common import multiprocessors, on, power_of_2
 from .._hopper import KEYS, LOG2E, LOWEST, ROWS, launch, product_layout, tensor_map, visible
-from .._pipeline import Ring, barriers, copy_in, copy_out, cursor, ring, tile_buffers
+from .._pipeline import Ring, at_buffer, barriers, copy_in, copy_out, cursor, ring, tile_buffers
 
 
 @dataclass(frozen=True)
@@ -193,9 +193,8 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         head = head % heads
         row = block * 2 * c.rows
         for i in gl.static_range(2):
-            mbarrier.wait(queries.empty.index(i), q_phase)
-            mbarrier.expect(queries.full.index(i), q.block_type.nbytes)
-            copy_in(q, [batch, head, row + i * c.rows, 0], queries.full.index(i), queries.buffers.index(i))
+            full = queries.acquire(at_buffer(i, q_phase), q.block_type.nbytes)
+            copy_in(q, [batch, head, row + i * c.rows, 0], full, queries.buffers.index(i))
         q_phase ^= 1
         for j in range(0, count):
             keys.fetch(at, k, [batch, head // groups, (last - j) * c.keys, 0])
@@ -247,7 +246,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             below -= (c.ratio - 1) * c.keys
         elif WINDOW:
             below -= distance * c.keys
-        mbarrier.wait(queries.full.index(HALF), q_phase)
+        queries.wait(at_buffer(HALF, q_phase))
         q_phase ^= 1
         keys.wait(at_k)
         # S = Q·Kᵀ
@@ -305,7 +304,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             begin = end
         if not c.reuse:
             # The last product with Q is done: the next tile's can be loaded.
-            mbarrier.arrive(queries.empty.index(HALF), count=1)
+            queries.release(at_buffer(HALF, q_phase))
         values.wait(at_v)
         # O += P·V
         acc = warpgroup_mma(weights, values.buffers.index(at_v.stage), acc, is_async=True)
@@ -326,7 +325,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         copy_out(out, [head // heads, head % heads, row, 0], o)
         if c.reuse:
             tma.store_wait(pendings=0)
-            mbarrier.arrive(queries.empty.index(HALF), count=1)
+            queries.release(at_buffer(HALF, q_phase))
     tma.store_wait(pendings=0)
 
 

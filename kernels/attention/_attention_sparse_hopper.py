@@ -38,13 +38,24 @@ from dataclasses import dataclass
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from .. import _hopper as common
 from .._common import multiprocessors, on, power_of_2
 from .._grid_barrier import counter
 from .._hopper import KEYS, LOG2E, LOWEST, ROWS, flat_map, launch, product_layout, sectioned
-from .._pipeline import Cursors, Pipes, barriers, copy_in, copy_out, cursor, ring, tile_buffers, tile_queue
+from .._pipeline import (
+    Cursors,
+    Pipes,
+    at_buffer,
+    barriers,
+    copy_in,
+    copy_out,
+    cursor,
+    ring,
+    tile_buffers,
+    tile_queue,
+)
 from ._attention_hopper_forward import take
 from ._softmax import apply_mask, first_block, last_values, scores, step
 
@@ -103,9 +114,8 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         # Keys do not wait for those who still use the queries before.
         pipes.k.fetch(at_k, k, [key, 0])
         for i in gl.static_range(2):
-            mbarrier.wait(pipes.q.empty.index(i), q_phase)
-            mbarrier.expect(pipes.q.full.index(i), q.block_type.nbytes)
-            copy_in(q, [row + i * c.rows, 0], pipes.q.full.index(i), pipes.q.buffers.index(i))
+            full = pipes.q.acquire(at_buffer(i, q_phase), q.block_type.nbytes)
+            copy_in(q, [row + i * c.rows, 0], full, pipes.q.buffers.index(i))
         q_phase ^= 1
         for j in range(0, last + 1):
             # Before this block is waited for, so that the next one's place is known in time.
@@ -151,7 +161,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         below = GROUP * c.rows
         if c.causal:
             below += (block - gl.load(lists + at.to(gl.int64) * n)) * c.keys
-        mbarrier.wait(pipes.q.full.index(GROUP), q_phase)
+        pipes.q.wait(at_buffer(GROUP, q_phase))
         q_phase ^= 1
         s, places = scores(q, pipes, zero, places)
         if c.causal:
@@ -160,7 +170,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         for _ in range(1, count):
             state, places = step(q, pipes, zero, state, places, rows, scale, c, GROUP, 0, False, False)
         # The last product with Q is done: the next tile's can be loaded.
-        mbarrier.arrive(pipes.q.empty.index(GROUP), count=1)
+        pipes.q.release(at_buffer(GROUP, q_phase))
         acc, places = last_values(state, pipes, places)
         row_sum = gl.convert_layout(gl.sum(state.row_sum, 1), score_rows)
         share = gl.where(state.row_max == LOWEST, 0.0, 1.0 / row_sum)

@@ -40,14 +40,25 @@ import math
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from .._common import multiprocessors, on
-from .._hopper import LOG2E, LOWEST, ROWS, TensorMap, launch, product_layout, sectioned, shared_layout
+from .._hopper import (
+    LOG2E,
+    LOWEST,
+    ROWS,
+    TensorMap,
+    launch,
+    product_layout,
+    sectioned,
+    shared_layout,
+    thread_barrier,
+)
 from .._pipeline import (
     Cursors,
     Pipes,
     aggregate,
+    at_buffer,
     barriers,
     copy_in,
     copy_out,
@@ -59,8 +70,6 @@ from .._pipeline import (
 from ._attention_hopper_forward import DIVISIONS, Config
 from ._softmax import apply_mask, first_block, last_values, scores, skip_block, step
 
-thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier
-"""Of the threads of a warp group: its name until Triton 3.6, and since."""
 FIELDS: gl.constexpr = gl.constexpr(8)
 """Numbers of a listed unit, as in `attention_varlen`."""
 SECTION = 24 << 20
@@ -174,9 +183,8 @@ def _producer(q, k, v, pipes, units, c: gl.constexpr):  # type: ignore[no-untype
         # Keys do not wait for those who still use the queries before.
         pipes.k.fetch(at_k, k, [key, key_column])
         for i in gl.static_range(GROUPS):
-            mbarrier.wait(pipes.q.empty.index(i), q_phase)
-            mbarrier.expect(pipes.q.full.index(i), q.block_type.nbytes)
-            copy_in(q, [row + i * c.rows, column], pipes.q.full.index(i), pipes.q.buffers.index(i))
+            full = pipes.q.acquire(at_buffer(i, q_phase), q.block_type.nbytes)
+            copy_in(q, [row + i * c.rows, column], full, pipes.q.buffers.index(i))
         q_phase ^= 1
         for j in range(0, last + 1):
             at_k = at_k.advanced()
@@ -226,7 +234,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         start = first * c.keys
         for _ in range(first, last):
             at = skip_block(pipes, at, c, GROUP)
-        mbarrier.wait(pipes.q.full.index(GROUP), q_phase)
+        pipes.q.wait(at_buffer(GROUP, q_phase))
         q_phase ^= 1
         s, at = scores(q, pipes, zero, at)
         if start + c.keys > keys:
@@ -243,7 +251,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         for _ in range(cut, first):
             state, at = step(q, pipes, zero, state, at, within, scale, c, GROUP, 0, False, False)
         # The last product with Q is done: the next tile's can be loaded.
-        mbarrier.arrive(pipes.q.empty.index(GROUP), count=1)
+        pipes.q.release(at_buffer(GROUP, q_phase))
         acc, at = last_values(state, pipes, at)
         if row + c.rows > 0:
             places = within + row

@@ -26,28 +26,32 @@ No `from __future__ import annotations` here: an aggregate reads the types of it
 """
 
 import math
+from dataclasses import replace
 
 import torch
 import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language.core import base_value
 
 from .._common import on
-from .._hopper import LOG2E, ROWS, TensorMap, launch, plain_layout, product_layout, shared_layout
-from .._pipeline import Statistics, aggregate, copy_in, cursor, pair, pair_ring
+from .._hopper import (
+    LOG2E,
+    ROWS,
+    TensorMap,
+    launch,
+    plain_layout,
+    product_layout,
+    shared_layout,
+    thread_barrier,
+)
+from .._pipeline import BackwardPipes, Statistics, aggregate, copy_in, cursor, pair, pair_ring
 from . import _attention_hopper_backward as dense
-from ._attention_hopper_backward import LINE, Config, Schedule, add_dq, exchanges, product_dq
-from ._attention_hopper_backward_deterministic import heads_per_l2_group, opaque
-from ._attention_varlen_hopper import FIELDS, packed, thread_barrier
+from ._attention_hopper_backward import LINE, Config, Schedule
+from ._attention_hopper_backward_deterministic import heads_per_l2_group
+from ._attention_varlen_hopper import FIELDS, packed
 from ._attention_varlen_hopper_backward_deterministic import (
     Listed,
     fill_tail,
@@ -56,6 +60,7 @@ from ._attention_varlen_hopper_backward_deterministic import (
     token_row,
     write_rows,
 )
+from ._gradients import add_last, add_step, exchanges, first_scores, offer_zeros, place_of_ds, probabilities
 
 AVAILABLE = dense.AVAILABLE
 SCHEDULES = {**dense.SCHEDULES, (64, True): Schedule(64, 4)}
@@ -185,15 +190,10 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit
 def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    dk_out, dv_out, dk_plain, dv_plain, sums, resident, stream, statistics, exchange, listed, scale, root,
+    dk_out, dv_out, dk_plain, dv_plain, sums, pipes, listed, scale, root,
     c: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV of one half of a block of keys, and half of its part of dQ. Scores are transposed here.
-
-    A consumer is `ready` when its dS is in shared memory, and has left both halves of it `free` when it has
-    multiplied them; it need not wait for itself.
-    """
-    AHEAD: gl.constexpr = c.schedule.ahead
+    """dK and dV of one half of a block of keys, and half of its part of dQ. Scores are transposed here."""
     dtype: gl.constexpr = dk_out.dtype
     LINES: gl.constexpr = 64 * c.part // c.line
     ROWS: gl.constexpr = c.rows
@@ -202,34 +202,23 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     WIDTH: gl.constexpr = c.width
     score: gl.constexpr = product_layout(QUERIES)
     total: gl.constexpr = product_layout(WIDTH)
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=total, k_width=2)
-    across: gl.constexpr = gl.SliceLayout(0, score)
     head, block, _, key_start, keys, start, length, sequence = own_block(listed)
     key = block * 2 * c.rows
-    staging = exchange.staged.index(HALF)
     zero = gl.zeros([ROWS, QUERIES], gl.float32, score)
     none = gl.zeros([64, PART], gl.float32, product_layout(PART))
     own = key + HALF * c.rows + gl.arange(0, c.rows, gl.SliceLayout(1, score))
-    columns = gl.arange(0, c.queries, across)
+    columns = gl.arange(0, c.queries, gl.SliceLayout(0, score))
     dk = gl.zeros([ROWS, WIDTH], gl.float32, total)
     dv = gl.zeros([ROWS, WIDTH], gl.float32, total)
-    resident.wait(0)
-    resident.wait(1)
+    pipes.resident.wait(0)
+    pipes.resident.wait(1)
     at = cursor(0, c.stages)
-    # The first step adds zeros to the rows that it will add to, so that no step differs.
-    exchange.ds.index(HALF).store(gl.zeros([ROWS, QUERIES], dtype, score))
-    fence_async_shared()
-    mbarrier.arrive(exchange.ready.index(0), count=1)
+    offer_zeros(pipes, c, HALF)
     step = 1
     first, count, tiles = _span(block, length, keys, c.causal, c.rows, c.queries)
     slot = start // (2 * c.rows) + sequence
     last = (((head * listed.groups * listed.slots + slot) * c.ratio + first) * 2 + HALF) * LINES
-    if AHEAD:
-        mbarrier.wait(stream.full.index(0), 0)
-        # Sᵀ = K·Qᵀ
-        ahead_q = stream.first.index(0).permute((1, 0))
-        s = warpgroup_mma(resident.first.index(HALF), ahead_q, zero, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, deps=[s])
+    s = first_scores(pipes, zero, c, HALF)
     for member in range(0, listed.groups):
         base = ((head * listed.groups + member) * listed.slots + slot) * c.ratio
         for i in range(0, count):
@@ -237,24 +226,8 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             if not c.causal:
                 j = gl.where(j >= tiles, j - tiles, j)
             place = ((base + j) * 2 + HALF) * LINES
-            buffer = step % c.buffers
-            parity = step // c.buffers % 2
-            hidden = opaque(step)
-            k = resident.first.index(hidden + HALF)
-            v = resident.second.index(hidden + HALF)
-            q = stream.first.index(at.stage)
-            g = stream.second.index(at.stage)
-            if not AHEAD:
-                stream.wait(at)
-                # Sᵀ = K·Qᵀ
-                s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
-            # dPᵀ = V·dOᵀ
-            dp = warpgroup_mma(v, g.permute((1, 0)), zero, use_acc=False, is_async=True)
-            if not AHEAD:
-                s = warpgroup_mma_wait(1, deps=[s])
-            level = statistics.lse.index(at.stage).load(across)
-            # P = 2^(S·scale - lse)
-            p = gl.exp2(s * scale - gl.expand_dims(level, 0))
+            to = place_of_ds(step, c)
+            p, dp = probabilities(s, step, at, pipes, zero, scale, c, HALF)
             if c.causal:
                 # Cuts the last block of keys for every query of the sequence, too; others have the probability 0.
                 if j * c.queries < key + 2 * c.rows - 1 - (keys - length):
@@ -263,56 +236,13 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             else:  # a constexpr by itself: Triton leaves the code out
                 if key + (HALF + 1) * c.rows > keys:
                     p = gl.where(gl.expand_dims(own < keys, 1), p, 0.0)
-            weights = gl.convert_layout(p.to(dtype), operand)
-            # dV += Pᵀ·dO
-            dv = warpgroup_mma(weights, g, dv, is_async=True)
-            dp = warpgroup_mma_wait(1, deps=[dp])
-            delta = statistics.delta.index(at.stage).load(across)
-            # dS = P ∘ (dP - delta)
-            ds = (p * (dp - gl.expand_dims(delta, 0))).to(dtype)
-            mbarrier.wait(exchange.other_free.index(buffer), parity ^ 1)
-            exchange.ds.index(2 * buffer + HALF).store(ds)
-            fence_async_shared()
-            mbarrier.arrive(exchange.ready.index(buffer), count=1)
-            ds = gl.convert_layout(ds, operand)
-            hidden = opaque(step)
-            following = at.advanced()
-            behind = (step - 1) % c.buffers
-            mbarrier.wait(exchange.other_ready.index(behind), (step - 1) // c.buffers % 2)
-            dq = product_dq(exchange.ds, resident.first, behind, hidden, none, c, HALF)
-            # dK += dSᵀ·Q
-            dk = warpgroup_mma(ds, q, dk, is_async=True)
-            # What was staged a step ago may still be read.
-            tma.store_wait(pendings=0)
-            dv, weights, dq = warpgroup_mma_wait(1, deps=[dv, weights, dq])
-            add_dq(sums, dq, staging, last, c)
-            mbarrier.arrive(exchange.free.index(behind), count=1)
-            if AHEAD:
-                stream.wait(following)
-                # Sᵀ = K·Qᵀ, of the next step
-                ahead_q = stream.first.index(following.stage).permute((1, 0))
-                s = warpgroup_mma(resident.first.index(hidden + HALF), ahead_q, zero, use_acc=False, is_async=True)
-            dk, ds = warpgroup_mma_wait(0 + AHEAD, deps=[dk, ds])
-            stream.release(at)
+            s, dk, dv, at, step = add_step(p, dp, s, dk, dv, at, step, to, last, pipes, sums, zero, none, c, HALF)
             last = place
-            step += 1
-            at = following
-            if AHEAD:
-                # Nothing may be in flight at the end of a loop's body: ptxas would serialize all products.
-                s = warpgroup_mma_wait(0, deps=[s])
-    behind = (step - 1) % c.buffers
-    mbarrier.wait(exchange.other_ready.index(behind), (step - 1) // c.buffers % 2)
-    dq = product_dq(exchange.ds, resident.first, behind, 0, none, c, HALF)
-    tma.store_wait(pendings=0)
-    dq = warpgroup_mma_wait(0, deps=[dq])
     # Without queries these are zeros, to an empty sequence's own slot or by a program without a block.
-    add_dq(sums, dq, staging, last, c)
-    # The other half may still multiply with this half's K, which the results go over.
-    mbarrier.arrive(exchange.done.index(0), count=1)
-    mbarrier.wait(exchange.other_done.index(0), 0)
+    add_last(step, last, pipes, sums, none, c, HALF)
     row = key + HALF * c.rows
-    k = resident.first.index(HALF)
-    v = resident.second.index(HALF)
+    k = pipes.resident.first.index(HALF)
+    v = pipes.resident.second.index(HALF)
     write_rows(
         dk_out, dk_plain, (dk * root).to(dtype), k, key_start, row, keys, head, listed.heads, c.rows, c.width
     )
@@ -338,6 +268,8 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
         stream.full,
     )
     one, other = exchanges(sums, k.dtype, c)
+    upper = BackwardPipes(resident, stream, statistics, one)
+    lower = BackwardPipes(resident, stream, statistics, other)
     landed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(landed, count=1)
     listed = Listed(table, rows, heads, section, groups, slots)
@@ -350,14 +282,14 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
             (
                 _consumer,
                 (
-                    dk, dv, dk_plain, dv_plain, sums, resident, stream, statistics, one, listed, scale, root,
+                    dk, dv, dk_plain, dv_plain, sums, upper, listed, scale, root,
                     c, 0,
                 ),
             ),
             (
                 _consumer,
                 (
-                    dk, dv, dk_plain, dv_plain, sums, resident, stream, statistics, other, listed, scale, root,
+                    dk, dv, dk_plain, dv_plain, sums, lower, listed, scale, root,
                     c, 1,
                 ),
             ),
@@ -429,6 +361,7 @@ def backward(
     heads = k.shape[1]
     # There is a slot for each whole block of all tokens, and one for each sequence.
     s = schedule or scheduled(D, causal, len(q), slots - len(q) // (2 * ROWS), longest)
+    s = replace(s, apart=False)  # Q has no barrier of its own here
     c = Config(D, causal, 0, False, s, shared_layout(ROWS, s.rows, q.dtype))
     tq, tg = (packed(x, s.rows) for x in (q, grad))
     tk, tv, tdk, tdv = (packed(x, ROWS) for x in (k, v, dk, dv))

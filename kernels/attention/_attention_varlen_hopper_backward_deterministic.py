@@ -30,8 +30,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
 from .._common import on
@@ -39,6 +37,7 @@ from .._hopper import LOG2E, ROWS, launch, product_layout, sectioned
 from .._pipeline import aggregate, copy_out, cursor, pair, pair_ring
 from ._attention_hopper_backward_deterministic import STAGES, Config, heads_per_l2_group
 from ._attention_varlen_hopper import FIELDS, clear_tail, packed
+from ._gradients import add_to_keys, add_to_queries, scored
 
 BLOCK = 2 * ROWS
 """Rows of a resident block."""
@@ -170,7 +169,6 @@ def _keys_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     WIDTH: gl.constexpr = c.width
     score: gl.constexpr = product_layout(ROWS)
     sums: gl.constexpr = product_layout(WIDTH)
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums, k_width=2)
     head, block, _, key_start, keys, start, length, sequence = own_block(listed)
     key = block * 2 * c.rows
     offset = keys - length
@@ -199,26 +197,11 @@ def _keys_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its ow
                 fill_tail(q, length - j * c.rows, row, c.rows, c.width, 32)
                 # With a fence and a barrier, for both.
                 clear_tail(g, length - j * c.rows, c.rows, c.width)
-            # Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ
-            s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
-            dp = warpgroup_mma(v, g.permute((1, 0)), zero, use_acc=False, is_async=True)
-            s = warpgroup_mma_wait(1, deps=[s])
-            # P = 2^(S·scale - lse)
-            p = gl.exp2(s * scale - gl.expand_dims(level, 0))
+            p, dp = scored(k, v, q, g, level, zero, scale, 0)
             if c.causal:  # noqa: SIM102  # a constexpr by itself: Triton leaves the code out
                 if j * c.rows < key + 2 * c.rows - 1 - offset:
                     p = gl.where(gl.expand_dims(j * c.rows + columns, 0) >= gl.expand_dims(seer, 1), p, 0.0)
-            weights = gl.convert_layout(p.to(dtype), operand)
-            # dV += Pᵀ·dO
-            dv = warpgroup_mma(weights, g, dv, is_async=True)
-            of_row = gl.load(delta + place + j * c.rows + columns)
-            dp = warpgroup_mma_wait(1, deps=[dp])
-            # dS = P ∘ (dP - delta)
-            ds = gl.convert_layout((p * (dp - gl.expand_dims(of_row, 0))).to(dtype), operand)
-            # dK += dSᵀ·Q
-            dk = warpgroup_mma(ds, q, dk, is_async=True)
-            dv, dk, weights, ds = warpgroup_mma_wait(0, deps=[dv, dk, weights, ds])
-            stream.release(at)
+            dk, dv = add_to_keys(p, dp, dk, dv, stream, at, delta, place, j, columns, c)
             at = at.advanced()
     row = key + HALF * c.rows
     write_rows(
@@ -300,7 +283,6 @@ def _queries_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its
     WIDTH: gl.constexpr = c.width
     score: gl.constexpr = product_layout(ROWS)
     sums: gl.constexpr = product_layout(WIDTH)
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums, k_width=2)
     head, block, blocks, start, length, _, keys, sequence = own_block(listed)
     block, count = _seen(block, blocks, length, keys, c.causal, c.rows)
     q = resident.first.index(HALF)
@@ -325,12 +307,7 @@ def _queries_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its
         if (j + 1) * c.rows > keys:
             clear_tail(k, keys - j * c.rows, c.rows, c.width)
             clear_tail(v, keys - j * c.rows, c.rows, c.width)
-        # S = Q·Kᵀ, dP = dO·Vᵀ
-        s = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
-        dp = warpgroup_mma(g, v.permute((1, 0)), zero, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(1, deps=[s])
-        # P = 2^(S·scale - lse)
-        p = gl.exp2(s * scale - gl.expand_dims(level, 1))
+        p, dp = scored(q, g, k, v, level, zero, scale, 1)
         if (j + 1) * c.rows > clear:
             # Of keys beyond the sequence too: 2^(0 - lse) can overflow, and inf · 0 is NaN.
             if c.causal:
@@ -338,13 +315,7 @@ def _queries_consumer(  # type: ignore[no-untyped-def]  # Triton's types are its
             else:
                 seen = gl.expand_dims(columns + j * c.rows, 0) < keys
             p = gl.where(seen, p, 0.0)
-        dp = warpgroup_mma_wait(0, deps=[dp])
-        # dS = P ∘ (dP - delta)
-        ds = gl.convert_layout((p * (dp - gl.expand_dims(of_row, 1))).to(dtype), operand)
-        # dQ += dS·K
-        dq = warpgroup_mma(ds, k, dq, is_async=True)
-        dq, ds = warpgroup_mma_wait(0, deps=[dq, ds])
-        stream.release(at)
+        dq = add_to_queries(p, dp, dq, of_row, stream, at)
         at = at.advanced()
     write_rows(dq_out, dq_plain, (dq * root).to(dtype), q, start, row, length, head, listed.heads, c.rows, c.width)
 

@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 from triton.language.core import _aggregate as aggregate
 
-from .._hopper import LOWEST
+from .._hopper import LOWEST, unpack
 from .._pipeline import Cursors
 
 RESCALE_THRESHOLD = gl.constexpr(8.0)
@@ -80,19 +80,6 @@ def pack(p, dtype: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's ty
     KEYS: gl.constexpr = p.shape[1]
     a, b = gl.split(p.reshape([ROWS, KEYS // 2, 2]))
     return gl.inline_asm_elementwise(_rounding(dtype), "=r,f,f", [a, b], dtype=gl.int32, is_pure=True, pack=1)
-
-
-@gluon.jit
-def unpack(packed, dtype: gl.constexpr, OPERAND: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """What `pack` packed as the operand of a product: the registers are the same."""
-    ROWS: gl.constexpr = packed.shape[0]
-    KEYS: gl.constexpr = 2 * packed.shape[1]
-    twos = gl.zeros([ROWS, KEYS], gl.int16, OPERAND).reshape([ROWS, KEYS // 2, 2])
-    HALVES: gl.constexpr = twos.type.layout
-    one = gl.expand_dims(gl.convert_layout(packed, gl.SliceLayout(2, HALVES), assert_trivial=True), 2)
-    two = one + gl.zeros([ROWS, KEYS // 2, 2], gl.int32, HALVES)
-    half = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [two], dtype=gl.int16, is_pure=True, pack=2)
-    return gl.convert_layout(half.to(dtype, bitcast=True).reshape([ROWS, KEYS]), OPERAND, assert_trivial=True)
 
 
 @gluon.constexpr_function

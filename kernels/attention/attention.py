@@ -32,6 +32,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .._common import capability, check, choice, on, operator, power_of_2, roomy
 from .._launch import Launch, prepared
+from .._online_softmax import weighted
 
 if TYPE_CHECKING:
     from ._attention_hopper_forward_paired import Schedule
@@ -354,17 +355,11 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
         if MASKED:
             columns = start + tl.arange(0, c.keys)
             scores = tl.where(_seen(rows[:, None], columns[None, :], S, c.causal, c.window), scores, float("-inf"))
-        raised = tl.maximum(row_max, tl.max(scores, 1) * scale)
-        # P = 2^(S·scale - m)
-        weights = tl.exp2(scores * scale - raised[:, None])
-        correction = tl.exp2(row_max - raised)
-        # l = l·2^(m_old - m) + rowsum(P)
-        row_sum = row_sum * correction + tl.sum(weights, 1)
+        weights, correction, row_max, row_sum = weighted(scores, row_max, row_sum, scale)
         total = total * correction[:, None]
         values = _load(v, batch, head, start, v_strides, S, c.Dv, c.keys, c.width_v, c.tma, MASKED)
         # O += P·V
         total = tl.dot(weights.to(values.dtype), values, total, input_precision=c.precision)
-        row_max = raised
     return total, row_max, row_sum
 
 

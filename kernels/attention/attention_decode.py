@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from .._common import capability, cdiv, check, multiprocessors, on, operator, power_of_2, roomy
+from .._online_softmax import weighted_if_seen
 
 LOG2E = 1.4426950408889634
 RESIDENT = 4
@@ -146,19 +147,11 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
         # S = Q·Kᵀ
         scores = tl.dot(queries, tl.trans(keys), input_precision=c.precision) * scale
         scores = tl.where(seen[None, :] & (column[None, :] <= last[:, None]), scores, float("-inf"))
-        raised = tl.maximum(row_max, tl.max(scores, 1))
-        # A token that has seen nothing yet: -inf - -inf would be NaN.
-        level = tl.where(raised == float("-inf"), 0.0, raised)
-        # P = 2^(S·scale - m)
-        weights = tl.exp2(scores - level[:, None])
-        correction = tl.exp2(row_max - level)
-        # l = l·2^(m_old - m) + rowsum(P)
-        row_sum = row_sum * correction + tl.sum(weights, 1)
+        weights, correction, row_max, row_sum = weighted_if_seen(scores, row_max, row_sum)
         total = total * correction[:, None]
         values = tl.load(v + value_at[:, None] + width[None, :], loaded, 0.0)
         # O += P·V
         total = tl.dot(weights.to(values.dtype), values, total, input_precision=c.precision)
-        row_max = raised
     at = (batch * c.queries + token) * (heads * c.groups) + query_head
     empty = row_sum == 0.0
     row_sum = tl.where(empty, 1.0, row_sum)

@@ -26,6 +26,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .._common import FLOATING, capability, cdiv, check, choice, needs_e4m3, on, operator, power_of_2
+from .._online_softmax import weighted
 from .attention import LOG2E, Tiles, _load, _place, _plain, _shared, _store
 
 E4M3 = torch.float8_e4m3fn
@@ -252,12 +253,7 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
             else:
                 scores = tl.where((columns < S)[None, :], scores, float("-inf"))
         # Every row sees key 0, in the first block: the maximum is never -inf.
-        raised = tl.maximum(row_max, tl.max(scores, 1) * scale)
-        # P = 2^(S·scale - m + OFFSET)
-        weights = tl.exp2(scores * scale - (raised - OFFSET)[:, None])
-        correction = tl.exp2(row_max - raised)
-        # l = l·2^(m_old - m) + rowsum(P)
-        row_sum = row_sum * correction + tl.sum(weights, 1)
+        weights, correction, row_max, row_sum = weighted(scores, row_max, row_sum, scale, OFFSET)
         if c.tma:
             values = v.load([batch, head, 0, start]).reshape([WIDTH, KEYS])
         else:
@@ -269,7 +265,6 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
         # O = O·2^(m_old - m) + P·V, of which Vᵀ lies in memory
         fresh = tl.dot(weights.to(values.dtype), tl.trans(values))
         total = total * correction[:, None] + fresh
-        row_max = raised
     return total, row_max, row_sum
 
 

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from .._common import capability, cdiv, check, multiprocessors, on, operator, power_of_2, roomy
+from .._online_softmax import weighted_if_seen
 from .attention_decode import LOG2E, LONGEST_PARTS, _join
 
 MOST = (512, 128)
@@ -132,19 +133,11 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
         scores = tl.dot(queries, tl.trans(vectors), input_precision=c.precision)
         scores = tl.dot(rotary, tl.trans(positions), scores, input_precision=c.precision) * scale
         scores = tl.where(seen[None, :] & (place[None, :] <= last[:, None]), scores, float("-inf"))
-        raised = tl.maximum(row_max, tl.max(scores, 1))
-        # A token that has seen nothing yet: -inf - -inf would be NaN.
-        level = tl.where(raised == float("-inf"), 0.0, raised)
-        # P = 2^(S - m)
-        weights = tl.exp2(scores - level[:, None])
-        correction = tl.exp2(row_max - level)
-        # l = l·2^(m_old - m) + rowsum(P)
-        row_sum = row_sum * correction + tl.sum(weights, 1)
+        weights, correction, row_max, row_sum = weighted_if_seen(scores, row_max, row_sum)
         # O = O·2^(m_old - m) + P·C
         total = tl.dot(
             weights.to(vectors.dtype), vectors, total * correction[:, None], input_precision=c.precision
         )
-        row_max = raised
     empty = row_sum == 0.0
     row_sum = tl.where(empty, 1.0, row_sum)
     total = total / row_sum[:, None]

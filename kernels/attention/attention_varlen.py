@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 
 from .._common import capability, cdiv, check, choice, on, operator, power_of_2, roomy
+from .._online_softmax import weighted
 from .attention import LOG2E, LOWEST, Tiles, _plain, _precision, _width, modest
 
 HOPPER = ("forward", "backward")
@@ -227,17 +228,11 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 scores = tl.where(last[:, None] >= columns[None, :], scores, float("-inf"))
             else:
                 scores = tl.where((columns < length)[None, :], scores, float("-inf"))
-        raised = tl.maximum(row_max, tl.max(scores, 1) * scale)
-        # P = 2^(S·scale - m)
-        weights = tl.exp2(scores * scale - raised[:, None])
-        correction = tl.exp2(row_max - raised)
-        # l = l·2^(m_old - m) + rowsum(P)
-        row_sum = row_sum * correction + tl.sum(weights, 1)
+        weights, correction, row_max, row_sum = weighted(scores, row_max, row_sum, scale)
         total = total * correction[:, None]
         values = _load(v, start, stride_vt, length, c.D, c.keys, c.width, MASKED)
         # O += P·V
         total = tl.dot(weights.to(values.dtype), values, total, input_precision=c.precision)
-        row_max = raised
     return total, row_max, row_sum
 
 

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from .._common import INTERPRETED, cdiv, multiprocessors, operator, power_of_2
 from .._launch import Launch, prepared
+from .._online_softmax import over_lanes, with_terms
 from .._rows import (
     PLAIN,
     Access,
@@ -71,7 +72,6 @@ def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
     KEEP asks the cache to hold the row, which is read again.
     """
-    LOG2E: tl.constexpr = 1.4426950408889634
     at = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
     end = shift + V
     # Finite, so that the difference of two is never NaN.
@@ -84,14 +84,9 @@ def _statistics(  # type: ignore[no-untyped-def]  # Triton's types are its own
         x = get(logits, col, shift, end, True, float("-inf"), hint, VECTOR, SHIFTED).to(tl.float32)
         if SMOOTH:
             plain += tl.sum(tl.where(within(col, shift, end, SHIFTED), x, 0.0), 1)
-        # m' = max(m, max x), Σ' = Σ · exp(m - m') + Σ exp(x - m')
-        higher = tl.maximum(highest, tl.max(x, 1))
-        terms = tl.exp2((x - higher[:, None]) * LOG2E)
-        total = total * tl.exp2((highest - higher) * LOG2E) + tl.sum(terms, 1)
-        highest = higher
-    top = tl.max(highest, 0)
-    rest = tl.log(tl.sum(total * tl.exp2((highest - top) * LOG2E), 0))
-    return top, rest, tl.sum(plain, 0) / V
+        highest, total = with_terms(x, highest, total)
+    top, total = over_lanes(highest, total)
+    return top, tl.log(total), tl.sum(plain, 0) / V
 
 
 @triton.jit

@@ -42,11 +42,9 @@ from triton.language.core import _aggregate as aggregate
 
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
-from .._hopper import TensorMap, launch
-from .._pipeline import copy_in, copy_out
+from .._hopper import TensorMap, launch, thread_barrier
+from .._pipeline import Handshake, copy_in, copy_out, cursor
 
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-"""Among the threads of a warp group: its name from Triton 3.7 on, and before."""
 CHUNK = 64
 """Columns that are written at a time: 128 bytes, which one swizzled row of shared memory holds."""
 WIDE = gl.constexpr(CHUNK)
@@ -88,27 +86,7 @@ class Schedule:
 
 
 @aggregate
-class Cursor:
-    """A place in the ring: a stage, and the phase of its barriers that is waited for."""
-
-    stage: gl.tensor
-    phase: gl.tensor
-
-    @gluon.constexpr_function
-    def __init__(self, stage, phase):  # type: ignore[no-untyped-def]  # Triton's types are its own
-        self.stage = stage
-        self.phase = phase
-
-    @gluon.jit
-    def next(self, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-        """The next stage; the other phase each time round."""
-        stage = self.stage + 1
-        around = stage == STAGES
-        return Cursor(gl.where(around, 0, stage), gl.where(around, self.phase ^ 1, self.phase))
-
-
-@aggregate
-class Ring:
+class Ring(Handshake):
     """Stages of tiles of A (groups a stage) and of B (one, or a gate's two), and their barriers."""
 
     a: gl.shared_memory_descriptor
@@ -257,40 +235,38 @@ def load(a, b, ring, work, pieces_apart, c: gl.constexpr):  # type: ignore[no-un
     """
     PIECES: gl.constexpr = 2 if c.gated else 1
     GROUPS: gl.constexpr = c.groups
-    cursor = Cursor(gl.to_tensor(0), gl.to_tensor(1))
-    at = gl.program_id(0) * 0
-    while at < work.positions(c.shared):
-        tile, begin, end = work.unit(at, c.shared)
+    at = cursor(1, c.stages)
+    position = gl.program_id(0) * 0
+    while position < work.positions(c.shared):
+        tile, begin, end = work.unit(position, c.shared)
         row_tile, column_tile = work.place(tile)
         row = row_tile * (c.groups * c.rows)
         column = column_tile * c.columns
         for k in range(begin, end):
             depth = k * c.step
-            mbarrier.wait(ring.empty.index(cursor.stage), cursor.phase)
-            full = ring.full.index(cursor.stage)
-            mbarrier.expect(full, c.groups * a.block_type.nbytes + PIECES * b.block_type.nbytes)
+            full = ring.acquire(at, c.groups * a.block_type.nbytes + PIECES * b.block_type.nbytes)
             for i in gl.static_range(GROUPS):
-                target = ring.a.index(cursor.stage * c.groups + i)
+                target = ring.a.index(at.stage * c.groups + i)
                 if c.a_turned:
                     copy_in(a, [depth, row + i * c.rows], full, target)
                 else:
                     copy_in(a, [row + i * c.rows, depth // c.packed], full, target)
             for i in gl.static_range(PIECES):
-                target = ring.b.index(cursor.stage * PIECES + i)
+                target = ring.b.index(at.stage * PIECES + i)
                 if c.b_turned:
                     copy_in(b, [depth, column + i * pieces_apart], full, target)
                 else:
                     copy_in(b, [column + i * pieces_apart, depth], full, target)
-            cursor = cursor.next(c.stages)
-        at += end - begin
+            at = at.advanced()
+        position += end - begin
 
 
 @gluon.jit
-def _operands(ring, cursor, c: gl.constexpr, GROUP: gl.constexpr, PIECE: gl.constexpr):  # type: ignore[no-untyped-def]
+def _operands(ring, at, c: gl.constexpr, GROUP: gl.constexpr, PIECE: gl.constexpr):  # type: ignore[no-untyped-def]
     """(this consumer's rows of A, Bᵀ) of a stage."""
     PIECES: gl.constexpr = 2 if c.gated else 1
-    a = ring.a.index(cursor.stage * c.groups + GROUP)
-    b = ring.b.index(cursor.stage * PIECES + PIECE)
+    a = ring.a.index(at.stage * c.groups + GROUP)
+    b = ring.b.index(at.stage * PIECES + PIECE)
     if c.a_turned:
         a = a.permute((1, 0))
     if not c.b_turned:
@@ -299,7 +275,7 @@ def _operands(ring, cursor, c: gl.constexpr, GROUP: gl.constexpr, PIECE: gl.cons
 
 
 @gluon.jit
-def _product(ring, cursor, count, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+def _product(ring, at, count, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """(sums over `count` steps, the gate's other factor or the same, the next place). While one step's product
     runs the one before is waited for and its stage released.
     """
@@ -311,30 +287,30 @@ def _product(ring, cursor, count, c: gl.constexpr, GROUP: gl.constexpr):  # type
     # Triton, and every step would release the first stage.
     before = gl.to_tensor(0)
     for k in range(0, count):
-        mbarrier.wait(ring.full.index(cursor.stage), cursor.phase)
-        a, b = _operands(ring, cursor, c, GROUP, 0)
+        ring.wait(at)
+        a, b = _operands(ring, at, c, GROUP, 0)
         acc = warpgroup_mma(a, b, acc, is_async=True)  # acc += A @ B.T
         if c.gated:
-            a, b = _operands(ring, cursor, c, GROUP, 1)
+            a, b = _operands(ring, at, c, GROUP, 1)
             other = warpgroup_mma(a, b, other, is_async=True)  # other += A @ B₂.T
             acc, other = warpgroup_mma_wait(2, deps=[acc, other])
         else:
             acc = warpgroup_mma_wait(1, deps=[acc])
         mbarrier.arrive(ring.empty.index(before), count=1, pred=k > 0)
-        before = cursor.stage
-        cursor = cursor.next(c.stages)
+        before = at.stage
+        at = at.advanced()
     if c.gated:
         acc, other = warpgroup_mma_wait(0, deps=[acc, other])
     else:
         acc = warpgroup_mma_wait(0, deps=[acc])
         other = acc
     mbarrier.arrive(ring.empty.index(before), count=1)
-    return acc, other, cursor
+    return acc, other, at
 
 
 @gluon.jit
 def _scaled_product(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    ring, cursor, begin, end, row, column, scales, M, N, c: gl.constexpr, GROUP: gl.constexpr
+    ring, at, begin, end, row, column, scales, M, N, c: gl.constexpr, GROUP: gl.constexpr
 ):
     """(sums of the upper 64 rows, of the lower or the same, the next place) where each step has scales of its own:
     acc += (A @ B.T) · a_scale · b_scale. Scales are loaded one step ahead.
@@ -379,24 +355,24 @@ def _scaled_product(  # type: ignore[no-untyped-def]  # Triton's types are its o
             each_next = gl.load(b_at + each_at, (b_rows < N) & later, 0.0)
         else:
             b_next = gl.load(b_at, later, 0.0)
-        mbarrier.wait(ring.full.index(cursor.stage), cursor.phase)
-        a, b = _operands(ring, cursor, c, GROUP, 0)
+        ring.wait(at)
+        a, b = _operands(ring, at, c, GROUP, 0)
         part = warpgroup_mma(a.slice(0, 64, 0), b, zero, use_acc=False, is_async=True)  # A @ B.T
         part = warpgroup_mma_wait(0, deps=[part])
         if c.rows == 64:
-            mbarrier.arrive(ring.empty.index(cursor.stage), count=1)
+            ring.release(at)
         if c.scales == GROUPED:
             part = part * gl.expand_dims(each, 0)
         acc = acc + part * gl.expand_dims(upper_scale, 1)
         if c.rows == 128:
             part = warpgroup_mma(a.slice(64, 64, 0), b, zero, use_acc=False, is_async=True)  # A @ B.T
             part = warpgroup_mma_wait(0, deps=[part])
-            mbarrier.arrive(ring.empty.index(cursor.stage), count=1)
+            ring.release(at)
             if c.scales == GROUPED:
                 part = part * gl.expand_dims(each, 0)
             lower = lower + part * gl.expand_dims(lower_scale, 1)
-        cursor = cursor.next(c.stages)
-    return acc, lower, cursor
+        at = at.advanced()
+    return acc, lower, at
 
 
 @gluon.jit
@@ -427,7 +403,7 @@ def add_up(acc, other, tile, output, work, c: gl.constexpr, GROUP: gl.constexpr)
     gl.store(_partial(output, slot, 0, c, GROUP), gl.convert_layout(acc, layout))
     if DOUBLE:
         gl.store(_partial(output, slot, 1, c, GROUP), gl.convert_layout(other, layout))
-    barrier()
+    thread_barrier()
     count = output.counter + 2 * (nth * c.groups + GROUP)
     done = gl.atomic_add(count, 1, sem="acq_rel") == last - first
     if done:
@@ -497,19 +473,19 @@ def _write(acc, other, row, column, output, scales, c: gl.constexpr, GROUP: gl.c
 @gluon.jit
 def _compute(ring, work, scales, output, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
     """A consumer: its rows of every tile."""
-    cursor = Cursor(gl.to_tensor(0), gl.to_tensor(0))
-    at = gl.program_id(0) * 0
-    while at < work.positions(c.shared):
-        tile, begin, end = work.unit(at, c.shared)
+    at = cursor(0, c.stages)
+    position = gl.program_id(0) * 0
+    while position < work.positions(c.shared):
+        tile, begin, end = work.unit(position, c.shared)
         row_tile, column_tile = work.place(tile)
         row = (row_tile * c.groups + GROUP) * c.rows
         column = column_tile * c.columns
         if c.promoted:
-            acc, other, cursor = _scaled_product(
-                ring, cursor, begin, end, row, column, scales, output.M, output.N, c, GROUP
+            acc, other, at = _scaled_product(
+                ring, at, begin, end, row, column, scales, output.M, output.N, c, GROUP
             )
         else:
-            acc, other, cursor = _product(ring, cursor, end - begin, c, GROUP)
+            acc, other, at = _product(ring, at, end - begin, c, GROUP)
         if c.shared:
             done = begin == begin
             if end - begin < work.steps:
@@ -522,7 +498,7 @@ def _compute(ring, work, scales, output, c: gl.constexpr, GROUP: gl.constexpr): 
             _write(acc, other, row, column, output, scales, c, GROUP)
             if c.rows == 128:
                 _write(other, other, row + 64, column, output, scales, c, GROUP)
-        at += end - begin
+        position += end - begin
     tma.store_wait(pendings=0)
 
 

@@ -44,8 +44,9 @@ from triton.language.core import _aggregate as aggregate
 
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
-from .._hopper import TensorMap, launch
-from ._matmul_hopper import Cursor, Ring, Schedule, Work, add_up, load, product_layout
+from .._hopper import TensorMap, launch, unpack
+from .._pipeline import cursor
+from ._matmul_hopper import Ring, Schedule, Work, add_up, load, product_layout
 
 BLOCK = 128
 """Steps of K whose weights a thread holds at a time."""
@@ -113,17 +114,6 @@ def _nibbles():  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @gluon.jit
-def unpack(packed, dtype: gl.constexpr, OPERAND: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """Words (64, 64) of two numbers as the operand (64, 128) of a product: the registers are the same."""
-    twos = gl.zeros([64, DEPTH], gl.int16, OPERAND).reshape([64, DEPTH // 2, 2])
-    HALVES: gl.constexpr = twos.type.layout
-    one = gl.expand_dims(gl.convert_layout(packed, gl.SliceLayout(2, HALVES), assert_trivial=True), 2)
-    two = one + gl.zeros([64, DEPTH // 2, 2], gl.int32, HALVES)
-    half = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [two], dtype=gl.int16, is_pure=True, pack=2)
-    return gl.convert_layout(half.to(dtype, bitcast=True).reshape([64, DEPTH]), OPERAND, assert_trivial=True)
-
-
-@gluon.jit
 def widened(words, scale, OPERAND: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Words (64, 16) of eight codes and scales (64, 4) as bytes: the operand (64, 128) in bf16."""
     words = words.reshape([64, 4, 4])  # row, t, w
@@ -156,20 +146,20 @@ def _compute(ring, work, result, c: gl.constexpr, GROUP: gl.constexpr):  # type:
     SHAPE: gl.constexpr = [64, c.columns]
     BLOCKS: gl.constexpr = c.step // DEPTH
     COLUMNS: gl.constexpr = c.columns
-    cursor = Cursor(gl.to_tensor(0), gl.to_tensor(0))
-    at = gl.program_id(0) * 0
+    at = cursor(0, c.stages)
+    position = gl.program_id(0) * 0
     WORDS: gl.constexpr = gl.zeros([64, 16], gl.int32, words_layout()).reshape([64, 4, 4]).type.layout
-    while at < work.positions(c.shared):
-        tile, begin, end = work.unit(at, c.shared)
+    while position < work.positions(c.shared):
+        tile, begin, end = work.unit(position, c.shared)
         row_tile, column_tile = work.place(tile)
         row = (row_tile * c.groups + GROUP) * 64
         column = column_tile * COLUMNS
         acc = gl.zeros(SHAPE, gl.float32, layout)
         following = _scale(result, row, begin * (4 * BLOCKS), True, WORDS)
         for k in range(begin, end):
-            mbarrier.wait(ring.full.index(cursor.stage), cursor.phase)
-            words = ring.a.index(cursor.stage * c.groups + GROUP)
-            x = ring.b.index(cursor.stage).permute((1, 0))
+            ring.wait(at)
+            words = ring.a.index(at.stage * c.groups + GROUP)
+            x = ring.b.index(at.stage).permute((1, 0))
             for j in gl.static_range(BLOCKS):
                 scale = following
                 group = (k * BLOCKS + j + 1) * 4
@@ -177,8 +167,8 @@ def _compute(ring, work, result, c: gl.constexpr, GROUP: gl.constexpr):  # type:
                 a = widened(words.slice(j * 16, 16, 1).load(words_layout()), scale, OPERAND)
                 acc = warpgroup_mma(a, x.slice(j * DEPTH, DEPTH, 0), acc, is_async=True)  # acc += W @ X.T
                 acc, a = warpgroup_mma_wait(0, deps=[acc, a])
-            mbarrier.arrive(ring.empty.index(cursor.stage), count=1)
-            cursor = cursor.next(c.stages)
+            ring.release(at)
+            at = at.advanced()
         done = begin == begin
         if c.shared:  # noqa: SIM102  # the one is the compiler's, the other the device's
             if end - begin < work.steps:
@@ -188,7 +178,7 @@ def _compute(ring, work, result, c: gl.constexpr, GROUP: gl.constexpr):  # type:
             columns = gl.expand_dims(column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout)), 0)
             to = result.out + columns * result.N + rows
             gl.store(to, (acc * REST).to(gl.bfloat16), (rows < result.N) & (columns < result.M))
-        at += end - begin
+        position += end - begin
 
 
 @gluon.jit(

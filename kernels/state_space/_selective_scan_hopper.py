@@ -46,6 +46,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .._common import cdiv, multiprocessors, on
+from .._pipeline import advance
 
 LOG2E = gl.constexpr(1.4426950408889634)
 
@@ -390,10 +391,7 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             b_tile.index(at).permute((1, 0)).store(into)
             c_tile.index(at).permute((1, 0)).store(out)
         mbarrier.arrive(ring.ready.index(stage), count=1)
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
+        stage, phase = advance(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -464,10 +462,7 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
             if not KEEP:
                 ring.sums.index(v).permute((2, 0, 1, 3, 4)).store(_pack(total))
         mbarrier.arrive(ring.done.index(stage), count=1)
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
+        stage, phase = advance(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -526,10 +521,7 @@ def _epilogue(  # type: ignore[no-untyped-def]  # Triton's types are its own
                     value *= _silu(_wide(gate))
                 gl.store(to + s, value.to(y.dtype.element_ty), inside)
         mbarrier.arrive(ring.ready.index(stage), count=1)
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
+        stage, phase = advance(stage, phase, STAGES)
 
 
 @gluon.jit

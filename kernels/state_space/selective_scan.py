@@ -200,6 +200,37 @@ def _pair(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
+def _place(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    channels, segments, BLOCK: tl.constexpr, FIRST: tl.constexpr = 0, LEFT: tl.constexpr = 0
+):
+    """(block of channels, its channels, segment, sequence) of a program, of the segments from FIRST on all but
+    LEFT.
+    """
+    blocks = tl.cdiv(channels, BLOCK)
+    program = tl.program_id(0)
+    block = program % blocks
+    d = block * BLOCK + tl.arange(0, BLOCK)
+    segment = (program // blocks) % (segments - LEFT) + FIRST
+    b = (program // blocks // (segments - LEFT)).to(tl.int64)
+    return block, d, segment, b
+
+
+@triton.jit
+def _row(x, rows, b, d):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Pointers to the first tokens of channels d (int64) of a sequence."""
+    return x + (b * rows.batch + d * rows.channel)
+
+
+@triton.jit
+def _by_channel(x, d, inside, THERE: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """A number a channel, in fp32: zeros where there are none."""
+    value = tl.zeros(d.shape, tl.float32)
+    if THERE:
+        value = tl.load(x + d, inside, 0.0).to(tl.float32)
+    return value
+
+
+@triton.jit
 def _both(pairs, s, n, N: tl.constexpr):  # type: ignore[no-untyped-def]
     """(B, C) of token s: one load of 8 bytes, the same for all threads."""
     value = tl.load(pairs + tl.cast(s, tl.int64) * N + n)
@@ -213,6 +244,24 @@ def _rates(A, d, inside, N: tl.constexpr):  # type: ignore[no-untyped-def]
     for n in tl.static_range(N):
         rates = rates + (tl.load(A + d * N + n, inside, 0.0).to(tl.float32) * LOG2E,)
     return rates
+
+
+@triton.jit
+def _slowest(rates):  # type: ignore[no-untyped-def]
+    """The rate by which a channel's past decays at least: that of its slowest number."""
+    slowest = -rates[0]
+    for n in tl.static_range(1, len(rates)):
+        slowest = tl.minimum(slowest, -rates[n])
+    return slowest
+
+
+@triton.jit
+def _zeros(N: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A state of zeros, one tensor a number of it."""
+    h = ()
+    for _ in tl.static_range(N):
+        h = h + (tl.zeros([BLOCK], tl.float32),)
+    return h
 
 
 @triton.jit
@@ -236,16 +285,29 @@ def _steps(raw, bias, s, S, SOFTPLUS: tl.constexpr, EVEN: tl.constexpr):  # type
 
 
 @triton.jit
-def _enter(states, b, segment, segments, d, channels, inside, N: tl.constexpr, SEGMENTED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The state that enters a segment, from states (B, segments, N, D); zeros at the sequence's beginning."""
+def _enter(states, b, segment, segments, d, channels, inside, shape: tl.constexpr, REVERSE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The state that enters a segment, from states (B, segments, N, D); zeros at the sequence's beginning, or in
+    REVERSE at its end.
+    """
+    N: tl.constexpr = shape.N
     h = ()
     for n in tl.static_range(N):
-        if SEGMENTED:
+        if shape.SEGMENTED:
             at = states + ((b * segments + segment) * N + n) * channels + d
-            h = h + (tl.load(at, inside & (segment > 0), 0.0),)
+            before = segment < segments - 1 if REVERSE else segment > 0
+            h = h + (tl.load(at, inside & before, 0.0),)
         else:
             h = h + (tl.zeros(d.shape, tl.float32),)
     return h
+
+
+@triton.jit
+def _states(kept, s, channels, inside, N: tl.constexpr, VEC: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The state before the chunk that begins with token s, of those kept (chunks, N, D)."""
+    states = ()
+    for n in tl.static_range(N):
+        states = states + (tl.load(kept + (tl.cast(s // VEC, tl.int64) * N + n) * channels, inside, 0.0),)
+    return states
 
 
 @triton.jit
@@ -261,26 +323,18 @@ def _forward(  # type: ignore[no-untyped-def]  # Triton's types are its own
     EVEN: tl.constexpr = shape.EVEN
     BLOCK: tl.constexpr = shape.BLOCK
     channels, S, PADDED, LENGTH, segments = sizes
-    blocks = tl.cdiv(channels, BLOCK)
-    program = tl.program_id(0)
-    d = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
-    segment = (program // blocks) % segments
-    b = (program // blocks // segments).to(tl.int64)
+    _, d, segment, b = _place(channels, segments, BLOCK)
     inside = d < channels
     wide = d.to(tl.int64)
     rates = _rates(given.A, d, inside, N)
-    h = _enter(entering, b, segment, segments, d, channels, inside, N, shape.SEGMENTED)
+    h = _enter(entering, b, segment, segments, d, channels, inside, shape, False)
     pairs = given.pairs + b * PADDED * N
-    u = given.u + (b * u_rows.batch + wide * u_rows.channel)
-    delta = given.delta + (b * delta_rows.batch + wide * delta_rows.channel)
-    z = given.z + (b * z_rows.batch + wide * z_rows.channel)
+    u = _row(given.u, u_rows, b, wide)
+    delta = _row(given.delta, delta_rows, b, wide)
+    z = _row(given.z, z_rows, b, wide)
     y += (b * channels + wide) * S
-    offset = tl.zeros([BLOCK], tl.float32)
-    if shape.HAS_BIAS:
-        offset = tl.load(given.bias + d, inside, 0.0).to(tl.float32)
-    skip = tl.zeros([BLOCK], tl.float32)
-    if shape.HAS_D:
-        skip = tl.load(given.D + d, inside, 0.0).to(tl.float32)
+    offset = _by_channel(given.bias, d, inside, shape.HAS_BIAS)
+    skip = _by_channel(given.D, d, inside, shape.HAS_D)
     begin = segment * LENGTH
     end = tl.minimum(begin + LENGTH, S)
     # The next chunk is on its way while this one is computed.
@@ -336,23 +390,15 @@ def _ends(  # type: ignore[no-untyped-def]  # Triton's types are its own
     EVEN: tl.constexpr = shape.EVEN
     BLOCK: tl.constexpr = shape.BLOCK
     channels, S, PADDED, LENGTH, segments = sizes
-    blocks = tl.cdiv(channels, BLOCK)
-    program = tl.program_id(0)
-    d = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
-    segment = (program // blocks) % (segments - 1)
-    b = (program // blocks // (segments - 1)).to(tl.int64)
+    _, d, segment, b = _place(channels, segments, BLOCK, 0, 1)
     inside = d < channels
     wide = d.to(tl.int64)
     rates = _rates(given.A, d, inside, N)
     pairs = given.pairs + b * PADDED * N
-    u = given.u + (b * u_rows.batch + wide * u_rows.channel)
-    delta = given.delta + (b * delta_rows.batch + wide * delta_rows.channel)
-    offset = tl.zeros([BLOCK], tl.float32)
-    if shape.HAS_BIAS:
-        offset = tl.load(given.bias + d, inside, 0.0).to(tl.float32)
-    slowest = -rates[0]
-    for n in tl.static_range(1, N):
-        slowest = tl.minimum(slowest, -rates[n])
+    u = _row(given.u, u_rows, b, wide)
+    delta = _row(given.delta, delta_rows, b, wide)
+    offset = _by_channel(given.bias, d, inside, shape.HAS_BIAS)
+    slowest = _slowest(rates)
     # Channels beyond the last have no past.
     slowest = tl.where(inside, slowest, 1e30)
     begin = segment * LENGTH
@@ -368,9 +414,7 @@ def _ends(  # type: ignore[no-untyped-def]  # Triton's types are its own
             total += steps[i]
         left = tl.min(tl.where(inside, total * slowest, 1e30), 0)
     tl.store(totals + (b * segments + segment + 1) * channels + d, total, inside)
-    h = ()
-    for _ in tl.static_range(N):
-        h = h + (tl.zeros([BLOCK], tl.float32),)
+    h = _zeros(N, BLOCK)
     next_delta = _tokens(delta + s, s, S, inside, VEC, EVEN)
     next_u = _tokens(u + s, s, S, inside, VEC, EVEN)
     for t in range(s, end, VEC):
@@ -425,24 +469,16 @@ def _ends_reverse(  # type: ignore[no-untyped-def]  # Triton's types are its own
     EVEN: tl.constexpr = shape.EVEN
     BLOCK: tl.constexpr = shape.BLOCK
     channels, S, PADDED, LENGTH, segments = sizes
-    blocks = tl.cdiv(channels, BLOCK)
-    program = tl.program_id(0)
-    d = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
-    segment = (program // blocks) % (segments - 1) + 1
-    b = (program // blocks // (segments - 1)).to(tl.int64)
+    _, d, segment, b = _place(channels, segments, BLOCK, 1, 1)
     inside = d < channels
     wide = d.to(tl.int64)
     rates = _rates(given.A, d, inside, N)
     pairs = given.pairs + b * PADDED * N
-    dout += b * dout_rows.batch + wide * dout_rows.channel
-    delta = given.delta + (b * delta_rows.batch + wide * delta_rows.channel)
-    z = given.z + (b * z_rows.batch + wide * z_rows.channel)
-    offset = tl.zeros([BLOCK], tl.float32)
-    if shape.HAS_BIAS:
-        offset = tl.load(given.bias + d, inside, 0.0).to(tl.float32)
-    slowest = -rates[0]
-    for n in tl.static_range(1, N):
-        slowest = tl.minimum(slowest, -rates[n])
+    dout = _row(dout, dout_rows, b, wide)
+    delta = _row(given.delta, delta_rows, b, wide)
+    z = _row(given.z, z_rows, b, wide)
+    offset = _by_channel(given.bias, d, inside, shape.HAS_BIAS)
+    slowest = _slowest(rates)
     begin = segment * LENGTH
     end = tl.minimum(begin + LENGTH, S)
     total = tl.zeros([BLOCK], tl.float32)
@@ -455,9 +491,7 @@ def _ends_reverse(  # type: ignore[no-untyped-def]  # Triton's types are its own
         left = tl.min(tl.where(inside, total * slowest, 1e30), 0)
         s += VEC
     tl.store(totals + (b * segments + segment - 1) * channels + d, total, inside)
-    q = ()
-    for _ in tl.static_range(N):
-        q = q + (tl.zeros([BLOCK], tl.float32),)
+    q = _zeros(N, BLOCK)
     while s > begin:
         s -= VEC
         steps = _steps(_tokens(delta + s, s, S, inside, VEC, EVEN), offset, s, S, shape.SOFTPLUS, EVEN)
@@ -538,36 +572,20 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     EVEN: tl.constexpr = shape.EVEN
     BLOCK: tl.constexpr = shape.BLOCK
     channels, S, PADDED, LENGTH, segments = sizes
-    blocks = tl.cdiv(channels, BLOCK)
-    program = tl.program_id(0)
-    block = program % blocks
-    d = block * BLOCK + tl.arange(0, BLOCK)
-    segment = (program // blocks) % segments
-    b = (program // blocks // segments).to(tl.int64)
+    block, d, segment, b = _place(channels, segments, BLOCK)
     inside = d < channels
     wide = d.to(tl.int64)
     rates = _rates(given.A, d, inside, N)
-    q = ()
-    gradient = ()
-    for n in tl.static_range(N):
-        if shape.SEGMENTED:
-            at = entering + ((b * segments + segment) * N + n) * channels + d
-            q = q + (tl.load(at, inside & (segment < segments - 1), 0.0),)
-        else:
-            q = q + (tl.zeros([BLOCK], tl.float32),)
-        gradient = gradient + (tl.zeros([BLOCK], tl.float32),)
+    q = _enter(entering, b, segment, segments, d, channels, inside, shape, True)
+    gradient = _zeros(N, BLOCK)
     pairs = given.pairs + b * PADDED * N
-    dout += b * dout_rows.batch + wide * dout_rows.channel
-    u = given.u + (b * u_rows.batch + wide * u_rows.channel)
-    delta = given.delta + (b * delta_rows.batch + wide * delta_rows.channel)
-    z = given.z + (b * z_rows.batch + wide * z_rows.channel)
+    dout = _row(dout, dout_rows, b, wide)
+    u = _row(given.u, u_rows, b, wide)
+    delta = _row(given.delta, delta_rows, b, wide)
+    z = _row(given.z, z_rows, b, wide)
     to = (b * channels + wide) * S
-    offset = tl.zeros([BLOCK], tl.float32)
-    if shape.HAS_BIAS:
-        offset = tl.load(given.bias + d, inside, 0.0).to(tl.float32)
-    skip = tl.zeros([BLOCK], tl.float32)
-    if shape.HAS_D:
-        skip = tl.load(given.D + d, inside, 0.0).to(tl.float32)
+    offset = _by_channel(given.bias, d, inside, shape.HAS_BIAS)
+    skip = _by_channel(given.D, d, inside, shape.HAS_D)
     sum_D = tl.zeros([BLOCK], tl.float32)
     sum_bias = tl.zeros([BLOCK], tl.float32)
     chunks = PADDED // VEC
@@ -585,9 +603,7 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
     raw_z = raw_dout
     if shape.HAS_Z:
         raw_z = _tokens(z + s, s, S, inside, VEC, EVEN)
-    states = ()
-    for n in tl.static_range(N):
-        states = states + (tl.load(kept + (tl.cast(s // VEC, tl.int64) * N + n) * channels, inside, 0.0),)
+    states = _states(kept, s, channels, inside, N, VEC)
     for back in range(0, tl.cdiv(end - begin, VEC)):
         chunk = (end - begin + VEC - 1) // VEC - 1 - back
         s = begin + chunk * VEC
@@ -604,9 +620,7 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
         raw_dout = _tokens(dout + t, t, S, inside, VEC, EVEN)
         if shape.HAS_Z:
             raw_z = _tokens(z + t, t, S, inside, VEC, EVEN)
-        states = ()
-        for n in tl.static_range(N):
-            states = states + (tl.load(kept + (tl.cast(t // VEC, tl.int64) * N + n) * channels, inside, 0.0),)
+        states = _states(kept, t, channels, inside, N, VEC)
         steps = _steps(raw, offset, s, S, shape.SOFTPLUS, EVEN)
         wide_u = now_u.to(tl.float32)
         wide_dout = now_dout.to(tl.float32)

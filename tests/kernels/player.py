@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import torch
 from kernelmark.kernels import _hopper, _pipeline
 from kernelmark.kernels._common import power_of_2
-from kernelmark.kernels.attention import _softmax
+from kernelmark.kernels.attention import _gradients, _softmax
 from triton.experimental.gluon.language import constexpr
 
 SECONDS = 20
@@ -300,7 +300,7 @@ SOFTMAX = {
 """The parts of a step that are instructions of the device, over numbers as they are."""
 
 
-SHARED = _hopper, _pipeline, _softmax
+SHARED = _hopper, _pipeline, _softmax, _gradients
 """Modules that all kernels take parts from."""
 
 

@@ -24,7 +24,7 @@ def tiles(x, rows, columns, turned=False):
 
 @pytest.fixture
 def played(monkeypatch):
-    play(monkeypatch, (hopper,), _tiles=tiles, product_layout=nothing, barrier=nothing)
+    play(monkeypatch, (hopper,), _tiles=tiles, product_layout=nothing, thread_barrier=nothing)
     return lambda programs: monkeypatch.setattr(hopper, "multiprocessors", lambda x: programs)
 
 

@@ -29,11 +29,11 @@ def widened(words, scale, operand):
 def test_right(monkeypatch, M, N, K, programs):
     play(
         monkeypatch, (_matmul_hopper, _weights_hopper), keep=("_order",),
-        TensorMap=tiles, _layout=nothing, product_layout=nothing, barrier=nothing,
+        TensorMap=tiles, _layout=nothing, product_layout=nothing, thread_barrier=nothing,
         words_layout=nothing, widened=widened,
     )  # fmt: skip
     # What each module took from the other is what is played there.
-    for name in ("Cursor", "Ring", "Work", "add_up", "load"):
+    for name in ("Ring", "Work", "add_up", "load"):
         monkeypatch.setattr(_weights_hopper, name, getattr(_matmul_hopper, name))
     monkeypatch.setattr(_weights_hopper, "multiprocessors", lambda x: programs)
     x, weight = torch.randn(M, K), torch.randn(N, K)

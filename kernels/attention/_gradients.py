@@ -1,0 +1,277 @@
+"""The step of the backward passes for Hopper, over dense and over packed sequences: P of a tile, and what is done
+with it once it is masked; the mask is each kernel's own.
+
+The first half is of the pass in two kernels, dK and dV in one and dQ in the other; the second of the pass in one,
+whose consumers exchange dS. Their schedules stand in `_attention_hopper_backward_deterministic.py` and
+`_attention_hopper_backward.py`.
+"""
+
+from __future__ import annotations
+
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .._hopper import product_layout
+from .._pipeline import Cursor, Exchange, barriers
+
+
+@gluon.jit
+def opaque(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """0, which the compiler does not know to be. Added to a buffer's index within a loop it keeps the addresses
+    that follow from it, dozens of them, from being computed before the loop and spilled.
+    """
+    return gl.inline_asm_elementwise("and.b32 $0, $1, 0;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def scored(  # type: ignore[no-untyped-def]  # as above
+    own, own_other, tile, tile_other, level, zero, scale, AXIS: gl.constexpr
+):
+    """(P before its mask, dP still being multiplied) of a consumer's own rows with a tile: K and V with Q and dO
+    where the log-sum-exp is by column (AXIS 0), Q and dO with K and V where it is by row (1).
+    """
+    # S = Q·Kᵀ, dP = dO·Vᵀ, or both transposed
+    s = warpgroup_mma(own, tile.permute((1, 0)), zero, use_acc=False, is_async=True)
+    dp = warpgroup_mma(own_other, tile_other.permute((1, 0)), zero, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(1, deps=[s])
+    # P = 2^(S·scale - lse)
+    p = gl.exp2(s * scale - gl.expand_dims(level, AXIS))
+    return p, dp
+
+
+@gluon.jit
+def add_to_keys(  # type: ignore[no-untyped-def]  # as above
+    p, dp, dk, dv, stream, at, delta, base, j, columns, c: gl.constexpr
+):
+    """(dK, dV) with those of a tile of queries, which it releases; their delta is read `base` + j tiles behind
+    `delta`.
+    """
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=dk.type.layout, k_width=2)
+    q = stream.first.index(at.stage)
+    g = stream.second.index(at.stage)
+    weights = gl.convert_layout(p.to(q.dtype), operand)
+    # dV += Pᵀ·dO
+    dv = warpgroup_mma(weights, g, dv, is_async=True)
+    of_row = gl.load(delta + base + j * c.rows + columns)
+    dp = warpgroup_mma_wait(1, deps=[dp])
+    # dS = P ∘ (dP - delta)
+    ds = gl.convert_layout((p * (dp - gl.expand_dims(of_row, 0))).to(q.dtype), operand)
+    # dK += dSᵀ·Q
+    dk = warpgroup_mma(ds, q, dk, is_async=True)
+    dv, dk, weights, ds = warpgroup_mma_wait(0, deps=[dv, dk, weights, ds])
+    stream.release(at)
+    return dk, dv
+
+
+@gluon.jit
+def add_to_queries(p, dp, dq, of_row, stream, at):  # type: ignore[no-untyped-def]  # as above
+    """dQ with that of a tile of keys, which it releases."""
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=dq.type.layout, k_width=2)
+    k = stream.first.index(at.stage)
+    dp = warpgroup_mma_wait(0, deps=[dp])
+    # dS = P ∘ (dP - delta)
+    ds = gl.convert_layout((p * (dp - gl.expand_dims(of_row, 1))).to(k.dtype), operand)
+    # dQ += dS·K
+    dq = warpgroup_mma(ds, k, dq, is_async=True)
+    dq, ds = warpgroup_mma_wait(0, deps=[dq, ds])
+    stream.release(at)
+    return dq
+
+
+@builtin
+def _reduce(descriptor, coord, source, _semantic=None):  # type: ignore[no-untyped-def]
+    """As `tma.async_copy_shared_to_global`, adding to what is there; `tma.store_wait` waits for it."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(
+        ir.DESCRIPTOR_REDUCE_KIND.ADD, descriptor.handle, coord, source.handle
+    )
+
+
+@gluon.jit
+def exchanges(sums, dtype: gl.constexpr, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """What the two consumers exchange, as each of them sees it."""
+    ds = gl.allocate_shared_memory(dtype, [2 * c.buffers, c.rows, c.queries], c.exchanged)
+    staged = gl.allocate_shared_memory(sums.dtype, [2, c.queries * c.width // 2 // c.line, c.line], sums.layout)
+    ready0 = barriers(c.buffers, 1)
+    ready1 = barriers(c.buffers, 1)
+    free0 = barriers(c.buffers, 1)
+    free1 = barriers(c.buffers, 1)
+    done0 = barriers(1, 1)
+    done1 = barriers(1, 1)
+    return (
+        Exchange(ds, staged, ready0, ready1, free0, free1, done0, done1),
+        Exchange(ds, staged, ready1, ready0, free1, free0, done1, done0),
+    )
+
+
+@gluon.jit
+def product_dq(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    ds, ks, buffer, hidden, none, c: gl.constexpr, HALF: gl.constexpr
+):
+    """Issues a consumer's part of dQ: 64 queries, or some columns of D, over the keys of both halves."""
+    PART: gl.constexpr = c.part
+    ROW: gl.constexpr = HALF * 64 if c.queries == 128 else 0
+    COLUMN: gl.constexpr = HALF * PART if c.queries == 64 else 0
+    at = 2 * buffer + hidden
+    one = ds.index(at).slice(ROW, 64, 1).permute((1, 0))
+    other = ds.index(at + 1).slice(ROW, 64, 1).permute((1, 0))
+    # dQ = dS·K, over the keys of one half and of the other
+    dq = warpgroup_mma(one, ks.index(hidden).slice(COLUMN, PART, 1), none, use_acc=False, is_async=True)
+    return warpgroup_mma(other, ks.index(hidden + 1).slice(COLUMN, PART, 1), dq, is_async=True)
+
+
+@gluon.jit
+def add_dq(sums, dq, staging, at, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """Has a consumer's part of dQ added to the accumulator's rows from `at` on: four of a thread together."""
+    flat = dq.reshape([4, 2, 8, c.part // 8, 4, 2]).permute((3, 0, 2, 4, 1, 5))
+    staging.store(flat.reshape([64 * c.part // c.line, c.line]))
+    fence_async_shared()
+    _reduce(sums, [at, 0], staging)
+
+
+@gluon.jit
+def offer_zeros(pipes, c: gl.constexpr, HALF: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """A consumer's dS before its first step: zeros, added to the rows that the step will add to, so that no step
+    differs.
+    """
+    ds = pipes.exchange.ds
+    layout: gl.constexpr = product_layout(c.queries)
+    SHAPE: gl.constexpr = [c.rows, c.queries]
+    ds.index(HALF).store(gl.zeros(SHAPE, ds.dtype, layout))
+    fence_async_shared()
+    mbarrier.arrive(pipes.exchange.ready.index(0), count=1)
+
+
+@gluon.jit
+def first_scores(pipes, zero, c: gl.constexpr, HALF: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """Sᵀ of the first step, where scores are multiplied a step ahead; else zeros."""
+    s = zero
+    if c.schedule.ahead:
+        mbarrier.wait((pipes.statistics.q_full if c.schedule.apart else pipes.stream.full).index(0), 0)
+        # Sᵀ = K·Qᵀ
+        q = pipes.stream.first.index(0).permute((1, 0))
+        s = warpgroup_mma(pipes.resident.first.index(HALF), q, zero, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=[s])
+    return s
+
+
+@gluon.jit
+def place_of_ds(step, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """The buffers that a step's dS goes to, and the phase of their barriers."""
+    return Cursor(step % c.buffers, step // c.buffers % 2, c.buffers)
+
+
+@gluon.jit
+def probabilities(  # type: ignore[no-untyped-def]  # as above
+    s, step, at, pipes, zero, scale, c: gl.constexpr, HALF: gl.constexpr
+):
+    """(P before its mask, dP still being multiplied) of a step, from its scores where these are multiplied a step
+    ahead. Both are transposed: keys by queries.
+    """
+    hidden = opaque(step)
+    k = pipes.resident.first.index(hidden + HALF)
+    v = pipes.resident.second.index(hidden + HALF)
+    q = pipes.stream.first.index(at.stage)
+    g = pipes.stream.second.index(at.stage)
+    if not c.schedule.ahead:
+        if c.schedule.apart:
+            mbarrier.wait(pipes.statistics.q_full.index(at.stage), at.phase)
+        else:
+            pipes.stream.wait(at)
+        # Sᵀ = K·Qᵀ
+        s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
+    if c.schedule.apart:
+        pipes.stream.wait(at)
+    # dPᵀ = V·dOᵀ
+    dp = warpgroup_mma(v, g.permute((1, 0)), zero, use_acc=False, is_async=True)
+    if not c.schedule.ahead:
+        s = warpgroup_mma_wait(1, deps=[s])
+    level = pipes.statistics.lse.index(at.stage).load(gl.SliceLayout(0, zero.type.layout))
+    # P = 2^(S·scale - lse)
+    p = gl.exp2(s * scale - gl.expand_dims(level, 0))
+    return p, dp
+
+
+@gluon.jit
+def add_step(  # type: ignore[no-untyped-def]  # as above
+    p, dp, s, dk, dv, at, step, to, last, pipes, sums, zero, none, c: gl.constexpr, HALF: gl.constexpr
+):
+    """(Sᵀ of the next step where it is multiplied ahead, dK and dV with this one's, the next place and step). dQ
+    is that of the step before, added to the accumulator's rows from `last` on; `to` is the step's `place_of_ds`.
+
+    A consumer is `ready` when its dS is in shared memory, and has left both halves of it `free` when it has
+    multiplied them; it need not wait for itself.
+    """
+    AHEAD: gl.constexpr = c.schedule.ahead
+    resident = pipes.resident
+    stream = pipes.stream
+    exchange = pipes.exchange
+    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=dk.type.layout, k_width=2)
+    q = stream.first.index(at.stage)
+    g = stream.second.index(at.stage)
+    weights = gl.convert_layout(p.to(q.dtype), operand)
+    # dV += Pᵀ·dO
+    dv = warpgroup_mma(weights, g, dv, is_async=True)
+    dp = warpgroup_mma_wait(1, deps=[dp])
+    delta = pipes.statistics.delta.index(at.stage).load(gl.SliceLayout(0, zero.type.layout))
+    # dS = P ∘ (dP - delta)
+    ds = (p * (dp - gl.expand_dims(delta, 0))).to(q.dtype)
+    mbarrier.wait(exchange.other_free.index(to.stage), to.phase ^ 1)
+    exchange.ds.index(2 * to.stage + HALF).store(ds)
+    fence_async_shared()
+    mbarrier.arrive(exchange.ready.index(to.stage), count=1)
+    ds = gl.convert_layout(ds, operand)
+    hidden = opaque(step)
+    following = at.advanced()
+    behind = (step - 1) % c.buffers
+    mbarrier.wait(exchange.other_ready.index(behind), (step - 1) // c.buffers % 2)
+    dq = product_dq(exchange.ds, resident.first, behind, hidden, none, c, HALF)
+    # dK += dSᵀ·Q
+    dk = warpgroup_mma(ds, q, dk, is_async=True)
+    # What was staged a step ago may still be read.
+    tma.store_wait(pendings=0)
+    dv, weights, dq = warpgroup_mma_wait(1, deps=[dv, weights, dq])
+    add_dq(sums, dq, exchange.staged.index(HALF), last, c)
+    mbarrier.arrive(exchange.free.index(behind), count=1)
+    if AHEAD:
+        if c.schedule.apart:
+            mbarrier.wait(pipes.statistics.q_full.index(following.stage), following.phase)
+        else:
+            stream.wait(following)
+        # Sᵀ = K·Qᵀ, of the next step
+        ahead_q = stream.first.index(following.stage).permute((1, 0))
+        s = warpgroup_mma(resident.first.index(hidden + HALF), ahead_q, zero, use_acc=False, is_async=True)
+    dk, ds = warpgroup_mma_wait(0 + AHEAD, deps=[dk, ds])
+    stream.release(at)
+    step += 1
+    if AHEAD:
+        # Nothing may be in flight at the end of a loop's body: ptxas would serialize all products.
+        s = warpgroup_mma_wait(0, deps=[s])
+    return s, dk, dv, following, step
+
+
+@gluon.jit
+def add_last(  # type: ignore[no-untyped-def]  # as above
+    step, last, pipes, sums, none, c: gl.constexpr, HALF: gl.constexpr
+):
+    """dQ of the last step; then waits until the other consumer is done with this one's half of K, which results go
+    over.
+    """
+    exchange = pipes.exchange
+    behind = (step - 1) % c.buffers
+    mbarrier.wait(exchange.other_ready.index(behind), (step - 1) // c.buffers % 2)
+    dq = product_dq(exchange.ds, pipes.resident.first, behind, 0, none, c, HALF)
+    tma.store_wait(pendings=0)
+    dq = warpgroup_mma_wait(0, deps=[dq])
+    add_dq(sums, dq, exchange.staged.index(HALF), last, c)
+    mbarrier.arrive(exchange.done.index(0), count=1)
+    mbarrier.wait(exchange.other_done.index(0), 0)
