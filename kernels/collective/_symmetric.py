@@ -82,8 +82,9 @@ def symmetric(group: Any, device: torch.device, programs: int, size: int) -> Sym
 
 @triton.jit
 def base(peers, rank, like):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """A rank's buffer as a pointer of the type of `like`. It begins at a page, which an address that is loaded does
-    not say by itself: without it each element would be an access of its own.
+    """A rank's buffer as a pointer of the type of `like`.
+
+    It begins at a page, which an address that is loaded does not say: each element would be an access of its own.
     """
     return tl.multiple_of(tl.load(peers + rank).to(like.dtype), 128)
 
