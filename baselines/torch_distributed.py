@@ -88,10 +88,38 @@ def _peer_copy(case: Any) -> Callable[..., Any]:
     return call
 
 
+def _all_gather_matmul(case: Any) -> Callable[..., Any]:
+    """One after the other."""
+    import torch
+    import torch.distributed as dist
+
+    def call(a: Any, w: Any) -> Any:
+        whole = a.new_empty(case.world * a.shape[0], a.shape[1])
+        dist.all_gather_into_tensor(whole, a)
+        return torch.mm(whole, w)
+
+    return call
+
+
+def _matmul_reduce_scatter(case: Any) -> Callable[..., Any]:
+    """One after the other."""
+    import torch
+    import torch.distributed as dist
+
+    def call(a: Any, w: Any) -> Any:
+        own = a.new_empty(a.shape[0] // case.world, w.shape[1])
+        dist.reduce_scatter_tensor(own, torch.mm(a, w))
+        return own
+
+    return call
+
+
 IMPLEMENTATIONS = {
     "peer_copy": {"torch_distributed": _peer_copy},
     "all_reduce": {"torch_distributed": _all_reduce},
     "all_gather": {"torch_distributed": _all_gather},
     "reduce_scatter": {"torch_distributed": _reduce_scatter},
     "all_to_all": {"torch_distributed": _all_to_all},
+    "all_gather_matmul": {"torch_distributed": _all_gather_matmul},
+    "matmul_reduce_scatter": {"torch_distributed": _matmul_reduce_scatter},
 }

@@ -73,7 +73,38 @@ def _low_contention_all_gather(case: Any) -> Callable[..., Any]:
     return call
 
 
+def _group() -> str:
+    """The default group's name."""
+    import torch.distributed as dist
+
+    group = dist.group.WORLD
+    assert group is not None
+    return group.group_name
+
+
+def _all_gather_matmul(case: Any) -> Callable[..., Any]:
+    """Async tensor parallelism's: chunks of the gathered matrix are multiplied as they come."""
+    import torch
+
+    def call(a: Any, w: Any) -> Any:
+        return torch.ops.symm_mem.fused_all_gather_matmul(a, [w], 0, _group())[1][0]
+
+    return call
+
+
+def _matmul_reduce_scatter(case: Any) -> Callable[..., Any]:
+    """Async tensor parallelism's: chunks of the product are sent as they are there."""
+    import torch
+
+    def call(a: Any, w: Any) -> Any:
+        return torch.ops.symm_mem.fused_matmul_reduce_scatter(a, w, "sum", 0, _group())
+
+    return call
+
+
 IMPLEMENTATIONS = {
     "all_reduce": {"symmetric_one_shot": _one_shot, "symmetric_two_shot": _two_shot},
     "all_gather": {"symmetric_low_contention": _low_contention_all_gather},
+    "all_gather_matmul": {"symmetric_fused": _all_gather_matmul},
+    "matmul_reduce_scatter": {"symmetric_fused": _matmul_reduce_scatter},
 }

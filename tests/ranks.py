@@ -5,6 +5,7 @@ Forked, as loading torch takes each process seconds.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import socket
@@ -12,6 +13,8 @@ import traceback
 import warnings
 
 import torch
+import torch.distributed as dist
+from kernelmark.kernels.collective._peers import Peers
 from kernelmark.suite.measure.ranks import LOOPBACK, join
 
 
@@ -63,3 +66,29 @@ def _rank(rank, world, port, listener, writer, function, arguments) -> int:
     with open(writer, "wb") as pipe:
         pickle.dump(said, pipe)
     return 0
+
+
+def places(world, size):
+    """A place of so many bytes for each rank, which forked processes share."""
+    return [torch.zeros(size, dtype=torch.uint8).share_memory_() for _ in range(world)]
+
+
+class Processes(Peers):
+    """Peers of kernels that are processes: a place is memory that all have mapped, meetings are real, and what is
+    beside other work is done at once.
+    """
+
+    def __init__(self, group, memory):
+        self.rank, self.world, self._places = group.rank, group.size, memory
+
+    def place(self, rank, shape, dtype):
+        return self._places[rank][: torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
+
+    def meet(self, channel):
+        dist.barrier()
+
+    def beside(self, number):
+        return contextlib.nullcontext()
+
+    def wait(self, number):
+        """It is done."""

@@ -4,7 +4,8 @@ The sequence has 2·P chunks for P ranks. Rank r holds chunks r and 2·P - 1 - r
 early chunk sees few keys and the late one many, and every rank computes the same number of scores.
 
 * `gathered`: all ranks' K and V, and one attention call for each of the two chunks over the keys up to its end. No
-  merges, full-size tiles; (n-1)/n of K and V in memory beside a rank's own.
+  merges, full-size tiles; (n-1)/n of K and V in memory beside a rank's own. Where copy engines bring them
+  (`_pulled`), most come while the early chunk is attended to.
 * `ring`: K and V go round, a pair of chunks a step, and outputs over parts of the keys are merged by their
   log-sum-exp. Two pairs of chunks in memory, whatever the number of GPUs; the backward pass goes round once more
   and computes each part's forward again.
@@ -16,7 +17,7 @@ differentiable, the last query and the last key being in one place.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,21 +31,64 @@ def chunks_of(rank: int, world: int) -> tuple[int, int]:
     return rank, 2 * world - 1 - rank
 
 
-def gathered(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, attend: Attend) -> torch.Tensor:
+class Arriving(Protocol):
+    """All ranks' K and V on their way."""
+
+    def start(self, own: torch.Tensor, mask: str) -> torch.Tensor:
+        """Of own (…, 2·L, D), this rank's chunks, memory for all of them, (…, 2·P·L, D), which will hold what a
+        call of this mask reads.
+        """
+        ...
+
+    def wait(self, chunks: int) -> None:
+        """What is queued from here on finds so many first chunks there."""
+        ...
+
+    def end(self) -> None:
+        """All has been waited for."""
+        ...
+
+
+class AtOnce:
+    """By one collective of the default process group."""
+
+    def start(self, own: torch.Tensor, mask: str) -> torch.Tensor:
+        world = dist.get_world_size()
+        flat = own.new_empty((world * own.shape[0], *own.shape[1:]))
+        dist.all_gather_into_tensor(flat, own)
+        halves = [x.chunk(2, -2) for x in flat.chunk(world)]
+        return torch.cat([x[0] for x in halves] + [x[1] for x in reversed(halves)], -2)
+
+    def wait(self, chunks: int) -> None:
+        """They are there."""
+
+    def end(self) -> None:
+        """Nothing is left."""
+
+
+def gathered(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, attend: Attend, arriving: Arriving | None = None
+) -> torch.Tensor:
     """Attention of this rank's q (B, H, 2·L, D) to all ranks' k and v (B, Hkv, 2·L, D): like q.
 
     Raises ValueError for an odd length.
     """
     length = _chunk(q)
-    keys, values = _Gather.apply(torch.stack((k, v)))
-    if mask == "full":
-        return attend(q, keys, values, mask)
+    arriving = arriving or AtOnce()
+    keys, values = _Gather.apply(torch.stack((k, v)), mask, arriving)
     rank, world = dist.get_rank(), dist.get_world_size()
-    parts = []
-    for own, number in zip(q.split(length, 2), chunks_of(rank, world), strict=True):
-        end = (number + 1) * length
-        parts.append(attend(own, keys[:, :, :end], values[:, :, :end], mask))
-    return torch.cat(parts, 2)
+    if mask == "full":
+        arriving.wait(2 * world)
+        out = attend(q, keys, values, mask)
+    else:
+        parts = []
+        for own, number in zip(q.split(length, 2), chunks_of(rank, world), strict=True):
+            end = (number + 1) * length
+            arriving.wait(number + 1)
+            parts.append(attend(own, keys[:, :, :end], values[:, :, :end], mask))
+        out = torch.cat(parts, 2)
+    arriving.end()
+    return out
 
 
 def _chunk(q: torch.Tensor) -> int:
@@ -57,23 +101,18 @@ class _Gather(torch.autograd.Function):
     """All ranks' pairs of chunks, in the order of the sequence; backward, their gradients' sums."""
 
     @staticmethod
-    def forward(ctx: Any, own: torch.Tensor) -> torch.Tensor:
-        """own (…, 2·L, D) to (…, 2·P·L, D)."""
-        world = dist.get_world_size()
-        own = own.contiguous()
-        flat = own.new_empty((world * own.shape[0], *own.shape[1:]))
-        dist.all_gather_into_tensor(flat, own)
-        halves = [x.chunk(2, -2) for x in flat.chunk(world)]
-        return torch.cat([x[0] for x in halves] + [x[1] for x in reversed(halves)], -2)
+    def forward(ctx: Any, own: torch.Tensor, mask: str, arriving: Arriving) -> torch.Tensor:
+        """own (…, 2·L, D) to (…, 2·P·L, D), as far as a call of this mask reads it."""
+        return arriving.start(own.contiguous(), mask)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
         world = dist.get_world_size()
         pieces = grad.chunk(2 * world, -2)
         by_rank = [torch.cat([pieces[c] for c in chunks_of(rank, world)], -2) for rank in range(world)]
         out = torch.empty_like(by_rank[0])
         dist.reduce_scatter_tensor(out, torch.cat(by_rank))
-        return out
+        return out, None, None
 
 
 def ring(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, attend_lse: AttendLse) -> torch.Tensor:

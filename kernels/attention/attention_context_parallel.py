@@ -1,6 +1,7 @@
 """Attention of one sequence over the GPUs of a host: K and V gathered, `attention` on each of a rank's two chunks.
 
-Not run on several GPUs yet; the same code is tested on gloo.
+Copy engines bring K and V while the early chunk is attended to. Not run on several GPUs yet; the same code is
+tested with processes, on gloo and on shared memory.
 """
 
 from __future__ import annotations
@@ -8,8 +9,11 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 
+from ..collective._peers import Peers
 from ._context_parallel import gathered, ring
+from ._pulled import Pulled
 from .attention import attention
 
 
@@ -24,4 +28,7 @@ def attention_context_parallel(
     """
     if form == "ring":
         return ring(q, k, v, mask, lambda *given: attention(*given, return_lse=True))  # type: ignore[arg-type]
-    return gathered(q, k, v, mask, attention)  # type: ignore[arg-type]  # it takes the mask's name as a literal
+    pulled = None
+    if dist.get_world_size() > 1:
+        pulled = Pulled(Peers.of(dist.group.WORLD, k.device, 2 * k.numel() * k.element_size()))
+    return gathered(q, k, v, mask, attention, pulled)  # type: ignore[arg-type]  # it takes the mask as a literal

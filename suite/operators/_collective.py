@@ -50,10 +50,15 @@ def size(case: Case) -> int:
 
 def chunk(case: Case) -> int:
     """Elements of a rank's share of the whole array."""
-    N, world = case.axes["N"], case.world
-    if N % world:
-        raise NotImplementedError(f"{N} elements cannot be shared evenly by {world} ranks")
-    return N // world
+    return share_of(case, "N")
+
+
+def share_of(case: Case, axis: str) -> int:
+    """A rank's share of an axis. Raises NotImplementedError where that is no whole number."""
+    whole, world = case.axes[axis], case.world
+    if whole % world:
+        raise NotImplementedError(f"{axis} = {whole} cannot be shared evenly by {world} ranks")
+    return whole // world
 
 
 def rates(trips: int) -> Mapping[Metric, Callable[[Case, float], float]]:

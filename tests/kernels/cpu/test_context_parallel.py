@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernelmark.kernels.attention._context_parallel import chunks_of, merge
-from kernelmark.kernels.cpu.attention_context_parallel import _attend_lse, attention_context_parallel
+from kernelmark.kernels.attention._context_parallel import chunks_of, gathered, merge
+from kernelmark.kernels.attention._pulled import REST, Pulled
+from kernelmark.kernels.cpu.attention_context_parallel import _attend, _attend_lse, attention_context_parallel
 from kernelmark.registry.store.record import Case
 from kernelmark.suite.operators import attention_context_parallel as operator
 
-from ...ranks import spread
+from ...ranks import Processes, places, spread
 
 AXES = {"B": 1, "H": 4, "Hkv": 2, "S": 24, "D": 8}
 
@@ -22,25 +23,55 @@ def drawn(world, mask):
     return case, q, k, v, torch.randn(q.shape, generator=generator, dtype=torch.float64)
 
 
-def _parts(group, case: Case, mask, form, q, k, v, grad):
+def _parts(group, case: Case, mask, form, memory, q, k, v, grad):
     given = [operator.split(x, case, group.rank).requires_grad_() for x in (q, k, v)]
-    out = attention_context_parallel(*given, mask, form)
+    if form == "pulled":
+        out = gathered(*given, mask, _attend, Pulled(Processes(group, memory)))
+    else:
+        out = attention_context_parallel(*given, mask, form)
     found = torch.autograd.grad(out, given, operator.split(grad, case, group.rank))
     return [out.detach(), *found]
 
 
-@pytest.mark.parametrize(("world", "form"), [(2, "gathered"), (3, "gathered"), (3, "ring")])
+@pytest.mark.parametrize(("world", "form"), [(2, "gathered"), (3, "pulled"), (3, "ring")])
 @pytest.mark.parametrize("mask", ["causal", "full"])
 def test_ranks_together_are_one_process(world, form, mask):
     case, q, k, v, grad = drawn(world, mask)
-    parts = spread(world, _parts, case, mask, form, q, k, v, grad)
+    parts = spread(world, _parts, case, mask, form, places(world, 1 << 14), q, k, v, grad)
     given = [x.requires_grad_() for x in (q, k, v)]
     whole = operator.reference(*given, mask)
     wanted = [whole.detach(), *torch.autograd.grad(whole, given, grad)]
     for i, right in enumerate(wanted):
         found = operator.join([x[i] for x in parts], case)
-        tolerance = 1e-12 if form == "gathered" else 1e-5  # a ring's sums are fp32
+        tolerance = 1e-5 if form == "ring" else 1e-12  # a ring's sums are fp32
         assert float((found - right).norm() / right.norm()) < tolerance, i
+
+
+class Late(Processes):
+    """Whose copies beside the first are not there yet."""
+
+    def beside(self, number):
+        self.late = number == REST
+        return super().beside(number)
+
+    def place(self, rank, shape, dtype):
+        there = super().place(rank, shape, dtype)
+        return torch.full_like(there, torch.nan) if getattr(self, "late", False) and rank != self.rank else there
+
+
+def _early(group, case, memory, k):
+    own = operator.split(k, case, group.rank)
+    return Pulled(Late(group, memory)).start(own, "causal")
+
+
+def test_the_early_chunk_finds_its_keys_among_the_first_copies():
+    """Nothing else is waited for before it is attended to."""
+    case, _, k, _, _ = drawn(3, "causal")
+    length = AXES["S"] // 6
+    for rank, whole in enumerate(spread(3, _early, case, places(3, 1 << 14), k)):
+        end = (rank + 1) * length
+        assert torch.equal(whole[:, :, :end], k[:, :, :end])
+        assert rank == 2 or whole.isnan().any()  # to the last rank only early chunks come, and those are first
 
 
 def test_every_rank_of_a_causal_mask_has_the_same_work():
