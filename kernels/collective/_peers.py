@@ -48,7 +48,7 @@ class Peers:
 
     @contextlib.contextmanager
     def beside(self, number: int) -> Iterator[None]:
-        """No rank goes on before all are here, with what they had queued. Two in a row have two channels."""
+        """What is queued within begins when all that was queued before is done, and goes on beside the rest."""
         side = stream(self._device, number)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
