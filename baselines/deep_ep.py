@@ -10,8 +10,8 @@ REQUIRES = ("deep-ep",)
 ENVIRONMENT = "deep_ep"
 DEVICES = ("cuda",)
 NO_ENVIRONMENT = (
-    "DeepEP cannot be locked: what PyPI has is a source archive that cannot say what it requires without torch and "
-    "a CUDA compiler, and is compiled as it is installed; install it with kernelmark in .venv-deep_ep by hand"
+    "DeepEP cannot be locked: what PyPI has is a source archive that needs torch and CUDA's compiler to say what "
+    "it requires, and is compiled as it is installed; install it with kernelmark in .venv-deep_ep by hand"
 )
 BYTES = 1 << 30
 """Of its buffer; its own tests take as much within a host."""
