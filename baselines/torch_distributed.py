@@ -114,6 +114,35 @@ def _matmul_reduce_scatter(case: Any) -> Callable[..., Any]:
     return call
 
 
+def _expert_exchange(case: Any) -> Callable[..., Any]:
+    """An all-to-all with splits there and one back. The host waits for the splits, as it does in such code."""
+    import torch
+    import torch.distributed as dist
+
+    world, E = case.world, case.axes["E"]
+
+    def exchanged(rows: Any, given: Any, taken: Any) -> Any:
+        result = rows.new_empty(sum(taken), *rows.shape[1:])
+        dist.all_to_all_single(result, rows, taken, given)
+        return result
+
+    def call(x: Any, experts: Any, weights: Any, scale: Any) -> Any:
+        K = experts.shape[1]
+        order = experts.flatten().argsort(stable=True)  # copies of tokens by expert, so by rank too
+        counts = torch.bincount(experts.flatten(), minlength=E)
+        theirs = torch.empty_like(counts)
+        dist.all_to_all_single(theirs, counts)  # how many of each of our experts every rank sends
+        given, taken = (n.view(world, -1).sum(1).tolist() for n in (counts, theirs))
+        rows = exchanged(x[order // K], given, taken)
+        own = torch.arange(E // world, device=x.device).repeat(world)
+        rows *= scale[own.repeat_interleave(theirs, output_size=len(rows))]
+        back = torch.empty(len(order), x.shape[1], dtype=x.dtype, device=x.device)
+        back[order] = exchanged(rows, taken, given)
+        return torch.einsum("mkd,mk->md", back.view(-1, K, x.shape[1]).float(), weights).to(x.dtype)
+
+    return call
+
+
 IMPLEMENTATIONS = {
     "peer_copy": {"torch_distributed": _peer_copy},
     "all_reduce": {"torch_distributed": _all_reduce},
@@ -122,4 +151,5 @@ IMPLEMENTATIONS = {
     "all_to_all": {"torch_distributed": _all_to_all},
     "all_gather_matmul": {"torch_distributed": _all_gather_matmul},
     "matmul_reduce_scatter": {"torch_distributed": _matmul_reduce_scatter},
+    "expert_exchange": {"torch_distributed": _expert_exchange},
 }

@@ -4,18 +4,28 @@
   only ours: a slow T₁ buys no efficiency. Both times stand beside it.
 * Weak: as much work for each GPU (a program, which is measured in work a GPU). E = T₁ / T_P.
 * Prediction: a step takes what it computes plus what communication is left when as much of it is hidden as was
-  before. Collectives take α a step of their algorithm and 1/β a byte (Hockney 1994). A prediction is no row, and
-  no command shows one: it is given the bytes of each all-reduce, which no journal holds.
+  before. Collectives take α a step of their algorithm and 1/β a byte (Hockney 1994), fitted to the run's own
+  all-reduces. A prediction is no row, and stands beside what was measured where that is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
-from ..store.record import GPUS, YARDSTICK
-from .rows import Row
+from ..errors import KernelmarkError
+from ..store.journal import Journal
+from ..store.record import GPUS, YARDSTICK, Key
+from .rows import Row, rows
+
+
+class NothingToPredict(KernelmarkError):
+    """A run lacks what a prediction is made from."""
+
+    exit_code = 4
+
 
 WAY = "parallel"
 """The option that says how a program is spread, which one of a single GPU has at another value."""
@@ -138,13 +148,15 @@ class Step:
     hidden_ms: float
     """Communication that runs beside computation, as much as was seen. Where all of it was hidden there may be
     room for more, and predictions are from above."""
+    other_ms: float = 0.0
+    """What the step on several GPUs took longer than all of its communication explains: it stays."""
 
     @classmethod
     def measured(cls, alone_ms: float, step_ms: float, world: int, buckets: Sequence[float], link: Link) -> Step:
         """From one GPU's step and that of `world` GPUs with as much work each."""
         sent = sum(link.all_reduce_ms(x, world) for x in buckets)
         exposed = max(0.0, step_ms - alone_ms)
-        return cls(alone_ms, tuple(buckets), max(0.0, sent - exposed))
+        return cls(alone_ms, tuple(buckets), max(0.0, sent - exposed), max(0.0, exposed - sent))
 
     def predicted_ms(self, world: int, link: Link, between: Link | None = None, hosts: int = 1) -> float:
         """Time of the step on `world` GPUs of each of so many hosts, which `between` links.
@@ -156,4 +168,131 @@ class Step:
             if between is None:
                 raise ValueError("several hosts need the link between them")
             sent += sum(between.all_reduce_ms(x / world, hosts) for x in self.buckets)
-        return self.compute_ms + max(0.0, sent - self.hidden_ms)
+        return self.compute_ms + max(0.0, sent - self.hidden_ms) + self.other_ms
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A step on more GPUs than it was measured on."""
+
+    row: Row
+    """What it is predicted from."""
+    alone_ms: float
+    """The same implementation's step on one GPU."""
+    world: int
+    """GPUs of each host."""
+    hosts: int
+    ms: float
+    seen_ms: float | None
+    """What the run measured on as many; None where it did not."""
+
+    @property
+    def efficiency(self) -> float:
+        """Weak: each GPU has as much work as the one."""
+        return self.alone_ms / self.ms
+
+    @property
+    def off(self) -> float | None:
+        """By how much the prediction is above what was measured, relative."""
+        return None if self.seen_ms is None else self.ms / self.seen_ms - 1
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """Gradients that are sent in fewer bytes, beside the same step that sends them as they are."""
+
+    row: Row
+    plain: Row
+    ratio: float
+    rate: float | None
+    """GB/s of a link's each direction below which the compressed step is the shorter one; None where it is at any
+    rate. Of communication that nothing hides; where some is hidden it is less."""
+
+
+ALL_REDUCE, SENT, RATIO = "all_reduce", "sent", "compression_ratio"
+NCCL = "torch_distributed"
+"""Whose all-reduces a program's are."""
+
+
+def links(found: Iterable[Row]) -> dict[int, Link]:
+    """By number of GPUs, from a run's all-reduces in place, or where there are too few, out of place."""
+    times: dict[int, dict[object, list[tuple[float, float]]]] = {}
+    for row in found:
+        if row.operator == ALL_REDUCE and row.implementation == NCCL and _timed(row) and "algbw" in row.metrics:
+            world, size = row.axes.get(GPUS, 1), row.metrics["algbw"].value * 1e6 * _value(row)
+            if world > 1:
+                times.setdefault(world, {}).setdefault(row.options.get("place"), []).append((size, _value(row)))
+    made = {}
+    for world, by_place in times.items():
+        for place in ("in", "out"):
+            if world not in made and len({size for size, _ in by_place.get(place, ())}) > 1:
+                made[world] = fitted(by_place[place], world)
+    return made
+
+
+def predictions(
+    journal: Journal, worlds: Sequence[int], hosts: int = 1, between: Link | None = None
+) -> tuple[Prediction, ...]:
+    """The steps of a run on so many GPUs of each of so many hosts, each from the next smaller world of the run
+    that has its step, that of the same implementation on one GPU and all-reduces.
+    """
+    found = rows(journal)
+    known, sent = links(found), _sent(journal)
+    alone = {(work(x), x.implementation): _value(x) for x in found if _timed(x) and x.axes.get(GPUS, 1) == 1}
+    steps: dict[object, dict[int, Row]] = {}
+    for row in found:
+        if row.pass_ == "program" and _timed(row) and row.axes.get(GPUS, 1) > 1:
+            steps.setdefault((work(row), row.options.get(WAY), row.implementation), {})[row.axes[GPUS]] = row
+    made = []
+    for by_world in steps.values():
+        for world in worlds:
+            smaller = [x for x in by_world if (x < world or hosts > 1) and x <= world and x in known]
+            if not smaller:
+                continue
+            row = by_world[max(smaller)]
+            one, buckets = alone.get((work(row), row.implementation)), sent.get(row.identity)
+            if one is None or not buckets:
+                continue
+            link = known[row.axes[GPUS]]
+            step = Step.measured(one, _value(row), row.axes[GPUS], buckets, link)
+            seen = by_world.get(world) if hosts == 1 else None
+            ms = step.predicted_ms(world, link, between, hosts)
+            made.append(Prediction(row, one, world, hosts, ms, None if seen is None else _value(seen)))
+    return tuple(made)
+
+
+def break_evens(journal: Journal) -> tuple[BreakEven, ...]:
+    """Every step of a run that sends gradients in fewer bytes, where the run has the same one that does not."""
+    found = rows(journal)
+    known, sent = links(found), _sent(journal)
+    timed = [x for x in found if x.pass_ == "program" and _timed(x) and x.axes.get(GPUS, 1) in known]
+    made = []
+    for row in timed:
+        way = str(row.options.get(WAY)).partition("_")[0]
+        same = (work(row), row.implementation, row.axes[GPUS])
+        plain = next(
+            (x for x in timed if (work(x), x.implementation, x.axes[GPUS]) == same and x.options.get(WAY) == way),
+            None,
+        )
+        if RATIO not in row.metrics or plain is None or not (sent.get(row.identity) and sent.get(plain.identity)):
+            continue
+        world, link = row.axes[GPUS], known[row.axes[GPUS]]
+        fewer = sum(sent[plain.identity]) - sum(sent[row.identity])
+        # What it costs beside the bytes that it saves: a link of this rate saves so many ms of them.
+        moved = 2 * (world - 1) / world * fewer
+        cost = _value(row) - _value(plain) + moved / link.beta
+        rate = moved / cost / 1e6 if cost > 0 else None
+        made.append(BreakEven(row, plain, row.metrics[RATIO].value, rate))
+    return tuple(made)
+
+
+def _sent(journal: Journal) -> Mapping[Key, tuple[float, ...]]:
+    """The all-reduces that a step's communication is like, bytes of each; of several processes the middle ones."""
+    found: dict[Key, list[tuple[float, ...]]] = {}
+    for record in journal.records:
+        if record.measurement is not None and (samples := record.measurement.samples.get(SENT)):
+            found.setdefault(record.identity, []).append(samples)
+    return {
+        key: tuple(map(median, zip(*all_, strict=True))) if len(set(map(len, all_))) == 1 else all_[0]
+        for key, all_ in found.items()
+    }

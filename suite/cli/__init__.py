@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "runs": ("runs", "The runs that are here: names, tags, notes, deleting."),
     "show": ("show", "A run's results as a table, or as JSON, CSV or Markdown."),
     "compare": ("compare", "Two runs side by side, or devices."),
+    "predict": ("predict", "A run's steps on more GPUs than it had: predictions."),
     "validate": ("validate", "Six criteria for every row of ours, and one verdict."),
     "verify": ("verify", "Measure some of a run's rows again: agree or disagree, row by row."),
     "judge": ("judge", "One kernel in a file: does it compile, is it right, how fast, is it honest."),

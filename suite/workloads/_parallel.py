@@ -47,11 +47,25 @@ class Parallel(Protocol):
         """Once gradients are there: scales them so that their norm over all is at most that; 0: as they are."""
         ...
 
+    exact: bool
+    """Whether gradients are those of the model, to within rounding; else they are approximated by design."""
+
+    @property
+    def ratio(self) -> float | None:
+        """Bytes of gradients over the bytes that are sent of them; None where they are sent as they are."""
+        ...
+
+    def sent(self) -> tuple[float, ...]:
+        """The all-reduces that a step's communication is like, in order, bytes of each."""
+        ...
+
 
 class Single:
     """One process."""
 
     captured = True
+    exact = True
+    ratio: float | None = None
 
     def spread(self, module: Any) -> Any:
         return module
@@ -78,6 +92,13 @@ class Single:
         if most:
             torch.nn.utils.clip_grad_norm_(params, most, foreach=True)
 
+    def sent(self) -> tuple[float, ...]:
+        return ()
+
+
+FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
+"""Bytes from which on a bucket of DDP's is full, by default."""
+
 
 class Ddp(Single):
     """torch's DistributedDataParallel: every rank has all weights, gradients are averaged while backward runs."""
@@ -99,6 +120,15 @@ class Ddp(Single):
 
     def last(self, last: bool) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if last else self.local()
+
+    def sent(self) -> tuple[float, ...]:
+        """Buckets of gradients as they come, the last layer's first."""
+        buckets = [0.0]
+        for x in reversed(list(self._module.parameters())):
+            if buckets[-1] >= (BUCKET if len(buckets) > 1 else FIRST_BUCKET):
+                buckets.append(0.0)
+            buckets[-1] += x.numel() * x.element_size()
+        return tuple(x / (self.ratio or 1.0) for x in buckets)
 
 
 class Fsdp2(Single):
@@ -139,6 +169,14 @@ class Fsdp2(Single):
 
     def local(self) -> contextlib.AbstractContextManager[None]:
         raise NotImplementedError("a rank without the others' weights computes nothing")
+
+    def sent(self) -> tuple[float, ...]:
+        """Of each layer, and of what is in none, the weights twice and the gradient once: of an all-reduce's two
+        halves three.
+        """
+        layers = [sum(x.numel() * x.element_size() for x in part.parameters()) for part in self._module.layers]
+        whole = sum(x.numel() * x.element_size() for x in self._module.parameters())
+        return tuple(1.5 * x for x in (*layers, whole - sum(layers)))
 
     def last(self, last: bool) -> contextlib.AbstractContextManager[None]:
         self._module.set_requires_gradient_sync(last)

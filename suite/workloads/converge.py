@@ -23,8 +23,8 @@ from . import _expected as answer
 from . import _text as text
 from ._arms import ArmTrainer
 from ._recipe import HYPERPARAMETERS, Recipe
+from .train import COMPRESSION, catalog
 from .train import METRICS as TRAIN
-from .train import catalog
 
 if TYPE_CHECKING:
     from ..measure.session import Session
@@ -94,13 +94,7 @@ METRICS = (
     Metric("clipped", "1", better="neither", about="Share of steps whose gradients were clipped."),
     Metric("nonfinite", "1", about="Steps whose gradients were not finite."),
     Metric("skipped", "1", about="Steps that fp16 left out because gradients overflowed."),
-    Metric(
-        "compression_ratio",
-        "1",
-        better="higher",
-        label="compression ratio",
-        about="Bytes of the gradients over the bytes that are sent in their place.",
-    ),
+    COMPRESSION,
     Metric(
         "compression_accuracy",
         "1",

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,8 @@ from ..workload import Workload
 from . import _expected as answer
 from . import _muon as muon
 from ._arms import ArmTrainer
-from ._parallel import WAYS, parallel
+from ._hooks import HOOKS, way
+from ._parallel import WAYS
 from ._recipe import HYPERPARAMETERS, STATES, Recipe, recipe
 from ._trainer import PartsTrainer
 
@@ -36,8 +38,16 @@ if TYPE_CHECKING:
 
     from ..measure.session import Session
     from ..measure.telemetry import Watch
+    from ._parallel import Parallel
     from ._trainer import Trainer
 
+COMPRESSION = Metric(
+    "compression_ratio",
+    "1",
+    better="higher",
+    label="compression ratio",
+    about="Bytes of the gradients over the bytes that are sent in their place.",
+)
 METRICS = (
     Metric(
         "step", "ms", judged=Ratio(), shown="table", about="Time between the edges of optimizer steps in a row."
@@ -84,6 +94,15 @@ METRICS = (
         "ms",
         about="What a step takes longer than without sending gradients: communication that nothing hides. Only of "
         "ways that can leave it out.",
+    ),
+    COMPRESSION,
+    Metric(
+        "sent",
+        "B",
+        shown="never",
+        about="The all-reduces that a step's communication is taken for, bytes of each: DDP's buckets; of FSDP2, "
+        "which gathers weights twice and scatters gradients, one and a half times each layer's. "
+        "`kernelmark predict` reads them.",
     ),
     Metric(
         "activations",
@@ -156,7 +175,7 @@ def assemble(case: Case, assembly: Assembly) -> PartsTrainer:
     weights and states are stored in.
     """
     system, r = assembly.system, recipe(case, assembly.catalog.models)
-    spread = parallel(str(case.options["parallel"]), case.world)
+    spread = way(str(case.options["parallel"]), case.world, assembly.catalog)
     if system.changes == NO_CHANGES:
         return PartsTrainer(r, assembly, spread)
     if not system.changes.only_stored:
@@ -261,6 +280,9 @@ class Program:
         # The answer's gradients are rounded to the case's dtype: no system can be nearer to them than that.
         own = bounds[getattr(trainer, "products", r.products)], bounds[r.dtype]
         self.bound = max(own, key=lambda x: x.gradient)
+        self.spread: Parallel | None = getattr(trainer, "parallel", None)
+        if self.spread is not None and not self.spread.exact:
+            self.bound = replace(self.bound, gradient=inf, change=inf)  # measured, and held to the loss alone
         self.cuda = session.device.kind == "cuda"
         self.group = session.group
         whole = replace(r, accumulation=r.accumulation * self.group.size)
@@ -365,6 +387,10 @@ class Program:
             found["limit_fraction"] = rounded([r.limit_ms(*shared.rates) / median(samples)])
         if (alone := self.window.alone()) is not None:
             found["exposed_communication"] = rounded([max(0.0, median(samples) - median(alone))])
+        if self.spread is not None:
+            found["sent"] = self.spread.sent()
+            if (ratio := self.spread.ratio) is not None:
+                found["compression_ratio"] = rounded([ratio])
         if self.activations is not None:
             found["activations"] = (float(self.activations),)
         if (unmoved := self.window.unmoved()) is not None:
@@ -424,7 +450,7 @@ WORKLOAD = Train(
         "state": tuple(STATES),
         "products": ("dtype", "e4m3"),
         "clip": (1.0, 0.0),
-        "parallel": WAYS,
+        "parallel": (*WAYS, *HOOKS),
     },
     later={"A": 1, "slice": "whole", "products": "dtype", "clip": 1.0, "parallel": "single"},
     several=True,
