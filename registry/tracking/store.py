@@ -216,8 +216,8 @@ class Store:
         return self._connection.link(View("", wanted, ()).search)
 
     def saved_view(self, conditions: Mapping[str, str]) -> Opened:
-        """A view of the rows with these tags, as far as its charts can be read: of more rows than that, or where no
-        operator is named, it is the newest run's first case among them.
+        """A view of the rows with these tags, as far as its charts can be read: of more rows than that, or where
+        no operator is named, it is the newest run's first case among them.
 
         The view is kept in the registry, so that its address is good for whoever has it. Raises `InputError` where
         no row has a value and such tags; the message says what there is of the first tag that fits none.

@@ -30,9 +30,9 @@ def command_ui(
 ) -> None:
     """The MLflow UI on the registry, on this machine only, at a ready comparison.
 
-    It opens on one case, or with --operator on all cases of that if a chart can show so many, with a chart for each
-    of what matters: the time, the speedup over the fastest baseline, the fraction of the limit. All other metrics
-    are folded. The link it prints is kept in the registry and can be passed on.
+    It opens on one case, or with --operator on all cases of that if a chart can show so many, with a chart for
+    each of what matters: the time, the speedup over the fastest baseline, the fraction of the limit. All other
+    metrics are folded. The link it prints is kept in the registry and can be passed on.
 
     RUN is a run's name, the beginning of one, or `latest`; by default the newest in the registry, or all of them
     where a search is given.
@@ -58,11 +58,9 @@ def command_ui(
         with Ui.start(home, run_name, port, tags=tags) as ui:
             click.echo(ui.link)
             if ui.opened.rows < ui.opened.asked:
-                click.echo(
-                    f"shown: {plain(ui.opened.title)}, {ui.opened.rows} of the {ui.opened.asked} rows asked for. Another "
-                    f"case: --case NAME; all of them: take conditions out of the UI's search.",
-                    err=True,
-                )
+                shown = f"{plain(ui.opened.title)}, {ui.opened.rows} of the {ui.opened.asked} rows asked for"
+                more = "Another case: --case NAME; all of them: take conditions out of the UI's search."
+                click.echo(f"shown: {shown}. {more}", err=True)
             if ui.started:
                 click.echo("Ctrl-C ends it.", err=True)
             ui.wait()
