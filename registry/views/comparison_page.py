@@ -68,7 +68,7 @@ def _operators(changes: Sequence[OperatorChange], timed: bool) -> Table:
     )
     for x in changes:
         counts = map(str, (x.rows, x.faster, x.undecided, x.slower))
-        table.add(x.operator, *counts, figures.change(x.ratio), style="bold" if x.operator == "all" else "")
+        table.add(x.operator, *counts, narrow(figures.change(x.ratio)), style="bold" if x.operator == "all" else "")
     return table
 
 
