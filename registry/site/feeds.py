@@ -74,7 +74,8 @@ def events(lines: Iterable[Line]) -> list[Event]:
         if line.ours:
             runs = {run.name: run for run, _ in line.points}
             found += [Event(line, x, runs[x.run]) for x in line.changes if x.machine is None]
-    return sorted(found, key=lambda x: (x.moment, x.identifier), reverse=True)
+    found.sort(key=lambda x: (x.line.key, x.line.device))
+    return sorted(found, key=lambda x: x.moment, reverse=True)
 
 
 def regressions(found: Sequence[Event]) -> list[Event]:

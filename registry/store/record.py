@@ -81,7 +81,8 @@ class Key(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
     cache: Cache
 
     def __str__(self) -> str:
-        return f"{self.operator}/{self.case} {self.implementation} ({self.cache})"
+        state = "" if self.cache == "cold" else f" ({self.cache})"
+        return f"{self.operator} {self.case} {self.implementation}{state}"
 
 
 GPUS = "gpus"

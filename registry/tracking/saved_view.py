@@ -19,6 +19,10 @@ TAG = "mlflow.sharedViewState."
 """What an experiment's tag for a view begins with; the view's key follows."""
 SHOWN = 100
 """Rows that a chart compares at most."""
+READABLE = 30
+"""Of so many rows bars have names that can be read; a view of more is narrowed to one case, then to one run."""
+NARROWER = (("operator", "case", "cache"), ("invocation",))
+"""The tags by which it is."""
 TAGS = ("gpu", "driver", "cuda", "torch", "triton", "version", "commit")
 """Columns beside the metrics: what people tell machines and versions apart by."""
 SPEEDUP, LIMIT = "speedup/vs_best_baseline", "limit/fraction"
@@ -27,6 +31,16 @@ LOWEST, HIGHEST, BESIDE, BAR = 240, 1600, 110, 18
 """Pixels of a chart: its least and greatest height, what is beside its bars, and a bar. Charts stand
 below one another: side by side their names are cut.
 """
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A view's address, what it shows, and of how many rows that were asked for it shows how many."""
+
+    link: str
+    title: str = ""
+    rows: int = 0
+    asked: int = 0
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from ..store.transfer import checked_run
 from .bulk import Bulk
 from .connection import Connection, StoreError, connect, locked, resolve
 from .entries import SUMMARY, Entry, artifacts, content_hash, entries, journal_file, length, summary
-from .saved_view import TAG, View, drawn
+from .saved_view import NARROWER, READABLE, TAG, Opened, View, drawn
 
 __all__ = ["Ingested", "Store", "StoreError", "Synced", "resolve", "sync"]
 
@@ -215,21 +215,23 @@ class Store:
         wanted = {"kind": "row", "status": "ok"} | ({"invocation": run} if run else {})
         return self._connection.link(View("", wanted, ()).search)
 
-    def saved_view(self, conditions: Mapping[str, str]) -> str:
-        """The UI's address of a view of the rows with these tags: of one case, or of the operator that they name.
+    def saved_view(self, conditions: Mapping[str, str]) -> Opened:
+        """A view of the rows with these tags, as far as its charts can be read: of more rows than that, or where
+        no operator is named, it is the newest run's first case among them.
 
-        Where they name neither, it is the first case of the newest run among them. The view is kept in the
-        registry, so that its address is good for whoever has it. Raises `InputError` where no row has a value and
-        such tags; the message says what there is of the first tag that fits none.
+        The view is kept in the registry, so that its address is good for whoever has it. Raises `InputError` where
+        no row has a value and such tags; the message says what there is of the first tag that fits none.
         """
         wanted = {"kind": "row", "status": "ok", **conditions}
         with self._connection.reachable():
             found = self._rows(wanted)
             if not found:
                 raise InputError(self._nothing(conditions))
-            first = found[0].data.tags
-            if "operator" not in conditions:
-                chosen = {x: first[x] for x in ("operator", "case", "cache")}
+            first, asked = found[0].data.tags, len(found)
+            for names in NARROWER:
+                if "operator" in wanted and len(found) <= READABLE:
+                    break
+                chosen = {x: first[x] for x in names}
                 wanted |= chosen
                 found = [x for x in found if all(x.data.tags[y] == z for y, z in chosen.items())]
             metrics = sorted({name for x in found for name in x.data.metrics if not name.endswith("/curve")})
@@ -244,7 +246,8 @@ class Store:
             )
             kept = self._keep_view(view)
         address = view.fragment(self._connection.experiment_id)
-        return self._connection.address(address) if kept else self._connection.link(view.search)
+        link = self._connection.address(address) if kept else self._connection.link(view.search)
+        return Opened(link, view.title, view.rows, asked)
 
     def _keep_view(self, view: View) -> bool:
         """Whether the registry has the view now: who may only read it gets the search alone."""

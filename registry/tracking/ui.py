@@ -11,11 +11,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from ..errors import HarnessError, InputError
 from ..store.home import Home
+from .saved_view import Opened
 from .store import Store, resolve
 
 _HOST = "127.0.0.1"
@@ -26,8 +28,8 @@ _END_S = 10.0
 class Ui:
     """A running UI: `with Ui.start(home) as ui: ui.wait()`. It ends with the block, children and all."""
 
-    def __init__(self, link: str, process: subprocess.Popen[bytes] | None, log: Path) -> None:
-        self.link = link
+    def __init__(self, opened: Opened, process: subprocess.Popen[bytes] | None, log: Path) -> None:
+        self.opened = opened
         self.log = log
         self._process = process
 
@@ -43,26 +45,31 @@ class Ui:
         """Starts the UI on the registry and returns when it answers.
 
         Where the registry is a server already there is nothing to start, and only the link is made.
-        It opens on the rows of `run` with these tags, of one case or of one operator. `run` defaults to the newest
+        It opens on the rows of `run` with these tags, as `Store.saved_view` has it. `run` defaults to the newest
         one in the registry; where tags are given, to all of them.
         """
         uri = resolve(uri, home)
         store = Store.open(uri, home)
         chosen = run if run or tags else store.newest()
         conditions = ({"invocation": chosen} if chosen else {}) | dict(tags or {})
-        fragment = store.saved_view(conditions) if conditions else store.deep_link(None)
+        opened = store.saved_view(conditions) if conditions else Opened(store.deep_link(None))
         log = home.logs / "ui.log"
         if uri.startswith("http"):
-            return cls(fragment, None, log)
+            return cls(opened, None, log)
         port = _free(port)
         process = _spawn(uri, port, home, log)
-        ui = cls(f"http://{_HOST}:{port}/{fragment}", process, log)
+        ui = cls(replace(opened, link=f"http://{_HOST}:{port}/{opened.link}"), process, log)
         try:
             ui._await(f"http://{_HOST}:{port}/ajax-api/2.0/mlflow/experiments/search?max_results=1")
         except BaseException:
             ui.stop()
             raise
         return ui
+
+    @property
+    def link(self) -> str:
+        """Where it can be looked at."""
+        return self.opened.link
 
     @property
     def started(self) -> bool:

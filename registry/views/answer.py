@@ -133,7 +133,9 @@ def _undecided(rows: Sequence[Row], standing: Standing) -> tuple[str, Verdict, s
     seen = f"one kernel would have to be {times} times as fast as the other for it to show{half_of}"
     varied = f" Between processes times vary by {figures.percent(median(variations))}." if variations else ""
     few = max(x.replicates for x in standing.compared)
-    mend = f" More than {figures.counted(few, 'replicate')}, on a machine that does nothing else, show smaller ones."
+    mend = (
+        f" More than {figures.counted(few, 'replicate')}, on a machine that does nothing else, show smaller ones."
+    )
     return "Too noisy to say", "undecided", f"{holding}: {seen}.{varied}{mend}"
 
 

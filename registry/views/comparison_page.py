@@ -67,8 +67,8 @@ def _operators(changes: Sequence[OperatorChange], timed: bool) -> Table:
         )
     )
     for x in changes:
-        counts = map(str, (x.rows, x.faster, x.undecided, x.slower))
-        table.add(x.operator, *counts, figures.change(x.ratio), style="bold" if x.operator == "all" else "")
+        cells = *map(str, (x.rows, x.faster, x.undecided, x.slower)), narrow(figures.change(x.ratio))
+        table.add(x.operator, *cells, style="bold" if x.operator == "all" else "")
     return table
 
 

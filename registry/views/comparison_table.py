@@ -150,9 +150,7 @@ class RunComparison(msgspec.Struct, frozen=True):
         """The judged metrics beside the primary ones, in the order met."""
         names = dict.fromkeys(name for row in self.compared for name in row.beside)
         worse = [flag.metric for row in self.compared for flag in row.flags]
-        return tuple(
-            MetricChange(x, sum(x in row.beside for row in self.compared), worse.count(x)) for x in names
-        )
+        return tuple(MetricChange(x, sum(x in row.beside for row in self.compared), worse.count(x)) for x in names)
 
     def to_builtins(self) -> dict[str, Any]:
         """As `kernelmark compare --json` prints it."""

@@ -166,7 +166,8 @@ def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
     if above := sum(x.above_limit is True for x in rows):
         told = figures.counted(above, "row")
         out.append(
-            f"{told} faster than their limit (marked !), which is no limit then: kernelmark show "
+            f"{told} faster than {'its' if above == 1 else 'their'} limit (marked !), which is no limit then: "
+            f"kernelmark show "
             f"{journal.header.run} --above-limit"
         )
     out += _remarked(journal)

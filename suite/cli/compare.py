@@ -66,9 +66,9 @@ def command_compare(
     of the same cases, `not run` where it has none.
 
     RUN is a run's name, the beginning of one, `latest`, or a journal file. First how many rows of each operator
-    are faster, undecided and slower, and the geometric mean of their changes; then the rows; then which of them got
-    worse by another judged metric (memory, energy, error). Rows whose
-    comparability keys differ get no ratio; what differs is named. This is for reading; whether something regressed
+    are faster, undecided and slower, and the geometric mean of their changes; then the rows; then which of them
+    got worse by another judged metric (memory, energy, error). Rows whose comparability keys differ get no ratio;
+    what differs is named. This is for reading; whether something regressed
     is `regression_detector`'s to say. Exit code 4 if no row can be compared, else 0.
     """
     if by == "device":

@@ -30,8 +30,8 @@ def command_judge(
     FILE defines a function of OPERATOR's name, as a file of kernels/ does, and imports nothing relative. It is
     checked on the shapes of plan quick and on others that are drawn now, then timed beside the operator's peers,
     in processes of its own without a network. Exit codes: 0 right on all shapes that it says it supports, 1 wrong
-    on one, 3 not known: not all were reached in time, or none can be judged here, as a Triton kernel needs a GPU, or
-    TRITON_INTERPRET=1 and --device cpu.
+    on one, 3 not known: not all were reached in time, or none can be judged here, as a Triton kernel needs a GPU,
+    or TRITON_INTERPRET=1 and --device cpu.
     """
     from ..run.judging import Judge
     from ..run.progress import Tally

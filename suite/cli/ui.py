@@ -8,6 +8,7 @@ from types import FrameType
 import click
 
 from ...registry.errors import InputError
+from ...registry.escape import plain
 from ...registry.store.home import Home
 from ..catalog import Catalog
 from .names import operators, run_argument
@@ -15,7 +16,7 @@ from .names import operators, run_argument
 
 @click.command("ui")
 @run_argument("run", required=False, metavar="[RUN]")
-@click.option("--operator", shell_complete=operators, help="Only this operator: its cases by all implementations.")
+@click.option("--operator", shell_complete=operators, help="Only this operator, by all implementations.")
 @click.option("--case", help="Only this case, by its name as `show` prints it.")
 @click.option(
     "--where",
@@ -29,9 +30,9 @@ def command_ui(
 ) -> None:
     """The MLflow UI on the registry, on this machine only, at a ready comparison.
 
-    It opens on one case, or with --operator on that, with a chart for each of what matters: the time, the speedup
-    over the fastest baseline, the fraction of the limit. All other metrics are folded. The link it prints is kept
-    in the registry and can be passed on.
+    It opens on one case, or with --operator on all cases of that if a chart can show so many, with a chart for
+    each of what matters: the time, the speedup over the fastest baseline, the fraction of the limit. All other
+    metrics are folded. The link it prints is kept in the registry and can be passed on.
 
     RUN is a run's name, the beginning of one, or `latest`; by default the newest in the registry, or all of them
     where a search is given.
@@ -56,6 +57,10 @@ def command_ui(
     try:
         with Ui.start(home, run_name, port, tags=tags) as ui:
             click.echo(ui.link)
+            if ui.opened.rows < ui.opened.asked:
+                shown = f"{plain(ui.opened.title)}, {ui.opened.rows} of the {ui.opened.asked} rows asked for"
+                more = "Another case: --case NAME; all of them: take conditions out of the UI's search."
+                click.echo(f"shown: {shown}. {more}", err=True)
             if ui.started:
                 click.echo("Ctrl-C ends it.", err=True)
             ui.wait()

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from ...registry.store.record import Case, Ceiling
 from ..operator import torch_dtype
 from .device import Device
@@ -30,6 +32,10 @@ MATMUL_DTYPES = {"cuda": ("bf16", "fp16", "fp32", "e4m3"), "cpu": ("fp32", "bf16
 EVENTS_FLOPS = 1 << 40
 """Said of a call that takes milliseconds, so that it gets the timer of such."""
 SAMPLING = Sampling(min_samples=7, max_samples=30, min_seconds=0.01, max_seconds=0.2, target=0.01)
+CPU_SECONDS = 0.1
+"""A call's longest sampling on a CPU, where nearly each one reaches it: they would take half of a short run. The
+limit that rows are held against is a median over the processes of a run, each of which measures all of them.
+"""
 
 
 def measure(device: Device, replicate: int) -> Iterator[Ceiling]:
@@ -58,9 +64,13 @@ def _time(device: Device, size: int, flops: int, call: Callable[[], object]) -> 
     device.synchronize()
     timer = device.timer(case, "cold", call, "auto")
     timer.sample(call)
+    sampling = SAMPLING
+    if device.kind == "cpu":
+        longest = max(SAMPLING.min_seconds, min(SAMPLING.max_seconds, CPU_SECONDS))
+        sampling = msgspec.structs.replace(SAMPLING, max_seconds=longest)
     samples: list[float] = []
     begin = time.monotonic()
-    while not finished(samples, time.monotonic() - begin, SAMPLING):
+    while not finished(samples, time.monotonic() - begin, sampling):
         samples += timer.sample(call)
     return median(samples)
 

@@ -236,7 +236,7 @@ def test_the_page_and_the_exit_code(tmp_path: Path) -> None:
     done = CliRunner().invoke(command_validate, [str(path)])
     assert done.exit_code == 1
     assert done.stdout.splitlines() == [
-        "✗ gelu/M0 kernelmark (cold)",
+        "✗ gelu M0 kernelmark",
         "    ✓ speedup: 2.00× over torch, lower bound 2.00× (at least 1.2×)",
         "    ✗ memory: +10.0 % of torch's 0.0 MB (at most 5 % more)",
         "    ✓ error: 1.0e-06 (at most 1e-05 in fp32)",

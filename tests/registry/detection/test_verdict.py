@@ -191,9 +191,7 @@ class TestOutputs:
         text = to_markdown(report(*self.rows))
         assert text.startswith("### kernelmark: Regression found\n")
         assert text.index("slow") < text.index("gone") < text.index("noisy") < text.index("fat")
-        assert (
-            "| regression | rmsnorm/slow kernelmark (cold) | 1 | 1.12 | +12.0 % \\[+11.0 %, +13.0 %\\] |" in text
-        )
+        assert "| regression | rmsnorm slow kernelmark | 1 | 1.12 | +12.0 % \\[+11.0 %, +13.0 %\\] |" in text
         assert "<details>\n<summary>1 no change</summary>" in text
         assert "calm" not in text
 
@@ -216,7 +214,7 @@ class TestOutputs:
         assert len(text.encode()) < COMMENT_LIMIT
         assert text.endswith("\n")
         if kind == "regression":
-            assert "operator0/" in text
+            assert "operator0 " in text
             assert "rows more" in text
 
     def test_hostile_names_break_nothing(self) -> None:

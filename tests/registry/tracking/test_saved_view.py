@@ -75,7 +75,9 @@ def test_the_registry_keeps_the_view_of_the_first_case(
     shutil.copy(fresh_database, home.database)
     store = Store.open(None, home)
     store.ingest(make_journal(cases=2))
-    link = store.saved_view({"gpu": "NVIDIA H200"})
+    opened = store.saved_view({"gpu": "NVIDIA H200"})
+    assert (opened.title, opened.rows, opened.asked) == ("rms_norm · B4-S256-D4096-bf16-forward", 2, 4)
+    link = opened.link
     experiment = store._client.get_experiment_by_name("kernelmark")
     key = link.rpartition("=")[2]
     state = json.loads(experiment.tags[f"{TAG}{key}"])
@@ -83,11 +85,15 @@ def test_the_registry_keeps_the_view_of_the_first_case(
         "tags.`kind` = 'row' and tags.`status` = 'ok' and tags.`gpu` = 'NVIDIA H200' and "
         "tags.`operator` = 'rms_norm' and tags.`case` = 'B4-S256-D4096-bf16-forward' and tags.`cache` = 'cold'"
     )
-    whole = store.saved_view({"operator": "rms_norm"})
+    whole = store.saved_view({"operator": "rms_norm"}).link
     tags = store._client.get_experiment_by_name("kernelmark").tags
     assert "`case`" not in json.loads(tags[f"{TAG}{whole.rpartition('=')[2]}"])["searchFilter"]
     refused = MlflowException("no", error_code=PERMISSION_DENIED)
     monkeypatch.setattr(store._client, "set_experiment_tag", Mock(side_effect=refused))
-    assert "searchFilter=tags.%60kind%60" in store.saved_view({"gpu": "NVIDIA H200"})  # read-only accounts
+    assert "searchFilter=tags.%60kind%60" in store.saved_view({"gpu": "NVIDIA H200"}).link  # read-only
+    monkeypatch.setattr("kernelmark.registry.tracking.store.READABLE", 1)
+    narrow = store.saved_view({"operator": "rms_norm"})
+    assert (narrow.title, narrow.rows, narrow.asked) == ("rms_norm · B4-S256-D4096-bf16-forward", 2, 4)
+    assert "invocation" in narrow.link
     with pytest.raises(InputError, match="has gpu 'T4'; there are: NVIDIA H200"):
         store.saved_view({"operator": "rms_norm", "gpu": "T4"})

@@ -50,15 +50,17 @@ def test_a_noisy_run_gets_no_number_but_the_reason(literal: Any) -> None:
     assert (told.headline, told.verdict, told.findings) == ("Too noisy to say", "undecided", ())
     assert told.reason == (
         "The 95 % interval of each of 2 cases holds 1: one kernel would have to be more than 100 times as fast as "
-        "the other for it to show in half of them. Between processes times vary by 56 %. More than 2 replicates, on "
-        "a machine that does nothing else, show smaller ones."
+        "the other for it to show in half of them. Between processes times vary by 56 %. More than 2 replicates, "
+        "on a machine that does nothing else, show smaller ones."
     )
 
 
 def test_narrow_intervals_about_one_show_no_difference(literal: Any) -> None:
     told = found(runs(literal, [[1.999, 2.001]]))
     assert told.headline == "No difference shown"
-    assert told.reason == "The 95 % interval of the case holds 1; a difference of more than 0.6 % would have shown."
+    assert (
+        told.reason == "The 95 % interval of the case holds 1; a difference of more than 0.6 % would have shown."
+    )
 
 
 def test_a_single_process_is_too_few(literal: Any) -> None:

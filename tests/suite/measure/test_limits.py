@@ -17,6 +17,7 @@ def test_ceilings_of_a_cpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "ONE_WAY_BYTES", {"cpu": [1 << 14]})
     monkeypatch.setattr(limits, "MATMUL_SIZE", {"cpu": 64})
     monkeypatch.setattr(limits, "SAMPLING", Sampling(min_samples=3, max_samples=3, min_seconds=0, max_seconds=1))
+    monkeypatch.setattr(limits, "CPU_SECONDS", 1)  # a machine that has other work takes its time
     flushed = []
     ceilings = list(limits.measure(Cpu(_flush=lambda: flushed.append(0)), replicate=2))
     assert [(x.what, x.size, x.dtype, x.replicate) for x in ceilings] == [
@@ -30,6 +31,13 @@ def test_ceilings_of_a_cpu(monkeypatch: pytest.MonkeyPatch):
     assert all(x.time_ms > 0 for x in ceilings)
     # Cold: before every sample, and the one that calibrates. Reading and writing are tried in two ways each.
     assert len(flushed) == 8 * 4
+
+
+def test_a_call_on_a_cpu_is_sampled_for_a_tenth_of_a_second(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+    monkeypatch.setattr(limits, "finished", lambda samples, seconds, sampling: asked.append(sampling) or samples)
+    limits._time(Cpu(_flush=lambda: None), 64, 0, lambda: None)
+    assert {x.max_seconds for x in asked} == {0.1}
 
 
 def test_sizes_are_bytes_read_plus_written():

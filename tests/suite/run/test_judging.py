@@ -181,7 +181,13 @@ def test_a_triton_kernel_without_a_gpu_is_not_judged(tmp_path: Path, monkeypatch
             ["right     not judged: a Triton kernel needs a GPU, or TRITON_INTERPRET=1"],
         ),
         (
-            {"right": None, "asked": 8, "out_of_time": True, "interpreted": True, "speed": (Speed("a", 2.0, *[None] * 4),)},
+            {
+                "right": None,
+                "asked": 8,
+                "out_of_time": True,
+                "interpreted": True,
+                "speed": (Speed("a", 2.0, *[None] * 4),),
+            },
             [
                 "right     not known: 1 of 8 shapes, seed 7; out of time, try --budget 240",
                 "speed     a: 2 ms (Triton's interpreter: no speed of the kernel); no peer measured in this time",

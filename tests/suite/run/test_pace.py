@@ -86,7 +86,10 @@ def test_inputs_that_cells_share_are_no_start_of_a_worker() -> None:
             now[0] += 0.9
             pace.end(record(key.case, key.implementation, replicate))
             promised.append((now[0], pace.left_s()))
-    assert promised[7] == (18.0, pytest.approx(2 * (10 + 8 * 0.5)))  # what is again costs half, until that is known
+    assert promised[7] == (
+        18.0,
+        pytest.approx(2 * (10 + 8 * 0.5)),
+    )  # what is again costs half, until that is known
     assert [left for _, left in promised[16:]] == pytest.approx([7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0])
 
 
