@@ -133,7 +133,14 @@ def capacity() -> str:
 
         came, p50, p99, core = (of(x) for x in ("came", "p50_ms", "p99_ms", "per_core"))
         rows.append(
-            [f"{rate:,}", f"{came[1]:,.0f}", f"{p50[1]:.2f} ms", f"{p99[1]:.2f} ms", f"{p99[0]:.2f} ms", f"{core[1]:,.0f}"]
+            [
+                f"{rate:,}",
+                f"{came[1]:,.0f}",
+                f"{p50[1]:.2f} ms",
+                f"{p99[1]:.2f} ms",
+                f"{p99[0]:.2f} ms",
+                f"{core[1]:,.0f}",
+            ]
         )
     head = ("chunks/s", "came", "error, median", "error, p99", "p99 of the quietest run", "chunks a CPU second")
     repeats = len({x["repeat"] for x in found["runs"]})
