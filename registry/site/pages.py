@@ -11,11 +11,15 @@ from types import MappingProxyType
 from typing import Any
 
 from .. import figures
+from ..analysis.rows import rows
 from ..analysis.speedups import excludes_one
 from ..errors import InputError
 from ..escape import CONTROL
 from ..store.journal import Journal
+from ..views import serving
+from ..views.canvas import marker
 from ..views.grouping import groups
+from ..views.looks import Series, palette
 from . import data, drawing
 from .coverage import Coverage
 from .facts import Fact, Run, file_name
@@ -154,6 +158,9 @@ class Pages:
 
     def run(self, journal: Journal, run: Run, found: Sequence[Fact]) -> str:
         """The page of a run: what it was made on, how it went, and its rows with their lines in the journal."""
+        # Made of rows once more, for a facts' row has its primary metric alone: of runs with servers only.
+        shown = rows(journal) if any(x.operator == serving.OPERATOR for x in found) else ()
+        looks = palette(shown)
         return self._render(
             "run.html",
             "../",
@@ -163,6 +170,8 @@ class Pages:
             facts={x.identity: x for x in found},
             monitored=monitored(journal, found),
             header=journal.header,
+            serving=serving.pictures(journal, shown, looks),
+            looks=looks,
         )
 
     def runs(self, runs: Sequence[Run]) -> str:
@@ -230,6 +239,12 @@ def between(low: float | None, high: float | None, unit: str) -> str:
     return f"95 % interval {figures.measured(low, unit)} to {figures.measured(high, unit)} {unit}"
 
 
+def mark(look: Series) -> str:
+    """An implementation's shape in its colour, for a legend."""
+    shape = marker(6, 6, look.colour, look.shape, 9, look.fill)
+    return f'<svg viewBox="0 0 12 12" width="12" height="12" aria-hidden="true">{shape}</svg>'
+
+
 def anchor(name: str) -> str:
     """A case's name as a place on its page."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name[:120])
@@ -271,6 +286,7 @@ def _environment() -> Any:
         sparkline=drawing.sparkline,
         ratio_drawing=drawing.ratio,
         strip=drawing.strip,
+        mark=mark,
         excludes_one=excludes_one,
         zip=zip,
     )

@@ -31,7 +31,7 @@ OPERATORS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class _Plot:
+class Plot:
     """A frame with an axis each way; `up` is measured from the foot."""
 
     canvas: Canvas
@@ -109,7 +109,7 @@ def over_sizes(sweep: Sweep, looks: Mapping[str, Series], limits: bool = False) 
     else:
         known = [case.first.limit for _, case in sweep.cases if case.first.limit]
         up = log_axis(min(points + known), max(points + known), 0, foot - top)
-    plot = _Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
+    plot = Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
     plot.grid(_sized if sweep.axis == BYTES else _same, _same)
     _limits(plot, sweep, limits)
     for name in sorted(lines, key=lambda x: looks[x].ours):  # ours is drawn last, on top
@@ -127,7 +127,7 @@ def over_sizes(sweep: Sweep, looks: Mapping[str, Series], limits: bool = False) 
     return plot.canvas.svg(f"{what} of {first.operator} {first.pass_} over {sweep.axis}: {sweep.common}")
 
 
-def _limits(plot: _Plot, sweep: Sweep, fraction: bool) -> None:
+def _limits(plot: Plot, sweep: Sweep, fraction: bool) -> None:
     known = [(size, 1.0 if fraction else case.first.limit) for size, case in sweep.cases if case.first.limit]
     places = [plot.at(size, limit) for size, limit in known if limit]
     if len(places) > 1:
@@ -163,7 +163,7 @@ def over_lengths(contest: Contest, measure: Measure) -> str | None:
     longest = max(len(x.operator) for x in known)
     left, right, top, foot = 62.0, WIDTH - longest * CHARACTER - 12, 14.0 + 14.0 * (len(known) - 1), 250.0
     up = log_axis(min(values), max(values), 0, foot - top)
-    plot = _Plot(Canvas(WIDTH, foot + 24), _octaves(lengths, left, right), up, top, foot)
+    plot = Plot(Canvas(WIDTH, foot + 24), _octaves(lengths, left, right), up, top, foot)
     plot.grid(_same, _same if measure == "time" else _sized)
     ends: list[tuple[float, float, str, str]] = []
     for series, points in zip(known, middles, strict=True):
@@ -202,7 +202,7 @@ def _end_labels(canvas: Canvas, ends: Sequence[tuple[float, float, str, str]]) -
         canvas.text(x, least, text, colour)
 
 
-def _crossings(plot: _Plot, contest: Contest, measure: Measure) -> None:
+def _crossings(plot: Plot, contest: Contest, measure: Measure) -> None:
     canvas, across = plot.canvas, plot.across
     points = _middles(contest.quadratic.curve(measure))
     known = [(contest.crossing(x, measure), x) for x in contest.linear]
@@ -243,7 +243,7 @@ def curves(points: Mapping[str, Mapping[float, float]], looks: Mapping[str, Seri
     left, right, top, foot = 62.0, WIDTH - 22.0, 12.0, 230.0
     across = span_axis(min(across_all), max(across_all), left, right)
     up = span_axis(min(values), max(values), 0, foot - top)
-    plot = _Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
+    plot = Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
     plot.grid(_same, _same)
     for name, line in known.items():
         look = looks[name]
@@ -263,7 +263,7 @@ def copy_curve(copy_ms: Mapping[int, float]) -> str | None:
     left, right, top, foot = 58.0, WIDTH - 22.0, 12.0, 188.0
     across = log_axis(points[0][0], points[-1][0], left, right)
     up = linear_axis(max(y for _, y in points), 0, foot - top, lambda y: f"{y:,g}")
-    plot = _Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
+    plot = Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
     plot.grid(_sized, _same)
     places = [plot.at(x, y) for x, y in points]
     plot.canvas.line([x for x, _ in places], [y for _, y in places], "--ink", 1.6)
@@ -294,7 +294,7 @@ def roofline(dtype: str, found: Iterable[CaseRows], ceilings: Ceilings, looks: M
     least, most = min(ridge / 4, *(x for x, *_ in points)), max(ridge * 4, *(x for x, *_ in points))
     across = log_axis(least, most, left, right)
     up = log_axis(min(x for _, x, *_ in points), max(rate, *(x for _, x, *_ in points)), 0, foot - top)
-    plot = _Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
+    plot = Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
     plot.grid(_same, _same)
     roof = [(x, min(rate, x * copy / 1e3)) for x in (least, ridge, most)]
     lowest = 10 ** (math.log10(min(x for _, x, *_ in points)) - 0.02)

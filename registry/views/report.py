@@ -28,7 +28,7 @@ from ..errors import InputError
 from ..store.journal import Journal
 from ..store.metric import Metric, Ratio
 from ..store.record import YARDSTICK
-from . import charts, lines, strips, summary
+from . import charts, lines, serving, strips, summary
 from .answer import Answer, answer
 from .canvas import Axis, marker
 from .comparison_table import RunComparison, compare
@@ -158,6 +158,7 @@ class Run:
     answer: Answer
     sections: tuple[Section, ...]
     races: tuple[Race, ...]
+    serving: serving.Pictures
     worths: tuple[Worth, ...]
     speedups: tuple[tuple[CaseRows, Row], ...]
     matrices: tuple[tuple[Metric, tuple[Matrix, ...]], ...]
@@ -325,6 +326,7 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         answer=answer(found, overall, raced, exchanged),
         sections=_sections(journal, found, looks),
         races=_races(raced),
+        serving=serving.pictures(journal, found, looks),
         worths=exchanged,
         speedups=speedups,
         matrices=tuple((x, _matrices(found, looks, x)) for x in header.metrics if _compared(x, found)),

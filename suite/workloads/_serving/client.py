@@ -155,6 +155,7 @@ class Client:
         work = loop.create_task(self._closed() if self.task.users else self._open())
         gc.collect()
         gc.disable()
+        busy = time.process_time()
         try:
             wait = (self.task.begin_ns - time.monotonic_ns()) / 1e9 + self.task.deadline_s
             _, late = await asyncio.wait({work}, timeout=max(0.0, wait))
@@ -163,12 +164,13 @@ class Client:
                 with contextlib.suppress(asyncio.CancelledError):
                     await x
         finally:
+            busy = time.process_time() - busy
             gc.enable()
             beat.cancel()
         if not work.cancelled() and work.exception() is not None:
             raise work.exception() or RuntimeError
         seen = [self._read(x) for x in self.task.asked]
-        return Result(seen, self.late)
+        return Result(seen, self.late, busy)
 
     async def _beat(self) -> None:
         loop = asyncio.get_running_loop()

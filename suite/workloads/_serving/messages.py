@@ -59,10 +59,13 @@ class Seen(msgspec.Struct):
 
 
 class Result(msgspec.Struct):
-    """All requests of a task, and how late the client's own loop was, in ms, every few of them."""
+    """All requests of a task, how late the client's own loop was, in ms, every few of them, and the processor time
+    that it took while they were under way.
+    """
 
     seen: list[Seen]
     late_ms: list[float]
+    busy_s: float = 0.0
 
 
 class Planted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -45,7 +45,9 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Both(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Fields of both kinds of request. What can only be at its neutral value is in `NEUTRAL`."""
+    """Fields of both kinds of request, `ignore_eos` and `repetition_penalty` vLLM's. What can only be at its neutral
+    value is in `NEUTRAL`.
+    """
 
     model: str
     max_tokens: int | None = None
@@ -57,6 +59,7 @@ class _Both(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ignore_eos: bool = False
     n: int | None = 1
     top_p: float | None = 1.0
+    repetition_penalty: float | None = 1.0
     presence_penalty: float | None = 0.0
     frequency_penalty: float | None = 0.0
     stop: Any = None
@@ -88,6 +91,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "n": (None, 1),
     "best_of": (None, 1),
     "top_p": (None, 1.0),
+    "repetition_penalty": (None, 1.0),
     "presence_penalty": (None, 0.0),
     "frequency_penalty": (None, 0.0),
     "stop": (None, []),

@@ -127,7 +127,7 @@ def test_what_endpoints_do_is_reported_as_that(name: str) -> None:
         assert x.number == 0 or sorted(off)[2] < 100
         assert (x.tokens, len(x.chunks)) == (6, 6)
         assert latencies.first_token(x) >= fake.first_ms  # type: ignore[operator]  # it has one
-    assert max(latencies.gaps([seen[5]])) >= fake.stall_ms
+    assert max(latencies.gaps([seen[5]])) > fake.stall_ms / 2  # the chunk before may be read late
     assert len(seen[6].chunks) == 2
     assert seen[7].tokens is None
     assert asked[0].said.get("model") == "fake-1"

@@ -6,17 +6,23 @@ import os
 import random
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import fmean
 
 import msgspec
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "serving"))
+
 from kernelmark.registry.errors import InputError
 from kernelmark.suite.workloads._serving import children, latencies
 from kernelmark.suite.workloads._serving.children import Clients, Running, ours
 from kernelmark.suite.workloads._serving.load import Asked
 from kernelmark.suite.workloads._serving.messages import Planted, Seen, Spec, Task
+from malformed import malformed
 
 MALFORMED = int(os.environ.get("KERNELMARK_MALFORMED", "150"))
 
@@ -107,42 +113,6 @@ def test_a_server_that_is_killed() -> None:
     assert not server.alive()
     assert {x.outcome for x in seen} <= {"ok", "cut", "refused"}
     assert any(x.outcome != "ok" for x in seen)
-
-
-GOOD = msgspec.json.encode({"model": "m", "prompt": [1], "max_tokens": 1})
-
-
-def malformed(generator: random.Random) -> bytes:
-    """A request with something wrong: bytes changed, cut, or put in; or fields of wrong kinds."""
-    body = GOOD
-    kind = generator.randrange(4)
-    if kind == 0:
-        values: list[object] = [
-            None,
-            -1,
-            1e308,
-            "x",
-            [],
-            {},
-            [[1]],
-            True,
-            "t1",
-            "\ud800".encode("utf-8", "replace").decode(),
-        ]
-        names = ["model", "prompt", "max_tokens", "temperature", "stream", "n", "seed", "messages", "tools"]
-        fields = {generator.choice(names): generator.choice(values) for _ in range(3)}
-        body = msgspec.json.encode({"model": "m", "prompt": [1], **fields})
-    elif kind == 1:
-        body = bytes(generator.randrange(256) for _ in range(generator.randrange(60)))
-    path = generator.choice([b"/v1/completions", b"/v1/chat/completions", b"/v1/models", b"/../etc", b"/%00"])
-    verb = generator.choice([b"POST", b"POST", b"POST", b"GET", b"PUT", b"\x00"])
-    whole = b"%s %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (verb, path, len(body), body)
-    if kind >= 2:
-        raw = bytearray(whole)
-        for _ in range(generator.randrange(1, 6)):
-            raw[generator.randrange(len(raw))] = generator.randrange(256)
-        whole = bytes(raw[: generator.randrange(1, len(raw) + 1)])
-    return whole
 
 
 def test_malformed_requests_end_in_errors_of_the_protocol(quick: Running) -> None:

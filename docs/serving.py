@@ -1,0 +1,173 @@
+"""Writes the tables of `docs/serving.md` that say what was measured on a CPU, from records of
+`registry/reference/serving/`; no figure there stands by hand.
+
+    python docs/serving.py            prints them
+    python docs/serving.py --write    writes them; a test holds the page to what this prints
+
+The records are made by `make agreement` and `make serving`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE / "serving.md"
+RECORDS = HERE.parent / "registry" / "reference" / "serving"
+
+TOOLS = {"guidellm": "guidellm", "aiperf": "AIPerf", "vllm": "vLLM's client"}
+SERVERS = {"planted": "answers of planted times", "model": "a million parameters on a CPU"}
+TIMES = ("first token", "time a token", "end to end", "last token")
+CLOSE = 0.02
+"""What two tools may differ by and still agree."""
+
+Values = Mapping[tuple[str, str, int, str, str], float]
+"""Median ms of the requests of one load, by server, load, round, tool and time."""
+
+
+def record(name: str) -> Any:
+    """A record."""
+    return json.loads((RECORDS / f"{name}.json").read_bytes())
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(x)} |\n" for x in lines)
+
+
+def agreement() -> str:
+    """What each tool says over what ours says: the middle of the rounds, and the least and the most of them."""
+    found = record("agreement")
+    values = {
+        (x["server"], x["load"], x["round"], x["tool"], name): median(each)
+        for x in found["runs"]
+        for name, each in x["ms"].items()
+    }
+    rounds = sorted({x["round"] for x in found["runs"]})
+    tools = [x for x in TOOLS if x in found["versions"]]
+    load = found["load"]
+    said = ", ".join(f"{TOOLS[x]} {found['versions'][x]}" for x in tools)
+    rows = []
+    for server in SERVERS:
+        for kind in dict.fromkeys(x["load"] for x in found["runs"]):
+            for name in TIMES:
+                row = [ratio(values, rounds, server, kind, name, tool) for tool in tools]
+                if any(row):
+                    own = [values[server, kind, x, "kernelmark", name] for x in rounds]
+                    rows.append([SERVERS[server], LOADS[kind](load), name, f"{median(own):.3g}", *row])
+    head = ("server", "load", "time", "ours, ms", *(TOOLS[x] for x in tools))
+    return (
+        f"{said}; {load['requests']} requests of {load['input']} tokens for {load['output']}, {len(rounds)} rounds in "
+        f"which all tools took turns, {found['cores']} cores that others used too. Medians of a load's requests over "
+        f"ours of the same round: the middle round, in brackets the least and the most. Bold: within "
+        f"{CLOSE:.0%} of ours.\n\n" + table(head, rows)
+    )
+
+
+LOADS: Mapping[str, Callable[[Any], str]] = {
+    "closed": lambda load: f"closed, {load['users']} users",
+    "constant": lambda load: f"constant, {load['rate']}/s",
+}
+
+
+def ratio(values: Values, rounds: Sequence[int], server: str, kind: str, name: str, tool: str) -> str:
+    """A tool's time over ours; empty where it has none."""
+    found = sorted(
+        values[server, kind, x, tool, name] / values[server, kind, x, "kernelmark", name]
+        for x in rounds
+        if (server, kind, x, tool, name) in values
+    )
+    if not found:
+        return ""
+    middle = median(found)
+    mark = "**" if abs(middle - 1) <= CLOSE else ""
+    return f"{mark}{middle:.3f}{mark} ({found[0]:.3f} to {found[-1]:.3f})"
+
+
+def faults() -> str:
+    """What became of requests to servers with planted faults."""
+    found = record("faults")
+    rows = [
+        [
+            f"a server that {x['server']}" if x["server"] != "none" else "a server without faults",
+            f"{x['asked']}",
+            ", ".join(f"{n} `{how}`" for how, n in x["ended"].items()),
+            f"{sum(x['ended'].values())} of {x['asked']}",
+            f"{x['beyond_s']:.1f} s",
+        ]
+        for x in found["faults"]
+    ]
+    none, queue = found["malformed"], found["queueing"]
+    ends = ", ".join(f"{n:,} {how}" for how, n in none["ended"].items())
+    off = queue["found_ms"] / queue["server_ms"] - 1
+    return (
+        table(("planted", "requests", "how they ended", "accounted for", "after the last arrival"), rows)
+        + f"\n{none['asked']:,} malformed requests to our server: {ends} (by HTTP status; `closed` had no request in "
+        f"it). It printed {'nothing' if not none['printed'] else 'something'}, "
+        f"{'still served' if none['after'] == {'ok': 2} else 'served no more'}, and listened on "
+        f"{'the loopback alone' if not none['elsewhere'] else 'more than the loopback'}.\n"
+        f"\nQueueing: {queue['requests']} requests, ten a second, to a server that takes {queue['one_at_a_time_ms']:.0f} "
+        f"ms for each, one at a time. Mean end to end from the schedule {queue['found_ms']:,.0f} ms, by the server's "
+        f"own account {queue['server_ms']:,.0f} ms: {off:+.2%}. Were each to take what is planted, and nothing "
+        f"besides, it would be {queue['exact_ms']:,.0f} ms; counted from when a place was free, "
+        f"{queue['one_at_a_time_ms']:.0f} ms.\n"
+    )
+
+
+def capacity() -> str:
+    """How far off the client's stamps are, and what a core could take."""
+    found = record("capacity")
+    rows = []
+    for rate in dict.fromkeys(x["asked"] for x in found["runs"]):
+        runs = [x for x in found["runs"] if x["asked"] == rate]
+
+        def of(name: str, runs: Sequence[Any] = runs) -> tuple[float, float]:
+            values = [x[name] for x in runs]
+            return min(values), median(values)
+
+        came, p50, p99, core = (of(x) for x in ("came", "p50_ms", "p99_ms", "per_core"))
+        rows.append(
+            [
+                f"{rate:,}",
+                f"{came[1]:,.0f}",
+                f"{p50[1]:.2f} ms",
+                f"{p99[1]:.2f} ms",
+                f"{p99[0]:.2f} ms",
+                f"{core[1]:,.0f}",
+            ]
+        )
+    head = ("chunks/s", "came", "error, median", "error, p99", "p99 of the quietest run", "chunks a CPU second")
+    repeats = len({x["repeat"] for x in found["runs"]})
+    return (
+        f"{found['streams']} streams over {found['seconds']:.0f} s, one client process, {repeats} runs of each rate of "
+        f"which the middle one is shown; {found['cores']} cores, the source of the chunks and others' work on them "
+        f"too.\n\n" + table(head, rows)
+    )
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {"agreement": agreement, "faults": faults, "capacity": capacity}
+
+
+def placed(page: str) -> str:
+    """The page with what its blocks are now."""
+    for name, block in BLOCKS.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        before, _, rest = page.partition(begin)
+        _, _, after = rest.partition(end)
+        if not rest or end not in rest:
+            raise SystemExit(f"{PAGE.name} has no marks {begin.strip()} and {end.strip()}")
+        page = f"{before}{begin}{block()}{end}{after}"
+    return page
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        PAGE.write_text(placed(PAGE.read_text()))
+    else:
+        print("\n".join(block() for block in BLOCKS.values()))

@@ -1,0 +1,222 @@
+"""Serving: latency over load, throughput against speed, and how latencies are spread, from the rows of a run.
+
+Pure. Open loads come by a schedule, closed ones by users: the two are never in one drawing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from .. import figures
+from ..analysis.rows import Row
+from ..store.journal import Journal
+from ..store.record import GPUS
+from .canvas import DASHES, FONT, Axis, Canvas, linear_axis, log_axis
+from .charts import WIDTH
+from .lines import Plot
+from .looks import Series
+
+OPERATOR = "serve"
+"""The workload whose rows these are."""
+TAILS = (("ttft_p99", "first token"), ("tpot_p99", "time a token"), ("request_p99", "end to end"))
+SPREADS = (
+    ("ttft", "First token"),
+    ("tpot", "Time a token"),
+    ("request", "End to end"),
+    ("dispatch", "Dispatch delay"),
+)
+MARKS = ((50, 1), (90, 50), (99, 500))
+"""Percentiles that are marked, with the requests that each takes at the least."""
+LEAST_MS = 1e-3
+"""What is shorter is drawn as this: an axis of logarithms has no 0."""
+POINTS = 200
+"""Of a distribution's line."""
+
+Point: TypeAlias = tuple[float, float, Row]
+Place: TypeAlias = Callable[[Row], float | None]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing with its caption, and what tells it from others with the same."""
+
+    caption: str
+    of: str
+    drawing: str
+    implementations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The drawings of a run: over load, and how the latencies of each case are spread."""
+
+    loads: tuple[Picture, ...] = ()
+    spreads: tuple[Picture, ...] = ()
+
+    @property
+    def implementations(self) -> tuple[str, ...]:
+        """Those in any of them, each once."""
+        both = (*self.loads, *self.spreads)
+        return tuple(dict.fromkeys(name for x in both for name in x.implementations))
+
+
+def pictures(journal: Journal, found: Iterable[Row], looks: Mapping[str, Series]) -> Pictures:
+    """All drawings that a run's rows give."""
+    mine = [x for x in found if x.operator == OPERATOR and x.value() is not None]
+    loads: list[Picture] = []
+    for what, group in _together(mine, "rate", "requests").items():
+        if group[0].axes.get("rate", 0) and group[0].options.get("load") != "search":
+            loads.extend(_tails(what, group, looks))
+    for what, group in _together(mine, "rate", "users", "requests").items():
+        loads.extend(_front(what, group, looks))
+    spreads = [
+        y
+        for case in dict.fromkeys(x.case for x in mine)
+        for metric, caption in SPREADS
+        if (y := _spread(journal, case, metric, caption, looks)) is not None
+    ]
+    return Pictures(tuple(loads), tuple(spreads))
+
+
+def _together(rows: Sequence[Row], *but: str) -> dict[str, list[Row]]:
+    """Rows that differ in these axes and in who they are of alone, by what they have in common."""
+    out: dict[str, list[Row]] = {}
+    for row in rows:
+        axes = [f"{name}{size}" for name, size in row.axes.items() if name not in but]
+        options = [f"{x}" for x in row.options.values()]
+        out.setdefault(" · ".join([*options, *axes, row.dtype]), []).append(row)
+    return out
+
+
+def _lines(rows: Sequence[Row], across: Place, up: Place) -> dict[str, list[Point]]:
+    """Points by implementation, in their order from left to right."""
+    out: dict[str, list[Point]] = {}
+    for row in rows:
+        x, y = across(row), up(row)
+        if x and y:
+            out.setdefault(row.implementation, []).append((x, y, row))
+    return {name: sorted(x, key=lambda point: point[:2]) for name, x in out.items()}
+
+
+def _tails(what: str, rows: Sequence[Row], looks: Mapping[str, Series]) -> Iterator[Picture]:
+    """The 99th percentiles of a load at several rates, over these."""
+    for metric, name in TAILS:
+        lines = _lines(rows, lambda x: x.axes["rate"] / 1000, lambda x, metric=metric: x.value(metric))
+        if lines:
+            drawing = _drawn(lines, looks, f"p99 of {name} over the rate: {what}", "requests/s", "ms")
+            yield Picture(f"p99 of {name}, ms, over requests/s: lower is better", what, drawing, tuple(lines))
+
+
+def _front(what: str, rows: Sequence[Row], looks: Mapping[str, Series]) -> Iterator[Picture]:
+    """Tokens/s a GPU over tokens/s of one user, at every load."""
+
+    def speed(row: Row) -> float | None:
+        each = row.value("tpot")
+        return 1000 / each if each else None
+
+    lines = _lines(rows, speed, lambda x: (x.value("output_per_s") or 0.0) / x.axes.get(GPUS, 1))
+    if lines:
+        front = best([(x, y) for line in lines.values() for x, y, _ in line])
+        text = f"Output tokens/s a GPU over tokens/s of a user: {what}"
+        drawing = _drawn(lines, looks, text, "tokens/s of a user", "tokens/s a GPU", front)
+        caption = "Output tokens/s a GPU, or CPU, over 1/TPOT, tokens/s of a user: better is up and to the right"
+        yield Picture(caption, what, drawing, tuple(lines))
+
+
+def best(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The Pareto front, from left to right: points than which no other is at least as good in both."""
+    out: list[tuple[float, float]] = []
+    for x, y in sorted(set(points), reverse=True):
+        if not out or y > out[-1][1]:
+            out.append((x, y))
+    return out[::-1]
+
+
+def _drawn(
+    lines: Mapping[str, Sequence[Point]],
+    looks: Mapping[str, Series],
+    text: str,
+    across_unit: str,
+    up_unit: str,
+    front: Sequence[tuple[float, float]] = (),
+) -> str:
+    """Points by implementation on two logarithmic axes, joined, and the front below them."""
+    points = [(x, y) for line in lines.values() for x, y, _ in line]
+    left, right, top, foot = 62.0, WIDTH - 22.0, 12.0, 230.0
+    across = log_axis(min(x for x, _ in points), max(x for x, _ in points), left, right)
+    up = log_axis(min(y for _, y in points), max(y for _, y in points), 0, foot - top)
+    if not front:  # each rate that was tried
+        across = replace(across, ticks=[(x, f"{x:g}") for x in sorted({x for x, _ in points})])
+    plot = Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
+    plot.grid(_same, _same)
+    if len(front) > 1:
+        places = [plot.at(x, y) for x, y in front]
+        plot.canvas.line([x for x, _ in places], [y for _, y in places], "--ink", 1.2, DASHES[2])
+    for name in sorted(lines, key=lambda x: looks[x].ours):  # ours is drawn last, on top
+        look = looks[name]
+        places = [plot.at(x, y) for x, y, _ in lines[name]]
+        plot.canvas.line(
+            [x for x, _ in places], [y for _, y in places], look.colour, 2.4 if look.ours else 1.5, look.dash
+        )
+        for (x, y, row), place in zip(lines[name], places, strict=True):
+            load = (
+                f"{row.axes['users']} users"
+                if row.axes.get("users")
+                else f"{row.axes['rate'] / 1000:g} requests/s"
+            )
+            told = f"{name}, {load}: {figures.number(y)} {up_unit} at {figures.number(x)} {across_unit}"
+            plot.canvas.dot(*place, look.colour, look.shape, 7.5 if look.ours else 6.5, told, look.fill)
+    return plot.canvas.svg(text)
+
+
+def _same(_: float, text: str) -> str:
+    return text
+
+
+# --- how latencies are spread ---------------------------------------------------------------------------
+
+
+def nearest_rank(ordered: Sequence[float], percent: float) -> float:
+    """The least of ordered values that so many of all are not above."""
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def _spread(journal: Journal, case: str, metric: str, caption: str, looks: Mapping[str, Series]) -> Picture | None:
+    """The share of requests that took no longer, of all processes together; marked are its percentiles."""
+    values: dict[str, list[float]] = {}
+    for record in journal.records:
+        if record.case.operator == OPERATOR and record.case.name == case and record.measurement is not None:
+            values.setdefault(record.implementation, []).extend(record.measurement.samples.get(metric, ()))
+    lines = {name: sorted(max(LEAST_MS, y) for y in x) for name, x in values.items() if x}
+    if not lines:
+        return None
+    left, right, top, foot = 62.0, WIDTH - 60.0, 12.0, 230.0
+    across = log_axis(min(x[0] for x in lines.values()), max(x[-1] for x in lines.values()), left, right)
+    up: Axis = linear_axis(1.0, 0, foot - top, figures.percent)
+    plot = Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
+    plot.grid(_same, _same)
+    taken: list[tuple[float, float]] = []
+    for name in sorted(lines, key=lambda x: looks[x].ours):
+        look, ordered = looks[name], lines[name]
+        shares = [i / POINTS for i in range(1, POINTS + 1)]
+        places = [plot.at(nearest_rank(ordered, 100 * share), share) for share in shares]
+        plot.canvas.line([x for x, _ in places], [y for _, y in places], look.colour, 1.6, look.dash)
+        for percent, least in MARKS:
+            if len(ordered) >= least:
+                value = nearest_rank(ordered, percent)
+                told = f"{name}: p{percent} {figures.number(value)} ms of {len(ordered):,} requests"
+                x, y = plot.at(value, percent / 100)
+                plot.canvas.dot(x, y, look.colour, look.shape, 6.5, told, look.fill)
+                # Beside the mark, on the left where another's figure stands on the right.
+                side = next((z for z in (1, -1) if all(abs(x + 40 * z - a) > 75 or y != b for a, b in taken)), 0)
+                if side:
+                    taken.append((x + 40 * side, y))
+                    align = "left" if side > 0 else "right"
+                    shown = f"p{percent} {figures.number(value, 3)}"
+                    plot.canvas.text(x + 7 * side, y + 6 * side, shown, "--soft", align, size=FONT - 2)
+    drawing = plot.canvas.svg(f"Distribution of {metric} of {case}")
+    about = f"{caption}, ms: share of requests that took no longer, with percentiles"
+    return Picture(about, case, drawing, tuple(lines))

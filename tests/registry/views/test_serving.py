@@ -1,0 +1,105 @@
+"""What is drawn of servers: latency over load, throughput against speed, how latencies are spread."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from kernelmark.registry.analysis.rows import rows
+from kernelmark.registry.store.record import Measurement, Record
+from kernelmark.registry.views.looks import palette
+from kernelmark.registry.views.report import render
+from kernelmark.registry.views.serving import Pictures, best, nearest_rank, pictures
+from kernelmark.suite.workloads import serve
+
+
+def served(literal: Any, name: str, rate: int, users: int, requests: int, slow: float) -> Record:
+    """A record of a server that takes so many ms."""
+    chance = random.Random(f"{name}{rate}{users}")
+    axes = {"rate": rate, "users": users, "requests": requests, "input": 32, "output": 16}
+    load = "closed" if users else "poisson"
+    case = serve.WORKLOAD.case(axes, "fp32", "program", model="llama-1m", load=load)
+    values = [slow * (1 + chance.random()) for _ in range(requests)]
+    samples: dict[str, tuple[float, ...]] = {
+        "request": tuple(values),
+        "ttft": tuple(x / 4 for x in values),
+        "tpot": tuple(x / 20 for x in values),
+        "dispatch": tuple(0.1 * chance.random() for _ in values),
+        "output_per_s": (16000 / slow * max(1, users),),
+    }
+    if requests >= 500:
+        samples |= {f"{x}_p99": (nearest_rank(sorted(samples[x]), 99),) for x in ("request", "ttft", "tpot")}
+    record: Record = literal.record()
+    measurement = Measurement(samples, "monotonic")
+    return msgspec.structs.replace(
+        record, case=case, implementation=name, provider=name.partition("_")[0], cache="hot", measurement=measurement
+    )
+
+
+@pytest.fixture
+def run(literal: Any) -> Any:
+    """Two servers at two rates and two numbers of users, one of the rates with few requests."""
+    lines = [
+        served(literal, name, rate, users, requests, slow)
+        for name, factor in (("kernelmark", 1.0), ("torch", 2.0))
+        for rate, users, requests, slow in (
+            (4000, 0, 600, 100 * factor),
+            (8000, 0, 600, 150 * factor),
+            (16000, 0, 40, 300 * factor),
+            (0, 1, 40, 80 * factor),
+            (0, 4, 40, 120 * factor),
+        )
+    ]
+    return literal.journal(*lines, metrics=serve.METRICS)
+
+
+def drawn(run: Any) -> Pictures:
+    found = rows(run)
+    return pictures(run, found, palette(found))
+
+
+def captions(found: Pictures) -> Sequence[str]:
+    return [x.caption.partition(",")[0] for x in found.loads]
+
+
+def test_open_and_closed_loads_are_apart(run: Any) -> None:
+    found = drawn(run)
+    assert captions(found) == [
+        "p99 of first token", "p99 of time a token", "p99 of end to end",
+        "Output tokens/s a GPU", "Output tokens/s a GPU",
+    ]  # fmt: skip
+    by_schedule = [" requests/s: " in x.drawing for x in found.loads[3:]]
+    by_users = [" users: " in x.drawing for x in found.loads[3:]]
+    assert sorted(zip(by_schedule, by_users, strict=True)) == [(False, True), (True, False)]
+    assert found.implementations == ("kernelmark", "torch")
+
+
+def test_a_p99_is_of_enough_requests(run: Any) -> None:
+    found = drawn(run)
+    tips = re.findall(r"<title>(kernelmark, [^<]*)</title>", found.loads[0].drawing)
+    assert [x.partition(":")[0] for x in tips] == ["kernelmark, 4 requests/s", "kernelmark, 8 requests/s"]
+    few = next(x for x in found.spreads if "rate16000" in x.of)
+    many = next(x for x in found.spreads if "rate4000" in x.of)
+    marked = [re.findall(r"kernelmark: (p\d+) ", x.drawing) for x in (few, many)]
+    assert marked == [["p50"], ["p50", "p90", "p99"]]
+
+
+def test_the_front_is_what_nothing_is_better_than() -> None:
+    assert best([(1, 5), (2, 4), (2, 3), (3, 4), (4, 1), (1, 4)]) == [(1, 5), (3, 4), (4, 1)]
+    assert best([]) == []
+
+
+def test_the_report_has_them(run: Any) -> None:
+    page = render([run])
+    assert page.count("p99 of first token, ms, over requests/s: lower is better") == 1
+    assert page.count("Dispatch delay, ms: share of requests") == 5
+
+
+def test_a_run_without_servers_has_none(literal: Any) -> None:
+    run = literal.journal(literal.record())
+    assert drawn(run) == Pictures()
+    assert 'serving">' not in render([run])
