@@ -114,6 +114,12 @@ def test_labels_say_what_it_stands_on():
             BuildFailed,
             "THESE PACKAGES DO NOT MATCH THE HASHES",
         ),
+        (
+            "#5 2.065 E: Package 'python3.12-venv' has no installation candidate\n"
+            "executor failed running [/bin/sh -c set -eu; apt-get install]: exit code: 100",
+            BuildFailed,
+            r"could not be built: #5 2.065 E: Package 'python3.12-venv' has no installation candidate$",
+        ),
     ],
 )
 def test_why_a_build_failed(last, kind, said):
