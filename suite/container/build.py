@@ -38,6 +38,7 @@ OFFLINE = re.compile(
     re.IGNORECASE,
 )
 GONE = re.compile(r"manifest unknown|: not found|pull access denied|authorization failed", re.IGNORECASE)
+FAULT = re.compile(r"error|failed|denied|unable|\bE: ", re.IGNORECASE)
 REPEATED = re.compile(r"executor failed running|did not complete successfully")
 STEP = re.compile(r"#\d+ (\[.*)")
 """BuildKit's line on a step that begins."""
@@ -281,7 +282,7 @@ def build(
 
 def failure(engine: Engine, name: str, base: str, said: str) -> LaunchError:
     """Why a build failed, from its last lines."""
-    errors = [x.strip() for x in said.splitlines() if re.search(r"error|failed|denied|unable|\bE: ", x, re.IGNORECASE)]
+    errors = [x.strip() for x in said.splitlines() if FAULT.search(x)]
     # BuildKit's own last word repeats the step, which is long.
     last = ([x for x in errors if not REPEATED.search(x)] or errors or ["it said nothing"])[-1]
     if FULL.search(said):

@@ -126,6 +126,22 @@ def test_what_is_compiled_is_made_of_two_more_locks():
     ]
 
 
+def test_an_image_for_gpus_is_looked_into_without_one():
+    """Neither its runtime nor its limits, which a machine without GPUs need not grant."""
+    asked: dict[str, Any] = {}
+
+    def run(image: str, command: list[str], **settings: Any) -> str:
+        asked.update(settings)
+        return '{"python": [], "system": [], "distribution": "ubuntu"}'
+
+    engine: Any = SimpleNamespace(client=SimpleNamespace(containers=SimpleNamespace(run=run)))
+    held = Built("sha256:a", "h100", "nvidia")
+    assert contents.contents(Session(engine, held, (), Home(Path("/nowhere"))))["distribution"] == "ubuntu"
+    assert asked["device_requests"] is None
+    assert [x["Name"] for x in asked["ulimits"]] == ["core"]
+    assert asked["environment"]["KERNELMARK_IMAGE"] == "h100"
+
+
 def test_a_bill_of_materials_names_packages_and_licences():
     held = {
         "distribution": "debian",
