@@ -1,8 +1,6 @@
 # One file for all images; docker/images.toml says what each is made of and `make image IMAGE=NAME` builds it.
 # Nothing has a default that a forgotten argument could hide behind: a bare `docker build` stops with a message.
 ARG BASE=scratch
-# Where baselines are compiled: an image with nvcc. The finished image holds none of it.
-ARG COMPILER=base
 
 # ---- base: what both the building and the finished image stand on -----------------------------------------
 FROM ${BASE} AS base
@@ -77,33 +75,41 @@ RUN --mount=type=cache,target=/var/cache/pip,sharing=locked \
 RUN /opt/kernelmark/bin/python -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
         "/opt/kernelmark/lib/python${PYTHON}/site-packages" || true
 
-# ---- compiled: what has to be built against this torch, by a pinned compiler that is only looked at --------------
-FROM ${COMPILER} AS compiler
+# ---- compiled: what has to be built against this torch; the finished image holds nothing of the compiler ---------
 FROM packages AS compiled
 ARG PYTHON
 ARG ARCHITECTURES=""
-# The layer is kept by the hashes of the lock, of the environment above and of the compiler's image.
+# The layer is kept by the hashes of both locks and of the environment above.
 ARG SOURCES=""
 ARG SOURCES_LOCK=requirements/image-cpu.txt
-COPY ${SOURCES_LOCK} /locks/requirements/
-# SC2046: words are meant to split. DL4006: the pipe begins with printf, which does not fail.
-# hadolint ignore=SC2046,DL4006
-RUN --mount=type=bind,from=compiler,source=/,target=/compiler \
-    --mount=type=cache,target=/var/cache/pip,sharing=locked \
+ARG COMPILER_LOCK=requirements/image-cpu.txt
+COPY ${SOURCES_LOCK} ${COMPILER_LOCK} /locks/requirements/
+COPY docker/nvcc /usr/local/bin/nvcc
+# The compiler goes into this stage's environment, beside torch's headers of CUDA, of which only /compiled is taken.
+# Its libraries have no names without a version, which linkers look for. Of mamba-ssm only Triton's operators are called.
+# pip's cache would give a wheel that was built for other architectures or beside another torch: it is not asked.
+# DL4006: the pipe begins with printf, which does not fail.
+# hadolint ignore=DL4006
+RUN --mount=type=cache,target=/var/cache/pip,sharing=locked \
     --mount=type=secret,id=pip_conf,target=/run/secrets/pip.conf \
     --mount=type=secret,id=ca_bundle,target=/run/secrets/ca.crt \
     set -eu; \
     mkdir /compiled; \
     if [ -z "${SOURCES}" ]; then exit 0; fi; \
-    export CUDA_HOME=/compiler/usr/local/cuda; \
-    export PATH="${CUDA_HOME}/bin:/opt/kernelmark/bin:${PATH}" TORCH_CUDA_ARCH_LIST="${ARCHITECTURES}"; \
-    test -x "${CUDA_HOME}/bin/nvcc" || { echo "the compiler's image has no nvcc in /usr/local/cuda" >&2; exit 2; }; \
-    FLASH_ATTN_CUDA_ARCHS="$(printf %s "${ARCHITECTURES}" | tr -dc '0-9;')"; \
-    export FLASH_ATTN_CUDA_ARCHS NVTE_CUDA_ARCHS="${FLASH_ATTN_CUDA_ARCHS}" NVTE_FRAMEWORK=pytorch; \
-    export CAUSAL_CONV1D_FORCE_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE; \
     if [ -s /run/secrets/pip.conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip.conf; fi; \
     if [ -s /run/secrets/ca.crt ]; then export PIP_CERT=/run/secrets/ca.crt; fi; \
-    /opt/pip/bin/pip --python /opt/kernelmark/bin/python --cache-dir /var/cache/pip wheel --quiet --no-deps \
+    /opt/pip/bin/pip --python /opt/kernelmark/bin/python --cache-dir /var/cache/pip install --quiet \
+        --no-deps --require-hashes --only-binary :all: -r "${COMPILER_LOCK}"; \
+    export CUDA_HOME="/opt/kernelmark/lib/python${PYTHON}/site-packages/nvidia/cu13"; \
+    for library in "${CUDA_HOME}"/lib/*.so.*; do \
+        name="${library%%.so.*}.so"; [ -e "${name}" ] || ln -s "${library}" "${name}"; done; \
+    NVCC_ARCHITECTURES="$(printf %s "${ARCHITECTURES}" | tr ';' ' ' | tr -d .)"; \
+    FLASH_ATTN_CUDA_ARCHS="$(printf %s "${ARCHITECTURES}" | tr -dc '0-9;')"; \
+    export NVCC_ARCHITECTURES FLASH_ATTN_CUDA_ARCHS NVTE_CUDA_ARCHS="${FLASH_ATTN_CUDA_ARCHS}" NVTE_FRAMEWORK=pytorch; \
+    export PATH="${CUDA_HOME}/bin:/opt/kernelmark/bin:${PATH}" PYTORCH_NVCC=/usr/local/bin/nvcc; \
+    export TORCH_CUDA_ARCH_LIST="${ARCHITECTURES}" CAUSAL_CONV1D_FORCE_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
+        MAMBA_SKIP_CUDA_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE; \
+    /opt/pip/bin/pip --python /opt/kernelmark/bin/python --no-cache-dir wheel --quiet --no-deps \
         --no-build-isolation --require-hashes --wheel-dir /wheels -r "${SOURCES}"; \
     /opt/pip/bin/pip --python /opt/kernelmark/bin/python install --quiet --no-index --no-deps --no-compile \
         --target /compiled /wheels/*.whl; \

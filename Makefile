@@ -245,6 +245,7 @@ lock:
 		$(COMPILE) --unsafe-package torch requirements/image-$$name.in -c requirements/cuda.txt \
 			-o requirements/image-$$name.txt; done
 	for name in $(ENVIRONMENTS); do $(COMPILE) requirements/$$name.in -o requirements/$$name.txt; done
+	$(COMPILE) requirements/nvcc.in -c requirements/cuda.txt -o requirements/nvcc.txt
 	for source in $(wildcard requirements/*-source.in); do \
 		$(COMPILE) --no-deps $$source -o $${source%.in}.txt; done
 	$(COMPILE) docker/registry/requirements.in -c requirements/cuda.txt -o docker/registry/requirements.txt

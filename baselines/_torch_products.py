@@ -171,6 +171,8 @@ def _fp8_matmul(fast: bool) -> Callable[[Any], Call]:
             raise NotImplementedError("cuBLAS has no fast accumulation with scales of blocks")
 
         def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
+            if recipe in recipes and a.device.type == "cpu":  # torch.compile would fail in words of its own
+                raise NotImplementedError("PyTorch has no product with scales of blocks on a CPU")
             if recipe == "block":
                 return _scaled_product(a, scale_a, b.t(), scale_b.t())
             if recipe in recipes:

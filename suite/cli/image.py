@@ -53,7 +53,6 @@ def build_image(name: str, fresh: bool, **building: Path | str | None) -> None:
     chosen = options(**building, fresh=fresh)  # type: ignore[arg-type]  # click made them
     if chosen.stand_in is None:
         _ = image.pinned_base
-    _ = image.pinned_compiler
     built = build.obtain(engine.find(), folder, image, chosen, tell)
     if said := build.remark(built):
         tell(said)

@@ -26,7 +26,7 @@ from .table import Image
 
 REPOSITORY = "kernelmark"
 LABEL = "io.kernelmark."
-CONTEXT = ("Dockerfile", "docker/entrypoint", "pyproject.toml", "README.md", "LICENSE")
+CONTEXT = ("Dockerfile", "docker/entrypoint", "docker/nvcc", "pyproject.toml", "README.md", "LICENSE")
 ROOMS = ("suite", "kernels", "baselines", "registry")
 REMOTE = re.compile(
     r"(?:(?:https?|ssh|git)://)?(?:[^@/\s]+@)?(?P<host>[\w-]+(?:\.[\w-]+)+)(?::\d+(?=/))?[:/](?P<path>[^\s]+?)(?:\.git)?/?"
@@ -38,6 +38,8 @@ OFFLINE = re.compile(
     re.IGNORECASE,
 )
 GONE = re.compile(r"manifest unknown|: not found|pull access denied|authorization failed", re.IGNORECASE)
+FAULT = re.compile(r"error|failed|denied|unable|\bE: ", re.IGNORECASE)
+REPEATED = re.compile(r"executor failed running|did not complete successfully")
 STEP = re.compile(r"#\d+ (\[.*)")
 """BuildKit's line on a step that begins."""
 
@@ -145,8 +147,7 @@ def files(folder: Path, image: Image) -> list[Path]:
         for path in (folder / room).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and "reference" not in path.relative_to(folder).parts
     )
-    sources = [image.sources] if image.sources else []
-    return sorted([*(folder / x for x in (*CONTEXT, *image.locks, *sources)), *rooms])
+    return sorted([*(folder / x for x in (*CONTEXT, *image.every_lock)), *rooms])
 
 
 def inputs(folder: Path, image: Image, base: str) -> str:
@@ -161,9 +162,9 @@ def inputs(folder: Path, image: Image, base: str) -> str:
 
 
 def lock_hash(folder: Path, image: Image) -> str:
-    """A hash of the image's locks, in order."""
+    """A hash of the image's locks, in order, those of what is compiled and of the compiler among them."""
     digest = hashlib.sha256()
-    for lock in image.locks:
+    for lock in image.every_lock:
         digest.update(hashlib.sha256((folder / lock).read_bytes()).digest())
     return f"sha256:{digest.hexdigest()}"
 
@@ -234,7 +235,7 @@ def _arguments(folder: Path, image: Image, base: str) -> dict[str, str]:
         "LOCKS": " ".join(image.locks),
         **({"OWN_LOCK": image.own_lock} if image.own_lock else {}),
         **({"SOURCES": image.sources, "SOURCES_LOCK": image.sources} if image.sources else {}),
-        **({"COMPILER": image.pinned_compiler} if image.sources else {}),
+        **({"COMPILER_LOCK": image.compiler} if image.sources else {}),
         "ARCHITECTURES": ";".join(image.architectures) if image.accelerator == "nvidia" else "",
         "COMMIT": revision(folder),
         "SOURCE_DATE_EPOCH": _epoch(folder),
@@ -281,8 +282,9 @@ def build(
 
 def failure(engine: Engine, name: str, base: str, said: str) -> LaunchError:
     """Why a build failed, from its last lines."""
-    errors = [x.strip() for x in said.splitlines() if re.search("error|failed|denied|unable", x, re.IGNORECASE)]
-    last = errors[-1] if errors else "it said nothing"
+    errors = [x.strip() for x in said.splitlines() if FAULT.search(x)]
+    # BuildKit's own last word repeats the step, which is long.
+    last = ([x for x in errors if not REPEATED.search(x)] or errors or ["it said nothing"])[-1]
     if FULL.search(said):
         return DiskFull(engine.storage, f"building image {name}")
     if "load metadata for" in said and (OFFLINE.search(said) or GONE.search(said)):

@@ -41,7 +41,7 @@ def check(folder: Path) -> list[str]:
         elif before["lock"] != now["lock"]:
             problems.append(f"{where} was changed by hand: make lock")
     for image in load(folder).values():
-        for name in image.locks:
+        for name in image.every_lock:
             if (folder / name).is_file():
                 problems += [f"{name}: {x}" for x in unhashed((folder / name).read_text())]
     torch = _torch_versions(folder)
@@ -98,7 +98,7 @@ def _torch_versions(folder: Path) -> dict[str, str]:
 
 
 def pin(engine: Engine, folder: Path, names: Sequence[str]) -> Iterator[str]:
-    """Asks the registry for the digest of each base and compiler, and writes it down; a line on each image.
+    """Asks the registry for the digest of each base, and writes it down; a line on each image.
 
     Siblings stand on one base: whoever names one of a set means all, and a set is written as a whole.
 
@@ -129,8 +129,6 @@ def pin(engine: Engine, folder: Path, names: Sequence[str]) -> Iterator[str]:
             continue
         digest = asked(image.base)
         values = {"digest": digest, "verified_at": day, "trust": "seen in its registry"}
-        if image.sources:
-            values["compiler_digest"] = asked(image.compiler)
         text = pinned(text, image.name, values)
         if image is [x for x in images.values() if (x.sibling or x.name) == (image.sibling or image.name)][-1]:
             path.write_text(text)

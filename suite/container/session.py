@@ -61,7 +61,7 @@ def prepare(name: str, wanted: str | None, home: Home, options: Options, tell: C
     if image is not None:
         _allowed(image.name, image.accelerator, wanted)
         if options.stand_in is None:
-            _ = image.pinned_base, image.pinned_compiler
+            _ = image.pinned_base
     engine = find()
     accelerator: str = image.accelerator if image is not None else ""
     built = None

@@ -40,7 +40,6 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     environment: str = "core"
     sources: str = ""
     compiler: str = ""
-    compiler_digest: str = ""
     lacks: str = ""
 
     @property
@@ -49,18 +48,9 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next((x for x in self.locks if not _COPIED.fullmatch(x)), "")
 
     @property
-    def pinned_compiler(self) -> str:
-        """What the sources are compiled with, as `FROM` takes it; empty without any. Raises `InputError` where its
-        digest is not known.
-        """
-        if not self.sources:
-            return ""
-        if not self.compiler_digest:
-            raise InputError(
-                f"image {self.name}: {self.sources} has to be compiled, and the digest of the compiler's image "
-                f"{self.compiler} is not known. `make pin` asks the registry for it and writes it to {FILE}."
-            )
-        return f"{self.compiler}@{self.compiler_digest}"
+    def every_lock(self) -> tuple[str, ...]:
+        """Its locks, and those of what is compiled and of the compiler."""
+        return (*self.locks, *(x for x in (self.sources, self.compiler) if x))
 
     @property
     def pinned_base(self) -> str:
@@ -91,16 +81,14 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             found.append(f"apt_snapshot {self.apt_snapshot!r} is not a time, YYYYMMDDTHHMMSSZ")
         if self.accelerator == "nvidia" and not (self.architectures and self.cuda and self.minimum_driver):
             found.append("an NVIDIA image needs architectures, cuda and minimum_driver")
-        found += [f"lock {x} does not exist" for x in self.locks if not (folder / x).is_file()]
+        found += [f"lock {x} does not exist" for x in self.every_lock if not (folder / x).is_file()]
         apart = [x for x in self.locks if not _COPIED.fullmatch(x)]
         if apart and apart != [f"requirements/{self.environment}.txt"]:
             found.append(f"lock {apart[0]} is none that the Dockerfile copies")
         if bool(self.sibling) != (self.environment != "core"):
             found.append("a sibling holds an environment, and only a sibling does")
-        if self.sources and not (self.compiler and (folder / self.sources).is_file()):
-            found.append("sources need a compiler, and their lock")
-        if self.compiler_digest and not _DIGEST.fullmatch(self.compiler_digest):
-            found.append(f"compiler_digest {self.compiler_digest!r} is not sha256: and 64 hex digits")
+        if bool(self.sources) != bool(self.compiler):
+            found.append("sources need a compiler, and only they do")
         return [f"{self.name}: {x}" for x in found]
 
     def unlike(self, other: Image) -> list[str]:

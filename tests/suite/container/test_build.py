@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,6 +116,12 @@ def test_labels_say_what_it_stands_on():
             BuildFailed,
             "THESE PACKAGES DO NOT MATCH THE HASHES",
         ),
+        (
+            "#5 2.065 E: Package 'python3.12-venv' has no installation candidate\n"
+            "executor failed running [/bin/sh -c set -eu; apt-get install]: exit code: 100",
+            BuildFailed,
+            r"could not be built: #5 2.065 E: Package 'python3.12-venv' has no installation candidate$",
+        ),
     ],
 )
 def test_why_a_build_failed(last, kind, said):
@@ -122,6 +130,24 @@ def test_why_a_build_failed(last, kind, said):
     assert found.exit_code == 5
     with pytest.raises(kind, match=said):
         raise found
+
+
+def test_nvcc_compiles_for_the_images_architectures_alone(tmp_path):
+    """`docker/nvcc`, with what torch and setup.py files call nvcc with."""
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    nvcc.chmod(0o755)
+    others = ["-gencode", "arch=compute_75,code=sm_75", "-gencode=arch=compute_120,code=sm_120"]
+    done = subprocess.run(
+        [HOUSE / "docker" / "nvcc", "-c", "a b.cu", *others, "-O3"],
+        env={"CUDA_HOME": str(tmp_path), "NVCC_ARCHITECTURES": "90a 100a", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ours = [f"-gencode=arch=compute_{x},code=sm_{x}" for x in ("90a", "100a")]
+    assert done.stdout.splitlines() == ["-c", "a b.cu", "-O3", *ours]
 
 
 def test_a_wrong_hash_is_refused_by_the_lock_itself():

@@ -116,12 +116,30 @@ def test_a_sibling_that_is_none(tmp_path, old, new, said):
         table.load(tmp_path)
 
 
-def test_sources_need_a_compiler_that_is_pinned():
+def test_what_is_compiled_is_made_of_two_more_locks():
     image = table.named(HOUSE, "h100-mamba")
-    with pytest.raises(InputError, match=r"mamba-source.txt has to be compiled, and the digest of the compiler's"):
-        _ = image.pinned_compiler
-    assert table.named(HOUSE, "h100-vllm").pinned_compiler == ""
-    assert "requirements/mamba-source.txt" in {str(x.relative_to(HOUSE)) for x in build.files(HOUSE, image)}
+    wanted = {"requirements/mamba.txt", "requirements/mamba-source.txt", "requirements/nvcc.txt"}
+    assert set(image.every_lock) == wanted
+    assert wanted | {"docker/nvcc"} <= {str(x.relative_to(HOUSE)) for x in build.files(HOUSE, image)}
+    assert msgspec.structs.replace(image, compiler="").problems(HOUSE) == [
+        "h100-mamba: sources need a compiler, and only they do"
+    ]
+
+
+def test_an_image_for_gpus_is_looked_into_without_one():
+    """Neither its runtime nor its limits, which a machine without GPUs need not grant."""
+    asked: dict[str, Any] = {}
+
+    def run(image: str, command: list[str], **settings: Any) -> str:
+        asked.update(settings)
+        return '{"python": [], "system": [], "distribution": "ubuntu"}'
+
+    engine: Any = SimpleNamespace(client=SimpleNamespace(containers=SimpleNamespace(run=run)))
+    held = Built("sha256:a", "h100", "nvidia")
+    assert contents.contents(Session(engine, held, (), Home(Path("/nowhere"))))["distribution"] == "ubuntu"
+    assert asked["device_requests"] is None
+    assert [x["Name"] for x in asked["ulimits"]] == ["core"]
+    assert asked["environment"]["KERNELMARK_IMAGE"] == "h100"
 
 
 def test_a_bill_of_materials_names_packages_and_licences():
