@@ -35,6 +35,7 @@ ELSEWHERE = {
     "container-cost": "a Docker engine: make test-images",
     "repro": "tests/suite/run/test_repro.py",
     "fleet": "engines: make test-fleet",
+    "predict": "tests/suite/cli/test_predict_cli.py",
     "profile": "tests/suite/cli/test_profile_cli.py",
     "worth": "minutes: tests/registry/analysis/test_worth.py",
     "capture": "tests/suite/test_capture.py",
