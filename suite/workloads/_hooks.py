@@ -44,8 +44,7 @@ class Narrower(Ddp):
 
     @property
     def ratio(self) -> float:
-        params = list(self._module.parameters())
-        return sum(x.numel() * x.element_size() for x in params) / sum(2 * x.numel() for x in params)
+        return float(next(self._module.parameters()).element_size() / 2)
 
 
 class PowerSgd(Ddp):
@@ -121,6 +120,7 @@ class Int8(Ddp):
         if residual is None or residual.numel() != size:  # buckets are made anew after the first step
             residual = torch.zeros(size, dtype=torch.float32, device=gradients.device)
         padded = gradients if size == N else torch.nn.functional.pad(gradients, (0, size - N))
+        total: torch.Tensor
         total, self._residuals[index] = self._reduce(padded, residual)
         return total[:N].div_(self._world)
 

@@ -65,7 +65,10 @@ class Single:
 
     captured = True
     exact = True
-    ratio: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        return None
 
     def spread(self, module: Any) -> Any:
         return module
