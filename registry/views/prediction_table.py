@@ -20,6 +20,8 @@ HEADINGS = (
     "off",
 )
 EVEN = ("case", "implementation", "GPUs", "way", "compression", "step ms", "plain ms", "break-even GB/s")
+SEEN = 1e12
+"""Bytes a ms beyond which a fit found none: larger arrays took no longer."""
 _TEXTS = ("case", "implementation", "way")
 
 
@@ -27,9 +29,8 @@ def page(predicted: Iterable[Prediction], even: Iterable[BreakEven], links: Mapp
     """Tables with what they rest on."""
     blocks: list[Block] = []
     for world, link in sorted(links.items()):
-        blocks.append(
-            line(f"all-reduce on {world} GPUs: {link.alpha_ms * 1e3:.3g} µs a step, {link.beta / 1e6:.4g} GB/s")
-        )
+        rate = f"{link.beta / 1e6:.4g} GB/s" if link.beta < SEEN else "no time for a byte that could be seen"
+        blocks.append(line(f"all-reduce on {world} GPUs: {link.alpha_ms * 1e3:.3g} µs a step, {rate}"))
     if predicted := list(predicted):
         table = _table("PREDICTION, not measured: weak scaling of steps", HEADINGS)
         for x in sorted(predicted, key=lambda x: (x.row.case, x.row.implementation, x.world)):

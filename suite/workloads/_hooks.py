@@ -24,6 +24,8 @@ OPERATOR = "all_reduce_quantized"
 class Narrower(Ddp):
     """Gradients rounded to 16 bits to be sent, by PyTorch's hook."""
 
+    gradients = "rounded"
+
     def __init__(self, dtype: str) -> None:
         super().__init__()
         self._dtype = dtype
@@ -50,7 +52,7 @@ class Narrower(Ddp):
 class PowerSgd(Ddp):
     """PowerSGD (Vogels et al., arXiv 1905.13727) by PyTorch's hook, with its defaults: rank 1, error feedback."""
 
-    exact = False
+    gradients = "approximated"
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,6 +75,8 @@ class PowerSgd(Ddp):
 
 class Int8(Ddp):
     """8 bits and error feedback by our `all_reduce_quantized`."""
+
+    gradients = "rounded"
 
     def __init__(self, catalog: Catalog, world: int) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +47,8 @@ class Parallel(Protocol):
         """Once gradients are there: scales them so that their norm over all is at most that; 0: as they are."""
         ...
 
-    exact: bool
-    """Whether gradients are those of the model, to within rounding; else they are approximated by design."""
+    gradients: Literal["as they are", "rounded", "approximated"]
+    """How they are sent: rounded ones are held to the bound of bf16, and those approximated by design to none."""
 
     @property
     def ratio(self) -> float | None:
@@ -64,7 +64,7 @@ class Single:
     """One process."""
 
     captured = True
-    exact = True
+    gradients: Literal["as they are", "rounded", "approximated"] = "as they are"
 
     @property
     def ratio(self) -> float | None:

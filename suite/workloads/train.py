@@ -278,10 +278,11 @@ class Program:
         self.expected = prepared.expected
         bounds = r.chosen.model.bounds
         # The answer's gradients are rounded to the case's dtype: no system can be nearer to them than that.
-        own = bounds[getattr(trainer, "products", r.products)], bounds[r.dtype]
-        self.bound = max(own, key=lambda x: x.gradient)
+        own = [bounds[getattr(trainer, "products", r.products)], bounds[r.dtype]]
         self.spread: Parallel | None = getattr(trainer, "parallel", None)
-        if self.spread is not None and not self.spread.exact:
+        sent = "as they are" if self.spread is None else self.spread.gradients
+        self.bound = max((*own, bounds["bf16"]) if sent == "rounded" else own, key=lambda x: x.gradient)
+        if sent == "approximated":
             self.bound = replace(self.bound, gradient=inf, change=inf)  # measured, and held to the loss alone
         self.cuda = session.device.kind == "cuda"
         self.group = session.group
@@ -387,10 +388,10 @@ class Program:
             found["limit_fraction"] = rounded([r.limit_ms(*shared.rates) / median(samples)])
         if (alone := self.window.alone()) is not None:
             found["exposed_communication"] = rounded([max(0.0, median(samples) - median(alone))])
-        if self.spread is not None:
-            found["sent"] = self.spread.sent()
+        if self.spread is not None and (sent := self.spread.sent()):
+            found["sent"] = sent
             if (ratio := self.spread.ratio) is not None:
-                found["compression_ratio"] = rounded([ratio])
+                found[COMPRESSION.name] = rounded([ratio])
         if self.activations is not None:
             found["activations"] = (float(self.activations),)
         if (unmoved := self.window.unmoved()) is not None:

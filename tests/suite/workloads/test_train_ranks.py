@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
+from kernelmark.suite.measure.device import Cpu
+from kernelmark.suite.measure.group import ALONE
 from kernelmark.suite.system import Assembly, System
 from kernelmark.suite.workloads import _expected as answer
 from kernelmark.suite.workloads import train
@@ -84,6 +89,21 @@ def test_what_is_sent_is_said():
     sharded._module.layers = torch.nn.ModuleList(layers[:2])
     sharded._module.head = layers[2]
     assert sharded.sent() == (24 << 20, 24 << 20, 24 << 20)
+
+
+@pytest.mark.parametrize(
+    ("way", "bound"), [("ddp", "fp32"), ("fsdp2", "fp32"), ("ddp_int8", "bf16"), ("ddp_powersgd", "")]
+)
+def test_how_gradients_are_sent_says_how_far_they_may_be_off(way, bound):
+    case = train.WORKLOAD.case({"B": 1, "S": 16, "gpus": 2}, "fp32", "program", model="llama-tiny", parallel=way)
+    recipe, trainer = train.read(case), train.assemble(case, Assembly(System("torch"), train.catalog()))
+    session = SimpleNamespace(device=Cpu.open(), group=ALONE, seed=1)
+    found = train.Program(recipe, trainer, session, SimpleNamespace(expected=None)).bound
+    bounds = recipe.chosen.model.bounds
+    if bound:
+        assert found == bounds[bound]
+    else:
+        assert (found.loss, found.gradient, found.change) == (bounds["fp32"].loss, math.inf, math.inf)
 
 
 def test_gradients_that_are_narrow_already_need_no_hook():
