@@ -23,7 +23,8 @@ def _called(group, function, operator, case, draws, memory):
 @pytest.mark.parametrize(
     ("function", "operator"), [(gathered_product, all_gather_matmul), (scattered_product, matmul_reduce_scatter)]
 )
-def test_calls_after_one_another_are_right(function, operator, world=3):
+def test_calls_after_one_another_are_right(function, operator):
+    world = 3
     case = operator.OPERATOR.case({**SIZES, "gpus": world}, "fp32", "forward")
     generator = torch.Generator().manual_seed(world)
     draws = [tuple(operator.inputs(case, torch.device("cpu"), generator).values()) for _ in range(CALLS)]
