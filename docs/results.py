@@ -3,8 +3,8 @@
     python docs/results.py            prints the page, and the row that the README explains
     python docs/results.py --write    writes both; a test holds the two pages to what this prints
 
-The newest run of plan `memory` there counts; of the others a new run takes the place of an old one in the
-constants below.
+Of plan `memory` the newest run there with two replicates or more counts; of the others a new run takes the place of
+an old one in the constants below.
 """
 
 from __future__ import annotations
@@ -32,14 +32,6 @@ README = HERE.parent / "README.md"
 MARKS = ("<!-- row -->\n", "<!-- end of row -->\n")
 JOURNALS = HERE.parent / "registry" / "reference"
 
-
-def newest(plan: str, folder: Path = JOURNALS) -> str:
-    """The newest run of a plan: runs' names begin with the time."""
-    headers = (read_header(x) for x in sorted(folder.glob("*.jsonl.gz"), reverse=True))
-    return next(x.run for x in headers if x is not None and x.plan == plan and x.request.verifies is None)
-
-
-MEMORY = newest("memory")
 ATTENTION = "20261122-000725-00c3"
 FLASHINFER = "20261121-193506-4853"
 """The run of plan `attention` before, with older kernels of ours, which has FlashInfer."""
@@ -91,6 +83,22 @@ def journal(run: str) -> Journal:
 def rows_of(run: str) -> tuple[Row, ...]:
     """Its rows."""
     return rows(journal(run))
+
+
+def newest(plan: str) -> str:
+    """The newest run of a plan whose rows have intervals: one of a single replicate is a glance. Runs' names begin
+    with the time.
+    """
+    for path in sorted(JOURNALS.glob("*.jsonl.gz"), reverse=True):
+        header = read_header(path)
+        if header is None or header.plan != plan or header.request.verifies:
+            continue
+        if any(x.replicate for x in journal(header.run).records):
+            return header.run
+    raise LookupError(f"registry/reference has no run of plan {plan} with two replicates or more")
+
+
+MEMORY = newest("memory")
 
 
 @functools.cache
