@@ -3,8 +3,8 @@
     python docs/results.py            prints the page, and the row that the README explains
     python docs/results.py --write    writes both; a test holds the two pages to what this prints
 
-Of plan `memory` the newest run there with two replicates or more counts; of the others a new run takes the place of
-an old one in the constants below.
+Of plan `memory` the newest run there with two replicates or more counts; of the others a new run takes the place
+of an old one in the constants below.
 """
 
 from __future__ import annotations
