@@ -32,7 +32,8 @@ class Lines(Counted):
     ) -> None:
         super().begin(run, todo, finished, metrics)
         before = f", {finished} done already" if finished else ""
-        print(f"run {run}: {figures.counted(self.cells, 'measurement')}{before}", flush=True)
+        if self.cells:  # where nothing can run here, why not is all that there is to say
+            print(f"run {run}: {figures.counted(self.cells, 'measurement')}{before}", flush=True)
 
     def end(self, record: Record) -> None:
         self.pace.end(record)
