@@ -8,8 +8,8 @@ REQUIRES = ("nanogpt",)
 ENVIRONMENT = "nanogpt"
 DEVICES = ("cuda",)
 NO_ENVIRONMENT = (
-    "nanoGPT and modded-nanogpt are folders of scripts without a release of their own on PyPI, which no lock can name; "
-    "modded-nanogpt's model is no GPT-2 any more, and has no gradients to hold to one. The nearest row is "
+    "nanoGPT and modded-nanogpt are folders of scripts without a release of their own on PyPI, which no lock can "
+    "name; modded-nanogpt's model is no GPT-2 any more, and has no gradients to hold to one. The nearest row is "
     "torch_compile: GPT-2 by torch.compile with fused AdamW"
 )
 
