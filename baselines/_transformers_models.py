@@ -61,6 +61,9 @@ def _gpt2(c: Any, longest: int) -> Any:
         n_layer=c.layers,
         n_head=c.heads,
         layer_norm_epsilon=c.eps,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
         bos_token_id=None,
         eos_token_id=None,
     )
@@ -191,16 +194,25 @@ NAMES = {
 """Our names of parameters, without a layer's number, to theirs."""
 
 
+TRANSPOSED = {"gpt2": ("projection", "output", "up", "down")}
+"""Our names of the matrices that are stored (in, out)."""
+
+
+def place(family: str, name: str) -> tuple[str, bool]:
+    """Their name of a parameter of ours, and whether it is stored transposed."""
+    names = NAMES[family]
+    head, _, last = name.rpartition(".")
+    prefix = LAYERS[family].format(i=head.removeprefix("layers.")) if head else ""
+    theirs = prefix + names.get(f"layers.{last}" if head else last, names[last])
+    return theirs, bool(head) and last in TRANSPOSED.get(family, ())
+
+
 def renamed(family: str, weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Weights by our names to theirs, turned where theirs are stored so."""
-    names = NAMES[family]
     for name, values in weights:
-        head, _, last = name.rpartition(".")
-        prefix = LAYERS[family].format(i=head.removeprefix("layers.")) if head else ""
-        theirs = prefix + names.get(f"layers.{last}" if head else last, names[last])
-        if family == "gpt2" and last in ("projection", "output", "up", "down"):
-            values = values.t()  # its Conv1D is (in, out)
-        if family == "mamba2" and last == "convolution":
+        theirs, turned = place(family, name)
+        values = values.t() if turned else values
+        if family == "mamba2" and name.endswith(".convolution"):
             values = values[:, None]
         if "{part}" in theirs:
             for part, piece in zip(("query", "key", "value"), values.chunk(3), strict=True):
@@ -230,6 +242,35 @@ def build(chosen: Any, longest: int, weights: Iterable[tuple[str, Any]]) -> Any:
     if own:
         raise ValueError(f"no values for {', '.join(own)}")
     return model
+
+
+class Training:
+    """A model of its own class for `train`, attention by `sdpa`, with the loss that it computes itself."""
+
+    def __init__(self, patch: Callable[[str, Any], Any] = lambda family, model: model) -> None:
+        self._patch = patch
+
+    def build(self, chosen: Any, S: int, weights: Iterable[tuple[str, Any]]) -> None:
+        """The model with these weights; `patch` gives what is called for it."""
+        self._family = chosen.model.name
+        if self._family not in ("llama", "gpt2"):
+            raise NotImplementedError(f"this baseline trains llama and gpt2, not {self._family}")
+        drawn = list(weights)
+        self._names = [name for name, _ in drawn]
+        self._model = build(chosen, S, drawn).train()
+        self._call = self._patch(self._family, self._model)
+
+    def parameters(self) -> dict[str, tuple[Any, bool]]:
+        """By our names, and whether each is stored transposed."""
+        own, found = dict(self._model.named_parameters()), {}
+        for name in self._names:
+            theirs, turned = place(self._family, name)
+            found[name] = own[theirs], turned
+        return found
+
+    def loss(self, tokens: Any, targets: Any) -> Any:
+        """Of targets that are one place on already."""
+        return self._call(tokens, labels=targets, shift_labels=targets, use_cache=False).loss
 
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"

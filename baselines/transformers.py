@@ -16,7 +16,11 @@ from typing import Any
 from . import _blocks, _transformers_models
 
 REQUIRES = ("transformers",)
-DEVICES = {"transformers_generate_compiled": ("cuda",)}
+DEVICES = {
+    "transformers_generate_compiled": ("cuda",),
+    "transformers_model_compiled": ("cuda",),
+    "transformers_model_liger": ("cuda",),
+}
 
 
 def rms_norm(case: Any) -> Callable[..., Any]:
@@ -332,6 +336,43 @@ def model(case: Any) -> _Model:
     return _Model()
 
 
+def train(case: Any) -> _transformers_models.Training:
+    """`AutoModelForCausalLM` with the loss that it computes of its logits, attention by `sdpa`."""
+    _alone(case)
+    return _transformers_models.Training()
+
+
+def train_compiled(case: Any) -> _transformers_models.Training:
+    """The same by torch.compile."""
+    import torch
+
+    _alone(case)
+    return _transformers_models.Training(lambda family, model: torch.compile(model, dynamic=False))
+
+
+def train_liger(case: Any) -> _transformers_models.Training:
+    """Llama with Liger's `apply_liger_kernel_to_llama`: its norms, its gated activation, and its loss, which holds
+    no logits. Its rotary positions take the place of a function of Transformers' module, for every model in this
+    process; they are left out.
+    """
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+    _alone(case)
+
+    def patch(family: str, model: Any) -> Any:
+        if family != "llama":
+            raise NotImplementedError(f"Liger has no patch of Transformers' {family}")
+        apply_liger_kernel_to_llama(rope=False, model=model)
+        return model
+
+    return _transformers_models.Training(patch)
+
+
+def _alone(case: Any) -> None:
+    if case.world > 1:
+        raise NotImplementedError("its model classes train in one process here")
+
+
 def _layer(case: Any) -> SimpleNamespace:
     """What its functions ask of the layer that they are called for."""
     return SimpleNamespace(num_key_value_groups=case.axes["H"] // case.axes["Hkv"], training=False)
@@ -350,4 +391,9 @@ IMPLEMENTATIONS = {
     "selective_state_update": {"transformers": selective_state_update},
     "serve": {"transformers_serve": serve},
     "ssd": {"transformers": ssd},
+    "train": {
+        "transformers_model": train,
+        "transformers_model_compiled": train_compiled,
+        "transformers_model_liger": train_liger,
+    },
 }

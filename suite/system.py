@@ -44,9 +44,11 @@ Precision: TypeAlias = Literal[
     "float8_rowwise",
     "float8_1x128",
     "parts_rowwise",
+    "parts_1x128",
 ]
 """Of the products inside layers: the case's dtype; torchao's float8 training, E4M3 throughout or with gradients in
-E5M2; or, by `parts_rowwise`, the system's own `fp8_quant` and `fp8_matmul`, E4M3 with a scale a row.
+E5M2; or the system's own `fp8_quant` and `fp8_matmul`, E4M3 with a scale a row (`parts_rowwise`), or for 128
+elements of a row and 128 × 128 of a weight (`parts_1x128`, as DeepSeek-V3 trains).
 """
 
 Recompute: TypeAlias = Literal[
@@ -240,26 +242,28 @@ class Assembly:
 
     def linear(self, dtype: str, device: str) -> Callable[..., Any]:
         """`linear(x, weight, bias=None)`, by which layers multiply. Raises as `call` does."""
-        if self.system.precision != "parts_rowwise":
+        if not self.system.precision.startswith("parts_"):
             return linear(self.system.precision)
         if dtype != "bf16":
             raise NotImplementedError(f"products of 8 bits by fp8_matmul are bf16, this case's are {dtype}")
 
         @cache
-        def found(operator: str, dtype: str, sizes: tuple[tuple[str, int], ...]) -> Callable[..., Any]:
-            options = {"recipe": "row"} if operator == "fp8_matmul" else {"granularity": "row", "format": "e4m3"}
-            return self.call("linear", operator, dict(sizes), options, dtype, device)
+        def found(
+            operator: str, dtype: str, sizes: tuple[tuple[str, int], ...], options: tuple[tuple[str, str], ...]
+        ) -> Callable[..., Any]:
+            return self.call("linear", operator, dict(sizes), dict(options), dtype, device)
 
-        def quantize(x: Any) -> Any:
+        def quantize(x: Any, granularity: str) -> Any:
             sizes = (("M", x.shape[0]), ("N", x.shape[1]))
-            return found("fp8_quant", dtype, sizes)(x=x, granularity="row", format="e4m3")
+            options = (("granularity", granularity), ("format", "e4m3"))
+            return found("fp8_quant", dtype, sizes, options)(x=x, granularity=granularity, format="e4m3")
 
-        def product(a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
+        def product(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str, layout: str = "nt") -> Any:
             sizes = (("M", a.shape[0]), ("N", b.shape[1]), ("K", a.shape[1]))
-            call = found("fp8_matmul", "e4m3", sizes)
-            return call(a=a, b=b, scale_a=scale_a, scale_b=scale_b, recipe="row")
+            call = found("fp8_matmul", "e4m3", sizes, (("recipe", recipe), ("layout", layout)))
+            return call(a=a, b=b, scale_a=scale_a, scale_b=scale_b, recipe=recipe)
 
-        return by_rows(quantize, product)
+        return (by_rows if self.system.precision == "parts_rowwise" else by_blocks)(quantize, product)
 
     def _taking_part(self, chosen: Chosen, B: int, S: int, device: str) -> None:
         """Raises `NotImplementedError` for a base without any part of the model: PyTorch's row again."""
@@ -317,16 +321,17 @@ def linear(precision: Precision) -> Callable[..., Any]:
     return multiply
 
 
-def by_rows(quantize: Callable[[Any], Any], product: Callable[..., Any]) -> Callable[..., Any]:
-    """`linear(x, weight, bias=None)` whose three products are of rows that `quantize` (M, K) made: values in E4M3
-    and scales (M, 1). `product(a, b, scale_a, scale_b)` takes b (K, N) as the transpose of such rows.
+def by_rows(quantize: Callable[..., Any], product: Callable[..., Any]) -> Callable[..., Any]:
+    """`linear(x, weight, bias=None)` whose three products are of rows that `quantize(x, "row")` made: values
+    (M, K) in E4M3 and scales (M, 1). `product(a, b, scale_a, scale_b, "row")` takes b (K, N) as the transpose of
+    such rows.
     """
     import torch
 
     def multiply(a: Any, b: Any) -> Any:
         """a (M, K) times b (N, K) transposed."""
-        (a, scale_a), (b, scale_b) = quantize(a), quantize(b)
-        return product(a, b.t(), scale_a.reshape(-1, 1), scale_b.reshape(1, -1))
+        (a, scale_a), (b, scale_b) = quantize(a, "row"), quantize(b, "row")
+        return product(a, b.t(), scale_a.reshape(-1, 1), scale_b.reshape(1, -1), "row")
 
     class Products(torch.autograd.Function):
         @staticmethod
@@ -341,8 +346,46 @@ def by_rows(quantize: Callable[[Any], Any], product: Callable[..., Any]) -> Call
             across = grad.t().contiguous(), x.t().contiguous()
             return multiply(grad, weight.t().contiguous()), multiply(*across)
 
+    return _linear(Products)
+
+
+def by_blocks(quantize: Callable[..., Any], product: Callable[..., Any]) -> Callable[..., Any]:
+    """`linear(x, weight, bias=None)` as DeepSeek-V3 trains (arXiv 2412.19437): a scale for 128 elements of inputs
+    and gradients, along what is summed over, and for 128 × 128 of a weight, which is quantized once for both
+    passes.
+    """
+    import torch
+
+    def across(x: Any) -> Any:
+        """Values and scales of 128 elements of a row; the scales of one step of a product lie together."""
+        q, scale = quantize(x, "block")
+        return q, scale.reshape(len(x), -1).t().contiguous().t()
+
+    class Products(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+            (a, scale), (w, of_weight) = across(x), quantize(weight, "tile")
+            of_weight = of_weight.reshape(-(-weight.shape[0] // 128), -1)
+            ctx.save_for_backward(x, w, of_weight)
+            return product(a, w.t(), scale, of_weight.t(), "block")
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            x, w, of_weight = ctx.saved_tensors
+            grad = grad.contiguous()
+            g, scale = across(grad)
+            dx = product(g, w, scale, of_weight, "block", "nn")
+            (g, of_grad), (y, of_x) = (across(z.t().contiguous()) for z in (grad, x))
+            return dx, product(g, y.t(), of_grad, of_x.t(), "group")
+
+    return _linear(Products)
+
+
+def _linear(products: Any) -> Callable[..., Any]:
+    """`linear(x, weight, bias=None)` of an autograd function of x (M, K) and weight (N, K)."""
+
     def linear(x: Any, weight: Any, bias: Any = None) -> Any:
-        out = Products.apply(x.flatten(0, -2).contiguous(), weight)  # type: ignore[no-untyped-call]  # torch's
+        out = products.apply(x.flatten(0, -2).contiguous(), weight)
         out = out.unflatten(0, x.shape[:-1])
         return out if bias is None else out + bias
 

@@ -29,6 +29,7 @@ PRECISIONS: Mapping[str, str] = {
     "float8_rowwise": "FP8 a row, torchao",
     "float8_1x128": "FP8 1×128, torchao",
     "parts_rowwise": "FP8 a row, own kernels",
+    "parts_1x128": "FP8 1×128, own kernels",
 }
 RECOMPUTED: Mapping[str, str] = {
     "every_layer": "every layer again",
@@ -46,6 +47,7 @@ OPTIMIZERS: Mapping[str, str] = {
     "torchao_adamw_8bit": "8-bit states, torchao",
     "bitsandbytes_adamw_8bit": "8-bit states, bitsandbytes",
     "torchao_cpu_offload": "states on the host, torchao",
+    "torch_muon": "Muon, torch.optim",
 }
 FP8_TRAINING = (
     ("125M", ("gpt2-124m", "gpt2-124m-padded"), "45.2", "22.8", "1.98×", "47 %"),

@@ -94,6 +94,7 @@ class ArmTrainer(PartsTrainer):
             "float8_rowwise": "rowwise",
             "float8_1x128": "1x128",
             "parts_rowwise": "rowwise",
+            "parts_1x128": "1x128",
         }
         emulates = self.changes.products.removeprefix("e4m3_").removesuffix("_e5m2")
         kind = emulates or kinds.get(assembly.system.precision)

@@ -32,6 +32,7 @@ from ._hooks import HOOKS, way
 from ._parallel import WAYS
 from ._recipe import HYPERPARAMETERS, STATES, Recipe, recipe
 from ._trainer import PartsTrainer
+from ._whole import WholeTrainer
 
 if TYPE_CHECKING:
     import torch
@@ -260,9 +261,15 @@ def step(case: Case, system: Trainer, session: Session) -> Callable[[], Any]:
     from ._window import Window
 
     r, device = read(case), session.device
+    system = stepping(r, system)
     system.load(answer.initial(r, session.seed, device.torch_device))
     batches = answer.Batches(r, session.seed, device.torch_device)
     return Window(system, batches.draw, device.kind == "cuda").step
+
+
+def stepping(r: Recipe, system: Any) -> Trainer:
+    """A system's trainer: itself, or the usual step of a model of its own class."""
+    return system if hasattr(system, "step") else WholeTrainer(r, system)
 
 
 class Program:
@@ -271,6 +278,7 @@ class Program:
     def __init__(self, r: Recipe, trainer: Trainer, session: Session, prepared: Prepared) -> None:
         from ._window import Window  # here, as all that measures: listing loads none of it
 
+        trainer = stepping(r, trainer)
         self.recipe = r
         self.trainer = trainer
         self.session = session

@@ -19,7 +19,7 @@ SMALL = {
 }
 STATE_SPACE = {"gated_rms_norm", "selective_scan", "selective_state_update", "ssd"}
 """In test_state_space_baselines.py."""
-PROGRAMS = {"forward", "generate", "serve"}
+PROGRAMS = {"forward", "generate", "serve", "train"}
 """Of workloads, not of operators: in tests/suite/workloads."""
 ENTRIES = [
     (name, kind)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from kernelmark.suite.system import Assembly, Changes, System
+from kernelmark.suite.operators import fp8_matmul
+from kernelmark.suite.system import Assembly, Changes, System, by_blocks
 from kernelmark.suite.workloads import _expected as answer
 from kernelmark.suite.workloads import train
 from kernelmark.suite.workloads._host_states import HostStates, HostUpdate, InTurn, buckets
@@ -273,3 +274,40 @@ def test_eight_bits_by_parts(bench):
     found = checked(case, trainer)
     assert trainer.products == "e4m3"
     assert 1e-2 < found["gradient_error"] < 0.4
+
+
+def test_eight_bits_in_blocks_are_a_linear_layer():
+    """By the operators' definitions: what is quantized along what, and which recipe and layout multiplies it."""
+    asked = []
+
+    def quantize(x, granularity):
+        q, scale = fp8_matmul.scaled(x, *{"block": (1, 128), "tile": (128, 128)}[granularity])
+        return q, scale
+
+    def product(a, b, scale_a, scale_b, recipe, layout="nt"):
+        asked.append((recipe, layout, tuple(a.shape), tuple(b.shape)))
+        assert a.is_contiguous()
+        assert (b if layout == "nn" else b.t()).is_contiguous()
+        wide = (x.double() for x in (a, b, scale_a, scale_b))
+        return fp8_matmul.reference(*wide, recipe).to(torch.bfloat16)
+
+    generator = torch.Generator().manual_seed(0)
+    x, weight, grad = (
+        torch.randn(shape, generator=generator).bfloat16() for shape in ((2, 70, 200), (150, 200), (2, 70, 150))
+    )
+    # So that a scale of the wrong block shows.
+    x[:, 40:] *= 30
+    weight[:20] *= 20
+    found, wanted = [], []
+    for linear, results in ((by_blocks(quantize, product), found), (torch.nn.functional.linear, wanted)):
+        a, w, bias = (y.clone().requires_grad_() for y in (x, weight, weight[:, 0]))
+        out = linear(a, w, bias)
+        results += [out, *torch.autograd.grad(out, (a, w, bias), grad)]
+    for got, want in zip(found, wanted, strict=True):
+        assert got.shape == want.shape
+        assert (got.float() - want.float()).norm() < 0.06 * want.float().norm()
+    assert asked == [
+        ("block", "nt", (140, 200), (200, 150)),
+        ("block", "nn", (140, 150), (150, 200)),
+        ("group", "nt", (150, 140), (140, 200)),
+    ]
