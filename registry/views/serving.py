@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import TypeAlias
 
 from .. import figures
@@ -104,7 +105,7 @@ def _lines(rows: Sequence[Row], across: Place, up: Place) -> dict[str, list[Poin
 def _tails(what: str, rows: Sequence[Row], looks: Mapping[str, Series]) -> Iterator[Picture]:
     """The 99th percentiles of a load at several rates, over these."""
     for metric, name in TAILS:
-        lines = _lines(rows, lambda x: x.axes["rate"] / 1000, lambda x, metric=metric: x.value(metric))
+        lines = _lines(rows, lambda x: x.axes["rate"] / 1000, methodcaller("value", metric))
         if lines:
             drawing = _drawn(lines, looks, f"p99 of {name} over the rate: {what}", "requests/s", "ms")
             yield Picture(f"p99 of {name}, ms, over requests/s: lower is better", what, drawing, tuple(lines))
