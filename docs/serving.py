@@ -69,8 +69,9 @@ def agreement() -> str:
     head = ("server", "load", "time", "by the server", *(TOOLS.get(x, "ours") for x in tools))
     return (
         f"{said}; {load['requests']} requests of {load['input']} tokens for {load['output']}, "
-        f"{len(rounds)} round{'s' * (len(rounds) > 1)} in which all tools took turns, {found['cores']} cores that others used too. Planted: "
-        f"{planted['first_ms']:g} ms to the first token, {planted['token_ms']:g} ms for each after it. A figure "
+        f"{len(rounds)} round{'s' * (len(rounds) > 1)} in which all tools took turns, {found['cores']} cores that "
+        f"others used too. Planted: {planted['first_ms']:g} ms to the first token, {planted['token_ms']:g} ms for "
+        f"each after it. A figure "
         f"is the median of a load's requests as the tool reports it, over that of the server's own account of the "
         f"same requests: the middle round, in brackets the least and the most. Bold: within {CLOSE:.0%} of "
         f"ours.\n\n" + table(head, rows)
