@@ -96,6 +96,10 @@ def imported(name: str, file: Path) -> Times:
     return found
 
 
+class Failed(Exception):
+    """A tool ended otherwise than well; the message is what it said last."""
+
+
 def run(packages: Path, argv: list[str], folder: Path) -> None:
     """A tool in a process of its own that sees its own packages first."""
     environment = {
@@ -108,7 +112,7 @@ def run(packages: Path, argv: list[str], folder: Path) -> None:
         [sys.executable, *argv], env=environment, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S
     )
     if done.returncode:
-        raise SystemExit(f"{argv[:3]} failed: {(done.stderr or done.stdout)[-2000:]}")
+        raise Failed((done.stderr or done.stdout)[-2000:])
 
 
 def guidellm(packages: Path, server: Running, kind: str, folder: Path) -> Times:
@@ -226,17 +230,18 @@ def main(packages: Path, record: Path, rounds: int) -> None:
                     order = ["kernelmark", *tools]
                     generator.shuffle(order)
                     for name in order:
-                        times, truth = measured(server, kind, name, tools, packages, number)
-                        print(
-                            kind_of_server, number, kind, name, {x: len(y) for x, y in times.items()}, flush=True
-                        )
-                        found.append(
-                            {"server": kind_of_server, "load": kind, "round": number, "tool": name}
-                            | {"ms": short(times), "server_ms": short(truth)}
-                        )
+                        one: dict[str, object] = {"server": kind_of_server, "load": kind, "round": number}
+                        try:
+                            times, truth = measured(server, kind, name, tools, packages, number)
+                        except (Failed, subprocess.TimeoutExpired) as error:
+                            print(f"{name} failed: {error}", file=sys.stderr, flush=True)
+                            found.append(one | {"tool": name, "failed": True, "ms": {}})
+                        else:
+                            print(*one.values(), name, {x: len(y) for x, y in times.items()}, flush=True)
+                            found.append(one | {"tool": name, "ms": short(times), "server_ms": short(truth)})
             finally:
                 server.stop()
-        record.write_text(json.dumps(said, separators=(",", ":")) + "\n")
+            record.write_text(json.dumps(said, separators=(",", ":")) + "\n")
 
 
 def short(times: Times) -> Times:
