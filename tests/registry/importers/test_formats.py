@@ -162,7 +162,7 @@ def test_tools_that_load_servers() -> None:
 
 
 def test_files_that_the_tools_wrote() -> None:
-    """guidellm 0.8.1 and AIPerf 0.13.0 on our server: their first three requests, the rest cut off."""
+    """guidellm 0.8.1, AIPerf 0.13.0 and vLLM 0.26's client on our server: three requests, the rest cut off."""
 
     def samples_of(name: str, file: str) -> dict[str, tuple[float, ...]]:
         journal = only(made(name, [EXAMPLES / "measured" / file]))
@@ -175,6 +175,10 @@ def test_files_that_the_tools_wrote() -> None:
     found = samples_of("aiperf", "aiperf.jsonl")
     assert found["request from sending"] == pytest.approx((335.9, 328.2, 392.0), rel=1e-3)
     assert found["ttft from sending"] == pytest.approx((48.50, 63.31, 38.94), rel=1e-3)
+    found = samples_of("vllm-bench", "vllm_bench.json")
+    assert found["rate=inf/s concurrency=2 ttft from sending"] == pytest.approx((4757.9, 4741.4, 38.54), rel=1e-3)
+    assert len(found["rate=inf/s concurrency=2 itl"]) == 9
+    found = samples_of("aiperf", "aiperf.jsonl")
     # A request's time less its first token, over 15 tokens: AIPerf's own figure.
     assert found["tpot"] == pytest.approx((19.157, 17.660, 23.540), rel=1e-3)
 
