@@ -132,6 +132,7 @@ pages: $(VENV)/.ready
 	$(BIN)/python docs/architecture.py --write
 	$(BIN)/python docs/deciding.py --write
 	$(BIN)/python docs/results.py --write
+	$(BIN)/python docs/serving.py --write
 
 format: $(VENV)/.tested
 	$(BIN)/ruff format .
@@ -166,6 +167,34 @@ test-registry: $(VENV)/.tested build/registry/.ready
 .PHONY: test-fleet
 test-fleet: $(VENV)/.tested build/fleet/.ready
 	PYTHONPATH=$(CURDIR)/build/fleet $(BIN)/python -m pytest -n 0 -m fleet tests/suite/fleet --timeout 900
+
+# Endpoints through the providers' own SDKs, to a server of this machine: a minute.
+.PHONY: test-endpoints
+test-endpoints: $(VENV)/.tested build/endpoints/.ready
+	PYTHONPATH=$(CURDIR)/build/endpoints $(BIN)/python -m pytest -n 0 -rs tests/suite/workloads/test_endpoint.py
+
+build/endpoints/.ready: pyproject.toml
+	$(BIN)/python -m pip install --quiet --upgrade --target build/endpoints openai anthropic boto3
+	touch $@
+
+# What docs/serving.md says of faults, queueing and the client, measured anew here: three minutes, on a quiet machine.
+.PHONY: serving agreement
+SERVING := registry/reference/serving
+serving: $(VENV)/.ready
+	$(BIN)/python tests/serving/faults.py $(SERVING)/faults.json
+	$(BIN)/python tests/serving/capacity.py $(SERVING)/capacity.json
+	$(BIN)/python docs/serving.py --write
+
+# The same servers measured by ours, guidellm and AIPerf, and by vLLM's client where build/agreement/vllm has vLLM.
+# Each has its packages in a folder of its own, without a lock: nothing that measures loads them. Half an hour.
+agreement: $(VENV)/.tested build/agreement/.ready
+	$(BIN)/python tests/serving/agreement.py build/agreement $(SERVING)/agreement.json
+	$(BIN)/python docs/serving.py --write
+
+build/agreement/.ready:
+	$(BIN)/python -m pip install --quiet --upgrade --target build/agreement/guidellm 'guidellm==0.8.1'
+	$(BIN)/python -m pip install --quiet --upgrade --target build/agreement/aiperf 'aiperf==0.13.0'
+	touch $@
 
 # Beside the environment and not in it: it is an optional extra that has no lock, and nothing that measures loads it.
 build/fleet/.ready: pyproject.toml

@@ -27,7 +27,9 @@ CLOSE = 0.02
 """What two tools may differ by and still agree."""
 
 Values = Mapping[tuple[str, str, int, str, str], float]
-"""Median ms of the requests of one load, by server, load, round, tool and time."""
+"""What a tool says over the server's own account of the same requests, medians of both, by server, load, round,
+tool and time.
+"""
 
 
 def record(name: str) -> Any:
@@ -42,31 +44,37 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def agreement() -> str:
-    """What each tool says over what ours says: the middle of the rounds, and the least and the most of them."""
+    """What each tool says over the server's own account of the same requests: the middle of the rounds, and the
+    least and the most of them.
+    """
     found = record("agreement")
-    values = {
-        (x["server"], x["load"], x["round"], x["tool"], name): median(each)
-        for x in found["runs"]
-        for name, each in x["ms"].items()
-    }
+    values, own = {}, {}
+    for x in found["runs"]:
+        for name, each in x["ms"].items():
+            at = x["server"], x["load"], x["round"], x["tool"], name
+            own[at] = median(x["server_ms"][name])
+            values[at] = median(each) / own[at]
     rounds = sorted({x["round"] for x in found["runs"]})
-    tools = [x for x in TOOLS if x in found["versions"]]
-    load = found["load"]
-    said = ", ".join(f"{TOOLS[x]} {found['versions'][x]}" for x in tools)
+    tools = ["kernelmark", *(x for x in TOOLS if x in found["versions"])]
+    load, planted = found["load"], found["planted"]
+    said = ", ".join(f"{TOOLS[x]} {found['versions'][x]}" for x in tools[1:])
     rows = []
-    for server in SERVERS:
+    for server, shown in SERVERS.items():
         for kind in dict.fromkeys(x["load"] for x in found["runs"]):
             for name in TIMES:
-                row = [ratio(values, rounds, server, kind, name, tool) for tool in tools]
-                if any(row):
-                    own = [values[server, kind, x, "kernelmark", name] for x in rounds]
-                    rows.append([SERVERS[server], LOADS[kind](load), name, f"{median(own):.3g}", *row])
-    head = ("server", "load", "time", "ours, ms", *(TOOLS[x] for x in tools))
+                row = [ratio(values, rounds, (server, kind), name, tool) for tool in tools]
+                if any(row[1:]):
+                    truth = median(y for x, y in own.items() if x[:2] == (server, kind) and x[4] == name)
+                    rows.append([shown, LOADS[kind](load), name, f"{truth:,.3g} ms", *row])
+    head = ("server", "load", "time", "by the server", *(TOOLS.get(x, "ours") for x in tools))
     return (
-        f"{said}; {load['requests']} requests of {load['input']} tokens for {load['output']}, {len(rounds)} rounds in "
-        f"which all tools took turns, {found['cores']} cores that others used too. Medians of a load's requests over "
-        f"ours of the same round: the middle round, in brackets the least and the most. Bold: within "
-        f"{CLOSE:.0%} of ours.\n\n" + table(head, rows)
+        f"{said}; {load['requests']} requests of {load['input']} tokens for {load['output']}, "
+        f"{len(rounds)} round{'s' * (len(rounds) > 1)} in which all tools took turns, {found['cores']} cores that "
+        f"others used too. Planted: {planted['first_ms']:g} ms to the first token, {planted['token_ms']:g} ms for "
+        f"each after it. A figure "
+        f"is the median of a load's requests as the tool reports it, over that of the server's own account of the "
+        f"same requests: the middle round, in brackets the least and the most. Bold: within {CLOSE:.0%} of "
+        f"ours.\n\n" + table(head, rows)
     )
 
 
@@ -76,17 +84,18 @@ LOADS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-def ratio(values: Values, rounds: Sequence[int], server: str, kind: str, name: str, tool: str) -> str:
-    """A tool's time over ours; empty where it has none."""
-    found = sorted(
-        values[server, kind, x, tool, name] / values[server, kind, x, "kernelmark", name]
-        for x in rounds
-        if (server, kind, x, tool, name) in values
-    )
+def ratio(values: Values, rounds: Sequence[int], of: tuple[str, str], name: str, tool: str) -> str:
+    """A tool's time over the server's; empty where it has none."""
+
+    def all_of(tool: str) -> list[float]:
+        return sorted(y for x in rounds if (y := values.get((*of, x, tool, name))) is not None)
+
+    found = all_of(tool)
     if not found:
         return ""
     middle = median(found)
-    mark = "**" if abs(middle - 1) <= CLOSE else ""
+    close = tool != "kernelmark" and abs(middle / median(all_of("kernelmark")) - 1) <= CLOSE
+    mark = "**" if close else ""
     return f"{mark}{middle:.3f}{mark} ({found[0]:.3f} to {found[-1]:.3f})"
 
 
@@ -108,14 +117,15 @@ def faults() -> str:
     off = queue["found_ms"] / queue["server_ms"] - 1
     return (
         table(("planted", "requests", "how they ended", "accounted for", "after the last arrival"), rows)
-        + f"\n{none['asked']:,} malformed requests to our server: {ends} (by HTTP status; `closed` had no request in "
-        f"it). It printed {'nothing' if not none['printed'] else 'something'}, "
+        + f"\n{none['asked']:,} malformed requests to our server: {ends} (by HTTP status; `closed` had no "
+        f"request in it). It printed {'nothing' if not none['printed'] else 'something'}, "
         f"{'still served' if none['after'] == {'ok': 2} else 'served no more'}, and listened on "
         f"{'the loopback alone' if not none['elsewhere'] else 'more than the loopback'}.\n"
-        f"\nQueueing: {queue['requests']} requests, ten a second, to a server that takes {queue['one_at_a_time_ms']:.0f} "
-        f"ms for each, one at a time. Mean end to end from the schedule {queue['found_ms']:,.0f} ms, by the server's "
-        f"own account {queue['server_ms']:,.0f} ms: {off:+.2%}. Were each to take what is planted, and nothing "
-        f"besides, it would be {queue['exact_ms']:,.0f} ms; counted from when a place was free, "
+        f"\nQueueing: {queue['requests']} requests, ten a second, to a server that takes "
+        f"{queue['one_at_a_time_ms']:.0f} ms for each, one at a time. Mean end to end from the schedule "
+        f"{queue['found_ms']:,.0f} ms, by the server's own account {queue['server_ms']:,.0f} ms: {off:+.2%}. Were "
+        f"each to take what is planted, and nothing besides, it would be {queue['exact_ms']:,.0f} ms "
+        f"({queue['found_ms'] / queue['exact_ms'] - 1:+.2%}); counted from when a place was free, "
         f"{queue['one_at_a_time_ms']:.0f} ms.\n"
     )
 
@@ -132,22 +142,14 @@ def capacity() -> str:
             return min(values), median(values)
 
         came, p50, p99, core = (of(x) for x in ("came", "p50_ms", "p99_ms", "per_core"))
-        rows.append(
-            [
-                f"{rate:,}",
-                f"{came[1]:,.0f}",
-                f"{p50[1]:.2f} ms",
-                f"{p99[1]:.2f} ms",
-                f"{p99[0]:.2f} ms",
-                f"{core[1]:,.0f}",
-            ]
-        )
+        errors = [f"{x:.2f} ms" for x in (p50[1], p99[1], p99[0])]
+        rows.append([f"{rate:,}", f"{came[1]:,.0f}", *errors, f"{core[1]:,.0f}"])
     head = ("chunks/s", "came", "error, median", "error, p99", "p99 of the quietest run", "chunks a CPU second")
     repeats = len({x["repeat"] for x in found["runs"]})
     return (
-        f"{found['streams']} streams over {found['seconds']:.0f} s, one client process, {repeats} runs of each rate of "
-        f"which the middle one is shown; {found['cores']} cores, the source of the chunks and others' work on them "
-        f"too.\n\n" + table(head, rows)
+        f"{found['streams']} streams over {found['seconds']:.0f} s, one client process, {repeats} runs of each "
+        f"rate, of which the middle one is shown; {found['cores']} cores, on which the source of the chunks and "
+        f"others' work ran too.\n\n" + table(head, rows)
     )
 
 

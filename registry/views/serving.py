@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import TypeAlias
 
 from .. import figures
@@ -102,23 +103,23 @@ def _lines(rows: Sequence[Row], across: Place, up: Place) -> dict[str, list[Poin
 
 
 def _tails(what: str, rows: Sequence[Row], looks: Mapping[str, Series]) -> Iterator[Picture]:
-    """The 99th percentiles of a load at several rates, over these."""
+    """The 99th percentiles of a load over its rates, where it was run at several."""
     for metric, name in TAILS:
-        lines = _lines(rows, lambda x: x.axes["rate"] / 1000, lambda x, metric=metric: x.value(metric))
-        if lines:
+        lines = _lines(rows, lambda x: x.axes["rate"] / 1000, methodcaller("value", metric))
+        if any(len(x) > 1 for x in lines.values()):
             drawing = _drawn(lines, looks, f"p99 of {name} over the rate: {what}", "requests/s", "ms")
             yield Picture(f"p99 of {name}, ms, over requests/s: lower is better", what, drawing, tuple(lines))
 
 
 def _front(what: str, rows: Sequence[Row], looks: Mapping[str, Series]) -> Iterator[Picture]:
-    """Tokens/s a GPU over tokens/s of one user, at every load."""
+    """Tokens/s a GPU over tokens/s of one user, at every load, where there are several."""
 
     def speed(row: Row) -> float | None:
         each = row.value("tpot")
         return 1000 / each if each else None
 
     lines = _lines(rows, speed, lambda x: (x.value("output_per_s") or 0.0) / x.axes.get(GPUS, 1))
-    if lines:
+    if any(len(x) > 1 for x in lines.values()):
         front = best([(x, y) for line in lines.values() for x, y, _ in line])
         text = f"Output tokens/s a GPU over tokens/s of a user: {what}"
         drawing = _drawn(lines, looks, text, "tokens/s of a user", "tokens/s a GPU", front)

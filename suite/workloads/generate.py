@@ -234,7 +234,7 @@ class Run:
         self.steps: list[float] = []
         self.whole: list[float] = []
         self.error = 0.0
-        self.first_ms = 0.0
+        self.first_ms = self.peak = 0.0
         self.kept: Any = None
 
     def prompt(self, generation: int) -> torch.Tensor:
@@ -312,6 +312,8 @@ class Run:
             self.steps += edges[1:]
             self.whole.append(took)
             self.watch.read(len(self.steps) - len(edges) + 1, len(self.steps))
+        if self.cuda:  # before the model in fp32 lies beside the system's
+            self.peak = float(torch.cuda.max_memory_allocated())
 
     def summarize(self) -> Measurement:
         """What is recorded."""
@@ -336,9 +338,7 @@ class Run:
         if (cache := self.system.cache_bytes) is not None:
             found["cache_bytes"] = (float(cache),)
         if self.cuda:
-            import torch
-
-            found["generation_memory"] = (float(torch.cuda.max_memory_allocated()),)
+            found["generation_memory"] = (self.peak,)
             work = prompt_flops(case) / PEAK_BF16
             found["prompt_mfu"] = rounded([work / (x * 1e-3) for x in self.first])
         if self.expected.read_rate is None:

@@ -39,7 +39,7 @@ LOADS = {
     "closed": Load("closed", 0.0, USERS, REQUESTS, INPUT, OUTPUT, "fixed", servers.VOCABULARY - 1),
     "constant": Load("constant", float(RATE), 0, REQUESTS, INPUT, OUTPUT, "fixed", servers.VOCABULARY - 1),
 }
-PLAN = Planted(first_ms=30, token_ms=5)
+PLAN = Planted(first_ms=200, token_ms=20)
 SERVERS: Mapping[str, Callable[[], Running]] = {
     "planted": lambda: servers.planted(PLAN),
     "model": servers.small,
@@ -96,6 +96,10 @@ def imported(name: str, file: Path) -> Times:
     return found
 
 
+class Failed(Exception):
+    """A tool ended otherwise than well; the message is what it said last."""
+
+
 def run(packages: Path, argv: list[str], folder: Path) -> None:
     """A tool in a process of its own that sees its own packages first."""
     environment = {
@@ -108,7 +112,7 @@ def run(packages: Path, argv: list[str], folder: Path) -> None:
         [sys.executable, *argv], env=environment, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S
     )
     if done.returncode:
-        raise SystemExit(f"{argv[:3]} failed: {(done.stderr or done.stdout)[-2000:]}")
+        raise Failed((done.stderr or done.stdout)[-2000:])
 
 
 def guidellm(packages: Path, server: Running, kind: str, folder: Path) -> Times:
@@ -226,29 +230,46 @@ def main(packages: Path, record: Path, rounds: int) -> None:
                     order = ["kernelmark", *tools]
                     generator.shuffle(order)
                     for name in order:
-                        times = measured(server, kind, name, tools, packages, number)
-                        print(
-                            kind_of_server, number, kind, name, {x: len(y) for x, y in times.items()}, flush=True
-                        )
-                        values = {x: [float(f"{v:.6g}") for v in y] for x, y in times.items()}
-                        found.append(
-                            {"server": kind_of_server, "load": kind, "round": number, "tool": name, "ms": values}
-                        )
+                        one: dict[str, object] = {"server": kind_of_server, "load": kind, "round": number}
+                        try:
+                            times, truth = measured(server, kind, name, tools, packages, number)
+                        except (Failed, subprocess.TimeoutExpired) as error:
+                            print(f"{name} failed: {error}", file=sys.stderr, flush=True)
+                            found.append(one | {"tool": name, "failed": True, "ms": {}})
+                        else:
+                            print(*one.values(), name, {x: len(y) for x, y in times.items()}, flush=True)
+                            found.append(one | {"tool": name, "ms": short(times), "server_ms": short(truth)})
             finally:
                 server.stop()
-        record.write_text(json.dumps(said, separators=(",", ":")) + "\n")
+            record.write_text(json.dumps(said, separators=(",", ":")) + "\n")
+
+
+def short(times: Times) -> Times:
+    """Values as a record has them."""
+    return {name: [float(f"{x:.6g}") for x in values] for name, values in times.items()}
 
 
 def measured(
     server: Running, kind: str, name: str, tools: Mapping[str, Tool], packages: Path, number: int
-) -> Times:
-    """One load by one tool, a few requests of ours before it."""
+) -> tuple[Times, Times]:
+    """One load by one tool, a few requests of ours before it; and the server's own account of it."""
     ours(server, Load("closed", 0.0, USERS, WARM, INPUT, OUTPUT, "fixed", servers.VOCABULARY - 1), 1000 + number)
+    before = len(server.get("/written"))
     if name == "kernelmark":
-        return ours(server, LOADS[kind], number)
-    with tempfile.TemporaryDirectory() as folder:
-        inputs(Path(folder), number)
-        return tools[name](packages / name, server, kind, Path(folder))
+        found = ours(server, LOADS[kind], number)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            inputs(Path(folder), number)
+            found = tools[name](packages / name, server, kind, Path(folder))
+    # A tool may ask a little before its load, to see whether the server is there.
+    account = server.get("/written")[before:][-REQUESTS:]
+    ms = latencies.MS
+    return found, {
+        "first token": [(first - came) * ms for came, first, _ in account],
+        "time a token": [(last - first) * ms / (OUTPUT - 1) for _, first, last in account],
+        "end to end": [(last - came) * ms for came, _, last in account],
+        "last token": [(last - came) * ms for came, _, last in account],
+    }
 
 
 if __name__ == "__main__":

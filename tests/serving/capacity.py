@@ -1,11 +1,11 @@
-"""What the client of `serve` can do here: how far off its stamps are by chunks a second, and what a chunk costs it.
+"""What the client of `serve` can do here: how far off its stamps are, by chunks a second, and what one costs.
 
     python tests/serving/capacity.py RECORD [REPEATS]
 
 A source in a process of its own writes events at a steady rate, each with the time at which it was written, on the
 clock that the client stamps by: the difference is the error of a stamp, the way through the kernel in it. Chunks
-over the client's processor time are what one core could take. RECORD (JSON) gets all of it; `docs/serving.py` makes
-a table of it. Part of `make serving`.
+over the client's processor time are what one core could take. RECORD (JSON) gets all of it; `docs/serving.py`
+makes a table of it. Part of `make serving`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Faults planted in a server, queueing that is known, and malformed requests to ours: what became of every request.
+"""Faults planted in a server, queueing that is known, and malformed requests to ours: what became of each.
 
     python tests/serving/faults.py RECORD
 
 RECORD (JSON) says of each plan how many requests were asked for and how each ended; `docs/serving.py` makes tables
-of it. Exit code 1 where a request is not accounted for, or the queueing is off by more than two hundredths. Part of
-`make serving`; about two minutes.
+of it. Exit code 1 where a request is not accounted for, or the queueing is off by more than two hundredths. Part
+of `make serving`; about two minutes.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ FAULTS = {
 def asked(
     count: int, each_s: float, output: int, server: Running, timeout_s: float, kill_s: float | None = None
 ) -> tuple[list[Seen], float]:
-    """An open load at a constant rate, and the seconds that it took beyond its last arrival. The server is killed so
-    many seconds after the load began.
+    """An open load at a constant rate, and the seconds that it took beyond its last arrival. The server is killed
+    so many seconds after the load began.
     """
     requests = tuple(Asked(i, (i % 1000, 5, 6), output, i * each_s) for i in range(count))
     begin = time.monotonic_ns() + round(LEAD_S * 1e9)
@@ -110,7 +110,7 @@ def queueing() -> dict[str, float]:
 
 
 def requests_that_are_none() -> dict[str, object]:
-    """MALFORMED requests to our server; each ends in an error of the protocol, an answer, or a closed connection."""
+    """MALFORMED requests to our server; each ends in an answer, an error, or a closed connection."""
     server = servers.planted(Planted())
     generator, ended = random.Random(7), Counter[str]()
     try:

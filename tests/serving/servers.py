@@ -21,7 +21,7 @@ def planted(plan: Planted) -> children.Running:
 
 
 def small() -> children.Running:
-    """Our server over our engine on one thread of a CPU."""
+    """Our server over our engine on one thread of a CPU; it stamps too."""
     assert chosen(Catalog.default().models, MODEL).configuration.vocabulary == VOCABULARY
     engine = EngineSpec(
         system=msgspec.to_builtins(System("torch")),
@@ -35,4 +35,4 @@ def small() -> children.Running:
         page=16,
         threads=1,
     )
-    return children.ours(Spec(MODEL, VOCABULARY, LONGEST, engine=engine), START_S)
+    return children.ours(Spec(MODEL, VOCABULARY, LONGEST, engine=engine, stamps=True), START_S)

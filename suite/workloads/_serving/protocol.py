@@ -45,8 +45,8 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Both(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Fields of both kinds of request, `ignore_eos` and `repetition_penalty` vLLM's. What can only be at its neutral
-    value is in `NEUTRAL`.
+    """Fields of both kinds of request, `ignore_eos` and `repetition_penalty` vLLM's. What can only be at its
+    neutral value is in `NEUTRAL`.
     """
 
     model: str

@@ -65,6 +65,8 @@ class Server:
         self.count = 0
         self.created = int(time.time())
         self.tasks: set[asyncio.Task[None]] = set()
+        self.written: list[tuple[int, int, int]] = []
+        """Of a server that stamps: when each streamed request was read, its first and its last text written."""
 
     async def listen(self) -> tuple[asyncio.Server, int]:
         """Starts to listen; gives the port."""
@@ -146,6 +148,8 @@ class Server:
         if isinstance(self.backend, PlantedBackend):
             services = self.backend.services
             gets["/services"] = lambda: [[x.number, x.came, x.began, x.ended] for x in services]
+        if self.spec.stamps:
+            gets["/written"] = lambda: self.written
         posts: dict[str, Callable[..., Awaitable[None]]] = {
             "/v1/completions": self._answer, "/v1/chat/completions": self._answer,
         }  # fmt: skip
@@ -165,12 +169,13 @@ class Server:
         return {"object": "list", "data": [one]}
 
     async def _answer(self, wanted: Wanted, number: str, writer: asyncio.StreamWriter, keep: bool) -> None:
+        came = time.monotonic_ns()
         self.count += 1
         answer = Answer(wanted, f"cmpl-{self.count}", self.spec.model, int(time.time()))
         tokens = await self.backend.open(wanted, number)
         try:
             if wanted.stream:
-                await self._stream(answer, tokens, writer, keep)
+                await self._stream(answer, tokens, writer, keep, came)
             else:
                 all_, finish = [], None
                 while finish is None:
@@ -180,9 +185,12 @@ class Server:
         finally:
             tokens.close()
 
-    async def _stream(self, answer: Answer, tokens: Tokens, writer: asyncio.StreamWriter, keep: bool) -> None:
+    async def _stream(
+        self, answer: Answer, tokens: Tokens, writer: asyncio.StreamWriter, keep: bool, came: int
+    ) -> None:
         """Server-sent events, each in a chunk of its own as soon as it is there."""
         begun, total, finish = False, 0, None
+        stamps: list[int] = []
         while finish is None:
             try:
                 more, finish = await tokens.next()
@@ -199,13 +207,16 @@ class Server:
                 )
                 begun = True
             total += len(more)
-            stamp = {"written_ns": time.monotonic_ns()} if self.spec.stamps else {}
+            stamps.append(time.monotonic_ns())
+            stamp = {"written_ns": stamps[-1]} if self.spec.stamps else {}
             writer.write(_chunk(answer.piece(more, total, finish, **stamp)))
             await writer.drain()
         last = b""
         if answer.wanted.usage and getattr(tokens, "counted", True):
             last += _chunk(answer.usage(total))
         writer.write(last + _chunk(DONE) + _chunk(b""))
+        if self.spec.stamps:
+            self.written.append((came, stamps[0], stamps[-1]))
 
     def _send(self, writer: asyncio.StreamWriter, status: int, body: bytes, keep: bool) -> None:
         connection = "keep-alive" if keep else "close"

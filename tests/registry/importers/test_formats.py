@@ -161,6 +161,28 @@ def test_tools_that_load_servers() -> None:
     assert (without.status, without.reason) == ("error", "no request has a inter_token_latency; 1 failed")
 
 
+def test_files_that_the_tools_wrote() -> None:
+    """guidellm 0.8.1, AIPerf 0.13.0 and vLLM 0.26's client on our server: three requests, the rest cut off."""
+
+    def samples_of(name: str, file: str) -> dict[str, tuple[float, ...]]:
+        journal = only(made(name, [EXAMPLES / "measured" / file]))
+        return {x.case.name: x.measurement.samples["latency"] for x in journal.records if x.measurement}
+
+    load = "load 1 type=concurrent streams=2 max_concurrency=2"
+    found = samples_of("guidellm", "guidellm.json")
+    assert found[f"{load} ttft from sending"] == pytest.approx((4010.2, 4052.2, 7.956), rel=1e-3)
+    assert found[f"{load} tpot"] == pytest.approx((15.33, 12.35, 11.75), rel=1e-3)
+    found = samples_of("aiperf", "aiperf.jsonl")
+    assert found["request from sending"] == pytest.approx((335.9, 328.2, 392.0), rel=1e-3)
+    assert found["ttft from sending"] == pytest.approx((48.50, 63.31, 38.94), rel=1e-3)
+    found = samples_of("vllm-bench", "vllm_bench.json")
+    assert found["rate=inf/s concurrency=2 ttft from sending"] == pytest.approx((4757.9, 4741.4, 38.54), rel=1e-3)
+    assert len(found["rate=inf/s concurrency=2 itl"]) == 9
+    found = samples_of("aiperf", "aiperf.jsonl")
+    # A request's time less its first token, over 15 tokens: AIPerf's own figure.
+    assert found["tpot"] == pytest.approx((19.157, 17.660, 23.540), rel=1e-3)
+
+
 def test_nvbench() -> None:
     found = samples("nvbench")
     assert found["copy Device=0 Elements=2^20"] == pytest.approx((12.5e-3, 12.25e-3, 12.75e-3, 12.5e-3))

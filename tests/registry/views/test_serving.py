@@ -36,7 +36,12 @@ def served(literal: Any, name: str, rate: int, users: int, requests: int, slow: 
     record: Record = literal.record()
     measurement = Measurement(samples, "monotonic")
     return msgspec.structs.replace(
-        record, case=case, implementation=name, provider=name.partition("_")[0], cache="hot", measurement=measurement
+        record,
+        case=case,
+        implementation=name,
+        provider=name.partition("_")[0],
+        cache="hot",
+        measurement=measurement,
     )
 
 
