@@ -67,6 +67,8 @@ def test_joules_of_a_call_by_an_independent_integral(program):
 def test_what_a_defence_costs(program):
     defences = program("defences")
     assert defences.cost([1.0, 1.1, 1.4], [1.0, 1.0, 1.0]) == {"median": pytest.approx(0.1), "interval": None}
+    many = defences.cost([1.01, 1.02, 1.03, 1.04, 1.05, 1.06], [1.0] * 6)
+    assert defences.said(many) == "+3.50 % [+1.00, +6.00]"
 
 
 def test_defences_one_by_one(program):
