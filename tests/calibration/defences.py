@@ -149,7 +149,7 @@ def spent(cases: Sequence[Case], only: dict[str, str], device: Device, seed: int
 def main() -> None:
     """Prints a line a row and one of the run, and writes all as JSON.
 
-    Exit code 1: a row's whole interval lies above what is asked for, or the overhead does. 3: some interval reaches
+    Exit code 1: a row's whole interval lies above what is asked for, or the overhead does. 3: an interval reaches
     beyond it, so that this machine is too noisy to say.
     """
     parser = argparse.ArgumentParser(description=__doc__)
