@@ -305,7 +305,8 @@ class Trial:
         found |= {name: rounded([value]) for name, value in watch.metrics().items()}
         unknown = next((x.reason for x in joules if x.reason), None)
         if joules and unknown is None:
-            found[ENERGY.name] = rounded(map(sum, zip(*(x.joules for x in joules), strict=True)))
+            # Rank 0 says when it is enough: others' boards may have made a window more.
+            found[ENERGY.name] = rounded(map(sum, zip(*(x.joules for x in joules), strict=False)))
             found[BACK_TO_BACK.name] = rounded([max(x.call_ms for x in joules if x.call_ms is not None)])
             if (watts := joules[0].watts) is not None:
                 found[POWER.name] = rounded([watts])

@@ -4,7 +4,8 @@
 
 Each row is one benchmark, simulated process by process in the order that the A/B runs them in, and passed
 through the functions that the command line calls. `--rows` is how many unchanged rows each cell of the table
-counts (of those compared alone or 200 together five times as many), `--power` how many slowed ones. No decision is made here.
+counts (of those compared alone or 200 together five times as many), `--power` how many slowed ones. No decision
+is made here.
 """
 
 from __future__ import annotations

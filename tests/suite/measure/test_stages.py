@@ -383,6 +383,14 @@ def test_energy_is_measured_where_it_is_asked_for(nvml, monkeypatch):
     assert run(chosen).remarks == ()
 
 
+def test_boards_of_several_ranks_make_as_many_windows_as_they_do(monkeypatch):
+    of_ranks = [module.energy.Energy((1.0, 2.0), 1.0), module.energy.Energy((3.0, 4.0, 5.0), 1.5)]
+    chosen = trial([[2.0]])
+    monkeypatch.setattr(chosen, "joules", lambda call, latency_ms: of_ranks)
+    measured = run(chosen)
+    assert (measured.samples["energy"], measured.samples["back_to_back"]) == ((4.0, 6.0), (1.5,))
+
+
 def test_the_state_of_the_board_is_a_metric_of_the_row(nvml):
     chosen = trial([[2.0]])
     chosen.device.nvml = nvml(sm=[1500, 1980], temperature=[41, 66], power=[300_000, 500_000])

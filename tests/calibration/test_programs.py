@@ -1,0 +1,100 @@
+"""The programs that take a device or minutes: what they compute, on literal data and on a CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from kernelmark.registry.detection import changepoints
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.measure.workbench import Workbench
+
+
+@pytest.fixture(scope="module")
+def program() -> Callable[[str], ModuleType]:
+    def load(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(
+            f"calibration_{name}", Path(__file__).with_name(f"{name}.py")
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def test_power_between_two_times(program):
+    mean = program("energies").mean_power
+    steady = [(0.1 * i, 500.0) for i in range(50)]
+    assert mean(steady, 1.03, 3.97) == pytest.approx(500)
+    ramp = [(float(i), 100.0 * i) for i in range(6)]
+    assert mean(ramp, 1.0, 4.0) == pytest.approx(250)
+    assert mean(ramp, 1.5, 2.5) == pytest.approx(200)
+    assert mean(ramp, 2.2, 2.4) == pytest.approx(230)
+    assert mean(ramp, 4.0, 5.1) is None  # nobody read there
+    assert mean(ramp[:1], 0.0, 0.0) is None
+
+
+def test_the_counter_counts_from_step_to_step(program):
+    counted = program("energies").counted_power
+    readings = [(0.01 * i, 40.0 * (i // 10)) for i in range(200)]  # 40 J every tenth of a second
+    assert counted(readings, 0.233, 1.777) == pytest.approx(400)
+    assert counted(readings, 0.21, 0.29) is None
+
+
+def test_joules_of_a_call_by_an_independent_integral(program):
+    """A board of 600 W, calls of 2 ms; what comes before the power has settled is not looked at."""
+    energies = program("energies")
+    ends = [(10 + 0.04 * i, 20 * i) for i in range(1, 100)]
+    readings = [(9 + 0.02 * i, 100.0 if i < 70 else 600.0) for i in range(300)]
+    found = energies.integrated({"instant": readings, "average": [], "counter": []}, ends)
+    assert (found["call_ms"], found["instant"]) == (pytest.approx(2), pytest.approx(1.2))
+    assert (found["average"], found["counter"]) == (None, None)
+    rounds = [{"kernelmark": x, "independent": found} for x in (1.2, 1.212, None)]
+    assert energies.compared(rounds)["ratio"] == pytest.approx(1.005)
+    assert energies.compared(rounds[2:])["ratio"] is None
+
+
+def test_what_a_defence_costs(program):
+    defences = program("defences")
+    assert defences.cost([1.0, 1.1, 1.4], [1.0, 1.0, 1.0]) == {"median": pytest.approx(0.1), "interval": None}
+    many = defences.cost([1.01, 1.02, 1.03, 1.04, 1.05, 1.06], [1.0] * 6)
+    assert defences.said(many) == "+3.50 % [+1.00, +6.00]"
+
+
+def test_defences_one_by_one(program):
+    """Exchanging inputs alone, or keeping answers alone: in ten calls some block is another draw's, or none is."""
+    defences = program("defences")
+    operator = Catalog.default().operator("softmax")
+    case = operator.case({"M": 4, "D": 32}, "fp32", "forward")
+    for way, changes in (("Inputs", True), ("Answers", False)):
+        bench = Workbench.build(operator, case, torch.device("cpu"), 1)
+        fresh = getattr(defences, way)(bench)
+        fresh.start(10)
+        for _ in range(10):
+            fresh.before()
+            fresh.after(bench.varied[0] + 0)
+        assert torch.equal(bench.varied[0], bench.values[0]) is not changes, way
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_six_rows_a_process(program, tmp_path, device):
+    run = program("starts").run_of(device, tmp_path, 3)
+    assert len(run.cells) == 6
+    assert run.plan.replicates == 3
+
+
+def test_histories_are_judged_by_what_ships(program):
+    series = program("series")
+    assert series.change_points is changepoints.change_points
+    assert series.false_series(np.random.default_rng(1), series.KINDS["3 %"], 40, 20) == 0
+    assert series.found(np.random.default_rng(1), "0.5 %, one odd run", 10) == 10
