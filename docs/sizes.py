@@ -2,13 +2,15 @@
 
 Prints, for the working tree or a commit, the distribution of parameters over functions that Triton compiles
 (`triton.jit`, `gluon.jit`), of fields over their aggregates, and of lines over all functions by top-level folder,
-with the largest of each. `tests/kernels/test_sizes.py` holds the first two to their limits.
+with the largest of each. `tests/kernels/test_sizes.py` holds the first two to their limits, and the tables of
+`docs/architecture.md` to what this prints.
 """
 
 from __future__ import annotations
 
 import ast
 import io
+import itertools
 import subprocess
 import sys
 import tarfile
@@ -22,6 +24,8 @@ MOST_PARAMETERS = 20
 """Of a function that Triton compiles: more belong into tuples, aggregates or a constexpr configuration."""
 MOST_FIELDS = 12
 """Of an aggregate."""
+BANDS = {"parameters": (5, 10, 15, 20, 30), "lines": (20, 50, 100)}
+"""Where the columns of the tables in `docs/architecture.md` end; the last one is what is more."""
 NAMED = 5
 """So many of the largest are named."""
 
@@ -99,6 +103,13 @@ def _decorated(node: ast.FunctionDef | ast.ClassDef, names: Sequence[str]) -> bo
     return any(ast.unparse(x) in names for x in decorators)
 
 
+def shares(found: Sequence[Sized], bands: Sequence[int]) -> list[int]:
+    """Percent of them in each band, and beyond the last."""
+    ends = (-1, *bands, sys.maxsize)
+    counts = [sum(low < x.size <= high for x in found) for low, high in itertools.pairwise(ends)]
+    return [round(100 * count / max(1, len(found))) for count in counts]
+
+
 def told(title: str, found: Sequence[Sized], limit: int | None = None) -> list[str]:
     """A distribution in lines: how many there are, quantiles, how many are over the limit, and the largest."""
     if not found:
@@ -118,6 +129,10 @@ def report(sources: Sources) -> str:
     for folder in FOLDERS:
         own = [x for x in sources if x[0].startswith(f"{folder}/")]
         lines += told(f"lines of functions, {folder}", functions(own))
+    of_kernels = [x for x in sources if x[0].startswith("kernels/")]
+    for what, found in (("parameters", compiled(sources)), ("lines", functions(of_kernels))):
+        bands = ", ".join(f"up to {x}" for x in BANDS[what])
+        lines.append(f"percent by {what} ({bands}, more): {' '.join(map(str, shares(found, BANDS[what])))}")
     return "\n".join(lines)
 
 

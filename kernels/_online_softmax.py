@@ -11,13 +11,13 @@ import triton.language as tl
 
 
 @triton.jit
-def weighted(scores, row_max, row_sum, scale, OFFSET: tl.constexpr = 0.0):  # type: ignore[no-untyped-def]  # Triton's types are its own
+def weighted(scores, row_max, row_sum, scale, OFFSET: tl.constexpr = 0):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """(P, the correction of what is summed up, row max, row sum) with a block of scores added; `scale` includes
     log₂e. P is 2^OFFSET as large. Every row must have seen a key, or the row max begun at a finite number.
     """
     raised = tl.maximum(row_max, tl.max(scores, 1) * scale)
     # P = 2^(S·scale - m + OFFSET)
-    if OFFSET:
+    if OFFSET != 0:
         weights = tl.exp2(scores * scale - (raised - OFFSET)[:, None])
     else:
         weights = tl.exp2(scores * scale - raised[:, None])

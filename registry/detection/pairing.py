@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 
 from ..store.metric import LATENCY, OPERATOR_METRICS, Metric
-from ..store.processes import by_replicate, by_row, measurements, value
+from ..store.processes import by_replicate, by_row, measurements, tunings, value
 from ..store.record import PROVIDER, VERSION, Header, Key, Record, ended, versions_count
 from .comparison import Comparison, History, Side
 
@@ -141,18 +141,10 @@ def _timers(records: Sequence[Record]) -> set[str]:
 
 
 def _retuned(base: Sequence[Record], current: Sequence[Record]) -> tuple[str, ...]:
-    before, after = _tunings(base), _tunings(current)
+    before, after = ({kernel: set(x) for kernel, x in tunings(side).items()} for side in (base, current))
     return tuple(
         f"autotuned {kernel} otherwise: {' or '.join(sorted(before[kernel]))} before, "
         f"{' or '.join(sorted(after[kernel]))} now"
         for kernel in sorted(before.keys() & after.keys())
         if before[kernel] != after[kernel]
     )
-
-
-def _tunings(records: Sequence[Record]) -> dict[str, set[str]]:
-    out: dict[str, set[str]] = {}
-    for record in records:
-        for kernel, chosen in (record.measurement.tuning if record.measurement else {}).items():
-            out.setdefault(kernel, set()).add(chosen)
-    return out

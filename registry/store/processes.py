@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,15 @@ def by_replicate(records: Sequence[Record]) -> dict[int, Record]:
 def measurements(numbered: Mapping[int, Record], replicates: int) -> list[Measurement | None]:
     """The measurement of each process; None where it left none."""
     return [numbered[i].measurement if i in numbered else None for i in range(replicates)]
+
+
+def tunings(records: Iterable[Record]) -> dict[str, Counter[str]]:
+    """Of a row's records: how often each configuration of each autotuned kernel won."""
+    out: dict[str, Counter[str]] = {}
+    for record in records:
+        for kernel, chosen in (record.measurement.tuning if record.measurement else {}).items():
+            out.setdefault(kernel, Counter())[chosen] += 1
+    return out
 
 
 def value(measurement: Measurement | None, metric: Metric) -> float:

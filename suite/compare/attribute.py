@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
@@ -17,6 +15,7 @@ from ...registry.detection.pairing import side
 from ...registry.detection.verdict import Verdict
 from ...registry.store.home import Home
 from ...registry.store.journal import read
+from ...registry.store.processes import by_row, tunings
 from ...registry.store.record import DeviceKind, Key, Record, Request
 from ..plan import Plan
 from ..run.supervisor import Run, new_run
@@ -62,7 +61,7 @@ class Factorial:
     def _known(
         self, known: Mapping[Key, Verdict], records: tuple[Sequence[Record], Sequence[Record]]
     ) -> dict[Key, Attribution]:
-        before, after = (tunings(x) for x in records)
+        before, after = (winners(x) for x in records)
         retuned = {
             key: before[key] for key in known if key in before and key in after and before[key] != after[key]
         }
@@ -118,7 +117,7 @@ class Factorial:
             runs[arm] = self._run(arm, rows, names[arm], others, {} if arm.tuning else held)
         seed = f"{self.seed + SEED}/{self._pass}"
         made = in_turns(self, list(runs.values()), wanted, seed, "attribution, round")
-        groups = {arm: _by_row(run.path) if made else {} for arm, run in runs.items()}
+        groups = {arm: by_row(read(run.path).records) if made else {} for arm, run in runs.items()}
         self._refused = {
             (arm, key): x.reason or x.status
             for arm, rows in groups.items()
@@ -149,20 +148,11 @@ class Factorial:
         return run
 
 
-def tunings(records: Iterable[Record]) -> dict[Key, dict[str, str]]:
+def winners(records: Iterable[Record]) -> dict[Key, dict[str, str]]:
     """By row, each autotuned kernel with the configuration that won in most processes."""
-    seen: dict[Key, dict[str, Counter[str]]] = {}
-    for record in records:
-        for kernel, chosen in (record.measurement.tuning if record.measurement else {}).items():
-            seen.setdefault(record.identity, {}).setdefault(kernel, Counter())[chosen] += 1
+    seen = {key: tunings(own) for key, own in by_row(records).items()}
     return {
         key: {kernel: counts.most_common(1)[0][0] for kernel, counts in sorted(kernels.items())}
         for key, kernels in seen.items()
+        if kernels
     }
-
-
-def _by_row(path: Path) -> dict[Key, list[Record]]:
-    out: dict[Key, list[Record]] = {}
-    for record in read(path).records:
-        out.setdefault(record.identity, []).append(record)
-    return out

@@ -4,9 +4,10 @@
     python machine_code.py --compare before.json after.json
 
 compiles the cases of these plans for NVIDIA GPUs, as `compiled.py` does, and compares kernels case by case, in
-the order of their launches. Of the PTX what counts is the body of the function, without debug information, its
-parameters numbered as they are first read; of the SASS, the instructions as they lie in the cubin. The same PTX
-can give other registers in the SASS where a kernel has another name.
+the order of their launches. Of the PTX what counts is the body of the function, its parameters numbered as they
+are first read; of the SASS, the instructions as they lie in the cubin. Kernels are compiled without line numbers,
+by which ptxas orders some instructions: the same PTX from other lines of the source can give another SASS. So it
+can where a kernel has another name.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import importlib.util
 import itertools
 import json
+import os
 import re
 import sys
 from collections import defaultdict
@@ -71,6 +73,7 @@ def main(arguments: list[str]) -> None:
     if arguments[0] == "--compare":
         print("\n".join(compare(*(json.loads(Path(name).read_text()) for name in arguments[1:3]))))
         return
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     spec = importlib.util.spec_from_file_location("compiled", Path(__file__).with_name("compiled.py"))
     assert spec is not None
     assert spec.loader is not None

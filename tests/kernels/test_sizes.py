@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -60,6 +61,33 @@ def test_no_aggregate_has_too_many_fields(sizes, sources):
     found = sizes.aggregates(sources)
     assert len(found) > 15
     assert [str(x) for x in found if x.size > sizes.MOST_FIELDS] == []
+
+
+def row(page, table, name):
+    """The numbers of a table's row in the page."""
+    rows = page[page.index(f"| {table} |") :].splitlines()
+    return [int(x) for x in next(x for x in rows if x.startswith(f"| {name} |")).split("|")[2:-1]]
+
+
+def test_the_page_says_how_large_functions_are(sizes, sources):
+    """Within three in a hundred, so that not every function moves it."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for table, found, what in (
+        ("parameters of functions that Triton compiles", sizes.compiled(sources), "parameters"),
+        ("lines of functions in `kernels/`", sizes.functions(sources), "lines"),
+    ):
+        now = sizes.shares(found, sizes.BANDS[what])
+        assert row(page, table, "now") == pytest.approx(now, abs=3), "python docs/sizes.py"
+    largest = sorted(sizes.functions(sources), key=lambda x: -x.size)[: sizes.NAMED]
+    assert re.findall(r"^\| `(\w+)` in `(kernels/.*?)` \|", page, re.MULTILINE) == [
+        (x.name, x.file) for x in largest
+    ]
+
+
+def test_shares_of_bands(sizes):
+    sized = [sizes.Sized("x.py", "f", size) for size in (0, 5, 6, 31)]
+    assert sizes.shares(sized, (5, 10, 30)) == [50, 25, 0, 25]
+    assert sizes.shares([], (5,)) == [0, 0]
 
 
 def test_each_warp_specialised_kernel_says_who_arrives_at_which_barrier(sources):

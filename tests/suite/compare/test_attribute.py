@@ -17,7 +17,7 @@ from kernelmark.registry.store.record import Header, Key, Measurement, Record
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.compare import interleaved as ab
-from kernelmark.suite.compare.attribute import Factorial, tunings
+from kernelmark.suite.compare.attribute import Factorial, winners
 from kernelmark.suite.compare.interleaved import trees
 from kernelmark.suite.compare.revisions import Revision
 from kernelmark.suite.measure.stages import pinned
@@ -158,7 +158,7 @@ def test_what_cannot_be_measured_is_undecided(factorial):
 
 def test_the_choice_of_most_processes_counts():
     records = [_tuned(ROW, x) for x in ("64", "128", "128")]
-    assert tunings(records) == {ROW: {"tile": "128"}}
+    assert winners(records) == {ROW: {"tile": "128"}}
 
 
 def test_a_real_autotuner_is_held_to_one_configuration():
