@@ -17,7 +17,7 @@ def weighted(scores, row_max, row_sum, scale, OFFSET: tl.constexpr = 0.0):  # ty
     """
     raised = tl.maximum(row_max, tl.max(scores, 1) * scale)
     # P = 2^(S·scale - m + OFFSET)
-    if OFFSET:
+    if OFFSET != 0:
         weights = tl.exp2(scores * scale - (raised - OFFSET)[:, None])
     else:
         weights = tl.exp2(scores * scale - raised[:, None])
