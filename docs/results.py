@@ -1,7 +1,8 @@
-"""Writes `docs/results-h200.md` from the journals of `registry/reference/`; no figure there stands by hand.
+"""Writes `docs/results-h200.md` and `docs/results-cpu.md` from the journals of `registry/reference/`; no figure
+there stands by hand.
 
-    python docs/results.py            prints the page, and the row that the README explains
-    python docs/results.py --write    writes both; a test holds the two pages to what this prints
+    python docs/results.py            prints the pages, and the row that the README explains
+    python docs/results.py --write    writes them; tests hold the pages to what this prints
 
 Of plan `memory` the newest whole run there counts; of the others a new run takes the place of an old one in the
 constants below.
@@ -28,6 +29,7 @@ from kernelmark.registry.views.tables import half_width, run_table
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "results-h200.md"
+CPU_PAGE = HERE / "results-cpu.md"
 README = HERE.parent / "README.md"
 MARKS = ("<!-- row -->\n", "<!-- end of row -->\n")
 JOURNALS = HERE.parent / "registry" / "reference"
@@ -55,6 +57,15 @@ Each table compares our kernel with the *fastest correct baseline of each case*.
 and pass. A ratio above 1 means that ours is faster. *Faster* and *slower* count the cases whose whole 95 %
 interval lies on that side of 1; *undecided* counts the others. The interval rests on the ratios within
 replicates, which are fresh processes ([how it is measured](measuring.md))."""
+
+CPU_TITLE = "# Results on a CPU"
+CPU_INTRODUCTION = """\
+This page is written by `python docs/results.py --write` from one run of `kernelmark run --plan cpu --device
+cpu`, and a test holds it to that. [registry/reference/README.md](../registry/reference/README.md) says where
+it was made. The libraries are those that somebody with a CPU would choose from: PyTorch (MKL in fp32, oneDNN
+in bf16), oneDNN by itself, `torch.compile`, OpenVINO, ONNX Runtime, Intel Neural Compressor. `kernelmark_cpu`
+is ours. Figures of one machine say little of another: threads, vectors and memory policy are conditions of
+every row."""
 
 COMMITTED_ANEW = {"c7ddef66a577": "c23940f"}
 """Commits of runs that this history has under another name; `registry/reference/README.md` says why."""
@@ -89,7 +100,7 @@ def rows_of(run: str) -> tuple[Row, ...]:
 
 def whole(plan: str) -> str:
     """Of the runs of a plan whose rows have intervals the newest one of most cases: what was measured of a part of
-    it, or in a single replicate, takes no table's place.
+    it, or in a single replicate, takes no table's place. Empty without one.
     """
     found = []
     for path in JOURNALS.glob("*.jsonl.gz"):
@@ -100,10 +111,12 @@ def whole(plan: str) -> str:
         cases = {(x.case.operator, x.case.name) for x in records}
         if any(x.replicate for x in records):
             found.append((len(cases), header.created, header.run))
-    return max(found)[-1]
+    return max(found)[-1] if found else ""
 
 
 MEMORY = whole("memory")
+CPU = whole("cpu")
+"""The page of a CPU is written where there is a run of it."""
 
 
 @functools.cache
@@ -158,6 +171,85 @@ def placed(document: str, text: str) -> str:
     start, end = MARKS
     head, rest = document.split(start)
     return head + start + text + end + rest.split(end)[1]
+
+
+def cpu_page(run: str) -> str:
+    """The whole page of a run of the plan `cpu`."""
+    held = journal(run).header.conditions
+    told = (
+        f"{held['cpu']} with {held['vectors']}, {held['threads']} threads on {held['cores']} cores, memory policy "
+        f"`{held['memory_policy']}`, huge pages `{held['huge_pages']}`, torch {held['torch']}."
+    )
+    parts = [CPU_TITLE, CPU_INTRODUCTION, told, *_plan("Ours beside the fastest of the others", run)]
+    return "\n\n".join([*parts, *_fastest(run), *_side_by_side(run), *_without_a_time(run)]) + "\n"
+
+
+def _fastest(run: str) -> list[str]:
+    """Of how many cases each implementation is the fastest, by the cases' dtype."""
+    times = _times(run)
+    dtypes = sorted({dtype for _, dtype, _ in times})
+    lines = [f"| implementation | {' | '.join(dtypes)} |", "|---|" + "---|" * len(dtypes)]
+    for name in sorted({x for row in times.values() for x in row}):
+        cells = []
+        for dtype in dtypes:
+            having = [x for (_, of, _), x in times.items() if of == dtype and name in x]
+            first = sum(min(x, key=x.__getitem__) == name for x in having)
+            cells.append(f"{first} of {len(having)}" if having else "")
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return ["## Who is the fastest, and of how many cases", "\n".join(lines)]
+
+
+def _side_by_side(run: str) -> list[str]:
+    """A table an operator: cases below each other, implementations side by side."""
+    times = _times(run)
+    unsettled = {(x.operator, x.case, x.implementation) for x in rows_of(run) if x.converged is False}
+    parts = [
+        "## Every case",
+        "In ms; the fastest of a case is bold. A row with * did not reach the precision asked for.",
+    ]
+    for operator in sorted({x for x, _, _ in times}):
+        chosen = {case: x for (of, _, case), x in times.items() if of == operator}
+        names = sorted({x for row in chosen.values() for x in row})
+        lines = [f"| case | {' | '.join(f'`{x}`' for x in names)} |", "|---|" + "---|" * len(names)]
+        for case, row in chosen.items():
+            cells = []
+            for name in names:
+                cell = figures.number(row[name]) if name in row else ""
+                cell = f"**{cell}**" if name == min(row, key=row.__getitem__) else cell
+                cells.append(cell + "\\*" * ((operator, case, name) in unsettled))
+            lines.append(f"| {case} | {' | '.join(cells)} |")
+        parts += [f"### `{operator}`", "\n".join(lines)]
+    return parts
+
+
+def _times(run: str) -> dict[tuple[str, str, str], dict[str, float]]:
+    """The latency of each implementation, in ms, by operator, dtype and case."""
+    found: dict[tuple[str, str, str], dict[str, float]] = {}
+    for x in rows_of(run):
+        if (ms := x.value()) is not None:
+            found.setdefault((x.operator, x.dtype, x.case), {})[x.implementation] = ms
+    return found
+
+
+def _without_a_time(run: str) -> list[str]:
+    """What has no time, and why; what needs a GPU is only counted."""
+    found: dict[tuple[str, str, str], list[Row]] = {}
+    elsewhere = 0
+    for x in rows_of(run):
+        reason = (x.reason or "").removeprefix("verify: ").removeprefix("build: ")
+        if reason.startswith("needs a"):
+            elsewhere += 1
+        elif x.status != "ok":
+            found.setdefault((x.implementation, x.status, reason), []).append(x)
+    lines = ["| implementation | status | operators | cases | reason |", "|---|---|---|---|---|"]
+    for (name, status, reason), those in sorted(found.items()):
+        operators = ", ".join(f"`{x}`" for x in sorted({x.operator for x in those}))
+        lines.append(f"| `{name}` | {status} | {operators} | {len(those)} | {reason} |")
+    return [
+        "## What has no time",
+        f"{elsewhere} rows more are `unsupported` because their libraries need a GPU.",
+        "\n".join(lines),
+    ]
 
 
 def _plan(title: str, run: str) -> list[str]:
@@ -375,9 +467,12 @@ def _limits() -> list[str]:
 
 
 if __name__ == "__main__":
-    made = page()
+    made = {PAGE: page()}
+    if CPU:
+        made[CPU_PAGE] = cpu_page(CPU)
     if sys.argv[1:] == ["--write"]:
-        PAGE.write_text(made, encoding="utf-8")
+        for path, text in made.items():
+            path.write_text(text, encoding="utf-8")
         README.write_text(placed(README.read_text(encoding="utf-8"), row()), encoding="utf-8")
     else:
-        print(made, row(), sep="\n", end="")
+        print(*made.values(), row(), sep="\n", end="")

@@ -27,6 +27,14 @@ def assembles() -> bool:
     return not INTERPRETING and bool(tl.target_info.is_cuda())
 
 
+@triton.constexpr_function
+def tf32() -> str:
+    """The precision of products whose fp32 operands may be rounded: to TF32, on NVIDIA's GPUs. Numbers of 16 bits
+    are multiplied as they are.
+    """
+    return "tf32" if INTERPRETING or tl.target_info.is_cuda() else "ieee"
+
+
 FLOATING = (torch.bfloat16, torch.float16, torch.float32)
 """What the kernels read and write; they compute in fp32."""
 

@@ -190,8 +190,8 @@ def _bounded(window: int, S: int, Sk: int) -> int:
 @dataclass(frozen=True)
 class Config:
     """A kernel at compile time: head dimension, rows of a block of queries and of keys, columns of a tile, the
-    mask, a window of 0 being none, whether the tensor memory accelerator loads, the precision of products, whether
-    the last block of queries is not whole, a cap of scores, 0 being none, and dimension and columns of values.
+    mask, a window of 0 being none, whether the tensor memory accelerator loads, whether the last block of queries
+    is not whole, a cap of scores, 0 being none, and dimension and columns of values.
     """
 
     D: int
@@ -201,7 +201,6 @@ class Config:
     causal: bool
     window: int
     tma: bool
-    precision: str
     ragged: bool
     cap: float
     Dv: int
@@ -215,9 +214,7 @@ def _config(
     queries, keys = (t.streamed, t.resident) if of_keys else (t.resident, t.streamed)
     D, Dv = q.shape[-1], v.shape[-1]
     ragged = of_keys and q.shape[2] % queries != 0
-    return Config(
-        D, queries, keys, _width(D), causal, window, tma, _precision(q.dtype), ragged, cap, Dv, _width(Dv)
-    )
+    return Config(D, queries, keys, _width(D), causal, window, tma, ragged, cap, Dv, _width(Dv))
 
 
 @triton.jit
@@ -349,7 +346,7 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
     for start in tl.range(low, high, c.keys):
         keys = _load(k, batch, head, start, k_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
         # S = Q·Kᵀ
-        scores = tl.dot(q, tl.trans(keys), input_precision=c.precision)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
         if c.cap > 0:
             scores, _ = _capped(scores, scale, c.cap)
         if MASKED:
@@ -359,7 +356,7 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
         total = total * correction[:, None]
         values = _load(v, batch, head, start, v_strides, S, c.Dv, c.keys, c.width_v, c.tma, MASKED)
         # O += P·V
-        total = tl.dot(weights.to(values.dtype), values, total, input_precision=c.precision)
+        total = tl.dot(weights.to(values.dtype), values, total, input_precision="ieee")
     return total, row_max, row_sum
 
 
@@ -469,7 +466,7 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
         queries = _load(q, batch, head, start, q_strides, Sq, c.D, c.queries, c.width, c.tma, True)
         level = tl.load(lse + place.to(tl.int64) * Sq + rows, mask=rows < Sq, other=float("inf"))
         # Sᵀ = K·Qᵀ
-        scores = tl.dot(keys, tl.trans(queries), input_precision=c.precision)
+        scores = tl.dot(keys, tl.trans(queries), input_precision="ieee")
         if c.cap > 0:
             scores, slope = _capped(scores, scale, c.cap)
         exponents = scores * scale - level[None, :]
@@ -482,16 +479,16 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
             weights = tl.where((rows < Sq)[None, :], weights, 0.0)
         g = _load(grad, batch, head, start, grad_strides, Sq, c.Dv, c.queries, c.width_v, c.tma, True)
         # dV += Pᵀ·dO
-        dv = tl.dot(weights.to(g.dtype), g, dv, input_precision=c.precision)
+        dv = tl.dot(weights.to(g.dtype), g, dv, input_precision="ieee")
         of_row = tl.load(delta + place.to(tl.int64) * Sq + rows, mask=rows < Sq, other=0.0)
         # dPᵀ = V·dOᵀ
-        dp = tl.dot(values, tl.trans(g), input_precision=c.precision)
+        dp = tl.dot(values, tl.trans(g), input_precision="ieee")
         # dS = P ∘ (dP - delta)
         ds = weights * (dp - of_row[None, :])
         if c.cap > 0:
             ds = ds * slope
         # dK += dSᵀ·Q
-        dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision=c.precision)
+        dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision="ieee")
     return dk, dv
 
 
@@ -559,7 +556,7 @@ def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its o
         keys = _load(k, batch, head, start, k_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
         values = _load(v, batch, head, start, v_strides, S, c.Dv, c.keys, c.width_v, c.tma, MASKED)
         # S = Q·Kᵀ
-        scores = tl.dot(queries, tl.trans(keys), input_precision=c.precision)
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
         if c.cap > 0:
             scores, slope = _capped(scores, scale, c.cap)
         exponents = scores * scale - level[:, None]
@@ -571,13 +568,13 @@ def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its o
         # P = 2^(S·scale - lse)
         weights = tl.exp2(exponents)
         # dP = dO·Vᵀ
-        dp = tl.dot(g, tl.trans(values), input_precision=c.precision)
+        dp = tl.dot(g, tl.trans(values), input_precision="ieee")
         # dS = P ∘ (dP - delta)
         ds = weights * (dp - of_row[:, None])
         if c.cap > 0:
             ds = ds * slope
         # dQ += dS·K
-        dq = tl.dot(ds.to(keys.dtype), keys, dq, input_precision=c.precision)
+        dq = tl.dot(ds.to(keys.dtype), keys, dq, input_precision="ieee")
     return dq
 
 
@@ -694,11 +691,6 @@ def modest(kernel: Literal["forward", "keys", "queries"], D: int) -> Tiles:
     if D > 128:
         return Tiles(32 if kernel == "keys" else 64, 32, 4, 1)
     return Tiles(64, 32, 4, 2) if D > 64 else Tiles(64, 64, 4, 2)
-
-
-def _precision(dtype: torch.dtype) -> str:
-    """fp32 means fp32; for the others the argument has no effect."""
-    return "ieee" if dtype == torch.float32 else "tf32"
 
 
 def _width(D: int) -> int:

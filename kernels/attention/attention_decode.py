@@ -76,7 +76,7 @@ def attention_decode(
 class Config:
     """The kernel at compile time: queries of a sequence, query heads of a key head, head dimension, rows of a tile
     of queries, keys of a tile, columns of both, tokens of a page, 0 being a contiguous cache, whether there is one
-    part, stages of the loop, and the precision of products.
+    part, and stages of the loop.
     """
 
     queries: int
@@ -88,7 +88,6 @@ class Config:
     page: int
     whole: bool
     stages: int
-    precision: str
 
 
 @triton.jit(do_not_specialize=["heads", "parts"])
@@ -145,13 +144,13 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
         loaded = seen[:, None] & (width < c.D)[None, :]
         keys = tl.load(k + key_at[:, None] + width[None, :], loaded, 0.0)
         # S = Q·Kᵀ
-        scores = tl.dot(queries, tl.trans(keys), input_precision=c.precision) * scale
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         scores = tl.where(seen[None, :] & (column[None, :] <= last[:, None]), scores, float("-inf"))
         weights, correction, row_max, row_sum = weighted_if_seen(scores, row_max, row_sum)
         total = total * correction[:, None]
         values = tl.load(v + value_at[:, None] + width[None, :], loaded, 0.0)
         # O += P·V
-        total = tl.dot(weights.to(values.dtype), values, total, input_precision=c.precision)
+        total = tl.dot(weights.to(values.dtype), values, total, input_precision="ieee")
     at = (batch * c.queries + token) * (heads * c.groups) + query_head
     empty = row_sum == 0.0
     row_sum = tl.where(empty, 1.0, row_sum)
@@ -251,7 +250,6 @@ def launch(
     width = max(16, power_of_2(D))
     c = Config(
         Sq, groups, D, rows, tile.keys, width, 0 if block_table is None else page, parts == 1, tile.stages,
-        "ieee" if q.dtype == torch.float32 else "tf32",
     )  # fmt: skip
     with on(q):
         _part[(B * parts * heads,)](

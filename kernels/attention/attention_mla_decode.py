@@ -70,8 +70,7 @@ def attention_mla_decode(
 @dataclass(frozen=True)
 class Config:
     """The kernel at compile time: new tokens and heads of a sequence, latent and rotary dimensions, columns of a
-    tile of the latter, rows and keys of a tile, tokens of a page, whether there is one part, stages, and
-    precision.
+    tile of the latter, rows and keys of a tile, tokens of a page, whether there is one part, and stages.
     """
 
     tokens: int
@@ -84,7 +83,6 @@ class Config:
     page: int
     whole: bool
     stages: int
-    precision: str
 
 
 @triton.jit(do_not_specialize=["blocks", "parts"])
@@ -130,14 +128,12 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
         vectors = tl.load(at + column[None, :], seen[:, None], 0.0)
         positions = tl.load(at + C + turned[None, :], seen[:, None] & (turned < c.rotary)[None, :], 0.0)
         # S = (Q·Cᵀ + Q_rotary·C_rotaryᵀ) · scale
-        scores = tl.dot(queries, tl.trans(vectors), input_precision=c.precision)
-        scores = tl.dot(rotary, tl.trans(positions), scores, input_precision=c.precision) * scale
+        scores = tl.dot(queries, tl.trans(vectors), input_precision="ieee")
+        scores = tl.dot(rotary, tl.trans(positions), scores, input_precision="ieee") * scale
         scores = tl.where(seen[None, :] & (place[None, :] <= last[:, None]), scores, float("-inf"))
         weights, correction, row_max, row_sum = weighted_if_seen(scores, row_max, row_sum)
         # O = O·2^(m_old - m) + P·C
-        total = tl.dot(
-            weights.to(vectors.dtype), vectors, total * correction[:, None], input_precision=c.precision
-        )
+        total = tl.dot(weights.to(vectors.dtype), vectors, total * correction[:, None], input_precision="ieee")
     empty = row_sum == 0.0
     row_sum = tl.where(empty, 1.0, row_sum)
     total = total / row_sum[:, None]
@@ -199,7 +195,6 @@ def launch(
     rotary = D - latent
     c = Config(
         Sq, H, latent, rotary, max(16, power_of_2(rotary)), tile.rows, tile.keys, page, parts == 1, tile.stages,
-        "ieee" if q.dtype == torch.float32 else "tf32",
     )  # fmt: skip
     with on(q):
         _part[(B * parts * blocks,)](

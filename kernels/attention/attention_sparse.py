@@ -31,7 +31,6 @@ from .attention import (
     _load,
     _place,
     _plain,
-    _precision,
     _shared,
     _store,
     _tile,
@@ -49,8 +48,7 @@ LONGEST = 1 << 18
 @dataclass(frozen=True)
 class Config:
     """The attention kernel at compile time: head dimension, queries, and keys, of a listed block, rows of a tile
-    of queries and of keys, columns of both, the mask, whether the tensor memory accelerator loads, and the
-    precision of products.
+    of queries and of keys, columns of both, the mask, and whether the tensor memory accelerator loads.
     """
 
     D: int
@@ -60,7 +58,6 @@ class Config:
     width: int
     causal: bool
     tma: bool
-    precision: str
 
 
 def attention_sparse(
@@ -290,7 +287,7 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
         start = tl.load(chosen + i // within) * c.block + i % within * c.keys
         keys = _load(k, batch, head, start, k_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
         # S = Q·Kᵀ
-        scores = tl.dot(q, tl.trans(keys), input_precision=c.precision)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
         if MASKED:
             columns = start + tl.arange(0, c.keys)
             if c.causal:
@@ -303,7 +300,7 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
         total = total * correction[:, None]
         values = _load(v, batch, head, start, v_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
         # O += P·V
-        total = tl.dot(weights.to(values.dtype), values, total, input_precision=c.precision)
+        total = tl.dot(weights.to(values.dtype), values, total, input_precision="ieee")
     return total, row_max, row_sum
 
 
@@ -441,7 +438,7 @@ def walk(
     q, k, v = _plain(q), _plain(k), _plain(v)
     t = tiles(q)
     tma = _tma(q, k, v)
-    c = Config(D, BLOCK, t.resident, t.streamed, _width(D), causal, tma, _precision(q.dtype))
+    c = Config(D, BLOCK, t.resident, t.streamed, _width(D), causal, tma)
     with on(q):
         _walk[(cdiv(S, t.resident) * B * H,)](
             _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma), out, lists, counts,

@@ -26,7 +26,7 @@ import triton.language as tl
 
 from .._common import capability, cdiv, check, choice, on, operator, power_of_2, roomy
 from .._online_softmax import weighted
-from .attention import LOG2E, LOWEST, Tiles, _plain, _precision, _width, modest
+from .attention import LOG2E, LOWEST, Tiles, _plain, _width, modest
 
 HOPPER = ("forward", "backward")
 """Passes that the kernels for Hopper do, where they can."""
@@ -41,16 +41,13 @@ side of the product, how many blocks are listed before the sequence's first, how
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel at compile time: head dimension, rows of a block of queries and of keys, columns of a tile, the
-    mask, and the precision of products.
-    """
+    """A kernel at compile time: head dimension, rows of a block of queries and of keys, columns of one, mask."""
 
     D: int
     queries: int
     keys: int
     width: int
     causal: bool
-    precision: str
 
 
 def attention_varlen(
@@ -220,7 +217,7 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
     for start in tl.range(low, high, c.keys):
         keys = _load(k, start, stride_kt, length, c.D, c.keys, c.width, MASKED)
         # S = Q·Kᵀ
-        scores = tl.dot(q, tl.trans(keys), input_precision=c.precision)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
         if MASKED:
             columns = start + tl.arange(0, c.keys)
             if c.causal:
@@ -232,7 +229,7 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
         total = total * correction[:, None]
         values = _load(v, start, stride_vt, length, c.D, c.keys, c.width, MASKED)
         # O += P·V
-        total = tl.dot(weights.to(values.dtype), values, total, input_precision=c.precision)
+        total = tl.dot(weights.to(values.dtype), values, total, input_precision="ieee")
     return total, row_max, row_sum
 
 
@@ -351,7 +348,7 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
         queries = _load(q, start, stride_qt, length, c.D, c.queries, c.width, True)
         level = tl.load(lse + rows, mask=rows < length, other=float("inf"))
         # Sᵀ = K·Qᵀ
-        scores = tl.dot(keys, tl.trans(queries), input_precision=c.precision)
+        scores = tl.dot(keys, tl.trans(queries), input_precision="ieee")
         exponents = scores * scale - level[None, :]
         if MASKED:
             last = tl.where(rows < length, rows + offset, -1)
@@ -362,14 +359,14 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
         weights = tl.exp2(exponents)
         g = _load(grad, start, stride_gt, length, c.D, c.queries, c.width, True)
         # dV += Pᵀ·dO
-        dv = tl.dot(weights.to(g.dtype), g, dv, input_precision=c.precision)
+        dv = tl.dot(weights.to(g.dtype), g, dv, input_precision="ieee")
         of_row = tl.load(delta + rows, mask=rows < length, other=0.0)
         # dPᵀ = V·dOᵀ
-        dp = tl.dot(values, tl.trans(g), input_precision=c.precision)
+        dp = tl.dot(values, tl.trans(g), input_precision="ieee")
         # dS = P ∘ (dP - delta)
         ds = weights * (dp - of_row[None, :])
         # dK += dSᵀ·Q
-        dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision=c.precision)
+        dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision="ieee")
     return dk, dv
 
 
@@ -432,7 +429,7 @@ def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its o
         keys = _load(k, start, stride_kt, length, c.D, c.keys, c.width, MASKED)
         values = _load(v, start, stride_vt, length, c.D, c.keys, c.width, MASKED)
         # S = Q·Kᵀ
-        scores = tl.dot(queries, tl.trans(keys), input_precision=c.precision)
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
         exponents = scores * scale - level[:, None]
         if MASKED:
             # Keys beyond the sequence are zeros, but 2^(0 - level) can overflow, and inf · 0 is NaN.
@@ -444,11 +441,11 @@ def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its o
         # P = 2^(S·scale - lse)
         weights = tl.exp2(exponents)
         # dP = dO·Vᵀ
-        dp = tl.dot(g, tl.trans(values), input_precision=c.precision)
+        dp = tl.dot(g, tl.trans(values), input_precision="ieee")
         # dS = P ∘ (dP - delta)
         ds = weights * (dp - of_row[:, None])
         # dQ += dS·K
-        dq = tl.dot(ds.to(keys.dtype), keys, dq, input_precision=c.precision)
+        dq = tl.dot(ds.to(keys.dtype), keys, dq, input_precision="ieee")
     return dq
 
 
@@ -592,7 +589,7 @@ def _launch_forward(
     q, k, v = _plain(q), _plain(k), _plain(v)
     t = tiles("forward", q, max_seqlen_q)
     table, rows = listed(starts, key_starts, T, t.resident)
-    c = Config(D, t.resident, t.streamed, _width(D), causal, _precision(q.dtype))
+    c = Config(D, t.resident, t.streamed, _width(D), causal)
     with on(q):
         _forward[(rows * H,)](
             q, k, v, out, lse, table, q.stride()[:2], k.stride()[:2], v.stride()[:2],
@@ -643,14 +640,14 @@ def _launch_backward(
         _delta[(cdiv(T, 64) * H,)](out, grad, delta, grad.stride()[:2], T, H, D, 64, _width(D), num_warps=4)
         t = tiles("keys", q, max_seqlen_k)
         table, rows = listed(key_starts, starts, Tk, t.resident)
-        c = Config(D, t.streamed, t.resident, _width(D), causal, _precision(q.dtype))
+        c = Config(D, t.streamed, t.resident, _width(D), causal)
         _backward_keys[(rows * heads,)](
             q, k, v, grad, lse, delta, dk, dv, table, strides, grad.stride()[:2], T, rows, heads, groups,
             scale, root, c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
         t = tiles("queries", q, max_seqlen_q)
         table, rows = listed(starts, key_starts, T, t.resident)
-        c = Config(D, t.resident, t.streamed, _width(D), causal, _precision(q.dtype))
+        c = Config(D, t.resident, t.streamed, _width(D), causal)
         _backward_queries[(rows * H,)](
             q, k, v, grad, lse, delta, dq, table, strides, grad.stride()[:2], T, rows, H, groups,
             scale, root, c, num_warps=t.warps, num_stages=t.stages,

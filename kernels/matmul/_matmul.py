@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import INTERPRETED, INTERPRETING, cdiv, on, sigmoid
+from .._common import INTERPRETED, INTERPRETING, cdiv, on, sigmoid, tf32
 
 TENSOR = tl.constexpr("tensor")
 ROW = tl.constexpr("row")
@@ -88,7 +88,7 @@ def sums(at, scale_at, K, c: tl.constexpr):  # type: ignore[no-untyped-def]  # T
             b_scale = tl.load(b_scale_at + block * b_step)
             acc += tl.dot(x, y) * (a_scale[:, None] * b_scale[None, :])
         else:
-            acc = tl.dot(x, y, acc, input_precision="tf32")  # acc += A @ B.T
+            acc = tl.dot(x, y, acc, input_precision=tf32())  # acc += A @ B.T
         if c.gated:
             z = tl.load(b_at + other) if c.even else tl.load(b_at + other, depth[:, None] < K - k * STEP, 0.0)
             if INTERPRETING:
@@ -97,7 +97,7 @@ def sums(at, scale_at, K, c: tl.constexpr):  # type: ignore[no-untyped-def]  # T
                 b_scale = tl.load(b_scale_at + other_scale + block * b_step)
                 up += tl.dot(x, z) * (a_scale[:, None] * b_scale[None, :])  # up += (A @ B₂.T) · scales
             else:
-                up = tl.dot(x, z, up, input_precision="tf32")  # up += A @ B₂.T
+                up = tl.dot(x, z, up, input_precision=tf32())  # up += A @ B₂.T
         a_at += a_next
         b_at += b_next
     return acc, up

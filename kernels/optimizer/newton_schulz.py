@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import INTERPRETED, INTERPRETING, cdiv, check, on, operator
+from .._common import INTERPRETED, INTERPRETING, cdiv, check, on, operator, tf32
 
 TILE = 16 if INTERPRETED else 128
 """Rows and columns of a program's tile."""
@@ -76,7 +76,7 @@ def _symmetric(  # type: ignore[no-untyped-def]  # Triton's types are its own
         at = (k + depth).to(tl.int64) * column
         x = _load(rows_at + at[None, :], (rows < R)[:, None] & (k + depth < K)[None, :])
         y = _load(columns_at + at[:, None], (columns < R)[None, :] & (k + depth < K)[:, None])
-        acc = tl.dot(x, y, acc, input_precision="tf32")  # acc += P · Pᵀ
+        acc = tl.dot(x, y, acc, input_precision=tf32())  # acc += P · Pᵀ
     acc *= alpha
     inside = (rows < R)[:, None] & (columns < R)[None, :]
     own = which * R * R + rows.to(tl.int64)[:, None] * R + columns[None, :]
@@ -106,7 +106,7 @@ def _update(  # type: ignore[no-untyped-def]  # Triton's types are its own
         z = _load(
             x_at + (k + depth).to(tl.int64)[:, None] * row, (k + depth < R)[:, None] & (columns < S)[None, :]
         )
-        acc = tl.dot(y, z, acc, input_precision="tf32")  # acc += B · X
+        acc = tl.dot(y, z, acc, input_precision=tf32())  # acc += B · X
     at = rows.to(tl.int64)[:, None] * row + columns.to(tl.int64)[None, :] * column
     inside = (rows < R)[:, None] & (columns < S)[None, :]
     acc += a * tl.load(x + at, inside, 0.0).to(tl.float32)

@@ -24,7 +24,6 @@ from ._ssd_forward import (
     Recurrence,
     block,
     load_tile,
-    precision,
     segments_of,
     source,
     store_tile,
@@ -86,7 +85,7 @@ class Flags(NamedTuple):
 class Shape(NamedTuple):
     """Known when compiling: head and state dimension, angles, positions of a chunk, the head dimension as a block,
     columns of the state that are rotated and that are not, and all as a block; whether tiles come by the tensor
-    memory accelerator, the precision of products, and stages of the loop.
+    memory accelerator, and stages of the loop.
     """
 
     P: int
@@ -98,7 +97,6 @@ class Shape(NamedTuple):
     REST: int
     BLOCK_N: int
     TMA: bool
-    PRECISION: str
     STAGES: int
 
 
@@ -232,7 +230,6 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
     ROTATED: tl.constexpr = shape.ROTATED
     REST: tl.constexpr = shape.REST
     TMA: tl.constexpr = shape.TMA
-    PRECISION: tl.constexpr = shape.PRECISION
     S, H, batches, groups, chunks, per, segments = sizes
     x_strides, b_strides, c_strides, z_strides, dy_strides = strides
     program = tl.program_id(0)
@@ -279,13 +276,13 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
             query = load_tile(c, c_strides, wide, row, group, S, N, CHUNK, ROTATED, TMA)
             query = biased(query, heads.c_bias, head, N, ROTATED, 0)
             query = rotated(query, cos, sin, CHUNK, ROTATED).to(key.dtype)
-            scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-            out = tl.dot(query, state.to(query.dtype), input_precision=PRECISION)
+            scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+            out = tl.dot(query, state.to(query.dtype), input_precision="ieee")
             if REST:
                 query = load_tile(c_rest, c_strides, wide, row, group, S, N, CHUNK, REST, TMA, ROTATED)
                 query = biased(query, heads.c_bias, head, N, REST, ROTATED).to(key.dtype)
-                scores = tl.dot(query, tl.trans(key_rest), scores, input_precision=PRECISION)
-                out = tl.dot(query, state_rest.to(query.dtype), out, input_precision=PRECISION)
+                scores = tl.dot(query, tl.trans(key_rest), scores, input_precision="ieee")
+                out = tl.dot(query, state_rest.to(query.dtype), out, input_precision="ieee")
             # scores ∘ 2^(a_i - a_j) weight_j below the diagonal, scores present_i on it.
             # The difference of exponents only where it is negative: no overflow.
             earlier = rows[:, None] > rows[None, :]
@@ -297,7 +294,7 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
         x_tile = load_tile(x, x_strides, wide, row, head, S, P, CHUNK, BLOCK_P, TMA)
         if flags.OUT:
             # y += scores · x + D x
-            out = tl.dot(scores.to(x_tile.dtype), x_tile, out, input_precision=PRECISION)
+            out = tl.dot(scores.to(x_tile.dtype), x_tile, out, input_precision="ieee")
             if flags.SKIP:
                 out += x_tile.to(tl.float32) * skip
             if flags.GATE:
@@ -312,10 +309,10 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
             store_tile(y, out, wide, row, head, S, H, P, CHUNK, BLOCK_P, TMA)
         # h ← 2^chunk_decay h + kᵀ · (2^(a_last - a) weight x)
         weighted = (x_tile.to(tl.float32) * (tl.exp2(chunk_decay - decay) * weight)[:, None]).to(x_tile.dtype)
-        state = tl.dot(tl.trans(key), weighted, state * tl.exp2(chunk_decay), input_precision=PRECISION)
+        state = tl.dot(tl.trans(key), weighted, state * tl.exp2(chunk_decay), input_precision="ieee")
         if REST:
             state_rest *= tl.exp2(chunk_decay)
-            state_rest = tl.dot(tl.trans(key_rest), weighted, state_rest, input_precision=PRECISION)
+            state_rest = tl.dot(tl.trans(key_rest), weighted, state_rest, input_precision="ieee")
         sums += chunk_decay
     if not flags.OUT:
         tl.store(ends.result + offset + tile, state)
@@ -386,6 +383,6 @@ def scan(
         source(x if y is None else y, chunk, described), source(x if dout is None else dout, chunk, described),
         ends or Ends(none, none), (strides(x), strides(b), strides(c), strides(gate), strides(gradient)),
         segments_of(x, b, chunk, segments),
-        Shape(P, N, A, chunk, block(P), first, rest, block(N), described, precision(x.dtype), stages),
+        Shape(P, N, A, chunk, block(P), first, rest, block(N), described, stages),
         Flags(skip is not None, z is not None, dy is not None, entry is not None, y is not None), num_warps=warps,
     )  # fmt: skip

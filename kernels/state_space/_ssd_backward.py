@@ -98,7 +98,6 @@ def _chunk_backward(  # type: ignore[no-untyped-def]  # Triton's types are its o
     BLOCK_P: tl.constexpr = shape.BLOCK_P
     BLOCK_N: tl.constexpr = shape.BLOCK_N
     TMA: tl.constexpr = shape.TMA
-    PRECISION: tl.constexpr = shape.PRECISION
     STAGES: tl.constexpr = shape.STAGES
     S, H, batches, groups, chunks, splits = sizes
     x_strides, b_strides, c_strides, dy_strides = strides
@@ -118,13 +117,13 @@ def _chunk_backward(  # type: ignore[no-untyped-def]  # Triton's types are its o
     if PIECE == BLOCK_N:
         b_tile = load_tile(b, b_strides, wide, row, group, S, N, CHUNK, BLOCK_N, TMA)
         c_tile = load_tile(c, c_strides, wide, row, group, S, N, CHUNK, BLOCK_N, TMA)
-        scores = tl.dot(b_tile, tl.trans(c_tile), input_precision=PRECISION)
+        scores = tl.dot(b_tile, tl.trans(c_tile), input_precision="ieee")
     else:
         scores = tl.zeros([CHUNK, CHUNK], tl.float32)
         for n in tl.range(0, N, PIECE, num_stages=STAGES):
             part_b = load_tile(b, b_strides, wide, row, group, S, N, CHUNK, PIECE, TMA, n)
             part_c = load_tile(c, c_strides, wide, row, group, S, N, CHUNK, PIECE, TMA, n)
-            scores = tl.dot(part_b, tl.trans(part_c), scores, input_precision=PRECISION)
+            scores = tl.dot(part_b, tl.trans(part_c), scores, input_precision="ieee")
     total = tl.zeros([CHUNK, CHUNK], tl.float32)
     per = tl.cdiv(groups, splits)
     low = group * groups + split * per
@@ -150,7 +149,7 @@ def _chunk_backward(  # type: ignore[no-untyped-def]  # Triton's types are its o
         mask = tl.exp2(tl.where(visible, decay[None, :] - decay[:, None], float("-inf")))
         local = (scores * mask).to(dy_tile.dtype)
         # d(B·Cᵀ) = x · dyᵀ ∘ M s
-        dmask = tl.dot(x_tile, tl.trans(dy_tile), input_precision=PRECISION) * mask * step[:, None]
+        dmask = tl.dot(x_tile, tl.trans(dy_tile), input_precision="ieee") * mask * step[:, None]
         total += dmask
         contributions = tl.where(rows[:, None] < rows[None, :], dmask * scores, 0.0)
         difference = tl.sum(contributions, 0) - tl.sum(contributions, 1)
@@ -158,7 +157,7 @@ def _chunk_backward(  # type: ignore[no-untyped-def]  # Triton's types are its o
         # dx = exp(a_last - a) B · gᵀ
         if PIECE == BLOCK_N:
             end = load_state(g, wide, chunk, head, chunks, H, BLOCK_P, BLOCK_N, TMA, BLOCK_N)
-            out = tl.dot(b_tile, tl.trans(end), input_precision=PRECISION)
+            out = tl.dot(b_tile, tl.trans(end), input_precision="ieee")
         else:
             out = tl.zeros([CHUNK, BLOCK_P], tl.float32)
             past = tl.zeros([CHUNK, BLOCK_P], tl.float32)
@@ -166,17 +165,17 @@ def _chunk_backward(  # type: ignore[no-untyped-def]  # Triton's types are its o
             for n in tl.range(0, N, PIECE, num_stages=STAGES):
                 part_b = load_tile(b, b_strides, wide, row, group, S, N, CHUNK, PIECE, TMA, n)
                 end = load_state(g, wide, chunk, head, chunks, H, BLOCK_P, BLOCK_N, TMA, PIECE, n)
-                out = tl.dot(part_b, tl.trans(end), out, input_precision=PRECISION)
+                out = tl.dot(part_b, tl.trans(end), out, input_precision="ieee")
                 # past = C · hᵀ
                 part_c = load_tile(c, c_strides, wide, row, group, S, N, CHUNK, PIECE, TMA, n)
                 start = load_state(h, wide, chunk, head, chunks, H, BLOCK_P, BLOCK_N, TMA, PIECE, n)
-                past = tl.dot(part_c, tl.trans(start), past, input_precision=PRECISION)
+                past = tl.dot(part_c, tl.trans(start), past, input_precision="ieee")
                 product += start.to(tl.float32) * end.to(tl.float32)
             both = tl.sum(tl.sum(product, 1), 0)
         out *= to_end[:, None]
         tl.store(gradients.after + at, tl.sum(out * wide_x, 1) * step)
         # dx += M ∘ B·Cᵀ · dy
-        out = tl.dot(local, dy_tile, out, input_precision=PRECISION)
+        out = tl.dot(local, dy_tile, out, input_precision="ieee")
         tl.store(gradients.direct + at, tl.sum(out * wide_x, 1))
         out *= step[:, None]
         if shape.SKIP:
@@ -185,11 +184,11 @@ def _chunk_backward(  # type: ignore[no-untyped-def]  # Triton's types are its o
         # y's part from before the chunk, past = C · hᵀ: the gradient of the decays since then.
         if PIECE == BLOCK_N:
             start = load_state(h, wide, chunk, head, chunks, H, BLOCK_P, BLOCK_N, TMA, BLOCK_N)
-            past = tl.dot(c_tile, tl.trans(start), input_precision=PRECISION)
+            past = tl.dot(c_tile, tl.trans(start), input_precision="ieee")
         tl.store(gradients.pairs + at, tl.sum(past * wide_dy, 1) * from_start + difference)
         if PIECE == BLOCK_N:
             # The sum of h ∘ g is the trace of h · gᵀ: cheaper than to hold both in registers.
-            both = tl.dot(start, tl.trans(end), input_precision=PRECISION)
+            both = tl.dot(start, tl.trans(end), input_precision="ieee")
             across = tl.arange(0, BLOCK_P)
             both = tl.where(across[:, None] == across[None, :], both, 0.0)
             # Triton 3.6 and 3.7 cannot sum in two steps what Blackwell's tensor memory holds; two steps take fewer
@@ -232,7 +231,7 @@ def _from_states(  # type: ignore[no-untyped-def]  # Triton's types are its own
         total += tl.load(dscores + to * (CHUNK * CHUNK) + square)
     # dB = d(B·Cᵀ) · C, or dC = d(B·Cᵀ)ᵀ · B
     factor = load_tile(other, other_strides, wide, row, group, S, shape.N, CHUNK, BLOCK_N, shape.TMA)
-    out = tl.dot(total.to(factor.dtype), factor, input_precision=shape.PRECISION)
+    out = tl.dot(total.to(factor.dtype), factor, input_precision="ieee")
     for head in tl.range(group * groups, (group + 1) * groups, num_stages=shape.STAGES):
         at = (wide * H + head) * chunks * CHUNK + row
         x_tile = load_tile(x, x_strides, wide, row, head, S, shape.P, CHUNK, BLOCK_P, shape.TMA)
@@ -249,7 +248,7 @@ def _from_states(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 weight = tl.where(own == last, weight, 0.0)
         # dB += s exp(a_last - a) x · g, or dC += exp(a) dy · h
         weighted = (x_tile.to(tl.float32) * weight[:, None]).to(state.dtype)
-        out = tl.dot(weighted, state, out, input_precision=shape.PRECISION)
+        out = tl.dot(weighted, state, out, input_precision="ieee")
     store_tile(result, out, wide, row, group, S, H // groups, shape.N, CHUNK, BLOCK_N, shape.TMA)
 
 

@@ -109,7 +109,7 @@ class Sizes(NamedTuple):
 
 class Shape(NamedTuple):
     """Known when compiling: head and state dimension, positions of a chunk, both dimensions as blocks, whether
-    tiles come by the tensor memory accelerator, the precision of products, stages of the loop, and what there is
+    tiles come by the tensor memory accelerator, stages of the loop, and what there is
     of a `Recurrence`.
     """
 
@@ -119,7 +119,6 @@ class Shape(NamedTuple):
     BLOCK_P: int
     BLOCK_N: int
     TMA: bool
-    PRECISION: str
     STAGES: int
     SKIP: bool
     PACKED: bool
@@ -278,7 +277,7 @@ def _states(  # type: ignore[no-untyped-def]  # Triton's types are its own
             tl.store(each + to + tile, state.to(each.dtype.element_ty))
         # h ← 2^chunk_decay h + (weight x)ᵀ · B
         x_tile = (x_tile.to(tl.float32) * weight[:, None]).to(b_tile.dtype)
-        state = tl.dot(tl.trans(x_tile), b_tile, state * tl.exp2(chunk_decay), input_precision=shape.PRECISION)
+        state = tl.dot(tl.trans(x_tile), b_tile, state * tl.exp2(chunk_decay), input_precision="ieee")
         sums += chunk_decay
     if RESULT:
         tl.store(result + offset + tile, state)
@@ -364,18 +363,18 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's types are its own
             chunk_decay = tl.where(before == last, chunk_decay, float("-inf"))
         # scores = C · Bᵀ ∘ 2^(a_i - a_j) step_j
         # The difference of exponents only where it is not positive: no overflow.
-        scores = tl.dot(c_tile, tl.trans(b_tile), input_precision=shape.PRECISION)
+        scores = tl.dot(c_tile, tl.trans(b_tile), input_precision="ieee")
         scores *= tl.exp2(tl.where(visible, decay[:, None] - decay[None, :], float("-inf"))) * step[None, :]
         # y = from_start C · h + scores · x + D x
-        out = tl.dot(c_tile, state.to(c_tile.dtype), input_precision=shape.PRECISION) * from_start[:, None]
+        out = tl.dot(c_tile, state.to(c_tile.dtype), input_precision="ieee") * from_start[:, None]
         x_tile = load_tile(x, x_strides, wide, row, head, S, shape.P, CHUNK, BLOCK_P, shape.TMA)
-        out = tl.dot(scores.to(x_tile.dtype), x_tile, out, input_precision=shape.PRECISION)
+        out = tl.dot(scores.to(x_tile.dtype), x_tile, out, input_precision="ieee")
         wide_x = x_tile.to(tl.float32)
         if shape.SKIP:
             out += wide_x * skip
         # h ← 2^chunk_decay h + Bᵀ · (to_end x)
         weighted = (wide_x * to_end[:, None]).to(x_tile.dtype)
-        state = tl.dot(tl.trans(b_tile), weighted, state * tl.exp2(chunk_decay), input_precision=shape.PRECISION)
+        state = tl.dot(tl.trans(b_tile), weighted, state * tl.exp2(chunk_decay), input_precision="ieee")
         store_tile(y, out, wide, row, head, S, H, shape.P, CHUNK, BLOCK_P, shape.TMA)
     if segment == segments - 1:
         tl.store(result + sequence * (BLOCK_P * BLOCK_N) + tile, state)
@@ -509,7 +508,7 @@ def shape_of(
     """Of kernels for x (B, S, H, P) and b (B, S, G, N)."""
     P, N = x.shape[3], b.shape[3]
     _, _, *there = (part is not None for part in recurrence)
-    return Shape(P, N, chunk, block(P), block(N), described, precision(x.dtype), stages, *there)
+    return Shape(P, N, chunk, block(P), block(N), described, stages, *there)
 
 
 def segments_of(x: torch.Tensor, b: torch.Tensor, chunk: int, segments: int) -> Segments:
@@ -582,8 +581,3 @@ def y_from_states(
         Sizes(S, H, H // b.shape[2], chunks), shape_of(x, b, recurrence, chunk, False, how.stages), PIECE,
         num_warps=how.warps,
     )  # fmt: skip
-
-
-def precision(dtype: torch.dtype) -> str:
-    """fp32 means fp32; for the others the argument has no effect."""
-    return "ieee" if dtype == torch.float32 else "tf32"

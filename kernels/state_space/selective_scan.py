@@ -35,7 +35,18 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import INTERPRETED, capability, cdiv, check, dense_like, multiprocessors, on, operator, power_of_2
+from .._common import (
+    INTERPRETED,
+    capability,
+    cdiv,
+    check,
+    dense_like,
+    multiprocessors,
+    on,
+    operator,
+    power_of_2,
+    tf32,
+)
 from .._pointwise import silu, softplus
 from ..convolution.causal_conv1d import pack, unpack
 
@@ -657,7 +668,7 @@ def _backward_scan(  # type: ignore[no-untyped-def]  # Triton's types are its ow
             if EXACT:
                 tl.store(to_parts + column, tl.sum(products, 0))
             else:
-                total = tl.dot(ones, products, input_precision="tf32")
+                total = tl.dot(ones, products, input_precision=tf32())
                 row = tl.arange(0, 16)[:, None]
                 tl.store(to_parts + column[None, :] + row * 0, total, (row == 0) & (column >= 0)[None, :])
         q = next_q

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+from kernelmark.registry.store.journal import Journal
+from kernelmark.registry.store.record import Case, Header, Measurement, Record
+
 TOLD = "run `python docs/results.py --write`"
 
 
@@ -16,6 +19,44 @@ def test_the_newest_whole_run_of_a_plan_counts(program):
     results = program("results")
     assert results.whole("standard") == results.SAME_CODE[1]  # not one of a single replicate after it
     assert results.MEMORY != results.MEMORY_ROWS
+
+
+def test_the_page_of_a_cpu_is_what_its_newest_run_says(program):
+    """No page without a run."""
+    results = program("results")
+    there = [results.CPU_PAGE.read_text(encoding="utf-8")] if results.CPU_PAGE.exists() else []
+    assert [results.cpu_page(x) for x in [results.CPU] if x] == there, TOLD
+
+
+def test_implementations_side_by_side_on_a_cpu(program, monkeypatch):
+    results = program("results")
+    times = {("fp32", "ours"): 2.0, ("fp32", "torch"): 1.0, ("bf16", "torch"): 3.0}
+    made = [
+        Record(
+            case(x), name, name, None, 0, 0, "cold", "ok", None, Measurement({"latency": (ms,) * 3}, "monotonic")
+        )
+        for (x, name), ms in times.items()
+    ]
+    for name, reason in (("onnxruntime", "verify: no kernel"), ("flashinfer", "needs a cuda device, this is cpu")):
+        made.append(Record(case("bf16"), name, name, None, 0, 0, "cold", "unsupported", reason, None))
+    header = Header(1, "run", "", "0.1.0", None, False, "cpu", 0, 1, "cpu", "k", {}, {})
+    monkeypatch.setattr(results, "journal", lambda run: Journal(header, tuple(made)))
+    results.rows_of.cache_clear()
+    text = "\n".join([*results._fastest("r"), *results._side_by_side("r"), *results._without_a_time("r")])
+    results.rows_of.cache_clear()
+    for line in (
+        "| `ours` |  | 0 of 1 |",
+        "| `torch` | 1 of 1 | 1 of 1 |",
+        "| softmax-fp32 | 2.000 | **1.000** |",
+        "| softmax-bf16 |  | **3.000** |",
+        "1 rows more are `unsupported` because their libraries need a GPU.",
+        "| `onnxruntime` | unsupported | `softmax` | 1 | no kernel |",
+    ):
+        assert line in text.splitlines()
+
+
+def case(dtype: str) -> Case:
+    return Case("softmax", f"softmax-{dtype}", {"M": 2}, {}, dtype, "forward", "5bec", 100, 100)
 
 
 def test_the_readmes_row_is_one_of_them(program):
