@@ -133,7 +133,7 @@ def test_why_a_build_failed(last, kind, said):
 
 
 def test_nvcc_compiles_for_the_images_architectures_alone(tmp_path):
-    """`docker/nvcc`, with what torch and setup.py files call nvcc with."""
+    """`docker/nvcc`, with what torch and packages' build scripts call nvcc with."""
     nvcc = tmp_path / "bin" / "nvcc"
     nvcc.parent.mkdir()
     nvcc.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
