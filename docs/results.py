@@ -43,6 +43,10 @@ STATE_SPACE = "20261121-105936-8d81"
 MATMUL = "20261122-193257-4f80"
 TRAIN = "20261122-193610-d51b"
 TECHNIQUES = "20261122-193737-eb40"
+RANKS = "20261122-224109-fd6e"
+CONTEXT = "20261122-224219-d717"
+DECODING = "20261122-224448-6d44"
+SERVER = "20261122-224626-3644"
 CROSSING = "20261121-110018-0b0a"
 SAME_CODE = ("20261121-013846-d039", "20261121-015122-83b1")
 
@@ -69,6 +73,9 @@ every row."""
 
 COMMITTED_ANEW = {"c7ddef66a577": "c23940f"}
 """Commits of runs that this history has under another name; `registry/reference/README.md` says why."""
+
+RAN_WITH = dict.fromkeys((RANKS, CONTEXT, DECODING, SERVER), "02f2b29")
+"""Runs from files of another commit than their header names; `registry/reference/README.md` says why."""
 
 FEW_ALLOWED = "2026-11-21T11:20"
 """Before that time no element of an answer was allowed beyond the bound of a single one."""
@@ -139,6 +146,10 @@ def page() -> str:
         *_every("Matrix products", MATMUL),
         *_every("A training step", TRAIN),
         *_every("Launches and optimizer states in a training step", TECHNIQUES),
+        *_every("Ranks", RANKS),
+        *_every("Context parallel attention", CONTEXT),
+        *_every("Decoding, by time a token", DECODING),
+        *_every("A server, by time of a request", SERVER),
         *_crossing(),
         *_slower(),
         *_incorrect(),
@@ -285,6 +296,7 @@ def _where(made: Journal) -> str:
     header = made.header
     commit = summary.commit(header)
     named = f", here `{COMMITTED_ANEW[commit]}`" if commit in COMMITTED_ANEW else ""
+    named += f", files of `{RAN_WITH[header.run]}`" if header.run in RAN_WITH else ""
     text = f"Run `{header.run}`: plan `{header.plan}`, {summary.device_name(header)}, commit `{commit}`{named}"
     repeated = said(made, verifications())
     if any(x.complete for x in made.footers):
