@@ -1,5 +1,5 @@
-"""Writes `docs/results-h200.md` and `docs/results-cpu.md` from the journals of `registry/reference/`; no figure
-there stands by hand.
+"""Writes `docs/results-h200.md`, and CPU_PAGE once there is a run of plan `cpu`, from the journals of
+`registry/reference/`; no figure there stands by hand.
 
     python docs/results.py            prints the pages, and the row that the README explains
     python docs/results.py --write    writes them; tests hold the pages to what this prints

@@ -66,15 +66,15 @@ def agreement() -> str:
                 if any(row[1:]):
                     truth = median(y for x, y in own.items() if x[:2] == (server, kind) and x[4] == name)
                     rows.append([shown, LOADS[kind](load), name, f"{truth:,.3g} ms", *row])
+    several = ": the middle round, in brackets the least and the most" if len(rounds) > 1 else ""
     head = ("server", "load", "time", "by the server", *(TOOLS.get(x, "ours") for x in tools))
     return (
         f"{said}; {load['requests']} requests of {load['input']} tokens for {load['output']}, "
         f"{len(rounds)} round{'s' * (len(rounds) > 1)} in which all tools took turns, {found['cores']} cores that "
         f"others used too. Planted: {planted['first_ms']:g} ms to the first token, {planted['token_ms']:g} ms for "
-        f"each after it. A figure "
-        f"is the median of a load's requests as the tool reports it, over that of the server's own account of the "
-        f"same requests: the middle round, in brackets the least and the most. Bold: within {CLOSE:.0%} of "
-        f"ours.\n\n" + table(head, rows)
+        f"each after it. A figure is the median of a load's requests as the tool reports it, over the median that "
+        f"the server itself recorded for the same requests{several}. Bold: within {CLOSE:.0%} of ours.\n\n"
+        + table(head, rows)
     )
 
 
@@ -96,7 +96,8 @@ def ratio(values: Values, rounds: Sequence[int], of: tuple[str, str], name: str,
     middle = median(found)
     close = tool != "kernelmark" and abs(middle / median(all_of("kernelmark")) - 1) <= CLOSE
     mark = "**" if close else ""
-    return f"{mark}{middle:.3f}{mark} ({found[0]:.3f} to {found[-1]:.3f})"
+    among = f" ({found[0]:.3f} to {found[-1]:.3f})" if len(rounds) > 1 else ""
+    return f"{mark}{middle:.3f}{mark}{among}"
 
 
 def faults() -> str:

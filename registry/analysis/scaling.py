@@ -278,6 +278,8 @@ def break_evens(journal: Journal) -> tuple[BreakEven, ...]:
             continue
         world, link = row.axes[GPUS], known[row.axes[GPUS]]
         fewer = sum(sent[plain.identity]) - sum(sent[row.identity])
+        if fewer <= 0:
+            continue
         # What it costs beside the bytes that it saves: a link of this rate saves so many ms of them.
         moved = 2 * (world - 1) / world * fewer
         cost = _value(row) - _value(plain) + moved / link.beta

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from .. import figures
-from ..analysis.scaling import BreakEven, Link, Prediction
+from ..analysis.scaling import WAY, BreakEven, Link, Prediction
+from ..store.record import GPUS
 from .table import Block, Column, Table, line
 
 HEADINGS = (
@@ -53,7 +54,7 @@ def cells(x: Prediction) -> tuple[str, ...]:
     return (
         f"{x.row.operator} {x.row.case}",
         x.row.implementation,
-        str(x.row.axes["gpus"]),
+        str(x.row.axes[GPUS]),
         str(x.world),
         str(x.hosts),
         figures.number(x.ms),
@@ -68,8 +69,8 @@ def even_cells(x: BreakEven) -> tuple[str, ...]:
     return (
         f"{x.row.operator} {x.row.case}",
         x.row.implementation,
-        str(x.row.axes["gpus"]),
-        str(x.row.options["parallel"]),
+        str(x.row.axes[GPUS]),
+        str(x.row.options[WAY]),
         f"{x.ratio:.3g}",
         figures.number(x.row.value()),
         figures.number(x.plain.value()),

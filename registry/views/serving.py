@@ -96,8 +96,8 @@ def _lines(rows: Sequence[Row], across: Place, up: Place) -> dict[str, list[Poin
     """Points by implementation, in their order from left to right."""
     out: dict[str, list[Point]] = {}
     for row in rows:
-        x, y = across(row), up(row)
-        if x and y:
+        x, y = across(row) or 0.0, up(row) or 0.0
+        if x > 0 and y > 0:  # what logarithms take
             out.setdefault(row.implementation, []).append((x, y, row))
     return {name: sorted(x, key=lambda point: point[:2]) for name, x in out.items()}
 
@@ -105,7 +105,7 @@ def _lines(rows: Sequence[Row], across: Place, up: Place) -> dict[str, list[Poin
 def _tails(what: str, rows: Sequence[Row], looks: Mapping[str, Series]) -> Iterator[Picture]:
     """The 99th percentiles of a load over its rates, where it was run at several."""
     for metric, name in TAILS:
-        lines = _lines(rows, lambda x: x.axes["rate"] / 1000, methodcaller("value", metric))
+        lines = _lines(rows, lambda x: x.axes.get("rate", 0) / 1000, methodcaller("value", metric))
         if any(len(x) > 1 for x in lines.values()):
             drawing = _drawn(lines, looks, f"p99 of {name} over the rate: {what}", "requests/s", "ms")
             yield Picture(f"p99 of {name}, ms, over requests/s: lower is better", what, drawing, tuple(lines))
@@ -166,7 +166,7 @@ def _drawn(
             load = (
                 f"{row.axes['users']} users"
                 if row.axes.get("users")
-                else f"{row.axes['rate'] / 1000:g} requests/s"
+                else f"{row.axes.get('rate', 0) / 1000:g} requests/s"
             )
             told = f"{name}, {load}: {figures.number(y)} {up_unit} at {figures.number(x)} {across_unit}"
             plot.canvas.dot(*place, look.colour, look.shape, 7.5 if look.ours else 6.5, told, look.fill)

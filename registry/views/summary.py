@@ -167,8 +167,7 @@ def warnings(journal: Journal, rows: Sequence[Row]) -> tuple[str, ...]:
         told = figures.counted(above, "row")
         out.append(
             f"{told} faster than {'its' if above == 1 else 'their'} limit (marked !), which is no limit then: "
-            f"kernelmark show "
-            f"{journal.header.run} --above-limit"
+            f"kernelmark show {journal.header.run} --above-limit"
         )
     out += _remarked(journal)
     loose = sum(x.converged is False for x in rows)

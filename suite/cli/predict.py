@@ -8,6 +8,7 @@ import click
 
 from ...registry.errors import InputError
 from ...registry.store.home import Home
+from ...registry.store.record import GPUS
 from .formats import Form, emit, formats
 from .names import run_argument
 
@@ -51,7 +52,11 @@ def command_predict(run: str, gpus: str, hosts: int, alpha: float | None, rate: 
     emit(
         form,
         lambda: prediction_table.page(predicted, even, scaling.links(rows(journal))),
-        lambda: {"schema_version": 1, "predictions": [_plain(x) for x in predicted]},
+        lambda: {
+            "schema_version": 1,
+            "predictions": [_plain(x) for x in predicted],
+            "break_evens": [_break_even(x) for x in even],
+        },
         lambda: map(_plain, predicted),
     )
 
@@ -73,11 +78,25 @@ def _plain(x: Any) -> dict[str, Any]:
         "operator": x.row.operator,
         "case": x.row.case,
         "implementation": x.row.implementation,
-        "from_gpus": x.row.axes["gpus"],
+        "from_gpus": x.row.axes[GPUS],
         "gpus": x.world,
         "hosts": x.hosts,
         "predicted_ms": x.ms,
         "efficiency": x.efficiency,
         "measured_ms": x.seen_ms,
         "off": x.off,
+    }
+
+
+def _break_even(x: Any) -> dict[str, Any]:
+    """The link speed below which fewer bytes pay, in plain numbers; None where they pay at any."""
+    return {
+        "operator": x.row.operator,
+        "case": x.row.case,
+        "implementation": x.row.implementation,
+        "gpus": x.row.axes[GPUS],
+        "compression_ratio": x.ratio,
+        "step_ms": x.row.value(),
+        "plain_ms": x.plain.value(),
+        "rate_gb_s": x.rate,
     }

@@ -171,6 +171,11 @@ def test_fewer_bytes_pay_below_a_link_speed(cost, rate):
     assert found.rate == (None if rate is None else pytest.approx(rate, rel=1e-6))
 
 
+def test_as_many_bytes_have_no_break_even():
+    run = journal(stepped(2, 40.0), stepped(2, 41.0, "ddp_bf16", BUCKETS, 1.0))
+    assert break_evens(run) == ()
+
+
 def test_the_page():
     run = journal(
         stepped(1, 30.0),

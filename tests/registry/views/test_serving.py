@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
 from collections.abc import Sequence
@@ -91,6 +92,16 @@ def test_a_p99_is_of_enough_requests(run: Any) -> None:
     many = next(x for x in found.spreads if "rate4000" in x.of)
     marked = [re.findall(r"kernelmark: (p\d+) ", x.drawing) for x in (few, many)]
     assert marked == [["p50"], ["p50", "p90", "p99"]]
+
+
+def test_what_logarithms_do_not_take_is_not_drawn(run: Any) -> None:
+    """As a journal of somebody else's may say."""
+    first = run.records[0]
+    samples = {**first.measurement.samples, "tpot": (0.0,), "ttft_p99": (-1.0,)}
+    odd = msgspec.structs.replace(first, measurement=msgspec.structs.replace(first.measurement, samples=samples))
+    found = drawn(dataclasses.replace(run, records=(odd, *run.records[1:])))
+    tips = re.findall(r"<title>(kernelmark, [^<]*)</title>", found.loads[0].drawing)
+    assert [x.partition(":")[0] for x in tips] == ["kernelmark, 8 requests/s"]
 
 
 def test_the_front_is_what_nothing_is_better_than() -> None:

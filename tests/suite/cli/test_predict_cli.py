@@ -8,7 +8,7 @@ import pytest
 from kernelmark.registry.store.journal import encode
 from kernelmark.suite import cli
 
-from ...steps import COMPUTE, journal, stepped, truth
+from ...steps import BUCKETS, COMPUTE, journal, stepped, truth
 
 
 @pytest.fixture
@@ -41,6 +41,14 @@ def test_a_prediction_is_called_one(call):
     (far,) = json.loads(network)["predictions"]
     assert (far["gpus"], far["hosts"]) == (2, 8)
     assert far["predicted_ms"] > found["predicted_ms"]
+
+
+def test_fewer_bytes_are_in_the_json_too(call):
+    half = stepped(2, truth(2) - 1, "ddp_int8", tuple(x / 2 for x in BUCKETS), 2.0)
+    (found,) = json.loads(call((*STEPS, half), "--gpus", "4", "--json")[1])["break_evens"]
+    assert (found["gpus"], found["compression_ratio"]) == (2, 2.0)
+    assert found["plain_ms"] - found["step_ms"] == pytest.approx(1)
+    assert found["rate_gb_s"] > 0
 
 
 @pytest.mark.parametrize(
