@@ -14,6 +14,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ class Sides:
     base: Sequence[Floats]
     current: Sequence[Floats]
 
+    @cached_property
     def medians(self) -> tuple[Floats, Floats]:
         """Logarithms of the processes' medians."""
         base, current = ([np.log(np.median(x)) for x in side] for side in (self.base, self.current))
@@ -107,12 +109,12 @@ def pooled_ranks(row: Sides) -> float:
 
 def medians(row: Sides) -> float:
     """Welch's t over the processes' medians."""
-    return _welch(*row.medians())
+    return _welch(*row.medians)
 
 
 def paired(row: Sides) -> float:
     """Student's t over the pairs' log ratios."""
-    base, current = row.medians()
+    base, current = row.medians
     apart = current - base
     error = float(apart.std(ddof=1)) / np.sqrt(len(apart))
     return float(2 * special.stdtr(len(apart) - 1, -abs(float(apart.mean())) / error)) if error > 0 else 1.0
@@ -132,7 +134,7 @@ def table() -> str:
     """The Markdown table, with the number of rows that it rests on."""
     found = [x for x in rows() if all(np.ptp(y) > 0 for y in (*x.base, *x.current))]
     apart = [
-        abs(float(np.expm1(np.median(current) - np.median(base)))) for base, current in map(Sides.medians, found)
+        abs(float(np.expm1(np.median(current) - np.median(base)))) for base, current in (x.medians for x in found)
     ]
     lines = [
         f"{len(found)} rows of ten comparisons of unchanged code on H200s:",

@@ -10,6 +10,7 @@ Markdown tables that `docs/calibration.md` shows.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import statistics
@@ -34,6 +35,7 @@ ARM = re.compile(r"\b(?:old|new)\b")
 """The words of a header's request that say which arm of an attribution its run is, in the order of `Arm`."""
 
 
+@functools.cache
 def decided(folder: Path) -> tuple[Progress, int]:
     """The verdicts of the comparison in a folder, and how many whole pairs its first stage has."""
     at = 0
