@@ -50,10 +50,12 @@ def rooms() -> dict[str, Room]:
 
 def room_of(path: Path, known: Mapping[str, Room]) -> str:
     """The room of a file. Raises KeyError where the data file has none."""
+    here = path.relative_to(ROOT)
+    above = {x.as_posix() for x in (here, *here.parents)}
     for room in known.values():
-        if any(path == ROOT / x or (ROOT / x) in path.parents for x in room.paths):
+        if not above.isdisjoint(room.paths):
             return room.name
-    raise KeyError(f"{path.relative_to(ROOT)} is in no room: name it in docs/architecture.toml")
+    raise KeyError(f"{here} is in no room: name it in docs/architecture.toml")
 
 
 def imported(path: Path) -> Iterator[Path]:

@@ -6,23 +6,19 @@ import os
 import random
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import fmean
 
 import msgspec
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "serving"))
-
 from kernelmark.registry.errors import InputError
 from kernelmark.suite.workloads._serving import children, latencies
 from kernelmark.suite.workloads._serving.children import Clients, Running, ours
 from kernelmark.suite.workloads._serving.load import Asked
 from kernelmark.suite.workloads._serving.messages import Planted, Seen, Spec, Task
-from malformed import malformed
+
+from ....serving.malformed import malformed
 
 MALFORMED = int(os.environ.get("KERNELMARK_MALFORMED", "150"))
 
