@@ -47,8 +47,8 @@ def command_predict(run: str, gpus: str, hosts: int, alpha: float | None, rate: 
     if not predicted and not even:
         raise scaling.NothingToPredict(
             "nothing to predict from: it takes a run with `train` on one GPU and on several, by the same "
-            "implementation, and `all_reduce` by torch_distributed of two sizes on as many; these are to be fewer "
-            "than --gpus."
+            "implementation, and `all_reduce` by torch_distributed of two sizes on as many: no more than --gpus, "
+            "and fewer where --hosts is 1."
         )
     emit(
         form,
