@@ -277,6 +277,7 @@ def _check(params: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tens
 
 _shape = py.attrgetter("shape")
 _dtype = py.attrgetter("dtype")
+_device = py.attrgetter("device")
 
 
 def _fits(lists: tuple[Tensors, ...], table: _Table) -> bool:
@@ -291,6 +292,7 @@ def _fits(lists: tuple[Tensors, ...], table: _Table) -> bool:
         if not (
             list(map(_shape, tensors)) == table.shapes
             and set(map(_dtype, tensors)) == {table.dtypes[place]}
+            and set(map(_device, tensors)) == {table.words.device}
             and all(map(torch.Tensor.is_contiguous, tensors))
         ):
             return False
@@ -440,8 +442,8 @@ def launch_pieces(
         1.0 - beta1,
         1.0 - beta2,
         unbias2**-0.5,
-        float(eps),
-        float(weight_decay),
+        eps,
+        weight_decay,
         *logs,
     )
     alike = table.together, likeness((count, rate))[0]
@@ -456,7 +458,7 @@ def launch_pieces(
         table.owners,
         words if count is None else count,
         words if rate is None else rate,
-        numbers=(numbers,),
+        numbers=(tuple(map(float, numbers)),),  # an integer would be compiled in
     )
     return True
 

@@ -180,6 +180,28 @@ def test_gradients_that_move_are_all_that_is_sent():
         assert sent.tolist() == [x.data_ptr() for x in grads]
 
 
+def test_gradients_elsewhere_are_refused_at_any_step():
+    """A kernel would read a host's addresses."""
+    lists = state(shapes=[(40,), (7, 3)])
+    adamw(*lists, step=1)
+    with pytest.raises(ValueError, match=r"grads\[0\] is on meta"):
+        adamw(lists[0], [x.to("meta") for x in lists[1]], *lists[2:], step=2)
+
+
+def test_numbers_are_floats_whatever_is_given(monkeypatch):
+    """An integer of the first step would be a constant of all others."""
+    seen = []
+
+    def launch(self, device, *tensors, numbers):
+        seen.extend(numbers[0])
+
+    monkeypatch.setattr(module.Launch, "__call__", launch)
+    integers = {"lr": 1, "eps": 1, "weight_decay": 0}
+    adamw(*state(), step=1, **NUMBERS | integers)
+    adamw(*state(), step=torch.ones(()), **NUMBERS | integers)
+    assert {type(x) for x in seen} == {float}
+
+
 def test_tables_are_given_up(monkeypatch):
     monkeypatch.setattr(module, "TABLES", 2)
     keep = [state(shapes=[(8,)]) for _ in range(5)]
