@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class Parallel(Protocol):
         """Bytes of gradients over the bytes that are sent of them; None where they are sent as they are."""
         ...
 
-    def sent(self) -> tuple[float, ...]:
-        """The all-reduces that a step's communication is like, in order, bytes of each."""
+    def sent(self, passes: int = 1) -> tuple[float, ...]:
+        """The all-reduces that the communication of a step of so many passes is like, in order, bytes of each."""
         ...
 
 
@@ -95,7 +95,7 @@ class Single:
         if most:
             torch.nn.utils.clip_grad_norm_(params, most, foreach=True)
 
-    def sent(self) -> tuple[float, ...]:
+    def sent(self, passes: int = 1) -> tuple[float, ...]:
         return ()
 
 
@@ -124,7 +124,7 @@ class Ddp(Single):
     def last(self, last: bool) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if last else self.local()
 
-    def sent(self) -> tuple[float, ...]:
+    def sent(self, passes: int = 1) -> tuple[float, ...]:
         """Buckets of gradients as they come, the last layer's first."""
         buckets = [0.0]
         for x in reversed(list(self._module.parameters())):
@@ -173,13 +173,18 @@ class Fsdp2(Single):
     def local(self) -> contextlib.AbstractContextManager[None]:
         raise NotImplementedError("a rank without the others' weights computes nothing")
 
-    def sent(self) -> tuple[float, ...]:
-        """Of each layer, and of what is in none, the weights twice and the gradient once: of an all-reduce's two
-        halves three.
+    def sent(self, passes: int = 1) -> tuple[float, ...]:
+        """Halves of all-reduces: of each layer's matrices two a pass, which gather them, and one for the gradient.
+        What is in no layer is gathered once a pass, and vectors' gradients are added up.
         """
-        layers = [sum(x.numel() * x.element_size() for x in part.parameters()) for part in self._module.layers]
-        whole = sum(x.numel() * x.element_size() for x in self._module.parameters())
-        return tuple(1.5 * x for x in (*layers, whole - sum(layers)))
+
+        def bytes_of(params: Iterable[Any]) -> int:
+            return sum(x.numel() * x.element_size() for x in params)
+
+        layers = [bytes_of(x for x in part.parameters() if x.dim() > 1) for part in self._module.layers]
+        vectors = bytes_of(x for x in self._module.parameters() if x.dim() < 2)
+        rest = bytes_of(self._module.parameters()) - sum(layers) - vectors
+        return (*((passes + 0.5) * x for x in layers), (passes + 1) / 2 * rest + vectors)
 
     def last(self, last: bool) -> contextlib.AbstractContextManager[None]:
         self._module.set_requires_gradient_sync(last)

@@ -102,7 +102,7 @@ METRICS = (
         "B",
         shown="never",
         about="The all-reduces that a step's communication is taken for, bytes of each: DDP's buckets; of FSDP2, "
-        "which gathers weights twice and scatters gradients, one and a half times each layer's. "
+        "which gathers a layer's weights twice a pass and scatters gradients once, 1.5 times them for one pass. "
         "`kernelmark predict` reads them.",
     ),
     Metric(
@@ -396,7 +396,7 @@ class Program:
             found["limit_fraction"] = rounded([r.limit_ms(*shared.rates) / median(samples)])
         if (alone := self.window.alone()) is not None:
             found["exposed_communication"] = rounded([max(0.0, median(samples) - median(alone))])
-        if self.spread is not None and (sent := self.spread.sent()):
+        if self.spread is not None and (sent := self.spread.sent(r.accumulation)):
             found["sent"] = sent
             if (ratio := self.spread.ratio) is not None:
                 found[COMPRESSION.name] = rounded([ratio])

@@ -79,7 +79,8 @@ def test_compressed_gradients_are_near_and_the_same_in_all_ranks(way):
 
 
 def test_what_is_sent_is_said():
-    """DDP's buckets are full from 25 MiB on, the first from 1 MiB; FSDP2's units are layers."""
+    """DDP's buckets are full from 25 MiB on, the first from 1 MiB; FSDP2's units are layers, which it gathers
+    twice a pass, and the rest once; gradients are scattered once."""
     layers = [torch.nn.Linear(1 << 10, 1 << 12, bias=False) for _ in range(3)]  # 16 MiB each
     way = Ddp()
     way._module = torch.nn.Sequential(*layers)
@@ -88,7 +89,10 @@ def test_what_is_sent_is_said():
     sharded._module = torch.nn.Module()
     sharded._module.layers = torch.nn.ModuleList(layers[:2])
     sharded._module.head = layers[2]
-    assert sharded.sent() == (24 << 20, 24 << 20, 24 << 20)
+    sharded._module.norm = torch.nn.Parameter(torch.zeros(1 << 10))
+    assert sharded.sent() == (24 << 20, 24 << 20, (16 << 20) + (4 << 10))
+    assert sharded.sent(4) == (72 << 20, 72 << 20, (40 << 20) + (4 << 10))
+    assert way.sent(4) == way.sent()
 
 
 @pytest.mark.parametrize(
