@@ -230,6 +230,7 @@ class _Worlds:
         self._stage: Stage | None = None
         self._next: int | None = None
         self._ranks: Ranks | None = None
+        self._begun = False
         self._kept = True
         self._pristine: Pristine | None = None
 
@@ -247,9 +248,9 @@ class _Worlds:
 
     def enter(self, cells: list[TaskCell], ranks: int, alone: Pristine) -> Pristine:
         """Gathers the ranks that a case needs (`ranks_of`) and tells them of its cells. Gives what the process
-        then was: `alone` for a case without ranks. Ends the process where it had others.
+        then was: `alone` for a case without ranks. Ends the process where it had others, or could not start them.
         """
-        if self._ranks is not None and (self._ranks.world != ranks or not self._kept):
+        if self._begun and (self._ranks is None or self._ranks.world != ranks or not self._kept):
             self.close()
             os._exit(OTHER_RANKS)
         if not ranks:
@@ -257,6 +258,7 @@ class _Worlds:
         if self._ranks is None:
             self.send(Stage(RANKS))
             self._next = cells[0].index
+            self._begun = True
             command = [sys.executable, "-m", f"{__package__}.worker", "rank"]
             task = msgspec.structs.replace(self._task, token="", ceilings=False)
             device = self._device.torch_device

@@ -170,6 +170,20 @@ def test_a_process_has_ranks_once(then, worlds):
     assert worlds.said[-1] == worker.Stage(worker.RANKS)
 
 
+@pytest.mark.parametrize("then", [0, 2])
+def test_a_process_whose_ranks_could_not_start_takes_no_others(then, worlds, monkeypatch):
+    """Its groups may be made in part."""
+
+    def fail(*arguments):
+        raise RuntimeError("no link")
+
+    monkeypatch.setattr(worker, "Ranks", fail)
+    with pytest.raises(RuntimeError, match="no link"):
+        worlds.enter(worlds.cells, 2, None)
+    with pytest.raises(Gone, match=str(worker.OTHER_RANKS)):
+        worlds.enter(worlds.cells[1:], then, "alone")
+
+
 def test_cases_of_as_many_ranks_come_one_after_the_other(tmp_path, told):
     """In one process for those of two ranks and one for that of three, in either order of drawing."""
     catalog = Catalog.of(ROOT)
