@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernelmark.kernels.collective.all_gather_matmul import all_gather_matmul as gathering
 from kernelmark.kernels.collective.all_gather_matmul import gathered_product
+from kernelmark.kernels.collective.matmul_reduce_scatter import matmul_reduce_scatter as scattering
 from kernelmark.kernels.collective.matmul_reduce_scatter import scattered_product
 from kernelmark.suite.operators import all_gather_matmul, matmul_reduce_scatter
 
@@ -34,6 +36,14 @@ def test_calls_after_one_another_are_right(function, operator):
         for rank in range(world):
             wanted = operator.part(right, case, rank)
             torch.testing.assert_close(found[rank][call].double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("function", [gathering, scattering])
+def test_one_rank_has_no_peers(function):
+    """And no memory that it would share with them."""
+    a, w = torch.randn(5, 7), torch.randn(7, 3)
+    (found,) = spread(1, lambda group: function(a, w))
+    assert torch.equal(found, a @ w)
 
 
 @pytest.mark.parametrize("operator", [all_gather_matmul, matmul_reduce_scatter])
