@@ -888,10 +888,9 @@ def _prepare_forward(
     window = _bounded(window, S, k.shape[2])
     if portable:
         like_these = _plain(q), _plain(k), _plain(v)
-        output = _made(_output(q, v))
-        kernel = _portable_forward(
-            *like_these, _output(q, v), causal, window, sinks, cap, _descriptors(None, *like_these)
-        )
+        out = _output(q, v)
+        output = _made(out)
+        kernel = _portable_forward(*like_these, out, causal, window, sinks, cap, _descriptors(None, *like_these))
 
         def launched_portable(
             q: torch.Tensor,

@@ -66,8 +66,7 @@ def _time(device: Device, size: int, flops: int, call: Callable[[], object]) -> 
     timer.sample(call)
     sampling = SAMPLING
     if device.kind == "cpu":
-        longest = max(SAMPLING.min_seconds, min(SAMPLING.max_seconds, CPU_SECONDS))
-        sampling = msgspec.structs.replace(SAMPLING, max_seconds=longest)
+        sampling = msgspec.structs.replace(SAMPLING, max_seconds=min(SAMPLING.max_seconds, CPU_SECONDS))
     samples: list[float] = []
     begin = time.monotonic()
     while not finished(samples, time.monotonic() - begin, sampling):
