@@ -262,7 +262,7 @@ def test_what_changed_most_comes_first(home: Home, call: Call) -> None:
     code, out, _ = call("compare", OLD, NEW, "--only-changed")
     assert code == 0
     told = [x.split() for x in out.splitlines() if x.startswith("attention")]
-    assert told[0] == ["attention", "12", "0", "10", "2", "+7.0", "%"]
+    assert told[0] == ["attention", "12", "0", "10", "2", "+7.0%"]
     assert [x[2:4] for x in told[1:]] == [["kernelmark", "slower"]] * 2
     assert "12 rows compared" in out
     found = json.loads(call("compare", OLD, NEW, "--json")[1])
