@@ -1,6 +1,6 @@
 """The first hour of somebody new, as a program: clone, wheel, every command of the README.
 
-Each command has its exit code, a processor time that it may take, and prints no number that is cut off ("1.0…").
+Each command has its exit code, a time that it may take, and prints no number that is cut off ("1.0…").
 Nothing is downloaded: packages are those of the environment that runs this. Run by `make first-hour`; minutes.
 
     python tests/first_hour.py [FACTOR]
@@ -10,6 +10,7 @@ FACTOR (default 2) widens the times for a machine that has other work.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import resource
@@ -49,11 +50,15 @@ ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Step:
-    """A command, the exit codes that it may have, and the processor time that it may take in seconds."""
+    """A command, the exit codes that it may have, and the processor time that it may take in seconds.
+
+    `clock`: the time by the clock counts, as somebody waits for it who has two cores and nothing else to do.
+    """
 
     command: str
     codes: tuple[int, ...] = (0,)
     seconds: float = 5.0
+    clock: bool = False
     torch: bool = True
     says: str = ""
 
@@ -78,7 +83,7 @@ STEPS = (
     Step(f"validate {OLD}", codes=(0, 1, 3), seconds=2, torch=False, says="speedup"),
     Step("list --json --device cpu", seconds=1.5),
     Step("new operator swish", seconds=1),
-    Step("run --quick --device cpu --seed 1", seconds=60, says="vs best"),
+    Step("run --quick --device cpu --seed 1", seconds=60, clock=True, says="vs best"),
     Step("run --operator swish --device cpu --replicates 1 --ci", seconds=20),
     Step("verify latest --sample 1 --budget 5m", codes=(0, 1, 3), seconds=40, says="rows agree"),
     Step("judge softmax candidate.py --device cpu --budget 300 --json", seconds=60, says='"right": true'),
@@ -86,9 +91,10 @@ STEPS = (
 )
 
 
-def spent() -> float:
+def spent(clock: bool) -> float:
+    """Seconds until now: of processors, by this process's children, or of the clock."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return time.monotonic() if clock else used.ru_utime + used.ru_stime
 
 
 def named() -> set[str]:
@@ -126,15 +132,22 @@ def main(factor: float) -> int:
         # new: its first use on a machine tries what the C++ compiler can.
         own |= {"OMP_WAIT_POLICY": "passive", "TORCHINDUCTOR_CACHE_DIR": str(place / "inductor")}
         for step in STEPS:
-            before, begin = spent(), time.monotonic()
             arguments = step.command.format(reference=clone / "registry/reference").split()
             command = [str((whole if step.torch else bare) / "kernelmark"), *arguments]
-            done = subprocess.run(command, cwd=mine, env=own, capture_output=True, text=True, check=False)
-            used, text = spent() - before, done.stdout + done.stderr
+            used = math.inf
+            # What should take an instant may have read its files from a disk: then it is called once more.
+            for _ in range(2 if step.seconds < 1 else 1):
+                before = spent(step.clock)
+                done = subprocess.run(command, cwd=mine, env=own, capture_output=True, text=True, check=False)
+                used = min(used, spent(step.clock) - before)
+                if used <= step.seconds * factor:
+                    break
+            text = done.stdout + done.stderr
             faults = (
                 [f"exit code {done.returncode}, not {step.codes}"] if done.returncode not in step.codes else []
             )
-            faults += [f"{used:.2f} s of processor time, stated {step.seconds}"] * (used > step.seconds * factor)
+            kind = "by the clock" if step.clock else "of processor time"
+            faults += [f"{used:.2f} s {kind}, stated {step.seconds}"] * (used > step.seconds * factor)
             faults += ["a traceback"] * ("Traceback (most recent" in text)
             faults += [f"does not say {step.says!r}"] * (step.says not in text)
             faults += [f"a number cut off: {x!r}" for x in CUT.findall(text)[:1]]
