@@ -10,59 +10,42 @@ from typing import TYPE_CHECKING
 
 from ...registry.store.record import Case
 from ..operator import BYTES, TOLERANCES, Inputs, Operator, Sharding, torch_dtype
-from ._collective import rows, share_of
+from ._collective import row, rows, share_of
 
 if TYPE_CHECKING:
     import torch
 
 
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
-    """x (M, D), experts (M, K) int64, each token's without a repetition, and weights (M, K) fp32, of which each
-    rank has equal rows in order; scale (world, E / world, D), each rank's experts'.
+    """Of each rank, in order: x (world, M / world, D), experts (world, M / world, K) int64, each token's without a
+    repetition, and weights (world, M / world, K) fp32; scale (world, E / world, D), each rank's experts'.
     """
     import torch
 
-    M, D, E, K = (case.axes[axis] for axis in "MDEK")
-    share_of(case, "M")
-    dtype = torch_dtype(case.dtype)
+    D, E, K = (case.axes[axis] for axis in "DEK")
+    tokens, dtype = (case.world, share_of(case, "M")), torch_dtype(case.dtype)
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=device, generator=generator)
 
-    logits = drawn(M, E) + float(case.options["skew"]) * drawn(E)
-    chosen = logits.topk(K, 1)
+    logits = drawn(*tokens, E) + float(case.options["skew"]) * drawn(E)
+    chosen = logits.topk(K, -1)
     return {
-        "x": drawn(M, D).to(dtype),
+        "x": drawn(*tokens, D).to(dtype),
         "experts": chosen.indices,
-        "weights": chosen.values.softmax(1),
+        "weights": chosen.values.softmax(-1),
         "scale": drawn(case.world, share_of(case, "E"), D).to(dtype),
     }
 
 
 def reference(x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """(M, D): Σ weight · scale[expert] · x over a token's experts."""
+    """(world, M / world, D): Σ weight · scale[expert] · x over a token's experts."""
     import torch
 
     found = torch.zeros_like(x)
-    for k in range(experts.shape[1]):  # (M, K, D) at once would be many times the inputs
-        found += weights[:, k, None].to(x.dtype) * scale.flatten(0, 1)[experts[:, k]] * x
+    for k in range(experts.shape[-1]):  # (M, K, D) at once would be many times the inputs
+        found += weights[..., k, None].to(x.dtype) * scale.flatten(0, 1)[experts[..., k]] * x
     return found
-
-
-def split(whole: torch.Tensor, case: Case, rank: int) -> torch.Tensor:
-    """A rank's tokens, its experts' vectors."""
-    return (whole[rank] if whole.dim() == 3 else whole.chunk(case.world)[rank]).clone()
-
-
-def join(parts: list[torch.Tensor], case: Case) -> torch.Tensor:
-    """The inverse."""
-    import torch
-
-    M, D, E = (case.axes[axis] for axis in "MDE")
-    if M == E:
-        raise NotImplementedError("a rank's parts of x and scale have one shape, and cannot be told apart")
-    is_scale = parts[0].shape == (E // case.world, D)
-    return rows(parts, case) if is_scale else torch.cat(parts)
 
 
 def bytes_(case: Case) -> int:
@@ -82,6 +65,6 @@ OPERATOR = Operator(
     flops=lambda case: 3 * case.axes["M"] * case.axes["K"] * case.axes["D"] // case.world,
     dtypes=("bf16", "fp32"),
     tolerances=TOLERANCES,
-    sharding=Sharding(split=split, join=join),
+    sharding=Sharding(split=row, join=rows),
     plans={},
 )

@@ -212,7 +212,7 @@ def prepare(case: Case, session: Session) -> Prepared:
 
 
 def prepare_muon(case: Case, session: Session) -> Prepared:
-    """`prepare` of a case whose optimizer is Muon."""
+    """`prepare` where Muon steps: apart, as the rows of AdamW are known by the text of `prepare`."""
     r = read(case)
     longest = r.chosen.model.longest(r.chosen.configuration)
     if longest is not None and longest < r.S:

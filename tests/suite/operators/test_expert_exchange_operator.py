@@ -21,27 +21,30 @@ def drawn(world, **sizes):
 
 
 def _exchanged(group, case, given):
-    own = {name: operator.split(x, case, group.rank) for name, x in given.items()}
+    own = {name: operator.OPERATOR.sharding.split(x, case, group.rank) for name, x in given.items()}
     peer = next(x for x in Catalog.default().of_operator("expert_exchange") if x.name == "torch_distributed")
     return peer.load()(case)(**own)
 
 
 def test_tokens_come_back_from_all_their_experts():
     case, given = drawn(3)
-    x, scale = given["x"], given["scale"].flatten(0, 1)
+    x, experts, weights, scale = (given[name].flatten(0, 1) for name in ("x", "experts", "weights", "scale"))
     right = torch.zeros_like(x)
     for token in range(SIZES["M"]):
-        for expert, weight in zip(given["experts"][token], given["weights"][token], strict=True):
+        for expert, weight in zip(experts[token], weights[token], strict=True):
             right[token] += weight * scale[expert] * x[token]
-    torch.testing.assert_close(operator.reference(**given), right)
+    torch.testing.assert_close(operator.reference(**given).flatten(0, 1), right)
     found = torch.cat(spread(3, _exchanged, case, given))
     torch.testing.assert_close(found, right)
 
 
 def test_parts_make_up_the_whole():
-    case, given = drawn(3)
-    for x in given.values():
-        assert torch.equal(operator.join([operator.split(x, case, r) for r in range(3)], case), x)
+    """Also where there are as many experts as tokens."""
+    sharding = operator.OPERATOR.sharding
+    for experts in (6, 12):
+        case, given = drawn(3, E=experts)
+        for x in given.values():
+            assert torch.equal(sharding.join([sharding.split(x, case, r) for r in range(3)], case), x)
 
 
 @pytest.mark.parametrize(("sizes", "said"), [({"E": 7}, "E = 7 cannot"), ({"M": 13}, "M = 13 cannot")])
