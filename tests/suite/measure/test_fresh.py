@@ -147,17 +147,23 @@ def test_only_plain_tensors_are_answers():
 
 
 def test_the_watch_costs_an_honest_row_nothing_that_is_timed():
-    """The clock's time of a call with the watch, and without it, in turns."""
+    """The clock's time of a call with the watch, and without it, in turns.
+
+    Work of others can only add time to either side, and what the watch itself cost would be in every round: the least
+    of three rounds is held to the bound.
+    """
     case = rms_norm.OPERATOR.case({"B": 4, "S": 128, "D": 1024}, "fp32", "forward")
     bench = Workbench.build(rms_norm.OPERATOR, case, CPU, 1)
     call = bench.call(lambda x, weight, eps: torch.nn.functional.rms_norm(x, weight.shape, weight, eps))
     fresh = Fresh(bench)
-    fresh.start(400)
+    fresh.start(1200)
     for cache in ("cold", "hot"):
         timer = Cpu.open().fallback(cache)
-        pairs = [(timer.sample(call)[0], timer.sample(call, fresh)[0]) for _ in range(60)]
-        ratio = median(y / x for x, y in pairs[10:])
-        assert ratio < 1.25, cache  # 1.05 on a quiet machine; this one is busy
+        ratios: list[float] = []
+        while len(ratios) < 3 and not any(x < 1.25 for x in ratios):
+            pairs = [(timer.sample(call)[0], timer.sample(call, fresh)[0]) for _ in range(60)]
+            ratios.append(median(y / x for x, y in pairs[10:]))
+        assert min(ratios) < 1.25, (cache, ratios)  # 1.05 on a quiet machine
 
 
 @pytest.mark.parametrize(
