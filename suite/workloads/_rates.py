@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from statistics import fmean, median
 
 from ..measure.device import Device
-from ..measure.limits import COPY_BYTES, MATMUL_SIZE, copy, matmul
+from ..measure.limits import COPY_BYTES, MATMUL_SIZE, copy, products
 from ._window import Clock
 
 CALLS = 12
@@ -24,25 +25,30 @@ def rates(device: Device, dtype: str) -> tuple[float, float] | None:
 
     n, size = MATMUL_SIZE[device.kind], COPY_BYTES[device.kind][-2]
     found = []
-    for work, make in ((2 * n**3, lambda: matmul(device, n, dtype)), (size, lambda: copy(device, size))):
+    for work, make in ((2 * n**3, lambda: products(device, n, dtype)), (size, lambda: (copy(device, size),))):
         try:
-            call = make()
+            calls = make()
         except torch.OutOfMemoryError:
             return None
-        if call is None:
+        if not calls:
             return None
-        call()
-        times: list[float] = []
-        begin = time.monotonic()
-        while not times or (device.kind == "cuda" and time.monotonic() - begin < SPAN_S):
-            clock = Clock(device.kind == "cuda")
-            clock.edge()
-            for _ in range(CALLS):
-                call()
-                clock.edge()
-            times += clock.take()
-        found.append(work / (fmean(times) * 1e-3))
+        found.append(work / (min(_mean_ms(device, x) for x in calls) * 1e-3))
     return found[0], found[1]
+
+
+def _mean_ms(device: Device, call: Callable[[], object]) -> float:
+    """Milliseconds of a call among calls: of a GPU, for as long as its clocks take to show all that they do."""
+    call()
+    times: list[float] = []
+    begin = time.monotonic()
+    while not times or (device.kind == "cuda" and time.monotonic() - begin < SPAN_S):
+        clock = Clock(device.kind == "cuda")
+        clock.edge()
+        for _ in range(CALLS):
+            call()
+            clock.edge()
+        times += clock.take()
+    return fmean(times)
 
 
 LINK_BYTES = 1 << 28

@@ -18,7 +18,7 @@ from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.record import DEVICES, Case
 from kernelmark.suite.measure import cache, device
 from kernelmark.suite.measure.device import Accelerator, Cpu, Device, Mps, Rocm, TimerUnavailable, Xpu
-from kernelmark.suite.measure.limits import matmul
+from kernelmark.suite.measure.limits import products
 from kernelmark.suite.measure.telemetry import AmdSmi, Watch
 from kernelmark.suite.measure.workbench import Workbench
 from kernelmark.suite.operators.softmax import OPERATOR as SOFTMAX
@@ -109,9 +109,10 @@ def test_the_contract(small, kind, monkeypatch: pytest.MonkeyPatch):
         timer = made.fallback(state)
         assert timer.batch == 1
         call = (lambda: time.sleep(WORK_S)) if kind is Cpu else made.work
-        samples = [x for _ in range(3) for x in timer.sample(call)]
-        # Its own time: neither that of the flush before it, nor that of a call that only queues.
-        assert all(WORK_S * 0.9e3 < x < WORK_S * 4e3 for x in samples), samples
+        samples = [x for _ in range(8) for x in timer.sample(call)]
+        # Its own time: neither that of a call that only queues, nor that of the flush before it. Work of others
+        # adds to some of them.
+        assert WORK_S * 0.9e3 < min(samples) < WORK_S * 1.2e3, samples
         assert made.timer(CASE, state, call, "auto").name == timer.name
     if kind is not Cpu:
         for name in ("graph", "cupti"):
@@ -137,8 +138,9 @@ def test_a_busy_queue_hides_the_host(monkeypatch: pytest.MonkeyPatch):
         made.work()
 
     timer.sample(slow)  # says how long the host takes
-    samples = timer.sample(slow)
-    assert samples == pytest.approx([WORK_S * 1e3] * len(samples), rel=0.05)
+    # A machine with other work may stop this process amid a sample, not amid every one.
+    attempts = (timer.sample(slow) for _ in range(8))
+    assert any(x == pytest.approx([WORK_S * 1e3] * len(x), rel=0.05) for x in attempts)
 
 
 @pytest.mark.parametrize(("kind", "bytes"), [(Late, 250), (Uncounted, None)])
@@ -213,7 +215,7 @@ def test_references_without_fp64():
 
 
 def test_no_product_of_eight_bits_off_nvidia():
-    assert matmul(opened(Late), 4, "e4m3") is None
+    assert products(opened(Late), 4, "e4m3") == ()
 
 
 class Amd:

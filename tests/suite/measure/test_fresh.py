@@ -149,8 +149,8 @@ def test_only_plain_tensors_are_answers():
 def test_the_watch_costs_an_honest_row_nothing_that_is_timed():
     """The clock's time of a call with the watch, and without it, in turns.
 
-    Work of others can only add time to either side, and what the watch itself cost would be in every round: the least
-    of three rounds is held to the bound.
+    Work of others can only add time to either side, and what the watch itself cost would be in every round: the
+    least of three rounds is held to the bound.
     """
     case = rms_norm.OPERATOR.case({"B": 4, "S": 128, "D": 1024}, "fp32", "forward")
     bench = Workbench.build(rms_norm.OPERATOR, case, CPU, 1)

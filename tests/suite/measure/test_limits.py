@@ -29,8 +29,8 @@ def test_ceilings_of_a_cpu(monkeypatch: pytest.MonkeyPatch):
         ("matmul", 2 * 64**3, "bf16", 2),
     ]
     assert all(x.time_ms > 0 for x in ceilings)
-    # Cold: before every sample, and the one that calibrates. Reading and writing are tried in two ways each.
-    assert len(flushed) == 8 * 4
+    # Cold: before every sample, and the one that calibrates. Reading, writing and products in fp32: two ways each.
+    assert len(flushed) == 9 * 4
 
 
 def test_a_call_on_a_cpu_is_sampled_for_a_tenth_of_a_second(monkeypatch: pytest.MonkeyPatch):
@@ -54,7 +54,13 @@ def test_sizes_are_bytes_read_plus_written():
 def test_no_fp8_rate_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch):
     gpu: Any = SimpleNamespace(kind="cuda", torch_device=torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    assert limits.matmul(gpu, 16, "e4m3") is None
+    assert limits.products(gpu, 16, "e4m3") == ()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert limits.matmul(gpu, 16, "e4m3") is not None
-    assert limits.matmul(Cpu(), 16, "e4m3") is None
+    assert len(limits.products(gpu, 16, "e4m3")) == 1
+    assert limits.products(Cpu(), 16, "e4m3") == ()
+
+
+def test_two_libraries_multiply_in_fp32_on_a_cpu():
+    mkl, onednn = limits.products(Cpu(), 40, "fp32")
+    torch.testing.assert_close(mkl(), onednn())
+    assert len(limits.products(Cpu(), 40, "bf16")) == 1
