@@ -39,7 +39,7 @@ ELSEWHERE = {
     "predict": "tests/suite/cli/test_predict_cli.py",
     "profile": "tests/suite/cli/test_profile_cli.py",
     "worth": "minutes: tests/registry/analysis/test_worth.py",
-    "capture": "tests/suite/test_capture.py",
+    "capture": "tests/suite/capture/test_capture.py",
     "corpus": "a download: tests/suite/corpus/test_corpus.py",
     "checkpoint": "tests/suite/workloads/test_quality.py",
     "site": "tests/suite/cli/test_site_cli.py",

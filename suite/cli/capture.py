@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from ..capture import Call
 
-@click.command("capture", context_settings={"ignore_unknown_options": True})
+
+@click.command("capture", context_settings={"allow_interspersed_args": False})
 @click.option(
     "--plan",
     "target",
@@ -17,28 +21,42 @@ import click
     show_default=True,
     help="The plan file to write.",
 )
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def command_capture(target: Path, command: tuple[str, ...]) -> None:
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Read a trace of PyTorch's profiler (record_shapes=True) in place of running a program.",
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def command_capture(target: Path, trace: Path | None, command: tuple[str, ...]) -> None:
     """Run a Python program, and write a plan of the operators that it calls.
 
     \b
     kernelmark capture --plan mine.toml -- python train.py --steps 2
+    kernelmark capture --plan mine.toml --trace trace.json
     kernelmark run --plan mine.toml
 
-    The program runs in this process and eagerly: what it compiles, and kernels of libraries, are not seen.
+    The program runs in this process and eagerly: what it compiles, and kernels of libraries, are not seen. A trace
+    has both, by name; of what a program writes by hand of several functions it has the functions.
     """
-    from ..capture import Capture, run
+    from ..capture import Capture, run, traced
     from ..catalog import Catalog
 
-    seen = Capture()
-    status = run(command, seen)
+    if (trace is None) == (not command):
+        raise click.UsageError("give a program, as `-- python FILE …`, or a trace, as `--trace FILE`.")
+    status = 0
+    if trace is None:
+        seen = Capture()
+        status = run(command, seen)
+    else:
+        seen = traced(trace)
     text = seen.plan(Catalog.default())
     target.write_text(text)
     total = seen.total_ms or 1.0
     attributed = sum(x.ms for x in seen.calls())
     for x in seen.calls():
-        axes = " ".join(f"{name}{size}" for name, size in x.call.axes)
-        click.echo(f"{x.count:6} × {x.call.operator:24} {axes:36} {x.call.dtype:5} {100 * x.ms / total:5.1f} %")
+        axes = " ".join([*(f"{name}{size}" for name, size in x.call.axes), *_said(x.call)])
+        spent = f"{100 * x.ms / total:5.1f} %" if x.ms else "in the backward pass"
+        click.echo(f"{x.count:6} × {x.call.operator:24} {axes:40} {x.call.dtype:5} {spent}")
     click.echo(
         f"{100 * attributed / total:.1f} % of the time of all calls that were seen is operators of ours, forward"
     )
@@ -46,3 +64,8 @@ def command_capture(target: Path, command: tuple[str, ...]) -> None:
     if status:
         click.echo(f"the program ended with status {status}", err=True)
         sys.exit(status)
+
+
+def _said(call: Call) -> list[str]:
+    """A call's options as case names have them."""
+    return [value if isinstance(value, str) else f"{name}{value}" for name, value in call.options]

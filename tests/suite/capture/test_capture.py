@@ -1,0 +1,257 @@
+"""Capture sees a program's calls, written as functions or by hand, and makes a plan of them that loads."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from kernelmark.registry.errors import InputError
+from kernelmark.suite import plan as plans
+from kernelmark.suite.capture import Capture, run
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.cli.capture import command_capture
+from torch.nn import functional
+
+PROGRAM = """
+import sys
+import torch
+from torch.nn import functional
+
+def rms(x, weight, eps=1e-6):
+    wide = x.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+def half(x):
+    a, b = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return torch.cat((-b, a), dim=-1)
+
+B, S, H, K, D = 2, 8, 4, 2, 16
+h = torch.randn(B, S, H * D, dtype=torch.bfloat16, requires_grad=True)
+weight = torch.ones(H * D, dtype=torch.bfloat16, requires_grad=True)
+cos = torch.randn(1, 1, S, D, dtype=torch.bfloat16)
+for _ in range(3):
+    y = rms(h, weight)
+    q = y.view(B, S, H, D).transpose(1, 2)
+    k = v = y.view(B, S, H, D)[:, :, :K].transpose(1, 2)
+    q, k = (q * cos) + (half(q) * cos), (k * cos) + (half(k) * cos)
+    out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    rows = out.transpose(1, 2).reshape(B * S, H * D)
+    gate = functional.silu(rows) * rows
+    gate = functional.gelu(gate, approximate="tanh")
+    h = h + gate.view(B, S, H * D)
+functional.layer_norm(h.detach(), (H * D,), weight.detach(), weight.detach())
+functional.cross_entropy(h.view(B * S, -1).float(), torch.zeros(B * S, dtype=torch.long)).backward()
+functional.scaled_dot_product_attention(q[:, :, :1], q, q)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def test_what_is_called_and_how_often(program: Path) -> None:
+    seen = Capture()
+    assert run(["python", str(program), "0"], seen) == 0
+    found = {x.call.operator: x for x in seen.calls()}
+    counts = {name: x.count for name, x in found.items()}
+    assert counts == {
+        "rms_norm": 3,
+        "rope": 3,
+        "attention": 3,
+        "swiglu": 3,
+        "gelu": 3,
+        "layer_norm": 1,
+        "cross_entropy": 1,
+        "attention_decode": 1,
+    }
+    assert dict(found["rms_norm"].call.axes) == {"B": 2, "S": 8, "D": 64}
+    assert found["rms_norm"].call.dtype == "bf16"  # of what was cast, not of the cast
+    assert dict(found["rope"].call.axes) == {"B": 2, "H": 4, "Hkv": 2, "S": 8, "D": 16}
+    assert found["rope"].call.strides == (512, 16, 64, 1)  # a view of the projection
+    assert found["cross_entropy"].call.dtype == "fp32"
+    assert not found["layer_norm"].call.trained
+    assert found["attention"].call.trained
+    assert dict(found["attention_decode"].call.axes) == {"B": 2, "Sq": 1, "H": 4, "Hkv": 4, "S": 8, "D": 16}
+    assert seen.refused == {}
+    assert sum(x.ms for x in seen.calls()) + sum(ms for *_, ms in seen.rest()) == pytest.approx(seen.total_ms)
+
+
+def test_the_plan_loads_and_names_what_is_left(program: Path, tmp_path: Path) -> None:
+    target = tmp_path / "mine.toml"
+    result = CliRunner().invoke(command_capture, ["--plan", str(target), "--", "python", str(program), "3"])
+    assert result.exit_code == 3, result.output
+    assert "3 × attention" in result.output
+    catalog = Catalog.default()
+    plan = plans.load(str(target), catalog, "cpu")
+    assert {x.operator for x in plan.cases} == {
+        "rms_norm",
+        "rope",
+        "attention",
+        "swiglu",
+        "gelu",
+        "layer_norm",
+        "cross_entropy",
+        "attention_decode",
+    }
+    assert {x.pass_ for x in plan.cases if x.operator == "layer_norm"} == {"forward"}
+    assert {x.pass_ for x in plan.cases if x.operator == "rope"} == {"forward", "backward"}
+    assert {x.options["storage"] for x in plan.cases if x.operator == "rope"} == {"bshd"}
+    assert "1 call, " in target.read_text()
+
+
+def test_a_context_in_a_program_of_the_users_own() -> None:
+    with Capture() as seen:
+        functional.softmax(torch.randn(4, 8), dim=-1)
+        torch.nn.GELU()(torch.randn(4, 8))
+    assert [x.call.operator for x in sorted(seen.calls(), key=lambda x: x.call.operator)] == ["gelu", "softmax"]
+    functional.softmax(torch.randn(4, 8), dim=-1)  # outside of the context
+    assert sum(x.count for x in seen.calls()) == 2
+
+
+def test_products_that_are_no_pattern_are_not_attributed() -> None:
+    with Capture() as seen:
+        x = torch.randn(2, 4, 8, 16)
+        functional.silu(x) * x[:1]  # another shape
+        (x * x) + (x * x)
+    assert seen.calls() == ()
+    with pytest.raises(InputError, match="no call that is an operator of ours"):
+        seen.plan(Catalog.default())
+
+
+@pytest.mark.parametrize("command", [["gcc", "x.c"], ["-c", "print()"], []])
+def test_other_commands_are_refused(command: list[str]) -> None:
+    with pytest.raises(InputError):
+        run(command, Capture())
+
+
+def test_a_program_is_run_as_python_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("VALUE = 3")
+    path = tmp_path / "main.py"
+    path.write_text("import sys, beside; assert __name__ == '__main__'; sys.exit(beside.VALUE + len(sys.argv))")
+    before = list(sys.path), list(sys.argv)
+    assert run([str(path), "a", "b"], Capture()) == 6
+    assert (sys.path, sys.argv) == before
+
+
+def found(call) -> list[tuple]:
+    """Operator, axes and options of what a function calls, in the order of names."""
+    with Capture() as seen:
+        call()
+    every = [(x.call.operator, dict(x.call.axes), dict(x.call.options), x.count) for x in seen.calls()]
+    return sorted(every, key=str)
+
+
+def test_a_linear_layer_is_three_products() -> None:
+    """Its gradients' too: of the input (M, N)·(N, K), of the weight (N, M)·(M, K), each as PyTorch stores it."""
+    layer = torch.nn.Linear(20, 7)
+    x = torch.randn(3, 5, 20, requires_grad=True)
+    assert found(lambda: layer(x)) == [
+        ("matmul", {"M": 15, "N": 20, "K": 7}, {"layout": "nn", "epilogue": "none"}, 1),
+        ("matmul", {"M": 15, "N": 7, "K": 20}, {"layout": "nt", "epilogue": "bias"}, 1),
+        ("matmul", {"M": 7, "N": 20, "K": 15}, {"layout": "tn", "epilogue": "none"}, 1),
+    ]
+    with torch.no_grad():
+        (forward,) = found(lambda: layer(x))
+    assert forward[2:] == ({"layout": "nt", "epilogue": "bias"}, 1)
+
+
+@pytest.mark.parametrize(("turned", "layout"), [((0, 0), "nn"), ((0, 1), "nt"), ((1, 0), "tn")])
+def test_the_products_of_a_backward_pass_are_those_that_autograd_makes(turned, layout) -> None:
+    """Each implied product, of the gradients' numbers, against autograd's gradient as it is stored."""
+    M, N, K = 6, 4, 9
+    stored = [
+        torch.randn(*(shape[::-1] if t else shape), requires_grad=True)
+        for shape, t in zip(((M, K), (K, N)), turned, strict=True)
+    ]
+    a, b = (x.t() if t else x for x, t in zip(stored, turned, strict=True))
+    every = found(lambda: a @ b)
+    assert ("matmul", {"M": M, "N": N, "K": K}, {"layout": layout, "epilogue": "none"}, 1) in every
+    gradients = torch.autograd.grad((a @ b).sum(), stored)
+    implied = {(x["M"], x["N"]): o["layout"] for _, x, o, _ in every if (x["M"], x["N"], x["K"]) != (M, N, K)}
+    assert set(implied) == {tuple(x.shape) for x in gradients}
+    assert sorted(x["K"] for _, x, _, _ in every) == sorted((K, N, M))
+
+
+def test_products_of_another_kind_are_left(monkeypatch) -> None:
+    x = torch.randn(4, 4)
+    assert found(lambda: x.t() @ x.t()) == []
+    assert found(lambda: torch.randn(2, 3, 4) @ torch.randn(2, 4, 3)) == []
+    assert found(lambda: torch.addmm(torch.randn(4), x, x)) == [
+        ("matmul", {"M": 4, "N": 4, "K": 4}, {"layout": "nn", "epilogue": "bias"}, 1)
+    ]
+    assert found(lambda: torch.addmm(torch.randn(4), x, x, beta=2)) == []
+
+
+@pytest.mark.parametrize("additive", [False, True])
+@pytest.mark.parametrize(
+    ("visible", "operator", "told"),
+    [
+        (lambda i, j: j <= i, "attention", ("causal", None)),
+        (lambda i, j: j <= i + 100, "attention", ("full", None)),
+        (lambda i, j: (j <= i) & (i - j < 3), "attention_window", ("causal", 3)),
+        (lambda i, j: (j <= i) & (i - j != 2), None, None),
+    ],
+)
+def test_masks_that_say_what_an_option_says(additive, visible, operator, told) -> None:
+    S = 11
+    mask = visible(torch.arange(S)[:, None], torch.arange(S)[None])[None, None].expand(2, 1, S, S)
+    if additive:
+        mask = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+    q = torch.randn(2, 4, S, 8)
+    every = found(lambda: functional.scaled_dot_product_attention(q, q, q, attn_mask=mask))
+    if operator is None:
+        assert every == []
+    else:
+        ((name, axes, options, _),) = every
+        assert (name, options["mask"], axes.get("W")) == (operator, *told)
+
+
+def test_storage_keys_of_another_length_and_values_of_another_width() -> None:
+    B, S, H, K, D = 2, 6, 4, 2, 8
+
+    def heads(x: torch.Tensor, count: int) -> torch.Tensor:
+        return x.view(B, -1, count, D).transpose(1, 2)
+
+    qkv = torch.randn(B, S, (H + 2 * K) * D)
+    packed = [heads(x, n) for x, n in zip(qkv.split((H * D, K * D, K * D), -1), (H, K, K), strict=True)]
+    apart = [heads(torch.randn(B, S, n * D), n) for n in (H, K, K)]
+    attend = functional.scaled_dot_product_attention
+    for tensors, storage in ((packed, "packed"), (apart, "bshd"), ([x.contiguous() for x in apart], "bhsd")):
+        ((name, axes, options, _),) = found(lambda given=tensors: attend(*given, is_causal=True, enable_gqa=True))
+        assert (name, options) == ("attention", {"mask": "causal", "storage": storage})
+        assert axes == {"B": B, "H": H, "Hkv": K, "S": S, "D": D}
+    q, k, v = torch.randn(B, H, S, D), torch.randn(B, H, 9, D), torch.randn(B, H, S, 5)
+    assert found(lambda: attend(q, k, k))[0][1] == {"B": B, "H": H, "Hkv": H, "S": S, "D": D, "Sk": 9}
+    assert found(lambda: attend(q, k, k, is_causal=True)) == []  # from the first key on: another computation
+    assert found(lambda: attend(q, q, v))[0][:2] == ("attention_mla", {"B": B, "H": H, "S": S, "D": D, "Dv": 5})
+
+
+def test_an_optimizers_step_is_one_thing() -> None:
+    weight = torch.nn.Parameter(torch.randn(8))
+    optimizer = torch.optim.AdamW([weight], lr=1e-3)
+    weight.sum().backward()
+    with Capture() as seen:
+        optimizer.step()
+        optimizer.step()
+    assert [(name, count) for name, count, _ in seen.rest()] == [("AdamW.step of 1 tensors, 8 numbers", 2)]
+    optimizer.step()  # outside: nothing is left behind
+    assert len(seen.rest()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--outptu", "x", "--", "python", "x.py"], "No such option '--outptu'"),
+        ([], "give a program"),
+        (["--trace", "nowhere.json"], "does not exist"),
+    ],
+)
+def test_a_command_line_that_cannot_be(arguments, said) -> None:
+    result = CliRunner().invoke(command_capture, arguments)
+    assert (result.exit_code, said in result.output) == (2, True), result.output
