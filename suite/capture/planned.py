@@ -24,7 +24,7 @@ def plan(seen: Capture, catalog: Catalog) -> str:
         "",
     ]
     cases = 0
-    left: list[str] = [f"{counted(count, 'call')}, {reason}" for reason, count in seen.refused.items()]
+    left: list[str] = [f"{counted(count, 'call')}, {reason}" for reason, count in seen.remarks.items()]
     for kind in seen.calls():
         try:
             table = _table(kind, catalog, total)
@@ -33,7 +33,7 @@ def plan(seen: Capture, catalog: Catalog) -> str:
             continue
         cases += 1
         lines += [*table, ""]
-    lines.append("# Not attributed to an operator:")
+    lines.append("# Not attributed to an operator, or not quite:")
     left += [
         f"{counted(count, 'call')}, {share(ms, total)}: {name}"
         for name, count, ms in seen.rest()

@@ -99,7 +99,7 @@ class Capture:
         self._hooks: tuple[Any, ...] = ()
         self._within = ""
         """The optimizer whose step is being taken; its calls are one thing."""
-        self.refused: Counter[str] = Counter()
+        self.remarks: Counter[str] = Counter()
 
     def __enter__(self) -> Capture:
         from torch.overrides import TorchFunctionMode
@@ -205,7 +205,7 @@ class Capture:
     ) -> Call | None:
         """None where the operator has no such dtype, which is remembered."""
         if source.dtype not in NAMES:
-            self.refused[f"{operator} in {source.dtype}"] += 1
+            self.remarks[f"{operator} in {source.dtype}"] += 1
             return None
         what = tuple(axes.items()), tuple((options or {}).items()), NAMES[source.dtype]
         return Call(operator, *what, source.strides, source.trained)
@@ -296,7 +296,10 @@ class Capture:
 
 
 _SILENT = frozenset(
-    {"get", "set", "size", "stride", "dim", "numel", "len", "repr", "format", "is_floating_point", "element_size"}
+    {
+        *("get", "set", "size", "stride", "dim", "numel", "len", "repr", "format", "is_floating_point"),
+        *("element_size", "device", "set_grad_enabled"),
+    }
 )
 """Functions that compute nothing."""
 

@@ -50,20 +50,20 @@ def _attention(self: Capture, at: int, args: Any, kwargs: Any, result: Any) -> N
     mask = _given(args, kwargs, 3, "attn_mask")
     scale = kwargs.get("scale")
     if q.dim() != 4:
-        self.refused[f"attention of {q.dim()} dimensions"] += 1
+        self.remarks[f"attention of {q.dim()} dimensions"] += 1
         return
     if scale is not None and not math.isclose(scale, q.shape[-1] ** -0.5, rel_tol=1e-3):
-        self.refused[f"attention with scores scaled by {scale:.4g}"] += 1
-        return
+        # The same work with other numbers: a case, whose plan says so.
+        self.remarks[f"attention with scores scaled by {scale:.4g}, where a case has 1/√D"] += 1
     S, Sk = q.shape[2], k.shape[2]
     seen: tuple[str, int] | None = ("causal" if causal else "full"), 0
     if mask is not None:
         seen = mask_of(mask, S, Sk)
     elif causal and Sk != S:  # PyTorch lets the first query see the first key; ours the last the last
-        self.refused[f"attention, causal from the first key on, of {S} queries on {Sk} keys"] += 1
+        self.remarks[f"attention, causal from the first key on, of {S} queries on {Sk} keys"] += 1
         return
     if seen is None:
-        self.refused["attention with a mask of elements"] += 1
+        self.remarks["attention with a mask of elements"] += 1
         return
     attended(self, at, (q, k, v), seen)
 
@@ -74,7 +74,7 @@ def attended(self: Capture, at: int, tensors: tuple[Any, Any, Any], seen: tuple[
     B, H, S, D = q.shape
     Hkv, Sk, Dv = k.shape[1], k.shape[2], v.shape[-1]
     if Dv != D and (Hkv != H or Sk != S or seen[1]):
-        self.refused["attention of values of another width, with fewer key heads, other keys or a window"] += 1
+        self.remarks["attention of values of another width, with fewer key heads, other keys or a window"] += 1
         return
     self.record([at], *_kind(self.itself(q, k, v), (B, H, Hkv, S, Sk, D, Dv), *seen))
 
@@ -168,10 +168,10 @@ def _matrix(
         return
     shape = replace(self.itself(*pair), dtype=str(result.dtype))
     if shape.dtype == "torch.float32" and pair[0].is_cuda and torch.get_float32_matmul_precision() == "highest":
-        self.refused["matmul in torch.float32 without TF32, which is what our operator has"] += 1
+        self.remarks["matmul in torch.float32 without TF32, which is what our operator has"] += 1
         return
     if layout == "tt":
-        self.refused["matmul of two matrices that lie column by column"] += 1
+        self.remarks["matmul of two matrices that lie column by column"] += 1
         return
     forward = {"layout": layout, "epilogue": "bias" if bias else "none"}
     self.record([at], "matmul", shape, {"M": M, "N": N, "K": K}, forward)

@@ -289,7 +289,7 @@ def _flash_attention(self: Capture, at: int, args: Any, kwargs: Any, result: Any
     causal, before, after = args[5], args[6], args[7]
     window = before + 1 if before >= 0 and (causal or after == 0) else 0
     if before >= 0 and not window:
-        self.refused["attention with a window to both sides"] += 1
+        self.remarks["attention with a window to both sides"] += 1
         return
     attended(self, at, (q, k, v), ("causal" if causal or window else "full", window))
 

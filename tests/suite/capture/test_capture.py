@@ -78,7 +78,7 @@ def test_what_is_called_and_how_often(program: Path) -> None:
     assert not found["layer_norm"].call.trained
     assert found["attention"].call.trained
     assert dict(found["attention_decode"].call.axes) == {"B": 2, "Sq": 1, "H": 4, "Hkv": 4, "S": 8, "D": 16}
-    assert seen.refused == {}
+    assert seen.remarks == {}
     assert sum(x.ms for x in seen.calls()) + sum(ms for *_, ms in seen.rest()) == pytest.approx(seen.total_ms)
 
 
@@ -229,6 +229,7 @@ def test_storage_keys_of_another_length_and_values_of_another_width() -> None:
     q, k, v = torch.randn(B, H, S, D), torch.randn(B, H, 9, D), torch.randn(B, H, S, 5)
     assert found(lambda: attend(q, k, k))[0][1] == {"B": B, "H": H, "Hkv": H, "S": S, "D": D, "Sk": 9}
     assert found(lambda: attend(q, k, k, is_causal=True)) == []  # from the first key on: another computation
+    assert found(lambda: attend(q, q, q, scale=1.0))[0][0] == "attention"  # the same work
     assert found(lambda: attend(q, q, v))[0][:2] == ("attention_mla", {"B": B, "H": H, "S": S, "D": D, "Dv": 5})
 
 
