@@ -26,7 +26,9 @@ from .facts import Fact, Run, file_name
 from .feeds import Event
 from .monitor import monitored
 from .repetition import summed
-from .scaling import Step
+from .scaling import Step, curves, worlds
+from .servers import Served
+from .sizes import Swept
 from .standing import CaseStanding, Standing
 from .timeline import Line
 
@@ -113,7 +115,12 @@ class Pages:
         )
 
     def operator(
-        self, operator: str, standings: Sequence[Standing], lines: Sequence[Line], runs: Sequence[Run]
+        self,
+        operator: str,
+        standings: Sequence[Standing],
+        lines: Sequence[Line],
+        runs: Sequence[Run],
+        swept: Sequence[Swept],
     ) -> str:
         """The page of an operator or workload, its data within."""
         known = {(x.device, x.key): x for x in lines}
@@ -127,6 +134,7 @@ class Pages:
             sections=sections,
             about={x.device: _about(x.device, runs) for x in standings},
             again={x.device: summed([self.repeated[y] for y in x.runs]) for x in standings},
+            swept={x.device: [y for y in swept if y.device == x.device] for x in standings},
             data=data.inlined(data.charts(drawn, runs)),
         )
 
@@ -170,7 +178,7 @@ class Pages:
             facts={x.identity: x for x in found},
             monitored=monitored(journal, found),
             header=journal.header,
-            serving=serving.pictures(journal, shown, looks),
+            serving=serving.pictures(shown, serving.spreads(journal), looks),
             looks=looks,
         )
 
@@ -201,9 +209,19 @@ class Pages:
         """What lies beside the pages."""
         return self._render("rows.html", "", page="files", rows=rows, parquet=parquet)
 
-    def scaling(self, steps: Sequence[Step]) -> str:
-        """Several GPUs."""
-        return self._render("scaling.html", "", page="scaling", steps=steps)
+    def scaling(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> str:
+        """Several GPUs, and which operators have pages of charts over sizes, with how many of them."""
+        return self._render(
+            "scaling.html", "", page="scaling", worlds=worlds(steps), curves=curves(steps), sizes=sizes
+        )
+
+    def sizes(self, operator: str, lines: Sequence[Swept]) -> str:
+        """An operator over its sizes."""
+        return self._render("sizes.html", "../", page="sizes", operator=operator, lines=lines)
+
+    def serving(self, found: Sequence[Served]) -> str:
+        """Servers."""
+        return self._render("serving.html", "", page="serving", served=found)
 
 
 def _place(row: RowView) -> tuple[int, float]:

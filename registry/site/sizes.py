@@ -1,0 +1,109 @@
+"""Rows over the sizes of an operator: batch, length of the sequence, bytes; what the line of a chart may join."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..analysis.rows import Row
+from ..store.record import YARDSTICK, Key
+from ..views.grouping import CaseRows, cases
+from ..views.lines import Link, over_sizes
+from ..views.looks import Series, palette
+from ..views.sizes import Sweep, sweeps
+from .facts import file_name
+from .timeline import Measured
+
+RIVALS = 4
+"""Others beside ours in a chart that is to be read at a glance."""
+
+
+@dataclass(frozen=True)
+class Swept:
+    """Cases along a size on one device, each with its newest rows of one comparability key."""
+
+    device: str
+    pass_: str
+    sweep: Sweep
+    found: Mapping[Key, Measured]
+
+    @property
+    def caption(self) -> str:
+        """What is drawn, over which size."""
+        return f"{self.pass_.replace('_', ' + ')} over {self.sweep.axis}"
+
+    @property
+    def metric(self) -> str:
+        """The primary metric with its unit."""
+        found = self.sweep.cases[0][1].ok[0]
+        number = found.get()
+        unit = f", {number.unit}" if number and number.unit != "1" else ""
+        return f"{found.primary.replace('_', ' ').capitalize()}{unit}"
+
+    @property
+    def sizes(self) -> int:
+        """How many."""
+        return len(self.sweep.cases)
+
+    @property
+    def looks(self) -> dict[str, Series]:
+        """Of the implementations that have a value in it."""
+        return palette(x for _, case in self.sweep.cases for x in case.ok)
+
+    def drawn(self, root: str, limits: bool = False) -> str | None:
+        """The primary metric, or the share of the limit; each point leads to its row's lines in the journal."""
+        return over_sizes(self.sweep, self.looks, limits, self._link(root))
+
+    def glance(self, root: str) -> tuple[Swept, str] | None:
+        """Ours beside the others that are the best of most of its cases: their share of the limit, or, where no
+        limit is known, the metric.
+        """
+        rivals: Counter[str] = Counter()
+        for _, case in self.sweep.cases:
+            others = [x for x in case.ok if x is not case.ours and x.provider != YARDSTICK]
+            rivals.update({x.implementation: 1 / place for place, x in enumerate(others, 1)})
+        kept = {name for name, _ in rivals.most_common(RIVALS)}
+
+        def shown(row: Row, case: CaseRows) -> bool:
+            return row is case.ours or row.implementation in kept
+
+        few = [(size, replace(x, rows=tuple(y for y in x.rows if shown(y, x)))) for size, x in self.sweep.cases]
+        less = replace(self, sweep=replace(self.sweep, cases=tuple(few)))
+        drawing = less.drawn(root, limits=True) or less.drawn(root)
+        return (less, drawing) if drawing else None
+
+    def _link(self, root: str) -> Link:
+        def to(key: Key) -> str | None:
+            run, fact = self.found[key]
+            return f"{root}run/{run.file}.html#row-{fact.place}"
+
+        return to
+
+
+def swept(measured: Sequence[Measured]) -> tuple[Swept, ...]:
+    """Of one operator's facts in order, oldest first: by device the lines through its cases, the newest
+    comparability key first. What an older key has is left out where a newer one has the same line.
+    """
+    by_key: dict[tuple[str, str], dict[Key, Measured]] = {}
+    for run, fact in measured:
+        if run.arm is None and fact.number is not None:
+            by_key.setdefault((run.device, run.key), {})[fact.identity] = run, fact
+    out: dict[tuple[str, str, str, str], Swept] = {}
+    for (device, _), found in sorted(by_key.items(), key=_newest, reverse=True):
+        by_pass: dict[str, list[CaseRows]] = {}
+        for case in cases(fact.row() for _, fact in found.values()):
+            by_pass.setdefault(case.pass_, []).append(case)
+        for pass_, of_pass in by_pass.items():
+            for sweep in sweeps(of_pass):
+                out.setdefault((device, pass_, sweep.axis, sweep.common), Swept(device, pass_, sweep, found))
+    return tuple(sorted(out.values(), key=lambda x: (x.device, x.pass_, -x.sizes)))
+
+
+def _newest(of_key: tuple[tuple[str, str], Mapping[Key, Measured]]) -> str:
+    return max(run.created for run, _ in of_key[1].values())
+
+
+def page_of(operator: str) -> str:
+    """The page of an operator's charts, from the site's root."""
+    return f"scaling/{file_name(operator)}.html"
