@@ -214,14 +214,14 @@ class _Site:
             standing = standings(operator, found)
             for x in standing:
                 by_device[x.device].append(x)
-            over = swept(found)
+            over = swept(operator, found)
             if over:
                 sizes[operator] = len(over)
                 self._write(page_of(operator), pages.sizes(operator, over))
             page = pages.operator(operator, standing, lines[operator], runs, over)
             self._write(f"operator/{file_name(operator)}.html", page)
         events = feeds.events(x for found in lines.values() for x in found)
-        self._write("index.html", pages.overview(runs, len(measured), by_device, [*expected], lines, events))
+        self._write("index.html", pages.overview(runs, len(measured), by_device, expected, lines, events))
         self._write("runs.html", pages.runs(runs))
         self._write("scaling.html", pages.scaling(scaling(measured), sizes))
         self._write("serving.html", pages.serving(served(by_operator.get(serving.OPERATOR, ()), self._spreads(runs))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,19 +22,21 @@ from ..views.canvas import marker
 from ..views.grouping import groups
 from ..views.looks import Series, palette
 from . import data, drawing
-from .coverage import Coverage
+from .coverage import Coverage, Expected
 from .facts import Fact, Run, file_name
 from .feeds import Event
 from .monitor import monitored
 from .repetition import summed
 from .scaling import Step, curves, worlds
 from .servers import Served
-from .sizes import Swept
-from .standing import CaseStanding, Standing
+from .sizes import Swept, glances
+from .standing import OUTCOMES, CaseStanding, Standing
 from .timeline import Line
 
 RECENT = 12
 """Runs and changes on the first page."""
+WORKLOADS = "workloads"
+"""The family of what is no operator."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Pages:
         runs: Sequence[Run],
         rows: int,
         standings: Mapping[str, Sequence[Standing]],
-        expected: Sequence[str],
+        expected: Mapping[str, Expected],
         lines: Mapping[str, Sequence[Line]],
         events: Sequence[Event],
     ) -> str:
@@ -107,7 +110,9 @@ class Pages:
             rows=rows,
             devices=of_device,
             about={x: _about(x, runs) for x in of_device},
+            totals={x: sum((y.outcomes for y in found.values()), Counter()) for x, found in of_device.items()},
             operators=operators,
+            families=_families(operators, expected),
             lines=lines,
             events=events[:RECENT],
             series=len(ours),
@@ -134,7 +139,8 @@ class Pages:
             sections=sections,
             about={x.device: _about(x.device, runs) for x in standings},
             again={x.device: summed([self.repeated[y] for y in x.runs]) for x in standings},
-            swept={x.device: [y for y in swept if y.device == x.device] for x in standings},
+            glances={x.device: glances([y for y in swept if y.device == x.device], "../") for x in standings},
+            charts=Counter(x.device for x in swept),
             data=data.inlined(data.charts(drawn, runs)),
         )
 
@@ -231,6 +237,14 @@ def _place(row: RowView) -> tuple[int, float]:
     return (1 if row.fact.scale else 0), -number[0] if row.fact.better == "higher" else number[0]
 
 
+def _families(operators: Sequence[str], expected: Mapping[str, Expected]) -> dict[str, list[str]]:
+    """Operators by family, workloads behind them, at the end those that nobody knows here."""
+    out: dict[str, list[str]] = {}
+    for x in operators:
+        out.setdefault(expected[x].family if x in expected else "", []).append(x)
+    return dict(sorted(out.items(), key=lambda x: (x[0] == "", x[0] == WORKLOADS, x[0])))
+
+
 def _about(device: str, runs: Sequence[Run]) -> str:
     """A device's newest conditions in a line."""
     mine = [x for x in runs if x.device == device]
@@ -306,6 +320,7 @@ def _environment() -> Any:
         strip=drawing.strip,
         mark=mark,
         excludes_one=excludes_one,
+        OUTCOMES=OUTCOMES,
         zip=zip,
     )
     return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..store.record import GPUS, Key
 from ..views.looks import Series, palette
-from ..views.serving import OPERATOR, Pictures, Spread, pictures
+from ..views.serving import OPERATOR, Picture, Pictures, Spread, pictures
 from .facts import Fact, Run
 from .timeline import Measured
 
@@ -58,6 +58,20 @@ class Served:
     loads: tuple[Load, ...]
     pictures: Pictures
     looks: Mapping[str, Series]
+
+    @property
+    def spreads(self) -> dict[str, list[Picture]]:
+        """Distributions by what the load is."""
+        told = {x.fact.case: x.told for x in self.loads}
+        out: dict[str, list[Picture]] = {}
+        for x in self.pictures.spreads:
+            out.setdefault(told[x.of], []).append(x)
+        return out
+
+    @property
+    def rates(self) -> int:
+        """How many rates of requests there are: a curve takes two."""
+        return len({x.fact.axes["rate"] for x in self.loads if x.fact.axes.get("rate")})
 
 
 def served(measured: Iterable[Measured], spreads: Mapping[str, Sequence[Spread]]) -> tuple[Served, ...]:

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import get_args
 
 from ..analysis.rows import Row
-from ..store.record import YARDSTICK, Key
+from ..store.record import YARDSTICK, Key, Pass
 from ..views.grouping import CaseRows, cases
 from ..views.lines import Link, over_sizes
 from ..views.looks import Series, palette
 from ..views.sizes import Sweep, sweeps
 from .facts import file_name
+from .standing import standings
 from .timeline import Measured
 
 RIVALS = 4
 """Others beside ours in a chart that is to be read at a glance."""
+GLANCES = 3
+"""Such charts of a device on an operator's page."""
+PASSES = get_args(Pass)
 
 
 @dataclass(frozen=True)
@@ -81,27 +87,49 @@ class Swept:
         return to
 
 
-def swept(measured: Sequence[Measured]) -> tuple[Swept, ...]:
-    """Of one operator's facts in order, oldest first: by device the lines through its cases, the newest
+def swept(operator: str, measured: Sequence[Measured]) -> tuple[Swept, ...]:
+    """Of one operator's facts in order, oldest first: by device the lines through its cases, those of the newest
     comparability key first. What an older key has is left out where a newer one has the same line.
+
+    Each case's rows are those of its standing: ours from the newest run that has others beside it.
     """
-    by_key: dict[tuple[str, str], dict[Key, Measured]] = {}
+    by_key: dict[tuple[str, str], list[Measured]] = {}
     for run, fact in measured:
-        if run.arm is None and fact.number is not None:
-            by_key.setdefault((run.device, run.key), {})[fact.identity] = run, fact
+        by_key.setdefault((run.device, run.key), []).append((run, fact))
     out: dict[tuple[str, str, str, str], Swept] = {}
-    for (device, _), found in sorted(by_key.items(), key=_newest, reverse=True):
+    for (device, _), of_key in sorted(by_key.items(), key=_newest, reverse=True):
+        found: dict[Key, Measured] = {}
+        for standing in standings(operator, of_key):
+            for case in standing.cases:
+                found |= {fact.identity: (run, fact) for run, fact in case.latest if fact.number is not None}
+                if case.ours is not None and case.ours[1].number is not None:
+                    found[case.ours[1].identity] = case.ours
         by_pass: dict[str, list[CaseRows]] = {}
-        for case in cases(fact.row() for _, fact in found.values()):
-            by_pass.setdefault(case.pass_, []).append(case)
+        for x in cases(fact.row() for _, fact in found.values()):
+            by_pass.setdefault(x.pass_, []).append(x)
         for pass_, of_pass in by_pass.items():
             for sweep in sweeps(of_pass):
                 out.setdefault((device, pass_, sweep.axis, sweep.common), Swept(device, pass_, sweep, found))
-    return tuple(sorted(out.values(), key=lambda x: (x.device, x.pass_, -x.sizes)))
+    return tuple(sorted(out.values(), key=lambda x: (x.device, PASSES.index(x.pass_), -x.sizes)))
 
 
-def _newest(of_key: tuple[tuple[str, str], Mapping[Key, Measured]]) -> str:
-    return max(run.created for run, _ in of_key[1].values())
+def _newest(of_key: tuple[tuple[str, str], Sequence[Measured]]) -> str:
+    return max(run.created for run, _ in of_key[1])
+
+
+def glances(found: Sequence[Swept], root: str, most: int = GLANCES) -> list[tuple[Swept, Swept, str]]:
+    """A few of one device's lines to be read at a glance, of each pass the longest first: each with what is shown
+    of it, drawn.
+    """
+    by_pass: dict[str, list[Swept]] = {}
+    for x in found:
+        by_pass.setdefault(x.pass_, []).append(x)
+    in_turns = [x for row in zip_longest(*by_pass.values()) for x in row if x is not None]
+    out: list[tuple[Swept, Swept, str]] = []
+    for x in in_turns:
+        if len(out) < most and (drawn := x.glance(root)) is not None:
+            out.append((x, *drawn))
+    return out
 
 
 def page_of(operator: str) -> str:

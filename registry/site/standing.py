@@ -14,6 +14,9 @@ from ..store.record import baseline
 from .facts import Fact, Run
 from .timeline import Measured
 
+OUTCOMES = ("faster", "undecided", "slower", "alone", "failed", "none of ours")
+"""Of a case, as `CaseStanding.outcome` says it."""
+
 
 @dataclass(frozen=True)
 class CaseStanding:

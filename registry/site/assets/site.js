@@ -61,9 +61,10 @@ const kernelmark = (() => {
 
     const rows = new Map();
     table.querySelectorAll("tbody tr").forEach((row) => {
-      const place = lines.findIndex((x) => x.name === row.dataset.name);
+      const place = lines.findIndex((x) => x.name === row.cells[0].textContent);
       if (place < 0) return;
       rows.set(place, row);
+      row.cells[0].prepend(element("i", { class: "key" }));
       row.addEventListener("click", (event) => {
         if (event.target.closest("a")) return;
         if (strong.has(place)) strong.delete(place); else strong.add(place);
@@ -274,6 +275,21 @@ const kernelmark = (() => {
     });
   }
 
+  function overview() {
+    document.querySelectorAll(".find").forEach((box) => {
+      const input = box.querySelector("input"), table = box.nextElementSibling;
+      box.hidden = false;
+      input.addEventListener("input", () => {
+        const word = input.value.trim().toLowerCase();
+        table.querySelectorAll("tbody").forEach((family) => {
+          const rows = [...family.querySelectorAll("tr:not(.family)")];
+          rows.forEach((x) => { x.hidden = !x.cells[0].textContent.toLowerCase().includes(word); });
+          family.hidden = rows.every((x) => x.hidden);
+        });
+      });
+    });
+  }
+
   // Comparisons -----------------------------------------------------------------------------------------------
 
   function load(file) {
@@ -386,6 +402,7 @@ const kernelmark = (() => {
   document.addEventListener("DOMContentLoaded", () => {
     document.body.classList.add("script");
     if (document.body.classList.contains("operator")) operator();
+    if (document.body.classList.contains("overview")) overview();
     if (document.body.classList.contains("compare")) compare();
   });
 
