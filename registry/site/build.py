@@ -224,7 +224,9 @@ class _Site:
         self._write("index.html", pages.overview(runs, len(measured), by_device, expected, lines, events))
         self._write("runs.html", pages.runs(runs))
         self._write("scaling.html", pages.scaling(scaling(measured), sizes))
-        self._write("serving.html", pages.serving(served(by_operator.get(serving.OPERATOR, ()), self._spreads(runs))))
+        self._write(
+            "serving.html", pages.serving(served(by_operator.get(serving.OPERATOR, ()), self._spreads(runs)))
+        )
         kinds = {x.device: x.kind for x in runs}
         covered = {x: coverage(x, kind, measured, expected) for x, kind in kinds.items()}
         self._write("coverage.html", pages.coverage(covered, bool(expected)))
@@ -241,9 +243,7 @@ class _Site:
     def _spreads(self, runs: Sequence[Run]) -> dict[str, tuple[serving.Spread, ...]]:
         """Distributions of latencies by run."""
         found = {x.name: self.ledger.remembered(f"{SPREADS}\n{x.name}", "") for x in runs}
-        return {
-            name: msgspec.msgpack.decode(x, type=tuple[serving.Spread, ...]) for name, x in found.items() if x
-        }
+        return {name: msgspec.msgpack.decode(x, type=tuple[serving.Spread, ...]) for name, x in found.items() if x}
 
     def _comparisons(self, pages: Pages, runs: Sequence[Run], measured: Sequence[Measured]) -> None:
         by_source: dict[tuple[str, str], list[Measured]] = {}

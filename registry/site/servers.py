@@ -13,6 +13,8 @@ from .timeline import Measured
 
 LOADS = ("rate", "users", "requests")
 """Axes that say how a server is loaded; what is served is in the others."""
+NARROW = 340
+"""Pixels of a distribution's width: four stand side by side."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,7 @@ def served(measured: Iterable[Measured], spreads: Mapping[str, Sequence[Spread]]
     )
 
 
-def _served(
-    device: str, what: str, loads: Sequence[Load], spreads: Mapping[str, Sequence[Spread]]
-) -> Served:
+def _served(device: str, what: str, loads: Sequence[Load], spreads: Mapping[str, Sequence[Spread]]) -> Served:
     places = {x.fact.identity: x for x in loads}
 
     def link(key: Key) -> str:
@@ -100,7 +100,7 @@ def _served(
     rows = [x.fact.row(every=True) for x in loads]
     looks = palette(rows)
     mine = (y for x in loads for y in spreads.get(x.run.name, ()) if y.key == x.fact.identity)
-    return Served(device, what, tuple(loads), pictures(rows, mine, looks, link), looks)
+    return Served(device, what, tuple(loads), pictures(rows, mine, looks, link, NARROW), looks)
 
 
 def _what(fact: Fact) -> str:
@@ -112,4 +112,10 @@ def _what(fact: Fact) -> str:
 
 def _place(load: Load) -> tuple[bool, int, int, bool, str]:
     axes = load.fact.axes
-    return not axes.get("users"), axes.get("users", 0), axes.get("rate", 0), not load.fact.ours, load.fact.implementation
+    return (
+        not axes.get("users"),
+        axes.get("users", 0),
+        axes.get("rate", 0),
+        not load.fact.ours,
+        load.fact.implementation,
+    )

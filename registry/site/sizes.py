@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import get_args
 
-from ..analysis.rows import Row
 from ..store.record import YARDSTICK, Key, Pass
 from ..views.grouping import CaseRows, cases
 from ..views.lines import Link, over_sizes
@@ -42,7 +40,7 @@ class Swept:
     @property
     def metric(self) -> str:
         """The primary metric with its unit."""
-        found = self.sweep.cases[0][1].ok[0]
+        found = next(x for _, case in self.sweep.cases for x in case.ok)
         number = found.get()
         unit = f", {number.unit}" if number and number.unit != "1" else ""
         return f"{found.primary.replace('_', ' ').capitalize()}{unit}"
@@ -61,23 +59,31 @@ class Swept:
         """The primary metric, or the share of the limit; each point leads to its row's lines in the journal."""
         return over_sizes(self.sweep, self.looks, limits, self._link(root))
 
-    def glance(self, root: str) -> tuple[Swept, str] | None:
+    def glance(self, root: str) -> Glance | None:
         """Ours beside the others that are the best of most of its cases: their share of the limit, or, where no
         limit is known, the metric.
         """
-        rivals: Counter[str] = Counter()
-        for _, case in self.sweep.cases:
+        for limits in (True, False):
+            less = self._best(limits)
+            if (drawing := less.drawn(root, limits)) is not None:
+                return Glance(self, less.looks, drawing, "share of the limit" if limits else self.metric.lower())
+        return None
+
+    def _best(self, limits: bool) -> Swept:
+        """With the others alone that are before most in most cases, and that make a line."""
+        points: dict[str, list[int]] = {}
+        cases = [(size, _drawable(x, limits)) for size, x in self.sweep.cases]
+        for _, case in cases:
             others = [x for x in case.ok if x is not case.ours and x.provider != YARDSTICK]
-            rivals.update({x.implementation: 1 / place for place, x in enumerate(others, 1)})
-        kept = {name for name, _ in rivals.most_common(RIVALS)}
-
-        def shown(row: Row, case: CaseRows) -> bool:
-            return row is case.ours or row.implementation in kept
-
-        few = [(size, replace(x, rows=tuple(y for y in x.rows if shown(y, x)))) for size, x in self.sweep.cases]
-        less = replace(self, sweep=replace(self.sweep, cases=tuple(few)))
-        drawing = less.drawn(root, limits=True) or less.drawn(root)
-        return (less, drawing) if drawing else None
+            for place, x in enumerate(reversed(others), 1):
+                points.setdefault(x.implementation, []).append(place)
+        ranked = sorted((x for x in points if len(points[x]) > 1), key=lambda x: -sum(points[x]))
+        kept = set(ranked[:RIVALS])
+        few = [
+            (size, replace(x, rows=tuple(y for y in x.rows if y is x.ours or y.implementation in kept)))
+            for size, x in cases
+        ]
+        return replace(self, sweep=replace(self.sweep, cases=tuple(x for x in few if x[1].rows)))
 
     def _link(self, root: str) -> Link:
         def to(key: Key) -> str | None:
@@ -85,6 +91,21 @@ class Swept:
             return f"{root}run/{run.file}.html#row-{fact.place}"
 
         return to
+
+
+@dataclass(frozen=True)
+class Glance:
+    """A line to be read at a glance, with who is in its drawing and what is drawn."""
+
+    line: Swept
+    looks: Mapping[str, Series]
+    drawing: str
+    what: str
+
+
+def _drawable(case: CaseRows, limits: bool) -> CaseRows:
+    """A case with the rows that have a share of the limit alone."""
+    return replace(case, rows=tuple(x for x in case.rows if not limits or x.fraction_of_limit is not None))
 
 
 def swept(operator: str, measured: Sequence[Measured]) -> tuple[Swept, ...]:
@@ -117,18 +138,16 @@ def _newest(of_key: tuple[tuple[str, str], Sequence[Measured]]) -> str:
     return max(run.created for run, _ in of_key[1])
 
 
-def glances(found: Sequence[Swept], root: str, most: int = GLANCES) -> list[tuple[Swept, Swept, str]]:
-    """A few of one device's lines to be read at a glance, of each pass the longest first: each with what is shown
-    of it, drawn.
-    """
+def glances(found: Sequence[Swept], root: str, most: int = GLANCES) -> list[Glance]:
+    """A few of one device's lines to be read at a glance, of each pass the longest first."""
     by_pass: dict[str, list[Swept]] = {}
     for x in found:
         by_pass.setdefault(x.pass_, []).append(x)
     in_turns = [x for row in zip_longest(*by_pass.values()) for x in row if x is not None]
-    out: list[tuple[Swept, Swept, str]] = []
+    out: list[Glance] = []
     for x in in_turns:
         if len(out) < most and (drawn := x.glance(root)) is not None:
-            out.append((x, *drawn))
+            out.append(drawn)
     return out
 
 

@@ -38,7 +38,14 @@ FILLS = 4
 
 
 def marker(
-    x: float, y: float, variable: str, shape: str, size: float, fill: int = 0, tip: str = "", link: str | None = None
+    x: float,
+    y: float,
+    variable: str,
+    shape: str,
+    size: float,
+    fill: int = 0,
+    tip: str = "",
+    link: str | None = None,
 ) -> str:
     """A shape of a diameter of `size` about a place as an SVG element, in a colour of the page. `link` is where a
     click on it leads.

@@ -99,9 +99,13 @@ class Pictures:
 
 
 def pictures(
-    found: Iterable[Row], spread: Iterable[Spread], looks: Mapping[str, Series], link: Link = lambda _: None
+    found: Iterable[Row],
+    spread: Iterable[Spread],
+    looks: Mapping[str, Series],
+    link: Link = lambda _: None,
+    width: float = WIDTH,
 ) -> Pictures:
-    """All drawings that rows give, and how their latencies are spread."""
+    """All drawings that rows give, and how their latencies are spread, these of a `width` in pixels."""
     mine = [x for x in found if x.operator == OPERATOR and x.value() is not None]
     loads: list[Picture] = []
     for what, group in _together(mine, "rate", "requests").items():
@@ -113,7 +117,7 @@ def pictures(
     for x in spread:
         by_case.setdefault((x.key.case, x.metric), []).append(x)
     drawn = [
-        _distribution(by_case[case, metric], f"{caption}, ms: share of requests that took no longer", looks)
+        _distribution(by_case[case, metric], f"{caption}, ms: share of requests that took no longer", looks, width)
         for case in dict.fromkeys(x.case for x in mine)
         for metric, caption in SPREADS
         if (case, metric) in by_case
@@ -125,7 +129,7 @@ def _together(rows: Sequence[Row], *but: str) -> dict[str, list[Row]]:
     """Rows that differ in these axes and in who they are of alone, by what they have in common."""
     out: dict[str, list[Row]] = {}
     for row in rows:
-        axes = [f"{name}{size}" for name, size in row.axes.items() if name not in but]
+        axes = [f"{name}{size}" for name, size in row.axes.items() if name not in but and size]
         options = [f"{x}" for x in row.options.values()]
         out.setdefault(" · ".join([*options, *axes, row.dtype]), []).append(row)
     return out
@@ -209,7 +213,9 @@ def _drawn(
                 else f"{row.axes.get('rate', 0) / 1000:g} requests/s"
             )
             told = f"{name}, {load}: {figures.number(y)} {up_unit} at {figures.number(x)} {across_unit}"
-            plot.canvas.dot(*place, look.colour, look.shape, 7.5 if look.ours else 6.5, told, look.fill, link(row.identity))
+            plot.canvas.dot(
+                *place, look.colour, look.shape, 7.5 if look.ours else 6.5, told, look.fill, link(row.identity)
+            )
     return plot.canvas.svg(text)
 
 
@@ -225,18 +231,18 @@ def nearest_rank(ordered: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
-def _distribution(found: Sequence[Spread], caption: str, looks: Mapping[str, Series]) -> Picture:
+def _distribution(found: Sequence[Spread], caption: str, looks: Mapping[str, Series], width: float) -> Picture:
     """The share of requests that took no longer, of all processes together; marked are its percentiles."""
-    left, right, top, foot = 62.0, WIDTH - 60.0, 12.0, 230.0
+    left, right, top, foot = 48.0, width - 60.0, 12.0, 230.0
     across = log_axis(min(x.ranks[0] for x in found), max(x.ranks[-1] for x in found), left, right)
     up: Axis = linear_axis(1.0, 0, foot - top, figures.percent)
-    plot = Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
+    plot = Plot(Canvas(width, foot + 24), across, up, top, foot)
     plot.grid(_same, _same)
     taken: list[tuple[float, float]] = []
     for spread in sorted(found, key=lambda x: looks[x.key.implementation].ours):
         name = spread.key.implementation
         look = looks[name]
-        places = [plot.at(x, i / POINTS) for i, x in enumerate(spread.ranks, 1)]
+        places = [plot.at(x, i / POINTS) for i, x in enumerate(spread.ranks, 1) if i % 2 == 0]  # two pixels apart
         plot.canvas.line([x for x, _ in places], [y for _, y in places], look.colour, 1.6, look.dash)
         for percent, least in MARKS:
             if spread.count >= least:
