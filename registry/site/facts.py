@@ -123,14 +123,16 @@ class Fact(msgspec.Struct, frozen=True, array_like=True):
         return self.metrics.get(self.primary)
 
     def row(self, every: bool = False) -> Row:
-        """As the views take it, with the primary metric alone or with `every` one. What is known of the primary
-        one beside its value, its direction and its spread, stands for that of the others too.
+        """As the views take it, with the primary metric alone or with `every` one: of the others the value and its
+        interval are known, and no direction.
         """
-        names = self.metrics if every else {self.primary} & self.metrics.keys()
         metrics = {
-            x: Value(value, unit, self.better, self.processes, 0, low, high, self.between)
-            for x, (value, low, high, unit) in ((x, self.metrics[x]) for x in names)
+            name: Value(value, unit, "neither", self.processes, 0, low, high)
+            for name, (value, low, high, unit) in (self.metrics.items() if every else ())
         }
+        if (number := self.number) is not None:
+            value, low, high, unit = number
+            metrics[self.primary] = Value(value, unit, self.better, self.processes, 0, low, high, self.between)
         return Row(
             operator=self.operator,
             case=self.case,

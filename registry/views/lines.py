@@ -126,8 +126,8 @@ def over_sizes(
         for (size, row, bounds), (x, y) in zip(line, places, strict=True):
             plot.interval(size, bounds, look.colour)
             told = f"{figures.size(size) if sweep.axis == BYTES else f'{sweep.axis} = {size:,}'}: {tip(row)}"
-            size_px = 7.5 if look.ours else 6.5
-            plot.canvas.dot(x, y, look.colour, look.shape, size_px, told, look.fill, link(row.identity))
+            wide = 7.5 if look.ours else 6.5
+            plot.canvas.dot(x, y, look.colour, look.shape, wide, told, look.fill, link(row.identity))
     first = next(iter(lines.values()))[0][1]
     what = "Fraction of the limit" if limits else first.primary.replace("_", " ").capitalize()
     return plot.canvas.svg(f"{what} of {first.operator} {first.pass_} over {sweep.axis}: {sweep.common}")
