@@ -204,7 +204,9 @@ class _Site:
         for run, fact in measured:
             by_operator.setdefault(fact.operator, []).append((run, fact))
         lines: dict[str, tuple[Line, ...]] = {}
-        by_device: dict[str, list[Standing]] = {x.device: [] for x in reversed(runs)}
+        newest_first = list(reversed(runs))
+        newest_first.sort(key=lambda x: x.kind == "cpu")  # GPUs before processors
+        by_device: dict[str, list[Standing]] = {x.device: [] for x in newest_first}
         sizes: dict[str, int] = {}
         done = 0
         for operator, found in sorted(by_operator.items()):
@@ -228,7 +230,7 @@ class _Site:
             "serving.html", pages.serving(served(by_operator.get(serving.OPERATOR, ()), self._spreads(runs)))
         )
         kinds = {x.device: x.kind for x in runs}
-        covered = {x: coverage(x, kind, measured, expected) for x, kind in kinds.items()}
+        covered = {x: coverage(x, kinds[x], measured, expected) for x in by_device}
         self._write("coverage.html", pages.coverage(covered, bool(expected)))
         self._comparisons(pages, runs, measured)
         self._beside(pages, measured, feeds.regressions(events))
