@@ -29,7 +29,8 @@ SIZES = (1024, 2048, 4096, 8192, 16384)
 LIBRARIES = ("kernelmark", "torch", "torch_compile", "liger", "quack")
 DAY_SECONDS = {200: 15.0, 2000: 150.0}
 """What a day's journal may cost a site of so many runs of 500 rows, in a processor's time."""
-PAINT_MS = 1000.0
+PAINT_MS = {200: 1000.0, 2000: 2000.0}
+"""First paint, of a machine that does nothing else."""
 SHELL = 300_000
 """Bytes of a page beside its data: rows of tables, drawings, and what its script reads."""
 DATA = r'<script type="application/json".*?</script>|<figure.*?</figure>|<tr[ >].*?</tr>'
@@ -154,6 +155,6 @@ def test_a_day_is_added_and_pages_are_painted(
         ms = min(painted(page) for _ in range(3))  # the machine may have other work
         print(f"{name}: {len(text):,} B, {shell:,} beside its data; first paint after {ms:.0f} ms")
         assert shell <= SHELL, name
-        slow |= {name: ms} if ms > PAINT_MS else {}
+        slow |= {name: ms} if ms > PAINT_MS[count] else {}
     assert not slow
     assert added[0] < DAY_SECONDS[count]
