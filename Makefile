@@ -210,8 +210,8 @@ build/notebook/.ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade --target build/notebook 'ipykernel==7.4.0' 'nbclient==0.11.0'
 	touch $@
 
-# A history out of a million rows; then the same as above with 16 writers and 20,000 rows, the server killed under
-# them: about ten minutes on two idle cores.
+# A history and a site out of a million rows, pages first painted in a browser; then the same as above with 16 writers
+# and 20,000 rows, the server killed under them: about ten minutes on two idle cores, and first paint needs them idle.
 .PHONY: test-load
 WRITERS ?= 16
 CASES ?= 312

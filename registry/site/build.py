@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from .. import figures
 from ..analysis.repeated import NOT_YET
 from ..analysis.statistics import geometric_mean
 from ..errors import InputError
 from ..progress import Tell, untold
 from ..store.journal import read
+from ..views import serving
 from . import data, exports, feeds
 from .coverage import Expected, coverage
 from .facts import Fact, Run, facts, file_name, run_of
@@ -24,12 +27,14 @@ from .ledger import Ledger
 from .pages import Pages
 from .repetition import repetitions, replaced
 from .scaling import scaling
+from .servers import served
+from .sizes import page_of, swept
 from .standing import Standing, standings
 from .timeline import Line, Measured, ordered, timelines
 
 HERE = Path(__file__).parent
 MEMORY = "site.db"
-ROOMS = ("operator", "run", "data", "journals", "assets")
+ROOMS = ("operator", "scaling", "run", "data", "journals", "assets")
 """Folders of a site. What else lies in it is somebody's."""
 ASSETS = {
     "site.css": HERE / "assets" / "site.css",
@@ -38,6 +43,8 @@ ASSETS = {
     "uplot.css": HERE / "vendor" / "uplot" / "uPlot.min.css",
     "uplot-license.txt": HERE / "vendor" / "uplot" / "LICENSE",
 }
+SPREADS = "spreads"
+"""What the memory calls distributions of latencies: only journals have every request's."""
 COPIED = "copy"
 """Journals are copied into the site."""
 
@@ -167,6 +174,8 @@ class _Site:
                     self._write(f"journals/{run.file}.jsonl.gz", copy)
                 self.built.added += run.name not in known
                 known.add(run.name)
+                spread = msgspec.msgpack.encode(serving.spreads(journal))
+                self.ledger.remember([(f"{SPREADS}\n{run.name}", "", spread)])
             self.ledger.take_in(digests, run, found)
         self.ledger.remember([("style", style, b"")])
 
@@ -195,7 +204,10 @@ class _Site:
         for run, fact in measured:
             by_operator.setdefault(fact.operator, []).append((run, fact))
         lines: dict[str, tuple[Line, ...]] = {}
-        by_device: dict[str, list[Standing]] = {x.device: [] for x in reversed(runs)}
+        newest_first = list(reversed(runs))
+        newest_first.sort(key=lambda x: x.kind == "cpu")  # GPUs before processors
+        by_device: dict[str, list[Standing]] = {x.device: [] for x in newest_first}
+        sizes: dict[str, int] = {}
         done = 0
         for operator, found in sorted(by_operator.items()):
             self.tell(operator, READ + (1 - READ) * done / len(measured))
@@ -204,15 +216,21 @@ class _Site:
             standing = standings(operator, found)
             for x in standing:
                 by_device[x.device].append(x)
-            self._write(
-                f"operator/{file_name(operator)}.html", pages.operator(operator, standing, lines[operator], runs)
-            )
+            over = swept(operator, found)
+            if over:
+                sizes[operator] = len(over)
+                self._write(page_of(operator), pages.sizes(operator, over))
+            page = pages.operator(operator, standing, lines[operator], runs, over)
+            self._write(f"operator/{file_name(operator)}.html", page)
         events = feeds.events(x for found in lines.values() for x in found)
-        self._write("index.html", pages.overview(runs, len(measured), by_device, [*expected], lines, events))
+        self._write("index.html", pages.overview(runs, len(measured), by_device, expected, lines, events))
         self._write("runs.html", pages.runs(runs))
-        self._write("scaling.html", pages.scaling(scaling(measured)))
+        self._write("scaling.html", pages.scaling(scaling(measured), sizes))
+        self._write(
+            "serving.html", pages.serving(served(by_operator.get(serving.OPERATOR, ()), self._spreads(runs)))
+        )
         kinds = {x.device: x.kind for x in runs}
-        covered = {x: coverage(x, kind, measured, expected) for x, kind in kinds.items()}
+        covered = {x: coverage(x, kinds[x], measured, expected) for x in by_device}
         self._write("coverage.html", pages.coverage(covered, bool(expected)))
         self._comparisons(pages, runs, measured)
         self._beside(pages, measured, feeds.regressions(events))
@@ -223,6 +241,11 @@ class _Site:
         for name, fact in self.ledger.facts():
             by_run[name].append(fact)
         return [(run, fact) for run in runs for fact in by_run[run.name]]
+
+    def _spreads(self, runs: Sequence[Run]) -> dict[str, tuple[serving.Spread, ...]]:
+        """Distributions of latencies by run."""
+        found = {x.name: self.ledger.remembered(f"{SPREADS}\n{x.name}", "") for x in runs}
+        return {name: msgspec.msgpack.decode(x, type=tuple[serving.Spread, ...]) for name, x in found.items() if x}
 
     def _comparisons(self, pages: Pages, runs: Sequence[Run], measured: Sequence[Measured]) -> None:
         by_source: dict[tuple[str, str], list[Measured]] = {}

@@ -12,12 +12,13 @@ from .timeline import Measured
 
 @dataclass(frozen=True)
 class Expected:
-    """What exists of an operator or workload: implementations, each with the kinds of device that it is for, and
-    the cases of the plan that everything is measured by.
+    """What exists of an operator or workload: implementations, each with the kinds of device that it is for, the
+    cases of the plan that everything is measured by, and the family that it is shown among.
     """
 
     implementations: Mapping[str, tuple[str, ...]]
     cases: tuple[str, ...] = ()
+    family: str = ""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def sparkline(line: Line, width: int = 120, height: int = 22) -> str:
     kind = "spark ours" if line.ours else "spark"
     title = f"{len(line.points)} runs, {figures.number(low)} to {figures.number(high)}"
     return (
-        f"<svg class='{kind}' viewBox='0 0 {2 * width} {2 * height}' width='{width}' height='{height}'>"
+        f"<svg class='{kind}' viewBox='0 0 {2 * width} {2 * height}' width='{width}'>"
         f"<title>{title}</title><path d='{path}'/>{marks}<circle cx='{x}' cy='{y}' r='4' class='end'/></svg>"
     )
 

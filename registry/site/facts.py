@@ -96,6 +96,9 @@ class Fact(msgspec.Struct, frozen=True, array_like=True):
     best: str | None
     """The best correct baseline of its run, that `speedup` is over."""
     throttled: bool | None
+    bytes: int | None
+    flops: int | None
+    """What the case moves at least and computes."""
     lines: tuple[int, ...]
     place: int
 
@@ -119,13 +122,17 @@ class Fact(msgspec.Struct, frozen=True, array_like=True):
         """Its primary metric."""
         return self.metrics.get(self.primary)
 
-    def row(self) -> Row:
-        """As the views take it, with the primary metric alone."""
-        number = self.number
-        metrics = {}
-        if number is not None:
+    def row(self, every: bool = False) -> Row:
+        """As the views take it, with the primary metric alone or with `every` one: of the others the value and its
+        interval are known, and no direction.
+        """
+        metrics = {
+            name: Value(value, unit, "neither", self.processes, 0, low, high)
+            for name, (value, low, high, unit) in (self.metrics.items() if every else ())
+        }
+        if (number := self.number) is not None:
             value, low, high, unit = number
-            metrics = {self.primary: Value(value, unit, self.better, self.processes, 0, low, high, self.between)}
+            metrics[self.primary] = Value(value, unit, self.better, self.processes, 0, low, high, self.between)
         return Row(
             operator=self.operator,
             case=self.case,
@@ -146,6 +153,10 @@ class Fact(msgspec.Struct, frozen=True, array_like=True):
             speedup_ci_low=self.speedup_low,
             speedup_ci_high=self.speedup_high,
             best_baseline=self.best,
+            bytes=self.bytes,
+            flops=self.flops,
+            limit=self.limit,
+            fraction_of_limit=self.fraction,
         )
 
     @property
@@ -217,6 +228,8 @@ def facts(journal: Journal) -> tuple[Fact, ...]:
             speedup_high=x.speedup_ci_high,
             best=x.best_baseline,
             throttled=x.throttled,
+            bytes=x.bytes,
+            flops=x.flops,
             lines=tuple(lines[x.identity]),
             place=place,
         )

@@ -16,7 +16,7 @@ import msgspec
 from ..errors import InputError
 from .facts import Fact, Run
 
-LAYOUT = 2
+LAYOUT = 3
 """Raised when the tables or what is in them change."""
 
 _TABLES = (

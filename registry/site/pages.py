@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,17 +22,21 @@ from ..views.canvas import marker
 from ..views.grouping import groups
 from ..views.looks import Series, palette
 from . import data, drawing
-from .coverage import Coverage
+from .coverage import Coverage, Expected
 from .facts import Fact, Run, file_name
 from .feeds import Event
 from .monitor import monitored
 from .repetition import summed
-from .scaling import Step
-from .standing import CaseStanding, Standing
+from .scaling import Step, curves, worlds
+from .servers import Served
+from .sizes import Swept, glances
+from .standing import OUTCOMES, CaseStanding, Standing
 from .timeline import Line
 
 RECENT = 12
 """Runs and changes on the first page."""
+WORKLOADS = "workloads"
+"""The family of what is no operator."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ class Pages:
         runs: Sequence[Run],
         rows: int,
         standings: Mapping[str, Sequence[Standing]],
-        expected: Sequence[str],
+        expected: Mapping[str, Expected],
         lines: Mapping[str, Sequence[Line]],
         events: Sequence[Event],
     ) -> str:
@@ -105,7 +110,9 @@ class Pages:
             rows=rows,
             devices=of_device,
             about={x: _about(x, runs) for x in of_device},
+            totals={x: sum((y.outcomes for y in found.values()), Counter()) for x, found in of_device.items()},
             operators=operators,
+            families=_families(operators, expected),
             lines=lines,
             events=events[:RECENT],
             series=len(ours),
@@ -113,7 +120,12 @@ class Pages:
         )
 
     def operator(
-        self, operator: str, standings: Sequence[Standing], lines: Sequence[Line], runs: Sequence[Run]
+        self,
+        operator: str,
+        standings: Sequence[Standing],
+        lines: Sequence[Line],
+        runs: Sequence[Run],
+        swept: Sequence[Swept],
     ) -> str:
         """The page of an operator or workload, its data within."""
         known = {(x.device, x.key): x for x in lines}
@@ -127,6 +139,8 @@ class Pages:
             sections=sections,
             about={x.device: _about(x.device, runs) for x in standings},
             again={x.device: summed([self.repeated[y] for y in x.runs]) for x in standings},
+            glances={x.device: glances([y for y in swept if y.device == x.device], "../") for x in standings},
+            charts=Counter(x.device for x in swept),
             data=data.inlined(data.charts(drawn, runs)),
         )
 
@@ -170,7 +184,7 @@ class Pages:
             facts={x.identity: x for x in found},
             monitored=monitored(journal, found),
             header=journal.header,
-            serving=serving.pictures(journal, shown, looks),
+            serving=serving.pictures(shown, serving.spreads(journal), looks),
             looks=looks,
         )
 
@@ -201,9 +215,19 @@ class Pages:
         """What lies beside the pages."""
         return self._render("rows.html", "", page="files", rows=rows, parquet=parquet)
 
-    def scaling(self, steps: Sequence[Step]) -> str:
-        """Several GPUs."""
-        return self._render("scaling.html", "", page="scaling", steps=steps)
+    def scaling(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> str:
+        """Several GPUs, and which operators have pages of charts over sizes, with how many of them."""
+        return self._render(
+            "scaling.html", "", page="scaling", worlds=worlds(steps), curves=curves(steps), sizes=sizes
+        )
+
+    def sizes(self, operator: str, lines: Sequence[Swept]) -> str:
+        """An operator over its sizes."""
+        return self._render("sizes.html", "../", page="sizes", operator=operator, lines=lines)
+
+    def serving(self, found: Sequence[Served]) -> str:
+        """Servers."""
+        return self._render("serving.html", "", page="serving", served=found)
 
 
 def _place(row: RowView) -> tuple[int, float]:
@@ -211,6 +235,14 @@ def _place(row: RowView) -> tuple[int, float]:
     if number is None:
         return 2, 0.0
     return (1 if row.fact.scale else 0), -number[0] if row.fact.better == "higher" else number[0]
+
+
+def _families(operators: Sequence[str], expected: Mapping[str, Expected]) -> dict[str, list[str]]:
+    """Operators by family, workloads behind them, at the end those that nobody knows here."""
+    out: dict[str, list[str]] = {}
+    for x in operators:
+        out.setdefault(expected[x].family if x in expected else "", []).append(x)
+    return dict(sorted(out.items(), key=lambda x: (x[0] == "", x[0] == WORKLOADS, x[0])))
 
 
 def _about(device: str, runs: Sequence[Run]) -> str:
@@ -288,6 +320,7 @@ def _environment() -> Any:
         strip=drawing.strip,
         mark=mark,
         excludes_one=excludes_one,
+        OUTCOMES=OUTCOMES,
         zip=zip,
     )
     return found

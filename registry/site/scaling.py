@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
+from .. import figures
 from ..analysis.scaling import Scaled, efficiencies, work
 from ..store.record import GPUS, Key
+from ..views.canvas import Canvas, linear_axis, log_axis
+from ..views.charts import WIDTH
+from ..views.lines import Plot
+from ..views.looks import palette
+from ..views.serving import Picture
 from .facts import Fact, Run
 from .timeline import Measured
 
@@ -26,6 +33,12 @@ class Step:
     def gpus(self) -> int:
         """Their number."""
         return self.fact.axes[GPUS]
+
+    @property
+    def bus(self) -> float | None:
+        """A collective's bus bandwidth, in GB/s."""
+        number = self.fact.metrics.get("busbw")
+        return number[0] if number else None
 
 
 def scaling(measured: Iterable[Measured]) -> tuple[Step, ...]:
@@ -52,3 +65,49 @@ def _of_run(found: Sequence[Measured]) -> Iterator[Step]:
 
 def _place(step: Step) -> tuple[str, str, str, int]:
     return step.fact.operator, str(work(step.fact.row())), step.fact.implementation, step.gpus
+
+
+def worlds(steps: Iterable[Step]) -> tuple[tuple[str, str, tuple[Step, ...]], ...]:
+    """By operator and device, as `scaling` has ordered them."""
+    ordered = sorted(steps, key=lambda x: (x.fact.operator, x.run.device))
+    grouped = groupby(ordered, key=lambda x: (x.fact.operator, x.run.device))
+    return tuple((operator, device, tuple(found)) for (operator, device), found in grouped)
+
+
+def curves(steps: Iterable[Step]) -> tuple[Picture, ...]:
+    """Efficiency over GPUs, a line an implementation, of all work that has it on two numbers of GPUs or more."""
+    by_work: dict[tuple[str, str, str], dict[str, list[Step]]] = {}
+    for x in steps:
+        if x.scaled is not None:
+            of = f"{x.fact.dtype} · " + " · ".join(f"{name}{y}" for name, y in x.fact.axes.items() if name != GPUS)
+            by_name = by_work.setdefault((x.fact.operator, x.run.device, f"{x.fact.pass_} · {of}"), {})
+            by_name.setdefault(x.fact.implementation, []).append(x)
+    return tuple(
+        _curve(f"{operator} on {device}: efficiency over GPUs", of, lines)
+        for (operator, device, of), lines in by_work.items()
+        if any(len({x.gpus for x in line}) > 1 for line in lines.values())
+    )
+
+
+def _curve(caption: str, of: str, lines: dict[str, list[Step]]) -> Picture:
+    every = [x for line in lines.values() for x in line]
+    looks = palette(x.fact.row() for x in every)
+    top, foot = 12.0, 230.0
+    gpus = sorted({x.gpus for x in every})
+    across = log_axis(gpus[0], gpus[-1], 62.0, WIDTH - 22.0)
+    up = linear_axis(max(1.0, *(_efficiency(x) for x in every)), 0, foot - top, figures.percent)
+    plot = Plot(Canvas(WIDTH, foot + 24), replace(across, ticks=[(x, f"{x}") for x in gpus]), up, top, foot)
+    plot.grid(lambda _, text: text, lambda _, text: text)
+    for name in sorted(lines, key=lambda x: looks[x].ours):  # ours is drawn last, on top
+        look = looks[name]
+        places = [plot.at(x.gpus, _efficiency(x)) for x in lines[name]]
+        plot.canvas.line([x for x, _ in places], [y for _, y in places], look.colour, 1.8, look.dash)
+        for step, (x, y) in zip(lines[name], places, strict=True):
+            told = f"{name} on {step.gpus} GPUs: {figures.percent(_efficiency(step))}"
+            link = f"run/{step.run.file}.html#row-{step.fact.place}"
+            plot.canvas.dot(x, y, look.colour, look.shape, 7, told, look.fill, link)
+    return Picture(caption, of, plot.canvas.svg(f"{caption}: {of}"), tuple(lines))
+
+
+def _efficiency(step: Step) -> float:
+    return step.scaled.efficiency if step.scaled else 0.0

@@ -14,6 +14,9 @@ from ..store.record import baseline
 from .facts import Fact, Run
 from .timeline import Measured
 
+OUTCOMES = ("faster", "undecided", "slower", "alone", "failed", "none of ours")
+"""Of a case, as `CaseStanding.outcome` says it."""
+
 
 @dataclass(frozen=True)
 class CaseStanding:
@@ -95,15 +98,18 @@ class Standing:
 
 
 def standings(operator: str, measured: Iterable[Measured]) -> tuple[Standing, ...]:
-    """By device, from an operator's facts in order, oldest first."""
+    """By device, GPUs before processors, from an operator's facts in order, oldest first."""
+    kinds: dict[str, str] = {}
     by_case: dict[tuple[str, str, str], list[Measured]] = {}
     for run, fact in measured:
         if run.arm is None:
+            kinds[run.device] = run.kind
             by_case.setdefault((run.device, fact.case, fact.cache), []).append((run, fact))
     devices: dict[str, list[CaseStanding]] = {}
     for (device, case, cache), found in by_case.items():
         devices.setdefault(device, []).append(_case(device, case, cache, found))
-    return tuple(Standing(operator, device, tuple(cases)) for device, cases in sorted(devices.items()))
+    ordered = sorted(devices, key=lambda x: (kinds[x] == "cpu", x))
+    return tuple(Standing(operator, x, tuple(devices[x])) for x in ordered)
 
 
 def _case(device: str, case: str, cache: str, found: Sequence[Measured]) -> CaseStanding:

@@ -37,8 +37,19 @@ FILLS = 4
 """Ways to fill a shape: whole, open, open with a dot, tinted."""
 
 
-def marker(x: float, y: float, variable: str, shape: str, size: float, fill: int = 0, tip: str = "") -> str:
-    """A shape of a diameter of `size` about a place as an SVG element, in a colour of the page."""
+def marker(
+    x: float,
+    y: float,
+    variable: str,
+    shape: str,
+    size: float,
+    fill: int = 0,
+    tip: str = "",
+    link: str | None = None,
+) -> str:
+    """A shape of a diameter of `size` about a place as an SVG element, in a colour of the page. `link` is where a
+    click on it leads.
+    """
     r = size / 2
     colour = f"var({variable})"
     if fill == 0:
@@ -55,7 +66,7 @@ def marker(x: float, y: float, variable: str, shape: str, size: float, fill: int
         out = f'<path d="M{corners}Z" style="{style}">{told}</path>'
     if fill == 2:
         out += f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(max(r / 3, 0.9))}" style="fill:{colour}"/>'
-    return out
+    return f'<a href="{escape(link)}">{out}</a>' if link else out
 
 
 def _n(x: float) -> str:
@@ -87,9 +98,19 @@ class Canvas:
         style += f";opacity:{opacity:g}" if opacity < 1 else ""
         self._parts.append(f'<path d="M{way}" style="{style}"/>')
 
-    def dot(self, x: float, y: float, variable: str, shape: str, size: float, tip: str, fill: int = 0) -> None:
+    def dot(
+        self,
+        x: float,
+        y: float,
+        variable: str,
+        shape: str,
+        size: float,
+        tip: str,
+        fill: int = 0,
+        link: str | None = None,
+    ) -> None:
         """A marker with a tooltip; see `marker`."""
-        self._parts.append(marker(x, y, variable, shape, size, fill, tip))
+        self._parts.append(marker(x, y, variable, shape, size, fill, tip, link))
 
     def text(
         self,
@@ -150,6 +171,8 @@ def log_axis(low: float, high: float, left: float, right: float) -> Axis:
         ticks = [x * 10.0**e for e in decades for x in digits if begin <= math.log10(x * 10.0**e) <= end]
         if len(ticks) <= 7:
             break
+    if len(ticks) < 3:  # less than half a decade: round numbers at equal steps
+        ticks = _round(10**begin, 10**end)
     scale = (right - left) / (end - begin)
     return Axis(lambda x: left + (math.log10(x) - begin) * scale, [(x, f"{x:g}") for x in ticks], left, right)
 
@@ -165,11 +188,17 @@ def linear_axis(high: float, left: float, right: float, text: Callable[[float], 
 def span_axis(low: float, high: float, left: float, right: float) -> Axis:
     """A linear axis over low…high, which need not hold 0."""
     span = (high - low) or abs(high) or 1.0
-    step = next(x * 10.0**e for e in range(-300, 300) for x in (1, 2, 2.5, 5) if span / (x * 10.0**e) <= 5)
     begin, end = low - 0.03 * span, high + 0.03 * span
-    ticks = [step * x for x in range(math.ceil(begin / step), math.floor(end / step) + 1)]
+    ticks = _round(begin, end)
     scale = (right - left) / (end - begin)
     return Axis(lambda x: left + (x - begin) * scale, [(x, f"{x:.6g}") for x in ticks], left, right)
+
+
+def _round(begin: float, end: float) -> list[float]:
+    """Round numbers at equal steps within an axis, five or so."""
+    span = end - begin
+    step = next(x * 10.0**e for e in range(-300, 300) for x in (1, 2, 2.5, 5) if span / (x * 10.0**e) <= 5.3)
+    return [step * x for x in range(math.ceil(begin / step), math.floor(end / step) + 1)]
 
 
 def speedup_axis(low: float, high: float, left: float, right: float) -> Axis:

@@ -10,7 +10,7 @@ from statistics import median
 from .. import figures
 from ..analysis.ceilings import Ceilings
 from ..analysis.rows import THROUGHPUT, Row
-from ..store.record import YARDSTICK
+from ..store.record import YARDSTICK, Key
 from .canvas import CHARACTER, DASHES, FONT, Axis, Canvas, linear_axis, log_axis, span_axis
 from .charts import WIDTH, fraction_bounds, tip
 from .crossing import Contest, Curve, Measure
@@ -18,6 +18,8 @@ from .grouping import CaseRows
 from .looks import Series
 from .sizes import BYTES, Sweep
 
+Link = Callable[[Key], str | None]
+"""Where a click on a row's point leads."""
 Bounded = tuple[float | None, float | None, float | None]
 """A value with the bounds of its interval."""
 
@@ -83,8 +85,11 @@ def _sized(value: float, _: str) -> str:
 # --- over sizes -----------------------------------------------------------------------------------------
 
 
-def over_sizes(sweep: Sweep, looks: Mapping[str, Series], limits: bool = False) -> str | None:
-    """The primary metric over a sweep's sizes, a line an implementation; or the fraction of the limit.
+def over_sizes(
+    sweep: Sweep, looks: Mapping[str, Series], limits: bool = False, link: Link = lambda _: None
+) -> str | None:
+    """The primary metric over a sweep's sizes, a line an implementation; or the fraction of the limit. `link` is
+    where a click on a row's point leads.
 
     None where nothing is known at two sizes or more.
     """
@@ -121,7 +126,8 @@ def over_sizes(sweep: Sweep, looks: Mapping[str, Series], limits: bool = False) 
         for (size, row, bounds), (x, y) in zip(line, places, strict=True):
             plot.interval(size, bounds, look.colour)
             told = f"{figures.size(size) if sweep.axis == BYTES else f'{sweep.axis} = {size:,}'}: {tip(row)}"
-            plot.canvas.dot(x, y, look.colour, look.shape, 7.5 if look.ours else 6.5, told, look.fill)
+            wide = 7.5 if look.ours else 6.5
+            plot.canvas.dot(x, y, look.colour, look.shape, wide, told, look.fill, link(row.identity))
     first = next(iter(lines.values()))[0][1]
     what = "Fraction of the limit" if limits else first.primary.replace("_", " ").capitalize()
     return plot.canvas.svg(f"{what} of {first.operator} {first.pass_} over {sweep.axis}: {sweep.common}")

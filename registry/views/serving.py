@@ -1,6 +1,7 @@
 """Serving: latency over load, throughput against speed, and how latencies are spread, from the rows of a run.
 
-Pure. Open loads come by a schedule, closed ones by users: the two are never in one drawing.
+Pure. Open loads come by a schedule, closed ones by users: the two are never in one drawing. What a distribution is
+drawn from is small, so that a site can keep it without the journal.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from dataclasses import dataclass, replace
 from operator import methodcaller
 from typing import TypeAlias
 
+import msgspec
+
 from .. import figures
 from ..analysis.rows import Row
 from ..store.journal import Journal
-from ..store.record import GPUS
+from ..store.record import GPUS, Key
 from .canvas import DASHES, FONT, Axis, Canvas, linear_axis, log_axis
 from .charts import WIDTH
-from .lines import Plot
+from .lines import Link, Plot
 from .looks import Series
 
 OPERATOR = "serve"
@@ -38,6 +41,37 @@ POINTS = 200
 
 Point: TypeAlias = tuple[float, float, Row]
 Place: TypeAlias = Callable[[Row], float | None]
+
+
+class Spread(msgspec.Struct, frozen=True, array_like=True):
+    """How one latency of a row is spread over the requests of all its processes: at 1/POINTS, 2/POINTS, … of
+    them the least value, in ms, that so many are not above.
+    """
+
+    key: Key
+    metric: str
+    count: int
+    ranks: tuple[float, ...]
+
+    def at(self, percent: int) -> float:
+        """A percentile, nearest rank."""
+        return self.ranks[math.ceil(percent * POINTS / 100) - 1]
+
+
+def spreads(journal: Journal) -> tuple[Spread, ...]:
+    """Of every row of servers of a run, those of `SPREADS` that it has samples of."""
+    values: dict[tuple[Key, str], list[float]] = {}
+    for record in journal.records:
+        if record.case.operator == OPERATOR and record.measurement is not None:
+            for metric, _ in SPREADS:
+                samples = record.measurement.samples.get(metric, ())
+                values.setdefault((record.identity, metric), []).extend(max(LEAST_MS, x) for x in samples)
+    return tuple(_spread(key, metric, sorted(found)) for (key, metric), found in values.items() if found)
+
+
+def _spread(key: Key, metric: str, ordered: Sequence[float]) -> Spread:
+    ranks = tuple(nearest_rank(ordered, 100 * i / POINTS) for i in range(1, POINTS + 1))
+    return Spread(key, metric, len(ordered), ranks)
 
 
 @dataclass(frozen=True)
@@ -64,29 +98,38 @@ class Pictures:
         return tuple(dict.fromkeys(name for x in both for name in x.implementations))
 
 
-def pictures(journal: Journal, found: Iterable[Row], looks: Mapping[str, Series]) -> Pictures:
-    """All drawings that a run's rows give."""
+def pictures(
+    found: Iterable[Row],
+    spread: Iterable[Spread],
+    looks: Mapping[str, Series],
+    link: Link = lambda _: None,
+    width: float = WIDTH,
+) -> Pictures:
+    """All drawings that rows give, and how their latencies are spread, these of a `width` in pixels."""
     mine = [x for x in found if x.operator == OPERATOR and x.value() is not None]
     loads: list[Picture] = []
     for what, group in _together(mine, "rate", "requests").items():
         if group[0].axes.get("rate", 0) and group[0].options.get("load") != "search":
-            loads.extend(_tails(what, group, looks))
+            loads.extend(_tails(what, group, looks, link))
     for what, group in _together(mine, "rate", "users", "requests").items():
-        loads.extend(_front(what, group, looks))
-    spreads = [
-        y
+        loads.extend(_front(what, group, looks, link))
+    by_case: dict[tuple[str, str], list[Spread]] = {}
+    for x in spread:
+        by_case.setdefault((x.key.case, x.metric), []).append(x)
+    drawn = [
+        _distribution(by_case[case, metric], f"{caption}, ms: share of requests that took no longer", looks, width)
         for case in dict.fromkeys(x.case for x in mine)
         for metric, caption in SPREADS
-        if (y := _spread(journal, case, metric, caption, looks)) is not None
+        if (case, metric) in by_case
     ]
-    return Pictures(tuple(loads), tuple(spreads))
+    return Pictures(tuple(loads), tuple(drawn))
 
 
 def _together(rows: Sequence[Row], *but: str) -> dict[str, list[Row]]:
     """Rows that differ in these axes and in who they are of alone, by what they have in common."""
     out: dict[str, list[Row]] = {}
     for row in rows:
-        axes = [f"{name}{size}" for name, size in row.axes.items() if name not in but]
+        axes = [f"{name}{size}" for name, size in row.axes.items() if name not in but and size]
         options = [f"{x}" for x in row.options.values()]
         out.setdefault(" · ".join([*options, *axes, row.dtype]), []).append(row)
     return out
@@ -102,16 +145,16 @@ def _lines(rows: Sequence[Row], across: Place, up: Place) -> dict[str, list[Poin
     return {name: sorted(x, key=lambda point: point[:2]) for name, x in out.items()}
 
 
-def _tails(what: str, rows: Sequence[Row], looks: Mapping[str, Series]) -> Iterator[Picture]:
+def _tails(what: str, rows: Sequence[Row], looks: Mapping[str, Series], link: Link) -> Iterator[Picture]:
     """The 99th percentiles of a load over its rates, where it was run at several."""
     for metric, name in TAILS:
         lines = _lines(rows, lambda x: x.axes.get("rate", 0) / 1000, methodcaller("value", metric))
         if any(len(x) > 1 for x in lines.values()):
-            drawing = _drawn(lines, looks, f"p99 of {name} over the rate: {what}", "requests/s", "ms")
+            drawing = _drawn(lines, looks, link, f"p99 of {name} over the rate: {what}", "requests/s", "ms")
             yield Picture(f"p99 of {name}, ms, over requests/s: lower is better", what, drawing, tuple(lines))
 
 
-def _front(what: str, rows: Sequence[Row], looks: Mapping[str, Series]) -> Iterator[Picture]:
+def _front(what: str, rows: Sequence[Row], looks: Mapping[str, Series], link: Link) -> Iterator[Picture]:
     """Tokens/s a GPU over tokens/s of one user, at every load, where there are several."""
 
     def speed(row: Row) -> float | None:
@@ -122,7 +165,7 @@ def _front(what: str, rows: Sequence[Row], looks: Mapping[str, Series]) -> Itera
     if any(len(x) > 1 for x in lines.values()):
         front = best([(x, y) for line in lines.values() for x, y, _ in line])
         text = f"Output tokens/s a GPU over tokens/s of a user: {what}"
-        drawing = _drawn(lines, looks, text, "tokens/s of a user", "tokens/s a GPU", front)
+        drawing = _drawn(lines, looks, link, text, "tokens/s of a user", "tokens/s a GPU", front)
         caption = "Output tokens/s a GPU, or CPU, over 1/TPOT, tokens/s of a user: better is up and to the right"
         yield Picture(caption, what, drawing, tuple(lines))
 
@@ -139,6 +182,7 @@ def best(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 def _drawn(
     lines: Mapping[str, Sequence[Point]],
     looks: Mapping[str, Series],
+    link: Link,
     text: str,
     across_unit: str,
     up_unit: str,
@@ -169,7 +213,9 @@ def _drawn(
                 else f"{row.axes.get('rate', 0) / 1000:g} requests/s"
             )
             told = f"{name}, {load}: {figures.number(y)} {up_unit} at {figures.number(x)} {across_unit}"
-            plot.canvas.dot(*place, look.colour, look.shape, 7.5 if look.ours else 6.5, told, look.fill)
+            plot.canvas.dot(
+                *place, look.colour, look.shape, 7.5 if look.ours else 6.5, told, look.fill, link(row.identity)
+            )
     return plot.canvas.svg(text)
 
 
@@ -185,30 +231,23 @@ def nearest_rank(ordered: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
-def _spread(journal: Journal, case: str, metric: str, caption: str, looks: Mapping[str, Series]) -> Picture | None:
+def _distribution(found: Sequence[Spread], caption: str, looks: Mapping[str, Series], width: float) -> Picture:
     """The share of requests that took no longer, of all processes together; marked are its percentiles."""
-    values: dict[str, list[float]] = {}
-    for record in journal.records:
-        if record.case.operator == OPERATOR and record.case.name == case and record.measurement is not None:
-            values.setdefault(record.implementation, []).extend(record.measurement.samples.get(metric, ()))
-    lines = {name: sorted(max(LEAST_MS, y) for y in x) for name, x in values.items() if x}
-    if not lines:
-        return None
-    left, right, top, foot = 62.0, WIDTH - 60.0, 12.0, 230.0
-    across = log_axis(min(x[0] for x in lines.values()), max(x[-1] for x in lines.values()), left, right)
+    left, right, top, foot = 48.0, width - 60.0, 12.0, 230.0
+    across = log_axis(min(x.ranks[0] for x in found), max(x.ranks[-1] for x in found), left, right)
     up: Axis = linear_axis(1.0, 0, foot - top, figures.percent)
-    plot = Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
+    plot = Plot(Canvas(width, foot + 24), across, up, top, foot)
     plot.grid(_same, _same)
     taken: list[tuple[float, float]] = []
-    for name in sorted(lines, key=lambda x: looks[x].ours):
-        look, ordered = looks[name], lines[name]
-        shares = [i / POINTS for i in range(1, POINTS + 1)]
-        places = [plot.at(nearest_rank(ordered, 100 * share), share) for share in shares]
+    for spread in sorted(found, key=lambda x: looks[x.key.implementation].ours):
+        name = spread.key.implementation
+        look = looks[name]
+        places = [plot.at(x, i / POINTS) for i, x in enumerate(spread.ranks, 1) if i % 2 == 0]  # two pixels apart
         plot.canvas.line([x for x, _ in places], [y for _, y in places], look.colour, 1.6, look.dash)
         for percent, least in MARKS:
-            if len(ordered) >= least:
-                value = nearest_rank(ordered, percent)
-                told = f"{name}: p{percent} {figures.number(value)} ms of {len(ordered):,} requests"
+            if spread.count >= least:
+                value = spread.at(percent)
+                told = f"{name}: p{percent} {figures.number(value)} ms of {spread.count:,} requests"
                 x, y = plot.at(value, percent / 100)
                 plot.canvas.dot(x, y, look.colour, look.shape, 6.5, told, look.fill)
                 # Beside the mark, on the left where another's figure stands on the right.
@@ -218,6 +257,6 @@ def _spread(journal: Journal, case: str, metric: str, caption: str, looks: Mappi
                     align = "left" if side > 0 else "right"
                     shown = f"p{percent} {figures.number(value, 3)}"
                     plot.canvas.text(x + 7 * side, y + 6 * side, shown, "--soft", align, size=FONT - 2)
-    drawing = plot.canvas.svg(f"Distribution of {metric} of {case}")
-    about = f"{caption}, ms: share of requests that took no longer, with percentiles"
-    return Picture(about, case, drawing, tuple(lines))
+    case = found[0].key.case
+    drawing = plot.canvas.svg(f"Distribution of {found[0].metric} of {case}")
+    return Picture(f"{caption}, with percentiles", case, drawing, tuple(x.key.implementation for x in found))

@@ -73,7 +73,7 @@ def found_in(given: Iterable[Path]) -> Iterable[Path]:
 
 
 def _expected() -> Mapping[str, Expected]:
-    """What exists, with the cases of the standard plan."""
+    """What exists, with the cases of the standard plan, by the families of kernels."""
     from ...registry.site.coverage import Expected
     from ..catalog import Catalog
 
@@ -85,4 +85,9 @@ def _expected() -> Mapping[str, Expected]:
         name: [case.name for grid in operator.plans.get("standard", ()) for case in operator.expand(grid)]
         for name, operator in catalog.operators.items()
     }
-    return {name: Expected(found, tuple(cases.get(name, ()))) for name, found in names.items()}
+    families = {name: path.parent.name for root in catalog.roots for name, path in root.files("kernels").items()}
+    families |= dict.fromkeys(catalog.workloads, "workloads")
+    return {
+        name: Expected(found, tuple(cases.get(name, ())), families.get(name, "").replace("_", " "))
+        for name, found in names.items()
+    }

@@ -61,9 +61,10 @@ const kernelmark = (() => {
 
     const rows = new Map();
     table.querySelectorAll("tbody tr").forEach((row) => {
-      const place = lines.findIndex((x) => x.name === row.dataset.name);
+      const place = lines.findIndex((x) => x.name === row.cells[0].textContent);
       if (place < 0) return;
       rows.set(place, row);
+      row.cells[0].prepend(element("i", { class: "key" }));
       row.addEventListener("click", (event) => {
         if (event.target.closest("a")) return;
         if (strong.has(place)) strong.delete(place); else strong.add(place);
@@ -274,6 +275,21 @@ const kernelmark = (() => {
     });
   }
 
+  function overview() {
+    document.querySelectorAll(".find").forEach((box) => {
+      const input = box.querySelector("input"), table = box.nextElementSibling;
+      box.hidden = false;
+      input.addEventListener("input", () => {
+        const word = input.value.trim().toLowerCase();
+        table.querySelectorAll("tbody").forEach((family) => {
+          const rows = [...family.querySelectorAll("tr:not(.family)")];
+          rows.forEach((x) => { x.hidden = !x.cells[0].textContent.toLowerCase().includes(word); });
+          family.hidden = rows.every((x) => x.hidden);
+        });
+      });
+    });
+  }
+
   // Comparisons -----------------------------------------------------------------------------------------------
 
   function load(file) {
@@ -342,18 +358,28 @@ const kernelmark = (() => {
         .map((x) => [known.get(`${x.operator}\n${x.name}\n${x.cache}`), x]).filter(([x]) => x);
       const apart = new Map(), logs = [];
       const across = first.device !== second.device;
-      const rows = pairs.map(([x, y]) => {
+      let better = 0, worse = 0;
+      const compared = pairs.map(([x, y]) => {
         // The code and, where two devices were chosen, the device's conditions are what is compared.
         const differs = x.spec !== y.spec ? ["case definition"] : x.key === y.key || across ? [] : differing(x.run, y.run);
         if (!differs.length && x.key !== y.key && !across) differs.push("timer");
         differs.forEach((z) => apart.set(z, (apart.get(z) || 0) + 1));
         const ratio = differs.length || x.value <= 0 ? null : y.value / x.value;
         if (ratio) logs.push(Math.log(ratio));
-        return line(x, y, ratio, differs);
+        const apart = ratio && x.low !== null && y.low !== null && (y.low > x.high || y.high < x.low);
+        const sense = apart ? ((ratio > 1) === (y.better === "lower") ? "bad" : "good") : "soft";
+        better += sense === "good"; worse += sense === "bad";
+        return { ratio, sense, row: () => line(x, y, ratio, differs, sense) };
       });
+      // What lies apart by its intervals first, the largest change at the top; without a ratio last.
+      const rank = (z) => (z.ratio ? (z.sense === "soft" ? 1 : 0) : 2);
+      compared.sort((p, q) => rank(p) - rank(q) || Math.abs(Math.log(q.ratio || 1)) - Math.abs(Math.log(p.ratio || 1)));
+      const rows = compared.map((z) => z.row());
       const mean = logs.length ? Math.exp(logs.reduce((s, x) => s + x, 0) / logs.length) : null;
       result.replaceChildren(
         element("h3", {}, mean ? `B ÷ A: ${mean.toFixed(3)}, geometric mean of ${logs.length} rows` : pairs.length ? "No row of the two can be compared" : "The two have no case in common"),
+        logs.length ? element("p", { class: "outcomes" }, element("span", { class: "good" }, `${better} better`), element("span", { class: "bad" }, `${worse} worse`),
+          element("span", { class: "soft" }, `${logs.length - better - worse} within their intervals or without`)) : "",
         across ? element("p", { class: "note" }, `Across devices: ${differing(a[0].run, b[0].run).join("; ")}`) : "",
         apart.size ? element("p", { class: "note" }, `Without a ratio: ${[...apart].map(([x, c]) => `${c} rows, ${x}`).join("; ")}`) : "",
         pairs.length ? element("div", { class: "scroll" }, element("table", {},
@@ -362,17 +388,15 @@ const kernelmark = (() => {
       );
       document.getElementById("static").hidden = true;
     }
-    function line(x, y, ratio, differs) {
+    function line(x, y, ratio, differs, sense) {
       const link = (z) => element("a", { href: `run/${z.run.file}.html#row-${z.place}` }, `${number(z.value)} ${z.unit === "1" ? "" : z.unit}`);
-      const clear = ratio && x.low !== null && y.low !== null && (y.low > x.high || y.high < x.low);
-      const worse = ratio && (ratio > 1) === (y.better === "lower");
       return element("tr", {},
         element("th", { scope: "row" }, element("b", {}, y.operator), ` ${y.name}`, y.cache === "cold" ? "" : ` (${y.cache})`),
         element("td", {}, link(x)), element("td", { class: "soft" }, half(x.value, x.low, x.high)),
         element("td", {}, link(y)), element("td", { class: "soft" }, half(y.value, y.low, y.high)),
         element("td", {}, ratio ? ratio.toFixed(3) : element("span", { class: "soft", title: differs.join("; ") }, "not comparable")),
         element("td", { class: "soft" }, ratio && x.low > 0 && y.low > 0 ? `${(y.low / x.high).toFixed(3)} to ${(y.high / x.low).toFixed(3)}` : ""),
-        element("td", { class: clear ? (worse ? "bad" : "good") : "soft" }, ratio ? percent(ratio - 1) : ""));
+        element("td", { class: sense }, ratio ? percent(ratio - 1) : ""));
     }
     function differing(a, b) {
       const names = [...new Set([...Object.keys(a.conditions), ...Object.keys(b.conditions)])].sort();
@@ -386,6 +410,7 @@ const kernelmark = (() => {
   document.addEventListener("DOMContentLoaded", () => {
     document.body.classList.add("script");
     if (document.body.classList.contains("operator")) operator();
+    if (document.body.classList.contains("overview")) overview();
     if (document.body.classList.contains("compare")) compare();
   });
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from kernelmark.registry.site.build import Built, Settings, build
 from kernelmark.registry.site.coverage import Expected
 from kernelmark.registry.store.journal import Journal, encode
-from kernelmark.registry.store.record import Ceiling, Telemetry
+from kernelmark.registry.store.record import Ceiling, Measurement, Telemetry
+from kernelmark.suite.workloads import serve
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&;"
 STEP, BREAK = 8, 14
@@ -34,12 +36,18 @@ def ours(number: int) -> float:
 def make_run(literal: Any) -> MakeRun:
     """A run of two commits a piece: two cases, ours beside torch, an unavailable liger."""
 
-    def make(number: int, gpu: str = "NVIDIA H200", operator: str = "rms_norm", **header: Any) -> Journal:
+    def make(
+        number: int,
+        gpu: str = "NVIDIA H200",
+        operator: str = "rms_norm",
+        sizes: Sequence[int] = (1024, 2048),
+        **header: Any,
+    ) -> Journal:
         seen = Telemetry(
             sm_mhz=(1500 + number, 1980), power_w=650.0, temperature_c=60, reasons=("software power cap",)
         )
         out: list[Any] = [Ceiling("copy", 10**6, 0.5, 0), Ceiling("copy", 10**9, 500.0, 0)]
-        for size in (1024, 2048):
+        for size in sizes:
             case = literal.case(operator=operator, name=f"S{size}", axes={"S": size}, bytes=10**6 * size // 1024)
             for replicate in range(2):
                 jitter = 1 + 0.0005 * replicate
@@ -67,6 +75,45 @@ def make_run(literal: Any) -> MakeRun:
 
 
 @pytest.fixture(scope="session")
+def servers(literal: Any) -> Journal:
+    """A run of two servers, one with a hostile name, at two rates and for two numbers of users."""
+    lines = []
+    for name, slow in (("kernelmark", 1.0), (HOSTILE, 2.0)):
+        for rate, users, requests in ((4000, 0, 500), (8000, 0, 500), (0, 1, 40), (0, 4, 40)):
+            axes = {"rate": rate, "users": users, "requests": requests, "input": 32, "output": 16}
+            options = {"load": "closed" if users else "poisson", "model": HOSTILE, "slo": "2000-100"}
+            case = literal.case(
+                operator=serve.WORKLOAD.name,
+                name=f"{rate}-{users}",
+                axes=axes,
+                options=options,
+                pass_="program",
+                primary="request",
+                bytes=0,
+                flops=0,
+            )
+            values = [slow * (100 + rate / 100 + users + i % 50) for i in range(requests)]
+            samples = {
+                x: tuple(y / part for y in values) for x, part in (("request", 1), ("ttft", 4), ("tpot", 20))
+            }
+            samples |= {
+                "output_per_s": (1000 * max(users, 2) / slow,),
+                "dispatch": (0.1,) * requests,
+                "failed": (0.0,),
+            }
+            if rate:
+                samples |= {f"{x}_p99": (samples[x][49],) for x in ("request", "ttft", "tpot")}
+                samples["goodput"] = (rate / 1000,)
+            lines.append(
+                msgspec.structs.replace(
+                    literal.record(name, cache="hot"), case=case, measurement=Measurement(samples, "monotonic")
+                )
+            )
+    fields = {"run": "run-servers", "created": "2026-11-01T00:00:00+00:00", "commit": f"{0:040x}"}
+    return literal.journal(*lines, literal.footer(), metrics=serve.METRICS, **fields)
+
+
+@pytest.fixture(scope="session")
 def written() -> Callable[[Sequence[Journal], Path], list[Path]]:
     """Writes journals to a folder."""
 
@@ -83,15 +130,24 @@ def written() -> Callable[[Sequence[Journal], Path], list[Path]]:
 
 
 @pytest.fixture(scope="session")
-def runs(make_run: MakeRun) -> list[Journal]:
-    """18 runs of 9 commits on an H200, one on an L4, and one in which everything that can be is hostile."""
+def runs(make_run: MakeRun, servers: Journal) -> list[Journal]:
+    """18 runs of 9 commits on an H200, one on an L4, one with everything hostile that can be, and servers."""
     out = [make_run(x) for x in range(18)]
     out.append(make_run(2, "NVIDIA L4", run="run-l4"))
     out.append(
         # Runs and commits have forms that a journal is held to when it is read.
-        make_run(3, HOSTILE, operator=HOSTILE, run="RUN_hostile", plan=HOSTILE, commit="HEAD.hostile", key=HOSTILE)
+        make_run(
+            3,
+            HOSTILE,
+            operator=HOSTILE,
+            sizes=(1024, 2048, 4096),
+            run="RUN_hostile",
+            plan=HOSTILE,
+            commit="HEAD.hostile",
+            key=HOSTILE,
+        )
     )
-    return out
+    return [*out, servers]
 
 
 @pytest.fixture(scope="session")

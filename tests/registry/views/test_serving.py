@@ -14,7 +14,7 @@ from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.store.record import Measurement, Record
 from kernelmark.registry.views.looks import palette
 from kernelmark.registry.views.report import render
-from kernelmark.registry.views.serving import Pictures, best, nearest_rank, pictures
+from kernelmark.registry.views.serving import Pictures, best, nearest_rank, pictures, spreads
 from kernelmark.suite.workloads import serve
 
 
@@ -65,7 +65,7 @@ def run(literal: Any) -> Any:
 
 def drawn(run: Any) -> Pictures:
     found = rows(run)
-    return pictures(run, found, palette(found))
+    return pictures(found, spreads(run), palette(found))
 
 
 def captions(found: Pictures) -> Sequence[str]:

@@ -1,0 +1,121 @@
+"""Servers: the newest row of each load on each device, what they say together, and how latencies are spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..store.record import GPUS, Key
+from ..views.looks import Series, palette
+from ..views.serving import OPERATOR, Picture, Pictures, Spread, pictures
+from .facts import Fact, Run
+from .timeline import Measured
+
+LOADS = ("rate", "users", "requests")
+"""Axes that say how a server is loaded; what is served is in the others."""
+NARROW = 340
+"""Pixels of a distribution's width: four stand side by side."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A server's row: the newest of its load on its device."""
+
+    run: Run
+    fact: Fact
+
+    def value(self, metric: str) -> float | None:
+        """A metric's value."""
+        number = self.fact.metrics.get(metric)
+        return number[0] if number else None
+
+    @property
+    def told(self) -> str:
+        """What the load is: requests by a schedule, or users who wait for their answers."""
+        axes, kind = self.fact.axes, self.fact.options.get("load")
+        users = axes.get("users", 0)
+        if users:
+            return f"{users} user{'' if users == 1 else 's'}"
+        return f"{axes.get('rate', 0) / 1000:g} requests/s, {kind}"
+
+    @property
+    def of_user(self) -> float | None:
+        """Tokens/s that one user sees, 1/TPOT."""
+        each = self.value("tpot")
+        return 1000 / each if each else None
+
+    @property
+    def of_gpu(self) -> float | None:
+        """Output tokens/s a GPU."""
+        every = self.value("output_per_s")
+        return None if every is None else every / self.fact.axes.get(GPUS, 1)
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is served on a device, by all servers under all loads."""
+
+    device: str
+    what: str
+    loads: tuple[Load, ...]
+    pictures: Pictures
+    looks: Mapping[str, Series]
+
+    @property
+    def spreads(self) -> dict[str, list[Picture]]:
+        """Distributions by what the load is."""
+        told = {x.fact.case: x.told for x in self.loads}
+        out: dict[str, list[Picture]] = {}
+        for x in self.pictures.spreads:
+            out.setdefault(told[x.of], []).append(x)
+        return out
+
+    @property
+    def rates(self) -> int:
+        """How many rates of requests there are: a curve takes two."""
+        return len({x.fact.axes["rate"] for x in self.loads if x.fact.axes.get("rate")})
+
+
+def served(measured: Iterable[Measured], spreads: Mapping[str, Sequence[Spread]]) -> tuple[Served, ...]:
+    """From all facts in order, oldest first, and the distributions of each run by its name."""
+    newest: dict[tuple[str, Key], Load] = {}
+    for run, fact in measured:
+        if fact.operator == OPERATOR and run.arm is None and fact.number is not None:
+            newest[run.device, fact.identity] = Load(run, fact)
+    groups: dict[tuple[str, str], list[Load]] = {}
+    for load in newest.values():
+        groups.setdefault((load.run.device, _what(load.fact)), []).append(load)
+    return tuple(
+        _served(device, what, sorted(found, key=_place), spreads)
+        for (device, what), found in sorted(groups.items())
+    )
+
+
+def _served(device: str, what: str, loads: Sequence[Load], spreads: Mapping[str, Sequence[Spread]]) -> Served:
+    places = {x.fact.identity: x for x in loads}
+
+    def link(key: Key) -> str:
+        return f"run/{places[key].run.file}.html#row-{places[key].fact.place}"
+
+    rows = [x.fact.row(every=True) for x in loads]
+    looks = palette(rows)
+    mine = (y for x in loads for y in spreads.get(x.run.name, ()) if y.key == x.fact.identity)
+    return Served(device, what, tuple(loads), pictures(rows, mine, looks, link, NARROW), looks)
+
+
+def _what(fact: Fact) -> str:
+    """What is served: model, lengths, interface, and on how many GPUs."""
+    options = [str(y) for x, y in fact.options.items() if x not in ("load", "slo")]
+    axes = [f"{x} {y:,}" for x, y in fact.axes.items() if x not in LOADS]
+    return " · ".join((*options, *axes, fact.dtype))
+
+
+def _place(load: Load) -> tuple[bool, int, int, bool, str]:
+    axes = load.fact.axes
+    return (
+        not axes.get("users"),
+        axes.get("users", 0),
+        axes.get("rate", 0),
+        not load.fact.ours,
+        load.fact.implementation,
+    )
