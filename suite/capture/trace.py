@@ -2,7 +2,7 @@
 
     with torch.profiler.profile(record_shapes=True) as profiler:
         step()
-    profiler.export_chrome_trace("trace.json")
+    profiler.export_chrome_trace("mine.json")
 
 The time of an operator is that of the kernels which it launched, by the identifiers that the profiler gives both;
 of a trace without kernels it is the host's. Shapes alone are known, not which tensor is which: what programs write

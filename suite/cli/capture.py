@@ -32,7 +32,7 @@ def command_capture(target: Path, trace: Path | None, command: tuple[str, ...]) 
 
     \b
     kernelmark capture --plan mine.toml -- python train.py --steps 2
-    kernelmark capture --plan mine.toml --trace trace.json
+    kernelmark capture --plan mine.toml --trace FILE
     kernelmark run --plan mine.toml
 
     The program runs in this process and eagerly: what it compiles, and kernels of libraries, are not seen. A trace

@@ -250,7 +250,7 @@ def test_an_optimizers_step_is_one_thing() -> None:
     [
         (["--outptu", "x", "--", "python", "x.py"], "No such option '--outptu'"),
         ([], "give a program"),
-        (["--trace", "nowhere.json"], "does not exist"),
+        (["--trace", "absent.json"], "does not exist"),
     ],
 )
 def test_a_command_line_that_cannot_be(arguments, said) -> None:

@@ -20,7 +20,7 @@ from torch.nn import functional
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A step of two layers, one of them without gradients, by PyTorch's own profiler."""
-    path = tmp_path_factory.mktemp("trace") / "trace.json"
+    path = tmp_path_factory.mktemp("trace") / "mine.json"
     layer, still = torch.nn.Linear(24, 16), torch.nn.Linear(16, 12)
     x = torch.randn(2, 5, 24, requires_grad=True)
     optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3)
@@ -68,7 +68,7 @@ def test_a_trace_of_the_profiler(profiled: Path) -> None:
 
 
 def test_its_plan_loads(profiled: Path, tmp_path: Path) -> None:
-    packed = tmp_path / "trace.json.gz"
+    packed = tmp_path / "mine.json.gz"
     packed.write_bytes(gzip.compress(profiled.read_bytes()))
     target = tmp_path / "mine.toml"
     result = CliRunner().invoke(command_capture, ["--plan", str(target), "--trace", str(packed)])
@@ -106,7 +106,7 @@ def kernel(name: str, length: float, by: int) -> dict:
 
 def test_kernels_give_their_time_to_what_launched_them(tmp_path: Path) -> None:
     """A linear layer's product lies within it; vLLM's and FlashAttention's operators have names of their own."""
-    path = tmp_path / "trace.json"
+    path = tmp_path / "mine.json"
     events = [
         event("aten::linear", 0, 90, [[7, 64], [32, 64]], **{"External id": 1}),
         event("aten::mm", 10, 50, [[7, 64], [64, 32]], **{"External id": 2}),
