@@ -18,6 +18,7 @@ from kernelmark.suite.system import Assembly, System
 from kernelmark.suite.workloads import forward, generate, serve
 from kernelmark.suite.workloads._forward import PartsPasses
 from kernelmark.suite.workloads._generate import PartsGenerates
+from kernelmark.suite.workloads._serving.engine import Next
 
 SAMPLING = Sampling(min_samples=4, max_samples=8, min_seconds=0, max_seconds=60, warmup_s=0)
 TORCH = System("torch")
@@ -134,7 +135,7 @@ class Forgets(PartsGenerates):
         super().load(*arguments)
         step = self.engine.decode
 
-        def decode(tokens: torch.Tensor, rows: Any) -> torch.Tensor:
+        def decode(tokens: torch.Tensor, rows: Any) -> Next:
             found = step(tokens, rows)
             self.engine.lengths -= 1
             return found
