@@ -23,8 +23,8 @@ MOST = 16
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows of the weight and of x in a program's tile, the K of a step, and the steps under way at a time. `gated`:
-    of the rows N further down, too. `even`: K is a multiple of the step.
+    """Rows of the weight and of x in a program's tile, the K of a step, and the steps under way at a time.
+    `gated`: of the rows N further down, too. `even`: K is a multiple of the step.
     """
 
     columns: int

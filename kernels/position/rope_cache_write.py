@@ -1,8 +1,8 @@
 """Rotary positions of new tokens and their keys and values into a paged cache, in one launch.
 
-A decode step has a few thousand numbers of these a sequence: one kernel in place of one that turns, two that look up
-tables and two that write takes the time of a launch. Positions and places are read on the device, and the
-launch follows from shapes alone: a CUDA graph can hold it.
+A decode step has a few thousand of these numbers a sequence: one kernel in place of one that turns, two that look
+up tables and two that write takes the time of a launch. Positions and places are read on the device, and the launch
+follows from shapes alone: a CUDA graph can hold it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def rope_cache_write(
     """q turned by its positions, contiguous; k, turned, and v are written to the caches, in place.
 
     q (B, Sq, H, D), k and v (B, Sq, Hkv, D) and the caches (pages, page, Hkv, D) in one of bf16, fp16 and fp32;
-    cos and sin (positions, D/2) of one dtype. `block_table` (B, n) int32 gives sequence b its pages, `lengths` (B,)
-    int32 counts its tokens, the Sq new ones included and last: token i is at position length − Sq + i. Each pair
-    (a, b) becomes (a · cos − b · sin, b · cos + a · sin), computed in fp32; layout "half" pairs dimension i with
+    cos and sin (positions, D/2) of one dtype. `block_table` (B, n) int32 gives sequence b its pages, `lengths`
+    (B,) int32 counts its tokens, the Sq new ones included and last: token i is at position length − Sq + i. Each
+    pair (a, b) becomes (a · cos − b · sin, b · cos + a · sin), computed in fp32; layout "half" pairs dimension i with
     i + D/2, "interleaved" 2i with 2i + 1. q, k, v and the caches may have any strides but in D.
 
     Positions, lengths and pages beyond the tables and the cache are not checked, because that would wait for the
@@ -87,11 +87,11 @@ def _turn(x, y, c, s, head, heads, HALF: tl.constexpr, BLOCK: tl.constexpr, INTE
 
 @triton.jit
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, cos, sin, k_cache, v_cache, table, lengths, out, sizes, q_strides, k_strides, v_strides, k_places, v_places,
-    table_stride, HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    q, k, v, cos, sin, k_cache, v_cache, table, lengths, out, sizes, q_strides, k_strides, v_strides, k_places,
+    v_places, across, HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """HEADS heads of q, of k or of v, of one token, a program. Strides are those of sequence (of the caches: page),
-    token and head.
+    """HEADS heads of q, of k or of v, of one token, a program. Strides are those of sequence (of the caches:
+    page), token and head; a row of the table has `across` places.
     """
     Sq, H, Hkv, page = sizes
     token = tl.program_id(0)
@@ -112,7 +112,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
         strides = q_strides[2], 2 * HALF
         _turn(x, y, c, s, head + group * HEADS, H, HALF, BLOCK, INTERLEAVED, strides)
     else:
-        place = tl.load(table + batch * table_stride + position // page).to(tl.int64)
+        place = tl.load(table + batch * across + position // page).to(tl.int64)
         within = (position % page).to(tl.int64)
         group -= groups
         if group < key_groups:
@@ -161,8 +161,8 @@ def _launch(
 
 
 _write = operator(
-    "rope_cache_write(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor(a!) k_cache, Tensor(b!) v_cache, "
-    "Tensor block_table, Tensor lengths, str layout) -> Tensor",
+    "rope_cache_write(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor(a!) k_cache, "
+    "Tensor(b!) v_cache, Tensor block_table, Tensor lengths, str layout) -> Tensor",
     _launch,
     lambda q, *_: torch.empty(q.shape, dtype=q.dtype, device=q.device),
 )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inputs:
     """q (B, Sq, H, D), k and v (B, Sq, Hkv, D), views of one projection (B, Sq, (H + 2 Hkv) · D); cos and sin
-    (S, D/2); k_cache and v_cache (pages, page, Hkv, D), block_table (B, ⌈S / page⌉) int32 with its pages scattered;
+    (S, D/2); k_cache and v_cache (pages, page, Hkv, D), block_table (B, ⌈S / page⌉) int32, its pages scattered;
     lengths (B,) int32, the new tokens included, evenly from S down to S / 2.
     """
     import torch
@@ -80,9 +80,7 @@ def reference(
     return found, k_cache, v_cache
 
 
-def results(
-    result: torch.Tensor, inputs: Inputs
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def results(result: torch.Tensor, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What a call returns, q, and what it leaves in the caches."""
     return result, inputs["k_cache"], inputs["v_cache"]
 

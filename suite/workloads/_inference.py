@@ -52,8 +52,8 @@ def build(
     device: torch.device,
     joined: Sequence[Sequence[str]] = (),
 ) -> Any:
-    """A model's module of these parts, its weights not yet written. In each layer that has matrices of the names in
-    one of `joined`, they are rows of one matrix, one behind the other; their names stay.
+    """A model's module of these parts, its weights not yet written. In each layer that has matrices of the names
+    in one of `joined`, they are rows of one matrix, one behind the other; their names stay.
     """
     import torch
 
@@ -64,7 +64,9 @@ def build(
     module = module.to_empty(device=device).eval()
     for owner, weights in apart:
         sizes = [len(x) for x in weights.values()]
-        matrix = torch.empty(sum(sizes), next(iter(weights.values())).shape[1], dtype=torch_dtype(dtype), device=device)
+        matrix = torch.empty(
+            sum(sizes), next(iter(weights.values())).shape[1], dtype=torch_dtype(dtype), device=device
+        )
         for name, rows in zip(weights, matrix.split(sizes), strict=True):
             owner.register_parameter(name, torch.nn.Parameter(rows))
     for x in module.parameters():

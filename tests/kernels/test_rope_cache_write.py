@@ -22,8 +22,12 @@ def test_agrees(agrees, axes, dtype, options):
 
 def test_agrees_with_strides(agrees):
     """Heads before tokens, numbers that lie apart, every second head of a cache, a part of a table."""
-    agrees("rope_cache_write", SMALL, page=16, change=lambda given: {"q": torch.randn(3, 3, 1, 12).transpose(1, 2)})
-    agrees("rope_cache_write", SMALL, page=16, change=lambda given: {"k": torch.randn(3, 1, 12, 1).transpose(2, 3)})
+    agrees(
+        "rope_cache_write", SMALL, page=16, change=lambda given: {"q": torch.randn(3, 3, 1, 12).transpose(1, 2)}
+    )
+    agrees(
+        "rope_cache_write", SMALL, page=16, change=lambda given: {"k": torch.randn(3, 1, 12, 1).transpose(2, 3)}
+    )
     agrees(
         "rope_cache_write",
         SMALL,

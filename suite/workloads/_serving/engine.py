@@ -33,8 +33,8 @@ CACHED = ("attention", "rope", "convolution", "scan", "loss")
 
 
 class Next(NamedTuple):
-    """What a pass gives: logits (B, V) of what comes next, and the token (B,) with the largest of them. A graph's lie
-    where its next step writes its own.
+    """What a pass gives: logits (B, V) of what comes next, and the token (B,) with the largest of them. A graph's
+    lie where its next step writes its own.
     """
 
     logits: torch.Tensor
@@ -212,7 +212,8 @@ class Engine:
         """The system's parts for prompts (B, S), whose products are as large as they are."""
 
         def make() -> dict[str, Callable[..., Any]]:
-            found = self.assembly.parts(self.chosen, B, S, self.dtype, self.device.type)
+            # Logits are products: no loss is computed of them.
+            found = self.assembly.parts(self.chosen, B, S, self.dtype, self.device.type, without=("loss",))
             return found | {"several": several(found), "gated": gated(found)}
 
         return self._kept((B, S), make)

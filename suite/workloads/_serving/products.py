@@ -1,7 +1,7 @@
 """Products of a decode step, which is bound by reading weights: few and large ones, by the system's `matmul`.
 
-Weights that the same input is multiplied with are one matrix in memory. So a step multiplies with queries', keys' and
-values' at once, and where one kernel does it, with gate and up and the activation behind them.
+Weights that the same input is multiplied with are one matrix in memory. So a step multiplies with queries', keys'
+and values' at once, and where one kernel does it, with gate and up and the activation behind them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ JOINED = (("query", "key", "value"), ("gate", "up"))
 """Names of matrices of a layer that the same input is multiplied with."""
 
 FEW = 16
-"""Rows of a step at the most whose products are the system's `matmul`. More are PyTorch's, as those of prompts are:
-they are no longer bound by reading weights alone.
+"""Rows of a step at the most whose products are the system's `matmul`. More are PyTorch's, as those of prompts
+are: they are no longer bound by reading weights alone.
 """
 
 
