@@ -1,8 +1,8 @@
 """Rotary positions of new tokens and their keys and values into a paged cache, in one launch.
 
-A decode step has a few thousand of these numbers a sequence: one kernel in place of one that turns, two that look
-up tables and two that write takes the time of a launch. Positions and places are read on the device, and the launch
-follows from shapes alone: a CUDA graph can hold it.
+A decode step has a few thousand of these numbers a sequence: one kernel in place of one that turns, two that
+look up tables and two that write takes the time of a launch. Positions and places are read on the device, and the
+launch follows from shapes alone: a CUDA graph can hold it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def rope_cache_write(
     q (B, Sq, H, D), k and v (B, Sq, Hkv, D) and the caches (pages, page, Hkv, D) in one of bf16, fp16 and fp32;
     cos and sin (positions, D/2) of one dtype. `block_table` (B, n) int32 gives sequence b its pages, `lengths`
     (B,) int32 counts its tokens, the Sq new ones included and last: token i is at position length − Sq + i. Each
-    pair (a, b) becomes (a · cos − b · sin, b · cos + a · sin), computed in fp32; layout "half" pairs dimension i with
-    i + D/2, "interleaved" 2i with 2i + 1. q, k, v and the caches may have any strides but in D.
+    pair (a, b) becomes (a · cos − b · sin, b · cos + a · sin), computed in fp32; layout "half" pairs dimension i
+    with i + D/2, "interleaved" 2i with 2i + 1. q, k, v and the caches may have any strides but in D.
 
     Positions, lengths and pages beyond the tables and the cache are not checked, because that would wait for the
     device; two tokens must not share a place. Not differentiable. Raises TypeError for a wrong type or dtype,
