@@ -4,7 +4,10 @@ The operands' roles are exchanged: rows of the weight are the rows of a tile, an
 W · xᵀ, so that the matrix units' tile is full of what costs something. Tiles are narrow. That makes programs
 enough for all multiprocessors with no sum over K shared between them, and the order of summation does not depend
 on how many there are. What is in flight at a time, not how many programs wait for it, decides how fast memory is
-read: of each step of K a program has several on their way.
+read: a program has several steps of K on their way.
+
+One row is multiplied outside of the matrix units. Their products of 16 numbers of K would each wait for the one
+before, which takes most of the time that the memory has for them.
 """
 
 from __future__ import annotations
@@ -36,6 +39,18 @@ class Tile:
     even: bool
 
 
+@triton.jit
+def _added(acc, y, z, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """acc + y · z for z (STEP, ROWS); of one row z (1, STEP) the products themselves, to be summed at the end."""
+    if ROWS == 1:
+        acc += y.to(tl.float32) * z.to(tl.float32)
+    elif INTERPRETING:  # which multiplies the bits of 16-bit numbers
+        acc = tl.dot(y.to(tl.float32), z.to(tl.float32), acc)
+    else:
+        acc = tl.dot(y, z, acc)
+    return acc
+
+
 @triton.jit(do_not_specialize=["M"])
 def _kernel(x, weight, out, bias, M, N, K, x_lead, weight_lead, c: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """out (M, N) = x (M, K) · weight (N, K)ᵀ, or gated silu(x · weight[:N]ᵀ) · (x · weight[N:]ᵀ)."""
@@ -49,29 +64,30 @@ def _kernel(x, weight, out, bias, M, N, K, x_lead, weight_lead, c: tl.constexpr)
     held = tl.minimum(column, N - 1).to(tl.int64)
     weight_at = weight + held[:, None] * weight_lead + depth[None, :]
     other = tl.cast(N, tl.int64) * weight_lead
-    x_at = x + row[None, :].to(tl.int64) * x_lead + depth[:, None]
     there = (row < M)[None, :]
-    acc = tl.zeros([COLUMNS, ROWS], tl.float32)
+    if ROWS == 1:
+        x_at = x + depth[None, :]
+        acc = tl.zeros([COLUMNS, STEP], tl.float32)
+    else:
+        x_at = x + row[None, :].to(tl.int64) * x_lead + depth[:, None]
+        acc = tl.zeros([COLUMNS, ROWS], tl.float32)
     up = acc
     for k in tl.range(0, tl.cdiv(K, STEP), num_stages=c.stages):
-        left = K - k * STEP
-        if c.even:
-            y = tl.load(weight_at)
-            z = tl.load(x_at, there, 0.0)
+        inside = depth < K - k * STEP
+        if ROWS == 1:
+            z = tl.load(x_at) if c.even else tl.load(x_at, inside[None, :], 0.0)
         else:
-            y = tl.load(weight_at, depth[None, :] < left, 0.0)
-            z = tl.load(x_at, there & (depth[:, None] < left), 0.0)
-        if INTERPRETING:  # which multiplies the bits of 16-bit numbers
-            y = y.to(tl.float32)
-            z = z.to(tl.float32)
-        acc = tl.dot(y, z, acc)  # acc += W @ x.T
+            z = tl.load(x_at, there if c.even else there & inside[:, None], 0.0)
+        y = tl.load(weight_at) if c.even else tl.load(weight_at, inside[None, :], 0.0)
+        acc = _added(acc, y, z, ROWS)
         if c.gated:
-            y = tl.load(weight_at + other) if c.even else tl.load(weight_at + other, depth[None, :] < left, 0.0)
-            if INTERPRETING:
-                y = y.to(tl.float32)
-            up = tl.dot(y, z, up)  # up += W₂ @ x.T
+            y = tl.load(weight_at + other) if c.even else tl.load(weight_at + other, inside[None, :], 0.0)
+            up = _added(up, y, z, ROWS)
         weight_at += STEP
         x_at += STEP
+    if ROWS == 1:
+        acc = tl.sum(acc, 1)[:, None]
+        up = tl.sum(up, 1)[:, None]
     if c.bias:
         acc += tl.load(bias + held).to(tl.float32)[:, None]
     if c.gated:
@@ -86,15 +102,17 @@ def takes(a: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def tile(M: int, K: int, gated: bool, bias: bool) -> tuple[Tile, int]:
-    """(the tile for M rows, warps): each warp has 16 rows of the weight, the least that the matrix units take.
+    """(the tile for M rows, warps): 16 rows of the weight a warp, the least that the matrix units take.
 
     x comes from L2 again for each tile, so that tiles of more rows of x have more rows of the weight.
     """
-    columns = 16 if M <= 4 else 32
-    step, stages = (128, 5) if gated else (256, 5)
+    step, stages, warps = (128 if gated else 256), 5, (1 if M <= 4 else 2)
+    columns, rows = 16 * warps, 8 if M <= 8 else MOST
+    if M == 1:
+        step, stages, warps, rows = 2 * step, 4, 4, 1
     if INTERPRETED:
         step = 32
-    return Tile(columns, 8 if M <= 8 else MOST, step, stages, gated, bias, K % step == 0), columns // 16
+    return Tile(columns, rows, step, stages, gated, bias, K % step == 0), warps
 
 
 def multiply(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from ....registry.store.record import EAGER
+from ....registry.store.record import EAGER, PROVIDER
 from ...system import Assembly
 from .. import _inference as inference
 
@@ -29,21 +29,24 @@ class Products:
     def __init__(self, assembly: Assembly, dtype: str, device: str) -> None:
         self._assembly, self._dtype, self._device = assembly, dtype, device
         self._plain = assembly.linear(dtype, device)
-        # In fp32 the operator's products are TF32; and those of PyTorch's rows are its own without an operator.
-        own = assembly.implementation("linear", "matmul", device).provider != EAGER
+        # In fp32 the operator's products are TF32. Others' than ours are asked for by name: some build a program
+        # for each shape. PyTorch's are its own without an operator.
+        provider = assembly.implementation("linear", "matmul", device).provider
+        own = provider == PROVIDER or (provider != EAGER and {"linear", "matmul"} & assembly.system.parts.keys())
         self._few = FEW if own and dtype != "fp32" else 0
         self._call = cache(self._made)
         self._whole: dict[tuple[int, ...], Any] = {}
 
     def fused(self, operator: str, part: str, instead: str) -> bool:
         """Whether one operator may do what a part, which is operator `instead`, and others do: where a system's
-        implementations of both come from one provider, and the system names none for the part.
+        implementations of both come from one provider, and the system names none for the part. PyTorch's one is
+        the several again, with what layers have in common computed in each.
         """
         system, device = self._assembly.system, self._device
         if part in system.parts or instead in system.parts:
             return False
-        given = (self._assembly.implementation(part, x, device).provider for x in (operator, instead))
-        return len(set(given)) == 1
+        given = {self._assembly.implementation(part, x, device).provider for x in (operator, instead)}
+        return len(given) == 1 and EAGER not in given
 
     def parts(self, gate: Callable[..., Any] | None) -> dict[str, Callable[..., Any]]:
         """`linear`, `several` and `gated` of a step, `gate` being the activation for those that are not in one."""

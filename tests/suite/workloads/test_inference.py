@@ -143,6 +143,20 @@ class Forgets(PartsGenerates):
         self.engine.decode = decode  # type: ignore[method-assign]
 
 
+class Swaps(PartsGenerates):
+    """Takes keys for values and values for keys out of the joined product of a step."""
+
+    def load(self, *arguments: Any) -> None:
+        super().load(*arguments)
+        products, several = self.engine.products, self.engine.products.several
+
+        def swapped(x: Any, *weights: Any) -> Any:
+            q, k, v = several(x, *weights)
+            return q, v, k
+
+        products.several = swapped  # type: ignore[method-assign]
+
+
 class Guesses(PartsGenerates):
     """Gives tokens that it did not choose, after the first generation."""
 
@@ -158,6 +172,7 @@ class Guesses(PartsGenerates):
     ("kind", "message"),
     [
         (Forgets, "after given tokens: logits are off"),
+        (Swaps, "after given tokens: logits are off"),
         (Guesses, "a random generation of the timed window: the logit of a chosen token"),
     ],
 )

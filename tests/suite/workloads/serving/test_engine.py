@@ -75,6 +75,23 @@ def test_graphs_of_padded_batches(catalog: Catalog, model: str, monkeypatch: pyt
     assert torch.allclose(found[0], found[1], atol=1e-5)
 
 
+def test_joined_weights(catalog: Catalog) -> None:
+    """Names and values are the model's, there is no second copy, and what is not joined is not taken for it."""
+    e = engine(catalog)
+    layer = e.module.layers[1]
+    drawn = dict(inference.initial(chosen(catalog.models, "llama-tiny"), "fp32", 3, CPU))
+    own = dict(e.module.named_parameters())
+    assert own.keys() == drawn.keys()
+    assert all(torch.equal(own[name], x) for name, x in drawn.items())
+    joined = inference.whole([layer.query, layer.key, layer.value])
+    assert joined is not None
+    assert torch.equal(joined, torch.cat([drawn[f"layers.1.{name}"] for name in ("query", "key", "value")]))
+    held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in own.values()}
+    assert sum(held.values()) == sum(x.nbytes for x in drawn.values())
+    for apart in ([layer.key, layer.query], [layer.query, layer.value], [layer.up, layer.key]):
+        assert inference.whole(apart) is None
+
+
 def test_pages_are_given_and_taken_back(catalog: Catalog) -> None:
     e = engine(catalog, cached=64)
     assert len(e.free) == 4
