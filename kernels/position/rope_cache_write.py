@@ -38,8 +38,8 @@ def rope_cache_write(
     with i + D/2, "interleaved" 2i with 2i + 1. q, k, v and the caches may have any strides but in D.
 
     Positions, lengths and pages beyond the tables and the cache are not checked, because that would wait for the
-    device; of two tokens that share a place, either is kept. Not differentiable. Raises TypeError for a wrong type or dtype,
-    ValueError for a wrong shape, device or layout; the message names the argument.
+    device; of two tokens that share a place, either is kept. Not differentiable. Raises TypeError for a wrong type
+    or dtype, ValueError for a wrong shape, device or layout; the message names the argument.
     """
     check("q", q, dim=4)
     B, Sq, _, D = q.shape
