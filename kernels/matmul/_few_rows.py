@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import FLOATING, INTERPRETED, INTERPRETING, cdiv, on, sigmoid
+from .._common import FLOATING, INTERPRETED, INTERPRETING, capability, cdiv, on, sigmoid
 
 MOST = 16
 """Rows of x at the most."""
@@ -97,8 +97,11 @@ def _kernel(x, weight, out, bias, M, N, K, x_lead, weight_lead, c: tl.constexpr)
 
 
 def takes(a: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether a product a (M, K) · weight (N, K)ᵀ is one of these: few rows, 16 bits, the weight's rows dense."""
-    return a.shape[0] <= MOST and a.dtype in FLOATING[:2] and weight.stride(1) == 1
+    """Whether a product a (M, K) · weight (N, K)ᵀ is one of these: few rows, 16 bits, the weight's rows dense, and
+    a GPU that loads past registers, as NVIDIA's do from Ampere on.
+    """
+    few = a.shape[0] <= MOST and a.dtype in FLOATING[:2] and weight.stride(1) == 1
+    return few and (INTERPRETED or capability(a.device) >= (8, 0))
 
 
 def tile(M: int, K: int, gated: bool, bias: bool) -> tuple[Tile, int]:
