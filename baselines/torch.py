@@ -275,6 +275,27 @@ def rope(case: Any) -> Callable[..., Any]:
     return lambda q, k, cos, sin, layout: (turn(q, cos, sin), turn(k, cos, sin))
 
 
+def rope_cache_write(case: Any) -> Callable[..., Any]:
+    """`rope` at each token's position, and `index_copy_` into the caches: PyTorch has no operator for it."""
+    import torch
+
+    turn = rope(case)
+
+    def call(
+        q: Any, k: Any, v: Any, cos: Any, sin: Any, k_cache: Any, v_cache: Any, block_table: Any, lengths: Any,
+        layout: str,
+    ) -> Any:  # fmt: skip
+        page = k_cache.shape[1]
+        at = lengths.long()[:, None] - q.shape[1] + torch.arange(q.shape[1], device=q.device)
+        places = (block_table.long().gather(1, at // page) * page + at % page).flatten()
+        q, k = turn(q, k, cos[at][:, :, None], sin[at][:, :, None], layout)
+        for cache, x in ((k_cache, k), (v_cache, v)):
+            cache.flatten(0, 1).index_copy_(0, places, x.flatten(0, 1))
+        return q
+
+    return call
+
+
 def cross_entropy(case: Any) -> Callable[..., Any]:
     """`torch.nn.functional.cross_entropy`, and operations for the z-loss that it lacks."""
     from torch.nn import functional
@@ -908,6 +929,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "mx_quant": {"torch": mx_quant},
     "rms_norm": {"torch": rms_norm},
     "rope": {"torch": rope},
+    "rope_cache_write": {"torch": rope_cache_write},
     "linear_attention": {"torch": linear_attention},
     "mamba3": {"torch": mamba3},
     "selective_scan": {"torch": selective_scan},

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Parts: TypeAlias = Mapping[str, Callable[..., Any]]
 """The callables of a model's parts by the part's name, and `linear(x, weight, bias=None)`, by which layers
-multiply.
+multiply. What runs a model may give `several(x, *weights)` and `gated(x, gate, up)` too, see there.
 """
 
 FINAL_GAIN = 4.0
@@ -82,6 +82,18 @@ def gains(width: int, mean: float = 1.0) -> Weight:
 def biases(width: int) -> Weight:
     """A bias (width,), not zero, so that one that is left out shows in the answer."""
     return Weight((width,), 0.02)
+
+
+def several(parts: Parts) -> Callable[..., Sequence[Any]]:
+    """`several(x, *weights)`: x times each of these weights; one product after the other, if no part does it."""
+    linear = parts["linear"]
+    return parts.get("several") or (lambda x, *weights: tuple(linear(x, weight) for weight in weights))
+
+
+def gated(parts: Parts) -> Callable[..., Any]:
+    """`gated(x, gate, up)`: part `gate` of x times both weights; of two products, if no part does it."""
+    linear = parts["linear"]
+    return parts.get("gated") or (lambda x, gate, up: parts["gate"](gate=linear(x, gate), up=linear(x, up)))
 
 
 @dataclass(frozen=True)

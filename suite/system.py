@@ -15,7 +15,7 @@ part by that provider, and by `torch` what it lacks), and some with another exec
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -230,13 +230,16 @@ class Assembly:
             raise NotImplementedError(f"{part}: {error}") from None
         return found if self.system.execution == "eager" or chosen.provider in TRACED else _untraced(found)
 
-    def parts(self, chosen: Chosen, B: int, S: int, dtype: str, device: str) -> dict[str, Callable[..., Any]]:
-        """The callables of all parts of a model, and how its layers multiply."""
+    def parts(
+        self, chosen: Chosen, B: int, S: int, dtype: str, device: str, without: Collection[str] = ()
+    ) -> dict[str, Callable[..., Any]]:
+        """The callables of all parts of a model but those `without`, and how its layers multiply."""
         if self.system.base != EAGER and not self.system.parts:
-            self._taking_part(chosen, B, S, device)
+            self._taking_part(chosen, B, S, device, without)
         found = {
             part.name: self.call(part.name, part.operator, part.axes, part.options, dtype, device)
             for part in chosen.model.parts(chosen.configuration, B, S)
+            if part.name not in without
         }
         return found | {"linear": self.linear(dtype, device)}
 
@@ -265,9 +268,10 @@ class Assembly:
 
         return (by_rows if self.system.precision == "parts_rowwise" else by_blocks)(quantize, product)
 
-    def _taking_part(self, chosen: Chosen, B: int, S: int, device: str) -> None:
-        """Raises `NotImplementedError` for a base without any part of the model: PyTorch's row again."""
-        if all(x.provider != self.system.base for _, x in self.table(chosen, B, S, device)):
+    def _taking_part(self, chosen: Chosen, B: int, S: int, device: str, without: Collection[str]) -> None:
+        """Raises `NotImplementedError` for a base without any of these parts of the model: PyTorch's row again."""
+        given = (x.provider for part, x in self.table(chosen, B, S, device) if part.name not in without)
+        if self.system.base not in given:
             raise NotImplementedError(f"{self.system.base} has no part of {chosen.name}")
 
     def table(self, chosen: Chosen, B: int, S: int, device: str) -> Iterator[tuple[Part, Implementation]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from .._common import FLOATING, capability, cdiv, check, multiprocessors, operator
+from . import _few_rows as few_rows
 from . import _matmul as portable
 from ._dispatch import SIXTEEN, choose
 
@@ -56,6 +57,9 @@ def _launch(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: 
         return out if bias is None else out.add_(bias)
     weight = b.t()
     bias = bias if bias is None else bias.contiguous()
+    if few_rows.takes(a, weight):
+        few_rows.multiply(a, weight, out, gated, bias)
+        return out
     if capability(a.device)[0] == 9 and a.dtype in FLOATING[:2]:
         from . import _matmul_hopper as hopper  # where Gluon may be missing, it is not needed
 

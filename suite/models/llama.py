@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..model import FINAL_GAIN, Model, Part, Parts, Weight, gains, matrix
+from ..model import FINAL_GAIN, Model, Part, Parts, Weight, gains, gated, matrix, several
 from ._experts import feed
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
     from torch.utils.checkpoint import checkpoint
 
     shapes = {name: weight.shape for name, weight in weights(c).items()}
-    linear = parts["linear"]
+    linear, projected, fed = parts["linear"], several(parts), gated(parts)
     embed, adds, scores, logits = c.multipliers or (1.0, 1.0, c.head**-0.5, 1.0)
     # Parts scale scores by head^-0.5; what a family has in its place is made up for in the queries.
     query_scale = scores * c.head**0.5
@@ -220,7 +220,7 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
         def attend(self, y: Any, cos: Any, sin: Any) -> Any:
             """(B, S, D) to (B, S, D): q, k, v are views of their projections, never copied here."""
             B, S, _ = y.shape
-            q, k, v = (linear(y, x) for x in (self.query, self.key, self.value))
+            q, k, v = projected(y, self.query, self.key, self.value)
             if c.qk_norm == "width":
                 q = parts["query_norm"](x=q, weight=self.query_norm, eps=c.eps)
                 k = parts["key_norm"](x=k, weight=self.key_norm, eps=c.eps)
@@ -241,8 +241,7 @@ def module(c: Llama, parts: Parts) -> torch.nn.Module:
             if c.experts:
                 weights = self.router, self.gate, self.up, self.down
                 return feed(rows, *weights, c.active, c.renormalized, parts["gate"]).view_as(y)
-            gate, up = linear(rows, self.gate), linear(rows, self.up)
-            return linear(parts["gate"](gate=gate, up=up), self.down).view_as(y)
+            return linear(fed(rows, self.gate, self.up), self.down).view_as(y)
 
         def forward(self, *inputs: Any) -> Any:
             return self.before(*inputs) if c.norms == "before" else self.after(*inputs)

@@ -42,7 +42,7 @@ class PartsPasses:
 
         drawn = list(weights)
         device = drawn[0][1].device
-        parts = self.assembly.parts(chosen, B, S, dtype, device.type)
+        parts = self.assembly.parts(chosen, B, S, dtype, device.type, without=("loss",))
         linear = parts["linear"]
         parts["loss"] = lambda x, weight, target: linear(x, weight)
         module = inference.build(chosen, parts, dtype, S, device)

@@ -52,11 +52,12 @@ class PartsGenerates:
     def generate(self, prompt: torch.Tensor, N: int, stamp: Callable[[], None]) -> torch.Tensor:
         import torch
 
-        token = self.engine.prefill(prompt, self.rows).argmax(-1)
+        token = self.engine.prefill(prompt, self.rows).token
         found = [token]
         stamp()
         for _ in range(N - 1):
-            token = self.engine.decode(token, self.rows).argmax(-1)
+            # A graph's token lies where the next step writes its own, and so do its logits.
+            token = self.engine.decode(token, self.rows).token.clone()
             found.append(token)
             stamp()
         return torch.stack(found, 1)
@@ -64,9 +65,8 @@ class PartsGenerates:
     def forced(self, prompt: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
         import torch
 
-        found = [self.engine.prefill(prompt, self.rows)]
-        # A graph's logits lie where the next step writes its own.
-        found += [self.engine.decode(x, self.rows).clone() for x in following.unbind(1)]
+        found = [self.engine.prefill(prompt, self.rows).logits]
+        found += [self.engine.decode(x, self.rows).logits.clone() for x in following.unbind(1)]
         return torch.stack(found, 1)
 
     @property

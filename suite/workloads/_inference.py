@@ -45,18 +45,56 @@ def initial(chosen: Chosen, dtype: str, seed: int, device: torch.device) -> Weig
 
 
 def build(
-    chosen: Chosen, parts: Mapping[str, Callable[..., Any]], dtype: str, S: int, device: torch.device
+    chosen: Chosen,
+    parts: Mapping[str, Callable[..., Any]],
+    dtype: str,
+    S: int,
+    device: torch.device,
+    joined: Sequence[Sequence[str]] = (),
 ) -> Any:
-    """A model's module of these parts, its weights not yet written."""
+    """A model's module of these parts, its weights not yet written. In each layer that has matrices of the names
+    in one of `joined`, they are rows of one matrix, one behind the other; their names stay.
+    """
     import torch
 
     with torch.device("meta"):
         module: Any = chosen.model.module(chosen.configuration, parts)
-    module = module.to(torch_dtype(dtype)).to_empty(device=device).eval()
+    module = module.to(torch_dtype(dtype))
+    apart = [(owner, x) for owner in module.modules() for names in joined if (x := _taken(owner, names))]
+    module = module.to_empty(device=device).eval()
+    for owner, weights in apart:
+        sizes = [len(x) for x in weights.values()]
+        matrix = torch.empty(
+            sum(sizes), next(iter(weights.values())).shape[1], dtype=torch_dtype(dtype), device=device
+        )
+        for name, rows in zip(weights, matrix.split(sizes), strict=True):
+            owner.register_parameter(name, torch.nn.Parameter(rows))
     for x in module.parameters():
         x.requires_grad_(False)
     module.prepare(S, device, torch_dtype(dtype))
     return module
+
+
+def _taken(owner: Any, names: Sequence[str]) -> dict[str, Any]:
+    """A module's own parameters of these names, taken out of it; none where they are not matrices of one width."""
+    own = dict(owner.named_parameters(recurse=False))
+    found = {name: own[name] for name in names if name in own and own[name].dim() == 2}
+    if len(found) < len(names) or len({x.shape[1] for x in found.values()}) > 1:
+        return {}
+    for name in found:
+        delattr(owner, name)
+    return found
+
+
+def whole(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The one matrix whose rows these are, one behind the other, as `build` joined them; None if it did not."""
+    first, end = weights[0], weights[0].storage_offset()
+    for x in weights:
+        same = x.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or x.storage_offset() != end or x.shape[1:] != first.shape[1:] or not x.is_contiguous():
+            return None
+        end += x.numel()
+    return first.as_strided((sum(len(x) for x in weights), first.shape[1]), first.stride())
 
 
 def fill(module: Any, weights: Weights) -> None:

@@ -56,6 +56,9 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
     "matmul": (
         {"M": 1024, "N": 4096, "K": 1024, "layout": "tn", "epilogue": "bias"},
         {"M": 512, "N": 4096, "K": 1024, "layout": "nt", "epilogue": "swiglu"},
+        {"M": 1, "N": 4096, "K": 1024},
+        {"M": 8, "N": 4096, "K": 1024, "epilogue": "swiglu"},
+        {"M": 16, "N": 1001, "K": 999, "epilogue": "bias"},
     ),
     "fp8_matmul": (
         {"M": 2048, "N": 4096, "K": 1024, "recipe": "tile"},

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from kernelmark.kernels.matmul import _few_rows as few_rows
+from kernelmark.kernels.matmul import matmul as module
 from kernelmark.kernels.matmul.matmul import matmul
 
 AXES = [{"M": 17, "N": 40, "K": 72}, {"M": 3, "N": 33, "K": 65}, {"M": 32, "N": 64, "K": 64}]
@@ -17,6 +19,40 @@ def test_agrees(agrees, axes, layout, epilogue):
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_agrees_in_16_bits(agrees, dtype):
     agrees("matmul", AXES[2], dtype)
+
+
+@pytest.mark.parametrize(
+    ("M", "N", "K", "epilogue", "dtype"),
+    [
+        (1, 40, 64, "none", "bf16"),
+        (3, 33, 65, "swiglu", "bf16"),
+        (4, 1, 1, "bias", "fp16"),
+        (5, 70, 96, "swiglu", "fp16"),
+        (16, 49, 31, "bias", "bf16"),
+    ],
+)
+def test_few_rows(agrees, monkeypatch, M, N, K, epilogue, dtype):
+    """The tiles have rows and columns beyond these, and steps beyond K; the other kernels are not asked."""
+    monkeypatch.setattr(module.portable, "multiply", None)
+    agrees("matmul", {"M": M, "N": N, "K": K}, dtype, epilogue=epilogue)
+    if epilogue != "swiglu":  # rows of larger matrices, and numbers that lie apart
+        agrees(
+            "matmul",
+            {"M": M, "N": N, "K": K},
+            dtype,
+            change=lambda given: {
+                "a": torch.randn(M, 3 * K).to(given["a"].dtype)[:, K : 3 * K : 2],
+                "b": torch.randn(2 * N, K + 3).to(given["b"].dtype)[::2, 1 : K + 1].t(),
+            },
+        )
+
+
+def test_which_products_have_few_rows():
+    a, weight = torch.zeros(17, 8).half(), torch.zeros(4, 8).half()
+    assert few_rows.takes(a[:16], weight)
+    assert not few_rows.takes(a, weight)
+    assert not few_rows.takes(a[:16], torch.zeros(8, 4).half().t())
+    assert not few_rows.takes(a[:16].float(), weight.float())  # TF32 is the other kernel's
 
 
 def test_strides(agrees):

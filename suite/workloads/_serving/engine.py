@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...model import Chosen
+from ...model import Chosen, gated, several
 from ...operator import BYTES, torch_dtype
 from ...system import Assembly
 from .. import _inference as inference
 from .._forward import captured
+from .products import JOINED, Products
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +30,15 @@ CACHE_SHARE = 0.8
 
 CACHED = ("attention", "rope", "convolution", "scan", "loss")
 """Parts that a decode step has of its own."""
+
+
+class Next(NamedTuple):
+    """What a pass gives: logits (B, V) of what comes next, and the token (B,) with the largest of them. A graph's
+    lie where its next step writes its own.
+    """
+
+    logits: torch.Tensor
+    token: torch.Tensor
 
 
 class Engine:
@@ -71,10 +81,11 @@ class Engine:
         self.assembly, self.chosen, self.dtype = assembly, chosen, dtype
         self.sequences, self.longest, self.page = sequences, longest, page
         self.across = -(-longest // page)
-        self.graphs: dict[int, tuple[Any, torch.Tensor]] | None = {} if system.execution == "graph" else None
+        self.graphs: dict[int, tuple[Any, Next]] | None = {} if system.execution == "graph" else None
         self._shapes: OrderedDict[tuple[int, int], dict[str, Callable[..., Any]]] = OrderedDict()
         self._now: Any = None
-        self.module = inference.build(chosen, _Delegated(self), dtype, longest, self.device)
+        self.products = Products(assembly, dtype, self.device.type)
+        self.module = inference.build(chosen, _Delegated(self), dtype, longest, self.device, JOINED)
         with torch.no_grad():
             # One by one: a second copy of all weights would be memory that the cache does not get.
             inference.fill(self.module, chain([first], drawn))
@@ -127,8 +138,8 @@ class Engine:
         """Gives a sequence's row and pages back."""
         self.free += self.held.pop(row)
 
-    def prefill(self, tokens: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """Takes prompts (B, S) of new sequences into their rows; gives the logits (B, V) of what comes next."""
+    def prefill(self, tokens: torch.Tensor, rows: Sequence[int]) -> Next:
+        """Takes prompts (B, S) of new sequences into their rows."""
         import torch
 
         B, S = tokens.shape
@@ -136,11 +147,11 @@ class Engine:
             at = torch.tensor(list(rows), device=self.device)
             self.lengths[at] = S
             self._now = Prefill(self, at, B, S)
-            found: torch.Tensor = self.module(tokens, tokens)
-        return found
+            logits = self.module(tokens, tokens)
+            return Next(logits, logits.argmax(-1))
 
-    def decode(self, tokens: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """Takes one more token (B,) of each of these sequences; gives the logits (B, V) of what comes next."""
+    def decode(self, tokens: torch.Tensor, rows: Sequence[int]) -> Next:
+        """Takes one more token (B,) of each of these sequences."""
         import torch
 
         B = len(rows)
@@ -148,12 +159,11 @@ class Engine:
             if self.graphs is None:
                 return self._step(tokens, self._at(rows, B))
             size = self._size(B)
-            graph, logits = self._graph(size)
+            graph, found = self._graph(size)
             self._at(rows, size)
             self._tokens[:B].copy_(tokens)
             graph.replay()
-            found: torch.Tensor = logits[:B]
-            return found
+            return Next(found.logits[:B], found.token[:B])
 
     def capture(self) -> None:
         """Captures the graphs of all sizes of a batch, so that no request waits for one."""
@@ -168,8 +178,8 @@ class Engine:
         """Sequences of the graph that takes a batch of B."""
         return min(self.sequences, 1 << (B - 1).bit_length())
 
-    def _graph(self, size: int) -> tuple[Any, torch.Tensor]:
-        """The graph of a step of so many sequences and its logits, captured when it is first asked for."""
+    def _graph(self, size: int) -> tuple[Any, Next]:
+        """The graph of a step of so many sequences and what it gives, captured when it is first asked for."""
         import torch
 
         assert self.graphs is not None
@@ -191,16 +201,22 @@ class Engine:
             self._written = wanted
         return self._rows[:size]
 
-    def _step(self, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _step(self, tokens: torch.Tensor, rows: torch.Tensor) -> Next:
         # What fills up a batch has no end, and must not leave its row of the table.
         self.lengths[rows] = (self.lengths[rows] + 1).clamp(max=self.longest)
         self._now = Decode(self, rows, len(tokens))
-        found: torch.Tensor = self.module(tokens[:, None], tokens[:, None])
-        return found
+        logits = self.module(tokens[:, None], tokens[:, None])
+        return Next(logits, logits.argmax(-1))
 
     def parts_of(self, B: int, S: int) -> dict[str, Callable[..., Any]]:
-        """The system's parts for prompts (B, S)."""
-        return self._kept((B, S), lambda: self.assembly.parts(self.chosen, B, S, self.dtype, self.device.type))
+        """The system's parts for prompts (B, S), whose products are as large as they are."""
+
+        def make() -> dict[str, Callable[..., Any]]:
+            # Logits are products: no loss is computed of them.
+            found = self.assembly.parts(self.chosen, B, S, self.dtype, self.device.type, without=("loss",))
+            return found | {"several": several(found), "gated": gated(found)}
+
+        return self._kept((B, S), make)
 
     def decode_parts(self, B: int) -> dict[str, Callable[..., Any]]:
         """The system's parts for one token of each of B sequences."""
@@ -212,7 +228,8 @@ class Engine:
                 for x in chosen.model.parts(chosen.configuration, B, 1)
                 if x.name not in CACHED
             }
-            return found | self.memory.parts(self._call, B) | {"linear": self.parts_of(1, 1)["linear"]}
+            found |= self.memory.parts(self._call, B)
+            return found | self.products.parts(found.get("gate"))
 
         return self._kept((B, 0), make)
 
@@ -236,6 +253,8 @@ class _Delegated(dict[str, Callable[..., Any]]):
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self._engine = engine
+        for name in ("several", "gated"):  # which models ask for, if they are there
+            self[name]
 
     def __missing__(self, name: str) -> Callable[..., Any]:
         engine = self._engine
@@ -248,11 +267,17 @@ class _Delegated(dict[str, Callable[..., Any]]):
 
 
 class _Pass:
-    """One pass of the module: which tokens of which sequences it is of. `layer` counts what caches are kept by."""
+    """One pass of the module: which tokens of which sequences it is of. `layer` counts what caches are kept by;
+    `table` has the pages of its rows. What all layers have in common is made by the first: `places` in the cache,
+    and `tables` of rotary positions.
+    """
 
     def __init__(self, engine: Engine, rows: torch.Tensor, parts: dict[str, Callable[..., Any]]) -> None:
         self.engine, self.rows, self.parts = engine, rows, parts
         self.layer = -1
+        self.table = engine.table[rows]
+        self.places: Any = None
+        self.tables: Any = None
 
     def part(self, name: str) -> Callable[..., Any]:
         """The callable of a part: this pass's own, the cache's, or the system's."""
@@ -323,48 +348,63 @@ class Pages:
         engine = self.engine
         axes = {"B": B, "Sq": 1, "S": engine.longest, **heads}
         found = {"cached": call("decode", "attention_decode", axes, {"page": engine.page, "lengths": "mixed"})}
-        if hasattr(engine.module, "cos"):
+        if not hasattr(engine.module, "cos"):
+            return found
+        if engine.products.fused("rope_cache_write", "rope", "rope"):
+            options = {"page": engine.page, "layout": "half"}
+            found["write"] = call("rope", "rope_cache_write", axes, options)
+        else:
             found["rope"] = call("rope", "rope", {"B": 1, "S": B, **heads}, {"layout": "half"})
         return found
 
     def _write(self, now: _Pass, k: Any, v: Any) -> None:
         """Keys and values (B, Hkv, S, D) of this layer's tokens to their pages."""
         page = self.engine.page
-        if now.layer < 0:
-            pages = self.engine.table[now.rows].long().gather(1, now.positions // page)
-            now.places = (pages * page + now.positions % page).flatten()  # type: ignore[attr-defined]
-        now.layer += 1
+        if now.places is None:
+            pages = now.table.long().gather(1, now.positions // page)
+            now.places = (pages * page + now.positions % page).flatten()
         for cache, x in zip(self.tensors, (k, v), strict=True):
             flat = cache[now.layer].flatten(0, 1)
-            flat.index_copy_(0, now.places, x.transpose(1, 2).flatten(0, 1))  # type: ignore[attr-defined]
+            flat.index_copy_(0, now.places, x.transpose(1, 2).flatten(0, 1))
 
     def prefill_rope(self, now: Prefill, q: Any, k: Any, cos: Any, sin: Any, layout: str) -> Any:
         """The positions of a prompt are the first of the tables."""
         return now.parts["rope"](q=q, k=k, cos=cos[: now.S], sin=sin[: now.S], layout=layout)
 
     def decode_rope(self, now: Decode, q: Any, k: Any, cos: Any, sin: Any, layout: str) -> Any:
-        """Sequences take the place of the positions: each token has one of its own."""
-        at = now.positions[:, 0]
+        """Sequences take the place of the positions: each token has one of its own. Where one kernel turns and
+        writes, that is what follows.
+        """
+        if "write" in now.parts:
+            now.tables = cos, sin
+            return q, k
+        if now.tables is None:
+            at = now.positions[:, 0]
+            now.tables = cos[at], sin[at]
+        cos, sin = now.tables
         q, k = (x.permute(2, 1, 0, 3) for x in (q, k))
-        q, k = now.parts["rope"](q=q, k=k, cos=cos[at], sin=sin[at], layout=layout)
+        q, k = now.parts["rope"](q=q, k=k, cos=cos, sin=sin, layout=layout)
         return q.permute(2, 1, 0, 3), k.permute(2, 1, 0, 3)
 
     def prefill_attention(self, now: Prefill, q: Any, k: Any, v: Any, mask: str) -> Any:
         """Attention within the prompts, whose keys and values are kept."""
+        now.layer += 1
         self._write(now, k, v)
         return now.parts["attention"](q=q, k=k, v=v, mask=mask)
 
     def decode_attention(self, now: Decode, q: Any, k: Any, v: Any, mask: str) -> Any:
         """Attention to all that is kept, this token included."""
-        self._write(now, k, v)
-        out = now.parts["cached"](
-            q=q.transpose(1, 2),
-            k_cache=self.tensors[0][now.layer],
-            v_cache=self.tensors[1][now.layer],
-            block_table=self.engine.table[now.rows],
-            lengths=now.lengths,
-        )
-        return out.transpose(1, 2)
+        now.layer += 1
+        caches = {"k_cache": self.tensors[0][now.layer], "v_cache": self.tensors[1][now.layer]}
+        where = {**caches, "block_table": now.table, "lengths": now.lengths}
+        if "write" in now.parts:
+            cos, sin = now.tables
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            q = now.parts["write"](q=q, k=k, v=v, cos=cos, sin=sin, layout="half", **where)
+        else:
+            self._write(now, k, v)
+            q = q.transpose(1, 2)
+        return now.parts["cached"](q=q, **where).transpose(1, 2)
 
     @staticmethod
     def bytes(chosen: Chosen, dtype: str, lengths: Sequence[int]) -> int:

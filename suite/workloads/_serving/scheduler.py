@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .engine import Engine
+from .engine import Engine, Next
 from .protocol import Refused, Wanted
 
 if TYPE_CHECKING:
@@ -116,9 +116,9 @@ class Scheduler:
             tokens = self._tensor([x.token for x in batch])
             self._took(batch, self.engine.decode(tokens, [x.row for x in batch]))
 
-    def _took(self, batch: list[Sequence], logits: torch.Tensor) -> None:
+    def _took(self, batch: list[Sequence], found: Next) -> None:
         """Chooses and hands out the next token of each sequence."""
-        for sequence, token in zip(batch, self._chosen(batch, logits), strict=True):
+        for sequence, token in zip(batch, self._chosen(batch, found), strict=True):
             sequence.token = token
             sequence.made += 1
             finish = None
@@ -130,16 +130,16 @@ class Scheduler:
                 self._over(sequence)
             sequence.emit([token], finish)
 
-    def _chosen(self, batch: list[Sequence], logits: torch.Tensor) -> list[int]:
+    def _chosen(self, batch: list[Sequence], given: Next) -> list[int]:
         """The largest logit, or a draw at a temperature from the request's own seed."""
         import torch
 
-        found: list[int] = logits.argmax(-1).tolist()
+        found: list[int] = given.token.tolist()
         for i, x in enumerate(batch):
             if x.wanted.temperature:
                 if x.generator is None:
                     x.generator = torch.Generator().manual_seed(x.wanted.seed % (1 << 63))
-                shares = (logits[i].float().cpu() / x.wanted.temperature).softmax(-1)
+                shares = (given.logits[i].float().cpu() / x.wanted.temperature).softmax(-1)
                 found[i] = int(torch.multinomial(shares, 1, generator=x.generator))
         return found
 

@@ -18,6 +18,7 @@ from kernelmark.suite.system import Assembly, System
 from kernelmark.suite.workloads import forward, generate, serve
 from kernelmark.suite.workloads._forward import PartsPasses
 from kernelmark.suite.workloads._generate import PartsGenerates
+from kernelmark.suite.workloads._serving.engine import Next
 
 SAMPLING = Sampling(min_samples=4, max_samples=8, min_seconds=0, max_seconds=60, warmup_s=0)
 TORCH = System("torch")
@@ -134,12 +135,26 @@ class Forgets(PartsGenerates):
         super().load(*arguments)
         step = self.engine.decode
 
-        def decode(tokens: torch.Tensor, rows: Any) -> torch.Tensor:
+        def decode(tokens: torch.Tensor, rows: Any) -> Next:
             found = step(tokens, rows)
             self.engine.lengths -= 1
             return found
 
         self.engine.decode = decode  # type: ignore[method-assign]
+
+
+class Swaps(PartsGenerates):
+    """Takes keys for values and values for keys out of the joined product of a step."""
+
+    def load(self, *arguments: Any) -> None:
+        super().load(*arguments)
+        products, several = self.engine.products, self.engine.products.several
+
+        def swapped(x: Any, *weights: Any) -> Any:
+            q, k, v = several(x, *weights)
+            return q, v, k
+
+        products.several = swapped  # type: ignore[method-assign]
 
 
 class Guesses(PartsGenerates):
@@ -157,6 +172,7 @@ class Guesses(PartsGenerates):
     ("kind", "message"),
     [
         (Forgets, "after given tokens: logits are off"),
+        (Swaps, "after given tokens: logits are off"),
         (Guesses, "a random generation of the timed window: the logit of a chosen token"),
     ],
 )

@@ -11,7 +11,7 @@ from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.model import chosen
 from kernelmark.suite.system import Assembly, System
 from kernelmark.suite.workloads import _inference as inference
-from kernelmark.suite.workloads._serving.engine import Engine, step_bytes
+from kernelmark.suite.workloads._serving.engine import Engine, Next, step_bytes
 from kernelmark.suite.workloads._serving.protocol import Refused, Wanted
 from kernelmark.suite.workloads._serving.scheduler import Scheduler, Sequence
 
@@ -32,8 +32,8 @@ def test_steps_give_what_whole_sequences_give(catalog: Catalog, model: str) -> N
     rows = [e.hold(30), e.hold(30)]
     e.release(rows[0])
     rows = [rows[1], e.hold(40)]  # rows and pages in another order
-    found = [e.prefill(tokens[:, :20], rows)]
-    found += [e.decode(tokens[:, i], rows) for i in range(20, 26)]
+    found = [e.prefill(tokens[:, :20], rows).logits]
+    found += [e.decode(tokens[:, i], rows).logits for i in range(20, 26)]
     wanted = inference.answer(chosen(catalog.models, model), "fp32", 3, tokens, range(19, 26), catalog)
     assert inference.deviation(model, torch.stack(found, 1), wanted, "fp32") < 1e-5
 
@@ -43,13 +43,14 @@ def test_graphs_of_padded_batches(catalog: Catalog, model: str, monkeypatch: pyt
     """CUDA graphs as a CPU can play them: fixed inputs and outputs, the step run again at each replay."""
 
     class Graph:
-        def __init__(self, call: Callable[[], torch.Tensor]) -> None:
+        def __init__(self, call: Callable[[], Next]) -> None:
             self.call, self.out = call, call()
 
         def replay(self) -> None:
-            self.out.copy_(self.call())
+            for held, made in zip(self.out, self.call(), strict=True):
+                held.copy_(made)
 
-    def played(_: object, call: Callable[[], torch.Tensor]) -> tuple[Graph, torch.Tensor]:
+    def played(_: object, call: Callable[[], Next]) -> tuple[Graph, Next]:
         call()  # as the runs before a capture
         graph = Graph(call)
         return graph, graph.out
@@ -62,16 +63,33 @@ def test_graphs_of_padded_batches(catalog: Catalog, model: str, monkeypatch: pyt
         e.capture()
         tokens = torch.randint(0, 512, (3, 12), generator=torch.Generator().manual_seed(2))
         rows = [e.hold(20) for _ in range(3)]
-        first = e.prefill(tokens, rows).argmax(-1)
-        steps = [
-            e.decode(first, rows).clone(),
-            e.decode(first[:2], rows[:2]).clone(),
-            e.decode(first, rows).clone(),
-        ]
+        first = e.prefill(tokens, rows).token
+        steps = [first.float()[:, None].expand(-1, 512)]
+        for some in (3, 2, 3):
+            logits, token = e.decode(first[:some], rows[:some])
+            assert token.tolist() == logits.argmax(-1).tolist()
+            steps.append(logits.clone())
         found.append(torch.cat(steps))
         if graphs is not None:
             assert sorted(graphs) == [1, 2, 4, 5]
     assert torch.allclose(found[0], found[1], atol=1e-5)
+
+
+def test_joined_weights(catalog: Catalog) -> None:
+    """Names and values are the model's, there is no second copy, and what is not joined is not taken for it."""
+    e = engine(catalog)
+    layer = e.module.layers[1]
+    drawn = dict(inference.initial(chosen(catalog.models, "llama-tiny"), "fp32", 3, CPU))
+    own = dict(e.module.named_parameters())
+    assert own.keys() == drawn.keys()
+    assert all(torch.equal(own[name], x) for name, x in drawn.items())
+    joined = inference.whole([layer.query, layer.key, layer.value])
+    assert joined is not None
+    assert torch.equal(joined, torch.cat([drawn[f"layers.1.{name}"] for name in ("query", "key", "value")]))
+    held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in own.values()}
+    assert sum(held.values()) == sum(x.nbytes for x in drawn.values())
+    for apart in ([layer.key, layer.query], [layer.query, layer.value], [layer.up, layer.key]):
+        assert inference.whole(apart) is None
 
 
 def test_pages_are_given_and_taken_back(catalog: Catalog) -> None:
