@@ -5,11 +5,13 @@
     python docs/devices.py --write    writes them; a test holds the pages to what this prints
 
 `python tests/kernels/gate.py --record registry/reference/compiled.json` makes the one record; what `kernelmark
-image build NAME` and `kernelmark image sbom NAME` print is that of an image: NAME.txt and NAME.json in `images/`.
+image build NAME` and `kernelmark image sbom NAME` print is that of an image, `images/NAME.txt` and
+`images/NAME.json.gz`.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import sys
@@ -33,8 +35,10 @@ NAMES = {
     "gfx1100": "RX 7900",
     "gfx1201": "RX 9070",
 }
-BUILT = re.compile(r"^built in ([^:]+): (.+)$", re.MULTILINE)
-"""The line of `kernelmark image build` that says how long it took and how large the image is."""
+BUILT = re.compile(r"^built in ([^:]+):|^real\t(\d+)m(\d+)", re.MULTILINE)
+"""How long a build took, as `kernelmark image build` says it, or a shell's `time` where it did not say it yet."""
+SIZE = "io.kernelmark.size"
+"""The property of a bill of materials that has the image's bytes; older bills have none."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -62,18 +66,21 @@ def compiled() -> str:
 def images() -> str:
     """By image: size, time, and what its bill of materials counts."""
     rows = []
-    for path in sorted((RECORDS / "images").glob("*.json")):
-        found = json.loads(path.read_bytes())
-        said = BUILT.search(path.with_suffix(".txt").read_text(encoding="utf-8"))
-        if said is None:
-            raise SystemExit(f"{path.with_suffix('.txt').name} does not say how long it took to build")
-        labels = {x["name"]: x["value"] for x in found["metadata"]["component"]["properties"]}
+    for path in sorted((RECORDS / "images").glob("*.json.gz")):
+        name = path.name.removesuffix(".json.gz")
+        found = json.loads(gzip.decompress(path.read_bytes()))
+        told = BUILT.search((path.parent / f"{name}.txt").read_text(encoding="utf-8"))
+        if told is None:
+            raise SystemExit(f"{name}.txt does not say how long it took to build")
+        took = told[1] or figures.seconds(60 * int(told[2]) + int(told[3]))
+        held = {x["name"]: x["value"] for x in found["metadata"]["component"]["properties"]}
         counts = []
         for kind in ("pypi", "deb"):
             those = [x for x in found["components"] if x["purl"].startswith(f"pkg:{kind}/")]
             counts.append(f"{len(those)} ({sum('licenses' in x for x in those)})")
-        size = figures.size(int(labels["io.kernelmark.size"]))
-        rows.append([f"`{path.stem}`", size, said[1], *counts])
+        rows.append(
+            [f"`{name}`", figures.size(float(held[SIZE])) if SIZE in held else figures.DASH, took, *counts]
+        )
     head = ("image", "size", "built in", "Python packages (licence stated)", "system packages (licence stated)")
     return table(head, rows)
 
