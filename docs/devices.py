@@ -54,13 +54,10 @@ def compiled() -> str:
     for target, x in found.items():
         counts = [f"{x['counts'][end]}" for end in ends]
         most = f"{x['shared'] / 1024:.0f} KiB"
-        rows.append([f"{target} ({NAMES[target]})", f"{x['kernels']}", *counts, most, f"`{x['commit'][:7]}`"])
-    head = ["target", "kernels", *ends, "most shared memory", "commit"]
+        rows.append([f"{target} ({NAMES[target]})", f"{x['kernels']}", *counts, most])
+    head = ["target", "kernels", *ends, "most shared memory"]
     versions = ", ".join(sorted({x["triton"] for x in found.values()}))
-    return (
-        f"Triton {versions}. A kernel counts once for each case and machine code; the commit is the last one that "
-        "changed kernels.\n\n" + table(head, rows)
-    )
+    return f"Triton {versions}. A kernel counts once for each case and machine code.\n\n" + table(head, rows)
 
 
 def images() -> str:

@@ -12,6 +12,7 @@ With `--record` what was found of a target takes its place in FILE, a JSON objec
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -27,8 +28,9 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
-WHAT_COMPILES = ("kernels", "suite/operators", "tests/kernels/compiled.py")
-"""Whose last commit says which kernels they were, and how they were called."""
+ROOT = FOLDER.parents[1]
+WHAT_COMPILES = ("kernels", "suite/operators")
+"""The kernels, and their cases."""
 KIB = {
     "7.5": 64,
     "8.0": 163,
@@ -136,14 +138,12 @@ def compiled(target: str, operators: Sequence[str] = (), few: bool = False) -> l
     return rows
 
 
-def commit() -> str:
-    """The last commit that changed what compiles, with `-dirty` behind it where it is changed since."""
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(FOLDER.parents[1]), *words, "--", *WHAT_COMPILES]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    return git("log", "-1", "--format=%H") + "-dirty" * bool(git("status", "--porcelain"))
+def sources() -> str:
+    """A hash of what compiles: a commit would not tell whether any of it changed since."""
+    digest = hashlib.sha256()
+    for path in sorted(y for x in WHAT_COMPILES for y in (ROOT / x).rglob("*.py")):
+        digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def account(rows: Sequence[dict[str, Any]], target: str) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def account(rows: Sequence[dict[str, Any]], target: str) -> dict[str, Any]:
         if (how := status(row, target)) not in STATUSES[:2]:
             others.setdefault((name(row), how), []).append(row["spilled"])
     return {
-        "commit": commit(),
+        "sources": sources(),
         "triton": version("triton"),
         "kernels": len(rows),
         "counts": {x: sum(status(row, target) == x for row in rows) for x in STATUSES},

@@ -60,6 +60,7 @@ def test_a_record_keeps_counts_and_what_spills(tmp_path):
     kept = json.loads(file.read_text())
     assert list(kept) == ["8.0", "gfx942"]
     assert kept["8.0"]["others"] == []
+    assert kept["8.0"]["sources"] == gate.sources()
     found = kept["gfx942"]
     assert (found["kernels"], found["counts"]["compiled"], found["counts"]["spills"]) == (3, 1, 2)
     assert found["others"] == [{"kernel": "ssd/_ssd/_scan", "status": "spills", "times": 2, "spilled": [4, 8]}]
