@@ -57,7 +57,10 @@ def compiled() -> str:
         rows.append([f"{target} ({NAMES[target]})", f"{x['kernels']}", *counts, most])
     head = ["target", "kernels", *ends, "most shared memory"]
     versions = ", ".join(sorted({x["triton"] for x in found.values()}))
-    return f"Triton {versions}. A kernel counts once for each case and machine code.\n\n" + table(head, rows)
+    said = f"Triton {versions}. A kernel counts once for each case and machine code."
+    if absent := [x for x in NAMES if x not in found]:
+        said += f" Not in the record yet: {', '.join(absent)}."
+    return f"{said}\n\n" + table(head, rows)
 
 
 def images() -> str:
