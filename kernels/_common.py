@@ -229,10 +229,32 @@ def most_registers(tensor: torch.Tensor, most: int | None) -> dict[str, int]:
     return {} if most is None or capability(tensor.device) == (0, 0) else {"maxnreg": most}
 
 
+E4M3_OF_AMD = ("gfx942", "gfx950", "gfx12")
+"""AMD's architectures that convert to E4M3, by how their names begin: MI300's in software, the others' by
+instructions. For RDNA 3, in software too, LLVM does not end with a product within a quarter of an hour.
+"""
+
+
+def converts_to_e4m3(architecture: tuple[int, int] | str) -> bool:
+    """Whether a GPU converts to E4M3, by its compute capability or the name of AMD's architecture."""
+    if isinstance(architecture, str):
+        return architecture.startswith(E4M3_OF_AMD)
+    return architecture >= (8, 9)
+
+
+def architecture(device: torch.device) -> tuple[int, int] | str:
+    """A GPU's compute capability, or the name of AMD's architecture: `gfx942`."""
+    if torch.version.hip:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
+    return capability(device)
+
+
 def needs_e4m3(name: str, tensor: torch.Tensor) -> None:
-    """Raises NotImplementedError on GPUs that do not convert to E4M3: those before compute capability 8.9."""
-    if tensor.is_cuda and capability(tensor.device) < (8, 9):
-        raise NotImplementedError(f"{name} needs a GPU of compute capability 8.9 or later")
+    """Raises NotImplementedError on GPUs that do not convert to E4M3."""
+    if tensor.is_cuda and not converts_to_e4m3(architecture(tensor.device)):
+        raise NotImplementedError(
+            f"{name} needs a GPU that converts to E4M3: compute capability 8.9 or later, {', '.join(E4M3_OF_AMD)}"
+        )
 
 
 def dense_like(tensor: torch.Tensor) -> torch.Tensor:

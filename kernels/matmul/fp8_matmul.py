@@ -41,7 +41,7 @@ def fp8_matmul(
     row, as in the gradients of a linear layer. A model that needs the transpose more than once keeps it.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device or recipe,
-    NotImplementedError on GPUs before compute capability 8.9; the message names the argument.
+    NotImplementedError on GPUs that do not convert to E4M3; the message names the argument.
     """
     check("a", a, dim=2, dtypes=(torch.float8_e4m3fn,))
     check("b", b, dim=2, like=a, dtypes=(torch.float8_e4m3fn,))

@@ -31,7 +31,7 @@ def grouped_fp8_matmul(
     (…, 1) and (E, N, 1), which the whole sum is multiplied by. Hopper has no kernel of its own for this yet.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device or recipe,
-    NotImplementedError on GPUs before compute capability 8.9; the message names the argument.
+    NotImplementedError on GPUs that do not convert to E4M3; the message names the argument.
     """
     check("a", a, dtypes=(torch.float8_e4m3fn,))
     if a.dim() not in (2, 3):

@@ -43,7 +43,7 @@ def moe(
     of its own for this yet.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device, NotImplementedError on GPUs
-    before compute capability 8.9 where weights are E4M3; the message names the argument.
+    that do not convert to E4M3 where weights are E4M3; the message names the argument.
     """
     check("x", x, dim=2, dtypes=(torch.bfloat16,))
     D = x.shape[1]

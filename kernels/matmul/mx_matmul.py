@@ -47,7 +47,7 @@ def mx_matmul(
     exact where the scales in such a block are within 2^14 of each other.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device or format, NotImplementedError
-    on GPUs before compute capability 8.9 where numbers are E4M3; the message names the argument.
+    on GPUs that do not convert to E4M3 where numbers are E4M3; the message names the argument.
     """
     choice("format", format, tuple(portable.GROUPS))
     check("x", x, dim=2, dtypes=(torch.bfloat16, torch.float8_e4m3fn))

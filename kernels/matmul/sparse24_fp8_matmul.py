@@ -25,7 +25,7 @@ def sparse24_fp8_matmul(
     has no sparse products.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device, NotImplementedError on GPUs
-    before compute capability 8.9; the message names the argument.
+    that do not convert to E4M3; the message names the argument.
     """
     check("x", x, dim=2, dtypes=(torch.float8_e4m3fn,))
     M, K = x.shape

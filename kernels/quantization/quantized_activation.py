@@ -35,7 +35,7 @@ def quantized_activation(
     whose magnitudes are below 1e-30 counts as 1e-30 large.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device, NotImplementedError on GPUs
-    before compute capability 8.9; the message names the argument.
+    that do not convert to E4M3; the message names the argument.
     """
     check("x", x, dim=2)
     if norm_weight is not None:

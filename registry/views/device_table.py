@@ -17,7 +17,7 @@ from ..analysis.selection import EVERYTHING, Selection
 from ..analysis.statistics import geometric_mean
 from ..errors import InputError
 from ..store.journal import Journal
-from ..store.record import EAGER, Cache, Status
+from ..store.record import EAGER, PROVIDER, Cache, Status
 from .grouping import CaseRows, cases
 from .summary import device_name
 from .table import Column, Table, Text
@@ -90,7 +90,8 @@ class DeviceComparison(msgspec.Struct, frozen=True):
 def by_device(journals: Iterable[Journal], selection: Selection = EVERYTHING) -> DeviceComparison:
     """Of each device and case the newest run that has it. Journals are read one at a time, in any order.
 
-    Raises `InputError` where no run has a row of those that are asked for, saying what the last one lacks.
+    Raises `InputError` where no run has a row of those that are asked for, saying what the last one lacks, and
+    where none of them is ours.
     """
     lacking: InputError | None = None
     found: dict[tuple[str, str, Cache], dict[str, tuple[tuple[str, str], DeviceCell]]] = {}
@@ -110,8 +111,11 @@ def by_device(journals: Iterable[Journal], selection: Selection = EVERYTHING) ->
             if (cell := _cell(case, journal)) is not None:
                 cells = found.setdefault((case.operator, case.name, case.first.cache), {})
                 cells[device] = max(cells.get(device, (made, cell)), (made, cell), key=lambda x: x[0])
-    if lacking is not None and not found:
-        raise lacking
+    if not found:
+        raise lacking or InputError(
+            f"no row of {PROVIDER} is among those asked for, and a device's column is about those: choose by "
+            "operator, case, dtype, pass or axis; the best baseline of each case stands beside ours."
+        )
     named = {key: {x: cell for x, (_, cell) in sorted(cells.items())} for key, cells in found.items()}
     return DeviceComparison(tuple(sorted(devices)), tuple(DeviceRow(*key, cells) for key, cells in named.items()))
 

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import suite
+from ...registry import figures
 from ...registry.errors import InputError
 from ..run import fingerprint
 from .engine import FULL, Engine
@@ -61,7 +63,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Built:
-    """An image that the engine has: its digest and what its labels say it is for."""
+    """An image that the engine has: its digest, its size in bytes, and what its labels say it is for."""
 
     id: str
     name: str
@@ -70,6 +72,7 @@ class Built:
     cuda: str = ""
     minimum_driver: str = ""
     labels: Mapping[str, str] = field(default_factory=dict, compare=False)
+    size: int = 0
 
     @classmethod
     def of(cls, image: Any) -> Built:
@@ -86,6 +89,7 @@ class Built:
             cuda=labels.get(f"{LABEL}cuda", ""),
             minimum_driver=labels.get(f"{LABEL}minimum_driver", ""),
             labels=labels,
+            size=image.attrs["Size"],
         )
 
 
@@ -114,8 +118,11 @@ def obtain(engine: Engine, folder: Path, image: Image, options: Options, tell: C
     except DockerException as error:
         raise engine.explain(error, "looking for the image") from None
     tell(f"building {tag} from {base}; the first time this fetches the base and all packages")
+    start = time.monotonic()
     build(engine, folder, image, base, tag, options, tell)
-    return Built.of(engine.client.images.get(tag))
+    built = Built.of(engine.client.images.get(tag))
+    tell(f"built in {figures.seconds(time.monotonic() - start)}: {figures.size(built.size)}")
+    return built
 
 
 def present(engine: Engine, reference: str) -> Built:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ... import suite
+from .build import LABEL
 from .launch import confined
 from .session import Session
 
@@ -78,7 +79,7 @@ def bill(session: Session, held: dict[str, Any]) -> dict[str, Any]:
         _component(x, f"pkg:deb/{distribution}/{x['name']}@{x['version']}?arch={x['architecture']}")
         for x in held["system"]
     ]
-    labels = {x: y for x, y in sorted(image.labels.items()) if y}
+    told = {**image.labels, f"{LABEL}size": str(image.size)}
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -89,7 +90,7 @@ def bill(session: Session, held: dict[str, Any]) -> dict[str, Any]:
                 "type": "container",
                 "name": f"kernelmark-{image.name}",
                 "version": image.id,
-                "properties": [{"name": x, "value": y} for x, y in labels.items()],
+                "properties": [{"name": x, "value": y} for x, y in sorted(told.items()) if y],
             },
         },
         "components": components,

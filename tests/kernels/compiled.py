@@ -13,6 +13,7 @@ Results are whatever was in memory: nothing may depend on them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import re
@@ -190,6 +191,12 @@ def call(operator: Operator, case: Case) -> None:
     torch.autograd.grad(results, leaves, [torch.zeros_like(x) for x in results], allow_unused=True)
 
 
+def needs_e4m3(architecture: tuple[int, int] | str, name: str, tensor: torch.Tensor) -> None:
+    """As the kernels ask it, but of the target: tensors here are the CPU's, of which nothing is asked."""
+    if not _common.converts_to_e4m3(architecture):
+        raise NotImplementedError(f"{name} needs a GPU that converts to E4M3")
+
+
 def compiled(
     target: GPUTarget,
     names: list[str],
@@ -208,6 +215,9 @@ def compiled(
     capability = divmod(target.arch, 10) if target.backend == "cuda" else (0, 0)
     _common.capability = lambda device: capability
     _common.multiprocessors = lambda tensor: MULTIPROCESSORS
+    _common.needs_e4m3 = functools.partial(
+        needs_e4m3, capability if target.backend == "cuda" else str(target.arch)
+    )
     catalog = Catalog.default()
     for name in names:
         OWN.module("kernels", name)

@@ -1,15 +1,18 @@
 """What must hold of kernels compiled for GPUs that are not here, and how many of them it holds for.
 
-    python gate.py [TARGET...]
+    python gate.py [--record FILE] [TARGET...]
 
 compiles every kernel of one device for each target (all, by default), as `compiled.py` does, and prints a line a
 target: how many kernels compiled, the most shared memory of one, and how many ended otherwise. A time is never
 given: nothing runs. What does not hold is an error unless `exceptions.toml` lists it with its reason; a listed
 exception that no kernel needs any more is one too.
+
+With `--record` what was found of a target takes its place in FILE, a JSON object by target, as soon as it is done.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -20,10 +23,14 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parents[1]
+WHAT_COMPILES = ("kernels", "suite/operators")
+"""The kernels, and their cases."""
 KIB = {
     "7.5": 64,
     "8.0": 163,
@@ -131,8 +138,46 @@ def compiled(target: str, operators: Sequence[str] = (), few: bool = False) -> l
     return rows
 
 
-def main(*targets: str) -> int:
+def sources() -> str:
+    """A hash of what compiles: a commit would not tell whether any of it changed since."""
+    digest = hashlib.sha256()
+    for path in sorted(y for x in WHAT_COMPILES for y in (ROOT / x).rglob("*.py")):
+        digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def account(rows: Sequence[dict[str, Any]], target: str) -> dict[str, Any]:
+    """What a record keeps of a target: counts of kernels by how they ended, the most shared memory of one in
+    bytes, and the kernels that are neither compiled nor unsupported, with the range of the bytes that they spill.
+    """
+    others: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        if (how := status(row, target)) not in STATUSES[:2]:
+            others.setdefault((name(row), how), []).append(row["spilled"])
+    return {
+        "sources": sources(),
+        "triton": version("triton"),
+        "kernels": len(rows),
+        "counts": {x: sum(status(row, target) == x for row in rows) for x in STATUSES},
+        "shared": max((x["shared"] for x in rows), default=0),
+        "others": [
+            {"kernel": kernel, "status": how, "times": len(x), "spilled": [min(x), max(x)]}
+            for (kernel, how), x in sorted(others.items())
+        ],
+    }
+
+
+def keep(file: Path, target: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Puts a target's account into the record, in the order of KIB."""
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    kept[target] = account(rows, target)
+    file.write_text(json.dumps({x: kept[x] for x in KIB if x in kept}, indent=1) + "\n")
+
+
+def main(*words: str) -> int:
     """0 where all that does not hold is listed. Kernels are those of the quick plan's cases."""
+    record = Path(words[1]) if words[:1] == ("--record",) and len(words) > 1 else None
+    targets = words[2:] if record else words
     if strange := [x for x in targets if x not in KIB]:
         print(f"no target {', '.join(strange)}; known: {', '.join(KIB)}", file=sys.stderr)
         return 2
@@ -141,6 +186,8 @@ def main(*targets: str) -> int:
     wrong: list[str] = []
     for target in targets or KIB:
         found[target] = compiled(target, few=True)
+        if record:
+            keep(record, target, found[target])
         wrong += faults(found[target], target, listed) + stale(found[target], target, listed)
         print(table({target: found[target]}).splitlines()[-1], file=sys.stderr, flush=True)
     print("\n".join([table(found), *wrong]))

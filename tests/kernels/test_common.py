@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from kernelmark.kernels import _common
 
 
@@ -14,11 +15,36 @@ def test_roomy(capability, roomy):
     assert _common.roomy(capability) == roomy
 
 
-def test_e4m3_is_refused_where_nothing_converts_to_it(monkeypatch):
+@pytest.mark.parametrize(
+    ("architecture", "converts"),
+    [
+        ((8, 6), False),
+        ((8, 9), True),
+        ((9, 0), True),
+        ("gfx942", True),
+        ("gfx950", True),
+        ("gfx1201", True),
+        ("gfx1100", False),
+        ("gfx90a", False),
+    ],
+)
+def test_e4m3_is_refused_where_nothing_converts_to_it(monkeypatch, architecture, converts):
     there = SimpleNamespace(is_cuda=True, device="a device")
-    monkeypatch.setattr(_common, "capability", lambda device: (8, 9))
-    _common.needs_e4m3("it", there)
-    monkeypatch.setattr(_common, "capability", lambda device: (8, 6))
-    with pytest.raises(NotImplementedError, match="it needs a GPU of compute capability 8.9"):
+    monkeypatch.setattr(_common, "architecture", lambda device: architecture)
+    if converts:
         _common.needs_e4m3("it", there)
+    else:
+        with pytest.raises(
+            NotImplementedError, match="it needs a GPU that converts to E4M3: compute capability 8.9"
+        ):
+            _common.needs_e4m3("it", there)
     _common.needs_e4m3("it", SimpleNamespace(is_cuda=False))
+
+
+def test_an_architecture_is_amds_name_or_a_compute_capability(monkeypatch):
+    monkeypatch.setattr(_common, "capability", lambda device: (9, 0))
+    assert _common.architecture(torch.device("cuda")) == (9, 0)
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    told = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: told)
+    assert _common.architecture(torch.device("cuda")) == "gfx942"

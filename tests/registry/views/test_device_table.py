@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
+from kernelmark.registry.analysis.selection import Selection
+from kernelmark.registry.errors import InputError
 from kernelmark.registry.views.device_table import by_device, case_table, device_table
 from kernelmark.registry.views.hardware_table import hardware_table
 from kernelmark.registry.views.table import render
@@ -62,6 +65,12 @@ def test_ours_that_failed_has_its_status_and_a_run_without_ours_no_cell(literal:
     assert set(row.cells) == {"T4"}
     assert "out of memory" in printed(case_table(found, "rms_norm"))
     assert "not run" in printed(device_table(found))
+
+
+def test_another_librarys_rows_alone_are_refused(literal: Any) -> None:
+    """A device's column is about ours: a table without rows would look as if nothing had been measured."""
+    with pytest.raises(InputError, match="no row of kernelmark is among those asked for"):
+        by_device([journal(literal, "a", "H200", {"S1": 1.0})], Selection(implementations=("liger",)))
 
 
 def test_hardware_as_rows_over_the_cases_that_all_measured_devices_have(literal: Any) -> None:

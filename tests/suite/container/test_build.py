@@ -81,8 +81,9 @@ def test_labels_say_what_it_stands_on():
     assert other["io.kernelmark.stand_in"] == "mine:1"
     assert build._arguments(HOUSE, image, image.pinned_base)["APT_SNAPSHOT"] == image.apt_snapshot
     assert build._arguments(HOUSE, image, "mine:1")["APT_SNAPSHOT"] == ""
-    found = build.Built.of(SimpleNamespace(id="sha256:1", labels=pinned))
+    found = build.Built.of(SimpleNamespace(id="sha256:1", labels=pinned, attrs={"Size": 7}))
     assert (found.name, found.architectures, found.minimum_driver) == ("h100", ("9.0a",), image.minimum_driver)
+    assert found.size == 7
     with pytest.raises(InputError, match="sha256:2 is no image of kernelmark"):
         build.Built.of(SimpleNamespace(id="sha256:2", labels=None))
 

@@ -150,7 +150,10 @@ def test_a_bill_of_materials_names_packages_and_licences():
     }
     found = contents.bill(session("cpu", "a", title="kernelmark cpu", empty=""), held)
     assert json.loads(json.dumps(found))["bomFormat"] == "CycloneDX"
-    assert found["metadata"]["component"]["properties"] == [{"name": "title", "value": "kernelmark cpu"}]
+    assert found["metadata"]["component"]["properties"] == [
+        {"name": "io.kernelmark.size", "value": "0"},
+        {"name": "title", "value": "kernelmark cpu"},
+    ]
     python, system = found["components"]
     assert python == {
         "type": "library",
