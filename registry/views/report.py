@@ -32,9 +32,11 @@ from . import charts, lines, serving, strips, summary
 from .answer import Answer, answer
 from .canvas import Axis, marker
 from .comparison_table import RunComparison, compare
+from .convergence import Convergence, convergences, layer_cells
+from .convergence_table import HEADINGS as CONVERGENCE
 from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, cases, columns, goodness, groups
-from .looks import Series, palette
+from .looks import Series, apart, palette
 from .sizes import Sweep, sweeps
 from .worth_table import cells
 
@@ -103,6 +105,7 @@ class Curve:
 
     metric: Metric
     case: str
+    looks: tuple[Series, ...]
     drawing: str
 
 
@@ -160,6 +163,7 @@ class Run:
     races: tuple[Race, ...]
     serving: serving.Pictures
     worths: tuple[Worth, ...]
+    convergences: tuple[Convergence, ...]
     speedups: tuple[tuple[CaseRows, Row], ...]
     matrices: tuple[tuple[Metric, tuple[Matrix, ...]], ...]
     shares: tuple[Share, ...]
@@ -254,6 +258,8 @@ def render(
         goodness=goodness,
         category=category,
         worth_cells=cells,
+        convergence_headings=CONVERGENCE,
+        layer_cells=layer_cells,
         excludes_one=excludes_one,
         wide=_wide,
         incomparable=_incomparable,
@@ -328,6 +334,7 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         races=_races(raced),
         serving=serving.pictures(found, serving.spreads(journal), looks),
         worths=exchanged,
+        convergences=convergences(journal, looks) if found else (),
         speedups=speedups,
         matrices=tuple((x, _matrices(found, looks, x)) for x in header.metrics if _compared(x, found)),
         shares=_shares(seconds),
@@ -414,7 +421,7 @@ def _shown(found: Iterable[CaseRows], looks: dict[str, Series]) -> tuple[Series,
 
 
 def _curves(journal: Journal, found: Sequence[CaseRows], looks: dict[str, Series]) -> tuple[Curve, ...]:
-    """The curves of these cases: at each place of the abscissa the median over replicates."""
+    """The curves of these cases: at each place the median over replicates, in a band that holds them all."""
     out = []
     for metric in (x for x in journal.header.metrics if x.abscissa is not None):
         for case in found:
@@ -428,10 +435,14 @@ def _curves(journal: Journal, found: Sequence[CaseRows], looks: dict[str, Series
                 for place, value in zip(places, values, strict=False):
                     points.setdefault(record.implementation, {}).setdefault(place, []).append(value)
             if points:
-                middles = {x: {place: median(y) for place, y in line.items()} for x, line in points.items()}
+                bands = {
+                    x: {place: (min(y), median(y), max(y)) for place, y in line.items()}
+                    for x, line in points.items()
+                }
                 text = f"{metric.name} of {case.operator} {case.name} over {metric.abscissa}"
-                drawing = lines.curves(middles, looks, text)
-                out.append(Curve(metric, case.name, drawing))
+                distinct = apart(looks[x] for x in looks if x in bands)
+                drawing = lines.curves(bands, distinct, text)
+                out.append(Curve(metric, case.name, tuple(distinct.values()), drawing))
     return tuple(out)
 
 

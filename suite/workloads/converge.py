@@ -46,7 +46,7 @@ METRICS = (
     ),
     *(
         Metric(
-            f"bits_per_byte_at_{step}",
+            f"bits_per_byte@{step}",
             "bit",
             summary="last",
             judged=Equivalence(MARGIN),
@@ -223,7 +223,7 @@ def _measurement(training: Training, errors: dict[str, float], target: float, se
     }
     for step in DECLARED:
         if step < training.steps:
-            found[f"bits_per_byte_at_{step}"] = [at(curve, step)]
+            found[f"bits_per_byte@{step}"] = [at(curve, step)]
     if done.rates:
         found["tokens_per_s"] = done.rates
     if (step_there := reached(curve, target)) is not None:
