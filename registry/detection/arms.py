@@ -6,7 +6,7 @@ and see the same data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -34,6 +34,15 @@ class Point(msgspec.Struct, frozen=True):
     found: Equivalent
 
 
+class Beside(msgspec.Struct, frozen=True):
+    """Another metric that is judged by equivalence, after the last step: means over the seeds that both have."""
+
+    metric: str
+    base: float
+    arm: float
+    found: Equivalent
+
+
 class Arm(msgspec.Struct, frozen=True):
     """One arm of a case. `overall` is the worst of its points and of the 105 % rule; `failed` has no numbers."""
 
@@ -46,6 +55,8 @@ class Arm(msgspec.Struct, frozen=True):
     points: tuple[Point, ...] = ()
     steps: Steps | None = None
     matched: Matched | None = None
+    beside: tuple[Beside, ...] = ()
+    """What decides nothing of `overall`: tasks, and the end of long windows."""
     share: float | None = None
     """Of product operations in the precision that the arm is named by; None where it is named by none."""
 
@@ -157,8 +168,24 @@ def _arm(
         points,
         steps,
         matched(*curves, _values(base, RATE, "median"), _values(own, RATE, "median")),
+        tuple(_beside(base, own, rules)),
         share,
     )
+
+
+def _beside(
+    base: Mapping[int, Measurement], own: Mapping[int, Measurement], rules: Mapping[str, Equivalence]
+) -> Iterator[Beside]:
+    for metric, rule in rules.items():
+        before, after = _values(base, metric, "last"), _values(own, metric, "last")
+        if not _of_curve(metric) and (both := before.keys() & after.keys()):
+            means = [sum(side[x] for x in both) / len(both) for side in (before, after)]
+            yield Beside(metric, means[0], means[1], at_step(before, after, rule))
+
+
+def _of_curve(metric: str) -> bool:
+    """Whether it is the loss at a declared step, or after the last."""
+    return metric.partition("@")[0] == PRIMARY
 
 
 def _points(
@@ -169,7 +196,7 @@ def _points(
     for metric, rule in rules.items():
         before, after = _values(base, metric, "last"), _values(own, metric, "last")
         both = before.keys() & after.keys()
-        if metric.partition("@")[0] == PRIMARY and both:
+        if _of_curve(metric) and both:
             means = [sum(side[x] for x in both) / len(both) for side in (before, after)]
             step = last if metric == PRIMARY else int(metric.rpartition("@")[2])
             points.append(Point(step, means[0], means[1], at_step(before, after, rule)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..measure.verify import Incorrect
@@ -103,7 +104,9 @@ class Training:
         session: Session,
         catalog: Catalog,
         checkpoint: Checkpoint,
+        before: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
+        """`before` are weights to go on from; without them training begins from random ones."""
         self.trainer = trainer
         self.recipe = trainer.recipe
         share = max(LEAST, steps * trainer.recipe.tokens // VALIDATIONS)
@@ -113,6 +116,7 @@ class Training:
         self.session = session
         self.device = session.device.torch_device
         self.checkpoint = checkpoint
+        self.before = before
         r = self.recipe
         self.order = Order(source.train, session.seed, r.accumulation, r.B, r.S, self.device)
         # Of another model the gradient in fp32 is no measure of this one's.
@@ -125,7 +129,7 @@ class Training:
 
     def run(self) -> Progress:
         """All steps that are left."""
-        self.trainer.load(initial(self.recipe, self.session.seed, self.device))
+        self.trainer.load(self._first())
         kept = self.checkpoint.load(self.device)
         if kept is not None:
             self.progress = Progress.of(kept["progress"])
@@ -147,6 +151,21 @@ class Training:
                 self._save()
         self.no_leak()
         return self.progress
+
+    def _first(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights that training starts from. Of another architecture those before are not."""
+        if self.before is None:
+            yield from initial(self.recipe, self.session.seed, self.device)
+            return
+        if self.trainer.changes.model:
+            raise NotImplementedError("another model has other weights than the checkpoint")
+        for name, x in self.before.items():
+            yield name, x.to(self.device, torch_dtype(self.recipe.dtype))
+
+    def text(self, batches: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The first batches of the validation text."""
+        r = self.recipe
+        return list(islice(validation(self.source, r.B, r.S, self.device), batches))
 
     def _step(self, step: int, look: bool) -> None:
         self.trainer.hyperparameters["lr"] = rate(step, self.steps, self.most)
