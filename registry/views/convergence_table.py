@@ -65,7 +65,7 @@ def rows_of(x: Arm) -> list[tuple[str, ...]]:
 
 def told(x: Beside) -> str:
     """A metric beside the loss, in words."""
-    return f"{x.metric.replace('_', ' ')}: {x.arm:.4f}, base {x.base:.4f}: {x.found.kind}, {x.found.reason}"
+    return f"{x.metric.replace('_', ' ')} {x.arm:.4f} (base {x.base:.4f}, {x.found.kind})"
 
 
 def remarks(x: Arm) -> list[str]:
@@ -75,7 +75,8 @@ def remarks(x: Arm) -> list[str]:
     found = [f"{y.step:,} steps: {y.found.reason}" for y in x.points if y.found.kind == "inconclusive"]
     if x.steps is not None and x.steps.kind != "within":
         found.append(f"steps: {x.steps.reason}")
-    found += [told(y) for y in x.beside]
+    if x.beside:
+        found.append("; ".join(map(told, x.beside)))
     if not x.named:
         share = f"{figures.percent(x.share, 1)} of product operations in 8 bits"
         found.append(f"{share}, below {figures.percent(SHARE)}: no name for it")

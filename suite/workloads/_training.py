@@ -35,6 +35,8 @@ LEAST = 1 << 12
 NEAR = 5
 """Steps between two, at least."""
 CHECKPOINTS = 8
+SAVING = 20.0
+"""How many times as long as the last save took a run trains on before the next."""
 WARM = 0.02
 """The share of steps over which the rate rises; it then falls as a cosine to a tenth."""
 LEAK = 1e-2
@@ -126,6 +128,8 @@ class Training:
         self._losses: list[Any] = []
         self._began = 0.0
         self._timed = 0
+        self._saved = (-math.inf, 0.0)
+        """When the last save was, and how long it took."""
 
     def run(self) -> Progress:
         """All steps that are left."""
@@ -210,12 +214,17 @@ class Training:
         self._begin()
 
     def _save(self) -> None:
+        before, took = self._saved
+        if time.perf_counter() - before < SAVING * took:
+            return
         self._pause()
+        began = time.perf_counter()
         # Losses since the last validation belong to the next mean.
         pending = [float(x) for x in self._losses]
         self.checkpoint.save(
             {"trainer": self.trainer.state(), "progress": self.progress.state(), "losses": pending}
         )
+        self._saved = (time.perf_counter(), time.perf_counter() - began)
         self._begin()
 
     def no_leak(self) -> None:
