@@ -24,6 +24,7 @@ from ..analysis.rows import Row, Value, category, rows, spent
 from ..analysis.selection import EVERYTHING, Selection
 from ..analysis.speedups import excludes_one
 from ..analysis.worth import Worth, worths
+from ..detection.arms import arms
 from ..errors import InputError
 from ..store.journal import Journal
 from ..store.metric import Metric, Ratio
@@ -316,6 +317,7 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         if case.ours is not None and case.ours.speedup_vs_best_baseline is not None
     )
     overall, raced, exchanged = summary.overall(found), contests(journal, found), worths(journal)
+    trained = arms(journal)
     variations = [y.cv_between for x in found if (y := x.get()) is not None and y.cv_between is not None]
     seconds = _seconds(journal)
     return Run(
@@ -329,7 +331,7 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         warnings=summary.warnings(journal, found),
         overall=overall,
         standings=standings,
-        answer=answer(found, overall, raced, exchanged),
+        answer=answer(found, overall, raced, exchanged, trained),
         sections=_sections(journal, found, looks),
         races=_races(raced),
         serving=serving.pictures(found, serving.spreads(journal), looks),

@@ -21,15 +21,16 @@ from . import _text as text
 from . import _weights, converge
 from ._agreement import LIMITS, exchanged
 from ._arms import ArmTrainer
+from ._lm_eval import MADE
 from .train import catalog
 
 if TYPE_CHECKING:
     from ..measure.session import Session
 
-TASKS = ("corpus", "lambada_openai", "hellaswag", "piqa", "arc_easy")
-"""Of the corpus itself, or lm-eval's, which need its data."""
+TASKS = ("corpus", *MADE, "lambada_openai", "hellaswag", "piqa", "arc_easy")
+"""Of the corpus itself; by lm-eval, made of the corpus; or lm-eval's own, which need its data."""
 EXAMPLES = 200
-"""Of one of lm-eval's tasks."""
+"""Of a task by lm-eval."""
 TIE = 5e-2
 """Logits that are as near as that are equal: of bf16, which of two near 10 is the larger is rounding's."""
 
@@ -70,7 +71,13 @@ METRICS = (
     ),
     Metric("ties", "1", better="neither", about="Share of positions left out there."),
     *tasks.TASKS,
-    Metric("task_accuracy", "1", better="higher", label="accuracy", about="Of one of lm-eval's tasks."),
+    Metric(
+        "task_accuracy",
+        "1",
+        better="higher",
+        label="accuracy",
+        about="Of a task by lm-eval: of the examples, how many it gets right.",
+    ),
 )
 
 
@@ -141,14 +148,21 @@ def measure(case: Case, system: ArmTrainer, session: Session, prepared: Prepared
         for x in tasks.TASKS:
             found[x.name] = tasks.bits(system.logits, prepared.batches[x.name])
         if task != "corpus":
-            from ._lm_eval import accuracy, language_model
-
-            r = system.recipe
-            model = language_model(system.logits, r.B, r.S, session.device.torch_device)
-            found["task_accuracy"] = accuracy(task, model, EXAMPLES)
+            found["task_accuracy"] = _by_lm_eval(task, case, system, session)
     samples = {name: rounded([x], FP32) for name, x in found.items()}
     remarks = (f"weights of SHA-256 {prepared.digest[:16]}",)
     return Measurement(samples=samples, timer="none: nothing is timed", remarks=remarks)
+
+
+def _by_lm_eval(task: str, case: Case, system: ArmTrainer, session: Session) -> float:
+    from ._lm_eval import accuracy, examples, language_model, made
+
+    r = system.recipe
+    model = language_model(system.logits, r.B, r.S, session.device.torch_device)
+    if task not in MADE:
+        return accuracy(task, model, EXAMPLES)
+    docs = examples(task, text.source(str(case.options["data"])).validation, r.S, EXAMPLES)
+    return accuracy(made(task, docs), model, EXAMPLES)
 
 
 def _against(logits: Callable[[Any], Any], prepared: Prepared) -> dict[str, float]:

@@ -79,6 +79,7 @@ def test_the_worst_of_each_layer_over_looks_and_seeds(journal: Journal) -> None:
 
 def test_the_page_says_whether_it_is_as_good(journal: Journal) -> None:
     page = render([journal])
+    assert "2 of 4 arms as good, 2 not as good" in page
     own = page[page.index('id="run1-convergence"') : page.index('id="run1-converge"')]
     text = " ".join(re.sub(r"<[^>]+>", " ", own).split())
     assert "near 1,000 2.0004 2.0024 +0.10%" in text
