@@ -21,6 +21,8 @@ PRIMARY = "bits_per_byte"
 CURVE, OVER = "bits_by_step", "validated_step"
 RATE = "tokens_per_s"
 KEPT = "fp8_share"
+BESIDE = ("last_quarter_bits", "copying_bits", "needle_bits")
+"""What is asked of a trained model beside its loss."""
 
 Overall = Literal["equivalent", "better", "worse", "inconclusive", "failed"]
 
@@ -35,7 +37,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Beside(msgspec.Struct, frozen=True):
-    """Another metric that is judged by equivalence, after the last step: means over the seeds that both have."""
+    """A metric of `BESIDE` after the last step: means over the seeds that both have."""
 
     metric: str
     base: float
@@ -178,14 +180,9 @@ def _beside(
 ) -> Iterator[Beside]:
     for metric, rule in rules.items():
         before, after = _values(base, metric, "last"), _values(own, metric, "last")
-        if not _of_curve(metric) and (both := before.keys() & after.keys()):
+        if metric in BESIDE and (both := before.keys() & after.keys()):
             means = [sum(side[x] for x in both) / len(both) for side in (before, after)]
             yield Beside(metric, means[0], means[1], at_step(before, after, rule))
-
-
-def _of_curve(metric: str) -> bool:
-    """Whether it is the loss at a declared step, or after the last."""
-    return metric.partition("@")[0] == PRIMARY
 
 
 def _points(
@@ -196,7 +193,7 @@ def _points(
     for metric, rule in rules.items():
         before, after = _values(base, metric, "last"), _values(own, metric, "last")
         both = before.keys() & after.keys()
-        if _of_curve(metric) and both:
+        if metric.partition("@")[0] == PRIMARY and both:
             means = [sum(side[x] for x in both) / len(both) for side in (before, after)]
             step = last if metric == PRIMARY else int(metric.rpartition("@")[2])
             points.append(Point(step, means[0], means[1], at_step(before, after, rule)))
