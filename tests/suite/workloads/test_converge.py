@@ -18,7 +18,7 @@ from kernelmark.suite.measure.stages import Stages
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect, Unavailable
 from kernelmark.suite.system import Assembly, Changes, System
-from kernelmark.suite.workloads import _tasks, _training, _weights, converge
+from kernelmark.suite.workloads import _tasks, _training, _weights, converge, quality
 from kernelmark.suite.workloads._arms import ArmTrainer, low_share, recipe_of, two_of_four
 from kernelmark.suite.workloads._fp8 import Probe, rounded, scale
 from kernelmark.suite.workloads._sparse import block_mask, blocks, by_blocks, elements, masked
@@ -259,6 +259,43 @@ def test_the_rate_rises_and_falls():
     assert rates.index(max(rates)) == 19
     assert rates[-1] == pytest.approx(0.1, abs=1e-3)
     assert {1000, 5000, 10000} <= set(validated(10000))
+
+
+EVERY_ARM = (
+    Changes(),
+    Changes(products="e4m3_tensorwise"),
+    Changes(products="e4m3_1x128"),
+    Changes(dtype="fp16"),
+    Changes(gradients="int8"),
+    Changes(weights="2:4"),
+    Changes(attention="linear"),
+    Changes(attention="dynamic-50"),
+    Changes(model="mamba2-1m-bytes"),
+)
+
+
+@pytest.mark.training
+def test_a_million_parameters_go_through_every_arm_and_a_kernel_swap_within_a_minute(
+    catalog, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("KERNELMARK_CHECKPOINTS", str(tmp_path))
+    began = time.process_time()
+    given = {"model": "gpt2-1m-bytes", "data": "synthetic"}
+    case = converge.WORKLOAD.case({"B": 1, "S": 32, "N": 10}, "fp32", "program", **given)
+    session = Session(Cpu(), 11, 0, Sampling(), Stages())
+    expected = converge.prepare(case, session)
+    for changes in EVERY_ARM:
+        trainer = converge.assemble(case, Assembly(System("arm", changes=changes), catalog))
+        found = converge.measure(case, trainer, session, expected).samples
+        assert found["bits_per_byte"][0] < found["bits_by_step"][0]
+        assert "gradient_norm_by_layer" in found
+        if changes == Changes():
+            _weights.save(case, 0, trainer.weights())
+    swapped = quality.WORKLOAD.case({"B": 1, "S": 32, "N": 10}, "fp32", "program", **given)
+    system = Assembly(System("fp8", changes=Changes(products="e4m3_rowwise")), catalog)
+    prepared = quality.prepare(swapped, session)
+    assert quality.measure(swapped, quality.assemble(swapped, system), session, prepared).samples["kl"][0] > 0
+    assert time.process_time() - began < 60
 
 
 KILLED = """
