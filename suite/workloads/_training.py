@@ -31,7 +31,7 @@ DECLARED = (1000, 5000, 10000)
 VALIDATIONS = 40
 """In all, about."""
 LEAST = 1 << 12
-"""Bytes that a short run validates on; no run validates on more than it trains on between."""
+"""Bytes that a short run validates on, or a batch; none validates on more than it trains on between."""
 NEAR = 5
 """Steps between two, at least."""
 CHECKPOINTS = 8
@@ -111,8 +111,9 @@ class Training:
         """`before` are weights to go on from; without them training begins from random ones."""
         self.trainer = trainer
         self.recipe = trainer.recipe
+        batch = trainer.recipe.B * trainer.recipe.S
         share = max(LEAST, steps * trainer.recipe.tokens // VALIDATIONS)
-        self.source = dataclasses.replace(source, validated=min(source.validated, share))
+        self.source = dataclasses.replace(source, validated=max(batch, min(source.validated, share)))
         self.steps = steps
         self.most = most
         self.session = session
