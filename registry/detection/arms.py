@@ -6,7 +6,7 @@ and see the same data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -14,13 +14,15 @@ import msgspec
 from ..store.journal import Journal
 from ..store.metric import Equivalence, Summary, summarized
 from ..store.record import EAGER, Case, Measurement, Record, Status
-from .convergence import SHARE, Matched, Steps, at_step, matched, rate_tried, steps_ratio
+from .convergence import SHARE, Matched, Steps, along, at_step, matched, rate_tried, steps_ratio
 from .equivalence import Equivalent
 
 PRIMARY = "bits_per_byte"
 CURVE, OVER = "bits_by_step", "validated_step"
 RATE = "tokens_per_s"
 KEPT = "fp8_share"
+BESIDE = ("last_quarter_bits", "copying_bits", "needle_bits")
+"""What is asked of a trained model beside its loss."""
 
 Overall = Literal["equivalent", "better", "worse", "inconclusive", "failed"]
 
@@ -29,6 +31,15 @@ class Point(msgspec.Struct, frozen=True):
     """Base and arm after so many steps: means over the seeds that both have, in the metric's unit."""
 
     step: int
+    base: float
+    arm: float
+    found: Equivalent
+
+
+class Beside(msgspec.Struct, frozen=True):
+    """A metric of `BESIDE` after the last step: means over the seeds that both have."""
+
+    metric: str
     base: float
     arm: float
     found: Equivalent
@@ -46,6 +57,8 @@ class Arm(msgspec.Struct, frozen=True):
     points: tuple[Point, ...] = ()
     steps: Steps | None = None
     matched: Matched | None = None
+    beside: tuple[Beside, ...] = ()
+    """What decides nothing of `overall`: tasks, and the end of long windows."""
     share: float | None = None
     """Of product operations in the precision that the arm is named by; None where it is named by none."""
 
@@ -57,17 +70,48 @@ class Arm(msgspec.Struct, frozen=True):
 
 def arms(journal: Journal) -> tuple[Arm, ...]:
     """All arms of a run beside their bases, in the order met; none where nothing converges in it."""
+    rules = _rules(journal)
+    found = []
+    for name, by_arm in _cases(journal).items():
+        base = _measured(by_arm.get(EAGER, []))
+        found += [_arm(name, x, records, base, rules) for x, records in by_arm.items() if x != EAGER]
+    return tuple(found)
+
+
+def measurements(journal: Journal) -> dict[str, dict[str, dict[int, Measurement]]]:
+    """By case, arm (the base first among them) and seed, what was measured of training to a loss."""
+    found = {}
+    for name, by_arm in _cases(journal).items():
+        ordered = sorted(by_arm, key=lambda x: x != EAGER)
+        found[name] = {x: own for x in ordered if (own := _measured(by_arm[x]))}
+    return found
+
+
+def differences(
+    journal: Journal,
+) -> dict[str, dict[str, dict[float, tuple[float, float, float]]]]:
+    """By case, arm and step, the paired difference of losses to the base's between the bounds of its interval."""
+    rule = _rules(journal).get(PRIMARY)
+    found = {}
+    for case, by_arm in measurements(journal).items():
+        base = _curves(by_arm.get(EAGER, {}))
+        if rule is not None and base:
+            own = {x: along(base, _curves(y), rule) for x, y in by_arm.items() if x != EAGER}
+            found[case] = {x: y for x, y in own.items() if y}
+    return found
+
+
+def _cases(journal: Journal) -> dict[str, dict[str, list[Record]]]:
     cases: dict[str, dict[str, list[Record]]] = {}
     for record in journal.records:
         if record.case.primary == PRIMARY:
             own = cases.setdefault(record.case.name, {})
             own.setdefault(record.implementation, []).append(record)
-    rules = {x.name: x.judged for x in journal.header.metrics if isinstance(x.judged, Equivalence)}
-    found = []
-    for name, by_arm in cases.items():
-        base = _measured(by_arm.get(EAGER, []))
-        found += [_arm(name, x, records, base, rules) for x, records in by_arm.items() if x != EAGER]
-    return tuple(found)
+    return cases
+
+
+def _rules(journal: Journal) -> dict[str, Equivalence]:
+    return {x.name: x.judged for x in journal.header.metrics if isinstance(x.judged, Equivalence)}
 
 
 def rates_tried(journal: Journal) -> dict[str, str | None]:
@@ -126,8 +170,19 @@ def _arm(
         points,
         steps,
         matched(*curves, _values(base, RATE, "median"), _values(own, RATE, "median")),
+        tuple(_beside(base, own, rules)),
         share,
     )
+
+
+def _beside(
+    base: Mapping[int, Measurement], own: Mapping[int, Measurement], rules: Mapping[str, Equivalence]
+) -> Iterator[Beside]:
+    for metric, rule in rules.items():
+        before, after = _values(base, metric, "last"), _values(own, metric, "last")
+        if metric in BESIDE and (both := before.keys() & after.keys()):
+            means = [sum(side[x] for x in both) / len(both) for side in (before, after)]
+            yield Beside(metric, means[0], means[1], at_step(before, after, rule))
 
 
 def _points(
@@ -138,9 +193,9 @@ def _points(
     for metric, rule in rules.items():
         before, after = _values(base, metric, "last"), _values(own, metric, "last")
         both = before.keys() & after.keys()
-        if metric.startswith(PRIMARY) and both:
+        if metric.partition("@")[0] == PRIMARY and both:
             means = [sum(side[x] for x in both) / len(both) for side in (before, after)]
-            step = last if metric == PRIMARY else int(metric.rpartition("_")[2])
+            step = last if metric == PRIMARY else int(metric.rpartition("@")[2])
             points.append(Point(step, means[0], means[1], at_step(before, after, rule)))
     return tuple(sorted(points, key=lambda x: x.step))
 

@@ -66,6 +66,28 @@ def at_step(base: BySeed, arm: BySeed, rule: Equivalence) -> Equivalent:
     return msgspec.structs.replace(found, kind="inconclusive", reason=reason, needed=more)
 
 
+def along(
+    base: Mapping[int, Curve], arm: Mapping[int, Curve], rule: Equivalence
+) -> dict[float, tuple[float, float, float]]:
+    """By step that curves of both sides have: the paired difference over seeds as the rule takes it, between the
+    bounds of its 95 % interval; between its extremes with fewer seeds than make an interval.
+    """
+    pairs: dict[float, list[tuple[float, float]]] = {}
+    for seed in sorted(base.keys() & arm.keys()):
+        other = dict(arm[seed])
+        for step, value in base[seed]:
+            if step in other:
+                pairs.setdefault(step, []).append((value, other[step]))
+    found = {}
+    for step, both in pairs.items():
+        apart = [(y - x) / abs(x) if rule.relative and x else y - x for x, y in both]
+        seen = equivalent([x for x, _ in both], [y for _, y in both], rule)
+        low = min(apart) if seen.low is None else seen.low
+        high = max(apart) if seen.high is None else seen.high
+        found[step] = (low, sum(apart) / len(apart), high)
+    return found
+
+
 def steps_ratio(base: Mapping[int, Curve], arm: Mapping[int, Curve]) -> Steps:
     """The 105 % rule: steps to the loss that the base reaches at .95 of its steps, arm over base."""
     logs, unreached = _step_logs(base, arm)

@@ -37,7 +37,7 @@ _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 _COMMIT = re.compile(r"[0-9A-Za-z][0-9A-Za-z._+-]{0,99}")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _CODE = re.compile(r"[0-9]{1,9} launches [0-9a-f]{64}")
-_METRIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ ./-]{0,99}")
+_METRIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ ./@-]{0,99}")
 
 
 class OutOfBounds(ValueError):

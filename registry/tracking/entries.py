@@ -185,14 +185,20 @@ def _metrics(row: Row) -> dict[str, float]:
             if found.unit in ("", "1")
             else "_" + re.sub(r"[^A-Za-z0-9]+", "_", found.unit.replace("/", " per "))
         )
-        values[f"{name}/median{unit}"] = found.value
-        values |= {f"{name}/ci_low{unit}": found.low, f"{name}/ci_high{unit}": found.high}
+        key = _key(name)
+        values[f"{key}/median{unit}"] = found.value
+        values |= {f"{key}/ci_low{unit}": found.low, f"{key}/ci_high{unit}": found.high}
         if found.unit == "ms":  # the UI's bars carry two decimals, which in ms is 0.01 for a short kernel
-            values[f"{name}/median_us"] = found.value * 1e3
+            values[f"{key}/median_us"] = found.value * 1e3
         if name == row.primary:
             values["noise/cv_between"] = found.cv_between
     # MLflow turns an infinity into 1.8e308: an interval without an end is better left out.
     return {name: float(x) for name, x in values.items() if x is not None and math.isfinite(x)}
+
+
+def _key(metric: str) -> str:
+    """A metric's name as MLflow takes it, which has no `@`: `bits_per_byte_at_5000`."""
+    return metric.replace("@", "_at_")
 
 
 def _curves(journal: Journal, row: Row) -> dict[str, tuple[tuple[int, float], ...]]:
@@ -203,7 +209,7 @@ def _curves(journal: Journal, row: Row) -> dict[str, tuple[tuple[int, float], ..
     seen = (x.measurement for x in journal.records if x.identity == row.identity and x.measurement is not None)
     samples = next(seen).samples
     return {
-        f"{x.name}/curve": tuple(
+        f"{_key(x.name)}/curve": tuple(
             (round(place), value) for place, value in zip(samples[str(x.abscissa)], samples[x.name], strict=False)
         )
         for x in drawn

@@ -1,8 +1,9 @@
 """The run's own question and its answer: what a reader of its report sees first. Pure.
 
 A run over lengths of sequences asks from which on O(S) is faster than attention; one that exchanges the parts of a
-model asks what each is worth there; any other asks whether ours is faster than the fastest baseline. What the
-intervals do not support is not said: then the answer is that it is too noisy to say, and why.
+model asks what each is worth there; one that trains to a loss asks if it is as good; any other asks whether ours
+is faster than the fastest baseline. What the intervals do not support is not said: then the answer is that it is
+too noisy to say, and why.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Literal, TypeAlias
 from .. import figures
 from ..analysis.rows import Row
 from ..analysis.worth import Worth
+from ..detection.arms import PRIMARY, Arm
 from ..store.metric import LATENCY
 from .crossing import Contest, bounds
 from .summary import Standing
@@ -54,9 +56,17 @@ class Answer:
 
 
 def answer(
-    rows: Sequence[Row], standing: Standing, contests: Sequence[Contest], worths: Sequence[Worth]
+    rows: Sequence[Row],
+    standing: Standing,
+    contests: Sequence[Contest],
+    worths: Sequence[Worth],
+    trained: Sequence[Arm] = (),
 ) -> Answer:
-    """That of a run, from what was made of its rows."""
+    """That of a run, from what was made of its rows. A loss is no time: of arms that were trained it is not asked
+    which is faster.
+    """
+    if trained and all(x.primary == PRIMARY for x in rows):
+        return _as_good(trained)
     if contests:
         return _crossing(contests)
     if worths:
@@ -137,6 +147,35 @@ def _undecided(rows: Sequence[Row], standing: Standing) -> tuple[str, Verdict, s
         f" More than {figures.counted(few, 'replicate')}, on a machine that does nothing else, show smaller ones."
     )
     return "Too noisy to say", "undecided", f"{holding}: {seen}.{varied}{mend}"
+
+
+# --- is it as good? -------------------------------------------------------------------------------------
+
+
+def _as_good(trained: Sequence[Arm]) -> Answer:
+    """How many arms are as good as their base, and the speed of those that are."""
+    good = [x for x in trained if x.overall in ("equivalent", "better")]
+    bad = [x for x in trained if x.overall in ("worse", "failed")]
+    parts = [(len(bad), "not as good"), (len(trained) - len(good) - len(bad), "undecided")]
+    headline = f"{len(good)} of {figures.counted(len(trained), 'arm')} as good"
+    headline += "".join(f", {count} {what}" for count, what in parts if count)
+    findings = [
+        Finding(
+            figures.ratio(x.matched.speedup),
+            f"[{x.matched.low:.2f}, {x.matched.high:.2f}]",
+            f"speed of {x.name} at the quality of {x.base}, {x.case}",
+            not x.matched.low <= 1 <= x.matched.high,
+            "good" if x.matched.low > 1 else "bad" if x.matched.high < 1 else "undecided",
+        )
+        for x in good
+        if x.matched is not None
+    ]
+    findings.sort(key=lambda x: not x.supported)
+    verdict: Verdict = "good" if len(good) == len(trained) else "bad" if len(bad) == len(trained) else "undecided"
+    reason = (
+        "As good: equivalent at every declared step over five seeds at least, in at most 1.05 times the steps."
+    )
+    return Answer("Is training another way as good?", headline, verdict, reason, tuple(findings[:SHOWN]))
 
 
 # --- from which length on? ------------------------------------------------------------------------------

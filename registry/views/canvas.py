@@ -98,6 +98,14 @@ class Canvas:
         style += f";opacity:{opacity:g}" if opacity < 1 else ""
         self._parts.append(f'<path d="M{way}" style="{style}"/>')
 
+    def area(
+        self, xs: Sequence[float], lows: Sequence[float], highs: Sequence[float], variable: str, opacity: float
+    ) -> None:
+        """What lies between two lines over the same places."""
+        ends = [*zip(xs, lows, strict=True), *reversed([*zip(xs, highs, strict=True)])]
+        way = "L".join(f"{_n(x)} {_n(y)}" for x, y in ends)
+        self._parts.append(f'<path d="M{way}Z" style="fill:var({variable});opacity:{opacity:g}"/>')
+
     def dot(
         self,
         x: float,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from .. import figures
-from ..detection.arms import Arm, arms, rates_tried
+from ..detection.arms import Arm, Beside, arms, rates_tried
 from ..detection.convergence import SHARE
 from ..store.journal import Journal
 from .table import Block, Column, Page, Table, Text, line
@@ -63,6 +63,11 @@ def rows_of(x: Arm) -> list[tuple[str, ...]]:
     return found
 
 
+def told(x: Beside) -> str:
+    """A metric beside the loss, in words."""
+    return f"{x.metric.replace('_', ' ')} {x.arm:.4f} (base {x.base:.4f}, {x.found.kind})"
+
+
 def remarks(x: Arm) -> list[str]:
     """What a reader must know besides: why it failed, what is missing, whose name it does not bear."""
     if x.overall == "failed":
@@ -70,6 +75,8 @@ def remarks(x: Arm) -> list[str]:
     found = [f"{y.step:,} steps: {y.found.reason}" for y in x.points if y.found.kind == "inconclusive"]
     if x.steps is not None and x.steps.kind != "within":
         found.append(f"steps: {x.steps.reason}")
+    if x.beside:
+        found.append("; ".join(map(told, x.beside)))
     if not x.named:
         share = f"{figures.percent(x.share, 1)} of product operations in 8 bits"
         found.append(f"{share}, below {figures.percent(SHARE)}: no name for it")

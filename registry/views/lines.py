@@ -23,6 +23,9 @@ Link = Callable[[Key], str | None]
 Bounded = tuple[float | None, float | None, float | None]
 """A value with the bounds of its interval."""
 
+Banded = tuple[float, float, float]
+"""A lower edge, what is between, and an upper edge."""
+
 OPERATORS: Mapping[str, str] = {
     "attention": "--ink",
     "linear_attention": "--q1",
@@ -241,23 +244,45 @@ def _between(points: Mapping[int, float], length: float) -> float:
 # --- curves, the copy, the roofline ---------------------------------------------------------------------
 
 
-def curves(points: Mapping[str, Mapping[float, float]], looks: Mapping[str, Series], text: str) -> str:
-    """A metric over its abscissa, a line an implementation: `points` by implementation and place."""
+def curves(
+    points: Mapping[str, Mapping[float, Banded]],
+    looks: Mapping[str, Series],
+    text: str,
+    margin: float | None = None,
+    unit: str = "",
+) -> str:
+    """A metric over its abscissa, a line an implementation in a band: `points` by implementation and place.
+
+    `margin` draws a stripe from -margin to margin; the frame reaches four of them either way, and what lies beyond
+    runs at its edge.
+    """
     known = {name: sorted(x.items()) for name, x in points.items() if x}
     across_all = [x for line in known.values() for x, _ in line]
-    values = [y for line in known.values() for _, y in line]
+    values = [y for line in known.values() for _, band in line for y in band]
+    edge = math.inf if margin is None else 4 * margin
     left, right, top, foot = 62.0, WIDTH - 22.0, 12.0, 230.0
     across = span_axis(min(across_all), max(across_all), left, right)
-    up = span_axis(min(values), max(values), 0, foot - top)
+    ends = (min(values), max(values)) if margin is None else (-edge, edge)
+    up = span_axis(*ends, 0, foot - top)
     plot = Plot(Canvas(WIDTH, foot + 24), across, up, top, foot)
-    plot.grid(_same, _same)
+    if margin is not None:
+        plot.canvas.box(left, right, plot.y(margin), plot.y(-margin), "--grid", 0.6)
+    plot.grid(_same, lambda _, shown: shown + unit)
+
+    def y(value: float) -> float:
+        return plot.y(min(max(value, -edge), edge))
+
     for name, line in known.items():
         look = looks[name]
-        places = [plot.at(x, y) for x, y in line]
-        plot.canvas.line([x for x, _ in places], [y for _, y in places], look.colour, 1.6, look.dash)
-        (x, y), (at, value) = places[-1], line[-1]
-        told = f"{name}: {figures.number(value)} at {figures.number(at)}"
-        plot.canvas.dot(x, y, look.colour, look.shape, 6.5, told, look.fill)
+        places = [across.place(x) for x, _ in line]
+        if any(low < high for _, (low, _, high) in line):
+            lows, highs = ([y(band[i]) for _, band in line] for i in (0, 2))
+            plot.canvas.area(places, lows, highs, look.colour, 0.16)
+        plot.canvas.line(places, [y(band[1]) for _, band in line], look.colour, 1.6, look.dash)
+        at, (low, value, high) = line[-1]
+        between = f" [{figures.number(low)}, {figures.number(high)}]" if low < high else ""
+        told = f"{name}: {figures.number(value)}{unit}{between} at {figures.number(at)}"
+        plot.canvas.dot(places[-1], y(value), look.colour, look.shape, 6.5, told, look.fill)
     return plot.canvas.svg(text)
 
 

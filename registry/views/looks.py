@@ -118,6 +118,19 @@ def look(name: str, provider: str) -> Series:
     return Series(name, f"--s{colour}", shape, _variant(name, provider))
 
 
+def apart(found: Iterable[Series]) -> dict[str, Series]:
+    """Looks for one drawing in which each line is to be told from all others: as in every report where they differ
+    by colour, else colours, shapes and dashes in turn.
+    """
+    known = tuple(found)
+    if len({x.colour for x in known}) == len(known):
+        return {x.name: x for x in known}
+    return {
+        x.name: Series(x.name, f"--s{i % COLOURS + 1}", SHAPES[i % len(SHAPES)], i // COLOURS % FILLS)
+        for i, x in enumerate(known)
+    }
+
+
 def _variant(name: str, provider: str) -> int:
     if name == provider:
         return 0

@@ -24,6 +24,7 @@ from ..analysis.rows import Row, Value, category, rows, spent
 from ..analysis.selection import EVERYTHING, Selection
 from ..analysis.speedups import excludes_one
 from ..analysis.worth import Worth, worths
+from ..detection.arms import arms
 from ..errors import InputError
 from ..store.journal import Journal
 from ..store.metric import Metric, Ratio
@@ -32,9 +33,11 @@ from . import charts, lines, serving, strips, summary
 from .answer import Answer, answer
 from .canvas import Axis, marker
 from .comparison_table import RunComparison, compare
+from .convergence import Convergence, convergences, layer_cells
+from .convergence_table import HEADINGS as CONVERGENCE
 from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, cases, columns, goodness, groups
-from .looks import Series, palette
+from .looks import Series, apart, palette
 from .sizes import Sweep, sweeps
 from .worth_table import cells
 
@@ -103,6 +106,7 @@ class Curve:
 
     metric: Metric
     case: str
+    looks: tuple[Series, ...]
     drawing: str
 
 
@@ -160,6 +164,7 @@ class Run:
     races: tuple[Race, ...]
     serving: serving.Pictures
     worths: tuple[Worth, ...]
+    convergences: tuple[Convergence, ...]
     speedups: tuple[tuple[CaseRows, Row], ...]
     matrices: tuple[tuple[Metric, tuple[Matrix, ...]], ...]
     shares: tuple[Share, ...]
@@ -254,6 +259,8 @@ def render(
         goodness=goodness,
         category=category,
         worth_cells=cells,
+        convergence_headings=CONVERGENCE,
+        layer_cells=layer_cells,
         excludes_one=excludes_one,
         wide=_wide,
         incomparable=_incomparable,
@@ -310,6 +317,7 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         if case.ours is not None and case.ours.speedup_vs_best_baseline is not None
     )
     overall, raced, exchanged = summary.overall(found), contests(journal, found), worths(journal)
+    trained = arms(journal)
     variations = [y.cv_between for x in found if (y := x.get()) is not None and y.cv_between is not None]
     seconds = _seconds(journal)
     return Run(
@@ -323,11 +331,12 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         warnings=summary.warnings(journal, found),
         overall=overall,
         standings=standings,
-        answer=answer(found, overall, raced, exchanged),
+        answer=answer(found, overall, raced, exchanged, trained),
         sections=_sections(journal, found, looks),
         races=_races(raced),
         serving=serving.pictures(found, serving.spreads(journal), looks),
         worths=exchanged,
+        convergences=convergences(journal, looks) if found else (),
         speedups=speedups,
         matrices=tuple((x, _matrices(found, looks, x)) for x in header.metrics if _compared(x, found)),
         shares=_shares(seconds),
@@ -414,7 +423,7 @@ def _shown(found: Iterable[CaseRows], looks: dict[str, Series]) -> tuple[Series,
 
 
 def _curves(journal: Journal, found: Sequence[CaseRows], looks: dict[str, Series]) -> tuple[Curve, ...]:
-    """The curves of these cases: at each place of the abscissa the median over replicates."""
+    """The curves of these cases: at each place the median over replicates, in a band that holds them all."""
     out = []
     for metric in (x for x in journal.header.metrics if x.abscissa is not None):
         for case in found:
@@ -428,10 +437,14 @@ def _curves(journal: Journal, found: Sequence[CaseRows], looks: dict[str, Series
                 for place, value in zip(places, values, strict=False):
                     points.setdefault(record.implementation, {}).setdefault(place, []).append(value)
             if points:
-                middles = {x: {place: median(y) for place, y in line.items()} for x, line in points.items()}
+                bands = {
+                    x: {place: (min(y), median(y), max(y)) for place, y in line.items()}
+                    for x, line in points.items()
+                }
                 text = f"{metric.name} of {case.operator} {case.name} over {metric.abscissa}"
-                drawing = lines.curves(middles, looks, text)
-                out.append(Curve(metric, case.name, drawing))
+                distinct = apart(looks[x] for x in looks if x in bands)
+                drawing = lines.curves(bands, distinct, text)
+                out.append(Curve(metric, case.name, tuple(distinct.values()), drawing))
     return tuple(out)
 
 

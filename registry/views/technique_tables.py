@@ -12,8 +12,8 @@ from .. import figures
 from ..analysis.peers import Speedup
 from ..analysis.rows import Row, rows
 from ..analysis.speedups import memory_saving, peak
-from ..detection.arms import Arm, arms
-from ..detection.techniques import ACTIVATIONS, MOVED, Bought, Quality, Setting, bought, qualities
+from ..detection.arms import Arm, Point, arms
+from ..detection.techniques import ACTIVATIONS, MOVED, Bought, Quality, Setting, bought, qualities, settings
 from ..escape import markdown
 from ..store.journal import Journal
 from ..store.record import EAGER
@@ -57,6 +57,13 @@ FP8_TRAINING = (
 )
 """As asked for: size, our models of it, ms a step in FP16 and FP8, speedup, memory saved. Batch and length are not
 stated there."""
+STABILITY = {
+    1000: ("2.347", "2.351", "+0.17 %"),
+    5000: ("1.892", "1.897", "+0.26 %"),
+    10000: ("1.634", "1.641", "+0.43 %"),
+}
+"""As asked for, by training steps: FP16 loss, FP8 loss and the difference; each called stable. Model,
+data and batch are not stated there."""
 BLOCK = "llama-block"
 HEADINGS = (
     "system",
@@ -83,6 +90,7 @@ def tables(journals: Iterable[Journal]) -> str:
     found = [x for journal in read for x in bought(journal, known)]
     parts = [
         _fp8_training(found),
+        _stability(read),
         *_programs(found),
         _pools(read),
         _compressed(read),
@@ -201,6 +209,46 @@ def _fp8_training(found: Sequence[Bought]) -> str:
     headings = ("model", "fp16 ms", "FP8 ms", "speedup", "memory saved")
     ours = ("our fp16 ms", "our FP8 ms", "speedup", "memory saved", "by", "case", "quality")
     return _markdown("FP8 training: asked for, and measured", (*headings, *ours), lines)
+
+
+def _stability(journals: Sequence[Journal]) -> str:
+    """The table of stability in 8 bits and in fp16 by training steps, ours beside the one that was asked for."""
+    lines = [
+        (f"{point.step:,}", *STABILITY[point.step], *_stable(arm, point))
+        for journal in journals
+        for arm, point in _points(journal)
+    ]
+    headings = ("steps", "FP16 loss", "FP8 loss", "difference", "our arm", "base", "case")
+    ours = ("base, bits a byte", "arm, bits a byte", "difference", "95 %", "verdict")
+    return _markdown("Numerical stability: asked for, and measured", (*headings, *ours), lines) if lines else ""
+
+
+def _points(journal: Journal) -> list[tuple[Arm, Point]]:
+    """What arms of 8 bits and of fp16 reach at the steps that were asked for."""
+    named = settings(journal.header)
+    found = [
+        (arm, point)
+        for arm in arms(journal)
+        for point in arm.points
+        if point.step in STABILITY
+        and (arm.share is not None or named.get(arm.name, Setting(EAGER)).change("dtype") == "fp16")
+    ]
+    return sorted(found, key=lambda x: x[1].step)
+
+
+def _stable(arm: Arm, point: Point) -> tuple[str, ...]:
+    e = point.found
+    interval = figures.DASH if e.low is None or e.high is None else f"{e.low:+.2%} to {e.high:+.2%}"
+    return (
+        markdown(arm.name),
+        markdown(arm.base),
+        markdown(arm.case),
+        f"{point.base:.4f}",
+        f"{point.arm:.4f}",
+        f"{point.arm / point.base - 1:+.2%}",
+        interval,
+        e.kind if arm.named else f"{e.kind}; {figures.percent(arm.share)} in 8 bits, no name for it",
+    )
 
 
 def _eight(members: Sequence[Bought]) -> _Eight | None:

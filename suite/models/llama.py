@@ -58,6 +58,10 @@ CONFIGURATIONS: Mapping[str, Llama] = {
     "llama-1m": Llama(
         layers=4, width=128, heads=4, kv_heads=2, head=32, hidden=352, vocabulary=1024, base=1e4
     ),
+    # Not published: 85 million parameters on bytes; its positions have no end, for windows that grow.
+    "llama-85m-bytes": Llama(
+        layers=12, width=768, heads=12, kv_heads=12, head=64, hidden=2048, vocabulary=256, base=5e5, tied=True
+    ),
     # Not published: Llama 3.2's vocabulary and depth at a width that every kernel takes; 1.2 billion parameters.
     "llama-1.2b": Llama(
         layers=16, width=2048, heads=16, kv_heads=8, head=128, hidden=8192, vocabulary=128256, base=5e5, tied=True

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..model import chosen
 from ..operator import torch_dtype
-from ..operators.attention_sparse import BLOCK, choose, fixed, scores
 from ..operators.gradient_compression import KEEP
 from ..system import OPTIMIZER, Assembly, Changes
 from ._fp8 import Probe, emulated, rounded
 from ._muon import library
 from ._recipe import HYPERPARAMETERS, Recipe
+from ._sparse import causal, masked, sparse
 from ._trainer import PartsTrainer
 
 if TYPE_CHECKING:
@@ -159,9 +159,9 @@ class ArmTrainer(PartsTrainer):
             call = self.assembly.call("attention", "linear_attention", axes, {}, r.dtype, device.type)
             return _linear_attention(call)
         if not what:
-            return masked(lambda q, k: _causal(q.shape[2], q.device, ahead=1))
+            return masked(lambda q, k: causal(q.shape[2], q.device, ahead=1))
         pattern, _, left_out = what.partition("-")
-        return masked(_blocks(pattern, int(left_out)))
+        return sparse(pattern, int(left_out), r.S, device.type)
 
     def states(self) -> dict[str, torch.dtype]:
         """A library's optimizer has states of its own."""
@@ -446,49 +446,3 @@ def _linear_attention(call: Callable[..., Any]) -> Callable[..., Any]:
         return call(q=q, k=k, v=v, g=g, initial_state=None, return_final_state=False).transpose(1, 2)
 
     return attention
-
-
-def masked(seen: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """Attention with a mask of elements, of shape (…, S, S) bool, made of queries and keys."""
-    from torch.nn.functional import scaled_dot_product_attention
-
-    def attention(q: Any, k: Any, v: Any, mask: str) -> Any:
-        groups = q.shape[1] != k.shape[1]
-        return scaled_dot_product_attention(q, k, v, attn_mask=seen(q, k), enable_gqa=groups)
-
-    return attention
-
-
-def _causal(S: int, device: torch.device, ahead: int = 0) -> torch.Tensor:
-    """(S, S) bool; `ahead` positions that follow are seen too, which is a planted fault."""
-    import torch
-
-    return torch.ones(S, S, dtype=torch.bool, device=device).tril(ahead)
-
-
-def _blocks(pattern: str, left_out: int) -> Callable[[Any, Any], Any]:
-    """The mask of a pattern of blocks of 128 × 128, causal within them. Fixed patterns are made once."""
-    import torch
-
-    made: dict[int, Any] = {}
-
-    def seen(q: Any, k: Any) -> Any:
-        S = q.shape[2]
-        across = -(-S // BLOCK)
-        if pattern == "dynamic":
-            # Means over a block hold what comes later within it: which blocks are seen, not what is in them.
-            blocks = choose(scores(q.detach(), k.detach(), "causal", None, None), "causal", left_out)
-        elif S not in made:
-            blocks = torch.zeros(across, across, dtype=torch.bool)
-            for row, own in enumerate(fixed(pattern, across, "causal", left_out)):
-                blocks[row, own] = True
-            blocks = blocks.to(q.device)
-        else:
-            return made[S]
-        wide = blocks.repeat_interleave(BLOCK, -1).repeat_interleave(BLOCK, -2)[..., :S, :S]
-        found = wide & _causal(S, q.device)
-        if pattern != "dynamic":
-            made[S] = found
-        return found
-
-    return seen

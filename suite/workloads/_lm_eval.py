@@ -1,8 +1,11 @@
-"""lm-evaluation-harness on logits of bytes: its interface of a language model, and one of its tasks on it."""
+"""lm-evaluation-harness on logits of bytes: its interface of a language model, and tasks: its own, and two of the
+corpus, which need no download.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...registry.errors import first_line
@@ -12,6 +15,11 @@ if TYPE_CHECKING:
     import torch
 
 Logits = Callable[["torch.Tensor"], "torch.Tensor"]
+MADE = ("corpus_lines", "corpus_repeats")
+"""Which of four continuations follows in the text; which one did so before, in the same window."""
+CHOICES = 4
+CONTINUATION = 24
+"""Bytes of one."""
 
 
 def score(logits: Logits, B: int, S: int, device: Any, pairs: list[tuple[str, str]]) -> list[tuple[float, bool]]:
@@ -64,15 +72,82 @@ def language_model(logits: Logits, B: int, S: int, device: Any) -> Any:
     return Bytes()
 
 
-def accuracy(task: str, model: Any, most: int) -> float:
-    """The accuracy of a task of lm-eval's own over its first examples. Raises `Unavailable` where its data are
-    not to be had.
+def examples(task: str, text: Any, S: int, count: int) -> list[dict[str, Any]]:
+    """Multiple choices of one of `MADE`, the same for everyone: context, choices, and which of them is right.
+
+    `text` holds bytes, uint8 (n,); context and choice have at most S.
+    """
+    chance = random.Random(task)
+    size = min(CONTINUATION, S // 4)
+    given = S - size if task == "corpus_lines" else (S - size) // 2
+    found = []
+    for _ in range(count):
+        starts = [chance.randrange(len(text) - S) for _ in range(CHOICES)]
+        before = bytes(text[starts[0] : starts[0] + given])
+        if task == "corpus_lines":
+            context, right = before, bytes(text[starts[0] + given : starts[0] + given + size])
+        else:
+            context, right = before + before[:-size], before[-size:]
+        wrong = [bytes(text[x : x + size]) for x in starts[1:]]
+        gold = chance.randrange(CHOICES)
+        choices = [*wrong[:gold], right, *wrong[gold:]]
+        # What is cut in the middle of a character is left out.
+        told = [x.decode("utf-8", "ignore") for x in (context, *choices)]
+        found.append({"context": told[0], "choices": told[1:], "gold": gold})
+    return found
+
+
+def made(task: str, docs: Sequence[dict[str, Any]]) -> Any:
+    """An `lm_eval.api.task.Task` of such examples. Raises ImportError where lm_eval is missing."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.task import MultipleChoiceTask
+
+    class Made(MultipleChoiceTask):  # type: ignore[misc]  # lm_eval is not installed where types are checked
+        VERSION = 1
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.set_config("task", task)
+
+        def download(self, *_: Any, **__: Any) -> None:
+            """There is nothing to be had from elsewhere."""
+
+        def has_training_docs(self) -> bool:
+            return False
+
+        def has_validation_docs(self) -> bool:
+            return False
+
+        def has_test_docs(self) -> bool:
+            return True
+
+        def test_docs(self) -> Sequence[dict[str, Any]]:
+            return docs
+
+        def doc_to_text(self, doc: dict[str, Any]) -> str:
+            return str(doc["context"])
+
+        def construct_requests(self, doc: dict[str, Any], ctx: str, **given: Any) -> list[Any]:
+            """As lm_eval's own without the blank that it puts before a choice: the text goes on."""
+            return [
+                Instance("loglikelihood", doc, (ctx, choice), i, metadata=given["metadata"])
+                for i, choice in enumerate(doc["choices"])
+            ]
+
+    return Made()
+
+
+def accuracy(task: Any, model: Any, most: int) -> float:
+    """The accuracy of a task over its first examples: one of lm-eval's own by its name, or what `made` gave.
+
+    Raises `Unavailable` where its data are not to be had.
     """
     from lm_eval import simple_evaluate
 
+    name = task if isinstance(task, str) else task.task_name
     try:
         found = simple_evaluate(model=model, tasks=[task], limit=most, bootstrap_iters=0, log_samples=False)
     except (OSError, ValueError, ConnectionError) as error:  # what `datasets` raises without network
         said = first_line(error, "not here")[:200]
-        raise Unavailable(f"data: {task}: {said}") from None
-    return float(found["results"][task]["acc,none"])
+        raise Unavailable(f"data: {name}: {said}") from None
+    return float(found["results"][name]["acc,none"])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..measure.verify import Incorrect
@@ -30,10 +31,12 @@ DECLARED = (1000, 5000, 10000)
 VALIDATIONS = 40
 """In all, about."""
 LEAST = 1 << 12
-"""Bytes that a short run validates on; no run validates on more than it trains on between."""
+"""Bytes that a short run validates on, or a batch; none validates on more than it trains on between."""
 NEAR = 5
 """Steps between two, at least."""
 CHECKPOINTS = 8
+SAVING = 20.0
+"""How many times as long as the last save took a run trains on before the next."""
 WARM = 0.02
 """The share of steps over which the rate rises; it then falls as a cosine to a tenth."""
 LEAK = 1e-2
@@ -103,16 +106,20 @@ class Training:
         session: Session,
         catalog: Catalog,
         checkpoint: Checkpoint,
+        before: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
+        """`before` are weights to go on from; without them training begins from random ones."""
         self.trainer = trainer
         self.recipe = trainer.recipe
+        batch = trainer.recipe.B * trainer.recipe.S
         share = max(LEAST, steps * trainer.recipe.tokens // VALIDATIONS)
-        self.source = dataclasses.replace(source, validated=min(source.validated, share))
+        self.source = dataclasses.replace(source, validated=max(batch, min(source.validated, share)))
         self.steps = steps
         self.most = most
         self.session = session
         self.device = session.device.torch_device
         self.checkpoint = checkpoint
+        self.before = before
         r = self.recipe
         self.order = Order(source.train, session.seed, r.accumulation, r.B, r.S, self.device)
         # Of another model the gradient in fp32 is no measure of this one's.
@@ -122,10 +129,12 @@ class Training:
         self._losses: list[Any] = []
         self._began = 0.0
         self._timed = 0
+        self._saved = (-math.inf, 0.0)
+        """When the last save was, and how long it took."""
 
     def run(self) -> Progress:
         """All steps that are left."""
-        self.trainer.load(initial(self.recipe, self.session.seed, self.device))
+        self.trainer.load(self._first())
         kept = self.checkpoint.load(self.device)
         if kept is not None:
             self.progress = Progress.of(kept["progress"])
@@ -147,6 +156,21 @@ class Training:
                 self._save()
         self.no_leak()
         return self.progress
+
+    def _first(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights that training starts from. Of another architecture those before are not."""
+        if self.before is None:
+            yield from initial(self.recipe, self.session.seed, self.device)
+            return
+        if self.trainer.changes.model:
+            raise NotImplementedError("another model has other weights than the checkpoint")
+        for name, x in self.before.items():
+            yield name, x.to(self.device, torch_dtype(self.recipe.dtype))
+
+    def text(self, batches: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The first batches of the validation text."""
+        r = self.recipe
+        return list(islice(validation(self.source, r.B, r.S, self.device), batches))
 
     def _step(self, step: int, look: bool) -> None:
         self.trainer.hyperparameters["lr"] = rate(step, self.steps, self.most)
@@ -191,12 +215,17 @@ class Training:
         self._begin()
 
     def _save(self) -> None:
+        before, took = self._saved
+        if time.perf_counter() - before < SAVING * took:
+            return
         self._pause()
+        began = time.perf_counter()
         # Losses since the last validation belong to the next mean.
         pending = [float(x) for x in self._losses]
         self.checkpoint.save(
             {"trainer": self.trainer.state(), "progress": self.progress.state(), "losses": pending}
         )
+        self._saved = (time.perf_counter(), time.perf_counter() - began)
         self._begin()
 
     def no_leak(self) -> None:

@@ -14,6 +14,9 @@ from ..measure.verify import Unavailable
 from ._checkpoint import Checkpoint, write
 
 VARIABLE = "KERNELMARK_CHECKPOINTS"
+OTHER = (
+    "data: the checkpoint here is another than where the run was planned. Copy that one here, or begin a new run"
+)
 
 
 def folder() -> Path:

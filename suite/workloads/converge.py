@@ -15,12 +15,14 @@ import msgspec
 from ...registry.store.metric import Equivalence, Metric
 from ...registry.store.record import Case, Measurement
 from ..measure.rounding import FP32, rounded
-from ..measure.verify import Incorrect
+from ..measure.verify import Incorrect, Unavailable
 from ..model import chosen
 from ..system import Assembly
 from ..workload import Workload
 from . import _expected as answer
+from . import _tasks as tasks
 from . import _text as text
+from . import _weights
 from ._arms import ArmTrainer
 from ._recipe import HYPERPARAMETERS, Recipe
 from .train import COMPRESSION, catalog
@@ -46,7 +48,7 @@ METRICS = (
     ),
     *(
         Metric(
-            f"bits_per_byte_at_{step}",
+            f"bits_per_byte@{step}",
             "bit",
             summary="last",
             judged=Equivalence(MARGIN),
@@ -55,6 +57,7 @@ METRICS = (
         )
         for step in DECLARED
     ),
+    *tasks.TASKS,
     next(x for x in TRAIN if x.name == "tokens_per_s"),
     Metric(
         "steps_to_target", "1", label="steps to target", about="Until the validation loss is the case's target."
@@ -167,10 +170,19 @@ def prepare(case: Case, session: Session) -> answer.Expected:
     if r.chosen.configuration.vocabulary < 256:
         raise NotImplementedError(f"{r.chosen.name} has {r.chosen.configuration.vocabulary} tokens, bytes are 256")
     text.source(str(case.options["data"]))
+    if case.axes["P"]:
+        _weights.find(*_before(case))
+        if WORKLOAD.spec(case) != case.spec:
+            raise Unavailable(_weights.OTHER)
     try:
         return answer.compute(r, catalog(), session.seed, session.device.torch_device)
     finally:
         session.device.release()
+
+
+def _before(case: Case) -> tuple[str, str, int]:
+    """What names the weights that training goes on from: model, data, steps."""
+    return str(case.options["model"]), str(case.options["data"]), case.axes["P"]
 
 
 def measure(case: Case, system: ArmTrainer, session: Session, expected: answer.Expected) -> Measurement:
@@ -193,7 +205,8 @@ def measure(case: Case, system: ArmTrainer, session: Session, expected: answer.E
     )
     steps, lr = case.axes["N"], float(case.options["lr"])
     source = text.source(str(case.options["data"]))
-    training = Training(system, source, steps, lr, session, catalog(), checkpoint)
+    before = _weights.load(*_before(case)) if case.axes["P"] else None
+    training = Training(system, source, steps, lr, session, catalog(), checkpoint, before)
     try:
         with session.stage("sample"):
             training.run()
@@ -221,9 +234,11 @@ def _measurement(training: Training, errors: dict[str, float], target: float, se
         "nonfinite": [float(trainer.counts["nonfinite"])],
         **{name: [value] for name, value in errors.items()},
     }
+    asked = tasks.asked(training.text(tasks.BATCHES), training.session.seed)
+    found |= {name: [tasks.bits(trainer.logits, batches)] for name, batches in asked.items()}
     for step in DECLARED:
         if step < training.steps:
-            found[f"bits_per_byte_at_{step}"] = [at(curve, step)]
+            found[f"bits_per_byte@{step}"] = [at(curve, step)]
     if done.rates:
         found["tokens_per_s"] = done.rates
     if (step_there := reached(curve, target)) is not None:
@@ -252,8 +267,8 @@ class Converge(Workload):
         found = read(case).chosen
         model = found.model
         own = (model.module, model.weights, repr(found.configuration))
-        data = _data(case)
-        return (*super().computes(case), *own, data)
+        before = (_weights.digest(*_before(case)),) if case.axes.get("P") else ()
+        return (*super().computes(case), *own, _data(case), *before)
 
 
 def _data(case: Case) -> str:
@@ -273,6 +288,7 @@ WORKLOAD = Converge(
         "S": "bytes a sequence",
         "N": "steps",
         "A": "micro-batches a step",
+        "P": "steps that a checkpoint was trained for before; 0: from random weights",
     },
     options={
         "model": tuple(x for model in catalog().models.values() for x in model.configurations),
@@ -280,7 +296,7 @@ WORKLOAD = Converge(
         "lr": (1e-3, 2.5e-4, 5e-4, 2e-3, 4e-3),
         "target": (2.0, 1.0, 1.2, 1.5, 3.0, 4.0),
     },
-    later={"A": 1},
+    later={"A": 1, "P": 0},
     dtypes=("bf16", "fp32"),
     bytes=lambda case: read(case).bytes * case.axes["N"],
     flops=lambda case: read(case).flops * case.axes["N"],
@@ -289,6 +305,6 @@ WORKLOAD = Converge(
     prepare=prepare,
     measure=measure,
     assemble=assemble,
-    definition=(text.synthetic, text.validation, tuple(HYPERPARAMETERS.items())),
+    definition=(text.synthetic, text.validation, tasks.asked, tasks.bits, tuple(HYPERPARAMETERS.items())),
     plans={},
 )

@@ -1,8 +1,7 @@
 """Quality: a trained model's perplexity, and what exchanging any part of it by another implementation costs.
 
 All systems get the same weights and text. Their logits are held to those of the same weights in fp32: divergence,
-agreement of the most likely byte, change of bits a byte. Two small tasks are made of the text itself: repeating
-what stood before, and finding what was planted.
+agreement of the most likely byte, change of bits a byte. Small tasks are made of the text itself (`_tasks`).
 """
 
 from __future__ import annotations
@@ -17,28 +16,23 @@ from ..measure.rounding import FP32, rounded
 from ..measure.verify import Unavailable
 from ..system import Assembly
 from . import _expected as answer
+from . import _tasks as tasks
 from . import _text as text
 from . import _weights, converge
 from ._agreement import LIMITS, exchanged
 from ._arms import ArmTrainer
-from ._random import generator
+from ._lm_eval import MADE
 from .train import catalog
 
 if TYPE_CHECKING:
-    import torch
-
     from ..measure.session import Session
 
-TASKS = ("corpus", "lambada_openai", "hellaswag", "piqa", "arc_easy")
-"""Of the corpus itself, or lm-eval's, which need its data."""
+TASKS = ("corpus", *MADE, "lambada_openai", "hellaswag", "piqa", "arc_easy")
+"""Of the corpus itself; by lm-eval, made of the corpus; or lm-eval's own, which need its data."""
 EXAMPLES = 200
-"""Of one of lm-eval's tasks."""
+"""Of a task by lm-eval."""
 TIE = 5e-2
 """Logits that are as near as that are equal: of bf16, which of two near 10 is the larger is rounding's."""
-BATCHES = 4
-"""Batches of text and of each small task."""
-KEY = 8
-"""Bytes of what is planted."""
 
 METRICS = (
     Metric(
@@ -76,11 +70,14 @@ METRICS = (
         about="Share of positions with the same most likely byte as in fp32, those left out where two are equal.",
     ),
     Metric("ties", "1", better="neither", about="Share of positions left out there."),
-    Metric("copying_bits", "bit", about="Of text that stands in the window a second time."),
+    *tasks.TASKS,
     Metric(
-        "needle_bits", "bit", about="Of eight bytes that were planted in the window and are asked for at its end."
+        "task_accuracy",
+        "1",
+        better="higher",
+        label="accuracy",
+        about="Of a task by lm-eval: of the examples, how many it gets right.",
     ),
-    Metric("task_accuracy", "1", better="higher", label="accuracy", about="Of one of lm-eval's tasks."),
 )
 
 
@@ -114,13 +111,9 @@ def prepare(case: Case, session: Session) -> Prepared:
     source = text.source(str(case.options["data"]))
     weights = {name: x.to(device) for name, x in _weights.load(*_trained(case)).items()}
     if WORKLOAD.spec(case) != case.spec:
-        raise Unavailable(
-            "data: the checkpoint here is another than where the run was planned. Copy that one here, or begin a "
-            "new run"
-        )
-    found = list(text.validation(source, r.B, r.S, device))[:BATCHES]
-    batches = {"text": found, "copying": [_copied(x) for x, _ in found]}
-    batches["needle"] = [_planted(x, session.seed) for x, _ in found]
+        raise Unavailable(_weights.OTHER)
+    found = list(text.validation(source, r.B, r.S, device))[: tasks.BATCHES]
+    batches = {"text": found, **tasks.asked(found, session.seed)}
     module = answer.reference_module(
         r.chosen, r.S, catalog(), device, {"loss": lambda x, weight, target: x @ weight.mT}
     )
@@ -134,36 +127,6 @@ def prepare(case: Case, session: Session) -> Prepared:
 def _trained(case: Case) -> tuple[str, str, int]:
     """What names the weights: model, data, steps."""
     return str(case.options["model"]), str(case.options["data"]), case.axes["N"]
-
-
-def _copied(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first half twice; only the second time counts. Targets that do not are -1."""
-    import torch
-
-    half = tokens.shape[1] // 2
-    twice = torch.cat([tokens[:, :half], tokens[:, :half]], 1)
-    targets = torch.full_like(twice, -1)
-    targets[:, half:-1] = twice[:, half + 1 :]
-    return twice, targets
-
-
-def _planted(tokens: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Letters planted after a mark at some place of the first half, and the mark again before the end."""
-    import torch
-
-    S = tokens.shape[1]
-    chance = generator(seed, "cpu")
-    found, targets = tokens.clone(), torch.full_like(tokens, -1)
-    size = min(KEY, S // 4)
-    mark = torch.tensor(list(b"\n#"), device=tokens.device)
-    for row in range(len(tokens)):
-        key = torch.randint(97, 123, (size,), generator=chance).to(tokens.device)
-        planted = torch.cat([mark, key])
-        at = int(torch.randint(0, max(1, S // 2 - len(planted)), (), generator=chance))
-        found[row, at : at + len(planted)] = planted
-        found[row, S - len(planted) :] = planted
-        targets[row, S - size - 1 : S - 1] = key
-    return found, targets
 
 
 def measure(case: Case, system: ArmTrainer, session: Session, prepared: Prepared) -> Measurement:
@@ -182,17 +145,24 @@ def measure(case: Case, system: ArmTrainer, session: Session, prepared: Prepared
             if wrong is not None:
                 raise Incorrect(wrong)
     with session.stage("sample"):
-        for name in ("copying", "needle"):
-            found[f"{name}_bits"] = _bits(system.logits, prepared.batches[name])
+        for x in tasks.TASKS:
+            found[x.name] = tasks.bits(system.logits, prepared.batches[x.name])
         if task != "corpus":
-            from ._lm_eval import accuracy, language_model
-
-            r = system.recipe
-            model = language_model(system.logits, r.B, r.S, session.device.torch_device)
-            found["task_accuracy"] = accuracy(task, model, EXAMPLES)
+            found["task_accuracy"] = _by_lm_eval(task, case, system, session)
     samples = {name: rounded([x], FP32) for name, x in found.items()}
     remarks = (f"weights of SHA-256 {prepared.digest[:16]}",)
     return Measurement(samples=samples, timer="none: nothing is timed", remarks=remarks)
+
+
+def _by_lm_eval(task: str, case: Case, system: ArmTrainer, session: Session) -> float:
+    from ._lm_eval import accuracy, examples, language_model, made
+
+    r = system.recipe
+    model = language_model(system.logits, r.B, r.S, session.device.torch_device)
+    if task not in MADE:
+        return accuracy(task, model, EXAMPLES)
+    docs = examples(task, text.source(str(case.options["data"])).validation, r.S, EXAMPLES)
+    return accuracy(made(task, docs), model, EXAMPLES)
 
 
 def _against(logits: Callable[[Any], Any], prepared: Prepared) -> dict[str, float]:
@@ -223,18 +193,6 @@ def _against(logits: Callable[[Any], Any], prepared: Prepared) -> dict[str, floa
         "top1_agreement": sums["agreed"] / sums["apart"] if sums["apart"] else 1.0,
         "ties": 1 - sums["apart"] / count,
     }
-
-
-def _bits(logits: Callable[[Any], Any], batches: list[tuple[Any, Any]]) -> float:
-    """Bits a byte over the targets that count."""
-    total, count = 0.0, 0
-    for tokens, targets in batches:
-        likely = logits(tokens).log_softmax(-1)
-        counts = targets >= 0
-        own = likely.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-        total -= float(own[counts].double().sum())
-        count += int(counts.sum())
-    return total / count / text.BITS
 
 
 @dataclass(frozen=True, kw_only=True)

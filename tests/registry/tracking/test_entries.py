@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+from kernelmark.registry.store.journal import Journal
+from kernelmark.registry.store.metric import Metric
 from kernelmark.registry.tracking.entries import entries
 
 
@@ -13,3 +16,13 @@ def test_a_conversion_is_a_metric_where_there_is_one(literal: Any) -> None:
     assert found["vllm"]["conversion/median_ms"] == 0.5
     assert found["vllm"]["latency/median_ms"] == 3.0
     assert "conversion/median_ms" not in found["torch"]
+
+
+def test_a_value_at_a_declared_step_has_a_name_that_mlflow_takes(literal: Any) -> None:
+    line = literal.record("torch", 2.0, beside={"loss@5000": 1.25})
+    header = msgspec.structs.replace(
+        literal.journal(line).header, metrics=(*literal.journal(line).header.metrics, Metric("loss@5000", "bit"))
+    )
+    (found,) = (x.metrics for x in entries(Journal(header, (line,))) if x.tags.get("implementation") == "torch")
+    assert found["loss_at_5000/median_bit"] == 1.25
+    assert not any("@" in x for x in found)

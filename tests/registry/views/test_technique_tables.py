@@ -80,6 +80,7 @@ def learned(loss: float = 1.0, model: str = "gpt2-86m-bytes") -> Journal:
         for name, times in (("torch", 1.0), ("float8_rowwise", loss), ("topk", 1.1)):
             curve = tuple(x * times * (1 + 1e-4 * ((seed * 7 + len(name)) % 5)) for x in (8.0, 2.0, 1.2))
             samples = {"bits_per_byte": (curve[-1],), "bits_by_step": curve, "validated_step": STEPS}
+            samples |= {"fp8_share": (0.945,)} if name == "float8_rowwise" else {}
             samples |= {"compression_ratio": (96.0,), "compression_accuracy": (0.62,)} if name == "topk" else {}
             seen = Measurement(samples, "own clock")
             found.append(Record(case, name, "torch", "1", seed, 0, "cold", "ok", None, seen))
@@ -133,6 +134,10 @@ def test_the_tables_as_they_are_printed() -> None:
     assert line(text, "fp16_scaled")[-1] == "quality not shown"
     assert line(text, "torch_graph")[-2:] == ["2.8×, −35 % memory", "quality not shown"]
     assert [line(text, f"varying-x | {x}")[-1] for x in ("torch", "torch_expandable")] == ["", "take this"]
+    assert line(text, "1,000") == [
+        "1,000", "2.347", "2.351", "+0.17 %", "float8_rowwise", "torch", "N1000", "1.2002", "1.2002", "+0.00%",
+        "-0.03% to +0.03%", "equivalent",
+    ]  # fmt: skip
     assert line(text, "N1000 | topk") == [
         "N1000", "topk", "96.00×", "62.0 %", "1.0×, 94 %", "+10.00% after 1,000 steps", "worse"
     ]  # fmt: skip

@@ -18,12 +18,13 @@ from kernelmark.suite.measure.stages import Stages
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect, Unavailable
 from kernelmark.suite.system import Assembly, Changes, System
-from kernelmark.suite.workloads import converge
-from kernelmark.suite.workloads._arms import ArmTrainer, low_share, masked, recipe_of, two_of_four
-from kernelmark.suite.workloads._arms import _blocks as blocks_of
+from kernelmark.suite.workloads import _tasks, _training, _weights, converge, quality
+from kernelmark.suite.workloads._arms import ArmTrainer, low_share, recipe_of, two_of_four
 from kernelmark.suite.workloads._fp8 import Probe, rounded, scale
+from kernelmark.suite.workloads._sparse import block_mask, blocks, by_blocks, elements, masked
 from kernelmark.suite.workloads._text import source
 from kernelmark.suite.workloads._training import rate, validated
+from torch.nn.attention.flex_attention import flex_attention
 
 STEPS = 20
 
@@ -67,6 +68,48 @@ def test_an_arm_learns_and_says_how_its_gradients_are(plain):
     assert min(found["gradient_cosine_by_layer"]) > 0.9999
     assert 0 < found["update_ratio"][0] < 0.1
     assert found["nonfinite"] == (0,)
+
+
+def test_an_arm_goes_on_from_a_checkpoint(arm, catalog, monkeypatch, tmp_path):
+    monkeypatch.setenv("KERNELMARK_CHECKPOINTS", str(tmp_path))
+    axes = {"B": 2, "S": 16, "N": 5, "P": STEPS}
+    given = {"model": "gpt2-tiny", "data": "synthetic"}
+    absent = converge.WORKLOAD.case(axes, "fp32", "program", **given)
+    session = Session(Cpu(), 11, 0, Sampling(), Stages())
+    with pytest.raises(Unavailable, match="kernelmark checkpoint gpt2-tiny --data synthetic --steps 20"):
+        converge.prepare(absent, session)
+    trained = converge.WORKLOAD.case({**axes, "N": STEPS, "P": 0}, "fp32", "program", **given)
+    trainer = arm.make()
+    trainer.load(_training.initial(converge.read(trained), 3, torch.device("cpu")))
+    _weights.save(trained, 0, {name: 0.5 * x for name, x in trainer.weights().items()})
+    case = converge.WORKLOAD.case(axes, "fp32", "program", **given)
+    assert (case.name, case.spec != absent.spec) == (absent.name, True), "other weights are another case"
+    with pytest.raises(Unavailable, match="another than where the run was planned"):
+        converge.prepare(absent, session)
+    made = []
+    for some in (case, trained):
+        system = converge.assemble(
+            some, Assembly(System("window", changes=Changes(attention="window-50")), catalog)
+        )
+        made.append(converge.measure(some, system, session, None).samples)
+    assert made[0]["bits_by_step"][0] != made[1]["bits_by_step"][0]
+    assert made[0]["bits_per_byte"][0] < made[0]["bits_by_step"][0]
+    assert {"last_quarter_bits", "copying_bits", "needle_bits"} < made[0].keys()
+
+
+def test_the_end_of_a_window_and_what_stands_in_it_twice():
+    tokens = torch.arange(16).view(1, 16)
+    asked = _tasks.asked([(tokens, tokens + 1)], 0)
+    ((_, late),) = asked["last_quarter_bits"]
+    assert late.tolist() == [[-1] * 12 + [13, 14, 15, 16]]
+    ((twice, targets),) = asked["copying_bits"]
+    assert twice[0, 8:].tolist() == twice[0, :8].tolist()
+    assert targets[0].tolist() == [-1] * 8 + [1, 2, 3, 4, 5, 6, 7, -1]
+    ((planted, key),) = asked["needle_bits"]
+    assert key[0, 11:15].tolist() == planted[0, 12:].tolist()
+    assert bytes(planted[0, 10:12].tolist()) == b"\n#"
+    # Logits that know nothing need 8 bits a byte.
+    assert _tasks.bits(lambda x: torch.zeros(*x.shape, 256), [(twice, targets)]) == pytest.approx(8)
 
 
 def test_the_same_arm_twice_has_the_same_numbers(arm, plain):
@@ -187,12 +230,26 @@ def test_two_of_four_are_kept():
 @pytest.mark.parametrize("pattern", ["static", "window", "random", "dynamic"])
 def test_patterns_of_equal_density_never_look_ahead(pattern):
     q = torch.randn(1, 2, 1024, 8, generator=torch.Generator().manual_seed(0))
-    seen = blocks_of(pattern, 50)(q, q)
+    seen = elements(blocks(pattern, 50))(q, q)
     assert seen.shape[-2:] == (1024, 1024)
     assert not seen.triu(1).any()
     assert seen.diagonal(dim1=-2, dim2=-1).all()
     wide = seen.reshape(-1, 8, 128, 8, 128).any(4).any(2)
     assert wide.sum((1, 2)).unique().tolist() == [sum(max(1, (n * 50 + 50) // 100) for n in range(1, 9))]
+
+
+@pytest.mark.training
+@pytest.mark.filterwarnings(
+    "ignore:flex_attention called without torch.compile"
+)  # a CPU compiles no backward pass
+@pytest.mark.parametrize("pattern", ["static", "dynamic"])
+def test_blocks_by_flex_attention_are_those_of_the_mask(pattern):
+    q, k, v = torch.randn(3, 1, 2, 640, 8, generator=torch.Generator().manual_seed(0))
+    found = by_blocks(blocks(pattern, 50), flex_attention)(q, k, v, "causal")
+    wanted = masked(elements(blocks(pattern, 50)))(q, k, v, "causal")
+    assert torch.allclose(found, wanted, atol=1e-5)
+    visited = block_mask(blocks(pattern, 50)(q, k), 640)
+    assert visited.sparsity() == pytest.approx(100 * (1 - 9 / 25)), "of five rows 1, 1, 2, 2 and 3 blocks"
 
 
 def test_the_rate_rises_and_falls():
@@ -202,6 +259,43 @@ def test_the_rate_rises_and_falls():
     assert rates.index(max(rates)) == 19
     assert rates[-1] == pytest.approx(0.1, abs=1e-3)
     assert {1000, 5000, 10000} <= set(validated(10000))
+
+
+EVERY_ARM = (
+    Changes(),
+    Changes(products="e4m3_tensorwise"),
+    Changes(products="e4m3_1x128"),
+    Changes(dtype="fp16"),
+    Changes(gradients="int8"),
+    Changes(weights="2:4"),
+    Changes(attention="linear"),
+    Changes(attention="dynamic-50"),
+    Changes(model="mamba2-1m-bytes"),
+)
+
+
+@pytest.mark.training
+def test_a_million_parameters_go_through_every_arm_and_a_kernel_swap_within_a_minute(
+    catalog, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("KERNELMARK_CHECKPOINTS", str(tmp_path))
+    began = time.process_time()
+    given = {"model": "gpt2-1m-bytes", "data": "synthetic"}
+    case = converge.WORKLOAD.case({"B": 1, "S": 32, "N": 10}, "fp32", "program", **given)
+    session = Session(Cpu(), 11, 0, Sampling(), Stages())
+    expected = converge.prepare(case, session)
+    for changes in EVERY_ARM:
+        trainer = converge.assemble(case, Assembly(System("arm", changes=changes), catalog))
+        found = converge.measure(case, trainer, session, expected).samples
+        assert found["bits_per_byte"][0] < found["bits_by_step"][0]
+        assert "gradient_norm_by_layer" in found
+        if changes == Changes():
+            _weights.save(case, 0, trainer.weights())
+    swapped = quality.WORKLOAD.case({"B": 1, "S": 32, "N": 10}, "fp32", "program", **given)
+    system = Assembly(System("fp8", changes=Changes(products="e4m3_rowwise")), catalog)
+    prepared = quality.prepare(swapped, session)
+    assert quality.measure(swapped, quality.assemble(swapped, system), session, prepared).samples["kl"][0] > 0
+    assert time.process_time() - began < 60
 
 
 KILLED = """
@@ -226,8 +320,6 @@ converge.measure(case, converge.assemble(case, Assembly(system, converge.catalog
 
 
 def test_a_killed_program_goes_on_bitwise(catalog: Catalog, tmp_path: Path, monkeypatch) -> None:
-    from kernelmark.suite.workloads import _training
-
     started = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path / "scratch")],
         env={**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"},

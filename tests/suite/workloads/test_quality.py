@@ -20,7 +20,7 @@ from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect, Unavailable
 from kernelmark.suite.system import Assembly, Changes, System
 from kernelmark.suite.workloads import _text, _weights, converge, quality
-from kernelmark.suite.workloads._lm_eval import accuracy, language_model, score
+from kernelmark.suite.workloads._lm_eval import MADE, accuracy, examples, language_model, score
 
 S = 32
 
@@ -186,6 +186,23 @@ def test_continuations_are_scored_by_their_bytes():
     assert found[1] == (pytest.approx(3 * likely - 2, rel=1e-5), False)
     assert not found[2][1]
     assert found[3] == (pytest.approx(2 * likely - 1, rel=1e-5), False), "of a long context the end counts"
+
+
+def test_examples_are_made_of_the_text_and_are_the_same_for_everyone():
+    text = _text.synthetic().validation
+    whole = bytes(text)
+    for task in MADE:
+        found = examples(task, text, 64, 20)
+        assert found == examples(task, text, 64, 20)
+        assert len({x["gold"] for x in found}) > 1
+        for x in found:
+            context, right = x["context"].encode(), x["choices"][x["gold"]].encode()
+            assert len(context) + len(right) <= 64
+            if task == "corpus_lines":
+                assert context + right in whole
+            else:
+                half = (len(context) + len(right)) // 2
+                assert (context + right)[:half] == (context + right)[half:]
 
 
 def test_lm_eval_is_asked_through_its_own_interface(exchange, monkeypatch):
