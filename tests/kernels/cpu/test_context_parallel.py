@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernelmark.kernels.attention._context_parallel import chunks_of, gathered, merge
 from kernelmark.kernels.attention._pulled import REST, Pulled
-from kernelmark.kernels.cpu.attention_context_parallel import _attend, _attend_lse, attention_context_parallel
+from kernelmark.kernels.cpu.attention_context_parallel import PARTIAL, attention_context_parallel
 from kernelmark.registry.store.record import Case
 from kernelmark.suite.operators import attention_context_parallel as operator
 
@@ -26,7 +26,7 @@ def drawn(world, mask):
 def _parts(group, case: Case, mask, form, memory, q, k, v, grad):
     given = [operator.split(x, case, group.rank).requires_grad_() for x in (q, k, v)]
     if form == "pulled":
-        out = gathered(*given, mask, _attend, Pulled(Processes(group, memory)))
+        out = gathered(*given, mask, PARTIAL, Pulled(Processes(group, memory)))
     else:
         out = attention_context_parallel(*given, mask, form)
     found = torch.autograd.grad(out, given, operator.split(grad, case, group.rank))
@@ -82,8 +82,8 @@ def test_merging_parts_is_attending_to_all_keys():
     _, q, k, v, _ = drawn(2, "full")
     out, level = torch.zeros(q.shape), torch.full(q.shape[:3], -torch.inf)
     for keys in (slice(0, 5), slice(5, 24)):
-        merge(out, level, *_attend_lse(q, k[:, :, keys], v[:, :, keys], "full"))
-    right, lse = _attend_lse(q, k, v, "full")
+        merge(out, level, *PARTIAL.forward(q, k[:, :, keys], v[:, :, keys], "full"))
+    right, lse = PARTIAL.forward(q, k, v, "full")
     torch.testing.assert_close(out, right.float())
     torch.testing.assert_close(level, lse.float())
 
