@@ -390,8 +390,8 @@ def backward(
     """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, rows) in fp32
     with room for whole blocks of 128 rows, filled up with +inf and 0. A window of 0 is none.
 
-    For inputs that `_hopper.fits` approves of, of lengths that `takes` does; gradients are `mappable`. Takes memory
-    for dq in fp32, its rows filled up to whole blocks and its columns to a power of two.
+    For inputs that `_hopper.fits` approves of, of lengths that `takes` does; gradients are `mappable`. Takes
+    memory for dq in fp32, its rows filled up to whole blocks and its columns to a power of two.
     """
     run(planned(grad, q, k, v, dq, dk, dv, causal, window, schedule), grad, q, k, v, lse, delta, dq, dk, dv)
 

@@ -25,8 +25,9 @@ import torch.distributed as dist
 class Attention(NamedTuple):
     """Attention of q to k and v under a mask, the last query and the last key being in one place.
 
-    `forward(q, k, v, mask)` gives the output and its natural log-sum-exp. `backward(grad, q, k, v, out, lse, mask)`
-    gives the gradients in q, k and v of an output over these keys and others: as far as these have a part in it.
+    `forward(q, k, v, mask)` gives the output and its natural log-sum-exp. `backward(grad, q, k, v, out, lse,
+    mask)` gives the gradients in q, k and v of an output over these keys and others, as far as these have a part
+    in it.
     """
 
     forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]]

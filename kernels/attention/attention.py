@@ -984,7 +984,7 @@ def _launch_backward(
 def _sized(hopper: Hopper, S: int, Sk: int, causal: bool, window: int, fixed: bool) -> bool:
     """Whether the backward pass for Hopper takes these lengths; the deterministic one as many keys as queries."""
     if fixed or not hopper.backward.AVAILABLE:
-        return S == Sk
+        return Sk == S
     found: bool = hopper.backward.takes(S, Sk, causal, window)
     return found
 
@@ -1161,7 +1161,7 @@ def attention_gradients(
     """(dQ, dK, dV) of `attention` over several sets of keys, as far as k and v, one of these sets, have a part in
     them: dK and dV are theirs, and dQ adds up over the sets. `grad` is that of `out`.
 
-    `out` and the natural log-sum-exp `lse` are over all sets, of which `mask` is that between q and this one; all as
+    `out` and the natural log-sum-exp `lse` are over all sets; `mask` is that between q and this one. All as
     `attention` takes and gives them.
     """
     level = torch.where(lse == -math.inf, math.inf, lse * LOG2E)

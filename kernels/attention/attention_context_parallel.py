@@ -1,7 +1,7 @@
 """Attention of one sequence over the GPUs of a host: K and V gathered, `attention` on each of a rank's two chunks.
 
-Copy engines bring K and V while the early chunk is attended to. In the backward pass gradients in K and V are added
-up over ranks while each chunk's with itself are computed.
+Copy engines bring K and V while the early chunk is attended to. In the backward pass gradients in K and V are
+added up over ranks while those of each chunk with itself are computed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from ..collective._peers import Peers
 from ._context_parallel import Attention, gathered, ring
 from ._pulled import Pulled
 from .attention import attention, attention_gradients
-
 
 PARTIAL = Attention(
     lambda *given: attention(*given, return_lse=True),  # type: ignore[arg-type]  # it takes the mask as a literal

@@ -79,7 +79,7 @@ class TensorParallel(Single):
         return whole
 
     def _exchange(self) -> Any:
-        """An autograd function of (x, whether it is read or written): as it is and added up, each other's gradients."""
+        """An autograd function of (x, whether it is read): as it is where it is, and else added up."""
         import torch
 
         add = self._added
@@ -91,7 +91,7 @@ class TensorParallel(Single):
                 return x.view_as(x) if read else add(x)
 
             @staticmethod
-            def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+            def backward(ctx: Any, grad: Any) -> Any:
                 return add(grad) if ctx.read else grad, None
 
         return Exchange
@@ -172,7 +172,7 @@ class SequenceParallel(TensorParallel):
                 return gathered(x) if read else rows(x)
 
             @staticmethod
-            def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+            def backward(ctx: Any, grad: Any) -> Any:
                 return rows(grad) if ctx.read else gathered(grad), None
 
         return Exchange
@@ -190,17 +190,18 @@ class SequenceParallel(TensorParallel):
 
     def _rows(self, x: torch.Tensor) -> torch.Tensor:
         """A rank's rows of the sum of all ranks' (B, S, D)."""
+        import torch
         import torch.distributed as dist
 
         parts = x.unflatten(1, (self._world, -1)).movedim(1, 0).contiguous()
-        found = parts.new_empty(parts.shape[1:])
-        if self._silent:
-            return found.copy_(parts[0])
-        dist.reduce_scatter_tensor(found, parts.flatten(0, 1))
+        found: torch.Tensor = parts[0]
+        if not self._silent:
+            found = torch.empty_like(found)
+            dist.reduce_scatter_tensor(found, parts.flatten(0, 1))
         return found
 
     def _settle(self, params: Sequence[Any]) -> None:
-        """A rank's loss is that of its own tokens: shares have the gradient of the losses' sum, all else a part."""
+        """Losses are of own tokens: gradients of shares are those of their sum, all else has a part of it."""
         import torch
         import torch.distributed as dist
 
@@ -253,7 +254,8 @@ class ContextParallel(Ddp):
         return ()
 
 
-DIVIDED: Mapping[str, Callable[[int], Single]] = {"tensor": TensorParallel,
+DIVIDED: Mapping[str, Callable[[int], Single]] = {
+    "tensor": TensorParallel,
     "sequence": SequenceParallel,
     "context": ContextParallel,
 }

@@ -31,8 +31,8 @@ from . import _muon as muon
 from ._arms import ArmTrainer
 from ._hooks import HOOKS, way
 from ._parallel import WAYS
-from ._split import DIVIDED
 from ._recipe import HYPERPARAMETERS, STATES, Recipe, recipe
+from ._split import DIVIDED
 from ._trainer import PartsTrainer
 from ._whole import WholeTrainer
 
@@ -369,7 +369,8 @@ class Program:
                 worst, where = max((x, i) for i, x in enumerate(off))
                 if not worst <= self.bound.loss:
                     raise Incorrect(
-                        f"step {where + 1} of {steps}: the loss is {found[where]:.6g}, that of one process {wanted[where]:.6g}"
+                        f"step {where + 1} of {steps}: the loss is {found[where]:.6g}, that of one process "
+                        f"{wanted[where]:.6g}"
                     )
         self.errors["loss_apart"] = self.group.agreed(worst)
 
