@@ -1,7 +1,7 @@
-"""ring-flash-attention's zigzag ring over FlashAttention 2 (github.com/zhuzilin/ring-flash-attention). Not run yet.
+"""ring-flash-attention's zigzag ring over FlashAttention 2 (github.com/zhuzilin/ring-flash-attention).
 
 Its ranks hold chunks r and 2·P - 1 - r as ours do; K and V go round with sends and receives, and outputs are
-merged by their log-sum-exp.
+merged by their log-sum-exp. Not run yet.
 """
 
 from __future__ import annotations

@@ -742,8 +742,8 @@ def gated_rms_norm(case: Any) -> Call:
 
 
 def all_reduce(case: Any) -> Call:
-    """Its custom all-reduce over peers' memory, one stage or two by size, to 8 MiB. An array is copied to its buffer,
-    as between calls that are not captured by vLLM itself. Not run yet.
+    """Its custom all-reduce over peers' memory, one stage or two by size, to 8 MiB. An array is copied to its
+    buffer, as between calls that are not captured by vLLM itself. Not run yet.
     """
     if case.options["place"] == "in":
         raise NotImplementedError("its all-reduce gives sums only, no mean in place")
@@ -759,7 +759,7 @@ def all_reduce(case: Any) -> Call:
 
 @functools.cache
 def _peers() -> Any:
-    """Its buffers of the default group's ranks; it exchanges their addresses through a group that is not NCCL's."""
+    """Its buffers of the default group's ranks, whose addresses are exchanged by a group that is not NCCL's."""
     import torch
     import torch.distributed as dist
     from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce

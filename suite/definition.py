@@ -69,7 +69,8 @@ class Definition:
       defaults (the first of the values listed).
     * `dtypes` are those that its cases may have: names of `DTYPES` in `operator.py`.
     * `later` gives axes and options that came after results were recorded, with the value they had until then: at
-      that value they are left out of names and hashes, so that old rows stay comparable.
+      that value they are left out of names and hashes, so that old rows stay comparable; an axis that was 0 is
+      left out of the case.
     * `bytes(case)`, `flops(case)`, `exponentials(case)`: the least a perfect implementation moves and computes.
     * `tokens(case)`: how many tokens a call stands for, for a rate of them; None where it has none.
     * `plans`: the cases by plan. `quick` (and `quick_cpu` in its place on a CPU) and `standard`; `full`
@@ -136,6 +137,7 @@ class Definition:
             raise unknown(f"pass of {self.name}", pass_, list(self.passes))
         chosen = {name: options.get(name, values[0]) for name, values in self.options.items()}
         ordered = {axis: axes[axis] if axis in axes else int(self.later[axis]) for axis in self.axes}
+        ordered = {axis: size for axis, size in ordered.items() if size or self.later.get(axis) != 0}
         ordered |= {GPUS: world} if world > 1 else {}
         bare = Case(
             operator=self.name,

@@ -195,7 +195,7 @@ def assemble(case: Case, assembly: Assembly) -> PartsTrainer:
     if r.S % chunks:
         raise NotImplementedError(f"{r.S} tokens cannot be cut into {chunks} equal parts for {case.world} ranks")
     if system.changes == NO_CHANGES:
-        return PartsTrainer(r, assembly, spread, case.axes["follow"])
+        return PartsTrainer(r, assembly, spread, case.axes.get("follow", 0))
     if not system.changes.only_stored:
         raise NotImplementedError(f"{system.name} trains by another recipe; `converge` compares such systems")
     if case.world > 1:
