@@ -515,6 +515,7 @@ WORKLOAD = Train(
         "parallel": (*WAYS, *HOOKS, *DIVIDED),
     },
     later={"A": 1, "follow": 0, "slice": "whole", "products": "dtype", "clip": 1.0, "parallel": "single"},
+    asked_for=("follow",),
     several=True,
     dtypes=("bf16", "fp32"),
     bytes=lambda case: read(case).bytes // sharing(case),

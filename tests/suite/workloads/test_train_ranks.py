@@ -128,6 +128,7 @@ def test_steps_that_ranks_share_are_of_each_rank_s_part():
     assert (one.flops, one.tokens) == (2 * two.flops, 2 * two.tokens)
     assert train.WORKLOAD.whole(one).axes["A"] == 2
     assert train.WORKLOAD.whole(two) == two
+    assert "follow" not in one.axes
 
 
 RATIOS = {"ddp_fp16": 2.0, "ddp_int8": 4 / (1 + 4 / 128)}
