@@ -42,9 +42,9 @@ def chunks_of(rank: int, world: int) -> tuple[int, int]:
 class Arriving(Protocol):
     """All ranks' K and V on their way."""
 
-    def start(self, own: torch.Tensor, mask: str) -> torch.Tensor:
-        """Of own (…, 2·L, D), this rank's chunks, memory for all of them, (…, 2·P·L, D), which will hold what a
-        call of this mask reads.
+    def start(self, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
+        """Of this rank's chunks, (B, Hkv, 2·L, D) each, memory for those of all, (2, B, Hkv, 2·P·L, D), which will
+        hold what a call of this mask reads.
         """
         ...
 
@@ -60,8 +60,8 @@ class Arriving(Protocol):
 class AtOnce:
     """By one collective of the default process group."""
 
-    def start(self, own: torch.Tensor, mask: str) -> torch.Tensor:
-        world = dist.get_world_size()
+    def start(self, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
+        world, own = dist.get_world_size(), torch.stack((k, v))
         flat = own.new_empty((world * own.shape[0], *own.shape[1:]))
         dist.all_gather_into_tensor(flat, own)
         halves = [x.chunk(2, -2) for x in flat.chunk(world)]
@@ -111,7 +111,7 @@ class _Gathered(torch.autograd.Function):
         arriving: Arriving,
     ) -> torch.Tensor:
         length, world = _chunk(q), dist.get_world_size()
-        whole = arriving.start(torch.stack((k, v)), mask)
+        whole = arriving.start(k, v, mask)
         if mask == "full":
             arriving.wait(2 * world)
             out, *levels = attention.forward(q, whole[0], whole[1], mask)

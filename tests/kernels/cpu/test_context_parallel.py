@@ -61,14 +61,14 @@ class Late(Processes):
 
 def _early(group, case, memory, k):
     own = operator.split(k, case, group.rank)
-    return Pulled(Late(group, memory)).start(own, "causal")
+    return Pulled(Late(group, memory)).start(own, own, "causal")
 
 
 def test_the_early_chunk_finds_its_keys_among_the_first_copies():
     """Nothing else is waited for before it is attended to."""
     case, _, k, _, _ = drawn(3, "causal")
     length = AXES["S"] // 6
-    for rank, whole in enumerate(spread(3, _early, case, places(3, 1 << 14), k)):
+    for rank, (whole, _) in enumerate(spread(3, _early, case, places(3, 1 << 14), k)):
         end = (rank + 1) * length
         assert torch.equal(whole[:, :, :end], k[:, :, :end])
         assert rank == 2 or whole.isnan().any()  # to the last rank only early chunks come, and those are first
