@@ -106,7 +106,7 @@ test-targets: $(VENV)/.tested
 .PHONY: test-ranks
 TIMES ?= 1
 test-ranks: $(VENV)/.tested
-	KERNELMARK_TEST_TIMES=$(TIMES) $(BIN)/python -m pytest -m ranks tests/suite/run/test_ranks.py tests/suite/doctor/test_ranks.py --timeout 300
+	KERNELMARK_TEST_TIMES=$(TIMES) $(BIN)/python -m pytest -m ranks tests/suite/run/test_ranks.py tests/suite/doctor/test_ranks.py tests/suite/test_emulated_nodes.py --timeout 300
 
 # The last of RANKS killed in every stage, TIMES over; DEVICE=cuda on GPUs.
 .PHONY: rank-faults
@@ -114,6 +114,12 @@ DEVICE ?= cpu
 RANKS ?= 2
 rank-faults: $(VENV)/.tested
 	$(BIN)/python tests/rank_faults.py --device $(DEVICE) --ranks $(RANKS) --times $(TIMES)
+
+# Training through NODES launcher agents of this host, each with RANKS ranks, peer access and shared memory off.
+.PHONY: emulated-nodes
+NODES ?= 2
+emulated-nodes: $(VENV)/.tested
+	$(BIN)/python tests/emulated_nodes.py --device $(DEVICE) --nodes $(NODES) --ranks $(RANKS)
 
 check: $(VENV)/.tested
 	$(BIN)/ruff format --check .

@@ -61,6 +61,14 @@ def _two_shot(case: Any) -> Callable[..., Any]:
     return call
 
 
+def _windows(case: Any) -> Callable[..., Any]:
+    """NCCL's own kernels over registered windows."""
+    raise NotImplementedError(
+        "torch registers windows with NCCL only as its symmetric-memory backend NCCL, and a process has one "
+        "backend: CUDA's, whose addresses ours and the rows beside it use"
+    )
+
+
 def _low_contention_all_gather(case: Any) -> Callable[..., Any]:
     import torch
 
@@ -103,7 +111,11 @@ def _matmul_reduce_scatter(case: Any) -> Callable[..., Any]:
 
 
 IMPLEMENTATIONS = {
-    "all_reduce": {"symmetric_one_shot": _one_shot, "symmetric_two_shot": _two_shot},
+    "all_reduce": {
+        "symmetric_one_shot": _one_shot,
+        "symmetric_two_shot": _two_shot,
+        "nccl_windows": _windows,
+    },
     "all_gather": {"symmetric_low_contention": _low_contention_all_gather},
     "all_gather_matmul": {"symmetric_fused": _all_gather_matmul},
     "matmul_reduce_scatter": {"symmetric_fused": _matmul_reduce_scatter},

@@ -741,6 +741,32 @@ def gated_rms_norm(case: Any) -> Call:
     return refusing(call, saying="doesn't support feature dim >= 64KB")
 
 
+def all_reduce(case: Any) -> Call:
+    """Its custom all-reduce over peers' memory, one stage or two by size, to 8 MiB. An array is copied to its
+    buffer, as between calls that are not captured by vLLM itself. Not run yet.
+    """
+    if case.options["place"] == "in":
+        raise NotImplementedError("its all-reduce gives sums only, no mean in place")
+    reduced = _peers()
+
+    def call(x: Any, place: str) -> Any:
+        if not reduced.should_custom_ar(x):
+            raise NotImplementedError("vLLM takes NCCL for arrays of this size between these GPUs")
+        return reduced.all_reduce(x)
+
+    return call
+
+
+@functools.cache
+def _peers() -> Any:
+    """Its buffers of the default group's ranks, whose addresses are exchanged by a group that is not NCCL's."""
+    import torch
+    import torch.distributed as dist
+    from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce
+
+    return CustomAllreduce(dist.new_group(backend="gloo"), torch.device("cuda", torch.cuda.current_device()))
+
+
 class _Serve(_transformers_models.Folder):
     """`vllm serve` as it comes, its cache of prefixes with it."""
 
@@ -761,6 +787,7 @@ def serve(case: Any) -> _Serve:
 
 IMPLEMENTATIONS = {
     "add_rms_norm": {"vllm": add_rms_norm},
+    "all_reduce": {"vllm_custom": all_reduce},
     "attention": {"vllm_fa3": attention},
     "attention_window": {"vllm_fa3": attention},
     "attention_decode": {"vllm_fa3": attention_decode, "vllm_unified": unified_attention},

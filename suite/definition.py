@@ -69,7 +69,8 @@ class Definition:
       defaults (the first of the values listed).
     * `dtypes` are those that its cases may have: names of `DTYPES` in `operator.py`.
     * `later` gives axes and options that came after results were recorded, with the value they had until then: at
-      that value they are left out of names and hashes, so that old rows stay comparable.
+      that value they are left out of names and hashes, so that old rows stay comparable. Axes that are
+      `asked_for` are not in the case either then.
     * `bytes(case)`, `flops(case)`, `exponentials(case)`: the least a perfect implementation moves and computes.
     * `tokens(case)`: how many tokens a call stands for, for a rate of them; None where it has none.
     * `plans`: the cases by plan. `quick` (and `quick_cpu` in its place on a CPU) and `standard`; `full`
@@ -87,6 +88,7 @@ class Definition:
     options: Mapping[str, tuple[Option, ...]] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")
     later: Mapping[str, Option] = field(default_factory=dict)
+    asked_for: tuple[str, ...] = ()
     exponentials: Callable[[Case], int] = no_exponentials
     tokens: Callable[[Case], int | None] = no_tokens
     continues: Mapping[str, str] = field(default_factory=dict)
@@ -136,6 +138,8 @@ class Definition:
             raise unknown(f"pass of {self.name}", pass_, list(self.passes))
         chosen = {name: options.get(name, values[0]) for name, values in self.options.items()}
         ordered = {axis: axes[axis] if axis in axes else int(self.later[axis]) for axis in self.axes}
+        plain = [axis for axis in self.asked_for if ordered[axis] == self.later[axis]]
+        ordered = {axis: size for axis, size in ordered.items() if axis not in plain}
         ordered |= {GPUS: world} if world > 1 else {}
         bare = Case(
             operator=self.name,

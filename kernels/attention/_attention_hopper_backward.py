@@ -19,6 +19,9 @@ says whether the builder does.
 Under a window a block walks from the first tile of queries that sees any of its keys to the last. Tiles that the
 window's edges or the causal mask cut are masked, the others not.
 
+Where every query sees every key there may be more or fewer keys than queries (`uneven`), both in whole blocks.
+So context parallel attention has the gradients of a rank's queries and of the keys before them.
+
 | barrier | one for | arrives | arrivals | waits, and the phase it starts at |
 |---|---|---|---|---|
 | `resident.full` | each half of K and V | the producer's copy | 1, bytes | both consumers, 0 |
@@ -89,8 +92,8 @@ class Schedule:
 @dataclass(frozen=True)
 class Config:
     """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether the last block
-    is not whole, the schedule, the layout of dS in shared memory; rows of a consumer, buffers of dS, a line of
-    the accumulator, a consumer's registers.
+    is not whole, the schedule, the layout of dS in shared memory; whether there are not as many keys as queries;
+    rows of a consumer, buffers of dS, a line of the accumulator, a consumer's registers.
     """
 
     width: int
@@ -99,6 +102,7 @@ class Config:
     tail: bool
     schedule: Schedule
     exchanged: gl.NVMMASharedLayout
+    uneven: bool = False
     rows: int = ROWS
     buffers: int = BUFFERS
     line: int = LINE
@@ -136,8 +140,9 @@ SCHEDULES = {
 
 @gluon.jit
 def _span(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    block, tiles, CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, WINDOW: gl.constexpr
-):
+    block, tiles, CAUSAL: gl.constexpr, ROWS: gl.constexpr, QUERIES: gl.constexpr, WINDOW: gl.constexpr,
+    UNEVEN: gl.constexpr = False,
+):  # fmt: skip
     """(first tile of queries, of so many, how many) of a block of keys. Under neither mask nor window each
     block starts at its own place too, so that not all of a head add to the same rows at a time; after a head's
     last tile comes its first.
@@ -145,6 +150,8 @@ def _span(  # type: ignore[no-untyped-def]  # Triton's types are its own
     PER: gl.constexpr = 2 * ROWS // QUERIES
     first = PER * block
     end = tiles
+    if UNEVEN:
+        first = first % tiles
     if WINDOW:
         end = gl.minimum(first + (WINDOW + 2 * ROWS - 2) // QUERIES + 1, end)
         if not CAUSAL:
@@ -153,6 +160,15 @@ def _span(  # type: ignore[no-untyped-def]  # Triton's types are its own
     if CAUSAL or WINDOW:
         count -= first
     return first, count
+
+
+@gluon.jit
+def _first_tile(head, tiles, blocks, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Of a query head, of so many tiles, in statistics and accumulator, whose heads have room for whole blocks."""
+    place = head * blocks.n * c.ratio
+    if c.uneven:
+        place = head * tiles
+    return place
 
 
 @gluon.jit
@@ -181,9 +197,9 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         resident.fetch(half, k, v, [batch, key_head, block * 2 * c.rows + half * c.rows, 0])
     at = cursor(1, c.stages)
     tiles = (blocks.length + c.queries - 1) // c.queries
-    first, count = _span(block, tiles, c.causal, c.rows, c.queries, c.window)
+    first, count = _span(block, tiles, c.causal, c.rows, c.queries, c.window, c.uneven)
     for member in range(0, blocks.groups):
-        base = (head * blocks.groups + member) * blocks.n * c.ratio
+        base = _first_tile(head * blocks.groups + member, tiles, blocks, c)
         more = count
         if c.schedule.ahead:
             # The last step looks one ahead: it gets the last tile once more.
@@ -237,11 +253,13 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     offer_zeros(pipes, c, HALF)
     step = 1
     tiles = (blocks.length + c.queries - 1) // c.queries
-    first, count = _span(block, tiles, c.causal, c.rows, c.queries, c.window)
+    first, count = _span(block, tiles, c.causal, c.rows, c.queries, c.window, c.uneven)
     last = ((head * blocks.groups * c.ratio * blocks.n + first) * 2 + HALF) * LINES
+    if c.uneven:
+        last = ((head * blocks.groups * tiles + first) * 2 + HALF) * LINES
     s = first_scores(pipes, zero, c, HALF)
     for member in range(0, blocks.groups):
-        base = (head * blocks.groups + member) * blocks.n * c.ratio
+        base = _first_tile(head * blocks.groups + member, tiles, blocks, c)
         for i in range(0, count):
             j = first + i
             if not c.causal and not c.window:
@@ -348,6 +366,13 @@ def _convert_dq(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tl.store(out + places, x, mask=inside)
 
 
+def takes(queries: int, keys: int, causal: bool, window: int) -> bool:
+    """Whether the kernel takes a head of so many queries and keys: as many, or any whole blocks that all see each
+    other.
+    """
+    return queries == keys or not (causal or window or queries % (2 * ROWS) or keys % (2 * ROWS))
+
+
 def backward(
     grad: torch.Tensor,
     q: torch.Tensor,
@@ -365,8 +390,8 @@ def backward(
     """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, rows) in fp32
     with room for whole blocks of 128 rows, filled up with +inf and 0. A window of 0 is none.
 
-    For inputs that `_hopper.fits` approves of, as many keys as queries; gradients are `mappable`. Takes memory for
-    dq in fp32, its rows filled up to whole blocks and its columns to a power of two.
+    For inputs that `_hopper.fits` approves of, of lengths that `takes` does; gradients are `mappable`. Takes
+    memory for dq in fp32, its rows filled up to whole blocks and its columns to a power of two.
     """
     run(planned(grad, q, k, v, dq, dk, dv, causal, window, schedule), grad, q, k, v, lse, delta, dq, dk, dv)
 
@@ -402,21 +427,22 @@ def planned(
 ) -> Plan:
     """What holds for all tensors of these shapes, strides, dtype and device."""
     B, H, S, D = q.shape
-    heads = k.shape[1]
+    heads, Sk = k.shape[1:3]
     width = power_of_2(D)
     schedule = schedule or SCHEDULES[width, causal]
     queries = schedule.rows
-    c = Config(width, causal, window, S % (2 * ROWS) != 0, schedule, shared_layout(ROWS, queries, q.dtype))
+    exchanged = shared_layout(ROWS, queries, q.dtype)
+    c = Config(width, causal, window, S % (2 * ROWS) != 0, schedule, exchanged, Sk != S)
     streamed = [mapping(x.shape, x.stride(), queries, x.dtype) for x in (q, grad)]
     resident = [mapping(x.shape, x.stride(), ROWS, x.dtype) for x in (k, v, dk, dv)]
-    n = -(-S // (2 * ROWS))
+    n, of_keys = (-(-x // (2 * ROWS)) for x in (S, Sk))
     sums = B * H * n * 2 * ROWS * width // LINE, LINE
     root = 1 / math.sqrt(D)
     section = heads_per_l2_group(S, width, H // heads, B * heads) if causal and not window else 1
     return Plan(
         (kernel_key(_kernel, q.device, q.dtype, c), kernel_key(_convert_dq, q.device, q.dtype, D)),
-        (B * heads * n, B * H * n * 2),
-        (n, B * heads, heads, section, H // heads, S, LOG2E * root, root, c),
+        (B * heads * of_keys, B * H * n * 2),
+        (of_keys, B * heads, heads, section, H // heads, S, LOG2E * root, root, c),
         (*(x // 8 for x in dq.stride()[:3]), H, n * 2, S, root, D, width),
         width // 16,
         (*streamed, *resident),

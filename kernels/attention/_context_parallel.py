@@ -5,25 +5,33 @@ early chunk sees few keys and the late one many, and every rank computes the sam
 
 * `gathered`: all ranks' K and V, and one attention call for each of the two chunks over the keys up to its end. No
   merges, full-size tiles; (n-1)/n of K and V in memory beside a rank's own. Where copy engines bring them
-  (`_pulled`), most come while the early chunk is attended to.
+  (`_pulled`), most come while the early chunk is attended to. The backward pass keeps them, and has the chunks'
+  gradients with themselves computed while those of other ranks' keys are added up.
 * `ring`: K and V go round, a pair of chunks a step, and outputs over parts of the keys are merged by their
-  log-sum-exp. Two pairs of chunks in memory, whatever the number of GPUs; the backward pass goes round once more
-  and computes each part's forward again.
+  log-sum-exp. Two pairs of chunks in memory, whatever the number of GPUs; the backward pass goes round once more.
 
-Both are given what attends: `attend(q, k, v, mask)`, or `attend_lse` which gives the natural log-sum-exp too, both
-differentiable, the last query and the last key being in one place.
+Both are given what attends, an `Attention`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str], torch.Tensor]
-AttendLse = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]]
+
+class Attention(NamedTuple):
+    """Attention of q to k and v under a mask, the last query and the last key being in one place.
+
+    `forward(q, k, v, mask)` gives the output and its natural log-sum-exp. `backward(grad, q, k, v, out, lse,
+    mask)` gives the gradients in q, k and v of an output over these keys and others, as far as these have a part
+    in it.
+    """
+
+    forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]]
+    backward: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
 def chunks_of(rank: int, world: int) -> tuple[int, int]:
@@ -34,9 +42,9 @@ def chunks_of(rank: int, world: int) -> tuple[int, int]:
 class Arriving(Protocol):
     """All ranks' K and V on their way."""
 
-    def start(self, own: torch.Tensor, mask: str) -> torch.Tensor:
-        """Of own (…, 2·L, D), this rank's chunks, memory for all of them, (…, 2·P·L, D), which will hold what a
-        call of this mask reads.
+    def start(self, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
+        """Of this rank's chunks, (B, Hkv, 2·L, D) each, memory for those of all, (2, B, Hkv, 2·P·L, D), which will
+        hold what a call of this mask reads.
         """
         ...
 
@@ -52,8 +60,8 @@ class Arriving(Protocol):
 class AtOnce:
     """By one collective of the default process group."""
 
-    def start(self, own: torch.Tensor, mask: str) -> torch.Tensor:
-        world = dist.get_world_size()
+    def start(self, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
+        world, own = dist.get_world_size(), torch.stack((k, v))
         flat = own.new_empty((world * own.shape[0], *own.shape[1:]))
         dist.all_gather_into_tensor(flat, own)
         halves = [x.chunk(2, -2) for x in flat.chunk(world)]
@@ -67,27 +75,19 @@ class AtOnce:
 
 
 def gathered(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, attend: Attend, arriving: Arriving | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: str,
+    attention: Attention,
+    arriving: Arriving | None = None,
 ) -> torch.Tensor:
     """Attention of this rank's q (B, H, 2·L, D) to all ranks' k and v (B, Hkv, 2·L, D): like q.
 
     Raises ValueError for an odd length.
     """
-    length = _chunk(q)
-    arriving = arriving or AtOnce()
-    keys, values = _Gather.apply(torch.stack((k, v)), mask, arriving)
-    rank, world = dist.get_rank(), dist.get_world_size()
-    if mask == "full":
-        arriving.wait(2 * world)
-        out = attend(q, keys, values, mask)
-    else:
-        parts = []
-        for own, number in zip(q.split(length, 2), chunks_of(rank, world), strict=True):
-            end = (number + 1) * length
-            arriving.wait(number + 1)
-            parts.append(attend(own, keys[:, :, :end], values[:, :, :end], mask))
-        out = torch.cat(parts, 2)
-    arriving.end()
+    _chunk(q)
+    out: torch.Tensor = _Gathered.apply(q, k, v, mask, attention, arriving or AtOnce())
     return out
 
 
@@ -97,35 +97,112 @@ def _chunk(q: torch.Tensor) -> int:
     return q.shape[2] // 2
 
 
-class _Gather(torch.autograd.Function):
-    """All ranks' pairs of chunks, in the order of the sequence; backward, their gradients' sums."""
+class _Gathered(torch.autograd.Function):
+    """Backward, every rank has gradients in the keys that it saw; each owner gets the sum over ranks."""
 
     @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, mask: str, arriving: Arriving) -> torch.Tensor:
-        """own (…, 2·L, D) to (…, 2·P·L, D), as far as a call of this mask reads it."""
-        return arriving.start(own.contiguous(), mask)
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: str,
+        attention: Attention,
+        arriving: Arriving,
+    ) -> torch.Tensor:
+        length, world = _chunk(q), dist.get_world_size()
+        whole = arriving.start(k, v, mask)
+        if mask == "full":
+            arriving.wait(2 * world)
+            out, *levels = attention.forward(q, whole[0], whole[1], mask)
+        else:
+            parts = []
+            for own, number in zip(q.split(length, 2), chunks_of(dist.get_rank(), world), strict=True):
+                arriving.wait(number + 1)
+                parts.append(attention.forward(own, *whole[..., : (number + 1) * length, :], mask))
+            out = torch.cat([x for x, _ in parts], 2)
+            levels = [x for _, x in parts]
+        arriving.end()
+        ctx.save_for_backward(q, k, v, whole, out, *levels)
+        ctx.given = mask, attention
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        world = dist.get_world_size()
-        pieces = grad.chunk(2 * world, -2)
-        by_rank = [torch.cat([pieces[c] for c in chunks_of(rank, world)], -2) for rank in range(world)]
-        out = torch.empty_like(by_rank[0])
-        dist.reduce_scatter_tensor(out, torch.cat(by_rank))
-        return out, None, None
+        q, k, v, whole, out, *levels = ctx.saved_tensors
+        mask, attention = ctx.given
+        length = _chunk(q)
+        if mask == "full":
+            dq, dk, dv = attention.backward(grad, q, whole[0], whole[1], out, levels[0], mask)
+            return dq, *_scatter(dk, dv, length)(), None, None, None
+        # First each chunk with all keys before it: as many scores on every rank, so that none waits for another.
+        # The late chunk sees all that the early one does.
+        before: list[torch.Tensor | None] = [None, None]
+        sums: tuple[torch.Tensor, ...] = ()
+        for half, number in reversed([*enumerate(chunks_of(dist.get_rank(), dist.get_world_size()))]):
+            if number:
+                own = slice(half * length, (half + 1) * length)
+                seen = whole[..., : number * length, :]
+                given = grad[:, :, own], q[:, :, own], *seen, out[:, :, own], levels[half]
+                before[half], *found = attention.backward(*given, "full")
+                for total, more in zip(sums, found, strict=False):
+                    total[:, :, : number * length] += more
+                sums = sums or tuple(found)
+        scattered = _scatter(*sums, length)
+        # Then, while these are added up, both chunks with themselves, in one call.
+        given = (*(_as_batches(x, length) for x in (grad, q, k, v, out)), torch.stack(levels, 1).flatten(0, 1))
+        dq, dk, dv = (_as_one(x) for x in attention.backward(*given, mask))
+        for half, part in enumerate(before):
+            if part is not None:
+                dq[:, :, half * length : (half + 1) * length] += part
+        return dq, *(x + y for x, y in zip((dk, dv), scattered(), strict=True)), None, None, None
 
 
-def ring(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, attend_lse: AttendLse) -> torch.Tensor:
+def _as_batches(x: torch.Tensor, length: int) -> torch.Tensor:
+    """(B, heads, 2·L, D) as (2·B, heads, L, D); of one sequence no copy."""
+    return x.unflatten(2, (2, length)).movedim(2, 1).flatten(0, 1)
+
+
+def _as_one(x: torch.Tensor) -> torch.Tensor:
+    """The inverse of `_as_batches`."""
+    return x.unflatten(0, (-1, 2)).movedim(1, 2).flatten(2, 3)
+
+
+def _scatter(dk: torch.Tensor, dv: torch.Tensor, length: int) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    """Adds up all ranks' gradients in the first keys of the sequence, each (B, Hkv, chunks·L, D), beside what is
+    queued next; what is given waits for those in a rank's own two chunks.
+    """
+    world = dist.get_world_size()
+    parts = dk.new_empty((world, 2, *dk.shape[:2], 2 * length, dk.shape[3]))
+    for rank in range(world):
+        for half, number in enumerate(chunks_of(rank, world)):
+            place = parts[rank][..., half * length : (half + 1) * length, :]
+            if number * length < dk.shape[2]:
+                for to, given in zip(place, (dk, dv), strict=True):
+                    to.copy_(given[:, :, number * length : (number + 1) * length])
+            else:
+                place.zero_()
+    own = torch.empty_like(parts[0])
+    work = dist.reduce_scatter_tensor(own, parts.flatten(0, 1), async_op=True)
+
+    def wait() -> tuple[torch.Tensor, torch.Tensor]:
+        work.wait()
+        return own[0], own[1]
+
+    return wait
+
+
+def ring(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, attention: Attention) -> torch.Tensor:
     """As `gathered`, with K and V going round. Raises ValueError for an odd length."""
     _chunk(q)
-    out: torch.Tensor = _Ring.apply(q, k, v, mask, attend_lse)
+    out: torch.Tensor = _Ring.apply(q, k, v, mask, attention)
     return out
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, attend_lse: AttendLse
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, attention: Attention
     ) -> torch.Tensor:
         out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         level = torch.full(q.shape[:3], -torch.inf, dtype=torch.float32, device=q.device)
@@ -133,35 +210,28 @@ class _Ring(torch.autograd.Function):
         for step in range(dist.get_world_size()):
             arriving = _send_on(travelling) if step + 1 < dist.get_world_size() else None
             for rows, keys, part in _visible(step, q.shape[2] // 2, mask):
-                own, (k_, v_) = q[:, :, rows], travelling[:, :, :, keys]
-                merge(out[:, :, rows], level[:, :, rows], *attend_lse(own, k_, v_, part))
+                found = attention.forward(q[:, :, rows], *travelling[:, :, :, keys], part)
+                merge(out[:, :, rows], level[:, :, rows], *found)
             if arriving is not None:
                 travelling = arriving()
         result = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, result, level)
-        ctx.given = mask, attend_lse
+        ctx.given = mask, attention
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        """Of O = Σ w·o with w = exp(lse - LSE): do = w·dO, dlse = w·dO·(o - O)."""
         q, k, v, result, level = ctx.saved_tensors
-        mask, attend_lse = ctx.given
-        wide = grad.float()
-        delta = (wide * result.float()).sum(-1)
+        mask, attention = ctx.given
         dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         travelling = torch.stack((k, v))
         owed = torch.zeros(travelling.shape, dtype=torch.float32, device=q.device)
         for step in range(dist.get_world_size()):
             arriving = _send_on(travelling) if step + 1 < dist.get_world_size() else None
             for rows, keys, part in _visible(step, q.shape[2] // 2, mask):
-                given = [x.detach().requires_grad_() for x in (q[:, :, rows], *travelling[:, :, :, keys])]
-                with torch.enable_grad():
-                    o, lse = attend_lse(*given, part)
-                weight = (lse.detach() - level[:, :, rows]).exp()
-                do = weight[..., None] * wide[:, :, rows]
-                dlse = weight * (wide[:, :, rows] * o.detach().float()).sum(-1) - weight * delta[:, :, rows]
-                found = torch.autograd.grad((o, lse), given, (do.to(o.dtype), dlse.to(lse.dtype)))
+                own = (x[:, :, rows] for x in (result, level))
+                given = grad[:, :, rows], q[:, :, rows], *travelling[:, :, :, keys], *own
+                found = attention.backward(*given, part)
                 dq[:, :, rows] += found[0]
                 owed[0][:, :, keys] += found[1]
                 owed[1][:, :, keys] += found[2]

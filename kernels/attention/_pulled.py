@@ -18,16 +18,18 @@ class Pulled:
         self._peers = peers
         self._early = chunks_of(peers.rank, peers.world)[0]
 
-    def start(self, own: torch.Tensor, mask: str) -> torch.Tensor:
-        peers, length = self._peers, own.shape[-2] // 2
-        whole = own.new_empty((*own.shape[:-2], peers.world * own.shape[-2], own.shape[-1]))
-        peers.place(peers.rank, own.shape, own.dtype).copy_(own)
+    def start(self, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
+        peers, length, shape = self._peers, k.shape[2] // 2, (2, *k.shape)
+        whole = k.new_empty((*shape[:-2], 2 * peers.world * length, shape[-1]))
+        own = peers.place(peers.rank, shape, k.dtype)
+        for place, given in zip(own, (k, v), strict=True):
+            place.copy_(given)
         peers.meet(0)
 
         def bring(rank: int, half: int) -> None:
             """A chunk: of each head a piece of memory in one, which is what an engine copies."""
             at = chunks_of(rank, peers.world)[half] * length
-            there = peers.place(rank, own.shape, own.dtype) if rank != peers.rank else own
+            there = own if rank == peers.rank else peers.place(rank, shape, k.dtype)
             target = whole[..., at : at + length, :].flatten(0, -3)
             source = there[..., half * length : (half + 1) * length, :].flatten(0, -3)
             for to, given in zip(target, source, strict=True):

@@ -953,8 +953,9 @@ def _launch_backward(
     if dq.numel() == 0 or dk.numel() == 0:
         return dq.zero_(), dk.zero_(), dv.zero_(), ds.zero_()
     q, k, v, grad = _plain(q), _plain(k), _plain(v), _plain(grad)
+    fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled()
     hopper = _hopper(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
-    if hopper is not None and not (Sk == S and hopper.common.fits(q, k, v)):
+    if hopper is not None and not (hopper.common.fits(q, k, v) and _sized(hopper, S, Sk, causal, window, fixed)):
         hopper = None
     if _portable(q, v, sinks, cap):
         hopper = None
@@ -966,7 +967,6 @@ def _launch_backward(
         if grad_lse is not None:
             # A row's log-sum-exp has the probabilities for its derivative: dS = P ∘ (dP + dlse - delta).
             delta[..., :S].sub_(grad_lse, alpha=LOG2E)
-        fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled()
         kernels = hopper.deterministic if fixed or not hopper.backward.AVAILABLE else hopper.backward
         kernels.backward(grad, q, k, v, level, delta, dq, dk, dv, causal, window)
         return dq, dk, dv, ds
@@ -979,6 +979,14 @@ def _launch_backward(
         weights = torch.exp2(sinks.float()[:, None] * LOG2E - lse)
         ds = -(weights * delta).sum((0, 2)).to(sinks.dtype)
     return dq, dk, dv, ds
+
+
+def _sized(hopper: Hopper, S: int, Sk: int, causal: bool, window: int, fixed: bool) -> bool:
+    """Whether the backward pass for Hopper takes these lengths; the deterministic one as many keys as queries."""
+    if fixed or not hopper.backward.AVAILABLE:
+        return Sk == S
+    found: bool = hopper.backward.takes(S, Sk, causal, window)
+    return found
 
 
 def _portable_backward(
@@ -1075,7 +1083,11 @@ def _prepare_backward(
     window = _bounded(window, S, Sk)
     gradients = like(q), like(k), like(v)
     made = [_made(x) for x in gradients]
-    if hopper is None or _portable(q, v, sinks, cap) or not (Sk == S and hopper.common.fits(q, k, v)):
+    if (
+        hopper is None
+        or _portable(q, v, sinks, cap)
+        or not (hopper.common.fits(q, k, v) and _sized(hopper, S, Sk, causal, window, False))
+    ):
         tma = _descriptors(None, q, k, v, grad)
         kernels = _portable_backward(q, k, v, grad, out, gradients, causal, window, cap, tma)
 
@@ -1135,6 +1147,26 @@ def _of_sinks(q: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
 
 # ---------------------------------------------------------------------------------------------------------
 # Autograd.
+
+
+def attention_gradients(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    mask: Literal["causal", "full"] = "causal",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dQ, dK, dV) of `attention` over several sets of keys, as far as k and v, one of these sets, have a part in
+    them: dK and dV are theirs, and dQ adds up over the sets. `grad` is that of `out`.
+
+    `out` and the natural log-sum-exp `lse` are over all sets; `mask` is that between q and this one. All as
+    `attention` takes and gives them.
+    """
+    level = torch.where(lse == -math.inf, math.inf, lse * LOG2E)
+    dq, dk, dv, _ = _gradients(grad, q, k, v, out, level, mask == "causal", 0, None, None, 0.0)
+    return dq, dk, dv
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:

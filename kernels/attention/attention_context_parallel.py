@@ -1,7 +1,7 @@
 """Attention of one sequence over the GPUs of a host: K and V gathered, `attention` on each of a rank's two chunks.
 
-Copy engines bring K and V while the early chunk is attended to. Not run on several GPUs yet; the same code is
-tested with processes, on gloo and on shared memory.
+Copy engines bring K and V while the early chunk is attended to. In the backward pass gradients in K and V are
+added up over ranks while those of each chunk with itself are computed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ import torch
 import torch.distributed as dist
 
 from ..collective._peers import Peers
-from ._context_parallel import gathered, ring
+from ._context_parallel import Attention, gathered, ring
 from ._pulled import Pulled
-from .attention import attention
+from .attention import attention, attention_gradients
+
+PARTIAL = Attention(
+    lambda *given: attention(*given, return_lse=True),  # type: ignore[arg-type]  # it takes the mask as a literal
+    attention_gradients,
+)
 
 
 def attention_context_parallel(
@@ -26,9 +31,9 @@ def attention_context_parallel(
     `form` "ring" keeps two pairs of chunks of K and V in place of all of them. Every rank must call it, and run
     backward if any does. Dtypes, errors and gradients are those of `attention`.
     """
+    if dist.get_world_size() == 1:
+        return attention(q, k, v, mask)
     if form == "ring":
-        return ring(q, k, v, mask, lambda *given: attention(*given, return_lse=True))  # type: ignore[arg-type]
-    pulled = None
-    if dist.get_world_size() > 1:
-        pulled = Pulled(Peers.of(dist.group.WORLD, k.device, 2 * k.numel() * k.element_size()))
-    return gathered(q, k, v, mask, attention, pulled)  # type: ignore[arg-type]  # it takes the mask as a literal
+        return ring(q, k, v, mask, PARTIAL)
+    pulled = Pulled(Peers.of(dist.group.WORLD, k.device, 2 * k.numel() * k.element_size()))
+    return gathered(q, k, v, mask, PARTIAL, pulled)

@@ -5,30 +5,60 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch.nn.attention.bias import causal_lower_right
-from torch.nn.functional import scaled_dot_product_attention
 
-from ..attention._context_parallel import gathered, ring
+from ..attention._context_parallel import Attention, gathered, ring
 
 
 def attention_context_parallel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"], form: str = "gathered"
 ) -> torch.Tensor:
     """See `kernels/attention/attention_context_parallel.py`."""
-    return ring(q, k, v, mask, _attend_lse) if form == "ring" else gathered(q, k, v, mask, _attend)
+    return (ring if form == "ring" else gathered)(q, k, v, mask, PARTIAL)
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
-    groups = q.shape[1] != k.shape[1]
-    bias = causal_lower_right(q.shape[2], k.shape[2]) if mask == "causal" else None
-    return scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=groups)
-
-
-def _attend_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """In plain steps, for the log-sum-exp: PyTorch's fused kernel keeps it to itself."""
-    groups = q.shape[1] // k.shape[1]
-    scores = (q * q.shape[3] ** -0.5) @ k.repeat_interleave(groups, 1).mT
+def _scores(q: torch.Tensor, k: torch.Tensor, mask: str) -> torch.Tensor:
+    """(B, H, S, Sk) in fp32 or wider: PyTorch's fused kernel keeps their log-sum-exp to itself."""
+    scores = (q * q.shape[3] ** -0.5) @ _by_query_head(k, q).mT
     if mask == "causal":
         own, other = (torch.arange(x.shape[2]) for x in (q, k))
         scores = scores.masked_fill(other > own[:, None] + k.shape[2] - q.shape[2], -torch.inf)
-    return scores.softmax(-1) @ v.repeat_interleave(groups, 1), scores.logsumexp(-1)
+    return scores
+
+
+def _wide(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]
+
+
+def _by_query_head(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
+def _by_key_head(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(1, (k.shape[1], -1)).sum(2).to(k.dtype)
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> tuple[torch.Tensor, torch.Tensor]:
+    wide, keys, values = _wide(q, k, v)
+    scores = _scores(wide, keys, mask)
+    return (scores.softmax(-1) @ _by_query_head(values, q)).to(q.dtype), scores.logsumexp(-1)
+
+
+def _gradients(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    mask: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """With P the probabilities: dV = Pᵀ·dO, dS = P ∘ (dO·Vᵀ - rowsum(O ∘ dO)), dK = dSᵀ·Q / √D, dQ = dS·K / √D."""
+    g, o, wide, keys, values = _wide(grad, out, q, k, v)
+    p = (_scores(wide, keys, mask) - lse[..., None]).exp()
+    dp = g @ _by_query_head(values, q).mT
+    ds = p * (dp - (o * g).sum(-1, keepdim=True)) * q.shape[3] ** -0.5
+    dq = ds @ _by_query_head(keys, q)
+    return dq.to(q.dtype), _by_key_head(ds.mT @ wide, k), _by_key_head(p.mT @ g, v)
+
+
+PARTIAL = Attention(_attend, _gradients)

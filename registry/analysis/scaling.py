@@ -2,7 +2,7 @@
 
 * Strong: the same work. E = T₁ / (P·T_P) with T₁ the best correct implementation of one GPU in the same run, not
   only ours: a slow T₁ buys no efficiency. Both times stand beside it.
-* Weak: as much work for each GPU (a program, which is measured in work a GPU). E = T₁ / T_P.
+* Weak: as much work for each GPU (a program whose GPUs have tokens of their own). E = T₁ / T_P.
 * Prediction: a step takes what it computes plus what communication is left when as much of it is hidden as was
   before. Collectives take α a step of their algorithm and 1/β a byte (Hockney 1994), fitted to the run's own
   all-reduces. A prediction is no row, and stands beside what was measured where that is known.
@@ -29,6 +29,10 @@ class NothingToPredict(KernelmarkError):
 
 WAY = "parallel"
 """The option that says how a program is spread, which one of a single GPU has at another value."""
+SHARED = ("tensor", "sequence", "context")
+"""Its values by which GPUs share a step's tokens."""
+NO_WORK = (GPUS, "follow")
+"""Axes that do not change what is computed in the time."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class Scaled:
     @property
     def kind(self) -> Literal["strong", "weak"]:
         """Whether the GPUs share the work of the one, or each has as much."""
-        return "weak" if self.row.pass_ == "program" else "strong"
+        own = self.row.pass_ == "program" and self.row.options.get(WAY) not in SHARED
+        return "weak" if own else "strong"
 
     @property
     def ideal(self) -> int:
@@ -89,7 +94,7 @@ def efficiencies(rows: Iterable[Row]) -> tuple[Scaled, ...]:
 
 def work(row: Row) -> tuple[object, ...]:
     """What a row computes, on however many GPUs: axes, options, dtype, pass, cache, and what is measured."""
-    axes = tuple(sorted((name, size) for name, size in row.axes.items() if name != GPUS))
+    axes = tuple(sorted((name, size) for name, size in row.axes.items() if name not in NO_WORK))
     options = tuple(sorted((name, value) for name, value in row.options.items() if name != WAY))
     return axes, options, row.dtype, row.pass_, row.cache, row.primary
 

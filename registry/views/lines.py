@@ -172,7 +172,7 @@ def over_lengths(contest: Contest, measure: Measure) -> str | None:
     longest = max(len(x.operator) for x in known)
     left, right, top, foot = 62.0, WIDTH - longest * CHARACTER - 12, 14.0 + 14.0 * (len(known) - 1), 250.0
     up = log_axis(min(values), max(values), 0, foot - top)
-    plot = Plot(Canvas(WIDTH, foot + 24), _octaves(lengths, left, right), up, top, foot)
+    plot = Plot(Canvas(WIDTH, foot + 24), octaves(lengths, left, right), up, top, foot)
     plot.grid(_same, _same if measure == "time" else _sized)
     ends: list[tuple[float, float, str, str]] = []
     for series, points in zip(known, middles, strict=True):
@@ -193,7 +193,7 @@ def _middles(curve: Curve) -> dict[int, float]:
     return {length: median(x.values()) for length, x in sorted(curve.items())}
 
 
-def _octaves(lengths: Sequence[int], left: float, right: float) -> Axis:
+def octaves(lengths: Sequence[int], left: float, right: float) -> Axis:
     """A logarithmic axis over lengths with ticks at powers of two, every other one where they are many."""
     begin, end = math.log2(lengths[0]) - 0.15, math.log2(lengths[-1]) + 0.15
     powers = range(math.ceil(begin), math.floor(end) + 1)

@@ -29,7 +29,7 @@ from ..errors import InputError
 from ..store.journal import Journal
 from ..store.metric import Metric, Ratio
 from ..store.record import YARDSTICK
-from . import charts, lines, serving, strips, summary
+from . import charts, lines, over_gpus, serving, strips, summary
 from .answer import Answer, answer
 from .canvas import Axis, marker
 from .comparison_table import RunComparison, compare
@@ -162,6 +162,7 @@ class Run:
     answer: Answer
     sections: tuple[Section, ...]
     races: tuple[Race, ...]
+    scalings: tuple[over_gpus.Scaling, ...]
     serving: serving.Pictures
     worths: tuple[Worth, ...]
     convergences: tuple[Convergence, ...]
@@ -334,6 +335,7 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         answer=answer(found, overall, raced, exchanged, trained),
         sections=_sections(journal, found, looks),
         races=_races(raced),
+        scalings=over_gpus.scalings(journal, found, looks),
         serving=serving.pictures(found, serving.spreads(journal), looks),
         worths=exchanged,
         convergences=convergences(journal, looks) if found else (),

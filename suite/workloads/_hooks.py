@@ -12,6 +12,7 @@ from ...registry.store.record import PROVIDER
 from ..catalog import Catalog
 from ..operator import torch_dtype
 from ._parallel import Ddp, Parallel, parallel
+from ._split import DIVIDED
 
 if TYPE_CHECKING:
     import torch
@@ -146,4 +147,6 @@ def way(name: str, world: int, catalog: Catalog) -> Parallel:
     """By that value, of all ways. Raises NotImplementedError for several GPUs without a way, and one with one."""
     if name in HOOKS and world > 1:
         return HOOKS[name](catalog, world)
+    if name in DIVIDED and world > 1:
+        return DIVIDED[name](world)
     return parallel(name, world)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
+
+    from ..model import Chosen
+    from ..system import Assembly
 
 WAYS = ("single", "ddp", "fsdp2")
 """Of the option `parallel`."""
@@ -18,6 +21,18 @@ class Parallel(Protocol):
 
     captured: bool
     """Whether forward and backward can be one CUDA graph."""
+    divided: bool
+    """Whether the ranks share one step's tokens; else each has as many of its own."""
+
+    def share(self, batch: torch.Tensor) -> torch.Tensor:
+        """Of all ranks' tokens or targets (A, B, S) those of this one."""
+        ...
+
+    def parts(
+        self, assembly: Assembly, chosen: Chosen, B: int, S: int, dtype: str, device: str
+    ) -> Mapping[str, Callable[..., Any]]:
+        """Parts of the model that ranks compute together, in place of the system's."""
+        ...
 
     def spread(self, module: Any) -> Any:
         """The module that is called in place of this one, whose parameters are on the device."""
@@ -31,8 +46,8 @@ class Parallel(Protocol):
         """A rank's own part of a parameter, gradient or state, as memory."""
         ...
 
-    def whole(self, tensor: Any) -> torch.Tensor:
-        """All of it; all ranks ask at once."""
+    def whole(self, parameter: Any, tensor: Any) -> torch.Tensor:
+        """All of a parameter's value or gradient; all ranks ask at once."""
         ...
 
     def local(self) -> contextlib.AbstractContextManager[None]:
@@ -64,11 +79,20 @@ class Single:
     """One process."""
 
     captured = True
+    divided = False
     gradients: Literal["as they are", "rounded", "approximated"] = "as they are"
 
     @property
     def ratio(self) -> float | None:
         return None
+
+    def share(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch
+
+    def parts(
+        self, assembly: Assembly, chosen: Chosen, B: int, S: int, dtype: str, device: str
+    ) -> Mapping[str, Callable[..., Any]]:
+        return {}
 
     def spread(self, module: Any) -> Any:
         return module
@@ -79,7 +103,7 @@ class Single:
     def own(self, tensor: Any) -> Any:
         return tensor
 
-    def whole(self, tensor: Any) -> torch.Tensor:
+    def whole(self, parameter: Any, tensor: Any) -> torch.Tensor:
         found: torch.Tensor = tensor
         return found
 
@@ -99,6 +123,13 @@ class Single:
         return ()
 
 
+def _own_batches(batch: torch.Tensor) -> torch.Tensor:
+    """A rank's own micro-batches of all ranks'."""
+    import torch.distributed as dist
+
+    return batch.chunk(dist.get_world_size())[dist.get_rank()]
+
+
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 """Bytes from which on a bucket of DDP's is full, by default."""
 
@@ -111,6 +142,9 @@ class Ddp(Single):
     def __init__(self) -> None:
         self._module: Any = None
 
+    def share(self, batch: torch.Tensor) -> torch.Tensor:
+        return _own_batches(batch)
+
     def spread(self, module: Any) -> Any:
         from torch.nn.parallel import DistributedDataParallel
 
@@ -122,7 +156,7 @@ class Ddp(Single):
         return found
 
     def last(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if last else self.local()
+        return contextlib.nullcontext() if last else self._module.no_sync()
 
     def sent(self, passes: int = 1) -> tuple[float, ...]:
         """Buckets of gradients as they come, the last layer's first."""
@@ -145,6 +179,9 @@ class Fsdp2(Single):
     def __init__(self) -> None:
         self._module: Any = None
 
+    def share(self, batch: torch.Tensor) -> torch.Tensor:
+        return _own_batches(batch)
+
     def spread(self, module: Any) -> Any:
         from torch.distributed.fsdp import fully_shard
 
@@ -166,7 +203,7 @@ class Fsdp2(Single):
     def own(self, tensor: Any) -> Any:
         return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
-    def whole(self, tensor: Any) -> torch.Tensor:
+    def whole(self, parameter: Any, tensor: Any) -> torch.Tensor:
         found: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         return found
 

@@ -61,10 +61,14 @@ COMPILED: Mapping[str, dict[str, Any]] = {
 class PartsTrainer:
     """A trainer of a model's own module with any parts, and AdamW by any implementation of that operator."""
 
-    def __init__(self, recipe: Recipe, assembly: Assembly, spread: Parallel | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, assembly: Assembly, spread: Parallel | None = None, followed: int = 0
+    ) -> None:
         system = assembly.system
         if system.execution == "graph" and spread is not None and not spread.captured:
             raise NotImplementedError("a CUDA graph of forward and backward is of one process")
+        if system.execution != "eager" and spread is not None and spread.divided:
+            raise NotImplementedError("a step that ranks share is executed eagerly")
         if system.execution == "graph" and recipe.accumulation > 1:
             raise NotImplementedError("one CUDA graph holds forward and backward of one micro-batch")
         if system.precision != "case" and recipe.products == recipe.dtype:
@@ -84,6 +88,8 @@ class PartsTrainer:
         self.recipe = recipe
         self.assembly = assembly
         self.parallel: Parallel = spread or Single()
+        self.followed = followed
+        """Steps over which its loss is held against one process's."""
         self.execution: Execution = system.execution
         self._module: Any = None
         self._forward: Any = None
@@ -182,7 +188,8 @@ class PartsTrainer:
     def parts(self, device: torch.device) -> dict[str, Callable[..., Any]]:
         """The callables of the model's parts, and how its layers multiply."""
         r = self.recipe
-        return self.assembly.parts(r.chosen, r.B, r.S, r.dtype, device.type)
+        found = self.assembly.parts(r.chosen, r.B, r.S, r.dtype, device.type)
+        return found | {**self.parallel.parts(self.assembly, r.chosen, r.B, r.S, r.dtype, device.type)}
 
     def optimizer(self, device: torch.device) -> Callable[..., Any]:
         """The implementation of AdamW for weights and states as the recipe stores them, and of Muon where it has
@@ -307,10 +314,11 @@ class PartsTrainer:
 
     def gradients(self) -> Named:
         named = zip(self._names, self._params, strict=True)
-        return {name: self.parallel.whole(x.grad) for name, x in named if x.grad is not None}
+        return {name: self.parallel.whole(x, x.grad) for name, x in named if x.grad is not None}
 
     def weights(self) -> Named:
-        return {name: self.parallel.whole(x.detach()) for name, x in zip(self._names, self._params, strict=True)}
+        named = zip(self._names, self._params, strict=True)
+        return {name: self.parallel.whole(x, x.detach()) for name, x in named}
 
 
 class _Captured:

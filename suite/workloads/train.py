@@ -23,6 +23,7 @@ from ...registry.store.record import Case, Measurement
 from ..catalog import Catalog
 from ..definition import grid
 from ..measure.rounding import rounded
+from ..measure.verify import Incorrect
 from ..system import NO_CHANGES, Assembly
 from ..workload import Workload
 from . import _expected as answer
@@ -31,6 +32,7 @@ from ._arms import ArmTrainer
 from ._hooks import HOOKS, way
 from ._parallel import WAYS
 from ._recipe import HYPERPARAMETERS, STATES, Recipe, recipe
+from ._split import DIVIDED
 from ._trainer import PartsTrainer
 from ._whole import WholeTrainer
 
@@ -143,6 +145,13 @@ METRICS = (
         about="How far the loss of the checked steps is from the model's in fp32, relative.",
     ),
     Metric(
+        "loss_apart",
+        "1",
+        across="maximum",
+        about="How far the loss of any of the first `follow` steps on several GPUs is from that of one process of "
+        "the same system, on the same tokens, relative.",
+    ),
+    Metric(
         "gradient_error",
         "1",
         across="maximum",
@@ -171,14 +180,22 @@ def read(case: Case) -> Recipe:
     return recipe(case, catalog().models)
 
 
+def sharing(case: Case) -> int:
+    """GPUs that a step of the case's tokens is of; where each has as many of its own, 1."""
+    return case.world if case.options["parallel"] in DIVIDED else 1
+
+
 def assemble(case: Case, assembly: Assembly) -> PartsTrainer:
     """A system's trainer, of parts. Raises NotImplementedError for one that changes more of the recipe than what
     weights and states are stored in.
     """
     system, r = assembly.system, recipe(case, assembly.catalog.models)
     spread = way(str(case.options["parallel"]), case.world, assembly.catalog)
+    chunks = {"sequence": case.world, "context": 2 * case.world}.get(str(case.options["parallel"]), 1)
+    if r.S % chunks:
+        raise NotImplementedError(f"{r.S} tokens cannot be cut into {chunks} equal parts for {case.world} ranks")
     if system.changes == NO_CHANGES:
-        return PartsTrainer(r, assembly, spread)
+        return PartsTrainer(r, assembly, spread, case.axes.get("follow", 0))
     if not system.changes.only_stored:
         raise NotImplementedError(f"{system.name} trains by another recipe; `converge` compares such systems")
     if case.world > 1:
@@ -294,7 +311,11 @@ class Program:
             self.bound = replace(self.bound, gradient=inf, change=inf)  # measured, and held to the loss alone
         self.cuda = session.device.kind == "cuda"
         self.group = session.group
-        whole = replace(r, accumulation=r.accumulation * self.group.size)
+        divided = self.spread is not None and self.spread.divided
+        self.share = 1 / self.group.size if divided else 1.0
+        """A rank's share of a step of the recipe."""
+        several = 1 if divided else self.group.size
+        whole = replace(r, accumulation=r.accumulation * several)
         self.batches = answer.Batches(whole, session.seed, session.device.torch_device)
         self.window = Window(trainer, self._draw, self.cuda, self.group)
         self.errors = {"loss_error": 0.0, "gradient_error": 0.0, "change_error": 0.0}
@@ -303,10 +324,11 @@ class Program:
         self.activations: int | None = None
 
     def _draw(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A rank's micro-batches of the step's."""
-        own = self.recipe.accumulation
-        tokens, targets = (x[self.group.rank * own :][:own] for x in self.batches.draw(step))
-        return tokens, targets
+        """A rank's tokens and targets of the step's."""
+        tokens, targets = self.batches.draw(step)
+        if self.spread is None:
+            return tokens, targets
+        return self.spread.share(tokens), self.spread.share(targets)
 
     def load(self) -> None:
         """The weights at the start, and an optimizer that has done nothing."""
@@ -325,9 +347,32 @@ class Program:
         check = muon.check_weights if self.recipe.hidden else answer.check_weights
         found = check(self.trainer, self.recipe, self.expected, self.session.seed, self.bound)
         self.errors["change_error"] = found
+        self._follow()
         if (kept := getattr(self.trainer, "activations", None)) is not None:
             tokens, targets = self._draw(0)
             self.activations = kept(tokens[0], targets[0])
+
+    def _follow(self) -> None:
+        """Holds the loss of the first steps against that of one process, the first rank's, on the same tokens."""
+        steps = getattr(self.trainer, "followed", 0)
+        if not steps or self.group.size == 1:
+            return
+        self.load()
+        found = [fmean(self.group.every(float(self.trainer.step(*self._draw(i))))) for i in range(steps)]
+        worst, where = 0.0, 0
+        with self.group.together():
+            if self.group.rank == 0:
+                alone = PartsTrainer(self.batches.recipe, self.trainer.assembly)  # type: ignore[attr-defined]
+                alone.load(answer.initial(self.recipe, self.session.seed, self.session.device.torch_device))
+                wanted = [float(alone.step(*self.batches.draw(i))) for i in range(steps)]
+                off = [abs(x - y) / abs(y) for x, y in zip(found, wanted, strict=True)]
+                worst, where = max((x, i) for i, x in enumerate(off))
+                if not worst <= self.bound.loss:
+                    raise Incorrect(
+                        f"step {where + 1} of {steps}: the loss is {found[where]:.6g}, that of one process "
+                        f"{wanted[where]:.6g}"
+                    )
+        self.errors["loss_apart"] = self.group.agreed(worst)
 
     def _checked(self, what: str, loss: float, expected: answer.Step) -> None:
         loss = fmean(self.group.every(loss))
@@ -381,19 +426,19 @@ class Program:
         r = self.recipe
         found: dict[str, tuple[float, ...]] = {
             "step": rounded(samples),
-            "tokens_per_s": rounded([r.tokens / (x * 1e-3) for x in samples]),
+            "tokens_per_s": rounded([self.share * r.tokens / (x * 1e-3) for x in samples]),
             "first_step": rounded([self.first_ms]),
             HOST_PEAK.name: (float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),),
         }
         if self.cuda:
-            found["mfu"] = rounded([r.mfu(x) for x in samples])
+            found["mfu"] = rounded([self.share * r.mfu(x) for x in samples])
             peaks = zip(*self.group.every(self.peaks), strict=True)
             found["peak_allocated"], found["peak_reserved"] = ((float(max(x)),) for x in peaks)
         shared = self.prepared
         if shared.rates is None:
             shared.rates = rates(self.session.device, r.products)
         if shared.rates is not None:
-            found["limit_fraction"] = rounded([r.limit_ms(*shared.rates) / median(samples)])
+            found["limit_fraction"] = rounded([self.share * r.limit_ms(*shared.rates) / median(samples)])
         if (alone := self.window.alone()) is not None:
             found["exposed_communication"] = rounded([max(0.0, median(samples) - median(alone))])
         if self.spread is not None and (sent := self.spread.sent(r.accumulation)):
@@ -407,7 +452,7 @@ class Program:
             if (link := link_rate(self.session.device)) is not None:
                 found["host_link"] = rounded([link / 1e9])
         if (power := watch.power()) is not None:
-            found["energy_per_token"] = rounded([power * median(samples) * 1e-3 / r.tokens])
+            found["energy_per_token"] = rounded([power * median(samples) * 1e-3 / (self.share * r.tokens)])
         found |= {name: rounded([value]) for name, value in self.errors.items()}
         losses = [float(x) for x in self.window.losses]
         if all(map(_finite, losses)):  # after hundreds of steps on random tokens a loss may be anything
@@ -430,11 +475,14 @@ def _finite(x: float) -> bool:
 class Train(Workload):
     """The workload. What a case computes is what its own model does; another model's file does not change it.
 
-    On several GPUs `B` and `A` are each rank's own: with more GPUs a step is of more tokens.
+    On several GPUs `B` and `A` are each rank's own, so that with more GPUs a step is of more tokens, but where
+    the ranks share them: then a step is what it is on one.
     """
 
     def whole(self, case: Case) -> Case:
         """All ranks' micro-batches in a row."""
+        if case.options["parallel"] in DIVIDED:
+            return case
         return msgspec.structs.replace(case, axes={**case.axes, "A": case.axes["A"] * case.world})
 
     def computes(self, case: Case) -> tuple[object, ...]:
@@ -452,21 +500,27 @@ class Train(Workload):
 WORKLOAD = Train(
     name="train",
     summary="Whole optimizer steps of a model: forward, backward, clipping and AdamW or Muon, on fresh tokens",
-    axes={"B": "sequences a micro-batch", "S": "tokens a sequence", "A": "micro-batches a step"},
+    axes={
+        "B": "sequences a micro-batch",
+        "S": "tokens a sequence",
+        "A": "micro-batches a step",
+        "follow": "steps over which several GPUs' loss is held against one process's",
+    },
     options={
         "model": tuple(x for model in catalog().models.values() for x in model.configurations),
         "slice": ("whole", "first1", "first2", "first4", "first8"),
         "state": tuple(STATES),
         "products": ("dtype", "e4m3"),
         "clip": (1.0, 0.0),
-        "parallel": (*WAYS, *HOOKS),
+        "parallel": (*WAYS, *HOOKS, *DIVIDED),
     },
-    later={"A": 1, "slice": "whole", "products": "dtype", "clip": 1.0, "parallel": "single"},
+    later={"A": 1, "follow": 0, "slice": "whole", "products": "dtype", "clip": 1.0, "parallel": "single"},
+    asked_for=("follow",),
     several=True,
     dtypes=("bf16", "fp32"),
-    bytes=lambda case: read(case).bytes,
-    flops=lambda case: read(case).flops,
-    tokens=lambda case: read(case).tokens,
+    bytes=lambda case: read(case).bytes // sharing(case),
+    flops=lambda case: read(case).flops // sharing(case),
+    tokens=lambda case: read(case).tokens // sharing(case),
     measured=METRICS,
     prepare=prepared,
     measure=measure,

@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton.language as tl
 from kernelmark.kernels.attention import attention as module
-from kernelmark.kernels.attention.attention import attention
+from kernelmark.kernels.attention.attention import attention, attention_gradients
 from kernelmark.suite.operators.attention import reference
 from kernelmark.suite.operators.attention_window import reference as window_reference
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -466,6 +466,29 @@ def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monk
     assert kernels() is deterministic
 
 
+def test_gradients_on_hopper_of_other_keys_than_queries(monkeypatch, hopper):
+    """By the unordered kernel where every query sees every key, and else by the portable ones."""
+    taken = []
+    monkeypatch.setattr(hopper.backward, "backward", lambda *_: taken.append("hopper"))
+    monkeypatch.setattr(module, "_portable_backward", lambda *_: lambda *_: taken.append("portable"))
+    q, out, grad = torch.zeros(3, 1, 1, 256, 64, dtype=torch.bfloat16)
+    k, v = torch.zeros(2, 1, 1, 640, 64, dtype=torch.bfloat16)
+
+    def kernels(causal=False, keys=640):
+        given = q, k[:, :, :keys], v[:, :, :keys], out
+        module._launch_backward(grad, *given, torch.zeros(1, 1, 256), causal)
+        return taken.pop()
+
+    assert kernels() == "hopper"
+    assert kernels(causal=True) == "portable"
+    assert kernels(keys=600) == "portable"
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert kernels() == "portable"
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize(
     ("error", "match", "change"),
     [
@@ -604,3 +627,20 @@ def test_outputs_merge_by_their_log_sum_exp():
     shares = levels.softmax(0)
     merged = sum(share[..., None] * out for share, (out, _) in zip(shares, parts, strict=True))
     torch.testing.assert_close(merged, attention(q, k, v, "full"), atol=1e-6, rtol=1e-5)
+
+
+def test_gradients_over_sets_of_keys_add_up():
+    """Those after every query's place, in the late set, under the mask."""
+    q, k, v = draw(1, 2, 1, 48, 16)
+    out, lse = attention(q, k, v, "causal", return_lse=True)
+    grad = torch.randn(q.shape, generator=torch.Generator().manual_seed(7))
+    wanted = torch.autograd.grad(out, (q, k, v), grad)
+    late = slice(16, 48)
+    given = [x.detach()[:, :, late] for x in (grad, q, out, lse)]
+    parts = []
+    for keys, mask in ((slice(0, 16), "full"), (late, "causal")):
+        own = given[0], given[1], k.detach()[:, :, keys], v.detach()[:, :, keys], *given[2:]
+        parts.append(attention_gradients(*own, mask))
+    torch.testing.assert_close(parts[0][0] + parts[1][0], wanted[0][:, :, late])
+    for i in (1, 2):  # the late keys are seen by late queries alone
+        torch.testing.assert_close(parts[1][i], wanted[i][:, :, late])

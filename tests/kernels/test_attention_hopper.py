@@ -277,3 +277,34 @@ def test_a_later_key_that_is_no_number(kernels, D):
     found = [torch.full_like(x, torch.nan) for x in (q, k, v)]
     kernels.backward(grad, q, k, v, level, mean, *found, True)
     torch.testing.assert_close(found[0][:, :, seen].double(), expected[0], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.usefixtures("_played")
+@pytest.mark.parametrize(("S", "Sk", "D"), [(128, 384, 64), (256, 128, 128), (384, 512, 128)])
+def test_other_keys_than_queries(S, Sk, D):
+    """Every query sees every key: the gradients over two sets of keys are those over both."""
+    q, _, _, grad = draw(1, 4, 2, S, D)
+    _, k, v, _ = draw(1, 4, 2, Sk + 128, D)
+    wide = [x.double().requires_grad_() for x in (q, k, v)]
+    keys, values = (x.repeat_interleave(2, 1) for x in wide[1:])
+    scores = wide[0] @ keys.mT * D**-0.5
+    out = scores.softmax(-1) @ values
+    expected = torch.autograd.grad(out, wide, grad.double())
+    level, delta = statistics(scores.logsumexp(-1).detach() / math.log(2), (out.detach() * grad).sum(-1))
+    total = torch.zeros_like(q)
+    for part in (slice(0, Sk), slice(Sk, None)):
+        own = [q, k[:, :, part], v[:, :, part]]
+        assert backward.takes(S, own[1].shape[2], False, 0)
+        found = [torch.full_like(x, torch.nan) for x in own]
+        backward.backward(grad, *own, level, delta, *found, False)
+        total += found[0]
+        for got, want in zip(found[1:], expected[1:], strict=True):
+            torch.testing.assert_close(got.double(), want[:, :, part], rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(total.double(), expected[0], rtol=1e-4, atol=2e-5)
+
+
+def test_lengths_that_the_kernel_takes():
+    assert backward.takes(200, 200, True, 30)
+    assert backward.takes(128, 384, False, 0)
+    assert not any(backward.takes(*x) for x in ((128, 384, True, 0), (128, 384, False, 9), (128, 200, False, 0)))
+    assert not backward.takes(192, 384, False, 0)

@@ -67,6 +67,17 @@ def test_weak_scaling_of_a_program_is_against_one_gpu_without_a_way():
     assert (found.kind, found.efficiency) == ("weak", pytest.approx(100 / 104))
 
 
+def test_gpus_that_share_a_step_scale_as_those_that_share_a_call():
+    rows = [
+        row("train", "ours", 100.0, pass_="program", parallel="single"),
+        row("train", "ours", 30.0, 4, pass_="program", parallel="context"),
+    ]
+    (found,) = efficiencies(rows)
+    assert (found.kind, found.efficiency) == ("strong", pytest.approx(100 / 120))
+    followed = msgspec.structs.replace(rows[1], axes={**rows[1].axes, "follow": 50})
+    assert [x.efficiency for x in efficiencies([rows[0], followed])] == [found.efficiency]
+
+
 def test_what_is_no_number_of_gpus_or_no_time_has_no_efficiency():
     """As a journal of somebody else's may say."""
     good = row("attention", "ours", 10.0)

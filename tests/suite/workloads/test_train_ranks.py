@@ -9,68 +9,139 @@ import pytest
 import torch
 from kernelmark.suite.measure.device import Cpu
 from kernelmark.suite.measure.group import ALONE
+from kernelmark.suite.measure.verify import Incorrect
 from kernelmark.suite.system import Assembly, System
 from kernelmark.suite.workloads import _expected as answer
 from kernelmark.suite.workloads import train
 from kernelmark.suite.workloads._hooks import HOOKS
 from kernelmark.suite.workloads._parallel import Ddp, Fsdp2
+from kernelmark.suite.workloads._split import DIVIDED
 
 from ...ranks import spread
 
-STEPS = 4
+STEPS, FOLLOWED = 4, 50
+CPU = torch.device("cpu")
 WORLD = 2
 
 
-def losses(rank, world, way):
-    """Of a few steps on a rank's own share of the tokens, the weights after them, and how it was spread."""
+SYSTEM = System("torch", parts={"attention_context_parallel": "kernelmark_cpu"})
+
+
+def made(world, way, S=16, follow=0):
+    """A trainer, and the tokens of all ranks' steps."""
     case = train.WORKLOAD.case(
-        {"B": 1, "S": 16, "A": 2 // world, "gpus": world},
+        {"B": 1, "S": S, "A": 2 if way in DIVIDED else 2 // world, "gpus": world, "follow": follow},
         "fp32",
         "program",
         model="llama-tiny",
         slice="first1",
         parallel=way,
     )
-    trainer = train.assemble(case, Assembly(System("torch"), train.catalog()))
+    trainer = train.assemble(case, Assembly(SYSTEM, train.catalog()))
     whole = train.read(train.WORKLOAD.whole(case))
-    cpu = torch.device("cpu")
-    trainer.load(answer.initial(whole, 5, cpu))
-    batches = answer.Batches(whole, 5, cpu)
-    own = case.axes["A"]
+    trainer.load(answer.initial(whole, 5, CPU))
+    return case, trainer, answer.Batches(whole, 5, CPU)
+
+
+def losses(world, way, steps=STEPS):
+    """Of steps on a rank's own share of the tokens, the weights after the first few, and how it was spread."""
+    _, trainer, batches = made(world, way)
     found = []
-    for step in range(STEPS):
-        tokens, targets = (x[rank * own :][:own] for x in batches.draw(step))
-        found.append(float(trainer.step(tokens, targets)))
-    return found, {name: x.clone() for name, x in trainer.weights().items()}, trainer.parallel
+    for step in range(steps):
+        if step == STEPS:
+            weights = {name: x.clone() for name, x in trainer.weights().items()}
+        found.append(float(trainer.step(*map(trainer.parallel.share, batches.draw(step)))))
+    return found, weights if steps > STEPS else trainer.weights(), trainer.parallel
 
 
-def _losses(group, way):
-    found, weights, spread = losses(group.rank, group.size, way)
+def _losses(group, way, steps=STEPS):
+    found, weights, spread = losses(group.size, way, steps)
     return found, weights, spread.sent(), spread.ratio
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
-def test_ranks_learn_what_one_process_learns(way):
-    alone, weights, _ = losses(0, 1, "single")
-    found = spread(WORLD, _losses, way)
+@pytest.fixture(scope="module")
+def alone():
+    """One process's steps, and its weights after the first few."""
+    return losses(1, "single", FOLLOWED)[:2]
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp2", *DIVIDED])
+def test_ranks_learn_what_one_process_learns(way, alone):
+    """The losses of fifty steps, and the weights after four."""
+    found = spread(WORLD, _losses, way, FOLLOWED)
     together = [sum(x) / WORLD for x in zip(*(x[0] for x in found), strict=True)]
-    assert together == pytest.approx(alone, rel=1e-5)
-    for name, right in weights.items():
+    assert together[:STEPS] == pytest.approx(alone[0][:STEPS], rel=1e-5)
+    assert together == pytest.approx(alone[0], rel=1e-3)
+    assert len({round(x, 3) for x in together}) == FOLLOWED
+    for name, right in alone[1].items():
         torch.testing.assert_close(found[0][1][name], right, rtol=1e-3, atol=1e-4)
         assert torch.equal(found[0][1][name], found[1][1][name])
+
+
+def _checked(group, way, wrong):
+    """What a program says of the first steps, one rank of which may drop a gradient."""
+    case, trainer, _ = made(group.size, way, follow=8)
+    session = SimpleNamespace(device=Cpu.open(), group=group, seed=5)
+    program = train.Program(train.read(case), trainer, session, SimpleNamespace(expected=None))
+    if wrong:
+        program.trainer.parallel.clip = lambda params, most: None
+    try:
+        program._follow()
+    except Incorrect as error:
+        return str(error)
+    return program.errors["loss_apart"], program.share
+
+
+def test_a_case_may_have_its_loss_followed():
+    assert all(0 < apart < 1e-5 and share == 0.5 for apart, share in spread(WORLD, _checked, "sequence", False))
+    first, second = spread(WORLD, _checked, "sequence", True)
+    assert "of 8: the loss is" in first
+    assert second == f"rank 0 of 2: {first}"
+
+
+@pytest.mark.parametrize(
+    ("way", "world", "S", "said"),
+    [
+        ("context", 2, 18, "18 tokens cannot be cut into 4 equal parts for 2 ranks"),
+        ("sequence", 2, 17, "17 tokens cannot be cut into 2 equal parts for 2 ranks"),
+        ("tensor", 4, 16, "key has 2 parts, which 4 ranks cannot share"),
+    ],
+)
+def test_what_cannot_be_shared_is_said(way, world, S, said):
+    with pytest.raises(NotImplementedError, match=said):
+        made(world, way, S)
+
+
+def test_models_that_are_not_known_are_not_shared():
+    layers = SimpleNamespace(layers=[torch.nn.Linear(2, 2)])
+    with pytest.raises(NotImplementedError, match="layers have attend and feed"):
+        DIVIDED["tensor"](2).spread(layers)
+    with pytest.raises(NotImplementedError, match="rotary positions"):
+        DIVIDED["context"](2).spread(layers)
+
+
+def test_steps_that_ranks_share_are_of_each_rank_s_part():
+    one, two = (
+        train.WORKLOAD.case({"B": 1, "S": 64, "gpus": 2}, "fp32", "program", model="llama-tiny", parallel=way)
+        for way in ("ddp", "tensor")
+    )
+    assert (one.flops, one.tokens) == (2 * two.flops, 2 * two.tokens)
+    assert train.WORKLOAD.whole(one).axes["A"] == 2
+    assert train.WORKLOAD.whole(two) == two
+    assert "follow" not in one.axes
 
 
 RATIOS = {"ddp_fp16": 2.0, "ddp_int8": 4 / (1 + 4 / 128)}
 
 
 @pytest.mark.parametrize("way", [*RATIOS, "ddp_powersgd"])
-def test_compressed_gradients_are_near_and_the_same_in_all_ranks(way):
+def test_compressed_gradients_are_near_and_the_same_in_all_ranks(way, alone):
     """Of fp32; how near is each way's own affair, and PowerSGD's first two steps are exact."""
-    alone, weights, _ = losses(0, 1, "single")
+    weights = alone[1]
     found = spread(WORLD, _losses, way)
     together = [sum(x) / WORLD for x in zip(*(x[0] for x in found), strict=True)]
-    assert together == pytest.approx(alone, rel=1e-2)
-    assert together != pytest.approx(alone, rel=1e-7)
+    assert together == pytest.approx(alone[0][:STEPS], rel=1e-2)
+    assert together != pytest.approx(alone[0][:STEPS], rel=1e-7)
     gradients = sum(x.numel() * 4 for x in weights.values())
     _, first, sent, ratio = found[0]
     assert sum(sent) == pytest.approx(gradients / ratio)
@@ -119,6 +190,6 @@ def test_gradients_that_are_narrow_already_need_no_hook():
 
 def test_several_gpus_need_a_way():
     with pytest.raises(NotImplementedError, match="2 GPUs need a way to be used: parallel = ddp or fsdp2"):
-        losses(0, 2, "single")
+        losses(2, "single")
     with pytest.raises(NotImplementedError, match="ddp is of several GPUs, and this case takes one"):
-        losses(0, 1, "ddp")
+        losses(1, "ddp")
