@@ -353,12 +353,12 @@ def registry(make_registry: MakeRegistry) -> Registry:
 class Member:
     """Somebody with journals, an account, and `kernelmark` as a process."""
 
-    def __init__(self, home: Path, registry: Registry, name: str, password: str) -> None:
+    def __init__(self, home: Path, address: str, name: str, password: str) -> None:
         self.home = home
         self.environment = {
             **os.environ,
             "KERNELMARK_HOME": str(home),
-            "MLFLOW_TRACKING_URI": registry.address,
+            "MLFLOW_TRACKING_URI": address,
             "MLFLOW_TRACKING_USERNAME": name,
             "MLFLOW_TRACKING_PASSWORD": password,
             "PYTHONSAFEPATH": "1",
@@ -428,7 +428,8 @@ def make_member(admin: ModuleType) -> Callable[[Registry, str, Path], Member]:
     """Makes an account on a registry, and a member who uses it from a home."""
 
     def make(registry: Registry, name: str, home: Path) -> Member:
-        return Member(home, registry, name, admin.account(registry.address, PASSWORDS["admin_password"], name))
+        password = admin.account(registry.address, PASSWORDS["admin_password"], name)
+        return Member(home, registry.address, name, password)
 
     return make
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -91,6 +92,20 @@ def expected(journals: list[Path]) -> dict[tuple[str, str, str], float]:
     return out
 
 
+def pace(seen: list[tuple[float, int]]) -> str:
+    """What was written after the server was back, from seconds and rows in all: how fast, and how fast at the end,
+    as a row may take longer the more there are."""
+    (_, first), (seconds, last) = seen[0], seen[-1]
+    since = min(seen, key=lambda x: abs(x[1] - (last - (last - first) / 4)))
+    rate = (last - first) / seconds
+    end = (last - since[1]) / (seconds - since[0])
+    return (
+        f"{last - first:,} of {last:,} rows by {WRITERS} writers in {seconds:.0f} s: {rate:.1f} a second, "
+        f"of the last quarter {end:.1f}\n"
+        f"extrapolated, not run: 200,000 rows at the last quarter's pace {200_000 / end / 3600:.1f} h"
+    )
+
+
 @pytest.fixture(scope="module")
 def team(
     registry: Any,
@@ -133,12 +148,22 @@ def team(
     registry.start()
     begin = time.monotonic()
     writers = [x.start("sync", "--json") for x in members]
+    seen, done = [(0.0, partly)], threading.Event()
+
+    def look() -> None:
+        while not done.wait(2):
+            seen.append((time.monotonic() - begin, count()))
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
     synced = []
     for writer in writers:
         out, errors = writer.communicate(timeout=max(600, COUNT))
         synced.append((writer.returncode, out, errors))
     seconds = time.monotonic() - begin
-    print(f"{COUNT - partly} of {COUNT} rows by {WRITERS} writers in {seconds:.0f} s")
+    done.set()
+    looking.join()
+    print(pace([*seen, (seconds, count())]))
     return Team(registry, members, wanted, partly, killed, synced)
 
 
