@@ -138,6 +138,8 @@ def team(
     end = time.monotonic() + max(300, COUNT)
     while count() < COUNT // 4:
         assert time.monotonic() < end, registry.said()[-2000:]
+        ended = [x for x in writers if x.poll() is not None]
+        assert not ended, ended[0].communicate()[1][-500:]
         time.sleep(0.2)
     registry.end(signal.SIGKILL)
     killed = []

@@ -28,9 +28,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 CACHE = HOUSE / "build" / "stack"
 ADMIN = HOUSE / "docker" / "registry" / "admin.py"
 DATABASE, BASE = "kernelmark-stand-in:postgres", "kernelmark-stand-in:registry"
-ADMINISTRATOR = (
-    "a-password-of-the-administrator"  # pragma: allowlist secret  # of a registry that ends here
-)
+ADMINISTRATOR = "a-password-of-the-administrator"  # pragma: allowlist secret  # of a registry that ends here
 CASES = 20
 
 
@@ -191,7 +189,7 @@ def test_what_the_containers_may_and_what_is_in_them(stack: Stack, member: Membe
     secrets = [x.read_text().strip() for x in Path(stack.environment["KERNELMARK_REGISTRY_SECRETS"]).iterdir()]
     assert len(secrets) == 3
     told = json.dumps([server, database]) + stack.docker("history", "--no-trunc", "kernelmark/registry")
-    told += stack.docker("top", stack.container("server"), "-eo", "args")
+    told += stack.docker("top", stack.container("server"), "-eo", "pid,args")
     assert "mlflow" in told
     assert not [x for x in (*secrets, ADMINISTRATOR, PASSWORD) if x in told]
     # Of the build's secrets nothing is in the image: neither the index's password nor a file of them.
