@@ -361,6 +361,8 @@ class Member:
             "MLFLOW_TRACKING_URI": address,
             "MLFLOW_TRACKING_USERNAME": name,
             "MLFLOW_TRACKING_PASSWORD": password,
+            # The machine may have much else to do; a server that is down refuses at once all the same.
+            "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
             "PYTHONSAFEPATH": "1",
         }
 

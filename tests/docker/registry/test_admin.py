@@ -141,6 +141,7 @@ def test_the_servers_command_line(server_module: ModuleType) -> None:
     options = dict(itertools.pairwise(command[4:]))
     assert options["--app-name"] == "basic-auth"
     assert options["--backend-store-uri"] == "postgresql+psycopg2://"
+    assert options["--uvicorn-opts"] == "--timeout-worker-healthcheck=60"
     assert options["--allowed-hosts"].split(",") == [
         "127.0.0.1:5000",
         "registry.example.org",
