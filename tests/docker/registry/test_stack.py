@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from kernelmark.suite.container.build import _builder
 
-from ..engines import HOUSE, PASSWORD, any_engine, registry_answers, stand_in, wheel_index
+from ..engines import HOUSE, PASSWORD, any_engine, missing, registry_answers, stand_in, wheel_index
 from .conftest import Member, free_port
 from .test_server import ROWS, expected
 
@@ -109,7 +109,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     # Of several docker commands the one that can build.
     found["PATH"] = f"{Path(_builder()[0]).parent}:{found['PATH']}"
     if shutil.which("docker-compose") is None and "compose" not in subprocess.getoutput("docker --help"):
-        pytest.skip("Docker Compose is not installed (apt-get install docker-compose)")
+        missing("Docker Compose is not installed (apt-get install docker-compose)")
     with (
         any_engine(CACHE / "engine", networks=True) as (_, address),
         wheel_index(CACHE / "wheels", ["docker/registry/requirements.txt"]) as index,
