@@ -379,7 +379,7 @@ class Member:
     def run(self, *arguments: str, **changes: str) -> tuple[int, str, str]:
         """Runs a command: exit code, output, error output."""
         process = self.start(*arguments, **changes)
-        out, err = process.communicate(timeout=240)
+        out, err = process.communicate(timeout=800)
         return process.returncode, out, err
 
 
