@@ -40,6 +40,10 @@ JOIN tags implementation ON implementation.run_uuid = runs.run_uuid AND implemen
 LEFT JOIN latest_metrics metric ON metric.run_uuid = runs.run_uuid AND metric.key = 'latency/median_ms'
 WHERE runs.lifecycle_stage = 'active'
 """
+WHOLE = """
+SELECT count(*) FROM runs JOIN tags kind ON kind.run_uuid = runs.run_uuid AND kind.key = 'kind' AND kind.value = 'row'
+WHERE runs.lifecycle_stage = 'active' AND runs.status = 'FINISHED'
+"""
 TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1"
 # What MLflow made of an empty database in early 2025, and a run that was recorded there.
 OLD_REVISION = "6953534de441"
@@ -133,8 +137,7 @@ def team(
     wanted = expected(journals)
 
     def count() -> int:
-        finished = "SELECT count(*) FROM runs WHERE status = 'FINISHED'"
-        return int(registry.cluster.query(registry.database, finished)[0][0])
+        return int(registry.cluster.query(registry.database, WHOLE)[0][0])
 
     writers = [x.start("sync") for x in members]
     end = time.monotonic() + max(300, COUNT)
