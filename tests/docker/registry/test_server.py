@@ -41,7 +41,9 @@ LEFT JOIN latest_metrics metric ON metric.run_uuid = runs.run_uuid AND metric.ke
 WHERE runs.lifecycle_stage = 'active'
 """
 WHOLE = """
-SELECT count(*) FROM runs JOIN tags kind ON kind.run_uuid = runs.run_uuid AND kind.key = 'kind' AND kind.value = 'row'
+SELECT count(*)
+FROM runs
+JOIN tags kind ON kind.run_uuid = runs.run_uuid AND kind.key = 'kind' AND kind.value = 'row'
 WHERE runs.lifecycle_stage = 'active' AND runs.status = 'FINISHED'
 """
 TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1"
