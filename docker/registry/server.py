@@ -37,8 +37,8 @@ DATABASE = "postgresql+psycopg2://"
 # can remember a password that was right; a changed one is then known to all workers after this time.
 _AUTH_CACHE_S = 60
 
-# After 5 s without a sign of life, its own default, uvicorn ends a worker with all that it is answering. A worker that
-# has much to do, or is still loading MLflow on a machine that has, takes longer.
+# By default uvicorn ends a worker that gives no sign of life for 5 s, with all that it is answering. One that has
+# much to do, or is still loading MLflow on a machine that has, takes longer.
 _HEALTHCHECK_S = 60
 
 _AUTH = """[mlflow]
