@@ -209,7 +209,7 @@ def test_each_run_has_its_journal_once(team: Team) -> None:
 def test_syncing_again_finds_everything_there(team: Team) -> None:
     for member in team.members[:2]:
         code, out, errors = member.run("sync")
-        assert (code, out) == (0, "3 runs were complete already\n"), errors
+        assert (code, out) == (0, "complete already: 3 runs\n"), errors
 
 
 @pytest.mark.timeout(600)
