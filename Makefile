@@ -164,7 +164,8 @@ registry-upgrade:
 registry-user:
 	@$(PYTHON) docker/registry/admin.py user "$(NAME)"
 
-# The server as its image has it, on a real PostgreSQL (Debian: postgresql): minutes. Red in CI without one.
+# The server as its image has it, on a real PostgreSQL (Debian: postgresql), and the stack in containers, starting an
+# engine where none runs (as root; Debian: docker.io docker-compose debootstrap): minutes. Red in CI without them.
 test-registry: $(VENV)/.tested build/registry/.ready
 	$(BIN)/python -m pytest tests/docker/registry --timeout 600
 

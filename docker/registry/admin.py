@@ -34,6 +34,7 @@ from typing import IO, Protocol
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
+IMAGE = "kernelmark/registry"
 LAYOUT = 1
 """Raised when a backup's layout changes."""
 
@@ -97,6 +98,22 @@ class Compose:
         """Runs a command of Compose's."""
         _run([*self.program, *arguments], env=self.environment)
 
+    def build(self) -> None:
+        """Builds the server's image, with BuildKit: an index's password and certificates reach no layer then."""
+        plugin = not subprocess.run(["docker", "buildx", "version"], capture_output=True).returncode
+        command = ["docker", *(("buildx", "build", "--load") if plugin else ("build",)), "--tag", IMAGE]
+        for name, variable in (("BASE", "BASE"), ("REVISION", "REVISION"), ("LOCK_HASH", "LOCK")):
+            if value := self.environment.get(f"KERNELMARK_REGISTRY_{variable}"):
+                command += ["--build-arg", f"{name}={value}"]
+        if network := self.environment.get("KERNELMARK_BUILD_NETWORK"):
+            command += ["--network", network]
+        for name, variable in (("pip_conf", "KERNELMARK_PIP_CONF"), ("ca_bundle", "KERNELMARK_CA_BUNDLE")):
+            if path := self.environment.get(variable):
+                if not Path(path).is_file():
+                    raise UsageError(f"{variable} is {path}, and no file is there")
+                command += ["--secret", f"id={name},src={path}"]
+        _run([*command, str(HERE)], env={**self.environment, "DOCKER_BUILDKIT": "1"})
+
     def container(self, service: str) -> str:
         """The id of a service's container, running or not."""
         out = _run(
@@ -115,7 +132,7 @@ class Compose:
         """See `Services`. A container of its own on the same volumes: the server may be down."""
         volumes = ("--volumes-from", self.container("server"))
         bare = ("--network", "none", "--read-only", "--cap-drop", "ALL", "--no-healthcheck")
-        return ["docker", "run", "--rm", "--interactive", *volumes, *bare, "kernelmark/registry", *command]
+        return ["docker", "run", "--rm", "--interactive", *volumes, *bare, IMAGE, *command]
 
     def wait(self, service: str) -> None:
         """Waits until a service is healthy. Raises `FailedError` with what it said last."""
@@ -138,7 +155,8 @@ class Compose:
 def up(environment: Mapping[str, str]) -> None:
     """Starts the stack."""
     compose = _compose(environment)
-    compose("up", "--detach", "--build")
+    compose.build()
+    compose("up", "--detach")
     compose.wait("server")
     address = f"http://{environment['KERNELMARK_REGISTRY_BIND']}:{environment['KERNELMARK_REGISTRY_PORT']}"
     print(f"the registry is up at {address}; on each machine that measures:\n")
@@ -166,7 +184,8 @@ def restore(environment: Mapping[str, str], file: str) -> None:
         compose = _compose(environment)
         compose("up", "--detach", "database")
         compose.wait("database")
-        compose("up", "--no-start", "--build", "server")
+        compose.build()
+        compose("up", "--no-start", "server")
         load(compose, whole)
     up(environment)
 
@@ -175,7 +194,7 @@ def upgrade(environment: Mapping[str, str]) -> None:
     """Brings the stack to this checkout's version."""
     backup(environment)
     compose = _compose(environment)
-    compose("build", "server")
+    compose.build()
     compose("stop", "server")
     compose("run", "--rm", "-T", "--no-deps", "server", "upgrade")
     up(environment)

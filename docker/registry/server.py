@@ -37,6 +37,10 @@ DATABASE = "postgresql+psycopg2://"
 # can remember a password that was right; a changed one is then known to all workers after this time.
 _AUTH_CACHE_S = 60
 
+# By default uvicorn ends a worker that gives no sign of life for 5 s, with all that it is answering. One that has
+# much to do, or is still loading MLflow on a machine that has, takes longer.
+_HEALTHCHECK_S = 60
+
 _AUTH = """[mlflow]
 default_permission = {permission}
 database_uri = {database}
@@ -99,6 +103,7 @@ def command(settings: Settings) -> list[str]:
         *("--serve-artifacts", "--artifacts-destination", settings.artifacts),
         *("--allowed-hosts", ",".join(hosts), "--cors-allowed-origins", ",".join(origins)),
         *("--app-name", "basic-auth"),
+        *("--uvicorn-opts", f"--timeout-worker-healthcheck={_HEALTHCHECK_S}"),
     ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 
 from .. import figures
 from .facts import Fact
@@ -93,68 +92,3 @@ def _ratio_place(value: float, width: int) -> float:
 
 def _told(value: float, low: float, high: float) -> str:
     return f"{figures.ratio(value)} [{figures.ratio(low)}, {figures.ratio(high)}]"
-
-
-class Track:
-    """One quantity over a run: for each measurement its lowest and highest value, None where it is unknown."""
-
-    def __init__(self, name: str, unit: str, values: Sequence[tuple[float, float] | None]) -> None:
-        self.name = name
-        self.unit = unit
-        self.values = values
-
-    @property
-    def known(self) -> list[tuple[float, float]]:
-        """The values there are."""
-        return [x for x in self.values if x is not None]
-
-
-def monitor(
-    track: Track,
-    times: Sequence[float],
-    marked: Sequence[bool],
-    breaks: Sequence[float],
-    width: int = 1120,
-    height: int = 64,
-) -> str:
-    """A quantity over a run's seconds: bars from lowest to highest, those `marked` in the colour of a warning,
-    and a line where a replicate begins.
-    """
-    known = track.known
-    if not known or not times:
-        return ""
-    low, high = min(x for x, _ in known), max(y for _, y in known)
-    reach = max(high - low, 0.02 * abs(high)) or 1.0
-    steady = high - low < reach / 3  # two labels would lie on each other
-    end = max(times[-1], 1e-9)
-    left, right = 64, width - 4
-
-    def place(value: float) -> float:
-        return height - 6 - (value - low) / reach * (height - 14)
-
-    bins: dict[tuple[int, bool], tuple[float, float]] = {}
-    for value, time, mark in zip(track.values, times, marked, strict=True):
-        if value is not None:
-            x = round(left + time / end * (right - left))
-            a, b = bins.get((x, mark), value)
-            bins[x, mark] = min(a, value[0]), max(b, value[1])
-    paths = {
-        mark: "".join(
-            f"M{x} {place(a):.1f}V{min(place(b), place(a) - 1.5):.1f}"
-            for (x, m), (a, b) in bins.items()
-            if m == mark
-        )
-        for mark in (False, True)
-    }
-    lines = "".join(f"M{left + x / end * (right - left):.0f} 2V{height - 2}" for x in breaks)
-    name = escape(f"{track.name}, {figures.number(low)} to {figures.number(high)} {track.unit}")
-    return (
-        f"<svg class='monitor' viewBox='0 0 {width} {height}' role='img' aria-label='{name}'><title>{name}</title>"
-        f"<path class='grid' d='M{left} {place(high):.1f}H{right}M{left} {place(low):.1f}H{right}'/>"
-        f"<path class='grid' d='{lines}'/><path d='{paths[False]}'/><path class='warn' d='{paths[True]}'/>"
-        f"{''.join(_label(left - 8, place(x) + 4, x) for x in ((high,) if steady else (high, low)))}</svg>"
-    )
-
-
-def _label(x: float, y: float, value: float) -> str:
-    return f"<text x='{x:.0f}' y='{y:.1f}'>{value:,.0f}</text>"

@@ -21,11 +21,11 @@ from ..views import serving
 from ..views.canvas import marker
 from ..views.grouping import groups
 from ..views.looks import Series, palette
+from ..views.monitor import monitored
 from . import data, drawing
 from .coverage import Coverage, Expected
 from .facts import Fact, Run, file_name
 from .feeds import Event
-from .monitor import monitored
 from .repetition import summed
 from .scaling import Step, curves, worlds
 from .servers import Served
@@ -182,7 +182,7 @@ class Pages:
             run=run,
             groups=groups([x.row() for x in found]),
             facts={x.identity: x for x in found},
-            monitored=monitored(journal, found),
+            monitored=monitored(journal),
             header=journal.header,
             serving=serving.pictures(shown, serving.spreads(journal), looks),
             looks=looks,

@@ -26,9 +26,10 @@ _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 # MLflow's own patience with a server that is down is 250 s, with a silent one 1,211 s. First a short
-# look whether anybody answers; then longer, since an artifact can take a server some time to store.
+# look whether anybody answers; then longer, since an artifact can take a server some time to store, and one that
+# many write to at once some time to answer.
 _FIRST = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
-_LATER = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+_LATER = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 _LOCK_S = 600.0  # another ingest of a full plan takes well under a minute
 _SCHEMES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql")
 

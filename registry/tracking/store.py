@@ -18,8 +18,9 @@ On one machine a file lock keeps writers apart besides, because waiting is cheap
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -38,9 +39,12 @@ __all__ = ["Ingested", "Store", "StoreError", "Synced", "resolve", "sync"]
 
 Progress: TypeAlias = Callable[[int, int], None]
 
-_PAGE = 500
+_PAGE = 100
+"""Entries of one answer: a server takes 4 ms for each, and has other writers to answer meanwhile."""
 _CHUNK = 100
 """Entries of one transaction: a tenth of a second, so that others need not wait and progress shows."""
+_FEW = 20
+"""Entries that are deleted before looking again who else deletes them."""
 _HASH, _LINES, _GENERATION, _REPORT = "result_sha256", "journal_lines", "generation", "report_sha256"
 
 
@@ -151,11 +155,11 @@ class Store:
                 if progress:
                     progress(number, len(wanted))
             wrote = count["created"] + count["updated"] or any(not x.finished for y in before.values() for x in y)
-            self._tidy(self._of_run(run) if wrote else before)
+            self._tidy(self._of_run(run) if wrote else before, run)
             # The summary last: once it is finished, nothing of the run is missing.
             entry = summary(journal)
             self._bring(entry, before.get(SUMMARY, []), lines, artifacts(journal))
-            left = self._tidy(self._of_run(run, SUMMARY)).get(SUMMARY, [])
+            left = self._tidy(self._of_run(run, SUMMARY), run, SUMMARY).get(SUMMARY, [])
             if report is not None and left:
                 self._keep_report(max(left, key=lambda x: x.rank), report)
             return Ingested(run, count["created"], count["updated"], count["skipped"], self.deep_link(run))
@@ -361,16 +365,22 @@ class Store:
             raise
         return True
 
-    def _tidy(self, found: Mapping[str, Iterable[_Stored]]) -> dict[str, list[_Stored]]:
-        """Deletes what stands below a finished run of the same row; returns what is left."""
-        out = {}
-        for identity, stored in found.items():
-            done = max((x.rank for x in stored if x.finished), default=None)
-            below = [x for x in stored if done is not None and x.rank < done]
-            for x in below:
+    def _tidy(
+        self, found: Mapping[str, list[_Stored]], run: str, kind: str | None = None
+    ) -> Mapping[str, list[_Stored]]:
+        """Deletes what stands below a finished entry of the same row; returns what is left.
+
+        Of many that wrote one run at once each sees all that is too much. So each begins somewhere else, and looks
+        again after a few: else all would ask for all of it to be deleted.
+        """
+        while True:
+            below = [y for stored in found.values() for y in _below(stored)]
+            few = random.sample(below, min(_FEW, len(below)))
+            for x in few:
                 self._client.delete_run(x.id)
-            out[identity] = [x for x in stored if x not in below]
-        return out
+            if len(few) == len(below):
+                return {identity: [x for x in stored if x not in few] for identity, stored in found.items()}
+            found = self._of_run(run, kind)
 
     def _keep_report(self, stored: _Stored, report: Path) -> None:
         try:
@@ -381,6 +391,12 @@ class Store:
         if stored.report != sha256:
             self._connection.upload(stored.id, "report.html", data)
             self._client.set_tag(stored.id, _REPORT, sha256)
+
+
+def _below(stored: Sequence[_Stored]) -> list[_Stored]:
+    """Those of a row's entries that a finished one stands above."""
+    done = max((x.rank for x in stored if x.finished), default=None)
+    return [x for x in stored if done is not None and x.rank < done]
 
 
 def _told(progress: Callable[[Step], None] | None, run: str, before: float, share: float) -> Progress:

@@ -1,14 +1,15 @@
 """Two runs side by side, for reading: what changed, with its interval. It gives no verdict.
 
 Rows pair up by operator, case, implementation and cache state. Their ratio is shown only where their
-comparability keys are the same; else the conditions that differ are named. Metrics beside the primary one that are
+comparability keys are the same, or differ by conditions alone that are named as what is compared; else the
+conditions that differ are named. Metrics beside the primary one that are
 judged (memory, energy, error) are flags, by the detector's rule: said where they got worse.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
@@ -20,6 +21,7 @@ from ..detection.comparison import Comparison
 from ..detection.comparison import Side as Processes
 from ..detection.metrics import flags
 from ..detection.verdict import Flag
+from ..errors import InputError
 from ..store.journal import Journal
 from ..store.metric import Better, Metric
 from ..store.processes import by_replicate, by_row, measurements, value
@@ -180,15 +182,24 @@ def compare(first: Journal, second: Journal, selection: Selection = EVERYTHING) 
     return compared(Run(first), Run(second), selection)
 
 
-def compared(first: Run, second: Run, selection: Selection = EVERYTHING) -> RunComparison:
-    """The same of what is left of two journals."""
+def compared(
+    first: Run, second: Run, selection: Selection = EVERYTHING, across: Collection[str] = ()
+) -> RunComparison:
+    """The same of what is left of two journals. Runs may differ in conditions of `across`.
+
+    Raises `InputError` for one of them in which these do not differ.
+    """
     sides = tuple(
         Side(x.run, x.created, x.commit, x.dirty, x.device, x.key) for x in (first.header, second.header)
     )
     differences = condition_differences(first, second)
+    names = [x.condition for x in differences]
+    if wrong := [x for x in across if x not in names]:
+        there = f"they differ in: {', '.join(names)}" if names else "they do not differ in any"
+        raise InputError(f"the runs do not differ in the condition {wrong[0]!r}; {there}.")
     kept = selection.rows([*first.rows.values(), *second.rows.values()])
     identities = list(dict.fromkeys(x.identity for x in kept))
-    found = tuple(_compare(x, first, second, differences) for x in identities)
+    found = tuple(_compare(x, first, second, names, across) for x in identities)
     return RunComparison(sides[0], sides[1], differences, found)
 
 
@@ -233,7 +244,9 @@ class Run:
             self.beside[key] = {x: tuple(value(y, self.judged[x]) for y in processes) for x in sorted(names)}
 
 
-def _compare(identity: Key, first: Run, second: Run, differences: Sequence[Difference]) -> RowComparison:
+def _compare(
+    identity: Key, first: Run, second: Run, differences: Collection[str], across: Collection[str]
+) -> RowComparison:
     a, b = first.rows.get(identity), second.rows.get(identity)
     some = a or b
     assert some is not None
@@ -258,8 +271,7 @@ def _compare(identity: Key, first: Run, second: Run, differences: Sequence[Diffe
     if a.value() is None or b.value() is None:
         return msgspec.structs.replace(bare, outcome="not measured", reason=_unmeasured(a, b))
     notes = _notes(a, b)
-    if a.key != b.key:
-        reason = _incomparable(identity, first, second, differences)
+    if a.key != b.key and (reason := _incomparable(identity, first, second, differences, across)):
         return msgspec.structs.replace(bare, outcome="not comparable", reason=reason, notes=notes)
     ratio, low, high = _ratio(first.logs[identity], second.logs[identity])
     worse = _beside(identity, first, second)
@@ -292,10 +304,14 @@ def _unmeasured(first: Row, second: Row) -> str:
     return "; ".join(f"{place}: {why}" for place, why in told.items())
 
 
-def _incomparable(identity: Key, first: Run, second: Run, differences: Sequence[Difference]) -> str:
+def _incomparable(
+    identity: Key, first: Run, second: Run, differences: Collection[str], across: Collection[str]
+) -> str:
+    """Why the keys of a row differ; nothing where it is by conditions of `across` alone."""
     reasons = []
-    if first.key != second.key:
-        names = ", ".join(x.condition for x in differences)
+    meant = bool(across) and set(differences) <= set(across)
+    if first.key != second.key and not meant:
+        names = ", ".join(x for x in differences if x not in across)
         reasons.append(f"conditions differ: {names}" if names else "the runs' keys differ")
     if first.specs[identity] != second.specs[identity]:
         reasons.append("the case's definition changed")
@@ -304,7 +320,7 @@ def _incomparable(identity: Key, first: Run, second: Run, differences: Sequence[
         reasons.append(f"{VERSION} {a.version or 'unknown'} and {b.version or 'unknown'}")
     if a.timer != b.timer:
         reasons.append(f"timer {a.timer} and {b.timer}")
-    return "; ".join(reasons) or "the rows' keys differ"
+    return "; ".join(reasons) or ("" if meant else "the rows' keys differ")
 
 
 def _notes(first: Row, second: Row) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ from .convergence_table import HEADINGS as CONVERGENCE
 from .crossing import MEASURES, Contest, contests
 from .grouping import CaseRows, Group, cases, columns, goodness, groups
 from .looks import Series, apart, palette
+from .monitor import Monitored, monitored
 from .sizes import Sweep, sweeps
 from .worth_table import cells
 
@@ -169,6 +170,7 @@ class Run:
     speedups: tuple[tuple[CaseRows, Row], ...]
     matrices: tuple[tuple[Metric, tuple[Matrix, ...]], ...]
     shares: tuple[Share, ...]
+    monitored: Monitored
     wall_s: float | None
     ceilings: Ceilings
     copy_chart: str | None
@@ -342,6 +344,7 @@ def _run(anchor: str, journal: Journal, found: tuple[Row, ...], looks: dict[str,
         speedups=speedups,
         matrices=tuple((x, _matrices(found, looks, x)) for x in header.metrics if _compared(x, found)),
         shares=_shares(seconds),
+        monitored=monitored(journal),
         wall_s=sum(x.wall_s for x in journal.footers) or None,
         ceilings=ceilings,
         copy_chart=lines.copy_curve(ceilings.copy_ms),

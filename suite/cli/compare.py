@@ -49,6 +49,12 @@ COMMANDLINE = ParameterSource.COMMANDLINE
     show_default=True,
     help="The largest changes first, or by operator and case.",
 )
+@click.option(
+    "--across",
+    multiple=True,
+    metavar="CONDITION",
+    help="A condition in which the runs may differ, as it is what is compared: parallel, driver, torch.",
+)
 @formats
 @click.pass_context
 @collecting.paused()
@@ -60,6 +66,7 @@ def command_compare(
     selection: Selection,
     only_changed: bool,
     sort: Literal["change", "case"],
+    across: tuple[str, ...],
     form: Form,
 ) -> None:
     """Two runs side by side: how the second differs from the first, with intervals. Or devices: what each says
@@ -67,12 +74,14 @@ def command_compare(
 
     RUN is a run's name, the beginning of one, `latest`, or a journal file. First how many rows of each operator
     are faster, undecided and slower, and the geometric mean of their changes; then the rows; then which of them
-    got worse by another judged metric (memory, energy, error). Rows whose comparability keys differ get no ratio;
-    what differs is named. This is for reading; whether something regressed
-    is `regression_detector`'s to say. Exit code 4 if no row can be compared, else 0.
+    got worse by another judged metric (memory, energy, error). Rows whose comparability keys differ get no ratio,
+    unless by conditions alone that --across names; what differs is named. This is for reading; whether something
+    regressed is `regression_detector`'s to say. Exit code 4 if no row can be compared, else 0.
     """
     if by == "device":
-        if ignored := [x for x in ("only_changed", "sort") if ctx.get_parameter_source(x) is COMMANDLINE]:
+        if ignored := [
+            x for x in ("only_changed", "sort", "across") if ctx.get_parameter_source(x) is COMMANDLINE
+        ]:
             named = " and ".join(f"--{x.replace('_', '-')}" for x in ignored)
             raise click.UsageError(f"--by device does not take {named}: leave it out, or compare two runs.")
         _devices(runs, selection, form, style)
@@ -88,7 +97,7 @@ def command_compare(
     from ...registry.views.comparison_table import Run, compared
 
     first, second = (Run(home.load(x, lean=True)) for x in runs)
-    comparison = compared(first, second, selection)
+    comparison = compared(first, second, selection, across)
     emit(
         form,
         lambda: comparison_page(comparison, sort, only_changed),

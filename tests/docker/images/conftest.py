@@ -1,23 +1,15 @@
 """A real Docker engine, a base to build on, and the cpu image, once a session.
 
-An engine that runs is used; else one is started here, as root, with a data folder of its own. Without either the
-tests fail in CI and are skipped elsewhere. Everything is done through the command line, as a user would.
+Everything is done through the command line, as a user would.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import http.server
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,12 +18,11 @@ from typing import Any
 import docker
 import pytest
 
-HOUSE = Path(__file__).resolve().parents[3]
+from ..engines import HOUSE, PASSWORD, OwnEngine, any_engine, registry_answers, stand_in, wheel_index
+
 KERNELMARK = Path(sys.executable).with_name("kernelmark")
 CACHE = HOUSE / "build" / "images"
-LOG = CACHE / "dockerd.log"
 STAND_IN = "kernelmark-stand-in:bookworm"
-PASSWORD = "correct-horse-battery-staple"  # pragma: allowlist secret  # of an index that asks for none
 LOCKS = ("requirements/image-cpu.txt", "requirements/torch-cpu.txt")
 
 
@@ -83,104 +74,18 @@ class Machine:
         return f"io.kernelmark.owner={hashlib.sha256(str(home).encode()).hexdigest()[:16]}"
 
 
-def missing(reason: str) -> None:
-    """Red in CI, where nobody would see a skip."""
-    if os.environ.get("CI"):
-        pytest.fail(f"no image was tested: {reason}")
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="session")
 def engine() -> Iterator[tuple[docker.DockerClient, str]]:
     """An engine's client and address."""
-    address = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-    if listens(address):
-        client = docker.DockerClient(base_url=address)
-        client.ping()
-        yield client, address
-        client.close()
-        return
-    if "DOCKER_HOST" in os.environ:
-        missing(f"DOCKER_HOST is {address} and does not answer")
-    if shutil.which("dockerd") is None:
-        missing("there is no Docker engine and no dockerd to start one with (apt-get install docker.io)")
-    if os.geteuid() != 0:
-        missing("there is no Docker engine, and only root can start one")
-    with OwnEngine(CACHE / "engine") as (client, address):
-        yield client, address
-
-
-def listens(address: str) -> bool:
-    """Whether somebody listens; an SDK's client that fails leaves its socket open."""
-    if not address.startswith("unix://"):
-        return True
-    with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(address.removeprefix("unix://")) == 0
-
-
-class OwnEngine:
-    """A dockerd of our own, ended on the way out. Its sockets lie in /tmp: their paths must be short."""
-
-    def __init__(self, data: Path) -> None:
-        self.data = data
-
-    def __enter__(self) -> tuple[docker.DockerClient, str]:
-        self.data.mkdir(parents=True, exist_ok=True)
-        CACHE.mkdir(parents=True, exist_ok=True)
-        self.place = Path(tempfile.mkdtemp(prefix="km-engine-", dir="/tmp"))
-        address = f"unix://{self.place}/docker.sock"
-        command = [
-            "dockerd",
-            "--host",
-            address,
-            "--data-root",
-            str(self.data),
-            "--exec-root",
-            f"{self.place}/exec",
-        ]
-        command += ["--pidfile", f"{self.place}/pid", "--bridge=none", "--iptables=false", "--ip6tables=false"]
-        with open(LOG, "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        self.client = None
-        for _ in range(120):
-            time.sleep(0.5)
-            if self.process.poll() is not None:
-                break
-            if listens(address):
-                self.client = docker.DockerClient(base_url=address, timeout=300)
-                return self.client, address
-        self.__exit__()
-        missing("dockerd did not start: " + LOG.read_text(errors="replace")[-600:])
-        raise AssertionError
-
-    def __exit__(self, *exception: object) -> None:
-        if self.client is not None:
-            self.client.close()
-        self.process.terminate()
-        self.process.wait(timeout=60)
-        shutil.rmtree(self.place, ignore_errors=True)
+    with any_engine(CACHE / "engine") as found:
+        yield found
 
 
 @pytest.fixture(scope="session")
 def wheels() -> Iterator[str]:
-    """An index of all locked packages on this machine, fetched as this machine fetches packages; its address."""
-    folder = CACHE / "wheels"
-    folder.mkdir(parents=True, exist_ok=True)
-    for lock in LOCKS:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
-        command += ["--only-binary", ":all:", "--python-version", "3.11", "--dest", str(folder), "-r", lock]
-        command += [f"--platform={x}_x86_64" for x in ("manylinux_2_28", "manylinux2014", "manylinux1")]
-        done = subprocess.run(command, cwd=HOUSE, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *arguments: object) -> None: ...
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://builder:{PASSWORD}@127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
+    """The address of an index that has all locked packages."""
+    with wheel_index(CACHE / "wheels", LOCKS) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")
@@ -205,26 +110,10 @@ def machine(engine, wheels, tmp_path_factory) -> Machine:
     }
     if bundle := os.environ.get("SSL_CERT_FILE"):
         environment["KERNELMARK_CA_BUNDLE"] = bundle
-    if not _registry_answers():
-        done = subprocess.run(
-            [str(HOUSE / "docker" / "stand-in"), STAND_IN],
-            env={**environment, "PATH": f"/usr/sbin:/sbin:{environment['PATH']}"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            missing(f"no registry answers and there is no stand-in for the base: {done.stderr[-600:]}")
+    if not registry_answers():
+        stand_in(STAND_IN, environment)
         environment["KERNELMARK_STAND_IN"] = STAND_IN
     return Machine(client, environment)
-
-
-def _registry_answers() -> bool:
-    try:
-        with socket.create_connection(("registry-1.docker.io", 443), timeout=10):
-            return True
-    except OSError:
-        return False
 
 
 @pytest.fixture(scope="session")

@@ -353,14 +353,16 @@ def registry(make_registry: MakeRegistry) -> Registry:
 class Member:
     """Somebody with journals, an account, and `kernelmark` as a process."""
 
-    def __init__(self, home: Path, registry: Registry, name: str, password: str) -> None:
+    def __init__(self, home: Path, address: str, name: str, password: str) -> None:
         self.home = home
         self.environment = {
             **os.environ,
             "KERNELMARK_HOME": str(home),
-            "MLFLOW_TRACKING_URI": registry.address,
+            "MLFLOW_TRACKING_URI": address,
             "MLFLOW_TRACKING_USERNAME": name,
             "MLFLOW_TRACKING_PASSWORD": password,
+            # The machine may have much else to do; a server that is down refuses at once all the same.
+            "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
             "PYTHONSAFEPATH": "1",
         }
 
@@ -377,7 +379,7 @@ class Member:
     def run(self, *arguments: str, **changes: str) -> tuple[int, str, str]:
         """Runs a command: exit code, output, error output."""
         process = self.start(*arguments, **changes)
-        out, err = process.communicate(timeout=240)
+        out, err = process.communicate(timeout=800)
         return process.returncode, out, err
 
 
@@ -428,7 +430,8 @@ def make_member(admin: ModuleType) -> Callable[[Registry, str, Path], Member]:
     """Makes an account on a registry, and a member who uses it from a home."""
 
     def make(registry: Registry, name: str, home: Path) -> Member:
-        return Member(home, registry, name, admin.account(registry.address, PASSWORDS["admin_password"], name))
+        password = admin.account(registry.address, PASSWORDS["admin_password"], name)
+        return Member(home, registry.address, name, password)
 
     return make
 

@@ -10,12 +10,10 @@ from kernelmark.registry.site.coverage import Expected, coverage
 from kernelmark.registry.site.drawing import ratio, sparkline, strip
 from kernelmark.registry.site.facts import facts, run_of
 from kernelmark.registry.site.feeds import events, regressions
-from kernelmark.registry.site.monitor import monitored
 from kernelmark.registry.site.scaling import scaling
 from kernelmark.registry.site.standing import standings
 from kernelmark.registry.site.timeline import Line, Measured, ordered, timelines
 from kernelmark.registry.store.journal import Journal
-from kernelmark.registry.store.record import Telemetry
 
 
 class Memory:
@@ -282,28 +280,6 @@ def test_coverage_tells_never_run_from_not_ok(literal: Any) -> None:
     assert (norm.timed, norm.never, norm.cases_never) == (("kernelmark",), ("torch",), ("S9",))
     assert norm.failed == {("unavailable", "not installed"): ("liger",)}
     assert (rope.run, rope.never) == (False, ("torch",))
-
-
-def test_the_strip_of_a_run(literal: Any) -> None:
-    def seen(clock: int, *reasons: str) -> Telemetry:
-        return Telemetry(sm_mhz=(clock, 2000), temperature_c=50, reasons=reasons)
-
-    cap = "software power cap"
-    lines = [
-        literal.record("torch", [1.0] * 4, telemetry=seen(1990), replicate=0),
-        literal.record("kernelmark", [1.0] * 4, telemetry=seen(1500, cap), throttled=(0, 1), replicate=0),
-        literal.record("torch", [1.0] * 4, telemetry=seen(1970, cap), throttled=(3,), replicate=1),
-    ]
-    journal = literal.journal(*lines, literal.footer(), replicates=2)
-    found = monitored(journal, facts(journal))
-    assert [x for x, _ in found.drawings] == ["SM clock, MHz", "temperature, °C"]
-    assert found.missing == ("memory clock", "power", "utilization")
-    assert (found.samples, found.marked, found.measured_s, found.sampling) == (12, 3, 3.0, 0.75)
-    slow, fast = found.throttled
-    assert (slow.fact.implementation, slow.share, slow.clock, slow.slowed) == ("kernelmark", 0.5, 0.75, True)
-    assert (fast.share, fast.reasons, fast.slowed) == (1 / 8, (cap,), False)
-    empty = literal.journal(literal.record("torch", 1.0))
-    assert not monitored(empty, facts(empty)).drawings
 
 
 def test_lines_of_the_journal_are_kept(literal: Any) -> None:

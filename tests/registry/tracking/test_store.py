@@ -138,10 +138,24 @@ def test_a_grown_journal_replaces_and_a_shorter_one_does_not(
     assert_once(stored(at(home)), 4)
 
 
-def test_duplicates_and_leftovers_are_tidied(home: Home, make_journal: Callable[..., Journal]) -> None:
+@pytest.mark.parametrize("crowd", [False, True])
+def test_duplicates_and_leftovers_are_tidied(
+    crowd: bool, home: Home, make_journal: Callable[..., Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a crowd others delete the same at once: then it is not asked for again."""
+    monkeypatch.setattr("kernelmark.registry.tracking.store._FEW", 3)
     store, journal = Store.open(None, home), make_journal()
     store.ingest(journal)
     client = mlflow.MlflowClient(tracking_uri=at(home))
+    kept, asked = {x.info.run_id for x in stored(at(home))}, []
+    delete = mlflow.MlflowClient.delete_run
+
+    def deleted(self: Any, run: str) -> None:
+        asked.append(run)
+        for x in {x.info.run_id for x in stored(at(home))} - kept if crowd else {run}:
+            delete(self, x)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "delete_run", deleted)
     for found in stored(at(home)):
         for end in ("FINISHED", None):  # what a second writer made, and what a killed one left
             twin = client.create_run(found.info.experiment_id, tags=found.data.tags).info.run_id
@@ -151,6 +165,7 @@ def test_duplicates_and_leftovers_are_tidied(home: Home, make_journal: Callable[
     store.ingest(journal)
     assert_once(stored(at(home)), 4)
     assert store.complete().keys() == {RUN}
+    assert len(asked) == (3 if crowd else 10)
 
 
 def test_what_a_killed_writer_left_beside_a_recorded_row_is_seen_to(

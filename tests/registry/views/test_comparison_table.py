@@ -10,8 +10,16 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernelmark.registry.errors import InputError
 from kernelmark.registry.views.comparison_page import comparison_page
-from kernelmark.registry.views.comparison_table import RowComparison, RunComparison, compare, ratio_interval
+from kernelmark.registry.views.comparison_table import (
+    RowComparison,
+    Run,
+    RunComparison,
+    compare,
+    compared,
+    ratio_interval,
+)
 from kernelmark.registry.views.table import render
 
 
@@ -103,6 +111,25 @@ def test_different_conditions_are_named_and_nothing_is_compared(literal: Any) ->
     assert row.reason == "conditions differ: driver, ecc, old, new"
     assert (row.first_value, row.second_value) == (1.0, 1.0)
     assert comparison.compared == ()
+
+
+def test_runs_may_differ_in_the_condition_that_is_compared(literal: Any) -> None:
+    alone = Run(run(literal, [1.0, 1.01], conditions={"gpu": "H200"}, key="a"))
+    beside = Run(run(literal, [1.1, 1.11], conditions={"gpu": "H200", "parallel": "4"}, key="b"))
+    row = only(compared(alone, beside, across=["parallel"]))
+    assert (row.outcome, row.standing, row.ratio) == ("compared", "slower", pytest.approx(1.105 / 1.005))
+    other = Run(run(literal, [1.1], conditions={"gpu": "H100", "parallel": "4"}, key="c"))
+    row = only(compared(alone, other, across=["parallel"]))
+    assert (row.outcome, row.reason) == ("not comparable", "conditions differ: gpu")
+    redefined = literal.record(case=literal.case(spec="ffffffffffff"))
+    conditions = {"gpu": "H200", "parallel": "4"}
+    changed = Run(literal.journal(redefined, conditions=conditions, key="b"))
+    row = only(compared(alone, changed, across=["parallel"]))
+    assert (row.outcome, row.reason) == ("not comparable", "the case's definition changed")
+    with pytest.raises(InputError, match=r"do not differ in the condition 'driver'; they differ in: parallel\."):
+        compared(alone, beside, across=["driver"])
+    with pytest.raises(InputError, match="they do not differ in any"):
+        compared(alone, alone, across=["parallel"])
 
 
 def test_keys_that_differ_without_a_condition_to_blame(literal: Any) -> None:

@@ -64,6 +64,15 @@ def test_shards_side_by_side_on_one_host(fleet):
     hosts = [read(x).header.environment["host"] for x in sorted(home.shards.glob("*.jsonl"))]
     assert [x.rpartition("_")[2] for x in hosts] == ["0", "3"]
     assert "control double/N" in out
+    beside = home.runs()[-1]
+    code, out = fleet.run("run", "--device", "cpu", "--journal-only", "--plan", str(fleet.plan(5)))
+    assert code == 0, out
+    code, out = fleet.run("compare", home.runs()[-1], beside)
+    assert (code, "conditions differ: parallel" in out) == (4, True), out
+    code, out = fleet.run("compare", home.runs()[-1], beside, "--across", "parallel", "--json")
+    report = json.loads(out)
+    assert (code, report["compared"]) == (0, 5), out
+    assert [(x["condition"], x["first"], x["second"]) for x in report["differences"]] == [("parallel", None, "2")]
 
 
 def test_slurm_loses_a_host_and_its_driver(fleet, slurm_hosts):

@@ -47,6 +47,16 @@ def test_every_condition_counts(conditions):
     assert fingerprint.key({x: y for x, y in conditions.items() if x != name}) != fingerprint.key(conditions)
 
 
+def test_neighbours_on_the_host_are_a_condition_and_a_run_alone_has_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(fingerprint.PARALLEL, raising=False)
+    alone = fingerprint.conditions("cpu", FACTS)
+    assert "parallel" not in alone
+    monkeypatch.setenv(fingerprint.PARALLEL, "4")
+    beside = fingerprint.conditions("cpu", FACTS)
+    assert beside == alone | {"parallel": "4"}
+    assert fingerprint.key(beside) != fingerprint.key(alone)
+
+
 @pytest.mark.parametrize(
     ("name", "may"),
     [

@@ -1,0 +1,82 @@
+"""The device over a run: the strips, what is not recorded, and what was throttled."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from kernelmark.registry.store.journal import Journal
+from kernelmark.registry.store.record import Telemetry
+from kernelmark.registry.views.monitor import monitored
+from kernelmark.registry.views.report import render
+
+CAP = "software power cap"
+
+
+def seen(clock: int, *reasons: str) -> Telemetry:
+    return Telemetry(sm_mhz=(clock, 2000), power_w=650.0, temperature_c=50, reasons=reasons)
+
+
+@pytest.fixture
+def journal(literal: Any) -> Journal:
+    """Two processes; in the first the clock fell to 1500 MHz for half of our samples, in the second hardly."""
+    given: list[tuple[str, Telemetry, float | None, tuple[int, ...], int]] = [
+        ("torch", seen(1990), 97.0, (), 0),
+        ("kernelmark", seen(1500, CAP), None, (0, 1), 0),
+        ("torch", seen(1970, CAP), 64.0, (3,), 1),
+    ]
+    lines = [
+        literal.record(
+            name,
+            [1.0] * 4,
+            telemetry=telemetry,
+            beside={"utilization": busy},
+            throttled=marked,
+            replicate=replicate,
+        )
+        for name, telemetry, busy, marked, replicate in given
+    ]
+    return literal.journal(*lines, literal.footer(), replicates=2)
+
+
+def test_the_strips_of_a_run(journal: Journal) -> None:
+    found = monitored(journal)
+    assert [x for x, _ in found.drawings] == ["SM clock, MHz", "power, W", "temperature, °C", "utilization, %"]
+    assert found.missing == ("memory clock",)
+    assert (found.samples, found.marked, found.measured_s, found.sampling) == (12, 3, 3.0, 0.75)
+    drawn = dict(found.drawings)
+    assert "aria-label='utilization, 64.00 to 97.00 %'" in drawn["utilization, %"]
+    # Seconds 1 to 3 of 3 from 64 to 1116 pixels: the second process, marked, ends at the right and at the bottom,
+    # and what has no utilization has no bar. A line stands where the second process begins.
+    grid, replicates, plain, warned = re.findall(r"d='([^']*)'", drawn["utilization, %"])
+    assert (grid, replicates) == ("M64 8.0H1116M64 58.0H1116", "M765 2V62")
+    assert (plain, warned) == ("M415 8.0V6.5", "M1116 58.0V56.5")
+    _, _, plain, warned = re.findall(r"d='([^']*)'", drawn["SM clock, MHz"])
+    assert (plain, warned) == ("M415 9.0V7.5", "M765 58.0V8.0M1116 11.0V8.0")
+
+
+def test_what_was_throttled(journal: Journal) -> None:
+    slow, fast = monitored(journal).throttled
+    assert (slow.row.implementation, slow.share, slow.clock, slow.slowed) == ("kernelmark", 0.5, 0.75, True)
+    assert (fast.row.implementation, fast.share, fast.reasons, fast.slowed) == ("torch", 1 / 8, (CAP,), False)
+
+
+def test_nothing_is_drawn_of_a_device_that_told_nothing(literal: Any) -> None:
+    found = monitored(literal.journal(literal.record("torch", 1.0)))
+    assert (found.drawings, found.throttled) == ((), ())
+    assert found.missing == ("SM clock", "memory clock", "power", "temperature", "utilization")
+
+
+def test_the_report_has_them(journal: Journal) -> None:
+    pytest.importorskip("jinja2", reason="Jinja2 is not installed")
+    page = render([journal])
+    part = page[page.index("The device over the run</h2>") :].partition("</section>")[0]
+    text = re.sub(r"\s+", " ", re.sub(r"<svg.*?</svg>|<[^>]+>", " ", part, flags=re.DOTALL))
+    assert (
+        "Over 3.0 s of measuring, in the order measured, a line where a fresh process begins. 3 of 12 samples "
+        "were taken while a throttle reason was raised: those bars are amber. Not recorded: memory clock." in text
+    )
+    assert "2 rows that were throttled most" in text
+    assert "kernelmark 50 % 75 % software power cap" in text
+    assert part.count("<svg class='monitor'") == 4
