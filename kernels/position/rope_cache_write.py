@@ -88,12 +88,12 @@ def _turn(x, y, c, s, head, heads, HALF: tl.constexpr, BLOCK: tl.constexpr, INTE
 @triton.jit
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, cos, sin, k_cache, v_cache, table, lengths, out, sizes, q_strides, k_strides, v_strides, k_places,
-    v_places, across, HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    v_places, HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """HEADS heads of q, of k or of v, of one token, a program. Strides are those of sequence (of the caches:
-    page), token and head; a row of the table has `across` places.
+    page), token and head; the last of the sizes is the places of a row of the table.
     """
-    Sq, H, Hkv, page = sizes
+    Sq, H, Hkv, page, across = sizes
     token = tl.program_id(0)
     batch = (token // Sq).to(tl.int64)
     i = token % Sq
@@ -153,9 +153,9 @@ def _launch(
     with on(q):
         _kernel[B * Sq, cdiv(H, heads) + 2 * cdiv(Hkv, heads)](
             q, k, v, cos.contiguous(), sin.contiguous(), k_cache, v_cache, block_table.contiguous(),
-            lengths.contiguous(), out, (Sq, H, Hkv, k_cache.shape[1]),
+            lengths.contiguous(), out, (Sq, H, Hkv, k_cache.shape[1], block_table.shape[1]),
             q.stride()[:3], k.stride()[:3], v.stride()[:3], k_cache.stride()[:3], v_cache.stride()[:3],
-            block_table.shape[1], D // 2, block, heads, layout == "interleaved", num_warps=4,
+            D // 2, block, heads, layout == "interleaved", num_warps=4,
         )  # fmt: skip
     return out
 
