@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...registry.figures import counted
 from ..operator import Option
 from .rules import RULES, Rule, storage
 
@@ -134,7 +135,7 @@ class Capture:
     def _stepping(self, optimizer: Any, *given: Any) -> None:
         tensors = [x for group in optimizer.param_groups for x in group["params"] if x.grad is not None]
         numbers = sum(x.numel() for x in tensors)
-        self._within = f"{type(optimizer).__name__}.step of {len(tensors)} tensors, {numbers:,} numbers"
+        self._within = f"{type(optimizer).__name__}.step of {counted(len(tensors), 'tensor')}, {numbers:,} numbers"
         self._entries.append(Entry(self._within, (0.0, 0.0)))
 
     def _stepped(self, *given: Any) -> None:
@@ -148,17 +149,11 @@ class Capture:
             return function(*args, **kwargs)
         first = _edge()
         result = function(*args, **kwargs)
-        self.called(name, (first, _edge()), args, kwargs, result)
-        return result
-
-    def called(
-        self, name: str, edges: tuple[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
-    ) -> None:
-        """Records one call of a public function, and asks the rule of its name what it is."""
-        self._entries.append(Entry(self._within or name, edges, part=bool(self._within)))
+        self._entries.append(Entry(self._within or name, (first, _edge()), part=bool(self._within)))
         rule = None if self._within else RULES.get(name)
         if rule is not None:
             rule(self, len(self._entries) - 1, args, kwargs, result)
+        return result
 
     def claim(
         self, name: str, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
@@ -166,11 +161,13 @@ class Capture:
         """Records a call of no time yet, if the rule says that it is one of ours; its index, for `spend`."""
         at = len(self._entries)
         self._entries.append(Entry(name, (0.0, 0.0)))
-        rule(self, at, args, kwargs, result)
-        if self._entries[at].call is None:
-            del self._entries[at:]
-            return None
-        return at
+        try:
+            rule(self, at, args, kwargs, result)
+        finally:
+            claimed = self._entries[at].call is not None
+            if not claimed:
+                del self._entries[at:]
+        return at if claimed else None
 
     def spend(self, at: int | None, name: str, seconds: float, part: bool = False) -> None:
         """Adds time to a call by its index; without one, to what has this name, of which a `part` is no call."""

@@ -12,10 +12,12 @@ by hand of several functions is not followed, and a mask's elements are not seen
 from __future__ import annotations
 
 import gzip
+import itertools
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +92,7 @@ def traced(path: Path) -> Capture:
         raise InputError(f"{path} has no shapes of operators: profile with record_shapes=True.")
     differentiated = _differentiated(operators)
     seen = Capture()
-    nested = [x for _, x in sorted(_nested(operators, differentiated, seen), key=lambda x: x[0])]
+    nested = list(_nested(operators, differentiated, seen))
     kernels = [x for x in events if x.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and _timed(x)]
     if kernels:
         _spend_kernels(seen, nested, kernels)
@@ -135,10 +137,8 @@ def _differentiated(operators: Sequence[Mapping[str, Any]]) -> set[int]:
     return {last[x] for x in backward if x in last}
 
 
-def _nested(
-    operators: Sequence[Mapping[str, Any]], differentiated: set[int], seen: Capture
-) -> Iterator[tuple[int, _Event]]:
-    """Each event with whom its time belongs to, in the file's order; calls of our operators are recorded."""
+def _nested(operators: Sequence[Mapping[str, Any]], differentiated: set[int], seen: Capture) -> Iterator[_Event]:
+    """Each event with whom its time belongs to; calls of our operators are recorded."""
     by_thread: dict[Any, list[Mapping[str, Any]]] = {}
     for x in operators:
         by_thread.setdefault((x.get("pid"), x.get("tid")), []).append(x)
@@ -156,33 +156,29 @@ def _nested(
             elif raw["name"].startswith((BACKWARD, STEP)):
                 one.name, one.group = raw["name"].removeprefix(BACKWARD).removeprefix(STEP), True
             elif raw["cat"] == "cpu_op":
-                trained = _trained(those, place, one.end, differentiated)
-                one.taken = _claim(seen, raw, trained)
+                one.taken = _claim(seen, raw, partial(_trained, those, place, one.end, differentiated))
             open_.append(one)
-            yield place, one
+            yield one
 
 
 def _trained(those: Sequence[Mapping[str, Any]], place: int, end: float, differentiated: set[int]) -> bool:
     """Whether this event, or one within it, made a node that the backward pass went through."""
-    for x in those[place:]:
-        if x["ts"] >= end:
-            return False
-        if id(x) in differentiated:
-            return True
-    return False
+    within = itertools.takewhile(lambda x: x["ts"] < end, map(those.__getitem__, range(place, len(those))))
+    return any(id(x) in differentiated for x in within)
 
 
-def _claim(seen: Capture, raw: Mapping[str, Any], trained: bool) -> int | None:
+def _claim(seen: Capture, raw: Mapping[str, Any], trained: Callable[[], bool]) -> int | None:
     """Asks the rule of an event's name; the index of the call, if it is one of ours."""
     name = raw["name"]
-    rule = _LIBRARIES.get(name)
-    args, kwargs = _arguments(raw.get("args", {}), trained)
-    if rule is None:
-        known = _ATEN.get(name)
-        if known is None:
-            return None
-        rule = RULES[known[0]]
-        kwargs = {x: y for x, y in zip(known[1], args, strict=False) if y is not None}
+    if name not in _ATEN and name not in _LIBRARIES:
+        return None
+    args, kwargs = _arguments(raw.get("args", {}), trained()), {}
+    if name in _LIBRARIES:
+        rule = _LIBRARIES[name]
+    else:
+        public, names = _ATEN[name]
+        rule = RULES[public]
+        kwargs = {x: y for x, y in zip(names, args, strict=False) if y is not None}
         args = ()
     try:
         return seen.claim(
@@ -192,7 +188,7 @@ def _claim(seen: Capture, raw: Mapping[str, Any], trained: bool) -> int | None:
         return None  # a trace of another version, whose arguments are others
 
 
-def _arguments(given: Mapping[str, Any], trained: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(given: Mapping[str, Any], trained: bool) -> tuple[Any, ...]:
     """An event's arguments in their order: tensors, numbers, texts, lists of integers, None."""
     dims = given.get("Input Dims", [])
     strides = given.get("Input Strides", [])
@@ -206,7 +202,7 @@ def _arguments(given: Mapping[str, Any], trained: bool) -> tuple[tuple[Any, ...]
             found.append(Traced(shape, laid, DTYPES.get(kind, str(kind)), trained))
         else:
             found.append(_value(values[i]) if i < len(values) else None)
-    return tuple(found), {}
+    return tuple(found)
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -240,7 +240,7 @@ def test_an_optimizers_step_is_one_thing() -> None:
     with Capture() as seen:
         optimizer.step()
         optimizer.step()
-    assert [(name, count) for name, count, _ in seen.rest()] == [("AdamW.step of 1 tensors, 8 numbers", 2)]
+    assert [(name, count) for name, count, _ in seen.rest()] == [("AdamW.step of 1 tensor, 8 numbers", 2)]
     optimizer.step()  # outside: nothing is left behind
     assert len(seen.rest()) == 1
 
