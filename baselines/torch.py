@@ -335,7 +335,10 @@ def fp8_quant(case: Any) -> Callable[..., Any]:
         scale = wide.abs().amax((1, 3), keepdim=True).clamp(min=1e-12) / largest
         return (wide / scale).to(dtype).view(down * 128, across * 128)[:M, :N], scale.squeeze((1, 3))
 
-    return {"row": row, "block": block, "tile": tile}[case.options["granularity"]]
+    def column(x: Any, granularity: str, format: str) -> Any:
+        return block(x.t().contiguous(), granularity, format)
+
+    return {"row": row, "block": block, "tile": tile, "column": column}[case.options["granularity"]]
 
 
 def int8_linear(case: Any) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ DEVICES = ("cuda",)
 
 
 def fp8_quant(case: Any) -> Call:
-    """The kernels of its block-wise fp8 training: for activations 1×128, for weights 128×128."""
+    """The kernels of its block-wise fp8 training: for activations 1×128, transposed too, for weights 128×128."""
     from torchao.prototype.blockwise_fp8_training import kernels
 
     if case.options["granularity"] == "row":
@@ -25,6 +25,10 @@ def fp8_quant(case: Any) -> Call:
         raise NotImplementedError("torchao's block-wise kernels quantize to e4m3 only")
     if case.options["granularity"] == "block":
         function = kernels.triton_fp8_blockwise_act_quant_lhs
+    elif case.options["granularity"] == "column":
+        if case.axes["M"] % 128:
+            raise NotImplementedError("torchao's transposing kernel takes rows in multiples of 128 only")
+        function = kernels.triton_fp8_blockwise_act_quant_transposed_lhs
     else:  # transposed or not, the values are the same; this one writes them column by column
         function = kernels.triton_fp8_blockwise_weight_quant_rhs
     return refusing(lambda x, granularity, format: function(x, block_size=128), AssertionError)

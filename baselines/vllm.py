@@ -331,12 +331,10 @@ def fp8_quant(case: Any) -> Call:
         ops.per_token_group_fp8_quant(x, q, scale, 128, 1e-10, -largest, largest, False, False, False)
         return q, scale
 
-    if case.options["granularity"] == "tile":
-        raise NotImplementedError("vLLM quantizes activations by rows and blocks of rows, not by squares")
     if case.options["granularity"] == "row":
         return row
     if case.options["granularity"] != "block":
-        raise NotImplementedError("vLLM quantizes rows and groups of columns, no squares")
+        raise NotImplementedError("vLLM quantizes rows and groups of columns, no squares and no columns")
     if case.axes["N"] % 128:
         raise NotImplementedError("per_token_group_fp8_quant needs a width divisible by 128")
     return block

@@ -356,14 +356,14 @@ def by_rows(quantize: Callable[..., Any], product: Callable[..., Any]) -> Callab
 def by_blocks(quantize: Callable[..., Any], product: Callable[..., Any]) -> Callable[..., Any]:
     """`linear(x, weight, bias=None)` as DeepSeek-V3 trains (arXiv 2412.19437): a scale for 128 elements of inputs
     and gradients, along what is summed over, and for 128 × 128 of a weight, which is quantized once for both
-    passes.
+    passes. A weight's gradient sums over rows: its operands are quantized down the columns, which transposes them.
     """
     import torch
 
-    def across(x: Any) -> Any:
-        """Values and scales of 128 elements of a row; the scales of one step of a product lie together."""
-        q, scale = quantize(x, "block")
-        return q, scale.reshape(len(x), -1).t().contiguous().t()
+    def across(x: Any, granularity: str = "block") -> Any:
+        """Values and scales of 128 elements; the scales of one step of a product lie together."""
+        q, scale = quantize(x, granularity)
+        return q, scale.reshape(len(q), -1).t().contiguous().t()
 
     class Products(torch.autograd.Function):
         @staticmethod
@@ -379,7 +379,7 @@ def by_blocks(quantize: Callable[..., Any], product: Callable[..., Any]) -> Call
             grad = grad.contiguous()
             g, scale = across(grad)
             dx = product(g, w, scale, of_weight, "block", "nn")
-            (g, of_grad), (y, of_x) = (across(z.t().contiguous()) for z in (grad, x))
+            (g, of_grad), (y, of_x) = (across(z, "column") for z in (grad, x))
             return dx, product(g, y.t(), of_grad, of_x.t(), "group")
 
     return _linear(Products)

@@ -9,8 +9,11 @@ import torch
 def fp8_quant(x: torch.Tensor, granularity: str, format: str) -> tuple[torch.Tensor, torch.Tensor]:
     """x (M, N) to q (M, N) in the fp8 format and fp32 scales.
 
-    The scales are (M, 1) by row, (M, ceil(N/128)) by block, (ceil(M/128), ceil(N/128)) by tile.
+    The scales are (M, 1) by row, (M, ceil(N/128)) by block, (ceil(M/128), ceil(N/128)) by tile. By column q is
+    (N, M) and they are (N, ceil(M/128)): block of the transpose.
     """
+    if granularity == "column":
+        x, granularity = x.t(), "block"
     dtype = torch.float8_e4m3fn if format == "e4m3" else torch.float8_e5m2
     M, N = x.shape
     wide = x.float()

@@ -11,7 +11,7 @@ import triton.language as tl
 from .._common import INTERPRETED, cdiv, check, choice, needs_e4m3, on, operator, power_of_2, rows
 
 GROUP = 128
-"""Columns that share a scale with granularity "block", and rows as well with "tile"."""
+"""Columns that share a scale with granularity "block", rows with "column", both with "tile"."""
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
@@ -28,6 +28,9 @@ BLOCK_ROWS, BLOCK_GROUPS, BLOCK_WARPS = 8, 16, 4
 
 TILE_WARPS = 4
 
+COLUMNS, COLUMN_WARPS = 64, 4
+"""Columns and warps of a program of granularity "column"; a row that it writes has the 128 bytes of a group."""
+
 CACHED = 64 << 20
 """Size of x up to which it is quicker to say that nothing read or written is worth caching: 2 % at 32 MiB on an
 H200; at 128 MiB saying so costs as much.
@@ -43,6 +46,10 @@ def fp8_quant(
     rounded to nearest even. scale is fp32: with granularity "row" (…, 1), with "block" (…, ceil(N/128)), with
     "tile", which takes squares of 128 rows and columns of x as (M, N), (ceil(M/128), ceil(N/128)).
 
+    "column" is "block" of the transpose of x as (M, N), in one pass: q (N, M), scale (N, ceil(M/128)). A product
+    that sums over the rows of x, as a weight's gradient does, takes it so. Its scale lies as "matmul" has it,
+    column by column, whatever the layout.
+
     `layout` says how scale lies in memory: "rows" is row-major; "matmul" is what `torch.nn.functional.scaled_mm`
     wants: column-major of "block" (activations, BlockWise1x128), and of "tile" (weights (N, K), BlockWise128x128)
     rows padded to four numbers, for its transpose. A group whose magnitudes are below 1e-30 counts as 1e-30 large.
@@ -53,7 +60,7 @@ def fp8_quant(
     check("x", x)
     if x.dim() == 0:
         raise ValueError("x has shape (), expected at least one dimension")
-    choice("granularity", granularity, ("row", "block", "tile"))
+    choice("granularity", granularity, ("row", "block", "tile", "column"))
     choice("format", format, tuple(FORMATS))
     choice("layout", layout, ("rows", "matmul"))
     quantized: tuple[torch.Tensor, torch.Tensor] = _fp8_quant(x, granularity, format, layout)
@@ -158,10 +165,41 @@ def _tile(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tl.store(q + row[:, None] * N + col[None, :], value, inside, eviction_policy=HINT)
 
 
+@triton.jit
+def _column(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    q,
+    scales,
+    M,
+    N,
+    stride,
+    LARGEST: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HINT: tl.constexpr,
+):
+    """GROUP rows of COLUMNS columns a program, written as COLUMNS rows; a scale for each."""
+    across = tl.cdiv(N, COLUMNS)
+    group = (tl.program_id(0) // across).to(tl.int64)
+    row = group * GROUP + tl.arange(0, GROUP)
+    col = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < M)[:, None] & (col < N)[None, :]
+    value = tl.load(x + row[:, None] * stride + col[None, :], inside, 0.0, eviction_policy=HINT).to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(value), 0), 1e-30)
+    tl.store(scales + group * N + col, largest / LARGEST, col < N)
+    value = (value * (LARGEST / largest)[None, :]).to(q.dtype.element_ty)
+    at = q + col.to(tl.int64)[:, None] * M + row[None, :]
+    tl.store(at, tl.trans(value), tl.trans(inside), eviction_policy=HINT)
+
+
 def _empty(x: torch.Tensor, granularity: str, format: str, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Memory for q and scale."""
-    q = torch.empty(x.shape, dtype=FORMATS[format], device=x.device)
     *rest, N = x.shape
+    if granularity == "column":
+        M = math.prod(rest)
+        q = torch.empty(N, M, dtype=FORMATS[format], device=x.device)
+        return q, torch.empty(-(-M // GROUP), N, dtype=torch.float32, device=x.device).t()
+    q = torch.empty(x.shape, dtype=FORMATS[format], device=x.device)
     if granularity == "row":
         return q, torch.empty(*rest, 1, dtype=torch.float32, device=x.device)
     across = -(-N // GROUP)
@@ -224,6 +262,20 @@ def _launch(
                 GROUP=GROUP,
                 HINT=hint,
                 num_warps=warps,
+            )
+        elif granularity == "column":
+            _column[(cdiv(M, GROUP) * cdiv(N, COLUMNS),)](
+                flat,
+                q,
+                scale,
+                M,
+                N,
+                flat.stride(0),
+                LARGEST=largest,
+                COLUMNS=COLUMNS,
+                GROUP=GROUP,
+                HINT=hint,
+                num_warps=COLUMN_WARPS,
             )
         elif granularity == "tile":
             _tile[(scale.numel(),)](

@@ -1,4 +1,4 @@
-"""Dynamic quantization to 8-bit floats (arXiv 2209.05433), with a scale for a row, 128 columns or a square."""
+"""Dynamic quantization to 8-bit floats (arXiv 2209.05433), with scales of rows, 128 columns or rows, squares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK = 128
-"""Columns that share a scale with granularity block, and rows as well with tile."""
+"""Columns that share a scale with granularity block, rows with column, both with tile."""
 
 STEP = {"e4m3": 2.0**-3, "e5m2": 2.0**-2}
 """Spacing of a format's numbers at 1."""
@@ -41,21 +41,26 @@ def reference(x: torch.Tensor, granularity: str, format: str) -> torch.Tensor:
 def groups(case: Case) -> int:
     """How many scales there are."""
     M, N = case.axes["M"], case.axes["N"]
-    across = -(-N // BLOCK)
-    return {"row": M, "block": M * across, "tile": -(-M // BLOCK) * across}[str(case.options["granularity"])]
+    down, across = -(-M // BLOCK), -(-N // BLOCK)
+    counts = {"row": M, "block": M * across, "tile": down * across, "column": down * N}
+    return counts[str(case.options["granularity"])]
 
 
 def results(result: Any, inputs: Inputs) -> torch.Tensor:
     """(q (M, N) in fp8, scale in fp32) to q · scale, (M, N) in fp64.
 
-    scale is (M, 1) by row, (M, ceil(N/128)) by block and (ceil(M/128), ceil(N/128)) by tile. The deviation from x
-    is given in steps of e4m3, so that one tolerance is right for both formats: e5m2 has half the numbers, and its
-    deviation counts half. A wrong dtype or shape becomes NaN, which is wrong.
+    scale is (M, 1) by row, (M, ceil(N/128)) by block and (ceil(M/128), ceil(N/128)) by tile. By column q is (N, M)
+    and scale (N, ceil(M/128)): block of the transpose, which is turned back here. The deviation from x is given in
+    steps of e4m3, so that one tolerance is right for both formats: e5m2 has half the numbers, and its deviation
+    counts half. A wrong dtype or shape becomes NaN, which is wrong.
     """
     import torch
 
     q, scale = result
     x = inputs["x"].double()
+    if inputs["granularity"] == "column":
+        turned = {**inputs, "x": inputs["x"].t(), "granularity": "block"}
+        return results(result, turned).t()
     M, N = x.shape
     down = -(-M // BLOCK) if inputs["granularity"] == "tile" else M
     across = 1 if inputs["granularity"] == "row" else -(-N // BLOCK)
@@ -90,7 +95,7 @@ OPERATOR = Operator(
     name="fp8_quant",
     summary="dynamic quantization to 8-bit floats with scales",
     axes={"M": "tokens", "N": "width"},
-    options={"granularity": ("row", "block", "tile"), "format": ("e4m3", "e5m2")},
+    options={"granularity": ("row", "block", "tile", "column"), "format": ("e4m3", "e5m2")},
     inputs=inputs,
     reference=reference,
     results=results,
@@ -109,7 +114,7 @@ OPERATOR = Operator(
                 N=4096,
                 options={"granularity": ["row", "block"], "format": ["e4m3", "e5m2"]},
             ),
-            grid("forward", M=16384, N=4096, options={"granularity": "tile"}),
+            grid("forward", M=16384, N=4096, options={"granularity": ["tile", "column"]}),
         ),
         "full": (
             grid(
@@ -119,7 +124,7 @@ OPERATOR = Operator(
                 options={"granularity": ["row", "block"]},
                 dtypes=["fp16", "fp32"],
             ),
-            grid("forward", M=[1, 4095], N=4095, options={"granularity": ["row", "block", "tile"]}),
+            grid("forward", M=[1, 4095], N=4095, options={"granularity": ["row", "block", "tile", "column"]}),
             grid("forward", M=2048, N=65536, options={"granularity": ["row", "block"]}),
         ),
     },

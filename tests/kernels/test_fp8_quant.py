@@ -5,7 +5,7 @@ import torch
 from kernelmark.kernels.quantization.fp8_quant import FORMATS, LARGEST, fp8_quant
 
 ALL = pytest.mark.parametrize(
-    ("granularity", "format"), [(g, f) for g in ("row", "block", "tile") for f in ("e4m3", "e5m2")]
+    ("granularity", "format"), [(g, f) for g in ("row", "block", "tile", "column") for f in ("e4m3", "e5m2")]
 )
 
 
@@ -43,6 +43,10 @@ def test_zeros_and_empty(granularity, format):
     assert scale.isfinite().all()
     for shape in ((0, 130), (2, 0), (0,)):
         q, scale = fp8_quant(torch.zeros(shape), granularity, format)
+        if granularity == "column":
+            M = sum(shape[:-1]) if len(shape) > 1 else 1
+            assert (q.shape, scale.shape) == ((shape[-1], M), (shape[-1], -(-M // 128)))
+            continue
         assert q.shape == shape
         across = 1 if granularity == "row" else -(-shape[-1] // 128)
         assert scale.shape == (
@@ -70,6 +74,19 @@ def test_tiles(format):
     assert torch.equal(scale, powers)
     wide = powers.repeat_interleave(128, 0).repeat_interleave(128, 1)[:260, :300]
     assert torch.equal(q.float(), (x / wide).to(FORMATS[format]).float())
+
+
+@pytest.mark.parametrize("format", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("shape", [(1, 1), (127, 65), (128, 64), (300, 70), (2, 150, 33)])
+def test_columns_are_blocks_of_the_transpose(shape, format):
+    """Bit by bit, of more dimensions, of strided rows, and at edges; scales of 128 rows lie together."""
+    for x in (torch.randn(shape), torch.randn(*shape[:-1], shape[-1] + 9)[..., 4:-5]):
+        q, scale = fp8_quant(x, "column", format)
+        wanted, scales = fp8_quant(x.reshape(-1, shape[-1]).t().contiguous(), "block", format)
+        assert torch.equal(q.float(), wanted.float())
+        assert torch.equal(scale, scales)
+        assert q.is_contiguous()
+        assert scale.t().is_contiguous()
 
 
 @pytest.mark.parametrize("shape", [(5, 300), (130, 1280)])
@@ -101,7 +118,11 @@ def test_more_dimensions():
         (TypeError, "x has dtype torch.int8", (torch.ones(3, dtype=torch.int8),)),
         (ValueError, r"x has shape \(\)", (torch.tensor(1.0),)),
         (ValueError, "x is on meta", (torch.ones(3, device="meta"),)),
-        (ValueError, "granularity is 'tensor', expected 'row' or 'block' or 'tile'", (torch.ones(3), "tensor")),
+        (
+            ValueError,
+            "granularity is 'tensor', expected 'row' or 'block' or 'tile' or 'column'",
+            (torch.ones(3), "tensor"),
+        ),
         (
             ValueError,
             "layout is 'columns', expected 'rows' or 'matmul'",
@@ -117,6 +138,6 @@ def test_wrong_arguments(error, message, arguments):
 
 def test_registration():
     for layout in ("rows", "matmul"):
-        for granularity in ("row", "block", "tile"):
+        for granularity in ("row", "block", "tile", "column"):
             arguments = (torch.randn(3, 200), granularity, "e5m2", layout)
             torch.library.opcheck(torch.ops.kernelmark.fp8_quant.default, arguments)

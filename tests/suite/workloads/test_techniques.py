@@ -281,7 +281,8 @@ def test_eight_bits_in_blocks_are_a_linear_layer():
     asked = []
 
     def quantize(x, granularity):
-        q, scale = fp8_matmul.scaled(x, *{"block": (1, 128), "tile": (128, 128)}[granularity])
+        x = x.t().contiguous() if granularity == "column" else x
+        q, scale = fp8_matmul.scaled(x, *((128, 128) if granularity == "tile" else (1, 128)))
         return q, scale
 
     def product(a, b, scale_a, scale_b, recipe, layout="nt"):
