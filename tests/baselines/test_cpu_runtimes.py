@@ -84,6 +84,17 @@ def test_what_a_runtime_has_no_kernel_for_is_unsupported():
         right("matmul", IMPLEMENTATIONS["matmul"]["onnxruntime"], "bf16")
 
 
+def test_a_provider_that_is_not_there_is_never_the_cpus(recwarn):
+    """The runtime itself takes its CPU provider in place of one that it cannot load, with a warning at most."""
+    if find_spec("onnxruntime") is None or find_spec("onnx") is None:
+        pytest.skip("onnxruntime is not installed here")
+    from kernelmark.baselines.onnxruntime import running
+
+    factory = running("softmax", [("CUDAExecutionProvider", {})], "cuda")
+    with pytest.raises(ImportError, match="cannot load its CUDAExecutionProvider here"):
+        right("softmax", factory, "fp32")
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_onednn_is_what_runs(dtype, capfd):
     """As oneDNN itself tells, which PyTorch's product in fp32 does not call where it has MKL."""
