@@ -1,8 +1,8 @@
 """What this machine's CDI specifications say of its GPUs, and what of it does not hold.
 
 An engine that gives GPUs through the Container Device Interface reads them from files that NVIDIA's toolkit
-wrote: which devices there are, and the device nodes, files of the driver and hooks that a container gets with each.
-When the driver is updated or the toolkit goes, the files stay, and the engine names the first thing that failed.
+wrote: which devices there are, and the device nodes, files of the driver and hooks that a container gets. When
+the driver is updated or the toolkit goes, the files stay, and the engine names the first thing that failed.
 """
 
 from __future__ import annotations
