@@ -87,7 +87,8 @@ COPY ${SOURCES_LOCK} ${COMPILER_LOCK} /locks/requirements/
 COPY docker/nvcc /usr/local/bin/nvcc
 # The compiler goes into this stage's environment, beside torch's headers of CUDA, of which only /compiled is taken.
 # Its libraries have no names without a version, which linkers look for. Of mamba-ssm only Triton's operators are called.
-# pip's cache would give a wheel that was built for other architectures or beside another torch: it is not asked.
+# pip's cache would give a wheel that was built for other architectures or beside another torch: it is not asked. Nor are
+# the places that packages' own scripts take wheels without a hash from, which *_FORCE_BUILD forbids.
 # DL4006: the pipe begins with printf, which does not fail.
 # hadolint ignore=DL4006
 RUN --mount=type=cache,target=/var/cache/pip,sharing=locked \
@@ -106,6 +107,7 @@ RUN --mount=type=cache,target=/var/cache/pip,sharing=locked \
     NVCC_ARCHITECTURES="$(printf %s "${ARCHITECTURES}" | tr ';' ' ' | tr -d .)"; \
     FLASH_ATTN_CUDA_ARCHS="$(printf %s "${ARCHITECTURES}" | tr -dc '0-9;')"; \
     export NVCC_ARCHITECTURES FLASH_ATTN_CUDA_ARCHS NVTE_CUDA_ARCHS="${FLASH_ATTN_CUDA_ARCHS}" NVTE_FRAMEWORK=pytorch; \
+    export NVTE_PYTORCH_FORCE_BUILD=TRUE NVTE_BUILD_USE_NVIDIA_WHEELS=1; \
     export PATH="${CUDA_HOME}/bin:/opt/kernelmark/bin:${PATH}" PYTORCH_NVCC=/usr/local/bin/nvcc; \
     export TORCH_CUDA_ARCH_LIST="${ARCHITECTURES}" CAUSAL_CONV1D_FORCE_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
         MAMBA_SKIP_CUDA_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE; \

@@ -1,7 +1,7 @@
 # kernelmark: everything runs in .venv, made from a hash-locked list of packages.
 #
 #   make bench            measure the quick plan on the best device here, record it, write the report
-#   make bench IMAGE=h100 [GPUS=0,1]   the same in a pinned image (make image: which there are)
+#   make bench IMAGE=h100 [GPUS=0,1] [WITH="vllm mamba"]   the same in a pinned image and its siblings (make image)
 #   make test             the whole test suite
 #   make check            formatting, types, import directions (part of make test)
 
@@ -29,7 +29,7 @@ TOLD := awk '/^Collecting/ { printf "  %d of %d: %s\n", ++seen, all, $$2; fflush
 .PHONY: bench test check types contracts pages format lock environment clean
 
 bench: $(VENV)/.ready
-	$(BIN)/kernelmark $(if $(IMAGE),bench $(IMAGE) $(if $(GPUS),--gpus $(GPUS)),run) --plan $(PLAN)
+	$(BIN)/kernelmark $(if $(IMAGE),bench $(IMAGE) $(if $(GPUS),--gpus $(GPUS)) $(WITH:%=--with %),run) --plan $(PLAN)
 
 # The pinned images of docker/images.toml. `pin` asks registries, `pin-check` needs no network.
 .PHONY: image pin pin-check test-images

@@ -47,7 +47,7 @@ class Graph:
         from onnx import numpy_helper
 
         name = f"constant{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(tensor.contiguous().numpy(), name))
+        self.constants.append(numpy_helper.from_array(tensor.contiguous().cpu().numpy(), name))
         return name
 
     def several(self, kind: str, count: int, *inputs: str, **attributes: Any) -> list[str]:

@@ -15,7 +15,9 @@ from ._terms import Call
 REQUIRES = ("onnxruntime", "onnx")
 ENVIRONMENT = "onnx"
 DEVICES = ("cpu",)
+CPU = ("CPUExecutionProvider",)
 REFUSED = "NOT_IMPLEMENTED"
+ELSEWHERE = "fallback to CPU EP has been explicitly disabled"
 
 
 def session(
@@ -23,20 +25,32 @@ def session(
 ) -> tuple[_onnx.Graph, Any, list[Any]]:
     """The graph of a case, a session that runs it, and an empty answer of each shape it gives.
 
-    Raises `NotImplementedError` with the runtime's words where its provider has no kernel of a node.
+    Raises `NotImplementedError` with the runtime's words where its provider has no kernel of a node, and
+    `ImportError` where the provider itself cannot be loaded: the runtime would give both to its CPU provider and
+    say nothing.
     """
     import onnxruntime
     import torch
 
     graph, model = _onnx.made(operator, case, inputs)
+    name = providers[0] if isinstance(providers[0], str) else providers[0][0]
     options = onnxruntime.SessionOptions()
+    if name not in CPU:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 3
     try:
-        opened = onnxruntime.InferenceSession(model, options, providers=providers)
+        opened = onnxruntime.InferenceSession(model, options, providers=providers, enable_fallback=False)
     except Exception as error:  # its own errors have no common class that is public
+        if ELSEWHERE in str(error):
+            anyhow = onnxruntime.InferenceSession(model, providers=providers, enable_fallback=False)
+            if name not in anyhow.get_providers():
+                raise ImportError(f"ONNX Runtime cannot load its {name} here") from None
+            raise NotImplementedError(
+                f"ONNX Runtime: {name} has no kernel of a node, and a CPU's is refused"
+            ) from None
         if REFUSED in str(error) or type(error).__name__ == "NotImplemented":
             said = str(error).splitlines()[0].rpartition(" : ")[2]
             raise NotImplementedError(f"ONNX Runtime: {said}") from None
@@ -66,10 +80,13 @@ def running(operator: str, providers: list[Any], device: str) -> Callable[[Any],
     """A factory for an operator by these execution providers, the first that takes a node."""
 
     def factory(case: Any) -> Call:
-        import onnxruntime  # noqa: F401  # what is missing is said before the inputs are made
+        import onnxruntime  # what is missing is said before the inputs are made
         import torch
 
         opened: tuple[_onnx.Graph, Any, list[Any]] | None = None
+        how = onnxruntime.RunOptions()
+        if device != "cpu":  # its answer is waited for by whoever reads it, as with all others
+            how.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
         def call(**inputs: Any) -> Any:
             nonlocal opened
@@ -77,7 +94,7 @@ def running(operator: str, providers: list[Any], device: str) -> Callable[[Any],
                 opened = session(operator, case, inputs, providers)
             graph, runner, like = opened
             answers = [torch.empty_like(x) for x in like]
-            runner.run_with_iobinding(bound(runner, graph.feeds(inputs), answers, device))
+            runner.run_with_iobinding(bound(runner, graph.feeds(inputs), answers, device), how)
             return answers[0] if len(answers) == 1 else tuple(answers)
 
         return call
@@ -87,4 +104,4 @@ def running(operator: str, providers: list[Any], device: str) -> Callable[[Any],
 
 
 OPERATORS = tuple(x for x in _onnx.MAKERS if x != "int8_linear_by_weight")
-IMPLEMENTATIONS = {x: {"onnxruntime": running(x, ["CPUExecutionProvider"], "cpu")} for x in OPERATORS}
+IMPLEMENTATIONS = {x: {"onnxruntime": running(x, [*CPU], "cpu")} for x in OPERATORS}

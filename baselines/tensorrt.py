@@ -15,8 +15,8 @@ REQUIRES = ("tensorrt", "onnx")
 ENVIRONMENT = "tensorrt"
 DEVICES = ("cuda",)
 NO_ENVIRONMENT = (
-    "TensorRT cannot be locked: what PyPI has are stubs that fetch the libraries from NVIDIA's own index while "
-    "they are installed; install tensorrt, onnx and kernelmark in .venv-tensorrt by hand"
+    "TensorRT cannot be locked: what PyPI has since 8.6.0 are stubs that fetch the libraries from NVIDIA's own "
+    "index while they are installed; install tensorrt, onnx and kernelmark in .venv-tensorrt by hand"
 )
 
 

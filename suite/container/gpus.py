@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...registry.errors import InputError
+from . import cdi
 from .engine import Engine
 from .errors import DriverTooOld, LaunchError, NoDriver, NoToolkit
 
@@ -99,6 +100,7 @@ def require_toolkit(engine: Engine, wanted: Sequence[int]) -> None:
     from docker.errors import APIError, NotFound
 
     client = engine.client
+    asked = request(engine, wanted)
     if not client.images.list(PROBE):
         client.api.import_image_from_data(_nothing(), repository=PROBE.partition(":")[0], tag="probe")
     name = f"kernelmark-probe-{secrets.token_hex(4)}"
@@ -109,11 +111,13 @@ def require_toolkit(engine: Engine, wanted: Sequence[int]) -> None:
             name=name,
             network_mode="none",
             environment={"NVIDIA_DISABLE_REQUIRE": "1"},  # versions are ours to compare, with a better message
-            device_requests=[request(engine, wanted)],
+            device_requests=[asked],
         )
         container.start()
     except APIError as error:
-        if (reason := refusal(str(error.explanation))) is not None:
+        is_ours = asked["Driver"] == "cdi" and engine.address.startswith("unix://")
+        because = cdi.problems(wanted) if is_ours else []
+        if (reason := refusal("; ".join([str(error.explanation), *because]))) is not None:
             raise reason from None
     finally:
         with contextlib.suppress(NotFound):
@@ -131,7 +135,9 @@ def refusal(said: str) -> LaunchError | None:
         return NoToolkit(said)
     if "nvidia-container-cli" in low or "nvml" in low or "driver not loaded" in low:
         return NoDriver(said)
-    if "/nothing" in low or "no such file" in low or "executable file not found" in low:
+    if "hook" in low or "nvidia-c" in low:  # the toolkit's programs, gone or broken
+        return NoToolkit(said)
+    if "/nothing" in low:
         return None
     return LaunchError(f"the Docker engine could not start a container with a GPU: {said}")
 

@@ -84,6 +84,45 @@ def test_what_a_runtime_has_no_kernel_for_is_unsupported():
         right("matmul", IMPLEMENTATIONS["matmul"]["onnxruntime"], "bf16")
 
 
+def test_a_provider_that_is_not_there_is_never_the_cpus(recwarn):
+    """The runtime itself takes its CPU provider in place of one that it cannot load, with a warning at most."""
+    if find_spec("onnxruntime") is None or find_spec("onnx") is None:
+        pytest.skip("onnxruntime is not installed here")
+    from kernelmark.baselines.onnxruntime import running
+
+    factory = running("softmax", [("CUDAExecutionProvider", {})], "cuda")
+    with pytest.raises(ImportError, match="cannot load its CUDAExecutionProvider here"):
+        right("softmax", factory, "fp32")
+
+
+def test_on_a_gpu_its_stream_is_joined_to_torchs(monkeypatch):
+    """On made-up streams: a call begins behind what torch queued, and what torch queues then behind the call."""
+    from kernelmark.baselines import onnxruntime, onnxruntime_gpu
+
+    done, given = [], []
+
+    class Stream:
+        def __init__(self, cuda_stream: int = 77) -> None:
+            self.cuda_stream = cuda_stream
+
+        def wait_stream(self, other: Stream) -> None:
+            done.append((self.cuda_stream, other.cuda_stream))
+
+    def running(operator, providers, device):
+        given.append((operator, providers, device))
+        return lambda case: lambda **inputs: done.append("run") or inputs["x"]
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(onnxruntime, "running", running)
+    call = onnxruntime_gpu.IMPLEMENTATIONS["softmax"]["onnxruntime_gpu"](None)
+    assert call(x=3) == 3
+    assert done == [(77, 0), "run", (0, 77)]
+    options = {"user_compute_stream": "77", "device_id": "1", "use_tf32": "0"}
+    assert given == [("softmax", [("CUDAExecutionProvider", options)], "cuda")]
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_onednn_is_what_runs(dtype, capfd):
     """As oneDNN itself tells, which PyTorch's product in fp32 does not call where it has MKL."""

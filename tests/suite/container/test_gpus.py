@@ -85,6 +85,12 @@ def test_fits(architecture, capability, fits):
             NoDriver,
         ),
         ("nvidia-container-cli: device error: 7: unknown device: unknown", LaunchError),
+        (
+            "error running hook #0: fork/exec /usr/bin/nvidia-container-runtime-hook: no such file or directory",
+            NoToolkit,
+        ),
+        ("error running hook #0: error running hook: signal: killed, stdout: , stderr:: unknown", NoToolkit),
+        ('exec: "nvidia-container-runtime": executable file not found in $PATH', NoToolkit),
         ('exec: "/nothing": stat /nothing: no such file or directory: unknown', None),
     ],
 )
