@@ -32,7 +32,8 @@ def amount(D: int, device: str) -> tuple[int, int]:
 
 def started(Hkv: int, D: int, G: int, draw: Callable[..., torch.Tensor]) -> torch.Tensor:
     """A gate (Hkv, D, G) that knows nothing."""
-    return draw(Hkv, D, G) * G**-0.5
+    gate: torch.Tensor = draw(Hkv, D, G) * G**-0.5
+    return gate
 
 
 def both(gate: torch.Tensor, H: int) -> tuple[torch.Tensor, torch.Tensor]:

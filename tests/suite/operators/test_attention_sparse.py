@@ -12,6 +12,7 @@ from kernelmark.baselines.torch import IMPLEMENTATIONS
 from kernelmark.suite.measure.verify import Incorrect, deviation
 from kernelmark.suite.measure.workbench import Workbench
 from kernelmark.suite.operators import _gates
+from kernelmark.suite.operators._gates import pooled
 from kernelmark.suite.operators.attention_sparse import (
     OPERATOR,
     attended,
@@ -22,7 +23,6 @@ from kernelmark.suite.operators.attention_sparse import (
     kept,
     layout,
     over,
-    pooled,
     reference,
     results,
     saved,
