@@ -34,7 +34,7 @@ def takes(case: Any, library: str, *known: str) -> None:
     and `Sk` (a causal mask over another number of keys than of queries) it has those that are named.
     """
     asked = {"sinks": case.options.get("sinks"), "cap": case.options.get("cap")}
-    asked["Sk"] = case.options["mask"] == "causal" and keys(case) != case.axes["S"]
+    asked["Sk"] = case.options.get("mask") == "causal" and keys(case) != case.axes["S"]
     for option, wanted in asked.items():
         if wanted and option not in known:
             raise NotImplementedError(f"{library} {LACKS[option]}")
@@ -95,6 +95,7 @@ def choice(case: Any) -> Callable[..., Any]:
         hidden = torch.ones(across, across, dtype=torch.bool, device=device).triu_(1) if causal else None
         return place < counts[:, None], hidden
 
+    @torch.no_grad()
     def choose(q: Any, k: Any, gate_q: Any, gate_k: Any, threshold: float | None = None) -> Any:
         nonlocal fixed
         if fixed is None:

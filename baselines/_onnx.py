@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import _blocks
+
 OPSET = 23
 IR = 11
 """The version of the file's form that belongs to the opset: runtimes refuse newer ones than they know."""
@@ -145,6 +147,7 @@ def attention_decode(
     """`Attention` with a mask made of the lengths; of a paged cache the pages are gathered first."""
     import torch
 
+    _blocks.takes(case, "ONNX's Attention as it is called here")
     B, Sq, S = (case.axes[axis] for axis in ("B", "Sq", "S"))
     caches = [g.given(name, x) for name, x in (("k_cache", k_cache), ("v_cache", v_cache))]
     if block_table is not None:

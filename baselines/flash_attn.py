@@ -61,9 +61,11 @@ def attention_decode(case: Any) -> Call:
     if int(case.options["page"]) % 256:
         raise NotImplementedError("FlashAttention 2 takes pages of a multiple of 256 tokens")
 
-    def call(q: Any, k_cache: Any, v_cache: Any, block_table: Any, lengths: Any) -> Any:
+    _blocks.takes(case, "FlashAttention 2", "cap")
+
+    def call(q: Any, k_cache: Any, v_cache: Any, block_table: Any, lengths: Any, cap: float = 0.0) -> Any:
         return flash_attn_with_kvcache(
-            q, k_cache, v_cache, cache_seqlens=lengths, block_table=block_table, causal=True
+            q, k_cache, v_cache, cache_seqlens=lengths, block_table=block_table, causal=True, softcap=cap
         )
 
     return call

@@ -325,8 +325,10 @@ def attention_decode(case: Any) -> Call:
     import torch
 
     _halves(case)
+    _blocks.takes(case, "its paged wrapper", "cap")
     B, Sq, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "Sq", "H", "Hkv", "S", "D"))
     page = int(case.options["page"]) or 64
+    soft = {"logits_soft_cap": cap} if (cap := _blocks.cap_of(case)) else {}
     if not case.options["page"] and S % page:
         raise NotImplementedError(f"a contiguous cache of {S} tokens is not made of pages of {page}")
     across = -(-S // page)
@@ -345,13 +347,13 @@ def attention_decode(case: Any) -> Call:
         kinds = {"q_data_type": q.dtype, "kv_data_type": q.dtype}
         if Sq == 1:
             wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=Hkv < H)
-            wrapper.plan(starts, pages, last, H, Hkv, D, page, **kinds)
+            wrapper.plan(starts, pages, last, H, Hkv, D, page, **soft, **kinds)
         else:
             wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
             tokens = torch.arange(B + 1, dtype=torch.int32, device=q.device) * Sq
-            wrapper.plan(tokens, starts, pages, last, H, Hkv, D, page, causal=True, **kinds)
+            wrapper.plan(tokens, starts, pages, last, H, Hkv, D, page, causal=True, **soft, **kinds)
 
-    def call(q: Any, k_cache: Any, v_cache: Any, block_table: Any, lengths: Any) -> Any:
+    def call(q: Any, k_cache: Any, v_cache: Any, block_table: Any, lengths: Any, cap: float = 0.0) -> Any:
         nonlocal pages
         if wrapper is None:
             ordered = torch.arange(B * across, dtype=torch.int32, device=q.device)

@@ -82,7 +82,8 @@ def attention_sparse(case: Any) -> Call:
             BLOCK_SIZE=_blocks.BLOCK,
             mask_mod=seen if causal else noop_mask,
             seq_lengths=(S, S),
-            compute_q_blocks=False,
+            # Of each block of keys its queries, which only a backward pass walks.
+            compute_q_blocks=case.pass_ != "forward",
         )
 
     def given(q: Any, k: Any, v: Any, mask: str, sparsity: int, blocks: Any, gate_q: Any, gate_k: Any) -> Any:

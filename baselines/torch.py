@@ -416,17 +416,34 @@ def mx_quant(case: Any) -> Callable[..., Any]:
 
 
 def attention_decode(case: Any) -> Callable[..., Any]:
-    """The pages gathered to one piece a sequence, and `scaled_dot_product_attention` with a mask of lengths."""
+    """The pages gathered to one piece a sequence, and `scaled_dot_product_attention` with a mask of lengths; with
+    sinks or a cap of scores the formula.
+    """
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    def call(q: Any, k_cache: Any, v_cache: Any, block_table: Any, lengths: Any) -> Any:
+    formula = bool(case.options.get("sinks") or case.options.get("cap"))
+    groups = case.axes["H"] // max(1, case.axes["Hkv"])
+
+    def call(
+        q: Any, k_cache: Any, v_cache: Any, block_table: Any, lengths: Any, sinks: Any = None, cap: float = 0.0
+    ) -> Any:
         if block_table is not None:
             k_cache, v_cache = (x[block_table.long()].flatten(1, 2) for x in (k_cache, v_cache))
         Sq, S = q.shape[1], k_cache.shape[1]
         last = lengths[:, None] - Sq + torch.arange(Sq, device=q.device)
         seen = torch.arange(S, device=q.device) <= last[:, :, None]
         q, k, v = (x.transpose(1, 2) for x in (q, k_cache, v_cache))
+        if formula:
+            k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+            scores = q @ k.mT * q.shape[-1] ** -0.5
+            if cap:
+                scores = cap * (scores / cap).tanh()
+            scores = scores.masked_fill(~seen[:, None], float("-inf"))
+            if sinks is not None:
+                scores = torch.cat((scores, sinks[:, None, None].expand(*scores.shape[:3], 1)), -1)
+            weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)[..., :S]
+            return (weights @ v).transpose(1, 2)
         return scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None], enable_gqa=True).transpose(1, 2)
 
     return call

@@ -492,7 +492,9 @@ def attention_decode(case: Any) -> Call:
     Sq, S = case.axes["Sq"], case.axes["S"]
     scale = case.axes["D"] ** -0.5
 
-    def call(q: Any, k_cache: Any, v_cache: Any, block_table: Any, lengths: Any) -> Any:
+    def call(
+        q: Any, k_cache: Any, v_cache: Any, block_table: Any, lengths: Any, sinks: Any = None, cap: float = 0.0
+    ) -> Any:
         return fwd(
             q, k_cache, v_cache,
             None, None, None, None,
@@ -500,9 +502,9 @@ def attention_decode(case: Any) -> Call:
             block_table, None, None,
             None, None, None,
             None, None, None,
-            scale, True, -1, -1, 0.0,
+            scale, True, -1, -1, cap,
             True, None, 0, None, 0,
-            None, 1, 0, None,
+            sinks, 1, 0, None,
         )[0]  # fmt: skip
 
     return call
@@ -521,7 +523,9 @@ def unified_attention(case: Any) -> Call:
         raise NotImplementedError("unified_attention is run in fp16 and bf16 here")
     starts = None
 
-    def call(q: Any, k_cache: Any, v_cache: Any, block_table: Any, lengths: Any) -> Any:
+    def call(
+        q: Any, k_cache: Any, v_cache: Any, block_table: Any, lengths: Any, sinks: Any = None, cap: float = 0.0
+    ) -> Any:
         nonlocal starts
         if starts is None:
             starts = torch.arange(B + 1, dtype=torch.int32, device=q.device) * Sq
@@ -539,10 +543,11 @@ def unified_attention(case: Any) -> Call:
             causal=True,
             window_size=(-1, -1),
             block_table=block_table,
-            softcap=0.0,
+            softcap=cap,
             q_descale=None,
             k_descale=None,
             v_descale=None,
+            **({} if sinks is None else {"sinks": sinks}),
         )
         return out
 

@@ -1,13 +1,14 @@
 """Plans that are drawn by a seeded rule before anything of them is timed, and then frozen. Pure.
 
     python -m kernelmark.suite.shapes shapes > suite/plans/shapes-1.toml
-    python -m kernelmark.suite.shapes widths > suite/plans/widths-1.toml
+    python -m kernelmark.suite.shapes widths > suite/plans/widths-2.toml
 
 `shapes`: calls that published models make. Models take turns; of each a phase (training, a prompt, decoding), a
 length and a dtype are drawn, then one of the model's calls, weighted by its share of the time that a step's calls
 need at the least. Twins that differ in storage or length alone come on top.
 
-`widths`: operators on rows of any width, the width drawn evenly by its logarithm.
+`widths`: operators on rows of any width, the width drawn evenly by its logarithm, against every peer but
+max-autotune, which would take minutes of tuning for each size. (`widths-1` has the same cases and that peer too.)
 
 Another rule, seed or model makes another plan: it gets another number and file, and the old file stays.
 """
@@ -315,6 +316,7 @@ HEADS: Mapping[str, str] = {
     "shapes": "Calls that published models make, and twins that differ in storage or length alone.",
     "widths": "Operators on rows of any width.",
 }
+WITHOUT: Mapping[str, tuple[str, ...]] = {"widths": ("torch_compile_max_autotune",)}
 LIMITS = """\
 replicates = 3
 deadline_s = 180.0
@@ -336,11 +338,11 @@ def text(kind: str, catalog: Catalog, seed: int = SEED) -> str:
         for operator in sorted({x.case.operator for x in drawn} & PEERS.keys())
     )
     head = f"# {HEADS[kind]}\n# Drawn by suite/shapes.py with seed {seed} and frozen: it is not to be edited.\n"
-    tables = "".join(_table(x, catalog.operator(x.case.operator)) for x in drawn)
+    tables = "".join(_table(x, catalog.operator(x.case.operator), WITHOUT.get(kind, ())) for x in drawn)
     return f"{head}{LIMITS}\n[peers]\n{peers}{tables}"
 
 
-def _table(drawn: Drawn, definition: Definition) -> str:
+def _table(drawn: Drawn, definition: Definition, without: Sequence[str]) -> str:
     case = drawn.case
     axes = ", ".join(f"{x} = {y}" for x, y in case.axes.items() if definition.later.get(x) != y)
     defaults = {x: values[0] for x, values in definition.options.items()}
@@ -349,6 +351,7 @@ def _table(drawn: Drawn, definition: Definition) -> str:
     lines += [f"options = {{ {options} }}"] if options else []
     lines += [f'dtype = "{case.dtype}"', f'pass = "{case.pass_}"']
     lines += [f"models = {_list(drawn.models)}"] if drawn.models else []
+    lines += [f"without = {_list(without)}"] if without else []
     return "\n".join(lines) + "\n"
 
 

@@ -132,11 +132,11 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit
 def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    out, staged, pipes, lists, counts, total, n, heads, listed, section, scale, c: gl.constexpr,
+    out, staged, pipes, lists, counts, total, n, heads, listed, section, scale, lse, c: gl.constexpr,
     GROUP: gl.constexpr,
 ):  # fmt: skip
     """One half of every tile: online softmax in base 2 over the listed blocks of keys. In the loop K runs one
-    block ahead of V. A list has a block at least, which may not count.
+    block ahead of V. A list has a block at least, which may not count. `lse` may be None.
     """
     ROWS: gl.constexpr = c.rows
     KEYS: gl.constexpr = c.keys
@@ -173,6 +173,10 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         pipes.q.release(at_buffer(GROUP, q_phase))
         acc, places = last_values(state, pipes, places)
         row_sum = gl.convert_layout(gl.sum(state.row_sum, 1), score_rows)
+        if lse is not None:
+            level = gl.where(state.row_max == LOWEST, float("inf"), state.row_max + gl.log2(row_sum))
+            level = gl.where(count > 0, level, float("inf"))
+            gl.store(lse + ((head * n + block) * c.keys + GROUP * c.rows) + rows, level)
         share = gl.where(state.row_max == LOWEST, 0.0, 1.0 / row_sum)
         acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
         acc = gl.where(count > 0, acc, 0.0)
@@ -186,10 +190,11 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit(do_not_specialize=["counter", "total", "n", "heads", "listed", "groups", "section"])
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, lists, counts, counter, total, n, heads, listed, groups, section, scale, c: gl.constexpr
-):
+    q, k, v, out, lists, counts, counter, total, n, heads, listed, groups, section, scale, lse,
+    c: gl.constexpr,
+):  # fmt: skip
     """Buffers and barriers, then the warp groups. `n` blocks a head, `total` = heads · n, heads B·H; lists
-    (listed, n, n) in descending order, counts (listed, n), listed 1, H or B·H.
+    (listed, n, n) in descending order, counts (listed, n), listed 1, H or B·H. `lse` (B, H, S) or None.
     """
     queries = ring(q, c.rows, c.width, c.groups, 1)
     staged = tile_buffers(q.dtype, c.groups, c.rows, c.width)
@@ -199,8 +204,8 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     gl.warp_specialize(
         [
             (_producer, (q, k, v, pipes, lists, counts, counter, total, n, heads, listed, groups, section, c)),
-            (_consumer, (out, staged, pipes, lists, counts, total, n, heads, listed, section, scale, c, 0)),
-            (_consumer, (out, staged, pipes, lists, counts, total, n, heads, listed, section, scale, c, 1)),
+            (_consumer, (out, staged, pipes, lists, counts, total, n, heads, listed, section, scale, lse, c, 0)),
+            (_consumer, (out, staged, pipes, lists, counts, total, n, heads, listed, section, scale, lse, c, 1)),
         ],
         [4, 4],
         [c.registers, c.registers],
@@ -216,10 +221,11 @@ def forward(
     counts: torch.Tensor,
     causal: bool,
     section: int,
+    lse: torch.Tensor | None = None,
 ) -> None:
     """Writes the output over lists (heads, n, n) of blocks of keys in descending order, of which counts (heads, n)
-    are read; heads is 1, H or B·H. `section`: query heads whose tiles are taken before others' are. For inputs
-    that `fits` approves of.
+    are read; heads is 1, H or B·H. `section`: query heads whose tiles are taken before others' are. `lse` (B, H,
+    S) gets the base-2 log-sum-exp of each row, +inf where nothing is seen. For inputs that `fits` approves of.
     """
     B, H, S, D = q.shape
     width = power_of_2(D)
@@ -228,8 +234,8 @@ def forward(
     total = B * H * n
     with on(q):
         launch(
-            _kernel, (_kernel, q.device, q.dtype, c), min(total, multiprocessors(q)),
+            _kernel, (_kernel, q.device, q.dtype, c, lse is None), min(total, multiprocessors(q)),
             flat_map(q, c.rows), flat_map(k, c.keys), flat_map(v, c.keys), flat_map(out, c.rows),
             lists, counts, counter(q), total, n, B * H, lists.shape[0], H // k.shape[1], section,
-            LOG2E / math.sqrt(D), c,
+            LOG2E / math.sqrt(D), lse, c,
         )  # fmt: skip

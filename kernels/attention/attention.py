@@ -448,12 +448,12 @@ def _delta(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
-def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    sums, keys, values, q, grad, lse, delta, batch, head, place, first, low, high, q_strides, grad_strides, sizes,
+def with_queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    sums, keys, values, q, grad, lse, delta, batch, head, place, first, start, q_strides, grad_strides, sizes,
     scale, c: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """(dK, dV) of a block of keys from `first` on with queries `low` to `high` of one head added. Scores are
-    transposed here. `sizes` are those of queries and keys.
+    """(dK, dV) of a block of keys from `first` on with the tile of queries from `start` on of one head added.
+    Scores are transposed here. `sizes` are those of queries and keys.
 
     Rows beyond the last query, which there are where it is ragged, are zeros with a log-sum-exp of +inf, and so
     have probabilities of 0 but for keys of -inf: 0 · -inf is NaN.
@@ -461,35 +461,48 @@ def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
     dk, dv = sums
     Sq, Sk = sizes
     columns = first + tl.arange(0, c.keys)
-    for start in tl.range(low, high, c.queries):
-        rows = start + tl.arange(0, c.queries)
-        queries = _load(q, batch, head, start, q_strides, Sq, c.D, c.queries, c.width, c.tma, True)
-        level = tl.load(lse + place.to(tl.int64) * Sq + rows, mask=rows < Sq, other=float("inf"))
-        # Sᵀ = K·Qᵀ
-        scores = tl.dot(keys, tl.trans(queries), input_precision="ieee")
-        if c.cap > 0:
-            scores, slope = _capped(scores, scale, c.cap)
-        exponents = scores * scale - level[None, :]
-        if MASKED:
-            seen = _seen((rows + (Sk - Sq))[None, :], columns[:, None], Sk, c.causal, c.window)
-            exponents = tl.where(seen, exponents, float("-inf"))
-        # P = 2^(S·scale - lse)
-        weights = tl.exp2(exponents)
-        if c.ragged:
-            weights = tl.where((rows < Sq)[None, :], weights, 0.0)
-        g = _load(grad, batch, head, start, grad_strides, Sq, c.Dv, c.queries, c.width_v, c.tma, True)
-        # dV += Pᵀ·dO
-        dv = tl.dot(weights.to(g.dtype), g, dv, input_precision="ieee")
-        of_row = tl.load(delta + place.to(tl.int64) * Sq + rows, mask=rows < Sq, other=0.0)
-        # dPᵀ = V·dOᵀ
-        dp = tl.dot(values, tl.trans(g), input_precision="ieee")
-        # dS = P ∘ (dP - delta)
-        ds = weights * (dp - of_row[None, :])
-        if c.cap > 0:
-            ds = ds * slope
-        # dK += dSᵀ·Q
-        dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision="ieee")
+    rows = start + tl.arange(0, c.queries)
+    queries = _load(q, batch, head, start, q_strides, Sq, c.D, c.queries, c.width, c.tma, True)
+    level = tl.load(lse + place.to(tl.int64) * Sq + rows, mask=rows < Sq, other=float("inf"))
+    # Sᵀ = K·Qᵀ
+    scores = tl.dot(keys, tl.trans(queries), input_precision="ieee")
+    if c.cap > 0:
+        scores, slope = _capped(scores, scale, c.cap)
+    exponents = scores * scale - level[None, :]
+    if MASKED:
+        seen = _seen((rows + (Sk - Sq))[None, :], columns[:, None], Sk, c.causal, c.window)
+        exponents = tl.where(seen, exponents, float("-inf"))
+    # P = 2^(S·scale - lse)
+    weights = tl.exp2(exponents)
+    if c.ragged:
+        weights = tl.where((rows < Sq)[None, :], weights, 0.0)
+    g = _load(grad, batch, head, start, grad_strides, Sq, c.Dv, c.queries, c.width_v, c.tma, True)
+    # dV += Pᵀ·dO
+    dv = tl.dot(weights.to(g.dtype), g, dv, input_precision="ieee")
+    of_row = tl.load(delta + place.to(tl.int64) * Sq + rows, mask=rows < Sq, other=0.0)
+    # dPᵀ = V·dOᵀ
+    dp = tl.dot(values, tl.trans(g), input_precision="ieee")
+    # dS = P ∘ (dP - delta)
+    ds = weights * (dp - of_row[None, :])
+    if c.cap > 0:
+        ds = ds * slope
+    # dK += dSᵀ·Q
+    dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision="ieee")
     return dk, dv
+
+
+@triton.jit
+def _gather_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    sums, keys, values, q, grad, lse, delta, batch, head, place, first, low, high, q_strides, grad_strides, sizes,
+    scale, c: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """(dK, dV) of a block of keys from `first` on with queries `low` to `high` of one head added."""
+    for start in tl.range(low, high, c.queries):
+        sums = with_queries(
+            sums, keys, values, q, grad, lse, delta, batch, head, place, first, start, q_strides, grad_strides,
+            sizes, scale, c, MASKED,
+        )  # fmt: skip
+    return sums
 
 
 @triton.jit(do_not_specialize=["B", "H", "shared"])
@@ -546,35 +559,48 @@ def _backward_keys(  # type: ignore[no-untyped-def]  # Triton's types are its ow
 
 
 @triton.jit
+def with_keys(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    dq, queries, g, level, of_row, k, v, batch, head, first, start, k_strides, v_strides, S, scale,
+    c: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """dQ of a block of queries from place `first` on with the tile of keys from `start` on, of S, added."""
+    rows = first + tl.arange(0, c.queries)
+    keys = _load(k, batch, head, start, k_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
+    values = _load(v, batch, head, start, v_strides, S, c.Dv, c.keys, c.width_v, c.tma, MASKED)
+    # S = Q·Kᵀ
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    if c.cap > 0:
+        scores, slope = _capped(scores, scale, c.cap)
+    exponents = scores * scale - level[:, None]
+    if MASKED:
+        # Keys beyond S are zeros, but 2^(0 - lse) can overflow, and inf · 0 is NaN.
+        columns = start + tl.arange(0, c.keys)
+        seen = _seen(rows[:, None], columns[None, :], S, c.causal, c.window)
+        exponents = tl.where(seen, exponents, float("-inf"))
+    # P = 2^(S·scale - lse)
+    weights = tl.exp2(exponents)
+    # dP = dO·Vᵀ
+    dp = tl.dot(g, tl.trans(values), input_precision="ieee")
+    # dS = P ∘ (dP - delta)
+    ds = weights * (dp - of_row[:, None])
+    if c.cap > 0:
+        ds = ds * slope
+    # dQ += dS·K
+    dq = tl.dot(ds.to(keys.dtype), keys, dq, input_precision="ieee")
+    return dq
+
+
+@triton.jit
 def _gather_queries(  # type: ignore[no-untyped-def]  # Triton's types are its own
     dq, queries, g, level, of_row, k, v, batch, head, first, low, high, k_strides, v_strides, S, scale,
     c: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Adds keys `low` to `high`, of S, to dQ of a block of queries from place `first` on."""
-    rows = first + tl.arange(0, c.queries)
     for start in tl.range(low, high, c.keys):
-        keys = _load(k, batch, head, start, k_strides, S, c.D, c.keys, c.width, c.tma, MASKED)
-        values = _load(v, batch, head, start, v_strides, S, c.Dv, c.keys, c.width_v, c.tma, MASKED)
-        # S = Q·Kᵀ
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-        if c.cap > 0:
-            scores, slope = _capped(scores, scale, c.cap)
-        exponents = scores * scale - level[:, None]
-        if MASKED:
-            # Keys beyond S are zeros, but 2^(0 - lse) can overflow, and inf · 0 is NaN.
-            columns = start + tl.arange(0, c.keys)
-            seen = _seen(rows[:, None], columns[None, :], S, c.causal, c.window)
-            exponents = tl.where(seen, exponents, float("-inf"))
-        # P = 2^(S·scale - lse)
-        weights = tl.exp2(exponents)
-        # dP = dO·Vᵀ
-        dp = tl.dot(g, tl.trans(values), input_precision="ieee")
-        # dS = P ∘ (dP - delta)
-        ds = weights * (dp - of_row[:, None])
-        if c.cap > 0:
-            ds = ds * slope
-        # dQ += dS·K
-        dq = tl.dot(ds.to(keys.dtype), keys, dq, input_precision="ieee")
+        dq = with_keys(
+            dq, queries, g, level, of_row, k, v, batch, head, first, start, k_strides, v_strides, S, scale, c,
+            MASKED,
+        )  # fmt: skip
     return dq
 
 

@@ -20,8 +20,10 @@ import triton.language as tl
 
 from .._common import capability, cdiv, check, multiprocessors, on, operator, power_of_2, roomy
 from .._online_softmax import weighted_if_seen
+from .attention import _capped
 
 LOG2E = 1.4426950408889634
+_LOG2E = tl.constexpr(LOG2E)
 RESIDENT = 4
 """Programs that a multiprocessor holds at a time, with tiles of one wave."""
 LONGEST_PARTS = 128
@@ -34,6 +36,8 @@ def attention_decode(
     v_cache: torch.Tensor,
     block_table: torch.Tensor | None,
     lengths: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """softmax(q·kᵀ / √D)·v of q (B, Sq, H, D) over the cached tokens of each sequence: like q, contiguous.
 
@@ -47,7 +51,10 @@ def attention_decode(
     Places of the block table beyond a sequence's length are not read. Lengths and pages beyond the cache are
     not checked, because that would wait for the device.
 
-    Raises `TypeError` for a wrong dtype and `ValueError` for a wrong shape or device.
+    A `cap` above 0 makes scores cap · tanh(score / cap). `sinks` (H,), in bf16, fp16 or fp32, are one more logit a
+    head in the softmax's denominator, which has no value and no cap.
+
+    Raises `TypeError` for a wrong dtype and `ValueError` for a wrong shape, device or cap.
     """
     check("q", q, dim=4)
     B, _, H, D = q.shape
@@ -68,7 +75,11 @@ def attention_decode(
         check("block_table", block_table, shape=(B, block_table.shape[1]), dtypes=(torch.int32,))
     check("v_cache", v_cache, shape=k_cache.shape, dtypes=(q.dtype,), like=q)
     check("lengths", lengths, shape=(B,), dtypes=(torch.int32,), like=q)
-    output: torch.Tensor = _attention_decode(q, k_cache, v_cache, block_table, lengths)
+    if sinks is not None:
+        check("sinks", sinks, shape=(H,), like=q)
+    if not 0 <= cap < math.inf:
+        raise ValueError(f"cap is {cap}, expected a number above 0, or 0 for none")
+    output: torch.Tensor = _attention_decode(q, k_cache, v_cache, block_table, lengths, sinks, float(cap))
     return output
 
 
@@ -76,7 +87,7 @@ def attention_decode(
 class Config:
     """The kernel at compile time: queries of a sequence, query heads of a key head, head dimension, rows of a tile
     of queries, keys of a tile, columns of both, tokens of a page, 0 being a contiguous cache, whether there is one
-    part, and stages of the loop.
+    part, stages of the loop, and a cap of scores, 0 being none.
     """
 
     queries: int
@@ -88,19 +99,20 @@ class Config:
     page: int
     whole: bool
     stages: int
+    cap: float
 
 
 @triton.jit(do_not_specialize=["heads", "parts"])
 def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, k, v, table, lengths, out, sums, levels, q_strides, k_strides, v_strides, stride_table, heads, parts, scale,
-    c: tl.constexpr,
+    sinks, c: tl.constexpr,
 ):  # fmt: skip
     """One part of the cache of one sequence and key head, for all its queries. Strides are those of batch (of the
     caches: page), token and head.
 
     Key heads are the fastest coordinate: they lie side by side in the cache. Where there is one part the output is
-    written; else the unnormalized sum (B, Sq, H, parts, D) and its base-2 log-sum-exp (B, Sq, H, parts) are. A
-    tile of keys lies within one page of as many or more.
+    written; else the part's mean (B, Sq, H, parts, D) and its base-2 log-sum-exp (B, Sq, H, parts) are. A tile of
+    keys lies within one page of as many or more. A head's sink, None for none, is counted in its first part.
     """
     ROWS: tl.constexpr = c.rows
     WIDTH: tl.constexpr = c.width
@@ -125,6 +137,10 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
     total = tl.zeros([ROWS, WIDTH], tl.float32)
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
+    if sinks is not None:
+        counted = (token < c.queries) & (part == 0)
+        row_max = tl.load(sinks + query_head, counted, float("-inf")).to(tl.float32) * _LOG2E
+        row_sum = tl.where(row_max == float("-inf"), 0.0, 1.0)
     lane = tl.arange(0, c.keys)
     last = length - c.queries + token
     for start in tl.range(low, high, c.keys, num_stages=c.stages):
@@ -144,7 +160,10 @@ def _part(  # type: ignore[no-untyped-def]  # Triton's types are its own
         loaded = seen[:, None] & (width < c.D)[None, :]
         keys = tl.load(k + key_at[:, None] + width[None, :], loaded, 0.0)
         # S = Q·Kᵀ
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+        if c.cap > 0:
+            scores, _ = _capped(scores, scale, c.cap)
+        scores = scores * scale
         scores = tl.where(seen[None, :] & (column[None, :] <= last[:, None]), scores, float("-inf"))
         weights, correction, row_max, row_sum = weighted_if_seen(scores, row_max, row_sum)
         total = total * correction[:, None]
@@ -222,6 +241,8 @@ def launch(
     v_cache: torch.Tensor,
     block_table: torch.Tensor | None,
     lengths: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
     parts: int | None = None,
     tile: Tile | None = None,
 ) -> torch.Tensor:
@@ -234,6 +255,7 @@ def launch(
         q = q.contiguous()
     k_cache, v_cache = (x if x.stride(3) == 1 or D == 1 else x.contiguous() for x in (k_cache, v_cache))
     lengths = lengths.contiguous()
+    sinks = None if sinks is None else sinks.contiguous()
     if block_table is not None:
         block_table = block_table.contiguous()
     page, heads = k_cache.shape[1], k_cache.shape[2]
@@ -250,12 +272,14 @@ def launch(
     width = max(16, power_of_2(D))
     c = Config(
         Sq, groups, D, rows, tile.keys, width, 0 if block_table is None else page, parts == 1, tile.stages,
+        cap,
     )  # fmt: skip
     with on(q):
         _part[(B * parts * heads,)](
             q, k_cache, v_cache, lengths if block_table is None else block_table, lengths, out, sums, levels,
             q.stride()[:3], k_cache.stride()[:3], v_cache.stride()[:3],
-            0 if block_table is None else block_table.stride(0), heads, parts, LOG2E / math.sqrt(D), c,
+            0 if block_table is None else block_table.stride(0), heads, parts, LOG2E / math.sqrt(D), sinks,
+            c,
             num_warps=tile.warps,
         )  # fmt: skip
         if parts > 1:
@@ -268,7 +292,8 @@ def _launch(*arguments: Any) -> torch.Tensor:
 
 
 _attention_decode = operator(
-    "attention_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? block_table, Tensor lengths) -> Tensor",
+    "attention_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? block_table, Tensor lengths,"
+    " Tensor? sinks, float cap) -> Tensor",
     _launch,
     lambda q, *_: torch.empty(q.shape, dtype=q.dtype, device=q.device),
 )

@@ -7,7 +7,7 @@ or from pooled scores in two, in rows of the same length: nothing waits for the 
 Choosing k of n scores is exact and needs no sort: the k-th largest is found bit by bit.
 
 On compute capability 9.0 the kernel of `_attention_sparse_hopper.py` walks the lists for the shapes that
-`_hopper.py` names.
+`_hopper.py` names. The backward pass is `_attention_sparse_backward.py`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import capability, cdiv, check, choice, on, operator, power_of_2, roomy
+from .._common import capability, cdiv, check, choice, needs_gradient, on, operator, power_of_2, roomy
 from .._online_softmax import weighted
+from . import attention as dense
+from ._attention_sparse_backward import gradients
 from .attention import (
     LOG2E,
     Tiles,
@@ -86,6 +88,9 @@ def attention_sparse(
     q, k, v and the gates in one of bf16, fp16, fp32, on one device; D from 1 to 256; Hkv divides H, and query head
     h reads key head h // (H / Hkv). `mask` "causal" hides the keys after a query.
 
+    The output is differentiable once in q, k and v, for the blocks that were chosen: the choice has no derivative,
+    and gates learn otherwise (`suite/operators/_gates.py`). Gradients are the same bits in every run.
+
     Raises `TypeError` for a wrong dtype and `ValueError` for a wrong shape, device, mask or sparsity.
     """
     choice("mask", mask, ("causal", "full"))
@@ -103,7 +108,7 @@ def attention_sparse(
         across = cdiv(S, BLOCK)
         check("blocks", blocks, dim=3, dtypes=(torch.bool,), like=q)
         check("blocks", blocks, shape=(1 if blocks.shape[0] == 1 else H, across, across), dtypes=(torch.bool,))
-        output: torch.Tensor = _given(q, k, v, blocks, mask == "causal")
+        output: torch.Tensor = _given(q, k, v, blocks, mask == "causal", needs_gradient(q, k, v))[0]
         return output
     if not 0 <= sparsity < 100:
         raise ValueError(f"sparsity is {sparsity}, expected 0 to 99")
@@ -118,10 +123,11 @@ def attention_sparse(
             raise ValueError(f"gate_q has {gate_q.shape[2]} features, expected 1 to 256")
         check("gate_q", gate_q, shape=(H, D, gate_q.shape[2]))
         check("gate_k", gate_k, shape=(heads, D, gate_q.shape[2]), dtypes=(q.dtype,), like=q)
-    both: tuple[torch.Tensor, torch.Tensor] = _chosen(
-        q, k, v, gate_q, gate_k, mask == "causal", sparsity, -1.0 if threshold is None else float(threshold)
-    )
-    return both
+    output, blocks, *_ = _chosen(
+        q, k, v, gate_q, gate_k, mask == "causal", sparsity, -1.0 if threshold is None else float(threshold),
+        needs_gradient(q, k, v),
+    )  # fmt: skip
+    return output, blocks
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -130,12 +136,16 @@ def attention_sparse(
 
 @triton.jit
 def _write(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    lists, counts, kept, head, row, column, n
+    lists, counts, kept, head, row, column, n, ASCENDING: tl.constexpr
 ):  # fmt: skip
-    """The list of each row, its largest column first; of an empty row, its own block, which is not counted."""
+    """The list of each row, its largest column first or, ascending, last; of an empty row, its own block, which is
+    not counted.
+    """
     at = head.to(tl.int64) * n + row
     count = tl.sum(kept.to(tl.int32), 1)
     place = count[:, None] - tl.cumsum(kept.to(tl.int32), 1)
+    if ASCENDING:
+        place = count[:, None] - 1 - place
     inside = (row < n)[:, None]
     wide = row[:, None] + 0 * column[None, :]
     tl.store(lists + at[:, None] * n + place, 0 * wide + column[None, :], kept & inside)
@@ -146,19 +156,24 @@ def _write(  # type: ignore[no-untyped-def]  # Triton's types are its own
 @triton.jit(do_not_specialize=["n"])
 def _list(  # type: ignore[no-untyped-def]  # Triton's types are its own
     blocks, lists, counts, n, stride_h, stride_r, stride_c,
-    CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, OF_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Lists (heads, n, n) and counts (heads, n) of ROWS rows of a mask of blocks."""
+    """Lists (heads, n, n) and counts (heads, n) of ROWS rows of a mask of blocks, descending; with OF_KEYS of rows
+    that are blocks of keys, whose columns are queries, ascending.
+    """
     tiles = tl.cdiv(n, ROWS)
     head = tl.program_id(0) // tiles
     row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     inside = (row < n)[:, None] & (column < n)[None, :]
     if CAUSAL:
-        inside = inside & (column[None, :] <= row[:, None])
+        if OF_KEYS:
+            inside = inside & (column[None, :] >= row[:, None])
+        else:
+            inside = inside & (column[None, :] <= row[:, None])
     at = head.to(tl.int64) * stride_h + row.to(tl.int64)[:, None] * stride_r + column[None, :] * stride_c
     kept = inside & (tl.load(blocks + at, inside, 0) != 0)
-    _write(lists, counts, kept, head, row, column, n)
+    _write(lists, counts, kept, head, row, column, n, OF_KEYS)
 
 
 @triton.jit
@@ -265,7 +280,7 @@ def _choose(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tl.store(
         blocks + at[:, None] * n + column[None, :], kept.to(tl.int8), (row < n)[:, None] & (column < n)[None, :]
     )
-    _write(lists, counts, kept, head, row, column, n)
+    _write(lists, counts, kept, head, row, column, n, False)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -306,10 +321,12 @@ def _attend(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit(do_not_specialize=["B", "H", "shared", "n", "heads"])
 def _walk(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, lists, counts, q_strides, k_strides, v_strides, B, H, S, groups, shared, n, heads, scale,
+    q, k, v, out, lists, counts, q_strides, k_strides, v_strides, B, H, S, groups, shared, n, heads, scale, lse,
     c: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries of one head over their block's list. `heads` lists there are: 1, H or B·H."""
+    """A tile of queries of one head over their block's list. `heads` lists there are: 1, H or B·H. `lse` (B, H, S)
+    gets the base-2 log of the sum of 2^score, +inf for a row without a block; None leaves it out.
+    """
     QUERIES: tl.constexpr = c.queries
     WIDTH: tl.constexpr = c.width
     tile, place = _place(tl.cdiv(S, c.queries), B * H, shared, c.causal)
@@ -334,6 +351,10 @@ def _walk(  # type: ignore[no-untyped-def]  # Triton's types are its own
     )  # fmt: skip
     total, row_max, row_sum = state
     row_sum = tl.where(count == 0, 1.0, row_sum)
+    if lse is not None:
+        rows = first + tl.arange(0, c.queries)
+        level = tl.where(count == 0, float("inf"), row_max + tl.log2(row_sum))
+        tl.store(lse + place.to(tl.int64) * S + rows, level, rows < S)
     _store(out, total / row_sum[:, None], batch, head, first, H, S, c.D, c.queries, c.width)
 
 
@@ -347,17 +368,23 @@ def _rows(n: int) -> tuple[int, int, int]:
     return 16, columns, 4 if columns <= 256 else 8 if columns <= 1024 else 16
 
 
-def listed(blocks: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lists (heads, n, n) int32 and counts (heads, n) int32 of a mask of blocks (heads, n, n)."""
+def listed(blocks: torch.Tensor, causal: bool, of_keys: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lists (heads, n, n) int32 and counts (heads, n) int32 of a mask of blocks (heads, n, n): of the keys of each
+    block of queries in descending order, or `of_keys`, of the queries of each block of keys in ascending order.
+    """
     heads, n, _ = blocks.shape
+    of_head, *strides = blocks.stride()
+    if of_keys:
+        strides.reverse()
     lists = torch.empty((heads, n, n), dtype=torch.int32, device=blocks.device)
     counts = torch.empty((heads, n), dtype=torch.int32, device=blocks.device)
     # Fewer rows a program than where there is more to do with them: the grid is small.
     rows, columns, warps = 4, max(16, power_of_2(n)), 4
     with on(blocks):
         _list[(cdiv(n, rows) * heads,)](
-            blocks.view(torch.int8), lists, counts, n, *blocks.stride(), causal, rows, columns, num_warps=warps
-        )
+            blocks.view(torch.int8), lists, counts, n, of_head, *strides, causal, rows, columns, of_keys,
+            num_warps=warps,
+        )  # fmt: skip
     return lists, counts
 
 
@@ -426,14 +453,17 @@ def walk(
     counts: torch.Tensor,
     causal: bool,
     portable: bool = False,
+    lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention over lists (heads, n, n), heads being 1, H or B·H; `portable` leaves kernels for Hopper out."""
+    """Attention over lists (heads, n, n), heads being 1, H or B·H; `portable` leaves kernels for Hopper out. `lse`
+    (B, H, S) fp32 gets the base-2 log-sum-exp of each row, +inf where nothing is seen.
+    """
     B, H, S, D = q.shape
     groups = H // k.shape[1]
     out = q.new_empty(q.shape)
     hopper = None if portable else _hopper(q.device)
     if hopper is not None and _lists().fits(q, k, v):
-        _lists().forward(q, k, v, out, lists, counts, causal, _shared(k, groups))
+        _lists().forward(q, k, v, out, lists, counts, causal, _shared(k, groups), lse)
         return out
     q, k, v = _plain(q), _plain(k), _plain(v)
     t = tiles(q)
@@ -443,18 +473,25 @@ def walk(
         _walk[(cdiv(S, t.resident) * B * H,)](
             _tile(q, t.resident, tma), _tile(k, t.streamed, tma), _tile(v, t.streamed, tma), out, lists, counts,
             q.stride()[:3], k.stride()[:3], v.stride()[:3],
-            B, H, S, groups, _shared(k, groups), lists.shape[1], lists.shape[0], LOG2E / math.sqrt(D), c,
+            B, H, S, groups, _shared(k, groups), lists.shape[1], lists.shape[0], LOG2E / math.sqrt(D), lse, c,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return out
 
 
+def _levels(q: torch.Tensor, training: bool) -> torch.Tensor | None:
+    """Memory for the log-sum-exp that the backward pass needs."""
+    return torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if training else None
+
+
 def _launch_given(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: torch.Tensor, causal: bool
-) -> torch.Tensor:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: torch.Tensor, causal: bool, training: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     if q.numel() == 0:
-        return q.new_empty(q.shape)
-    return walk(q, k, v, *listed(blocks, causal), causal)
+        return _empty_given(q, k, v, blocks, causal, training)
+    lse = _levels(q, training)
+    out = walk(q, k, v, *listed(blocks, causal), causal, lse=lse)
+    return out, q.new_empty(0) if lse is None else lse
 
 
 def _launch_chosen(
@@ -465,30 +502,94 @@ def _launch_chosen(
     gate_k: torch.Tensor | None,
     causal: bool,
     sparsity: int,
-    threshold: float = -1.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    threshold: float,
+    training: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if q.numel() == 0:
-        return _empty(q)
+        return _empty(q, k, v, gate_q, gate_k, causal, sparsity, threshold, training)
     blocks, lists, counts = chosen(q, k, gate_q, gate_k, causal, sparsity, threshold)
-    return walk(q, k, v, lists, counts, causal), blocks
+    lse = _levels(q, training)
+    out = walk(q, k, v, lists, counts, causal, lse=lse)
+    return out, blocks, q.new_empty(0) if lse is None else lse
 
 
-def _empty(q: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory for the output and the choice."""
+def _empty_given(q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for the output and the log-sum-exp."""
+    lse = q.new_empty(q.shape[:3] if rest[-1] else (0,), dtype=torch.float32)
+    return q.new_empty(q.shape), lse
+
+
+def _empty(q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Memory for the output, the choice and the log-sum-exp."""
     B, H, S = q.shape[:3]
     n = cdiv(S, BLOCK)
-    return q.new_empty(q.shape), q.new_empty((B, H, n, n), dtype=torch.bool)
+    out, lse = _empty_given(q, *rest)
+    return out, q.new_empty((B, H, n, n), dtype=torch.bool), lse
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Autograd. What is kept is the mask of blocks, from which both walks' lists are made in a launch each.
+
+
+def _launch_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    blocks: torch.Tensor,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if q.numel() == 0:
+        return tuple(dense.like(x).zero_() for x in (q, k, v))  # type: ignore[return-value]  # of three
+    of_queries, of_keys = listed(blocks, causal), listed(blocks, causal, of_keys=True)
+    sizes = dense.tiles("keys", q), dense.tiles("queries", q)
+    return gradients(grad, q, k, v, out, lse, of_queries, of_keys, causal, *sizes)
+
+
+def _save_given(ctx: Any, inputs: Any, output: Any) -> None:
+    q, k, v, blocks, ctx.causal, _ = inputs
+    ctx.save_for_backward(q, k, v, *output, blocks)
+
+
+def _save_chosen(ctx: Any, inputs: Any, output: Any) -> None:
+    q, k, v, *_, ctx.causal, _, _, _ = inputs
+    out, blocks, lse = output
+    ctx.save_for_backward(q, k, v, out, lse, blocks.flatten(0, 1))
+
+
+def _differentiate_given(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+    return *_gradients(grad, *ctx.saved_tensors, ctx.causal), None, None, None
+
+
+def _differentiate_chosen(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+    return *_gradients(grad, *ctx.saved_tensors, ctx.causal), *(None,) * 6
 
 
 _given = operator(
-    "attention_sparse(Tensor q, Tensor k, Tensor v, Tensor blocks, bool causal) -> Tensor",
+    "attention_sparse(Tensor q, Tensor k, Tensor v, Tensor blocks, bool causal, bool training)"
+    " -> (Tensor, Tensor)",
     _launch_given,
-    lambda q, *_: q.new_empty(q.shape),
+    _empty_given,
+    _save_given,
+    _differentiate_given,
+    hidden=1,
 )
 
 _chosen = operator(
     "attention_sparse_chosen(Tensor q, Tensor k, Tensor v, Tensor? gate_q, Tensor? gate_k, bool causal,"
-    " int sparsity, float threshold) -> (Tensor, Tensor)",
+    " int sparsity, float threshold, bool training) -> (Tensor, Tensor, Tensor)",
     _launch_chosen,
     _empty,
+    _save_chosen,
+    _differentiate_chosen,
+    hidden=1,
+)
+
+_gradients = operator(
+    "attention_sparse_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor blocks,"
+    " bool causal) -> (Tensor, Tensor, Tensor)",
+    _launch_backward,
+    lambda grad, q, k, v, *_: (dense.like(q), dense.like(k), dense.like(v)),
 )

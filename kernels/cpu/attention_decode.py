@@ -16,10 +16,16 @@ def attention_decode(
     v_cache: torch.Tensor,
     block_table: torch.Tensor | None,
     lengths: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """q (B, Sq, H, D) to (B, Sq, H, D), of q's dtype; the caches are (B, S, Hkv, D) or, with a table,
     (pages, page, Hkv, D), see `kernels/attention/attention_decode.py`. A token that sees nothing gives zeros.
+
+    Raises `NotImplementedError` for sinks and caps of scores, which the fused kernel does not have.
     """
+    if sinks is not None or cap:
+        raise NotImplementedError("on a CPU attention of new tokens has no sinks and no cap of scores")
     _, Sq, H, D = q.shape
     heads = k_cache.shape[2]
     out = torch.empty_like(q)

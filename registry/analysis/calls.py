@@ -6,7 +6,7 @@ out would earn a better mean. Of an operator as a whole nothing is said unless e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
@@ -59,11 +59,11 @@ class Standing:
         return not self.absent
 
 
-def calls(journal: Journal) -> tuple[Call, ...]:
-    """Every case that a peer and ours, or eager PyTorch, have a time of."""
+def calls(journal: Journal, without: Collection[str] = ()) -> tuple[Call, ...]:
+    """Every case that a peer and ours, or eager PyTorch, have a time of; those of `without` are no peers."""
     cases: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows(journal):
-        if row.primary == "latency":
+        if row.primary == "latency" and row.implementation not in without:
             cases.setdefault((row.operator, row.case, row.cache), []).append(row)
     found = (_call(journal, operator, case, members) for (operator, case, _), members in cases.items())
     return tuple(x for x in found if x is not None)
@@ -80,6 +80,13 @@ def _call(journal: Journal, operator: str, case: str, members: Sequence[Row]) ->
     best, name = min(peers)
     models = journal.header.request.models.get(f"{operator}/{case}", ())
     return Call(operator, case, models, best / mine, name, ours is None)
+
+
+def untold(journal: Journal, found: Iterable[Call]) -> tuple[tuple[str, str], ...]:
+    """(operator, case) of those cases of a run of which no such time is known."""
+    known = {(x.operator, x.case) for x in found}
+    measured = dict.fromkeys((x.case.operator, x.case.name) for x in journal.records)
+    return tuple(x for x in measured if x not in known)
 
 
 def by_model(found: Iterable[Call]) -> dict[str, Spread]:

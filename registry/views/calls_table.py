@@ -1,10 +1,12 @@
-"""How ours stands where models call it: tables in Markdown by model, by operator, of the worst calls. Pure."""
+"""How ours stands where models call it, and at sizes drawn at random: tables in Markdown by model, by operator,
+of the worst calls. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from ..analysis.calls import Call, Spread, by_model, by_operator, calls
+from ..analysis.calls import Call, Spread, by_model, by_operator, calls, untold
 from ..analysis.repeated import said
 from ..errors import InputError
 from ..escape import markdown
@@ -13,6 +15,10 @@ from ..store.journal import Journal
 
 WORST = 10
 """Calls that are listed one by one."""
+BAR = 0.9
+"""What each drawn size is held against, times the fastest peer's speed."""
+TUNED_LONG = ("torch_compile_max_autotune",)
+"""No peers of drawn sizes: minutes of tuning for one size."""
 QUANTILES = ("calls", "worst", "25 %", "median", "75 %", "best", "geometric mean")
 
 
@@ -33,6 +39,44 @@ def table(journal: Journal, verifications: Iterable[Journal] = ()) -> str:
         _worst(found),
     )
     return "\n\n".join(parts) + "\n"
+
+
+def drawn(journal: Journal, verifications: Iterable[Journal] = ()) -> str:
+    """One sentence of all cases of a run, whether one is worse than `BAR` of its fastest peer, and its tables.
+
+    Raises `InputError` for a run in which no case has a time of ours, or of eager PyTorch, and one of a peer.
+    """
+    found = calls(journal, TUNED_LONG)
+    if not found:
+        raise InputError(
+            f"run {journal.header.run} has no case that ours and a peer have a time of: "
+            f"kernelmark run --plan widths measures some."
+        )
+    missing = untold(journal, found)
+    parts = (
+        f"Run {markdown(journal.header.run)}, plan {markdown(journal.header.plan)}. {_sentence(found, missing)} "
+        "Each number is the time of the fastest correct peer over ours, torch.compile's max-autotune left out. "
+        "A case that ours has no correct answer to counts as eager PyTorch's. "
+        f"The run: {markdown(said(journal, verifications))}.",
+        _operators(journal, found),
+        _worst(found),
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _sentence(found: Sequence[Call], missing: Sequence[tuple[str, str]]) -> str:
+    """What of `BAR` holds of all cases. Of a case without a time nothing is known, so that not all can hold it."""
+    worse = [x for x in found if x.ratio < BAR]
+    cases = f"{len(found)} of {len(found) + len(missing)} cases"
+    if worse:
+        return f"Of {cases}, {len(worse)} are worse than {ratio(BAR)} of the fastest peer."
+    if missing:
+        operator, case = missing[0]
+        return (
+            f"Of {cases} none is worse than {ratio(BAR)} of the fastest peer; nothing is known of the others, "
+            f"such as {markdown(operator)} {markdown(case)}."
+        )
+    return f"None of {len(found)} cases is worse than {ratio(BAR)} of the fastest peer."
 
 
 def _models(found: Iterable[Call]) -> str:

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--style",
-    type=click.Choice(("page", "kernels", "configurations", "goals", "models", "techniques")),
+    type=click.Choice(("page", "kernels", "configurations", "goals", "models", "drawn", "techniques")),
     default="page",
     show_default=True,
-    help="A page; a line a kernel; a block a configuration; which goals are earned; the calls of models; or what "
-    "techniques of training buy, beside what was asked for.",
+    help="A page; a line a kernel; a block a configuration; which goals are earned; the calls of models; whether "
+    "a size drawn at random is much worse than a peer; or what techniques of training buy.",
 )
 @click.option("--against", metavar="NAME", help="The baseline of the tables. Default: eager PyTorch.")
 def command_report(
@@ -47,8 +47,8 @@ def command_report(
     """
     if against is not None and style not in ("kernels", "configurations"):
         raise InputError("--against is for --style kernels or configurations; a page has a choice of its own.")
-    if style in ("goals", "models", "techniques") and not selection.everything:
-        raise InputError(f"the {style} are of whole runs: leave the filters out.")
+    if style in ("goals", "models", "drawn", "techniques") and not selection.everything:
+        raise InputError(f"--style {style} is of whole runs: leave the filters out.")
     home = Home()
     journals = [home.load(x) for x in runs]
     if style == "page":
@@ -75,6 +75,8 @@ def _table(
         return goals.table(journals, verifications)
     if style == "models":
         return "\n".join(calls_table.table(x, verifications) for x in journals)
+    if style == "drawn":
+        return "\n".join(calls_table.drawn(x, verifications) for x in journals)
     if style == "techniques":
         return technique_tables.tables(journals)
     made = named_tables.kernels if style == "kernels" else named_tables.configurations

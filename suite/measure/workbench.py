@@ -187,7 +187,7 @@ class Workbench:
             return forward
         leaves = [inputs[name] for name in operator.differentiated(inputs)]
         if self.case.pass_ == "backward":
-            outputs = flat(implementation(**inputs))
+            outputs = differentiable(implementation(**inputs))
 
             def backward() -> Any:
                 return torch.autograd.grad(outputs, leaves, self.gradients, retain_graph=True)
@@ -195,7 +195,7 @@ class Workbench:
             return backward
 
         def both() -> Any:
-            outputs = flat(implementation(**inputs))
+            outputs = differentiable(implementation(**inputs))
             return (*(x.detach() for x in outputs), *torch.autograd.grad(outputs, leaves, self.gradients))
 
         return both
@@ -224,6 +224,11 @@ class Workbench:
         if self.operator.results is not None and self.case.pass_ == "forward":
             return flat(self.operator.results(result, {**self.inputs, **(left or {})}))
         return flat(result)
+
+
+def differentiable(result: Any) -> list[torch.Tensor]:
+    """The outputs that have a gradient: a choice that is made on the way, of blocks or of experts, has none."""
+    return [x for x in flat(result) if x.is_floating_point()]
 
 
 def tensors(inputs: Inputs) -> Iterator[tuple[str, torch.Tensor]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...registry.store.record import Case
 from ..operator import BYTES, Inputs, Operator, Option, Tolerance, exponentials_of, grid, torch_dtype
+from ._attention import with_cap, with_sinks
 
 if TYPE_CHECKING:
     import torch
@@ -59,10 +60,13 @@ def reference(
     v_cache: torch.Tensor,
     block_table: torch.Tensor | None,
     lengths: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """softmax(q·kᵀ / √D)·v, one sequence at a time: (B, Sq, H, D).
 
-    The new tokens are the last of their sequence: token i of Sq sees the first length − Sq + i + 1.
+    The new tokens are the last of their sequence: token i of Sq sees the first length − Sq + i + 1. A cap comes
+    before the mask; `sinks` (H,) are logits beside the scores.
     """
     import torch
 
@@ -73,8 +77,13 @@ def reference(
         pages = [x[b] if block_table is None else x[block_table[b].long()] for x in (k_cache, v_cache)]
         k, v = (x.reshape(-1, *x.shape[-2:])[:length].repeat_interleave(groups, 1) for x in pages)
         scores = torch.einsum("qhd,khd->hqk", q[b] * D**-0.5, k)
+        if cap:
+            scores = cap * (scores / cap).tanh()
         hidden = torch.ones(Sq, length, dtype=torch.bool, device=q.device).triu(length - Sq + 1)
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat((scores, sinks[:, None, None].expand(H, Sq, 1)), -1)
+        weights = scores.softmax(-1)[..., :length]
         outputs.append(torch.einsum("hqk,khd->qhd", weights, v))
     return torch.stack(outputs) if outputs else torch.zeros_like(q)
 
@@ -105,6 +114,11 @@ STANDARD = (
     grid("forward", options=PAGED, B=1, Sq=1, H=64, Hkv=8, S=[1024, 131072], D=128),
     # Every head its own keys.
     grid("forward", options=PAGED, B=16, Sq=1, H=32, Hkv=32, S=4096, D=128),
+    # Tokens that are guessed and checked together.
+    grid("forward", options=PAGED, B=16, Sq=[2, 8], H=32, Hkv=8, S=4096, D=128),
+    # As gpt-oss (20B) and Gemma 2 (27B) decode.
+    grid("forward", options=PAGED | {"sinks": True}, B=64, Sq=[1, 4], H=64, Hkv=8, S=4096, D=64),
+    grid("forward", options=PAGED | {"cap": 50}, B=64, Sq=1, H=32, Hkv=16, S=4096, D=128),
 )
 
 OPERATOR = Operator(
@@ -118,7 +132,14 @@ OPERATOR = Operator(
         "S": "tokens of the longest sequence",
         "D": "head dimension",
     },
-    options={"page": (64, 0, 16, 32, 128, 256), "lengths": ("equal", "mixed")},
+    options={
+        "page": (64, 0, 16, 32, 128, 256),
+        "lengths": ("equal", "mixed"),
+        "sinks": (False, True),
+        "cap": (0, 30, 50),
+    },
+    later={"sinks": False, "cap": 0},
+    variations={("cap", 30): with_cap, ("cap", 50): with_cap, ("sinks", True): with_sinks},
     dtypes=("bf16", "fp16", "fp32"),
     inputs=inputs,
     reference=reference,
@@ -130,6 +151,12 @@ OPERATOR = Operator(
         "bf16": Tolerance(norm=1e-2, absolute=8e-1, relative=5e-2),
         "fp16": Tolerance(norm=1.5e-3, absolute=1e-1, relative=8e-3),
         "fp32": Tolerance(norm=1e-5, absolute=1e-3, relative=1e-4),
+    },
+    # Sinks and caps of scores came later.
+    continues={
+        "89d9be9ff41c": "a95fe6ae4725",
+        "a3a59e5a19cf": "204fdf8567bd",
+        "f95417cd6b31": "795c2929189c",
     },
     plans={
         "quick": (grid("forward", options=PAGED, B=16, Sq=1, H=32, Hkv=8, S=4096, D=128),),

@@ -2,13 +2,14 @@
 
 Ways to the blocks: a fixed layout of a local band, a sink and strided blocks (Child et al., arXiv 1904.10509; Xiao
 et al., arXiv 2309.17453), the largest products of mean query and mean key (as in MoBA, Lu et al., arXiv
-2502.13189), the same through a small gate (SeerAttention, Gao et al., arXiv 2410.13276), and all products not too
-far below the row's largest. Beside them at the density of the layout the nearest blocks, and any: what choosing is
-to be better than.
+2502.13189), the same through a small gate (SeerAttention, Gao et al., arXiv 2410.13276), which is known to be the
+best one or was trained, and all products not too far below the row's largest. Beside them at the density of the
+layout the nearest blocks, and any: what choosing is to be better than.
 
-Choosing blocks is inside of the call and its time. Every row says what share of dense attention's tiles was left
-out, and how far its output is from dense attention's. On drawn inputs that deviation ranks the patterns and says
-nothing of models.
+Choosing blocks is inside of the call and its time, in a forward pass. A backward pass is that of the blocks which
+were chosen: the choice has no derivative. Every row says what share of dense attention's tiles was left out, and
+how far its output is from dense attention's. On drawn inputs that deviation ranks the patterns and says nothing of
+models.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...registry.store.metric import Metric
 from ...registry.store.record import Case
 from ..operator import BYTES, Inputs, Operator, Option, Tolerance, exponentials_of, grid, torch_dtype
+from . import _gates
+from ._gates import BLOCK, pooled
 
 if TYPE_CHECKING:
     import torch
-
-BLOCK = 128
-"""Queries, and keys, of a block."""
 
 GATE = 64
 """Most features that the gate keeps of a pooled query or key; a head of fewer dimensions keeps them all."""
@@ -112,7 +112,7 @@ def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inpu
 
     q, k, v = draw(B, H, S, D), draw(B, Hkv, S, D), draw(B, Hkv, S, D)
     for x in (q, k):
-        x += (CODE * draw(B, x.shape[1], across, D)).repeat_interleave(BLOCK, 2)[:, :, :S]
+        coded(x, draw(B, x.shape[1], across, D))
     given: Inputs = {"q": q, "k": k, "v": v, "mask": mask, "sparsity": sparsity}
     given |= dict.fromkeys(("blocks", "gate_q", "gate_k"))
     if pattern == "static":
@@ -126,6 +126,36 @@ def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inpu
         given["gate_k"] = bases.contiguous()
         given["gate_q"] = bases.repeat_interleave(H // max(1, Hkv), 0).contiguous()
     return given
+
+
+def coded(x: torch.Tensor, codes: torch.Tensor) -> None:
+    """Gives each block of tokens x (B, heads, S, D) a mean, of codes (B, heads, n, D)."""
+    x += (CODE * codes).repeat_interleave(BLOCK, 2)[:, :, : x.shape[2]]
+
+
+def with_training(inputs: Inputs, case: Case) -> Inputs:
+    """With gates that were trained on other draws of what `inputs` draws, from a start that knows nothing."""
+    import torch
+
+    q = inputs["q"]
+    H, Hkv, D = (case.axes[axis] for axis in ("H", "Hkv", "D"))
+    generator = torch.Generator(q.device).manual_seed(case.axes["D"])
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=q.device, generator=generator)
+
+    count, tokens = _gates.amount(D, q.device.type)
+
+    def sequence() -> tuple[torch.Tensor, torch.Tensor]:
+        drawn = draw(1, H, tokens, D), draw(1, Hkv, tokens, D)
+        for x in drawn:
+            coded(x, draw(1, x.shape[1], tokens // BLOCK, D))
+        return drawn
+
+    start = _gates.started(Hkv, D, min(GATE, D), draw)
+    gate = _gates.trained(start, [sequence() for _ in range(count)], str(case.options["mask"]))
+    gates = (x.to(q.dtype).contiguous() for x in _gates.both(gate, H))
+    return inputs | dict(zip(("gate_q", "gate_k"), gates, strict=True))
 
 
 def at_density(inputs: Inputs, case: Case) -> Inputs:
@@ -143,19 +173,6 @@ def at_density(inputs: Inputs, case: Case) -> Inputs:
 def below_largest(inputs: Inputs, case: Case) -> Inputs:
     """With how far below the row's largest score one may be: in units of scores, which are not divided by √D."""
     return inputs | {"threshold": THRESHOLDS[int(case.options["sparsity"])] * case.axes["D"] ** 0.5}
-
-
-def pooled(x: torch.Tensor) -> torch.Tensor:
-    """The mean of each block of tokens, the last one's over the tokens it has: (B, heads, n, D)."""
-    import torch
-
-    B, heads, S, D = x.shape
-    across = -(-S // BLOCK)
-    sums = torch.nn.functional.pad(x, (0, 0, 0, across * BLOCK - S)).view(B, heads, across, BLOCK, D).sum(3)
-    sizes = torch.full((across, 1), float(BLOCK), dtype=x.dtype, device=x.device)
-    if across:
-        sizes[-1] = S - (across - 1) * BLOCK
-    return sums / sizes
 
 
 def scores(
@@ -202,26 +219,35 @@ def attended(
 ) -> torch.Tensor:
     """softmax(q·kᵀ / √D)·v over the blocks given, of shape (…, n, n) to broadcast to (B, H, n, n), or over all.
 
-    A block of queries at a time. A query that sees nothing gives zeros.
+    A block of queries at a time, whose scores are computed again for the backward pass. A query that sees nothing
+    gives zeros.
     """
     import torch
+    from torch.utils.checkpoint import checkpoint
 
     S = q.shape[2]
-    out = torch.empty_like(q)
     groups = q.shape[1] // max(1, k.shape[1])
     k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+
+    def piece(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        products = (q * q.shape[-1] ** -0.5) @ k.mT
+        # Of a row that sees nothing softmax would be NaN, and so would every gradient.
+        shown = products.masked_fill(hidden & ~hidden.all(-1, keepdim=True), -torch.inf)
+        found: torch.Tensor = shown.softmax(-1).masked_fill(hidden, 0) @ v
+        return found
+
+    rows = []
     for row, low in enumerate(range(0, S, BLOCK)):
         high = min(S, low + BLOCK)
         end = high if mask == "causal" else S
-        products = (q[:, :, low:high] * q.shape[-1] ** -0.5) @ k[:, :, :end].mT
         hidden = torch.zeros(high - low, end, dtype=torch.bool, device=q.device)
         if mask == "causal":
             hidden = torch.ones_like(hidden).triu_(low + 1)
         if blocks is not None:
             hidden = hidden | ~blocks[..., row, None, :].repeat_interleave(BLOCK, -1)[..., :end]
-        products = products.masked_fill_(hidden, -torch.inf)
-        out[:, :, low:high] = products.softmax(-1).masked_fill_(hidden, 0) @ v[:, :, :end]
-    return out
+        own = q[:, :, low:high], k[:, :, :end], v[:, :, :end]
+        rows.append(checkpoint(piece, *own, hidden, use_reentrant=False, preserve_rng_state=False))
+    return torch.cat(rows, 2) if rows else q + 0 * (k.sum() + v.sum())
 
 
 def reference(
@@ -237,7 +263,7 @@ def reference(
 ) -> torch.Tensor:
     """softmax(q·kᵀ / √D)·v over the blocks given, or over those that are chosen."""
     if blocks is None:
-        blocks = chosen_of(q, k, mask, sparsity, gate_q, gate_k, threshold)
+        blocks = chosen_of(q.detach(), k.detach(), mask, sparsity, gate_q, gate_k, threshold)
     return attended(q, k, v, mask, blocks)
 
 
@@ -311,12 +337,15 @@ def results(result: Any, inputs: Inputs) -> torch.Tensor:
 
 
 def bytes_(case: Case) -> int:
-    """Reads q, k and v once, writes the output; reads the blocks, a byte each, or writes them; reads the gate."""
+    """Forward reads q, k, v and the gate and writes the output; backward reads q, k, v and the output's gradient
+    and writes three gradients. Blocks, a byte each, are read or written once.
+    """
     B, H, Hkv, S, D = (case.axes[axis] for axis in ("B", "H", "Hkv", "S", "D"))
     pattern = case.options["pattern"]
     across = -(-S // BLOCK)
-    elements = 2 * (H + Hkv) * B * S * D
-    if pattern == "learned":
+    of_q, of_k = {"forward": (2, 2), "backward": (3, 4), "forward_backward": (5, 6)}[case.pass_]
+    elements = (of_q * H + of_k * Hkv) * B * S * D
+    if pattern in ("learned", "trained") and case.pass_ != "backward":
         elements += (H + Hkv) * D * min(GATE, D)
     return elements * BYTES[case.dtype] + (1 if pattern == "static" else B * H) * across * across
 
@@ -338,9 +367,12 @@ def pairs(case: Case, sparsity: int) -> int:
 
 
 def flops(case: Case) -> int:
-    """Two products over the kept blocks. What choosing them takes is not counted: dense attention has no need."""
+    """Two products forward and five backward (the scores are computed again) over the kept blocks. What choosing
+    them takes is not counted: dense attention has no need.
+    """
     B, H, D = (case.axes[axis] for axis in ("B", "H", "D"))
-    return 4 * B * H * D * pairs(case, int(case.options["sparsity"]))
+    matmuls = {"forward": 2, "backward": 5, "forward_backward": 7}[case.pass_]
+    return matmuls * 2 * B * H * D * pairs(case, int(case.options["sparsity"]))
 
 
 def saved(case: Case) -> float:
@@ -376,21 +408,25 @@ DENSE_ERROR = Metric(
 )
 
 
+def right_blocks(inputs: Inputs) -> torch.Tensor:
+    """The blocks that are given, or the right choice: as many as a correct implementation's but for ties."""
+    given = inputs["blocks"]
+    if given is None:
+        gate_q, gate_k = (None if inputs[x] is None else inputs[x].double() for x in ("gate_q", "gate_k"))
+        q, k = (inputs[x].detach().double() for x in "qk")
+        given = chosen_of(q, k, str(inputs["mask"]), inputs["sparsity"], gate_q, gate_k, inputs.get("threshold"))
+    blocks: torch.Tensor = given
+    return blocks
+
+
 def tiles_left_out(outputs: list[torch.Tensor], references: list[torch.Tensor], inputs: Inputs) -> float:
-    """1 - tiles of the blocks / tiles that the mask lets see. Of blocks that were chosen those of the right
-    choice, as many as a correct implementation's but for ties.
-    """
+    """1 - tiles of the blocks / tiles that the mask lets see."""
     import torch
 
-    q, mask = inputs["q"], str(inputs["mask"])
-    blocks = inputs["blocks"]
-    if blocks is None:
-        gate_q, gate_k = (None if inputs[x] is None else inputs[x].double() for x in ("gate_q", "gate_k"))
-        wide = q.double(), inputs["k"].double()
-        blocks = chosen_of(*wide, mask, inputs["sparsity"], gate_q, gate_k, inputs.get("threshold"))
+    blocks = right_blocks(inputs)
     across = int(blocks.shape[-1])
     seen = torch.ones(across, across, dtype=torch.bool, device=blocks.device)
-    if mask == "causal":
+    if inputs["mask"] == "causal":
         seen = seen.tril()
     executed, dense = (
         int((blocks & seen).sum()),
@@ -400,13 +436,20 @@ def tiles_left_out(outputs: list[torch.Tensor], references: list[torch.Tensor], 
 
 
 def from_dense(outputs: list[torch.Tensor], references: list[torch.Tensor], inputs: Inputs) -> float:
-    """`dense_error` of a call."""
-    return dense_error(outputs[0], inputs)
+    """`dense_error` of a call; of a backward pass, whose outputs are three gradients, that of its forward pass."""
+    import torch
+
+    with torch.no_grad():
+        output = outputs[0]
+        if len(outputs) == 3:
+            q, k, v = (inputs[x].float() for x in "qkv")
+            output = attended(q, k, v, inputs["mask"], right_blocks(inputs))
+        return dense_error(output, inputs)
 
 
 SPARSITY: dict[str, Option | list[Option]] = {"sparsity": [90, 75, 50]}
 PATTERNS: dict[str, Option | list[Option]] = {"pattern": ["static", "dynamic", "learned"]}
-BESIDE: dict[str, Option | list[Option]] = {"pattern": ["window", "random", "threshold"]}
+BESIDE: dict[str, Option | list[Option]] = {"pattern": ["window", "random", "threshold", "trained"]}
 MASKS: dict[str, Option | list[Option]] = {"mask": ["causal", "full"]}
 
 OPERATOR = Operator(
@@ -415,18 +458,20 @@ OPERATOR = Operator(
     axes={"B": "batch", "H": "query heads", "Hkv": "key and value heads", "S": "sequence", "D": "head dimension"},
     options={
         "mask": ("causal", "full"),
-        "pattern": ("static", "dynamic", "learned", "window", "random", "threshold"),
+        "pattern": ("static", "dynamic", "learned", "window", "random", "threshold", "trained"),
         "sparsity": (90, 75, 50),
     },
     variations={
         ("pattern", "window"): at_density,
         ("pattern", "random"): at_density,
         ("pattern", "threshold"): below_largest,
+        ("pattern", "trained"): with_training,
     },
     measures={LEFT_OUT: tiles_left_out, DENSE_ERROR: from_dense},
     inputs=inputs,
     reference=reference,
     results=results,
+    gradients=("q", "k", "v"),
     bytes=bytes_,
     flops=flops,
     exponentials=exponentials_of(flops),
@@ -436,11 +481,17 @@ OPERATOR = Operator(
         "fp16": Tolerance(norm=1.5e-3, absolute=1e-1, relative=8e-3),
         "fp32": Tolerance(norm=1e-5, absolute=1e-3, relative=1e-4),
     },
-    # A threshold came later, and blocks at the layout's density.
+    # A threshold came later, blocks at the layout's density, and gradients of the reference.
     continues={
-        "80f1ba3f8e60": "0abfecd86b79",
-        "593313c728aa": "fbc5356a16c3",
-        "cff29bbd1e96": "ccd5a40f7e98",
+        "50a8748c605e": "0abfecd86b79",
+        "ef8c1a3021a3": "fbc5356a16c3",
+        "d6bb6d73aa97": "ccd5a40f7e98",
+        "7fb08a0fe58f": "fe0673319fa1",
+        "751c8229b488": "1ad8d193f2c9",
+        "6a72d49035da": "33f4c7016d8e",
+        "2442011b848b": "43461b6b2712",
+        "f48f6ba97d0f": "fe45b0c60c0d",
+        "1beb93130079": "fa8dc8a7211c",
     },
     plans={
         "quick": (grid("forward", B=1, H=16, Hkv=16, S=16384, D=128),),
@@ -449,12 +500,17 @@ OPERATOR = Operator(
             grid("forward", options=SPARSITY | PATTERNS | MASKS, B=1, H=16, Hkv=16, S=16384, D=128),
             grid("forward", options=PATTERNS, B=1, H=16, Hkv=[16, 4], S=32768, D=128),
             grid("forward", options=PATTERNS, B=1, H=32, Hkv=32, S=16384, D=64),
-            # What choosing is to be better than, at the same density; and a choice whose number is its own.
+            # What choosing is to be better than, at the same density; a choice by a threshold, and by a trained
+            # gate.
             grid("forward", options=SPARSITY | BESIDE, B=1, H=16, Hkv=16, S=16384, D=128),
+            grid("backward", options=SPARSITY | PATTERNS, B=1, H=16, Hkv=16, S=16384, D=128),
+            grid("backward", options=PATTERNS, B=1, H=16, Hkv=4, S=16384, D=128),
+            grid("forward_backward", options=PATTERNS, B=1, H=16, Hkv=16, S=16384, D=128),
         ),
         "full": (
             grid("forward", options=SPARSITY | PATTERNS, B=2, H=16, Hkv=16, S=[4096, 4000], D=128),
             grid("forward", options=PATTERNS | MASKS, B=1, H=16, Hkv=4, S=16384, D=128, dtypes="fp16"),
+            grid("backward", options=PATTERNS | MASKS, B=2, H=16, Hkv=4, S=4000, D=[64, 128]),
         ),
     },
 )

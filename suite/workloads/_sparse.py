@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..operators.attention_sparse import BLOCK, choose, fixed, scores
+from ..operators._gates import BLOCK
+from ..operators.attention_sparse import choose, fixed, scores
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,5 @@
-"""Attention over lists of blocks on a real GPU: the kernels for Hopper where the device is one, else the portable.
+"""Attention over lists of blocks on a real GPU: the kernels for Hopper where the device is one, else the portable;
+and its gradients.
 
 In a process of its own, this file as a program: pytest's may have chosen Triton's interpreter.
 """
@@ -59,6 +60,25 @@ def error(D, S, Hkv, heads, mask):
     return ((got.double() - want).norm() / want.norm()).item(), int(hidden.count_nonzero())
 
 
+def gradients(D, S, Hkv, heads, mask):
+    """Relative norms of the deviations of dQ, dK and dV from fp64, and whether they are the same bits twice."""
+    leaves, blocks = draw(D, S, Hkv, heads)
+    leaves = [x.requires_grad_() for x in leaves]
+    grad = torch.randn_like(leaves[0])
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    k, v = (x.repeat_interleave(HEADS // Hkv, 1) for x in wide[1:])
+    seen = blocks.repeat_interleave(128, 1).repeat_interleave(128, 2)[:, :S, :S]
+    if mask == "causal":
+        seen = seen.tril()
+    blind = ~seen.any(-1, keepdim=True)
+    scores = (wide[0] @ k.mT * D**-0.5).masked_fill(~(seen | blind), float("-inf"))
+    output = scores.softmax(-1).masked_fill(blind, 0) @ v
+    want = torch.autograd.grad(output, wide, grad.double())
+    got, again = (torch.autograd.grad(call(leaves, blocks, mask), leaves, grad) for _ in range(2))
+    off = [((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, want, strict=True)]
+    return off, all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+
+
 def others(D, S, Hkv, heads, mask):
     """How many outputs are others than the first: of 60 one after the other, then of launches at the same time."""
     from .company import disturbed
@@ -85,6 +105,14 @@ def test_right(answers, case, mask):
 
 @pytest.mark.parametrize("mask", ["causal", "full"])
 @pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients(answers, case, mask):
+    off, same = answers[json.dumps([*case, mask])]["gradients"]
+    assert all(x < 1e-2 for x in off), off
+    assert same
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_same_bits_every_time(answers, case, mask):
     """Alone and beside others: launches share no counter."""
     assert answers[json.dumps([*case, mask])]["others"] == [0, 0]
@@ -94,7 +122,11 @@ if __name__ == "__main__":
     print(
         json.dumps(
             {
-                json.dumps([*case, mask]): {"error": error(*case, mask), "others": others(*case, mask)}
+                json.dumps([*case, mask]): {
+                    "error": error(*case, mask),
+                    "gradients": gradients(*case, mask),
+                    "others": others(*case, mask),
+                }
                 for case, mask in itertools.product(CASES, ["causal", "full"])
             }
         )

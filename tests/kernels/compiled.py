@@ -52,9 +52,12 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
     "attention_varlen": tuple({"B": 2, "H": 2, "Hkv": Hkv, "S": 2048, "D": D} for Hkv, D in ((1, 64), (2, 256))),
     "attention_sparse": tuple({"B": 1, "H": 2, "Hkv": 1, "S": 2048, "D": D} for D in (64, 256)),
     "attention_window": ({"B": 1, "H": 2, "Hkv": 1, "S": 2048, "D": 64, "W": 300},),
-    "attention_decode": tuple(
-        {"B": 1, "Sq": Sq, "H": 8, "Hkv": Hkv, "S": 2048, "D": D, "page": page}
-        for Sq, Hkv, D, page in ((1, 2, 128, 0), (4, 1, 128, 64), (1, 8, 64, 0), (1, 2, 256, 16))
+    "attention_decode": (
+        *(
+            {"B": 1, "Sq": Sq, "H": 8, "Hkv": Hkv, "S": 2048, "D": D, "page": page}
+            for Sq, Hkv, D, page in ((1, 2, 128, 0), (4, 1, 128, 64), (1, 8, 64, 0), (1, 2, 256, 16))
+        ),
+        {"B": 1, "Sq": 4, "H": 8, "Hkv": 1, "S": 2048, "D": 64, "page": 64, "sinks": True, "cap": 50},
     ),
     "matmul": (
         {"M": 1024, "N": 4096, "K": 1024, "layout": "tn", "epilogue": "bias"},

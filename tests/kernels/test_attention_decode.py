@@ -51,6 +51,36 @@ def test_strided_inputs(agrees):
     agrees("attention_decode", SMALL | {"Sq": 2}, change=strided, page=16)
 
 
+@pytest.mark.parametrize("axes", [{}, {"Sq": 5, "H": 8}, {"Sq": 8, "D": 24, "Hkv": 4}], ids=str)
+@pytest.mark.parametrize(("sinks", "cap"), [(True, 0), (False, 30), (True, 50)])
+def test_sinks_and_caps(agrees, axes, sinks, cap):
+    agrees("attention_decode", SMALL | axes, page=16, lengths="mixed", sinks=sinks, cap=cap)
+
+
+@pytest.mark.parametrize("Sq", [2, 3, 4, 8])
+def test_tokens_that_are_guessed_see_those_before_them(agrees, Sq):
+    """As many as speculative decoding checks at a time, of grouped heads."""
+    agrees("attention_decode", SMALL | {"Sq": Sq, "H": 12, "Hkv": 2}, page=0)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5, 40])
+def test_a_sink_counts_once_whatever_the_parts(parts):
+    """In a sequence of no tokens too: it takes all of the weight, and has no value."""
+    generator = torch.Generator().manual_seed(4)
+    q = torch.randn(2, 1, 4, 16, generator=generator)
+    k, v = (torch.randn(2, 200, 2, 16, generator=generator) for _ in range(2))
+    lengths = torch.tensor([200, 0], dtype=torch.int32)
+    sinks = torch.tensor([-1.0, 0.5, 3.0, float("-inf")])
+    output = launch(q, k, v, None, lengths, sinks, 0.0, parts, TILE)
+    keys, values = (x[0].repeat_interleave(2, 1).double() for x in (k, v))
+    scores = torch.einsum("hd,khd->hk", q[0, 0].double() * 16**-0.5, keys)
+    weights = torch.cat((scores, sinks.double()[:, None]), -1).softmax(-1)[:, :200]
+    torch.testing.assert_close(
+        output[0, 0].double(), torch.einsum("hk,khd->hd", weights, values), rtol=1e-4, atol=1e-5
+    )
+    assert not output[1].any()
+
+
 def test_strided_table_and_lengths(agrees):
     def strided(inputs):
         table = inputs["block_table"].t().contiguous().t()
@@ -142,6 +172,9 @@ def test_tiles():
         ({"k_cache": torch.zeros(3, 64, 2, 16)}, ValueError, "k_cache has shape"),
         ({"v_cache": torch.zeros(2, 63, 2, 16)}, ValueError, "v_cache has shape"),
         ({"lengths": torch.zeros(2)}, TypeError, "lengths has dtype"),
+        ({"sinks": torch.zeros(3)}, ValueError, "sinks has shape"),
+        ({"cap": -1.0}, ValueError, "cap is -1"),
+        ({"cap": float("nan")}, ValueError, "cap is nan"),
         ({"lengths": torch.zeros(3, dtype=torch.int32)}, ValueError, "lengths has shape"),
         ({"block_table": torch.zeros(2, 1, dtype=torch.int64)}, TypeError, "block_table has dtype"),
         ({"block_table": torch.zeros(3, 1, dtype=torch.int32)}, ValueError, "block_table has shape"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernelmark.kernels.attention.attention_sparse import LONGEST, attention_sparse, chosen, listed
+from kernelmark.kernels.attention import attention_sparse as module
+from kernelmark.kernels.attention.attention_sparse import LONGEST, attention_sparse, chosen, listed, walk
 from kernelmark.suite.operators.attention_sparse import attended, choose, scores
 
-SMALL = {"B": 1, "H": 2, "Hkv": 1, "S": 520, "D": 16}
+SMALL = {"B": 1, "H": 2, "Hkv": 1, "S": 390, "D": 16}
 
 
 @pytest.mark.parametrize("pattern", ["static", "dynamic", "learned"])
@@ -31,7 +32,7 @@ def test_a_threshold_of_nothing_keeps_the_largest_and_its_own():
 
 @pytest.mark.parametrize(
     "axes",
-    [{"B": 2, "H": 4, "Hkv": 2, "S": 384}, {"D": 24}, {"S": 1}, {"S": 129, "D": 80}, {"B": 0}, {"S": 0}],
+    [{"B": 2, "H": 4, "Hkv": 2, "S": 384}, {"D": 24}, {"S": 129, "D": 80}, {"B": 0}, {"S": 0}],
     ids=str,
 )
 def test_shapes(agrees, axes):
@@ -71,6 +72,48 @@ def test_any_mask_of_blocks(mask, heads):
     assert torch.equal(output[:, :, 256:384], torch.zeros_like(output[:, :, 256:384]))
 
 
+@pytest.mark.parametrize(("mask", "heads", "S"), [("causal", 1, 300), ("full", 2, 300), ("causal", 4, 256)])
+def test_gradients_of_any_mask_of_blocks(mask, heads, S):
+    """Own blocks left out, queries without any, keys that nobody chose; gradients are laid out like the inputs."""
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in draw(B=2, Hkv=1, S=S))
+    blocks = masks(heads, -(-S // 128), 0.6)
+    blocks[:, 1] = False
+    blocks[0, :, 0] = False
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    shown = blocks if heads < 4 else blocks.view(2, 2, *blocks.shape[1:])
+    # One mask a sequence is what a choice gives: the operator below takes it, the function one for all sequences.
+    output = attention_sparse(*leaves, mask, blocks=blocks) if heads < 4 else walked(leaves, blocks)
+    given = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
+    want = torch.autograd.grad(attended(*wide, mask, shown), wide, given.double())
+    got = torch.autograd.grad(output, leaves, given)
+    for x, y, leaf in zip(got, want, leaves, strict=True):
+        torch.testing.assert_close(x.double(), y, rtol=1e-4, atol=1e-5)
+        assert x.stride() == leaf.stride()
+    again = torch.autograd.grad(
+        attention_sparse(*leaves, mask, blocks=blocks) if heads < 4 else walked(leaves, blocks), leaves, given
+    )
+    assert all(torch.equal(x, y) for x, y in zip(got, again, strict=True))
+
+
+def walked(leaves, blocks):
+    """A list for each head of each sequence."""
+    lse = torch.empty(leaves[0].shape[:3])
+
+    class Walk(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            out = walk(q, k, v, *listed(blocks, True), True, lse=lse)
+            ctx.save_for_backward(q, k, v, out)
+            return out
+
+        @staticmethod
+        def backward(ctx, grad):
+            return torch.ops.kernelmark.attention_sparse_backward(grad, *ctx.saved_tensors, lse, blocks, True)
+
+    return Walk.apply(*leaves)
+
+
 def test_a_mask_may_be_strided():
     q, k, v = draw()
     blocks = masks(2, 3)
@@ -91,6 +134,18 @@ def test_lists_are_descending_and_an_empty_row_has_its_own_block():
                 assert counts[head, row] == len(kept)
                 assert lists[head, row, : len(kept)].tolist() == kept.flip(0).tolist()
                 assert len(kept) or lists[head, row, 0] == row
+
+
+def test_lists_of_keys_are_ascending():
+    blocks = masks(1, 12)
+    blocks[0, :, 3] = False
+    for causal in (True, False):
+        lists, counts = listed(blocks, causal, of_keys=True)
+        seen = blocks[0].tril() if causal else blocks[0]
+        for key in range(12):
+            chose = seen[:, key].nonzero().flatten()
+            assert lists[0, key, : len(chose)].tolist() == chose.tolist()
+            assert counts[0, key] == len(chose)
 
 
 @pytest.mark.parametrize("sparsity", [0, 30, 99])
@@ -168,3 +223,37 @@ def test_torch_compile_sees_one_operator(given):
     more = {"blocks": masks(1, 3)} if given else {"sparsity": 50}
     compiled = torch.compile(attention_sparse, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(q, k, v, **more), attention_sparse(q, k, v, **more))
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_torch_compile_trains_by_one_operator(given):
+    leaves = [x.requires_grad_() for x in draw(S=200)]
+    more = {"blocks": masks(1, 2)} if given else {"sparsity": 50}
+
+    def loss(*leaves):
+        output = attention_sparse(*leaves, **more)
+        return (output if given else output[0]).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    got, want = (torch.autograd.grad(call(*leaves), leaves) for call in (compiled, loss))
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_no_log_sum_exp_without_gradients(monkeypatch):
+    """Inference runs the kernel that it did before there was a backward pass."""
+    asked = []
+    real = module.walk
+    monkeypatch.setattr(module, "walk", lambda *x, lse, **more: asked.append(lse) or real(*x, lse=lse, **more))
+    q, k, v = draw(S=130)
+    attention_sparse(q, k, v)
+    with torch.no_grad():
+        attention_sparse(q.requires_grad_(), k, v)
+    assert asked == [None, None]
+    attention_sparse(q, k, v)
+    assert asked[2].shape == q.shape[:3]
+
+
+def test_one_token():
+    q, k, v = draw(S=1)
+    torch.testing.assert_close(attention_sparse(q, k, v)[0], v)

@@ -66,7 +66,7 @@ def masks(heads, n, share):
     return blocks
 
 
-def forward(q, k, v, blocks, causal, section):
+def forward(q, k, v, blocks, causal, section, lse=None):
     """What is not listed is no block's number."""
     kept = blocks & torch.ones_like(blocks).tril() if causal else blocks
     lists = torch.full(blocks.shape, 1 << 20, dtype=torch.int32)
@@ -75,7 +75,7 @@ def forward(q, k, v, blocks, causal, section):
             chosen = of_row.nonzero().flatten().flip(0)
             lists[head, row, : max(len(chosen), 1)] = chosen if len(chosen) else row
     out = torch.full_like(q, math.nan)
-    sparse.forward(q, k, v, out, lists, kept.sum(-1, dtype=torch.int32), causal, section)
+    sparse.forward(q, k, v, out, lists, kept.sum(-1, dtype=torch.int32), causal, section, lse)
     return out
 
 
@@ -87,6 +87,22 @@ def wanted(q, k, v, blocks, causal):
     seen = blocks.repeat_interleave(BLOCK, 1).repeat_interleave(BLOCK, 2)
     seen = (seen.tril() if causal else seen).repeat(B * H // len(blocks), 1, 1).view(B, H, S, S)
     return (q @ k.mT * D**-0.5).masked_fill(~seen, -math.inf).softmax(-1).nan_to_num(0) @ v
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.parametrize("causal", [True, False])
+def test_log_sum_exp(causal):
+    """In base 2, +inf for a row that sees nothing; the output is the same without it."""
+    q, k, v = draw(1, 2, 1, 512, 64)
+    blocks = masks(2, 4, 0.5)
+    lse = torch.full((1, 2, 512), math.nan)
+    out = forward(q, k, v, blocks, causal, 1, lse)
+    assert torch.equal(out, forward(q, k, v, blocks, causal, 1))
+    seen = blocks.repeat_interleave(BLOCK, 1).repeat_interleave(BLOCK, 2)
+    seen = seen.tril() if causal else seen
+    scores = (q.double() @ k.double().mT * 64**-0.5)[0].masked_fill(~seen, -math.inf)
+    level = scores.logsumexp(-1) / math.log(2)
+    torch.testing.assert_close(lse[0].double(), level.masked_fill(level.isinf(), math.inf), rtol=1e-5, atol=1e-4)
 
 
 def same(got, want):

@@ -76,6 +76,14 @@ def test_widths_are_no_round_numbers():
     assert max(sizes) > 100_000
 
 
+def test_widths_are_held_against_every_peer_but_max_autotune():
+    names = {x.implementation.name for x in WIDTHS.cells(OWN, "cuda", ())}
+    assert {"kernelmark", "torch", "torch_compile", "liger", "quack", "vllm", "flashinfer"} <= names
+    assert "torch_compile_max_autotune" not in names
+    before = plans.load("widths-1", OWN, "cuda")
+    assert [x.name for x in before.cases] == [x.name for x in WIDTHS.cases]
+
+
 def test_a_run_of_a_part_says_whose_calls_it_has():
     part = plans.load("shapes", OWN, "cuda", ["rope"])
     assert set(part.peers) == {"rope"}

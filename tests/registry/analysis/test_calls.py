@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kernelmark.registry.analysis.calls import by_model, by_operator, calls
+from kernelmark.registry.analysis.calls import by_model, by_operator, calls, untold
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.views import calls_table
@@ -77,3 +77,32 @@ def test_the_tables(literal: Any) -> None:
 def test_a_run_of_no_model_is_refused(literal: Any) -> None:
     with pytest.raises(InputError, match="--plan shapes"):
         calls_table.table(literal.journal(literal.record("kernelmark"), literal.record("torch")))
+
+
+def test_one_sentence_of_all_drawn_sizes(literal: Any) -> None:
+    journal = run(literal)
+    assert untold(journal, calls(journal)) == (("rms_norm", "d"),)
+    text = calls_table.drawn(journal)
+    assert "Of 3 of 4 cases, 2 are worse than 0.90× of the fastest peer." in text
+    assert "(eager's time) | liger | 0.25× | m |" in text
+    even = [literal.case(name=x) for x in "ab"]
+    lines = [literal.record("kernelmark", 1.0, case=x) for x in even] + [
+        literal.record("liger", 0.91, case=even[0])
+    ]
+    said = calls_table.drawn(literal.journal(*lines))
+    assert "Of 1 of 2 cases none is worse" in said
+    assert "such as rms\\_norm b" in said
+    whole = literal.journal(*lines, literal.record("liger", 3.0, case=even[1]))
+    assert "None of 2 cases is worse than 0.90× of the fastest peer." in calls_table.drawn(whole)
+
+
+def test_minutes_of_tuning_for_one_size_are_no_peer(literal: Any) -> None:
+    case = literal.case(name="a")
+    times = {"kernelmark": 1.0, "liger": 1.1, "torch_compile_max_autotune": 0.1}
+    journal = literal.journal(*(literal.record(x, ms, case=case) for x, ms in times.items()))
+    assert "None of 1 cases" in calls_table.drawn(journal)
+
+
+def test_a_run_without_a_peer_has_no_sentence(literal: Any) -> None:
+    with pytest.raises(InputError, match="--plan widths"):
+        calls_table.drawn(literal.journal(literal.record("kernelmark", 1.0)))

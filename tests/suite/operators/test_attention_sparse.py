@@ -10,6 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernelmark.baselines.torch import IMPLEMENTATIONS
 from kernelmark.suite.measure.verify import Incorrect, deviation
+from kernelmark.suite.measure.workbench import Workbench
+from kernelmark.suite.operators import _gates
+from kernelmark.suite.operators._gates import pooled
 from kernelmark.suite.operators.attention_sparse import (
     OPERATOR,
     attended,
@@ -20,7 +23,6 @@ from kernelmark.suite.operators.attention_sparse import (
     kept,
     layout,
     over,
-    pooled,
     reference,
     results,
     saved,
@@ -282,3 +284,71 @@ def test_every_row_says_what_was_left_out_and_how_far_it_is_from_dense():
     assert tiles_left_out([], [], chosen) == pytest.approx(left_out)
     _, near = drawn({"S": 2048}, pattern="threshold", sparsity=50)
     assert 0 < tiles_left_out([], [], near) < 1
+
+
+@pytest.mark.parametrize("pattern", ["static", "dynamic"])
+@pytest.mark.parametrize("pass_", ["backward", "forward_backward"])
+def test_a_pass_with_gradients_is_checked_against_the_reference(pattern, pass_):
+    """By PyTorch's attention with a mask; its row says how far the forward pass is from dense attention."""
+    case = OPERATOR.case(AXES | {"S": 300}, "fp32", pass_, pattern=pattern, sparsity=50)
+    bench = Workbench.build(OPERATOR, case, CPU, 3)
+    call = bench.call(IMPLEMENTATIONS["attention_sparse"]["torch"](case))
+    outputs = bench.comparable(call())
+    assert len(outputs) == (3 if pass_ == "backward" else 4)
+    deviation(outputs, bench.references, OPERATOR.tolerances["fp32"])
+    left_out, error = (x(outputs, bench.references, bench.inputs) for x in OPERATOR.measures.values())
+    assert 0 < left_out < 1
+    plain = {x: y.detach() if isinstance(y, torch.Tensor) else y for x, y in bench.inputs.items()}
+    assert error == pytest.approx(dense_error(reference(**plain), plain), rel=1e-5)
+    dropped = [*outputs[:-1], torch.zeros_like(outputs[-1])]
+    with pytest.raises(Incorrect):
+        deviation(dropped, bench.references, OPERATOR.tolerances["fp32"])
+
+
+def test_a_backward_pass_costs_five_products_of_two():
+    passes = [OPERATOR.case(AXES, "bf16", x) for x in ("forward", "backward", "forward_backward")]
+    assert [x.flops / passes[0].flops for x in passes] == [1, 2.5, 3.5]
+    assert passes[0].exponentials == passes[1].exponentials
+
+
+def test_a_trained_gate_chooses_nearly_as_the_best_does(monkeypatch):
+    """Nearer to the best gate, which for drawn inputs is known, than to where it started."""
+    monkeypatch.setattr(_gates, "amount", lambda D, device: (4, 2048))
+    found = {}
+    for pattern in ("learned", "trained"):
+        _, inputs = drawn({"S": 1500, "H": 2}, pattern=pattern, sparsity=75)
+        found[pattern] = dense_error(reference(**inputs), inputs)
+    monkeypatch.setattr(_gates, "trained", lambda gate, seen, mask: gate)
+    _, inputs = drawn({"S": 1500, "H": 2}, pattern="trained", sparsity=75)
+    found["started"] = dense_error(reference(**inputs), inputs)
+    assert found["learned"] < found["started"]
+    assert found["trained"] < (found["learned"] + found["started"]) / 2
+
+
+def test_weights_of_blocks_are_dense_attentions():
+    q, k = (torch.randn(1, heads, 300, 8, generator=torch.Generator().manual_seed(0)) for heads in (4, 2))
+    dense = (q @ k.repeat_interleave(2, 1).mT * 8**-0.5).masked_fill(
+        torch.ones(300, 300, dtype=torch.bool).triu(1), -torch.inf
+    )
+    whole = dense.softmax(-1)
+    found = _gates.weights(q, k, "causal")
+    torch.testing.assert_close(found.sum(-1), torch.ones(1, 4, 3))
+    torch.testing.assert_close(found[..., 2, 1], whole[..., 256:, 128:256].sum(-1).mean(-1))
+
+
+def test_a_gate_s_loss_is_least_where_its_scores_are_the_weights():
+    """And neither a row's own block nor what comes after it counts."""
+    means = torch.randn(1, 1, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    exact = torch.eye(4, dtype=torch.float64)[None]
+    target = (means @ means.mT * 0.5).exp()
+    target = target / target.sum(-1, keepdim=True)
+
+    def loss(gate, target):
+        return float(_gates.gate_loss(gate, exact, means, means, target, "causal"))
+
+    least = loss(exact, target)
+    assert least < loss(0.5 * exact, target)
+    assert least < loss(-exact, target)
+    other = target.clone()
+    other[..., 2, 2:] = 1e-9
+    assert loss(exact, other) == pytest.approx(least)
