@@ -366,8 +366,8 @@ const kernelmark = (() => {
         differs.forEach((z) => apart.set(z, (apart.get(z) || 0) + 1));
         const ratio = differs.length || x.value <= 0 ? null : y.value / x.value;
         if (ratio) logs.push(Math.log(ratio));
-        const apart = ratio && x.low !== null && y.low !== null && (y.low > x.high || y.high < x.low);
-        const sense = apart ? ((ratio > 1) === (y.better === "lower") ? "bad" : "good") : "soft";
+        const clear = ratio && x.low !== null && y.low !== null && (y.low > x.high || y.high < x.low);
+        const sense = clear ? ((ratio > 1) === (y.better === "lower") ? "bad" : "good") : "soft";
         better += sense === "good"; worse += sense === "bad";
         return { ratio, sense, row: () => line(x, y, ratio, differs, sense) };
       });

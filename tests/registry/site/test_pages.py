@@ -259,11 +259,20 @@ def test_servers_show_what_a_run_had_without_its_journal(servers: Journal, make_
     assert not served([(run_of(x, facts(x)), y) for x in [make_run(0)] for y in facts(x)], {})
 
 
-def test_the_script_compares_what_was_chosen(site: Site, browse: Callable[..., str]) -> None:
-    seen = browse((site[0] / "compare.html").as_uri() + "#m=kernelmark&n=torch", "--dump-dom")
-    seen = re.sub(r"<script.*?</script>|<select.*?</select>", "", seen, flags=re.S)
-    told = " ".join(re.sub(r"<[^>]*>", " ", seen).split())
-    assert "geometric mean of 2 rows 0 better 2 worse 0 within their intervals" in told
+def test_the_script_compares_what_was_chosen(
+    site: Site, pages: dict[str, Page], browse: Callable[..., str]
+) -> None:
+    def told(asked: str) -> str:
+        seen = browse((site[0] / "compare.html").as_uri() + asked, "--dump-dom")
+        seen = re.sub(r"<script.*?</script>|<select.*?</select>", "", seen, flags=re.S)
+        return " ".join(re.sub(r"<[^>]*>", " ", seen).split())
+
+    assert "geometric mean of 2 rows 0 better 2 worse 0 within their intervals" in told("#m=kernelmark&n=torch")
+    sources = json.loads(pages["compare.html"].data)["sources"]
+    of_device = [x["file"] for x in sources if x["device"] == sources[0]["device"]]
+    apart = told(f"#a={of_device[0]}&b={of_device[-1]}")
+    assert "No row of the two can be compared" in apart
+    assert "Without a ratio: 2 rows, driver: 580.1 → 590.1" in apart
 
 
 def test_history_has_the_step_the_break_and_the_band(pages: dict[str, Page]) -> None:
