@@ -28,7 +28,7 @@ from .pages import Pages
 from .repetition import repetitions, replaced
 from .scaling import scaling
 from .servers import served
-from .sizes import page_of, swept
+from .sizes import Swept, page_of, parts, swept
 from .standing import Standing, standings
 from .timeline import Line, Measured, ordered, timelines
 
@@ -207,7 +207,7 @@ class _Site:
         newest_first = list(reversed(runs))
         newest_first.sort(key=lambda x: x.kind == "cpu")  # GPUs before processors
         by_device: dict[str, list[Standing]] = {x.device: [] for x in newest_first}
-        sizes: dict[str, int] = {}
+        sizes: dict[str, Mapping[str, Sequence[Swept]]] = {}
         done = 0
         for operator, found in sorted(by_operator.items()):
             self.tell(operator, READ + (1 - READ) * done / len(measured))
@@ -218,9 +218,10 @@ class _Site:
                 by_device[x.device].append(x)
             over = swept(operator, found)
             if over:
-                sizes[operator] = len(over)
-                self._write(page_of(operator), pages.sizes(operator, over))
-            page = pages.operator(operator, standing, lines[operator], runs, over)
+                sizes[operator] = parts(over)
+                for part in sizes[operator]:
+                    self._write(page_of(operator, part), pages.sizes(operator, part, sizes[operator]))
+            page = pages.operator(operator, standing, lines[operator], runs, over, sizes.get(operator, {}))
             self._write(f"operator/{file_name(operator)}.html", page)
         events = feeds.events(x for found in lines.values() for x in found)
         self._write("index.html", pages.overview(runs, len(measured), by_device, expected, lines, events))
