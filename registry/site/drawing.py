@@ -54,7 +54,7 @@ def sparkline(line: Line, width: int = 120, height: int = 22) -> str:
 
 
 def ratio(fact: Fact) -> str:
-    """A speedup with its interval on a logarithmic axis from a quarter to four times; the line at one is the page's."""
+    """A speedup with its interval on a logarithmic axis from a quarter to four times; the page draws the one."""
     if fact.speedup is None:
         return ""
     low, high = fact.speedup_low or fact.speedup, fact.speedup_high or fact.speedup
@@ -63,7 +63,8 @@ def ratio(fact: Fact) -> str:
     kind, middle = _KINDS.get(fact.outcome, ""), height // 2
     return (
         f"<svg class='ratio {kind}' viewBox='0 0 {width} {height}'><title>{_told(fact)}</title>"
-        f"<path d='M{left:.1f} {middle}H{max(right, left + 1):.1f}'/><circle cx='{x:.1f}' cy='{middle}' r='3'/></svg>"
+        f"<path d='M{left:.1f} {middle}H{max(right, left + 1):.1f}'/>"
+        f"<circle cx='{x:.1f}' cy='{middle}' r='3'/></svg>"
     )
 
 

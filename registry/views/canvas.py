@@ -85,7 +85,7 @@ def _n(x: float) -> str:
 
 
 def _way(points: Sequence[tuple[float, float]]) -> str:
-    """A path through points. Each is relative to the one before: the digits are fewer, and a page has thousands."""
+    """A path through points, each relative to the one before: so digits are few, and a page has thousands."""
     tenths = [tuple(round(10 * v) if math.isfinite(v) else 0 for v in point) for point in points]
     steps = ((_n((x - a) / 10), _n((y - b) / 10)) for (a, b), (x, y) in pairwise(tenths))
     rest = " ".join(number for step in steps for number in step).replace(" -", "-")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import json
 import re
@@ -153,7 +154,22 @@ def test_links_that_the_script_makes_lead_somewhere(site: Site, pages: dict[str,
 
 def test_hostile_names_are_text(site: Site, pages: dict[str, Page]) -> None:
     allowed = {"html", "head", "meta", "title", "link", "body", "nav", "a", "main", "header", "footer", "h1", "h2"}
-    allowed |= {"h3", "h4", "p", "b", "i", "br", "wbr", "code", "span", "div", "section", "details", "summary", "figure"}
+    allowed |= {
+        "h3",
+        "h4",
+        "p",
+        "b",
+        "i",
+        "br",
+        "wbr",
+        "code",
+        "span",
+        "div",
+        "section",
+        "details",
+        "summary",
+        "figure",
+    }
     allowed |= {
         "dl",
         "dt",
@@ -170,7 +186,19 @@ def test_hostile_names_are_text(site: Site, pages: dict[str, Page]) -> None:
         "noscript",
         "form",
     }
-    allowed |= {"fieldset", "legend", "label", "select", "input", "svg", "g", "path", "circle", "text", "figcaption"}
+    allowed |= {
+        "fieldset",
+        "legend",
+        "label",
+        "select",
+        "input",
+        "svg",
+        "g",
+        "path",
+        "circle",
+        "text",
+        "figcaption",
+    }
     for name, page in pages.items():
         assert page.tags <= allowed, name
         assert not [x for x in page.attributes if x.startswith("on")], name
@@ -217,7 +245,9 @@ def test_scaling_names_its_kind_and_the_time_of_one(literal: Any) -> None:
     )
     found = facts(journal)
     measured = [(run_of(journal, found), x) for x in found]
-    text = Pages("Kernels", "today", None).scaling(scaling(measured), {"rms_norm": {"forward": (), "forward_backward-2": ()}})
+    text = Pages("Kernels", "today", None).scaling(
+        scaling(measured), {"rms_norm": {"forward": (), "forward_backward-2": ()}}
+    )
     page = Page(text)
     assert not page.faults
     assert page.text == (EXPECTED_TEXT / "scaling.txt").read_text()
@@ -347,6 +377,45 @@ def test_without_news_nothing_is_written_and_a_day_is_added(
     for path in (x for x in (tmp_path / "whole").rglob("*") if x.is_file() and x.name != "site.db"):
         same = tmp_path / "grown" / path.relative_to(tmp_path / "whole")
         assert path.read_bytes() == same.read_bytes(), path.name
+
+
+def test_a_row_has_its_newest_runs_on_pages_and_all_beside_them(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "DRAWN", 4)
+    built = build(site[2], tmp_path, Settings(), EXPECTED)
+    page = json.loads(Page((tmp_path / "operator/rms_norm.html").read_text()).data)
+    ours = next(x for x in page["charts"][0] if x["name"] == "kernelmark")
+    assert [page["runs"][x]["name"] for x in ours["runs"]] == ["run-14", "run-15", "run-16", "run-17"]
+    assert "run-l4" in (tmp_path / "operator/rms_norm.html").read_text(), "the other device's only run"
+    assert built.rows == site[1].rows
+    assert (tmp_path / "rows.csv").read_bytes() == (site[0] / "rows.csv").read_bytes()
+    for x in (site[0] / "data").iterdir():
+        assert (tmp_path / "data" / x.name).read_bytes() == x.read_bytes(), (
+            "a comparison has all of a commit's rows"
+        )
+
+
+@pytest.mark.parametrize("how", ["csv", "parquet", "metric", "replaced"])
+def test_rows_beside_the_pages_are_whole_whatever_was_there(
+    how: str, make_run: MakeRun, written: Written, servers: Journal, tmp_path: Path
+) -> None:
+    first = make_run(1)
+    begun = dataclasses.replace(first, records=first.records[:-2], lines=first.lines[:-2])
+    paths = written([begun if how == "replaced" else first], tmp_path / "given")
+    build(paths, tmp_path / "grown", Settings(), {})
+    if how == "csv":
+        with open(tmp_path / "grown" / "rows.csv", "a") as file:
+            file.write("what a build wrote that was killed")
+    if how == "parquet":
+        (tmp_path / "grown" / "rows.parquet").write_bytes(b"torn")
+    more = {"metric": [servers], "replaced": [first]}.get(how, [make_run(2)])
+    paths += written(more, tmp_path / "more")
+    build(paths[1:], tmp_path / "grown", Settings(), {})
+    build(paths[1:] if how == "replaced" else paths, tmp_path / "whole", Settings(), {})
+    for name in ("rows.csv", "rows.parquet"):
+        if (tmp_path / "whole" / name).exists():
+            assert (tmp_path / "grown" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
 def test_a_verification_that_comes_later_is_told_on_all_pages(
