@@ -6,8 +6,9 @@ import gc
 import gzip
 import hashlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,12 @@ from ..views import serving
 from . import data, exports, feeds
 from .coverage import Expected, coverage
 from .facts import Fact, Run, facts, file_name, run_of
-from .ledger import Ledger
+from .ledger import EXPORTED, Ledger
 from .pages import Pages
 from .repetition import repetitions, replaced
 from .scaling import scaling
 from .servers import served
-from .sizes import page_of, swept
+from .sizes import Swept, page_of, parts, swept
 from .standing import Standing, standings
 from .timeline import Line, Measured, ordered, timelines
 
@@ -79,6 +80,7 @@ class Built:
 
 
 Times = Callable[[set[str]], Mapping[str, int]]
+_PLACE = attrgetter("place")
 READ = 0.5
 """The part of the time that reading the journals takes, with a page for each run."""
 
@@ -134,6 +136,7 @@ class _Site:
             for name in ROOMS:
                 shutil.rmtree(output / name, ignore_errors=True)
         self.ledger = Ledger(output / MEMORY)
+        self.taken_in: set[str] = set()
 
     def take_in(self, sources: Iterable[Path]) -> None:
         """Reads what was not read before. Pages of runs are written here: only journals have what is on them."""
@@ -172,6 +175,7 @@ class _Site:
                     copy = raw if path.suffix == ".gz" else gzip.compress(raw, mtime=0)
                     digests.add(hashlib.sha256(copy).hexdigest())
                     self._write(f"journals/{run.file}.jsonl.gz", copy)
+                self.taken_in.add(run.name)
                 self.built.added += run.name not in known
                 known.add(run.name)
                 spread = msgspec.msgpack.encode(serving.spreads(journal))
@@ -192,8 +196,8 @@ class _Site:
         times = times_of({x.commit for x in known if x.commit})
         runs = ordered(known, times)
         measured = self._measured(runs)
-        self.built.runs, self.built.rows = len(runs), len(measured)
-        again = repetitions(runs, measured)
+        self.built.runs, self.built.rows = len(runs), self.ledger.count()
+        again = repetitions(runs, self.ledger.of_run)
         newest = figures.moment(max(x.created for x in runs))
         pages = Pages(self.settings.title, newest, self.settings.linked, again)
         for run in runs:
@@ -207,7 +211,7 @@ class _Site:
         newest_first = list(reversed(runs))
         newest_first.sort(key=lambda x: x.kind == "cpu")  # GPUs before processors
         by_device: dict[str, list[Standing]] = {x.device: [] for x in newest_first}
-        sizes: dict[str, int] = {}
+        sizes: dict[str, Mapping[str, Sequence[Swept]]] = {}
         done = 0
         for operator, found in sorted(by_operator.items()):
             self.tell(operator, READ + (1 - READ) * done / len(measured))
@@ -218,12 +222,13 @@ class _Site:
                 by_device[x.device].append(x)
             over = swept(operator, found)
             if over:
-                sizes[operator] = len(over)
-                self._write(page_of(operator), pages.sizes(operator, over))
-            page = pages.operator(operator, standing, lines[operator], runs, over)
+                sizes[operator] = parts(over)
+                for part in sizes[operator]:
+                    self._write(page_of(operator, part), pages.sizes(operator, part, sizes[operator]))
+            page = pages.operator(operator, standing, lines[operator], runs, over, sizes.get(operator, {}))
             self._write(f"operator/{file_name(operator)}.html", page)
         events = feeds.events(x for found in lines.values() for x in found)
-        self._write("index.html", pages.overview(runs, len(measured), by_device, expected, lines, events))
+        self._write("index.html", pages.overview(runs, self.built.rows, by_device, expected, lines, events))
         self._write("runs.html", pages.runs(runs))
         self._write("scaling.html", pages.scaling(scaling(measured), sizes))
         self._write(
@@ -233,14 +238,14 @@ class _Site:
         covered = {x: coverage(x, kinds[x], measured, expected) for x in by_device}
         self._write("coverage.html", pages.coverage(covered, bool(expected)))
         self._comparisons(pages, runs, measured)
-        self._beside(pages, measured, feeds.regressions(events))
+        self._beside(pages, runs, feeds.regressions(events))
 
     def _measured(self, runs: Sequence[Run]) -> list[Measured]:
-        """All facts, in the order of their runs and of their places in them."""
+        """The facts that pages are made of, in the order of their runs and of their places in them."""
         by_run: dict[str, list[Fact]] = {x.name: [] for x in runs}
-        for name, fact in self.ledger.facts():
+        for name, fact in self.ledger.newest():
             by_run[name].append(fact)
-        return [(run, fact) for run in runs for fact in by_run[run.name]]
+        return [(run, fact) for run in runs for fact in sorted(by_run[run.name], key=_PLACE)]
 
     def _spreads(self, runs: Sequence[Run]) -> dict[str, tuple[serving.Spread, ...]]:
         """Distributions of latencies by run."""
@@ -248,19 +253,31 @@ class _Site:
         return {name: msgspec.msgpack.decode(x, type=tuple[serving.Spread, ...]) for name, x in found.items() if x}
 
     def _comparisons(self, pages: Pages, runs: Sequence[Run], measured: Sequence[Measured]) -> None:
+        of_source: dict[tuple[str, str], list[Run]] = {}
+        for run in runs:
+            if run.arm is None:
+                of_source.setdefault(data.source(run), []).append(run)
+        for source, found in of_source.items():
+            name = f"data/{data.source_file(*source)}.js"
+            if not self.taken_in.isdisjoint(x.name for x in found) or not (self.output / name).exists():
+                self._write(name, data.values((x, y) for x in found for y in self.ledger.of_run(x.name)))
         by_source: dict[tuple[str, str], list[Measured]] = {}
         for run, fact in measured:
             if run.arm is None:
                 by_source.setdefault(data.source(run), []).append((run, fact))
-        for source, found in by_source.items():
-            self._write(f"data/{data.source_file(*source)}.js", data.values(found))
         self._write("compare.html", pages.compare(runs, newest_two(by_source)))
 
-    def _beside(self, pages: Pages, measured: Sequence[Measured], worse: Sequence[feeds.Event]) -> None:
-        table = exports.table(measured)
-        exports.write_csv(table, self.output / "rows.csv")
-        self.built.parquet = exports.write_parquet(table, self.output / "rows.parquet")
-        self._write("rows.html", pages.files(len(measured), self.built.parquet))
+    def _beside(self, pages: Pages, runs: Sequence[Run], worse: Sequence[feeds.Event]) -> None:
+        by_name = {x.name: x for x in runs}
+
+        def after(place: int) -> Iterator[exports.Numbered]:
+            return ((number, (by_name[name], fact)) for number, name, fact in self.ledger.after(place))
+
+        state = self.ledger.remembered(EXPORTED, "")
+        known = msgspec.msgpack.decode(state, type=exports.Exported) if state else None
+        exported, self.built.parquet = exports.export(self.output, known, after)
+        self.ledger.remember([(EXPORTED, "", msgspec.msgpack.encode(exported))])
+        self._write("rows.html", pages.files(self.built.rows, self.built.parquet))
         address = _slashed(self.settings.address)
         self._write("regressions.atom", feeds.atom(worse, self.settings.title, address))
         self._write("regressions.json", feeds.json_feed(worse, self.settings.title, address))

@@ -53,18 +53,18 @@ def sparkline(line: Line, width: int = 120, height: int = 22) -> str:
     )
 
 
-def ratio(fact: Fact, width: int = 130, height: int = 18) -> str:
-    """A speedup with its interval on a logarithmic axis from a quarter to four times, with a line at one."""
+def ratio(fact: Fact) -> str:
+    """A speedup with its interval on a logarithmic axis from a quarter to four times; the page draws the one."""
     if fact.speedup is None:
         return ""
     low, high = fact.speedup_low or fact.speedup, fact.speedup_high or fact.speedup
+    width, height = 130, 18
     left, right, x = (_ratio_place(v, width) for v in (low, high, fact.speedup))
-    kind = _KINDS.get(fact.outcome, "")
+    kind, middle = _KINDS.get(fact.outcome, ""), height // 2
     return (
-        f"<svg class='ratio {kind}' viewBox='0 0 {width} {height}' width='{width}' height='{height}' role='img'>"
-        f"<title>{_told(fact.speedup, low, high)}</title><path class='one' d='M{width / 2} 0V{height}'/>"
-        f"<path d='M{left:.1f} {height / 2}H{max(right, left + 1):.1f}'/>"
-        f"<circle cx='{x:.1f}' cy='{height / 2}' r='3'/></svg>"
+        f"<svg class='ratio {kind}' viewBox='0 0 {width} {height}'><title>{_told(fact)}</title>"
+        f"<path d='M{left:.1f} {middle}H{max(right, left + 1):.1f}'/>"
+        f"<circle cx='{x:.1f}' cy='{middle}' r='3'/></svg>"
     )
 
 
@@ -90,5 +90,7 @@ def _ratio_place(value: float, width: int) -> float:
     return 4 + share * (width - 8)
 
 
-def _told(value: float, low: float, high: float) -> str:
-    return f"{figures.ratio(value)} [{figures.ratio(low)}, {figures.ratio(high)}]"
+def _told(fact: Fact) -> str:
+    if fact.speedup_low is None or fact.speedup_high is None:
+        return f"{figures.ratio(fact.speedup)}, no interval"
+    return f"{figures.ratio(fact.speedup)} [{figures.ratio(fact.speedup_low)}, {figures.ratio(fact.speedup_high)}]"

@@ -1,11 +1,18 @@
-"""All rows beside the site, for other tools: `rows.csv`, and `rows.parquet` where pyarrow is installed."""
+"""All rows beside the site, for other tools: `rows.csv`, and `rows.parquet` where pyarrow is installed.
+
+Rows stand in the order in which they were taken in: a day's are put behind those that are there.
+"""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+import io
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ..escape import CONTROL
 from .timeline import Measured
@@ -14,14 +21,70 @@ DANGEROUS = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet takes for a formula at the beginning of a text."""
 
 Table = Mapping[str, Sequence[Any]]
+Metrics = dict[str, tuple[str, str]]
+"""Metrics that have a column: name and unit by heading."""
+Numbered = tuple[int, Measured]
+"""A row and its place in the order in which rows were taken in."""
 
 
-def table(measured: Sequence[Measured]) -> Table:
+class Exported(msgspec.Struct, frozen=True):
+    """What lies beside the pages: rows up to which place, the bytes of `rows.csv`, and the metrics' columns."""
+
+    rows: int
+    last: int
+    size: int
+    metrics: Metrics
+
+
+def export(
+    folder: Path, known: Exported | None, after: Callable[[int], Iterable[Numbered]]
+) -> tuple[Exported, bool]:
+    """Puts rows behind those that are there, or writes all where there are none or a new metric takes a column.
+
+    `after` gives the rows after a place. Returns what is there now, and whether `rows.parquet` is.
+    """
+    csv_path, parquet_path = folder / "rows.csv", folder / "rows.parquet"
+    if known is not None and _there(csv_path, parquet_path, known):
+        new = list(after(known.last))
+        if _metrics(new).items() <= known.metrics.items():
+            if not new:
+                return known, parquet_path.exists()
+            columns = table([x for _, x in new], known.metrics)
+            size = write_csv(columns, csv_path, known.size)
+            rows = known.rows + len(new)
+            return Exported(rows, new[-1][0], size, known.metrics), write_parquet(
+                columns, parquet_path, append=True
+            )
+    every = list(after(0))
+    metrics = _metrics(every)
+    columns = table([x for _, x in every], metrics)
+    size = write_csv(columns, csv_path)
+    return Exported(len(every), every[-1][0], size, metrics), write_parquet(columns, parquet_path)
+
+
+def _there(csv_path: Path, parquet_path: Path, known: Exported) -> bool:
+    """Whether both files hold what they are said to. More, of a build that was killed, is written over."""
+    if not csv_path.exists() or csv_path.stat().st_size < known.size:
+        return False
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        return not parquet_path.exists()
+    try:
+        return bool(parquet.read_metadata(parquet_path).num_rows == known.rows)
+    except (OSError, ArrowException):
+        return False
+
+
+def _metrics(found: Iterable[Numbered]) -> Metrics:
+    return {f"{name} {unit}": (name, unit) for _, (_, x) in found for name, (_, _, _, unit) in x.metrics.items()}
+
+
+def table(measured: Sequence[Measured], metrics: Metrics) -> Table:
     """Columns by name, a value a row. The primary metric's value stands in `value`, every metric's in a column of
     its own too, named after it and its unit.
     """
     numbers = [x.number or (None, None, None, None) for _, x in measured]
-    metrics = {f"{name} {unit}": (name, unit) for _, x in measured for name, (_, _, _, unit) in x.metrics.items()}
     out: dict[str, Sequence[Any]] = {
         "device": [x.device for x, _ in measured],
         "run": [x.name for x, _ in measured],
@@ -65,12 +128,19 @@ def table(measured: Sequence[Measured]) -> Table:
     return out
 
 
-def write_csv(columns: Table, path: Path) -> None:
-    """Writes `rows.csv`. A text that a spreadsheet would take for a formula gets an apostrophe before it."""
-    with open(path, "w", encoding="utf-8", errors="replace", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(zip(*(_harmless(x) for x in columns.values()), strict=True))
+def write_csv(columns: Table, path: Path, size: int = 0) -> int:
+    """Writes `rows.csv`, or behind its first `size` bytes. A text that a spreadsheet would take for a formula gets
+    an apostrophe before it. Returns how many bytes the file has.
+    """
+    with open(path, "r+b" if size else "wb") as raw:
+        raw.truncate(size)
+        raw.seek(size)
+        with io.TextIOWrapper(raw, encoding="utf-8", errors="replace", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            if not size:
+                writer.writerow(columns)
+            writer.writerows(zip(*(_harmless(x) for x in columns.values()), strict=True))
+    return path.stat().st_size
 
 
 def _harmless(values: Sequence[Any]) -> Sequence[Any]:
@@ -80,16 +150,33 @@ def _harmless(values: Sequence[Any]) -> Sequence[Any]:
     return [changed.get(x, x) for x in values] if changed else values
 
 
-def write_parquet(columns: Table, path: Path) -> bool:
-    """Writes `rows.parquet`; False where pyarrow is not installed."""
+def write_parquet(columns: Table, path: Path, append: bool = False) -> bool:
+    """Writes `rows.parquet`, with what it holds already before the columns or without; False where pyarrow is not
+    installed. Texts are dictionaries, as few are distinct.
+    """
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         return False
-    arrays = [pyarrow.array(_encodable(x), _type(x, pyarrow)) for x in columns.values()]
-    parquet.write_table(pyarrow.table(arrays, names=list(columns)), path, compression="zstd")
+    before = parquet.ParquetFile(path).read() if append else None  # read_table imports pandas
+    arrays = []
+    for name, found in columns.items():
+        kind = before.schema.field(name).type if before else _type(found, pyarrow)
+        arrays.append(_array(found, kind, pyarrow))
+    every = pyarrow.table(arrays, names=list(columns))
+    if before:
+        every = pyarrow.concat_tables([before, every]).unify_dictionaries().combine_chunks()
+    whole = path.with_suffix(".new")
+    parquet.write_table(every, whole, compression="zstd")
+    os.replace(whole, path)
     return True
+
+
+def _array(values: Sequence[Any], kind: Any, pyarrow: Any) -> Any:
+    if not pyarrow.types.is_dictionary(kind):
+        return pyarrow.array(values, kind)
+    return pyarrow.array(_encodable(values), pyarrow.string()).dictionary_encode()
 
 
 def _type(values: Sequence[Any], pyarrow: Any) -> Any:
@@ -99,7 +186,7 @@ def _type(values: Sequence[Any], pyarrow: Any) -> Any:
         return pyarrow.bool_()
     if isinstance(first, int):
         return pyarrow.int64()
-    return pyarrow.string() if isinstance(first, str) else pyarrow.float64()
+    return pyarrow.dictionary(pyarrow.int32(), pyarrow.string()) if isinstance(first, str) else pyarrow.float64()
 
 
 def _encodable(values: Sequence[Any]) -> Sequence[Any]:

@@ -16,16 +16,26 @@ import msgspec
 from ..errors import InputError
 from .facts import Fact, Run
 
-LAYOUT = 3
+LAYOUT = 4
 """Raised when the tables or what is in them change."""
+DRAWN = 500
+"""Newest runs of a row that pages are made of: older ones are in `rows.csv` and on their runs' pages."""
+EXPORTED = "exported"
+"""What is remembered of the rows that lie beside the pages: it holds as long as no row was replaced."""
 
 _TABLES = (
     "CREATE TABLE seen (digest TEXT PRIMARY KEY)",
     "CREATE TABLE runs (name TEXT PRIMARY KEY, about BLOB)",
-    "CREATE TABLE facts (run TEXT, operator TEXT, fact BLOB)",
+    "CREATE TABLE rows (id INTEGER PRIMARY KEY, name TEXT UNIQUE)",
+    "CREATE TABLE facts (id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT, row INTEGER, created TEXT, fact BLOB)",
     "CREATE INDEX facts_by_run ON facts (run)",
+    "CREATE INDEX facts_by_row ON facts (row, created)",
     "CREATE TABLE remembered (what TEXT PRIMARY KEY, inputs TEXT, answer BLOB)",
 )
+_NEWEST = """
+SELECT facts.run, facts.fact FROM rows CROSS JOIN facts ON facts.row = rows.id AND facts.created >= coalesce(
+    (SELECT created FROM facts WHERE row = rows.id ORDER BY created DESC LIMIT 1 OFFSET ?), '')
+"""
 _run_decoder = msgspec.msgpack.Decoder(Run)
 _fact_decoder = msgspec.msgpack.Decoder(Fact)
 _encode = msgspec.msgpack.Encoder().encode
@@ -74,20 +84,40 @@ class Ledger:
             transaction.executemany("INSERT OR IGNORE INTO seen VALUES (?)", [(x,) for x in digests])
             if not self.counts(run):
                 return
-            transaction.execute("DELETE FROM facts WHERE run = ?", (run.name,))
+            if transaction.execute("DELETE FROM facts WHERE run = ?", (run.name,)).rowcount:
+                transaction.execute("DELETE FROM remembered WHERE what = ?", (EXPORTED,))
             transaction.execute("INSERT OR REPLACE INTO runs VALUES (?,?)", (run.name, _encode(run)))
+            named = [("\n".join((run.device, *msgspec.structs.astuple(x.identity))), x) for x in found]
+            transaction.executemany("INSERT OR IGNORE INTO rows (name) VALUES (?)", [(name,) for name, _ in named])
             transaction.executemany(
-                "INSERT INTO facts VALUES (?,?,?)", [(run.name, x.operator, _encode(x)) for x in found]
+                "INSERT INTO facts (run, row, created, fact) SELECT ?, id, ?, ? FROM rows WHERE name = ?",
+                [(run.name, run.created, _encode(x), name) for name, x in named],
             )
 
     def runs(self) -> list[Run]:
         """All runs."""
         return [_run_decoder.decode(about) for (about,) in self._connection.execute("SELECT about FROM runs")]
 
-    def facts(self) -> Iterator[tuple[str, Fact]]:
-        """All facts with their runs' names."""
-        for run, fact in self._connection.execute("SELECT run, fact FROM facts ORDER BY rowid"):
+    def newest(self) -> Iterator[tuple[str, Fact]]:
+        """Facts with their runs' names: of each row on each device those of its newest runs."""
+        for run, fact in self._connection.execute(_NEWEST, (DRAWN - 1,)):
             yield run, _fact_decoder.decode(fact)
+
+    def of_run(self, name: str) -> list[Fact]:
+        """All facts of a run, in order."""
+        found = self._connection.execute("SELECT fact FROM facts WHERE run = ? ORDER BY id", (name,))
+        return [_fact_decoder.decode(fact) for (fact,) in found]
+
+    def after(self, place: int) -> Iterator[tuple[int, str, Fact]]:
+        """Facts that were taken in after a place, in that order: each with its own place and its run's name."""
+        found = self._connection.execute("SELECT id, run, fact FROM facts WHERE id > ? ORDER BY id", (place,))
+        for number, run, fact in found:
+            yield number, run, _fact_decoder.decode(fact)
+
+    def count(self) -> int:
+        """How many facts there are."""
+        (found,) = self._connection.execute("SELECT count(*) FROM facts").fetchone()
+        return int(found)
 
     def remembered(self, what: str, inputs: str) -> bytes | None:
         """An answer that was computed from the same inputs."""

@@ -29,7 +29,7 @@ from .feeds import Event
 from .repetition import summed
 from .scaling import Step, curves, worlds
 from .servers import Served
-from .sizes import Swept, glances
+from .sizes import Swept, glances, page_of, part_name
 from .standing import OUTCOMES, CaseStanding, Standing
 from .timeline import Line
 
@@ -46,7 +46,15 @@ class CaseView:
     label: str
     standing: CaseStanding
     rows: tuple[RowView, ...]
+    failed: Mapping[tuple[str, str, str], Sequence[RowView]]
+    """Rows without a value, by their status, its reason and their run."""
     chart: int | None
+
+    @property
+    def history(self) -> Line | None:
+        """Ours over its runs."""
+        ours = self.standing.ours
+        return next((x.line for x in self.rows if ours and x.fact.implementation == ours[1].implementation), None)
 
 
 @dataclass(frozen=True)
@@ -126,8 +134,9 @@ class Pages:
         lines: Sequence[Line],
         runs: Sequence[Run],
         swept: Sequence[Swept],
+        over: Mapping[str, Sequence[Swept]],
     ) -> str:
-        """The page of an operator or workload, its data within."""
+        """The page of an operator or workload, its data within. `over` are the pages of its lines over sizes."""
         known = {(x.device, x.key): x for x in lines}
         drawn: list[list[Line]] = []
         sections = [(x, self._cases(x, known, drawn)) for x in standings]
@@ -140,7 +149,7 @@ class Pages:
             about={x.device: _about(x.device, runs) for x in standings},
             again={x.device: summed([self.repeated[y] for y in x.runs]) for x in standings},
             glances={x.device: glances([y for y in swept if y.device == x.device], "../") for x in standings},
-            charts=Counter(x.device for x in swept),
+            over=over,
             data=data.inlined(data.charts(drawn, runs)),
         )
 
@@ -162,12 +171,16 @@ class Pages:
                     ),
                     key=_place,
                 )
+                failed: dict[tuple[str, str, str], list[RowView]] = {}
+                for x in rows:
+                    if x.fact.number is None:
+                        failed.setdefault((x.fact.status, x.fact.reason or "", x.run.name), []).append(x)
                 shown = [x.line for x in rows if x.line is not None]
                 chart = None
                 if any(len(x.points) > 1 for x in shown):
                     chart = len(drawn)
                     drawn.append(shown)
-                out.setdefault(title, []).append(CaseView(label, found, tuple(rows), chart))
+                out.setdefault(title, []).append(CaseView(label, found, tuple(rows), failed, chart))
         return out
 
     def run(self, journal: Journal, run: Run, found: Sequence[Fact]) -> str:
@@ -215,15 +228,15 @@ class Pages:
         """What lies beside the pages."""
         return self._render("rows.html", "", page="files", rows=rows, parquet=parquet)
 
-    def scaling(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> str:
-        """Several GPUs, and which operators have pages of charts over sizes, with how many of them."""
+    def scaling(self, steps: Sequence[Step], sizes: Mapping[str, Mapping[str, Sequence[Swept]]]) -> str:
+        """Several GPUs, and which operators have pages of charts over sizes, by their parts."""
         return self._render(
             "scaling.html", "", page="scaling", worlds=worlds(steps), curves=curves(steps), sizes=sizes
         )
 
-    def sizes(self, operator: str, lines: Sequence[Swept]) -> str:
-        """An operator over its sizes."""
-        return self._render("sizes.html", "../", page="sizes", operator=operator, lines=lines)
+    def sizes(self, operator: str, part: str, found: Mapping[str, Sequence[Swept]]) -> str:
+        """A part of an operator's lines over its sizes; `found` has them all."""
+        return self._render("sizes.html", "../", page="sizes", operator=operator, part=part, parts=found)
 
     def serving(self, found: Sequence[Served]) -> str:
         """Servers."""
@@ -277,6 +290,13 @@ def mark(look: Series) -> str:
     return f'<svg viewBox="0 0 12 12" width="12" height="12" aria-hidden="true">{shape}</svg>'
 
 
+def breakable(name: str) -> Any:
+    """A name that may go on in the next line after each underscore, escaped."""
+    from markupsafe import Markup, escape
+
+    return Markup("_<wbr>").join(escape(CONTROL.sub("�", x)) for x in name.split("_"))
+
+
 def anchor(name: str) -> str:
     """A case's name as a place on its page."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name[:120])
@@ -310,6 +330,9 @@ def _environment() -> Any:
         size=figures.size,
         file=file_name,
         anchor=anchor,
+        breakable=breakable,
+        over_sizes=page_of,
+        part=part_name,
     )
     found.globals.update(
         dash=figures.DASH,

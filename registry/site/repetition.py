@@ -6,30 +6,24 @@ stands between two marks, where it is replaced.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from ..analysis.repeated import NOT_YET, differing, joined, line, repeated
 from ..escape import CONTROL
 from .facts import Fact, Run
-from .timeline import Measured
 
 BEGIN, END = "<!-- repeated -->", "<!-- end of repeated -->"
 
 
-def repetitions(runs: Iterable[Run], measured: Iterable[Measured]) -> dict[str, str]:
-    """By each run's name whether it was repeated, and how that went."""
+def repetitions(runs: Iterable[Run], of_run: Callable[[str], Sequence[Fact]]) -> dict[str, str]:
+    """By each run's name whether it was repeated, and how that went; `of_run` gives a run's facts."""
     found = {x.name: x for x in runs}
     verifying = [x for x in found.values() if x.verifies in found and x.rows]
-    asked = {name for x in verifying for name in (x.name, x.verifies)}
-    facts: dict[str, list[Fact]] = {}
-    for run, fact in measured:
-        if run.name in asked:
-            facts.setdefault(run.name, []).append(fact)
     told: dict[str, list[str]] = {}
     for x in verifying:
         there = found[str(x.verifies)]
-        rows = repeated(*([y.row() for y in facts.get(z, ())] for z in (there.name, x.name)))
+        rows = repeated(*([y.row() for y in of_run(z)] for z in (there.name, x.name)))
         told.setdefault(there.name, []).append(line(x.name, rows, differing(there.conditions, x.conditions)))
     return {name: joined(told.get(name, ())) for name in found}
 

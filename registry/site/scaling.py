@@ -41,16 +41,16 @@ class Step:
         return number[0] if number else None
 
 
-def scaling(measured: Iterable[Measured]) -> tuple[Step, ...]:
+def scaling(measured: Sequence[Measured]) -> tuple[Step, ...]:
     """The newest value of each row on more than one GPU, by operator, work and implementation, over GPUs."""
+    several = {run.name for run, fact in measured if fact.axes.get(GPUS, 1) > 1}
     by_run: dict[str, list[Measured]] = {}
     for run, fact in measured:
-        if fact.number is not None and not fact.scale:
+        if run.name in several and fact.number is not None and not fact.scale:
             by_run.setdefault(run.name, []).append((run, fact))
     newest: dict[tuple[str, Key], Step] = {}
     for found in by_run.values():
-        if any(fact.axes.get(GPUS, 1) > 1 for _, fact in found):
-            newest |= {(x.run.device, x.fact.identity): x for x in _of_run(found)}
+        newest |= {(x.run.device, x.fact.identity): x for x in _of_run(found)}
     return tuple(sorted(newest.values(), key=_place))
 
 

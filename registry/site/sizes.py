@@ -20,6 +20,8 @@ RIVALS = 4
 """Others beside ours in a chart that is to be read at a glance."""
 GLANCES = 3
 """Such charts of a device on an operator's page."""
+ON_A_PAGE = 8
+"""Lines of an operator's page: a drawing of ten implementations over eight sizes is 15 kB, a line has two."""
 PASSES = get_args(Pass)
 
 
@@ -151,6 +153,21 @@ def glances(found: Sequence[Swept], root: str, most: int = GLANCES) -> list[Glan
     return out
 
 
-def page_of(operator: str) -> str:
-    """The page of an operator's charts, from the site's root."""
-    return f"scaling/{file_name(operator)}.html"
+def parts(found: Sequence[Swept]) -> dict[str, Sequence[Swept]]:
+    """An operator's lines by page: those of a pass, on several pages where they are many."""
+    out: dict[str, Sequence[Swept]] = {}
+    for pass_ in dict.fromkeys(x.pass_ for x in found):
+        lines = [x for x in found if x.pass_ == pass_]
+        for number, first in enumerate(range(0, len(lines), ON_A_PAGE), 1):
+            out[pass_ if number == 1 else f"{pass_}-{number}"] = lines[first : first + ON_A_PAGE]
+    return out
+
+
+def page_of(operator: str, part: str) -> str:
+    """The page of a part of an operator's lines, from the site's root. No operator's own file name has a dot."""
+    return f"scaling/{file_name(operator)}.{part}.html"
+
+
+def part_name(part: str) -> str:
+    """A part for people."""
+    return part.replace("_", " + ").replace("-", " ")

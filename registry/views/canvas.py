@@ -7,9 +7,11 @@ calls give the same bytes. A drawing stands on its own, so that any page can tak
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import groupby, pairwise
+from operator import itemgetter
 
 FONT = 11
 CHARACTER = 0.63 * FONT
@@ -50,6 +52,14 @@ def marker(
     """A shape of a diameter of `size` about a place as an SVG element, in a colour of the page. `link` is where a
     click on it leads.
     """
+    style, *body = _marker(x, y, variable, shape, size, fill, tip, link)
+    return f' style="{style}"'.join(body)
+
+
+def _marker(
+    x: float, y: float, variable: str, shape: str, size: float, fill: int, tip: str, link: str | None
+) -> tuple[str, str, str]:
+    """A marker's style, and what stands before and after that."""
     r = size / 2
     colour = f"var({variable})"
     if fill == 0:
@@ -60,18 +70,27 @@ def marker(
         style, r = f"fill:{inside};stroke:{colour};stroke-width:{min(1.5, size / 4):g}", r - 0.5
     told = f"<title>{escape(tip)}</title>" if tip else ""
     if shape == "o":
-        out = f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(r)}" style="{style}">{told}</circle>'
+        head, tail = f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(r)}"', f">{told}</circle>"
     else:
-        corners = "L".join(f"{_n(x + a * r)} {_n(y + b * r)}" for a, b in _CORNERS[shape])
-        out = f'<path d="M{corners}Z" style="{style}">{told}</path>'
+        corners = [(x + a * r, y + b * r) for a, b in _CORNERS[shape]]
+        head, tail = f'<path d="{_way(corners)}Z"', f">{told}</path>"
     if fill == 2:
-        out += f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(max(r / 3, 0.9))}" style="fill:{colour}"/>'
-    return f'<a href="{escape(link)}">{out}</a>' if link else out
+        tail += f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(max(r / 3, 0.9))}" style="fill:{colour}"/>'
+    return (style, f'<a href="{escape(link)}">{head}', f"{tail}</a>") if link else (style, head, tail)
 
 
 def _n(x: float) -> str:
     """A coordinate to a tenth of a pixel."""
     return f"{x:.1f}".removesuffix(".0") if math.isfinite(x) else "0"
+
+
+def _way(points: Sequence[tuple[float, float]]) -> str:
+    """A path through points, each relative to the one before: so digits are few, and a page has thousands."""
+    tenths = [tuple(round(10 * v) if math.isfinite(v) else 0 for v in point) for point in points]
+    steps = ((_n((x - a) / 10), _n((y - b) / 10)) for (a, b), (x, y) in pairwise(tenths))
+    rest = " ".join(number for step in steps for number in step).replace(" -", "-")
+    x, y = tenths[0]
+    return f"M{_n(x / 10)} {_n(y / 10)}" + (f"l{rest}" if rest else "")
 
 
 @dataclass
@@ -80,7 +99,8 @@ class Canvas:
 
     width: float
     height: float
-    _parts: list[str] = field(default_factory=list)
+    _parts: list[tuple[str, str, str]] = field(default_factory=list)
+    """Elements as their style, and what stands before and after that: those of one style share it."""
 
     def line(
         self,
@@ -92,19 +112,30 @@ class Canvas:
         opacity: float = 1,
     ) -> None:
         """A line through points."""
-        way = "L".join(f"{_n(x)} {_n(y)}" for x, y in zip(xs, ys, strict=True))
+        self.lines([[*zip(xs, ys, strict=True)]], variable, width, dash, opacity)
+
+    def lines(
+        self,
+        ways: Iterable[Sequence[tuple[float, float]]],
+        variable: str,
+        width: float = 1,
+        dash: str = "",
+        opacity: float = 1,
+    ) -> None:
+        """Several lines in one look, each through its points."""
+        way = "".join(map(_way, ways))
         style = f"fill:none;stroke:var({variable});stroke-width:{width:g}"
         style += f";stroke-dasharray:{dash}" if dash else ""
         style += f";opacity:{opacity:g}" if opacity < 1 else ""
-        self._parts.append(f'<path d="M{way}" style="{style}"/>')
+        if way:
+            self._parts.append((style, f'<path d="{way}"', "/>"))
 
     def area(
         self, xs: Sequence[float], lows: Sequence[float], highs: Sequence[float], variable: str, opacity: float
     ) -> None:
         """What lies between two lines over the same places."""
         ends = [*zip(xs, lows, strict=True), *reversed([*zip(xs, highs, strict=True)])]
-        way = "L".join(f"{_n(x)} {_n(y)}" for x, y in ends)
-        self._parts.append(f'<path d="M{way}Z" style="fill:var({variable});opacity:{opacity:g}"/>')
+        self._parts.append((f"fill:var({variable});opacity:{opacity:g}", f'<path d="{_way(ends)}Z"', "/>"))
 
     def dot(
         self,
@@ -118,7 +149,7 @@ class Canvas:
         link: str | None = None,
     ) -> None:
         """A marker with a tooltip; see `marker`."""
-        self._parts.append(marker(x, y, variable, shape, size, fill, tip, link))
+        self._parts.append(_marker(x, y, variable, shape, size, fill, tip, link))
 
     def text(
         self,
@@ -132,10 +163,8 @@ class Canvas:
     ) -> None:
         """A line of text, centred on y."""
         style = f"fill:var({variable});font-size:{size:g}px" + (";font-weight:600" if bold else "")
-        anchor = "" if align == "left" else f' text-anchor="{_ANCHORS[align]}"'
-        self._parts.append(
-            f'<text x="{_n(x)}" y="{_n(y)}" dy=".35em"{anchor} style="{style}">{escape(text)}</text>'
-        )
+        style += "" if align == "left" else f";text-anchor:{_ANCHORS[align]}"
+        self._parts.append((style, f'<text x="{_n(x)}" y="{_n(y)}" dy=".35em"', f">{escape(text)}</text>"))
 
     def band(self, top: float, bottom: float, variable: str) -> None:
         """A stripe over the whole width."""
@@ -145,13 +174,20 @@ class Canvas:
         """A filled rectangle."""
         style = f"fill:var({variable})" + (f";opacity:{opacity:g}" if opacity < 1 else "")
         size = f'width="{_n(right - left)}" height="{_n(bottom - top)}"'
-        self._parts.append(f'<rect x="{_n(left)}" y="{_n(top)}" {size} style="{style}"/>')
+        self._parts.append((style, f'<rect x="{_n(left)}" y="{_n(top)}" {size}', "/>"))
 
     def svg(self, label: str) -> str:
         """The drawing as an `<svg>` element."""
         size = f'viewBox="0 0 {self.width:g} {self.height:g}"'
-        body = "\n".join(self._parts)
+        body = "\n".join(_styled(style, [*found]) for style, found in groupby(self._parts, key=itemgetter(0)))
         return f'<svg {size} role="img" aria-label="{escape(label)}">{body}</svg>'
+
+
+def _styled(style: str, found: Sequence[tuple[str, str, str]]) -> str:
+    """Elements of one style that follow each other: that of several stands once, about them."""
+    if len(found) == 1:
+        return f' style="{style}"'.join(found[0][1:])
+    return f'<g style="{style}">' + "\n".join(head + tail for _, head, tail in found) + "</g>"
 
 
 @dataclass(frozen=True)

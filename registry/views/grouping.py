@@ -7,7 +7,7 @@ its name, in the name's form.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..analysis.rows import DERIVED, Row
@@ -103,8 +103,9 @@ def groups(rows: Iterable[Row], limit: int = CASES_IN_A_GROUP) -> tuple[Group, .
     for case in cases(rows):
         sections.setdefault((case.operator, case.pass_), []).append(case)
     return tuple(
-        _group(part, operator, pass_)
+        _group(part, operator, pass_, said)
         for (operator, pass_), found in sections.items()
+        for said in (_on(found),)
         for part in _split(found, limit)
     )
 
@@ -131,13 +132,23 @@ def _in_name(case: CaseRows, part: str) -> bool:
     return part in case.parts and case.first.options.get(part.removeprefix("option ")) is not False
 
 
-def _group(found: Sequence[CaseRows], operator: str, pass_: str) -> Group:
+def _on(found: Iterable[CaseRows]) -> set[str]:
+    """Parts that say that something is there in any of the cases: what none of them has goes without saying."""
+    out = {"dtype", "cache"}
+    for case in found:
+        out |= {f"option {name}" for name, value in case.first.options.items() if value}
+        out |= {f"axis {name}" for name, value in case.first.axes.items() if value}
+    return out
+
+
+def _group(found: Sequence[CaseRows], operator: str, pass_: str, said: Container[str]) -> Group:
     names = list(dict.fromkeys(name for x in found for name in x.parts))
     common = [x for x in names if len({y.parts.get(x) for y in found}) == 1]
     # The sizes of a group's only case are its label; what it has "in common" with itself would say nothing.
     if len(found) == 1:
         common = [x for x in common if not x.startswith("axis ")]
-    shown = [x for x in common if found[0].parts[x] != "cold cache"]  # the usual state goes without saying
+    # The usual state goes without saying.
+    shown = [x for x in common if found[0].parts[x] != "cold cache" and x in said]
     labels = ["-".join(x.parts[y] for y in names if y not in common and _in_name(x, y)) for x in found]
     return Group(
         operator,

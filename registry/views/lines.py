@@ -54,27 +54,29 @@ class Plot:
     def grid(self, across: Callable[[float, str], str], up: Callable[[float, str], str]) -> None:
         """Lines and labels at the ticks, upright ones as far as their labels keep apart."""
         canvas, left, right = self.canvas, self.across.left, self.across.right
-        for value, text in self.up.ticks:
-            y = self.y(value)
-            canvas.line([left, right], [y, y], "--grid", 0.8)
+        heights = [self.y(value) for value, _ in self.up.ticks]
+        places = [self.across.place(value) for value, _ in self.across.ticks]
+        level = [((left, y), (right, y)) for y in heights]
+        canvas.lines([*level, *(((x, self.top), (x, self.foot)) for x in places)], "--grid", 0.8)
+        for y, (value, text) in zip(heights, self.up.ticks, strict=True):
             canvas.text(left - 8, y, up(value, text), "--soft", "right", size=FONT - 1)
         free = -math.inf
-        for value, text in self.across.ticks:
-            x, shown = self.across.place(value), across(value, text)
+        for x, (value, text) in zip(places, self.across.ticks, strict=True):
+            shown = across(value, text)
             half = len(shown) * CHARACTER / 2
-            canvas.line([x, x], [self.top, self.foot], "--grid", 0.8)
             if x - half > free and x + half < canvas.width + 4:
                 canvas.text(x, self.foot + 13, shown, "--soft", "center", size=FONT - 1)
                 free = x + half + 4
 
-    def interval(self, x: float, bounds: Bounded, variable: str) -> None:
-        """An upright stroke, where the interval is known and its ends lie apart."""
-        _, low, high = bounds
-        if low is not None and high is not None:
-            ends = [self.foot - self.up.clipped(y) for y in (low, high)]
-            if ends[0] - ends[1] > 2:
-                place = self.across.place(x)
-                self.canvas.line([place, place], ends, variable, 1.2, opacity=0.8)
+    def intervals(self, found: Iterable[tuple[float, Bounded]], variable: str) -> None:
+        """Upright strokes, where an interval is known and its ends lie apart."""
+        strokes = []
+        for x, (_, low, high) in found:
+            if low is not None and high is not None:
+                ends = [self.foot - self.up.clipped(y) for y in (low, high)]
+                if ends[0] - ends[1] > 2:
+                    strokes.append([(self.across.place(x), y) for y in ends])
+        self.canvas.lines(strokes, variable, 1.2, opacity=0.8)
 
 
 def _same(_: float, text: str) -> str:
@@ -126,8 +128,8 @@ def over_sizes(
         plot.canvas.line(
             [x for x, _ in places], [y for _, y in places], look.colour, 2.4 if look.ours else 1.5, look.dash
         )
-        for (size, row, bounds), (x, y) in zip(line, places, strict=True):
-            plot.interval(size, bounds, look.colour)
+        plot.intervals(((size, bounds) for size, _, bounds in line), look.colour)
+        for (size, row, _), (x, y) in zip(line, places, strict=True):
             told = f"{figures.size(size) if sweep.axis == BYTES else f'{sweep.axis} = {size:,}'}: {tip(row)}"
             wide = 7.5 if look.ours else 6.5
             plot.canvas.dot(x, y, look.colour, look.shape, wide, told, look.fill, link(row.identity))

@@ -243,7 +243,9 @@ const kernelmark = (() => {
       const show = () => {
         if (!details.open || drawn) return;
         drawn = true;
-        draw(details.querySelector(".chart"), page, page.charts[Number(details.dataset.chart)], details.querySelector("table"));
+        const figure = element("figure", { class: "chart" });
+        details.lastElementChild.before(figure);
+        draw(figure, page, page.charts[Number(details.dataset.chart)], details.querySelector("table"));
       };
       details.addEventListener("toggle", show);
       show();
@@ -256,14 +258,15 @@ const kernelmark = (() => {
   function filter() {
     document.querySelectorAll(".filter").forEach((box) => {
       const section = box.closest("section"), input = box.querySelector("input"), told = box.querySelector("span");
-      const cases = [...section.querySelectorAll("details[data-text]")];
+      const cases = [...section.querySelectorAll(".cases details")];
+      const text = (x) => `${x.firstElementChild.title} ${x.id}`.toLowerCase();
       if (cases.length < 8) return;
       box.hidden = false;
       input.addEventListener("input", () => {
         const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
         let shown = 0;
         cases.forEach((x) => {
-          x.hidden = !words.every((w) => x.dataset.text.toLowerCase().includes(w));
+          x.hidden = !words.every((w) => text(x).includes(w));
           shown += !x.hidden;
         });
         section.querySelectorAll(".cases").forEach((x) => {
@@ -366,8 +369,8 @@ const kernelmark = (() => {
         differs.forEach((z) => apart.set(z, (apart.get(z) || 0) + 1));
         const ratio = differs.length || x.value <= 0 ? null : y.value / x.value;
         if (ratio) logs.push(Math.log(ratio));
-        const apart = ratio && x.low !== null && y.low !== null && (y.low > x.high || y.high < x.low);
-        const sense = apart ? ((ratio > 1) === (y.better === "lower") ? "bad" : "good") : "soft";
+        const clear = ratio && x.low !== null && y.low !== null && (y.low > x.high || y.high < x.low);
+        const sense = clear ? ((ratio > 1) === (y.better === "lower") ? "bad" : "good") : "soft";
         better += sense === "good"; worse += sense === "bad";
         return { ratio, sense, row: () => line(x, y, ratio, differs, sense) };
       });

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,8 +39,9 @@ pytest.importorskip("jinja2", reason="Jinja2 is not installed")
 
 Site = tuple[Path, Built, list[Path]]
 Written = Callable[[Sequence[Journal], Path], list[Path]]
-VOID = {"meta", "link", "br", "input", "img"}
+VOID = {"meta", "link", "br", "wbr", "input", "img"}
 SCRIPTS = {"assets/site.js", "assets/uplot.js"}
+REFERENCE = Path(__file__).parents[3] / "registry" / "reference"
 EXPECTED_TEXT = Path(__file__).with_name("expected")
 
 
@@ -107,7 +110,7 @@ def test_every_page_is_there(pages: dict[str, Page], runs: list[Journal]) -> Non
         "scaling.html",
         "serving.html",
     } < pages.keys()
-    assert f"scaling/{file_name(HOSTILE)}.html" in pages
+    assert f"scaling/{file_name(HOSTILE)}.forward.html" in pages
 
 
 def test_pages_are_well_formed_and_load_nothing_from_elsewhere(pages: dict[str, Page]) -> None:
@@ -151,7 +154,22 @@ def test_links_that_the_script_makes_lead_somewhere(site: Site, pages: dict[str,
 
 def test_hostile_names_are_text(site: Site, pages: dict[str, Page]) -> None:
     allowed = {"html", "head", "meta", "title", "link", "body", "nav", "a", "main", "header", "footer", "h1", "h2"}
-    allowed |= {"h3", "h4", "p", "b", "i", "br", "code", "span", "div", "section", "details", "summary", "figure"}
+    allowed |= {
+        "h3",
+        "h4",
+        "p",
+        "b",
+        "i",
+        "br",
+        "wbr",
+        "code",
+        "span",
+        "div",
+        "section",
+        "details",
+        "summary",
+        "figure",
+    }
     allowed |= {
         "dl",
         "dt",
@@ -168,7 +186,19 @@ def test_hostile_names_are_text(site: Site, pages: dict[str, Page]) -> None:
         "noscript",
         "form",
     }
-    allowed |= {"fieldset", "legend", "label", "select", "input", "svg", "path", "circle", "text", "figcaption"}
+    allowed |= {
+        "fieldset",
+        "legend",
+        "label",
+        "select",
+        "input",
+        "svg",
+        "g",
+        "path",
+        "circle",
+        "text",
+        "figcaption",
+    }
     for name, page in pages.items():
         assert page.tags <= allowed, name
         assert not [x for x in page.attributes if x.startswith("on")], name
@@ -215,7 +245,9 @@ def test_scaling_names_its_kind_and_the_time_of_one(literal: Any) -> None:
     )
     found = facts(journal)
     measured = [(run_of(journal, found), x) for x in found]
-    text = Pages("Kernels", "today", None).scaling(scaling(measured), {"rms_norm": 3})
+    text = Pages("Kernels", "today", None).scaling(
+        scaling(measured), {"rms_norm": {"forward": (), "forward_backward-2": ()}}
+    )
     page = Page(text)
     assert not page.faults
     assert page.text == (EXPECTED_TEXT / "scaling.txt").read_text()
@@ -259,11 +291,20 @@ def test_servers_show_what_a_run_had_without_its_journal(servers: Journal, make_
     assert not served([(run_of(x, facts(x)), y) for x in [make_run(0)] for y in facts(x)], {})
 
 
-def test_the_script_compares_what_was_chosen(site: Site, browse: Callable[..., str]) -> None:
-    seen = browse((site[0] / "compare.html").as_uri() + "#m=kernelmark&n=torch", "--dump-dom")
-    seen = re.sub(r"<script.*?</script>|<select.*?</select>", "", seen, flags=re.S)
-    told = " ".join(re.sub(r"<[^>]*>", " ", seen).split())
-    assert "geometric mean of 2 rows 0 better 2 worse 0 within their intervals" in told
+def test_the_script_compares_what_was_chosen(
+    site: Site, pages: dict[str, Page], browse: Callable[..., str]
+) -> None:
+    def told(asked: str) -> str:
+        seen = browse((site[0] / "compare.html").as_uri() + asked, "--dump-dom")
+        seen = re.sub(r"<script.*?</script>|<select.*?</select>", "", seen, flags=re.S)
+        return " ".join(re.sub(r"<[^>]*>", " ", seen).split())
+
+    assert "geometric mean of 2 rows 0 better 2 worse 0 within their intervals" in told("#m=kernelmark&n=torch")
+    sources = json.loads(pages["compare.html"].data)["sources"]
+    of_device = [x["file"] for x in sources if x["device"] == sources[0]["device"]]
+    apart = told(f"#a={of_device[0]}&b={of_device[-1]}")
+    assert "No row of the two can be compared" in apart
+    assert "Without a ratio: 2 rows, driver: 580.1 → 590.1" in apart
 
 
 def test_history_has_the_step_the_break_and_the_band(pages: dict[str, Page]) -> None:
@@ -336,6 +377,45 @@ def test_without_news_nothing_is_written_and_a_day_is_added(
     for path in (x for x in (tmp_path / "whole").rglob("*") if x.is_file() and x.name != "site.db"):
         same = tmp_path / "grown" / path.relative_to(tmp_path / "whole")
         assert path.read_bytes() == same.read_bytes(), path.name
+
+
+def test_a_row_has_its_newest_runs_on_pages_and_all_beside_them(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "DRAWN", 4)
+    built = build(site[2], tmp_path, Settings(), EXPECTED)
+    page = json.loads(Page((tmp_path / "operator/rms_norm.html").read_text()).data)
+    ours = next(x for x in page["charts"][0] if x["name"] == "kernelmark")
+    assert [page["runs"][x]["name"] for x in ours["runs"]] == ["run-14", "run-15", "run-16", "run-17"]
+    assert "run-l4" in (tmp_path / "operator/rms_norm.html").read_text(), "the other device's only run"
+    assert built.rows == site[1].rows
+    assert (tmp_path / "rows.csv").read_bytes() == (site[0] / "rows.csv").read_bytes()
+    for x in (site[0] / "data").iterdir():
+        assert (tmp_path / "data" / x.name).read_bytes() == x.read_bytes(), (
+            "a comparison has all of a commit's rows"
+        )
+
+
+@pytest.mark.parametrize("how", ["csv", "parquet", "metric", "replaced"])
+def test_rows_beside_the_pages_are_whole_whatever_was_there(
+    how: str, make_run: MakeRun, written: Written, servers: Journal, tmp_path: Path
+) -> None:
+    first = make_run(1)
+    begun = dataclasses.replace(first, records=first.records[:-2], lines=first.lines[:-2])
+    paths = written([begun if how == "replaced" else first], tmp_path / "given")
+    build(paths, tmp_path / "grown", Settings(), {})
+    if how == "csv":
+        with open(tmp_path / "grown" / "rows.csv", "a") as file:
+            file.write("what a build wrote that was killed")
+    if how == "parquet":
+        (tmp_path / "grown" / "rows.parquet").write_bytes(b"torn")
+    more = {"metric": [servers], "replaced": [first]}.get(how, [make_run(2)])
+    paths += written(more, tmp_path / "more")
+    build(paths[1:], tmp_path / "grown", Settings(), {})
+    build(paths[1:] if how == "replaced" else paths, tmp_path / "whole", Settings(), {})
+    for name in ("rows.csv", "rows.parquet"):
+        if (tmp_path / "whole" / name).exists():
+            assert (tmp_path / "grown" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
 def test_a_verification_that_comes_later_is_told_on_all_pages(
@@ -419,12 +499,29 @@ def test_vendored_files_are_as_published() -> None:
     }
 
 
-def test_a_page_without_its_rows_is_small(site: Site) -> None:
-    """What every page carries: the bound of 300 kB is that, its rows and its drawings."""
+def test_what_all_pages_share_is_small(site: Site) -> None:
     shared = sum((site[0] / "assets" / x).stat().st_size for x in ("site.css", "site.js", "uplot.js", "uplot.css"))
     assert shared < 110_000
-    for path in site[0].rglob("*.html"):
-        assert len(re.sub("<figure.*?</figure>", "", path.read_text(), flags=re.S)) < 60_000, path.name
+
+
+def test_pages_of_all_reference_journals_are_small_and_their_links_whole(tmp_path: Path) -> None:
+    """300 kB beside the data that the script reads: a page is there at once on a phone."""
+    built = build(sorted(REFERENCE.rglob("*.jsonl.gz")), tmp_path, Settings(), {})
+    assert built.skipped == []
+    texts = {x: x.read_text() for x in tmp_path.rglob("*.html")}
+    large = {}
+    for path, text in texts.items():
+        size = len(re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.S).encode())
+        large |= {path.relative_to(tmp_path): size} if size > 300_000 else {}
+    assert not large
+    ids = {x: set(re.findall(r' id="([^"]+)"', text)) for x, text in texts.items()}
+    links = {(x, y) for x, text in texts.items() for y in re.findall(r' href="([^"]+)"', text)}
+    assert len(links) > 5_000
+    for path, link in links:
+        name, _, place = unescape(link).partition("#")
+        target = (path.parent / unquote(name)).resolve() if name else path
+        assert target.is_file(), (path, link)
+        assert not place or unquote(place) in ids[target], (path, link)
 
 
 def test_fresh_forgets_what_the_site_holds_and_leaves_what_is_not_its_own(site: Site, tmp_path: Path) -> None:
