@@ -450,6 +450,8 @@ def _truth() -> list[str]:
         "kernel that waits 50, 200 or 1,000 µs, called 25 times. What such a kernel takes was measured by itself "
         "(`truth/delays-h200.json`); *planted* is that times the calls, and what is lost should be as much. "
         "`planted_null` is the same norm without a delay; without a name an exchange is for itself. "
+        "`tests/calibration/delays.py` has the program. A single process has no interval: what the first host "
+        "shows where nothing was planted is not told from noise. "
         + " ".join(f"{_where(journal(x))}" for x in TRUTHS),
         _table(head, lines),
     ]
