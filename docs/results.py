@@ -509,6 +509,15 @@ def _host() -> list[str]:
 
 def _convergence() -> list[str]:
     """Arms beside their base."""
+    seeds = [
+        {
+            x.replicate: curve[-1]
+            for x in journal(run).records
+            if x.implementation == "torch" and (curve := _curve(x))
+        }
+        for run in CONVERGED
+    ]
+    twice = [second / seeds[0][x] - 1 for x, second in seeds[1].items() if x in seeds[0]]
     values = sorted({y for run in CONVERGED for x in journal(run).records for y in _curve(x)})
     apart = min(b - a for a, b in itertools.pairwise(values))
     parts = [
@@ -518,7 +527,9 @@ def _convergence() -> list[str]:
         "every arm that trained is *inconclusive*. Bits a byte after the last step, means over the seeds that "
         "both have; the planted arms are to be refused, and were, by the check of the first steps. A batch's "
         f"loss is a number in bf16 here, so that bits a byte come in steps of {figures.number(apart, 2)}, "
-        f"{figures.percent(apart / values[0], 2)} of the least: differences of that size are rounding.",
+        f"{figures.percent(apart / values[0], 2)} of the least: differences of that size are rounding. "
+        f"The base is the same training on both GPUs, and by seed the two are "
+        f"{' and '.join(figures.percent(x, 2) for x in sorted(twice))} apart: so much is noise.",
     ]
     for run in CONVERGED:
         made = journal(run)
