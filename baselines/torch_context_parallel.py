@@ -1,4 +1,4 @@
-"""PyTorch's own context parallel attention over cuDNN, in its two ways of bringing keys and values. Not run yet.
+"""PyTorch's own context parallel attention over cuDNN, in its two ways of bringing keys and values.
 
 Its ranks hold chunks r and 2·P - 1 - r as ours do. Tensors are given as DTensors, which is how its dispatcher
 knows them: as a bare context manager around calls on plain tensors it shards and does not communicate, a wrong

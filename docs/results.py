@@ -12,18 +12,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any, TypeAlias
 
 import numpy as np
 from kernelmark.registry import figures
 from kernelmark.registry.analysis.repeated import said
 from kernelmark.registry.analysis.rows import Row, rows
+from kernelmark.registry.analysis.scaling import efficiencies
+from kernelmark.registry.analysis.worth import Worth, worths
+from kernelmark.registry.detection.arms import arms
 from kernelmark.registry.store.journal import Journal, read, read_header
-from kernelmark.registry.store.record import PROVIDER
-from kernelmark.registry.views import crossing, summary
+from kernelmark.registry.store.record import PROVIDER, Record
+from kernelmark.registry.views import convergence_table, crossing, summary, worth_table
 from kernelmark.registry.views.table import render
 from kernelmark.registry.views.tables import half_width, run_table
 
@@ -48,6 +54,24 @@ CONTEXT = "20261122-224219-d717"
 DECODING = "20261122-224448-6d44"
 SERVER = "20261122-224626-3644"
 CROSSING = "20261121-110018-0b0a"
+FEW_ROWS = "20261123-081856-bbe4"
+LOW_PRECISION = "20261123-082722-9519"
+STEPS = ("train-llama", "train-gpt2", "scaling-gpt2", "precision-gpt2")
+WORTH = "worth-gpt2"
+TRUTHS = ("truth/worth-1", "truth/worth-2")
+"""An exchange for PyTorch's own norm with a delay before it, on two hosts."""
+COLLECTIVES = "20261123-083309-0796"
+CONTEXT_TODAY = "20261123-083128-c3eb"
+DATA_PARALLEL = "20261123-083345-765e"
+SIDE_BY_SIDE = ("parallel-alone", "20261123-083626-f895")
+"""One plan cut over two GPUs: one after the other, and both at once."""
+DECODE = ("20261123-082300-eb76", "20261123-082557-5c53")
+PASSES = "20261123-082652-b54c"
+SERVED = "20261123-082432-ef9b"
+CONVERGED = ("converge-cut-1", "converge-cut-2")
+RESUMED = ("resumed/whole-1", "resumed/whole-2", "resumed/killed")
+REWIRED = ("wiring-1", "wiring-2")
+"""Comparisons of `detector/`."""
 SAME_CODE = ("20261121-013846-d039", "20261121-015122-83b1")
 
 TITLE = "# Results on an H200"
@@ -144,12 +168,28 @@ def page() -> str:
         *_dense(),
         *_plan("State-space models and linear attention", STATE_SPACE),
         *_every("Matrix products", MATMUL),
-        *_every("A training step", TRAIN),
+        *_every("Low precision and 2:4 again", LOW_PRECISION),
+        *_every("Products of up to 16 rows", FEW_ROWS),
+        *_steps(),
+        *_every("A training step before, beside other systems", TRAIN),
         *_every("Launches and optimizer states in a training step", TECHNIQUES),
-        *_every("Ranks", RANKS),
-        *_every("Context parallel attention", CONTEXT),
-        *_every("Decoding, by time a token", DECODING),
-        *_every("A server, by time of a request", SERVER),
+        *_worth(),
+        *_truth(),
+        *_host(),
+        *_convergence(),
+        *_resumed(),
+        *_collectives(),
+        *_context(),
+        *_data_parallel(),
+        *_side_by_side_gpus(),
+        *_every("Ranks before, each operator once", RANKS),
+        *_every("Context parallel attention before", CONTEXT),
+        *_decoding(),
+        *_every("Decoding before, by time a token", DECODING),
+        *_passes(),
+        *_server(),
+        *_every("A server before, by time of a request", SERVER),
+        *_rewired(),
         *_crossing(),
         *_slower(),
         *_incorrect(),
@@ -294,6 +334,470 @@ def _every(title: str, run: str) -> list[str]:
     return [f"## {title}", f"Some cases of the plan. {_where(made)}", "\n".join(lines)]
 
 
+Column: TypeAlias = tuple[str, Callable[[Row], str]]
+"""A heading, and what it says of a row."""
+
+
+def _number(heading: str, metric: str | None = None, digits: int = 4) -> Column:
+    """A metric in its unit; the primary one by default."""
+    return heading, lambda row: figures.number(row.value(metric), digits)
+
+
+def _share(heading: str, metric: str) -> Column:
+    return heading, lambda row: figures.percent(row.value(metric), 1)
+
+
+def _size(heading: str, metric: str) -> Column:
+    return heading, lambda row: figures.size(row.value(metric))
+
+
+BEST: Column = ("against the fastest baseline", lambda row: _ratio(row.speedup_vs_best_baseline))
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(x)} |" for x in (head, ["---"] * len(head), *lines))
+
+
+def _programs(run: str, columns: Sequence[Column]) -> str:
+    """Every row of a run that has a value, its metrics side by side."""
+    found = [x for x in rows_of(run) if x.value() is not None]
+    lines = [
+        [x.case, f"`{x.implementation}`", *(told(x) for _, told in columns)]
+        for x in sorted(found, key=lambda x: (list(x.axes.values()), x.case, x.value() or 0))
+    ]
+    return _table(["case", "implementation", *(heading for heading, _ in columns)], lines)
+
+
+def _row(run: str, implementation: str, **axes: int) -> Row:
+    """The one row with a value by an implementation at such axes."""
+    (found,) = (
+        x
+        for x in rows_of(run)
+        if x.implementation == implementation and x.value() is not None and axes.items() <= x.axes.items()
+    )
+    return found
+
+
+def _value(row: Row, metric: str | None = None) -> float:
+    value = row.value(metric)
+    assert value is not None, (row.case, row.implementation, metric)
+    return value
+
+
+@functools.cache
+def record(name: str) -> Any:
+    """A record of `registry/reference/` in JSON."""
+    return json.loads((JOURNALS / name).read_bytes())
+
+
+def _steps() -> list[str]:
+    """Training steps."""
+    columns = (
+        _number("ms"),
+        _number("tokens/s", "tokens_per_s", 5),
+        _share("MFU", "mfu"),
+        _share("of the limit", "limit_fraction"),
+        _size("peak memory", "peak_allocated"),
+        BEST,
+    )
+    parts = [
+        "## Training steps",
+        "One replicate each, so no intervals: rows that lie within some per cent are not told apart. MFU and "
+        "limit are [the model's](models.md).",
+    ]
+    for run in STEPS:
+        parts += [_where(journal(run)), _programs(run, columns)]
+    small, large = (_value(_row("train-gpt2", PROVIDER, B=x)) for x in (8, 64))
+    parts.append(
+        f"GPT-2 at B 8 is not bound by the device: by ours a step takes {figures.number(small)} ms, and an eighth "
+        f"of one at B 64 {figures.number(large / 8)} ms. The rest is the host's, which launches kernel by kernel: "
+        "*What a call costs the host*, below. Such rows say as much of the host as of kernels."
+    )
+    return parts
+
+
+def _worth() -> list[str]:
+    """What exchanges of a part are worth."""
+    found = worths(journal(WORTH))
+    head = ["part", "put in", "calls", "alone ×", "expected ×", "measured ×", "95 %", "gained ms", "expected ms"]
+    times: dict[str, list[float]] = {}
+    for x in journal(WORTH).records:
+        if x.measurement is not None and x.case.operator == "train":
+            times.setdefault(x.implementation, []).append(median(x.measurement.samples[x.case.primary]))
+    apart = max(max(x) / min(x) - 1 for x in times.values() if len(x) > 1)
+    return [
+        "## What kernels are worth in a step",
+        f"{_where(journal(WORTH))} GPT-2 124M, B 8, S 1,024; one part of `{found[0].exchange.base}` exchanged "
+        "at a time. The base has one process, so there is no interval. A system's own two processes are up to "
+        f"{figures.percent(apart)} apart, as the host limits these steps: nothing is shown by `measured`.",
+        _table(head, [worth_table.cells(x) for x in found if x.status == "ok"]),
+    ]
+
+
+def _truth() -> list[str]:
+    """Delays that were planted, and what worth finds of them."""
+    own = {f"planted_{us}us": ms / 1e3 for us, ms in record("truth/delays-h200.json").items()}
+    lines = []
+    for run in TRUTHS:
+        for x in worths(journal(run)):
+            if x.status == "ok" and x.base_ms is not None and x.measured is not None:
+                lines.append([str(TRUTHS.index(run) + 1), *_recovered(x, own)])
+    head = ["host", "put in", "processes", "planted ms", "lost ms", "recovered", "95 %"]
+    return [
+        "## Is worth right?",
+        "In GPT-2 124M's step in a CUDA graph (B 1, S 128) PyTorch's norm is exchanged for the same one behind a "
+        "kernel that waits 50, 200 or 1,000 µs, called 25 times. What such a kernel takes was measured by itself "
+        "(`truth/delays-h200.json`); *planted* is that times the calls, and what is lost should be as much. "
+        "`planted_null` is the same norm without a delay; without a name an exchange is for itself. "
+        "`tests/calibration/delays.py` has the program. A single process has no interval: what the first host "
+        "shows where nothing was planted is not told from noise. "
+        + " ".join(f"{_where(journal(x))}" for x in TRUTHS),
+        _table(head, lines),
+    ]
+
+
+def _recovered(x: Worth, own: Mapping[str, float]) -> list[str]:
+    """What was planted in a step by an exchange, and what was found."""
+    assert x.base_ms is not None
+    assert x.measured is not None
+    _, _, put = x.exchange.system.rpartition(".")
+    planted = own.get(put, 0.0) * x.exchange.calls
+    lost = x.base_ms / x.measured - x.base_ms
+    several = x.processes > 1 and x.low is not None and x.high is not None
+    if not planted:
+        interval = f"{x.low:.4f} – {x.high:.4f} of the step" if several else figures.DASH
+        name = f"`{put}`" if put == "planted_null" else x.exchange.part
+        return [name, str(x.processes), "0", f"{lost:.3f}", figures.DASH, interval]
+    found = [x.base_ms / y - x.base_ms for y in (x.high, x.low) if several and y]
+    interval = " – ".join(figures.percent(y / planted, 1) for y in found) if several else figures.DASH
+    recovered = figures.percent(lost / planted, 1)
+    return [f"`{put}`", str(x.processes), f"{planted:.3f}", f"{lost:.3f}", recovered, interval]
+
+
+def _host() -> list[str]:
+    """What a call costs the host."""
+    found = record("host/calls-h200.json")
+    ways = {
+        "forward": "forward",
+        "both": "with its gradient",
+        "views": "of views",
+        "new gradients": "new gradients",
+    }
+    lines = [
+        [
+            f"`{x['operator']}`",
+            ways.get(x["way"], x["way"]),
+            f"{x['ours']:.0f}",
+            f"{x['theirs']:.0f}",
+            _ratio(x["ratio"]),
+        ]
+        for x in found["rows"]
+    ]
+    within = sum(x["ratio"] <= 1.5 for x in found["rows"])
+    text = (
+        f"`tests/kernels/host_time.py` on the host of an H200, {found['calls']} calls over tensors never seen "
+        f"before, in µs a call: ours, PyTorch's own, ours over PyTorch's. {within} of {len(lines)} are at most "
+        "1.5 times PyTorch's. Once, on a host with other work."
+    )
+    return [
+        "## What a call costs the host",
+        text,
+        _table(["operator", "way", "ours", "PyTorch's", "ratio"], lines),
+    ]
+
+
+def _convergence() -> list[str]:
+    """Arms beside their base."""
+    seeds = [
+        {
+            x.replicate: curve[-1]
+            for x in journal(run).records
+            if x.implementation == "torch" and (curve := _curve(x))
+        }
+        for run in CONVERGED
+    ]
+    twice = [second / seeds[0][x] - 1 for x, second in seeds[1].items() if x in seeds[0]]
+    values = sorted({y for run in CONVERGED for x in journal(run).records for y in _curve(x)})
+    apart = min(b - a for a, b in itertools.pairwise(values))
+    parts = [
+        "## Convergence, cut short",
+        "GPT-2 124M's blocks with bytes, 86 M parameters, 400 steps of 16,384 bytes; two GPUs at once, each "
+        "its own arms beside a base of its own. A replicate is a seed: fewer than five decide nothing, so "
+        "every arm that trained is *inconclusive*. Bits a byte after the last step, means over the seeds that "
+        "both have; the planted arms are to be refused, and were, by the check of the first steps. A batch's "
+        f"loss is a number in bf16 here, so that bits a byte come in steps of {figures.number(apart, 2)}, "
+        f"{figures.percent(apart / values[0], 2)} of the least: differences of that size are rounding. "
+        f"The base is the same training on both GPUs, and by seed the two are "
+        f"{' and '.join(figures.percent(x, 2) for x in sorted(twice))} apart: so much is noise.",
+    ]
+    for run in CONVERGED:
+        made = journal(run)
+        lines = []
+        for x in arms(made):
+            seeds = sum(y.implementation == x.name and y.status == "ok" for y in made.records)
+            for name, *row in convergence_table.rows_of(x):
+                lines.append([f"`{name}`", str(seeds or figures.DASH), *(y or figures.DASH for y in row[1:])])
+        head = ["arm", "seeds", *convergence_table.HEADINGS[2:]]
+        parts += [_where(made), _table(head, lines)]
+    return parts
+
+
+def _curve(x: Record) -> tuple[float, ...]:
+    """Validation bits a byte by step."""
+    return tuple(x.measurement.samples["bits_by_step"]) if x.measurement is not None else ()
+
+
+CLOCKED = ("tokens_per_s", "seconds_to_target")
+"""Of a training that is resumed these may differ."""
+
+
+def _resumed() -> list[str]:
+    """Whether a training that was killed ended with the same numbers."""
+    found = [
+        {x.implementation: x.measurement for x in journal(run).records if x.measurement is not None}
+        for run in RESUMED
+    ]
+    lines = []
+    for name, measured in found[0].items():
+        numbers = [{k: v for k, v in x[name].samples.items() if k not in CLOCKED} for x in found]
+        bits = (figures.number(measured.samples[x][-1], 7) for x in ("bits_per_byte", "needle_bits"))
+        again, resumed = ("same bits" if numbers[0] == x else "differ" for x in numbers[1:])
+        lines.append([f"`{name}`", *bits, again, resumed])
+    head = ["arm", "bits/byte", "bits of the needle", "run twice", "killed and resumed"]
+    return [
+        "## A training that is killed",
+        "The same model on 64 steps of 16 sequences of 128 bytes: run twice, and once ended by SIGKILL after "
+        "its first checkpoint and resumed (`resumed/`). All three are compared number by number, "
+        f"{len(numbers[0])} metrics with their curves, clocks apart. The arms have one loss as it is rounded to "
+        "bf16; the needle tells them apart. Sequences are short on purpose: with more than one block of keys "
+        "the backward pass of attention adds up in an order that changes, on a GPU, unless it is told not to.",
+        _table(head, lines),
+    ]
+
+
+def _collectives() -> list[str]:
+    """Ours against the best other, and NCCL, by size."""
+    lines = []
+    for x in rows_of(COLLECTIVES):
+        if x.provider != PROVIDER or x.value() is None:
+            continue
+        like = [y for y in rows_of(COLLECTIVES) if (y.operator, y.case) == (x.operator, x.case)]
+        if x.operator == "all_reduce_quantized":  # beside the same sum in bf16
+            like = [
+                y
+                for y in rows_of(COLLECTIVES)
+                if (y.operator, y.axes, y.options.get("place")) == ("all_reduce", x.axes, "out")
+            ]
+        others = [y for y in like if y.provider != PROVIDER and y.value() is not None]
+        best = min(others, key=_value)
+        nccl = next(y for y in others if y.implementation == "torch_distributed")
+        ms = _value(x)
+        rate = x.value("busbw") or x.value("link_rate")
+        lines.append(
+            [
+                f"`{x.operator}`",
+                str(x.options.get("place") or x.options.get("pattern") or ""),
+                figures.size(2 * x.axes["N"]),
+                figures.number(ms),
+                figures.number(rate),
+                f"`{best.implementation}`",
+                _ratio(_value(best) / ms),
+                _ratio(_value(nccl) / ms),
+            ]
+        )
+    head = ["operator", "", "of bf16", "ms", "GB/s", "best other", "× best other", "× NCCL, NVLS off"]
+    return [
+        "## Collectives over two GPUs",
+        f"{_where(journal(COLLECTIVES))} GB/s is `busbw`, of copies the rate of the link. Beside "
+        "`all_reduce_quantized` (int8) stands `all_reduce` in bf16 of the same size. vLLM's all-reduce was not "
+        "installed. Ours has no `reduce_scatter` and no `all_to_all`.",
+        _table(head, lines),
+    ]
+
+
+def _context() -> list[str]:
+    """Context parallel attention: efficiency, and against each peer."""
+    times = {
+        (x.axes["S"], x.pass_, x.implementation): _value(x) for x in rows_of(CONTEXT_TODAY) if x.axes.get("gpus")
+    }
+    peers = ("context_parallel_allgather", "context_parallel_alltoall", "ulysses")
+    lines = []
+    for x in efficiencies(rows_of(CONTEXT_TODAY)):
+        if x.row.provider != PROVIDER:
+            continue
+        at = x.row.axes["S"], x.row.pass_
+        versus = [_ratio(times[(*at, y)] / x.value if (*at, y) in times else None) for y in peers]
+        passes = x.row.pass_.replace("_", " and ")
+        one, two = figures.number(x.alone), figures.number(x.value)
+        lines.append([f"{at[0]:,}", passes, one, two, figures.percent(x.efficiency, 1), *versus])
+    lines.sort(key=lambda x: (x[1], int(x[0].replace(",", ""))))
+    head = [
+        "S",
+        "pass",
+        "one GPU, ms",
+        "two, ms",
+        "efficiency",
+        "× torch, allgather",
+        "× torch, alltoall",
+        "× Ulysses",
+    ]
+    return [
+        "## Context parallel attention over two GPUs",
+        f"{_where(journal(CONTEXT_TODAY))} Causal, 32 heads, 8 key heads, D 128. Efficiency is T₁ / (2·T₂); T₁ "
+        "is ours, on one of the two GPUs. Above 100 % the two did not run in the same power state as the one: "
+        "nearly all rows were throttled. `×` is the peer's time over ours; torch's is its context parallel "
+        "attention by cuDNN.",
+        _table(head, lines),
+    ]
+
+
+def _data_parallel() -> list[str]:
+    """Steps over two GPUs, each with its own tokens."""
+    lines = []
+    for x in efficiencies(rows_of(DATA_PARALLEL)):
+        own = x.row.value("exposed_communication")
+        lines.append(
+            [
+                x.row.case,
+                f"`{x.row.implementation}`",
+                x.kind,
+                figures.number(x.alone),
+                figures.number(x.value),
+                figures.percent(x.efficiency, 1),
+                figures.number(own, 3),
+                figures.number(x.row.value("tokens_per_s"), 6),
+            ]
+        )
+    head = [
+        "case",
+        "implementation",
+        "scaling",
+        "one GPU, ms",
+        "two, ms",
+        "efficiency",
+        "exposed ms",
+        "tokens/s a GPU",
+    ]
+    return ["## Training over two GPUs", _where(journal(DATA_PARALLEL)), _table(head, lines)]
+
+
+def _side_by_side_gpus() -> list[str]:
+    """What neighbours cost: rows of one plan, alone and beside another GPU's."""
+    alone, both = ({(x.operator, x.case, x.implementation): x for x in rows_of(run)} for run in SIDE_BY_SIDE)
+    ratios = {x: _value(both[x]) / _value(alone[x]) for x in alone if x in both}
+    lines = [
+        [
+            f"`{x[0]}`",
+            x[1],
+            f"`{x[2]}`",
+            figures.number(_value(alone[x])),
+            figures.number(_value(both[x])),
+            figures.change(r),
+        ]
+        for x, r in sorted(ratios.items())
+    ]
+    most = max(ratios.values(), key=lambda x: abs(x - 1))
+    return [
+        "## Two GPUs side by side",
+        f"A plan cut in two, each half on a GPU of its own: one after the other (`{SIDE_BY_SIDE[0]}`) and at "
+        f"once (`{SIDE_BY_SIDE[1]}`). Of {len(lines)} rows none changed by more than "
+        f"{figures.percent(abs(most - 1), 1)}: these two GPUs share no power limit that shows. One replicate "
+        "each.",
+        _table(["operator", "case", "implementation", "alone, ms", "at once, ms", "change"], lines),
+    ]
+
+
+def _decoding() -> list[str]:
+    """Generation."""
+    columns = (
+        _number("ms a token"),
+        _share("of the byte bound", "byte_fraction"),
+        _number("first token, ms", "first_token"),
+        _share("MFU of prompts", "prompt_mfu"),
+        _number("decoded tokens/s", "decoded_per_s"),
+        _size("peak memory", "generation_memory"),
+        BEST,
+    )
+    parts = [
+        "## Decoding",
+        "Llama 3.1 8B's shape in bf16, random weights, 64 tokens after prompts of S. The byte bound is weights "
+        "without the input embedding, and the cache, at the rate of reading that the run measured. MFU is of "
+        "989.4 TFLOP/s.",
+    ]
+    for run in DECODE:
+        parts += [_where(journal(run)), _programs(run, columns)]
+    return parts
+
+
+def _passes() -> list[str]:
+    columns = (
+        _number("ms"),
+        _number("samples/s", "samples_per_s"),
+        _share("MFU", "pass_mfu"),
+        _size("peak memory", "pass_memory"),
+        BEST,
+    )
+    return ["## One pass without gradients", _where(journal(PASSES)), _programs(PASSES, columns)]
+
+
+def _server() -> list[str]:
+    """Our server, and what HTTP adds to the engine."""
+    columns = (
+        _number("request, ms"),
+        _number("first token, ms", "ttft"),
+        _number("p99", "ttft_p99"),
+        _number("ms a token", "tpot"),
+        _number("p99", "tpot_p99"),
+        _number("goodput, requests/s", "goodput"),
+        _number("tokens/s", "output_per_s"),
+    )
+    one = _row(SERVED, "kernelmark_graph", users=1)
+    token = _value(_row(DECODE[0], "kernelmark_graph", B=1, S=1024))
+    served = _value(one, "tpot")
+    made = journal(SERVED)
+    planned, there = len(made.header.request.cases), len({x.case.name for x in made.records})
+    return [
+        "## A server",
+        f"{_where(made)} Of its {planned} loads {there} were measured; Poisson at 64 requests a second was not. "
+        "The clients' event loop was late by more than 1 ms at the 99th percentile (`client_bound`).",
+        _programs(SERVED, columns),
+        f"With one user a token takes {figures.number(served)} ms over HTTP and {figures.number(token)} ms by "
+        f"the engine alone at the same batch and prompt (*Decoding*): {figures.number(served - token, 3)} ms "
+        "more.",
+    ]
+
+
+def _rewired() -> list[str]:
+    """Kernels whose machine code changed by how they are wired, old against new."""
+    lines = []
+    for folder in REWIRED:
+        for x in record(f"detector/{folder}/verdicts.json")["verdicts"]:
+            told = [folder, f"`{x['operator']}`", x["case"]]
+            if x["change"] is None:
+                lines.append([*told, *[figures.DASH] * 4, x["kind"]])
+                continue
+            change = [figures.change(1 + x[y]) for y in ("change", "low", "high")]
+            times = [figures.number(x[f"{y}_value"]) for y in ("base", "current")]
+            lines.append([*told, *times, change[0], f"{change[1]} to {change[2]}", x["kind"]])
+    found = [x for y in REWIRED for x in record(f"detector/{y}/verdicts.json")["verdicts"]]
+    timed = [x for x in found if x["change"] is not None]
+    slower = [x for x in timed if x["low"] > 0]
+    faster = [x for x in timed if x["high"] < 0]
+    most = max(x["change"] for x in slower)
+    return [
+        "## Kernels before and after they were wired anew",
+        "`regression_detector` between a commit before kernels shared their parts and two after it "
+        "(`registry/reference/detector/`), rows whose machine code differs. The three that are missing in "
+        "`wiring-1` did not compile there; `wiring-2` has them, and two products of few rows, which have a "
+        f"kernel of their own since then. Of {len(timed)} rows with a time the whole interval of {len(faster)} "
+        f"is below 0, which is faster; of {len(slower)} it is above, by {figures.percent(most, 1)} in the "
+        "middle, and its verdict is no change. The budgets ended before what was flagged was confirmed on "
+        "fresh pairs, so that the verdict of a flagged row is *inconclusive*.",
+        _table(["comparison", "operator", "case", "before, ms", "after, ms", "change", "95 %", "verdict"], lines),
+    ]
+
+
 def _where(made: Journal) -> str:
     """One sentence: which run, of what, and whether it is whole."""
     header = made.header
@@ -305,8 +809,14 @@ def _where(made: Journal) -> str:
     if any(x.complete for x in made.footers):
         return f"{text}, {header.replicates} replicates, {repeated}."
     counts = {x: sum(y.replicate == x for y in made.records) for x in range(header.replicates)}
-    last = ", ".join(f"replicate {x + 1} has {counts[x]}" for x in counts if counts[x] < counts[0])
-    incomplete = f"The run is not complete: of {counts[0]} measurements, {last}."
+    if not any(x for replicate, x in counts.items() if replicate):
+        asked = header.request
+        planned = sum(len(asked.only.get(x.full_name, asked.implementations)) for x in asked.cases)
+        others = ", the others none" if len(counts) > 1 else ""
+        incomplete = f"The run is not complete: replicate 1 has {counts[0]} of {planned} measurements{others}."
+    else:
+        last = ", ".join(f"replicate {x + 1} has {counts[x]}" for x in counts if counts[x] < counts[0])
+        incomplete = f"The run is not complete: of {counts[0]} measurements, {last}."
     return f"{text}, {header.replicates} replicates, {repeated}. {incomplete}"
 
 
@@ -476,6 +986,8 @@ def _limits() -> list[str]:
         f"{told}.\n  Such rows say so.",
         "- Three replicates make wide intervals for noisy rows. Rows with a single replicate have no interval.",
         f"- Not installed there, and so `unavailable`: {names}.",
+        f"- Runs of commit `{summary.commit(journal(PASSES).header)}` have one process a row where nothing else "
+        "is said, and most ran while the host's other GPU had other work.",
         "- One GPU of one kind: Hopper is the only architecture on which our kernels were measured.",
     ]
     return ["## What these runs do not show", "\n".join(points)]

@@ -1,8 +1,7 @@
 """All-gather by copy engines: each rank pulls its peers' shares, each on a stream of its own.
 
 Copies between peers take no multiprocessor and fill a link better than loads and stores do. The shares lie in
-symmetric memory; ranks meet before they pull, and once all have pulled, so that the next call may lay its own. Not
-run on a GPU yet.
+symmetric memory; ranks meet before they pull, and once all have pulled, so that the next call may lay its own.
 """
 
 from __future__ import annotations

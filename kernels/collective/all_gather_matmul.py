@@ -1,7 +1,7 @@
 """All-gather and matrix product at once: a rank's own rows are multiplied while copy engines pull its peers'.
 
 Every peer's rows are a product of their own, which begins when they have come. Products are cuBLAS's, as they are
-written to a part of the result. Not run on a GPU yet; tested with processes on shared memory.
+written to a part of the result.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
   meetings; 2·S·(n-1)/n bytes, as a ring has, in two steps and not 2(n-1).
 * Above, links are full either way and NCCL's pipelining wins.
 
-Not run on a GPU yet; the logic is tested with Triton's interpreter in several processes on shared memory.
+Run on two GPUs of one host; the logic is tested with Triton's interpreter in several processes on shared memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Matrix product and reduce-scatter at once: those for peers first, pushed by copy engines while the next runs.
 
 A rank's rows of the sum are added up in fp32 once all ranks' products for it have come. Products are cuBLAS's, as
-they are written to where they are sent from. Not run on a GPU yet; tested with processes on shared memory.
+they are written to where they are sent from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Copies from peers' memory by copy engines, straight from where a peer's array lies: what links and engines give.
 
 A rank opens its peers' arrays once (CUDA IPC) and from then on copies, each peer on a stream of its own; ranks
-meet at the end, so that no array is written while others still read it. Not run on a GPU yet.
+meet at the end, so that no array is written while others still read it.
 """
 
 from __future__ import annotations

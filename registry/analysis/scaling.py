@@ -77,19 +77,27 @@ class Scaled:
 def efficiencies(rows: Iterable[Row]) -> tuple[Scaled, ...]:
     """Every row of one run that has a time on several GPUs, where the run has one of the same `work` on one GPU,
     by the same operator or by one that this one's name begins with (`attention` of `attention_context_parallel`).
+    That one may have axes and options which this one lacks: names of cases leave their defaults out.
     """
     timed = [x for x in rows if x.provider != YARDSTICK and _timed(x)]
     alone: dict[object, list[Row]] = {}
     for x in timed:
         if x.axes.get(GPUS, 1) == 1:
             alone.setdefault(work(x), []).append(x)
+            alone.setdefault(_named(x), []).append(x)
     found = []
     for row in timed:
         if row.axes.get(GPUS, 1) > 1:
-            same = [x for x in alone.get(work(row), ()) if f"{row.operator}_".startswith(f"{x.operator}_")]
-            if same:
-                found.append(Scaled(row, min(same, key=_value)))
+            same = (*alone.get(work(row), ()), *alone.get(_named(row), ()))
+            one = [x for x in same if f"{row.operator}_".startswith(f"{x.operator}_")]
+            if one:
+                found.append(Scaled(row, min(one, key=_value)))
     return tuple(found)
+
+
+def _named(row: Row) -> tuple[object, ...]:
+    """What a row computes by its case's name, without the number of GPUs."""
+    return row.case.replace(f"-{GPUS}{row.axes.get(GPUS, 1)}-", "-", 1), row.cache, row.primary
 
 
 def work(row: Row) -> tuple[object, ...]:

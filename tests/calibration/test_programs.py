@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from kernelmark.registry.detection import changepoints
+from kernelmark.suite import worth
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure.workbench import Workbench
 
@@ -98,3 +99,22 @@ def test_histories_are_judged_by_what_ships(program):
     assert series.change_points is changepoints.change_points
     assert series.false_series(np.random.default_rng(1), series.KINDS["3 %"], 40, 20) == 0
     assert series.found(np.random.default_rng(1), "0.5 %, one odd run", 10) == 10
+
+
+def test_delays_are_put_into_a_models_norms(monkeypatch):
+    """Each as often as GPT-2's step has norms; what they compute is PyTorch's own."""
+    monkeypatch.setenv("KERNELMARK_PATH", str(Path(__file__).with_name("delayed_root")))
+    catalog = Catalog.default()
+    options = {"model": "gpt2-124m", "state": "plain", "slice": "whole"}
+    step = catalog.definition("train").case({"B": 1, "S": 128}, "bf16", "program", **options)
+    base = worth.base_named("torch_graph", catalog)
+    made = worth.plan(step, base, catalog, "cuda", ["norm"], ["planted"])
+    assert {(x.implementation, x.calls) for x in made.exchanges} == {
+        (f"planted_{us}", 25) for us in ("null", "50us", "200us", "1000us")
+    }
+    case = catalog.operator("layer_norm").case({"B": 1, "S": 3, "D": 8}, "fp32", "forward")
+    (delayed,) = (x for x in catalog.of_operator("layer_norm") if x.name == "planted_50us")
+    given = torch.randn(1, 3, 8), torch.randn(8), torch.randn(8)
+    assert torch.equal(
+        delayed.load()(case)(*given, 1e-5), torch.nn.functional.layer_norm(given[0], (8,), *given[1:])
+    )

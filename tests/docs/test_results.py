@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import tomllib
 
-from kernelmark.registry.store.journal import Journal
+from kernelmark.registry.store.journal import Journal, read_header
 from kernelmark.registry.store.record import Case, Header, Measurement, Record
 
 TOLD = "run `python docs/results.py --write`"
@@ -19,6 +20,28 @@ def test_the_newest_whole_run_of_a_plan_counts(program):
     results = program("results")
     assert results.whole("standard") == results.SAME_CODE[1]  # not one of a single replicate after it
     assert results.MEMORY != results.MEMORY_ROWS
+
+
+def test_plans_that_are_not_built_in_lie_beside_their_journals(program):
+    """Each is the plan of a run here, with the run's cases."""
+    results = program("results")
+    headers = [read_header(x) for x in results.JOURNALS.rglob("*.jsonl.gz")]
+    asked = {x.plan: {y.operator for y in x.request.cases} for x in headers if x is not None}
+    plans = sorted((results.JOURNALS / "plans").glob("*.toml"))
+    assert plans
+    for path in plans:
+        assert asked[path.stem] == {x["operator"] for x in tomllib.loads(path.read_text())["cases"]}, path.name
+
+
+def test_a_killed_training_is_the_one_that_ran_through(program):
+    *_, table = program("results")._resumed()
+    assert table.count("same bits | same bits") == 3
+
+
+def test_a_run_that_ended_in_its_first_replicate_says_how_far_it_came(program):
+    results = program("results")
+    told = results._where(results.journal("train-llama"))
+    assert told.endswith("replicate 1 has 5 of 6 measurements, the others none.")
 
 
 def test_the_page_of_a_cpu_is_what_its_newest_run_says(program):

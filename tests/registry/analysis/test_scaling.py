@@ -58,6 +58,18 @@ def test_strong_scaling_is_against_the_best_of_one_gpu():
     assert scaling_table(rows[:4]) is None
 
 
+def test_an_operator_with_more_options_scales_to_one_with_fewer():
+    """Whatever is at its default is in no name: storage and another number of keys are options of `attention`."""
+    named = {"axes": {"B": 1, "S": 8192, "Sk": 0}, "options": {"mask": "causal", "storage": "bhsd"}}
+    one, other = (row("attention", x, ms, mask="causal") for x, ms in (("ours", 10.0), ("windowed", 1.0)))
+    one = msgspec.structs.replace(one, case="B1-S8192-causal-bf16-forward", **named)
+    other = msgspec.structs.replace(other, case="B1-S8192-W64-causal-bf16-forward", **named)
+    two = row("attention_context_parallel", "ours", 6.0, world=2, mask="causal")
+    two = msgspec.structs.replace(two, case="B1-S8192-gpus2-causal-bf16-forward")
+    (found,) = efficiencies([one, other, two])
+    assert (found.one, found.efficiency) == (one, pytest.approx(10 / 12))
+
+
 def test_weak_scaling_of_a_program_is_against_one_gpu_without_a_way():
     rows = [
         row("train", "ours", 100.0, pass_="program", parallel="single"),
