@@ -301,14 +301,6 @@ class ArmTrainer(PartsTrainer):
 
     # What is asked of it between steps.
 
-    def loss(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The mean loss of (B, S) each, no gradients."""
-        import torch
-
-        with torch.no_grad():
-            found: torch.Tensor = self._module(tokens, targets)
-        return found
-
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         """(B, S, V) in fp32 by the arm's own parts, its loss apart; the same weights."""
         import torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...registry.store.metric import Equivalence, Metric
@@ -57,7 +57,7 @@ def asked(text: Sequence[Batch], seed: int) -> dict[str, list[Batch]]:
     }
 
 
-def bits(logits: Callable[[Any], Any], batches: Sequence[Batch]) -> float:
+def bits(logits: Callable[[Any], Any], batches: Iterable[Batch]) -> float:
     """Bits a byte over the targets that count."""
     total, count = 0.0, 0
     for tokens, targets in batches:

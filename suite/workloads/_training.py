@@ -14,11 +14,12 @@ from ..measure.verify import Incorrect
 from ..model import draw, gains
 from ..operator import torch_dtype
 from . import _expected as answer
+from . import _tasks as tasks
 from ._arms import ArmTrainer, low_share
 from ._checkpoint import Checkpoint
 from ._health import EVERY, Health, Reference
 from ._recipe import Recipe
-from ._text import BITS, Order, Source, validation
+from ._text import Order, Source, validation
 
 if TYPE_CHECKING:
     import torch
@@ -207,8 +208,8 @@ class Training:
                 raise Incorrect(f"diverged: the training loss is not finite by step {step} of {self.steps}")
             self.progress.losses.append((step, mean))
         r = self.recipe
-        found = [float(self.trainer.loss(*batch)) for batch in validation(self.source, r.B, r.S, self.device)]
-        bits = sum(found) / len(found) / BITS
+        # Of logits in fp32: a loss of the model's own dtype has steps in bf16 that are a quarter of the margin.
+        bits = tasks.bits(self.trainer.logits, validation(self.source, r.B, r.S, self.device))
         if not math.isfinite(bits):
             raise Incorrect(f"diverged: the validation loss is not finite after step {step} of {self.steps}")
         self.progress.bits.append((step, bits))
