@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from ._launch import likeness, prepared
+from ._launch import _device, likeness, prepared
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether Triton interprets (`TRITON_INTERPRET=1`), which is how the kernels run on a CPU."""
@@ -181,9 +181,8 @@ def needs_gradient(*arguments: Any) -> bool:
 
 def on(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     """The device of a tensor as the current one, for the launch inside."""
-    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
-        return _HERE
-    return torch.cuda.device(tensor.device)
+    index = tensor.get_device()
+    return _HERE if index < 0 or index == _device() else torch.cuda.device(index)
 
 
 def rows(tensor: torch.Tensor) -> torch.Tensor:
