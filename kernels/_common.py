@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from ._launch import likeness, prepared
+from ._launch import _device, likeness, prepared
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether Triton interprets (`TRITON_INTERPRET=1`), which is how the kernels run on a CPU."""
@@ -95,16 +95,13 @@ def operator(
     Plain tensors in eager mode go around the dispatcher, which costs as long a call in Python as some of these
     kernels run; torch.compile, fake tensors and subclasses see the registered operator.
     """
-    name = f"kernelmark::{schema.partition('(')[0]}"
-    _library.define(schema)
-    for key in ("CUDA", "CPU") if INTERPRETED else ("CUDA",):
-        _library.impl(name, launch, key)
-    torch.library.register_fake(name, fake, lib=_library)
-    registered = getattr(torch.ops.kernelmark, name.partition("::")[2]).default
+    name, _, signature = schema.partition("(")
+    registered = below = _defined(name, signature, launch, fake)
     eager = launch
     if backward is not None:
         assert save is not None, schema
-        torch.library.register_autograd(name, backward, setup_context=save, lib=_library)
+        below = _defined(f"{name}_below_autograd", signature, launch, fake)
+        _library.impl(f"kernelmark::{name}", _registered_autograd(below, save, backward), "Autograd")
         eager = _differentiable(launch, save, backward, hidden)
 
     def dispatched(*arguments: Any) -> Any:
@@ -129,6 +126,46 @@ def operator(
                     return dispatched(*arguments)
                 differentiate |= x.requires_grad
         return (eager if differentiate and torch.is_grad_enabled() else launch)(*arguments)
+
+    return call
+
+
+def _defined(name: str, signature: str, launch: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """`kernelmark::name`, on the devices that kernels run on, and on fake tensors."""
+    _library.define(f"{name}({signature}")
+    for key in ("CUDA", "CPU") if INTERPRETED else ("CUDA",):
+        _library.impl(f"kernelmark::{name}", launch, key)
+    torch.library.register_fake(f"kernelmark::{name}", fake, lib=_library)
+    return getattr(torch.ops.kernelmark, name).default
+
+
+def _registered_autograd(
+    below: Callable[..., Any], save: Callable[..., None], gradients: Callable[..., Any]
+) -> Callable[..., Any]:
+    """What the dispatcher calls of a differentiable operator for autograd.
+
+    As `torch.library.register_autograd` makes it, but that it calls another operator below, which is not
+    differentiable: torch.compile's graphs then hold that one, and a call of theirs does not ask again in Python
+    whether autograd wants to know of it, which takes the host nearly as long as the call.
+    """
+
+    class Registered(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                output = below(*inputs)
+            save(ctx, inputs, output)
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, *given: Any) -> Any:
+            return gradients(ctx, *given)
+
+    def call(*inputs: Any) -> Any:
+        if needs_gradient(*inputs):
+            return Registered.apply(*inputs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return below(*inputs)
 
     return call
 
@@ -181,9 +218,8 @@ def needs_gradient(*arguments: Any) -> bool:
 
 def on(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     """The device of a tensor as the current one, for the launch inside."""
-    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
-        return _HERE
-    return torch.cuda.device(tensor.device)
+    index = tensor.get_device()
+    return _HERE if index < 0 or index == _device() else torch.cuda.device(index)
 
 
 def rows(tensor: torch.Tensor) -> torch.Tensor:

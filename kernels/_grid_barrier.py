@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from ._common import INTERPRETED, multiprocessors
+from ._launch import _stream
 
 SLOTS = 1 << 14
 """Slots of a device, 128 kB. A stream keeps its own; so does each launch that a graph has captured."""
@@ -74,7 +75,8 @@ def slots(tensor: torch.Tensor, count: int, held: int = 0) -> torch.Tensor | Non
             pool = _pools[device] = _Pool(device)
         if captured:
             return pool.take(count)
-        stream = torch.cuda.current_stream(device).cuda_stream
+        # An object for the stream takes as long as a launch.
+        stream = torch.cuda.current_stream(device).cuda_stream if _stream is None else _stream(device.index)
         known = pool.streams.get(stream)
         if known is None or len(known) < count:
             known = pool.take(count)

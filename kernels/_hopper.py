@@ -15,8 +15,15 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ._common import power_of_2
 from ._launch import _DIRECT as DIRECT
+from ._launch import _device as current_device
 from ._launch import _observed as observed
 from ._launch import _stream as current_stream
+from ._launch import straight
+
+try:
+    from triton.backends.nvidia.driver import make_tensordesc_arg as make_map
+except ImportError:
+    make_map = None
 
 LOG2E = 1.4426950408889634
 LOWEST = gl.constexpr(-3.4028234663852886e38)
@@ -157,7 +164,7 @@ def tile_layout(rows: int, width: int, dtype: torch.dtype) -> gl.NVMMASharedLayo
 
 
 @functools.lru_cache(4096)
-def mapping(shape: torch.Size, strides: Strides, rows: int, dtype: torch.dtype) -> dict[str, Any]:
+def mapping(shape: torch.Size, strides: Strides, rows: int, dtype: torch.dtype) -> Says:
     """What a tensor map of blocks of `rows` rows of one head of a (B, H, S, D) tensor says, but for where the
     tensor is. Columns of blocks are a power of two.
     """
@@ -167,22 +174,45 @@ def mapping(shape: torch.Size, strides: Strides, rows: int, dtype: torch.dtype) 
     valid = [stride if size > 1 else D for size, stride in zip(shape[:-1], strides[:-1], strict=True)]
     layout = tile_layout(rows, width, dtype)
     # By its own constructor: other fields are as this Triton has them.
-    return vars(TensorMap(None, list(shape), [*valid, 1], [1, 1, rows, width], layout))
+    return Says(vars(TensorMap(None, list(shape), [*valid, 1], [1, 1, rows, width], layout)))
 
 
-def flat_mapping(shape: Sequence[int], block: Sequence[int], layout: gl.NVMMASharedLayout) -> dict[str, Any]:
+def flat_mapping(shape: Sequence[int], block: Sequence[int], layout: gl.NVMMASharedLayout) -> Says:
     """What a tensor map of blocks of contiguous memory of at most two dimensions says, but for where it is."""
-    return vars(TensorMap(None, list(shape), [shape[-1], 1][-len(shape) :], list(block), layout))
+    return Says(vars(TensorMap(None, list(shape), [shape[-1], 1][-len(shape) :], list(block), layout)))
 
 
-def placed(x: torch.Tensor, says: dict[str, Any]) -> TensorMap:
-    """A tensor map that says so, of this tensor: in a fraction of the time that making one takes."""
-    new = TensorMap.__new__(TensorMap)
-    vars(new).update(says, base=x)
-    return new
+class Says:
+    """What a tensor map says but for where its tensor is; equal to nothing but itself."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.fields = fields
 
 
-def tensor_map(x: torch.Tensor, rows: int) -> TensorMap:
+class Placed:
+    """A tensor and what its tensor map says: `launch` makes the map, or has it from an earlier launch."""
+
+    __slots__ = ("base", "says")
+
+    def __init__(self, base: torch.Tensor, says: Says) -> None:
+        self.base = base
+        self.says = says
+
+    def map(self) -> TensorMap:
+        """As Triton takes it."""
+        new = TensorMap.__new__(TensorMap)
+        vars(new).update(self.says.fields, base=self.base)
+        return new
+
+
+def placed(x: torch.Tensor, says: Says) -> Placed:
+    """The tensor map of this tensor that says so."""
+    return Placed(x, says)
+
+
+def tensor_map(x: torch.Tensor, rows: int) -> Placed:
     """Of a tensor that is `mappable`: see `mapping`."""
     return placed(x, mapping(x.shape, x.stride(), rows, x.dtype))
 
@@ -194,8 +224,84 @@ def flat_map(x: torch.Tensor, rows: int) -> TensorMap:
     return TensorMap(x, [x.numel() // D, D], [D, 1], [rows, width], shared_layout(rows, width, x.dtype))
 
 
-compiled: dict[Hashable, Any] = {}
+compiled: dict[Hashable, Compiled] = {}
 """Kernels by what their code depends on."""
+MOST_MAPS = 4096
+"""Tensor maps that one kernel remembers; where more come by, it starts anew."""
+
+
+class Compiled:
+    """A compiled kernel and how it is launched.
+
+    Where Triton makes tensor maps in a way that is known, they are made here, and kept by address and by what they
+    say, which is all that is in one: memory that was freed and given to another tensor is no special case. Making
+    one takes as long as a launch, and in a training step the same addresses come again and again.
+    """
+
+    __slots__ = ("_function", "_kernel", "_maps", "_middle", "_says", "_together")
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._function: Any = None
+        self._together = False
+        self._middle: tuple[Any, ...] = ()
+        self._says: dict[int, Any] = {}
+        self._maps: dict[tuple[int, Says], tuple[Any, ...]] = {}
+
+    def _bind(self) -> None:
+        function, self._together, self._middle = straight(self._kernel)
+        self._function, self._says = described(function) or (function, {})
+
+    def __call__(self, grid: int, arguments: tuple[Any, ...]) -> None:
+        if not DIRECT or observed():
+            self._kernel[(grid, 1, 1)](*map(usual, arguments))
+            return
+        if self._function is None:
+            self._bind()
+        maps, says = self._maps, self._says
+        given: list[Any] = []
+        for place, x in enumerate(arguments):
+            kind = type(x)
+            if kind is torch.Tensor:
+                given.append(x.data_ptr())
+            elif kind is Placed:
+                if place not in says:
+                    given.append(x.map())
+                    continue
+                key = x.base.data_ptr(), x.says
+                found = maps.get(key)
+                if found is None:
+                    if len(maps) >= MOST_MAPS:
+                        maps.clear()
+                    found = maps[key] = tuple(make_map(x.map(), says[place]))
+                given += found
+            elif place in says:
+                given += make_map(x, says[place])
+            else:
+                given.append(x)
+        # As Triton's own launch in the end, without launch metadata and hooks.
+        stream = current_stream(current_device())
+        if self._together:
+            self._function(grid, 1, 1, stream, *self._middle, given)
+        else:
+            self._function(grid, 1, 1, stream, *self._middle, *given)
+
+
+def described(function: Any) -> tuple[Any, dict[int, Any]] | None:
+    """The launcher behind the one of Triton's that makes tensor maps first, and what it knows of each by its place
+    among the arguments. None where this is not such a function.
+    """
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    held = dict(zip(names, (x.cell_contents for x in getattr(function, "__closure__", None) or ()), strict=True))
+    if make_map is None or not {"launcher", "tensordesc_indices", "tensordesc_meta"} <= held.keys():
+        return None
+    says = dict(zip(sorted(held["tensordesc_indices"]), held["tensordesc_meta"], strict=True))
+    return None if None in says.values() else (held["launcher"], says)
+
+
+def usual(x: Any) -> Any:
+    """An argument as Triton takes it."""
+    return x.map() if type(x) is Placed else x
 
 
 def launch(kernel: Any, key: Hashable, grid: int, *arguments: Any, num_warps: int = 4) -> None:
@@ -205,13 +311,11 @@ def launch(kernel: Any, key: Hashable, grid: int, *arguments: Any, num_warps: in
     """
     found = compiled.get(key)
     if found is None:
-        compiled[key] = kernel[(grid,)](*arguments, num_warps=num_warps)
-    elif DIRECT and not observed():
-        # As Triton's own launch in the end, without launch metadata and hooks.
-        stream = current_stream(torch.cuda.current_device())
-        found.run(grid, 1, 1, stream, found.function, found.packed_metadata, None, None, None, *arguments)
+        made = kernel[(grid,)](*map(usual, arguments), num_warps=num_warps)
+        if made is not None:  # the interpreter compiles nothing
+            compiled[key] = Compiled(made)
     else:
-        found[(grid, 1, 1)](*arguments)
+        found(grid, arguments)
 
 
 class Key:

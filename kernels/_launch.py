@@ -9,7 +9,9 @@ call, so memory that was freed and given to a tensor of another shape is no spec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +20,39 @@ import triton
 MOST = 4096
 """Calls that one operator remembers; where more kinds come by, it starts anew."""
 
-_DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) in ((3, 6), (3, 7), (3, 8), (3, 9))
+_VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
+_DIRECT = _VERSION in ((3, 6), (3, 7), (3, 8), (3, 9))
 """Versions of Triton whose compiled kernels are known to be launched as `Launch` does; others go the usual way."""
 
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_device: Callable[[], int | None] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+"""The current device's number, for who has a tensor of CUDA already."""
+_empty: Callable[..., torch.Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+"""Memory of a size, strides and dtype on the current device, as Inductor's code takes it: past the dispatcher,
+which takes longer than the allocator."""
+_DEVICES = ("cuda",)
+"""Where launches go past the just-in-time compiler; else it is the interpreter that runs them."""
+_runtime = triton.knobs.runtime
+
+
+def room(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, strides: Sequence[int] | None = None
+) -> Callable[[], torch.Tensor]:
+    """Takes uninitialized memory, dense if no strides are given. To be called where the device is the current one,
+    as it is inside what is `prepared`.
+    """
+    sizes, steps = tuple(map(int, shape)), [1]
+    for size in reversed(sizes[1:]):
+        steps.append(steps[-1] * max(size, 1))
+    strides = tuple(map(int, steps[::-1][: len(sizes)] if strides is None else strides))
+    if device.type in _DEVICES and _empty is not None:
+        return partial(_empty, sizes, strides, dtype)
+    return partial(torch.empty_strided, sizes, strides, dtype=dtype, device=device)
+
+
+def room_like(x: torch.Tensor, dtype: torch.dtype | None = None) -> Callable[[], torch.Tensor]:
+    """`room` for a dense tensor of the same shape."""
+    return room(x.shape, x.dtype if dtype is None else dtype, x.device)
 
 
 def likeness(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, bool]:
@@ -48,7 +79,8 @@ def likeness(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, bool]:
 class prepared:
     """A function that calls `prepare(*arguments)(*arguments)`, preparing once for all arguments that are alike.
 
-    What is prepared must not keep anything else of a tensor. `check` sees arguments before they are prepared for.
+    What is prepared must not keep anything else of a tensor. It runs where the first tensor's device is the
+    current one. `check` sees arguments before they are prepared for.
     """
 
     __slots__ = ("_check", "_prepare", "_runs")
@@ -58,7 +90,7 @@ class prepared:
     ) -> None:
         self._prepare = prepare
         self._check = check
-        self._runs: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._runs: dict[tuple[Any, ...], tuple[int | None, Callable[..., Any]]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         return self.run(likeness(arguments)[0], arguments)
@@ -66,18 +98,26 @@ class prepared:
     def run(self, alike: tuple[Any, ...] | None, arguments: tuple[Any, ...]) -> Any:
         """The call of arguments whose likeness is known."""
         try:
-            run = self._runs.get(alike)  # type: ignore[arg-type]  # None is never a key
-        except TypeError:  # something that is no tensor and cannot be a key
-            run = None
-        if run is None:
-            if self._check is not None:
-                self._check(*arguments)
+            index, run = self._runs[alike]  # type: ignore[index]  # None is never a key
+        except (KeyError, TypeError):  # TypeError: something that is no tensor and cannot be a key
+            return self._first(alike, arguments)
+        if index is None or index == _device():
+            return run(*arguments)
+        with torch.cuda.device(index):
+            return run(*arguments)
+
+    def _first(self, alike: tuple[Any, ...] | None, arguments: tuple[Any, ...]) -> Any:
+        """The call of arguments that nothing is prepared for."""
+        if self._check is not None:
+            self._check(*arguments)
+        index = next((x.device.index for x in arguments if isinstance(x, torch.Tensor)), None)
+        with contextlib.nullcontext() if index is None else torch.cuda.device(index):
             run = self._prepare(*arguments)
             if len(self._runs) >= MOST:
                 self._runs.clear()
             if alike is not None:
-                self._runs[alike] = run
-        return run(*arguments)
+                self._runs[alike] = index, run
+            return run(*arguments)
 
 
 class Launch:
@@ -102,38 +142,60 @@ class Launch:
         if bound is None or _observed():
             self._first(device, tensors, numbers)
             return
-        index, run, head, tail = bound
-        addresses = [
-            tuple([0 if x is None else x.data_ptr() for x in group]) if type(group) is tuple else group.data_ptr()
-            for group in tensors
-        ]
-        if index == torch.cuda.current_device():
-            run(*head[0], _stream(index), *head[1], *addresses, *numbers, *tail)  # type: ignore[misc]  # is there with CUDA
-        else:
+        index, (run, together, middle), grid, tail = bound
+        arguments: list[Any] = []
+        for group in tensors:
+            if type(group) is tuple:
+                arguments.append(tuple([0 if x is None else x.data_ptr() for x in group]))
+            else:
+                arguments.append(group.data_ptr())
+        arguments += numbers
+        arguments += tail
+        if index != _device():
             with torch.cuda.device(index):
-                run(*head[0], _stream(index), *head[1], *addresses, *numbers, *tail)  # type: ignore[misc]  # is there with CUDA
+                self(device, *tensors, numbers=numbers)
+        elif together:
+            run(*grid, _stream(index), *middle, arguments)  # type: ignore[misc]  # is there with CUDA
+        else:
+            run(*grid, _stream(index), *middle, *arguments)  # type: ignore[misc]  # is there with CUDA
 
     def _first(self, device: torch.device, tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> None:
         """The usual launch, through the just-in-time compiler; what it compiled is kept."""
         arguments = (*tensors, *numbers, *self._numbers)
-        if device.type != "cuda":
+        if device.type not in _DEVICES:
             self._kernel[self._grid](*arguments, **self._constants)
             return
         with torch.cuda.device(device):
             compiled = self._kernel[self._grid](*arguments, **self._constants)
         if _DIRECT and _stream is not None and compiled is not None:
             names = self._kernel.arg_names[len(arguments) :]
-            grid = (*self._grid, 1, 1)[:3]
             # No launch metadata and no hooks: where there are any, the usual launch is taken.
-            head = grid, (compiled.function, compiled.packed_metadata, None, None, None)
             tail = (*self._numbers, *(self._constants[name] for name in names))
-            self._bound = device.index, compiled.run, head, tail
+            self._bound = device.index, straight(compiled), (*self._grid, 1, 1)[:3], tail
+
+
+def straight(compiled: Any) -> tuple[Callable[..., None], bool, tuple[Any, ...]]:
+    """How a compiled kernel is launched without hooks: a function, whether it takes the kernel's arguments as one
+    sequence, and what it takes between the stream and them.
+
+    The function is that in C behind Triton's launcher, where it is one that is known, and a kernel needs no
+    scratch memory; else the launcher.
+    """
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    scratch = [getattr(run, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
+    if type(run).__name__ == "CudaLauncher" and scratch == [0, 0]:
+        flags = function, run.launch_cooperative_grid, run.launch_pdl
+        if _VERSION == (3, 6):
+            return run.launch, False, (*flags, None, None, metadata, None, None, None)
+        if _VERSION == (3, 7):
+            return run.launch, True, (*flags, metadata, *(None,) * 5, run.arg_annotations, run.kernel_signature)
+    return run, False, (function, metadata, None, None, None)
 
 
 def _observed() -> bool:
     """Whether a profiler wants to know of launches."""
-    runtime = triton.knobs.runtime
-    return bool(
-        getattr(runtime.launch_enter_hook, "calls", runtime.launch_enter_hook)
-        or getattr(runtime.launch_exit_hook, "calls", runtime.launch_exit_hook)
-    )
+    enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
+    try:
+        return bool(enter.calls or leave.calls)
+    except AttributeError:  # a hook in place of a chain of them
+        return enter is not None or leave is not None

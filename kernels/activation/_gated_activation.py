@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .._common import cdiv, check, dense_like, multiprocessors, operator, sigmoid, tanh_slope
-from .._launch import Launch, prepared
+from .._launch import Launch, prepared, room_like
 
 BLOCK = 1024
 """Elements of a program of four warps: 8 a thread of each tensor, one 16-byte access each. On an H200 it was
@@ -92,9 +92,10 @@ def gated(name: str, silu: bool) -> Callable[[torch.Tensor, torch.Tensor], torch
         n, device, dense = gate.numel(), gate.device, gate.is_contiguous() and up.is_contiguous()
         block, warps = block_of(n, multiprocessors(gate), BLOCK)
         launch = Launch(_forward, (cdiv(n, block),), n, SILU=silu, BLOCK=block, num_warps=warps)
+        of_y = room_like(gate)
 
         def run(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-            y = dense_like(gate)
+            y = of_y()
             if n:
                 if not dense:
                     gate, up = gate.contiguous(), up.contiguous()
@@ -110,9 +111,10 @@ def gated(name: str, silu: bool) -> Callable[[torch.Tensor, torch.Tensor], torch
         dense = dy.is_contiguous() and gate.is_contiguous() and up.is_contiguous()
         block, warps = block_of(n, multiprocessors(gate), BLOCK)
         launch = Launch(_gradients, (cdiv(n, block),), n, SILU=silu, BLOCK=block, num_warps=warps)
+        of_gradient = room_like(gate)
 
         def run(dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            dgate, dup = dense_like(gate), dense_like(gate)
+            dgate, dup = of_gradient(), of_gradient()
             if n:
                 if not dense:
                     dy, gate, up = dy.contiguous(), gate.contiguous(), up.contiguous()

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
@@ -31,7 +31,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .._common import capability, check, choice, on, operator, power_of_2, roomy
-from .._launch import Launch, prepared
+from .._launch import Launch, prepared, room
 from .._online_softmax import weighted
 
 if TYPE_CHECKING:
@@ -915,7 +915,7 @@ def _prepare_forward(
     if portable:
         like_these = _plain(q), _plain(k), _plain(v)
         out = _output(q, v)
-        output = _made(out)
+        output, of_lse = _made(out), room((B, H, S), torch.float32, device)
         kernel = _portable_forward(*like_these, out, causal, window, sinks, cap, _descriptors(None, *like_these))
 
         def launched_portable(
@@ -927,8 +927,7 @@ def _prepare_forward(
             sinks: torch.Tensor | None = None,
             cap: float = 0.0,
         ) -> tuple[Any, Any]:
-            lse = torch.empty((B, H, S), dtype=torch.float32, device=device)
-            out = output()
+            lse, out = of_lse(), output()
             kernel(_plain(q), _plain(k), _plain(v), out, lse, sinks)
             return out, lse
 
@@ -939,11 +938,10 @@ def _prepare_forward(
     ):
         return _launch_forward
     plan = hopper.forward.planned(q, k, v, like(q), causal, window, _section(q, k, causal, window))
-    run, output = hopper.forward.run, _made(like(q))
+    run, output, of_lse = hopper.forward.run, _made(like(q)), room((B, H, S), torch.float32, device)
 
     def launched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[Any, Any]:
-        lse = torch.empty((B, H, S), dtype=torch.float32, device=device)
-        out = output()
+        lse, out = of_lse(), output()
         run(plan, q, k, v, out, lse)
         return out, lse
 
@@ -952,7 +950,7 @@ def _prepare_forward(
 
 def _made(x: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Makes memory for a dense tensor like this."""
-    return partial(torch.empty_strided, x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    return room(x.shape, x.dtype, x.device, x.stride())
 
 
 def _launch_backward(
@@ -1050,6 +1048,7 @@ def _portable_backward(
     options = [{"num_warps": x.warps, "num_stages": x.stages} for x in (t, u)]
     by_keys = Launch(_backward_keys, grids[0], *of_keys, c=c, **options[0])
     by_queries = Launch(_backward_queries, grids[1], *of_queries, c=d, **options[1])
+    of_delta = room((B, H, S), torch.float32, device)
 
     def run(
         q: torch.Tensor,
@@ -1063,7 +1062,7 @@ def _portable_backward(
         dk: torch.Tensor,
         dv: torch.Tensor,
     ) -> torch.Tensor:
-        delta = torch.empty_like(lse)
+        delta = of_delta()
         statistics(device, out, grad, delta)
         if grad_lse is not None:
             delta.sub_(grad_lse, alpha=LOG2E)
@@ -1108,7 +1107,8 @@ def _prepare_backward(
         return _launch_backward
     window = _bounded(window, S, Sk)
     gradients = like(q), like(k), like(v)
-    made = [_made(x) for x in gradients]
+    of_q, of_k, of_v = map(_made, gradients)
+    of_no_sinks = room((0,), q.dtype, q.device)
     if (
         hopper is None
         or _portable(q, v, sinks, cap)
@@ -1129,9 +1129,9 @@ def _prepare_backward(
             grad_lse: torch.Tensor | None,
             *_: Any,
         ) -> tuple[Any, Any, Any, Any]:
-            dq, dk, dv = (make() for make in made)
+            dq, dk, dv = of_q(), of_k(), of_v()
             kernels(q, k, v, grad, out, lse, grad_lse, dq, dk, dv)
-            return dq, dk, dv, _of_sinks(q, None)
+            return dq, dk, dv, of_no_sinks()
 
         return portable
     mappable = hopper.common.mappable
@@ -1156,12 +1156,12 @@ def _prepare_backward(
     ) -> tuple[Any, Any, Any, Any]:
         if torch.are_deterministic_algorithms_enabled():
             return _launch_backward(grad, q, k, v, out, lse, causal, window, grad_lse, sinks, cap)
-        dq, dk, dv = (make() for make in made)
+        dq, dk, dv = of_q(), of_k(), of_v()
         level, delta = statistics(of_rows, out, grad, lse)
         if grad_lse is not None:
             delta[..., :S].sub_(grad_lse, alpha=LOG2E)
         run(plan, grad, q, k, v, level, delta, dq, dk, dv)
-        return dq, dk, dv, _of_sinks(q, None)
+        return dq, dk, dv, of_no_sinks()
 
     return launched
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .._common import check, choice, dense_like, needs_gradient, operator
-from .._launch import prepared
+from .._launch import prepared, room, room_like
 from . import _cross_entropy as kernels
 
 
@@ -85,12 +85,14 @@ def _prepare(
         return nothing
     losses_of_rows = kernels.losses_of_rows(dense(logits), kernels.Options(ignore_index, smoothing, z_loss))
     mean_of_rows = kernels.mean_of_rows(logits.shape[0], ignore_index)
+    of_loss, of_share = room((), logits.dtype, device), room((), torch.float32, device)
+    of_rows = room(logits.shape[:1], torch.float32, device)
 
     def run(
-        logits: torch.Tensor, target: torch.Tensor, *arguments: Any
+        logits: torch.Tensor, target: torch.Tensor, *_: Any
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        loss, lse, share = results = _empty(logits, target, *arguments)
-        losses = torch.empty_like(lse)
+        loss, lse, share = results = of_loss(), of_rows(), of_share()
+        losses = of_rows()
         target = target.contiguous()
         losses_of_rows(device, dense(logits), target, losses, lse)
         mean_of_rows(device, losses, target, loss, share)
@@ -114,6 +116,7 @@ def _prepare_backward(
         return lambda dloss, logits, *_: dense_like(logits)
     options = kernels.Options(ignore_index, smoothing, z_loss)
     gradients_of_rows = kernels.gradients_of_rows(dense(logits), dense_like(logits), options)
+    of_dlogits = room_like(logits)
 
     def run(
         dloss: torch.Tensor,
@@ -123,7 +126,7 @@ def _prepare_backward(
         share: torch.Tensor,
         *_: Any,
     ) -> torch.Tensor:
-        dlogits = dense_like(logits)
+        dlogits = of_dlogits()
         gradients_of_rows(device, dloss, share, dense(logits), target.contiguous(), lse, dlogits)
         return dlogits
 
@@ -147,12 +150,13 @@ def _prepare_with_gradient(
     share_of_rows = kernels.share_of_rows(M, ignore_index)
     losses_and_gradients = kernels.losses_and_gradients(dense(logits), dense_like(logits), options)
     mean_of_rows = kernels.mean_of_rows(M, ignore_index)
+    of_loss, of_share = room((), logits.dtype, device), room((), torch.float32, device)
+    of_rows, of_dlogits = room((M,), torch.float32, device), room_like(logits)
 
-    def run(logits: torch.Tensor, target: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        loss, dlogits = results = _empty_with_gradient(logits, target, *arguments)
+    def run(logits: torch.Tensor, target: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, dlogits = results = of_loss(), of_dlogits()
         target = target.contiguous()
-        losses = torch.empty((M,), dtype=torch.float32, device=device)
-        share = torch.empty((), dtype=torch.float32, device=device)
+        losses, share = of_rows(), of_share()
         share_of_rows(device, target, share)
         losses_and_gradients(device, dense(logits), target, share, losses, dlogits)
         mean_of_rows(device, losses, target, loss, share)

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from .._common import INTERPRETED, cdiv, check, needs_gradient, on, operator
-from .._launch import prepared
+from .._common import INTERPRETED, cdiv, check, needs_gradient, operator
+from .._launch import prepared, room
 from . import _cross_entropy as kernels
 from .cross_entropy import check_smoothing
 
@@ -143,14 +143,14 @@ def _prepare(
         return nothing
     height = min(chunk, M) if chunk else rows_of_chunk(M, V, x.element_size())
     vectors = ALIGNMENT // x.element_size()
-    room = cdiv(V, vectors) * vectors
-    columns = room if V % EVEN else V
+    pitch = cdiv(V, vectors) * vectors
+    columns = pitch if V % EVEN else V
     share_of_rows = kernels.share_of_rows(M, ignore_index)
     mean_of_rows = kernels.mean_of_rows(M, ignore_index)
 
     def of_rows(rows: int) -> Callable[..., None]:
         """Losses, and where they are needed gradients, of a chunk of so many rows."""
-        logits = x.new_empty(rows, room)[:, :V]
+        logits = x.new_empty(rows, pitch)[:, :V]
         if for_x or for_weight:
             both = kernels.losses_and_gradients(logits, logits, options)
             return lambda logits, target, share, losses: both(device, logits, target, share, losses, logits)
@@ -163,31 +163,37 @@ def _prepare(
     # A chunk's losses and target may begin between multiples of 16 bytes, where a chunk's height is odd.
     chunks = {(min(height, M - start), start % 4) for start in range(0, M, height)}
     by_chunk = {kind: of_rows(kind[0]) for kind in chunks}
+    fp32 = torch.float32
+    of_loss, of_share, of_losses = room((), x.dtype, device), room((), fp32, device), room((M,), fp32, device)
+    of_dx = room((M, D) if for_x else (0,), fp32, device)
+    of_dweight = room((columns, D) if for_weight else (0,), fp32 if precise else x.dtype, device)
+    of_buffer = room((height, columns), x.dtype, device, (pitch, 1))
 
     def run(
         x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, *arguments: Any
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        loss, dx, dweight = _empty(x, weight, target, *arguments)
-        target = target.contiguous()
-        losses = torch.empty((M,), dtype=torch.float32, device=device)
-        share = torch.empty((), dtype=torch.float32, device=device)
-        buffer = x.new_empty((height, room))
-        padded = weight.detach()
-        if columns != V:
-            padded = weight.new_zeros((columns, D))
-            padded[:V].copy_(weight.detach())
-            dweight = dweight.new_empty(padded.shape) if for_weight else dweight
-        with on(x), torch.no_grad():
+        loss, dx, dweight, buffer = of_loss(), of_dx(), of_dweight(), of_buffer()
+        losses, share, target = of_losses(), of_share(), target.contiguous()
+        with torch.no_grad():
+            padded = weight
+            if columns != V:
+                padded = weight.new_zeros((columns, D))
+                padded[:V].copy_(weight)
+            turned = padded.t()
             share_of_rows(device, target, share)
             for start in range(0, M, height):
-                piece = slice(start, start + height)
-                some = x[piece]
-                rows = some.shape[0]
-                wide = torch.mm(some, padded.t(), out=buffer[:rows, :columns])
-                # Beyond V they are zeros, times zeros: they add nothing to either product below.
-                by_chunk[rows, start % 4](wide[:, :V], target[piece], share, losses[piece])
+                # Each view costs the host a microsecond or two: none where all rows are one chunk.
+                some, wide, of_some = x, buffer, (target, losses, dx)
+                if height != M:
+                    piece = slice(start, start + height)
+                    some = x[piece]
+                    wide, of_some = buffer[: len(some)], (target[piece], losses[piece], dx[piece] if for_x else dx)
+                torch.mm(some, turned, out=wide)
+                # Beyond V they are zeros, times zeros: they add nothing to either product below. A kernel knows of
+                # memory and of V.
+                by_chunk[wide.shape[0], start % 4](wide, of_some[0], share, of_some[1])
                 if for_x:
-                    _product(wide, padded, dx[piece])
+                    _product(wide, padded, of_some[2])
                 if for_weight:
                     _product(wide.t(), some, dweight, add=start > 0)
             mean_of_rows(device, losses, target, loss, share)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .._common import INTERPRETED, cdiv, dense_like, in_rows, multiprocessors, power_of_2, rows
-from .._launch import Launch
+from .._launch import Launch, room, room_like
 from .._rows import (
     PLAIN,
     Access,
@@ -468,6 +468,7 @@ def prepare_backward(
     else:
         launch = _rows_by_pieces(x, (N, D), strides, reach, flags)
     device = x.device
+    of_x, of_weight = room_like(x), room_like(weight)
     copied = not (in_rows(dy) and in_rows(x) and weight.is_contiguous())
     copied |= dh is not None and not in_rows(dh)
 
@@ -479,7 +480,8 @@ def prepare_backward(
         mean: torch.Tensor | None,
         rstd: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        results = empty_gradients(x, weight, centred)
+        dweight = of_weight()
+        results = of_x(), dweight, of_weight() if centred else dweight
         if copied:
             dy, x, weight = rows(dy), rows(x), weight.contiguous()
             dh = dh if dh is None else rows(dh)
@@ -527,13 +529,14 @@ def _rows_at_once(
             **shared,
         )
     add = _adding(programs, D, kinds)
+    of_parts = room((kinds, programs, D), torch.float32, x.device)
 
     def launch(device: torch.device, inputs: Inputs, statistics: Any, results: Any) -> None:
         if alone:
             make(device, inputs, statistics, results)
             return
         dx, dweight, dbias = results
-        parts = torch.empty((kinds, programs, D), dtype=torch.float32, device=device)
+        parts = of_parts()
         make(device, inputs, statistics, (dx, parts, parts))
         add(device, parts, dweight, dbias)
 

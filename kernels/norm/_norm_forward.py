@@ -11,7 +11,7 @@ import triton.language as tl
 
 from .._common import INTERPRETED, cdiv, dense_like, in_rows, multiprocessors, packed, power_of_2, rows
 from .._grid_barrier import arrive_and_wait, phase, slots
-from .._launch import Launch
+from .._launch import Launch, room, room_like
 from .._rows import (
     Access,
     access,
@@ -461,6 +461,7 @@ def prepare_forward(
             num_warps=plan.warps,
         )
     device = x.device
+    of_x, of_row = room_like(x), room(x.shape[:-1], torch.float32, device)
     copied = not in_rows(x) or not weight.is_contiguous()
     copied |= residual is not None and not in_rows(residual)
     copied |= bias is not None and not bias.is_contiguous()
@@ -472,7 +473,12 @@ def prepare_forward(
         bias: torch.Tensor | None,
         *_: Any,
     ) -> Norm:
-        results = empty(x, kept, centred, save)
+        results = (
+            of_x(),
+            of_x() if kept else None,
+            of_row() if save and centred else None,
+            of_row() if save else None,
+        )
         if copied:
             x, weight = rows(x), weight.contiguous()
             residual = residual if residual is None else rows(residual)

@@ -9,6 +9,7 @@ allocator keeps. A step waits for nothing.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator as py
 import weakref
@@ -233,7 +234,8 @@ class _Table:
     those of the gradients, in the order of the tensors.
 
     A row: the first program of the tensor, its elements, and the addresses of its param, moments and master.
-    `shapes` and `dtypes` are those of each list's tensors; `seen` are the tensors that are known to have them.
+    `shapes` and `dtypes` are those of each list's tensors; `seen` are the tensors that are known to have them,
+    none of a list that was not noted.
     """
 
     words: torch.Tensor
@@ -280,23 +282,31 @@ _dtype = py.attrgetter("dtype")
 _device = py.attrgetter("device")
 
 
-def _fits(lists: tuple[Tensors, ...], table: _Table) -> bool:
+def _fits(lists: tuple[Tensors, ...], table: _Table, moved: bool) -> bool:
     """Whether tensors at a table's addresses are what it was made for: memory may have gone to others since.
 
-    A tensor that is still the same object is, which is a quarter of the time of looking at all of each tensor:
-    gradients alone are new at each step.
+    A tensor that is still the same object is, which is an eighth of the time of looking at all of each tensor.
+    Gradients alone are new at each eager step; of those that have `moved` none is the same object as before, and
+    references to them would cost a third more.
     """
+    index = table.words.get_device()
     for place, tensors in enumerate(lists):
-        if all(map(py.is_, map(py.call, table.seen[place]), tensors)):
+        new, seen = moved and place == 1, table.seen[place]
+        if not new and len(seen) == len(tensors) and all(map(py.is_, map(py.call, seen), tensors)):
             continue
+        # A device's number takes half as long as the device; those that have none are told apart by it.
         if not (
             list(map(_shape, tensors)) == table.shapes
             and set(map(_dtype, tensors)) == {table.dtypes[place]}
-            and set(map(_device, tensors)) == {table.words.device}
+            and (
+                set(map(torch.Tensor.get_device, tensors)) == {index}
+                if index >= 0
+                else set(map(_device, tensors)) == {table.words.device}
+            )
             and all(map(torch.Tensor.is_contiguous, tensors))
         ):
             return False
-        table.seen[place] = list(map(weakref.ref, tensors))
+        table.seen[place] = [] if new else list(map(weakref.ref, tensors))
     return True
 
 
@@ -314,7 +324,8 @@ def _table(lists: tuple[Tensors, ...], block: int, rounds: int, warps: int) -> _
         found = _tables.get(key)
         if found is not None:
             _tables.move_to_end(key)
-    if found is not None and not _fits(lists, found):
+    addresses = list(map(torch.Tensor.data_ptr, grads))
+    if found is not None and not _fits(lists, found, addresses != found.addresses):
         found = None
     capturing = cuda and torch.cuda.is_current_stream_capturing()
     if found is None:
@@ -327,14 +338,13 @@ def _table(lists: tuple[Tensors, ...], block: int, rounds: int, warps: int) -> _
         _tables.move_to_end(key)
         while len(_tables) > TABLES:
             _tables.popitem(last=False)
-    addresses = list(map(torch.Tensor.data_ptr, grads))
     if addresses != found.addresses:
         if capturing:
             raise RuntimeError("grads have new addresses: take one step before capturing")
         # Never over the last ones, which a captured graph may read.
         found.grads = _sent(torch.tensor(addresses, dtype=torch.int64, pin_memory=cuda), device)
         found.addresses = addresses
-        found.together = found.aligned and not any(x & 15 for x in addresses)
+        found.together = found.aligned and not functools.reduce(py.or_, addresses, 0) & 15
     if capturing:
         assert found.grads is not None
         _captured.append((found.words, found.grads))

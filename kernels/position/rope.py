@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from .._common import cdiv, check, choice, dense_like, operator, power_of_2
-from .._launch import Launch, prepared
+from .._launch import Launch, prepared, room
 
 HEADS = 2
 """Heads of a program, which share what it read of cos and sin."""
@@ -180,12 +180,13 @@ def _prepare(
         num_warps=4,
     )
     device = q.device
+    of_q, of_k = (room(x.shape, x.dtype, device, _empty(x).stride()) for x in (q, k))
     copied = not (q.stride(3) == k.stride(3) == 1 and cos.is_contiguous() and sin.is_contiguous())
 
     def run(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *_: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        results = _empty(q), _empty(k)
+        results = of_q(), of_k()
         if copied:
             q, k, cos, sin = _dense(q), _dense(k), cos.contiguous(), sin.contiguous()
         launch(device, (q, k, cos, sin), results)

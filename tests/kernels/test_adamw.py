@@ -158,6 +158,19 @@ def test_new_gradients_at_the_same_addresses():
     assert len(module._tables) == 1
 
 
+def test_other_gradients_where_those_lay_that_had_moved():
+    """Of gradients at new addresses no object is noted: the next ones there are looked at again."""
+    lists = state(shapes=[(20, 10)])
+    moved = torch.randn(20, 10)
+    for grad in (lists[1][0], moved, moved.view(10, 20).t(), moved):
+        given = (lists[0], [grad], *lists[2:])
+        want = expected(given)
+        adamw(*given, step=10, **NUMBERS)
+        agrees(given, want)
+    with pytest.raises(ValueError, match=r"grads\[0\] has shape"):
+        adamw(lists[0], [moved.view(10, 20)], *lists[2:], step=10, **NUMBERS)
+
+
 def test_gradients_that_move_are_all_that_is_sent():
     """An eager step's gradients are somewhere else each time. What was sent before is left as it is: a captured
     graph may read it.

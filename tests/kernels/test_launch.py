@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from kernelmark.kernels import _launch
 from kernelmark.kernels._launch import Launch, prepared
+from triton.backends.nvidia import driver as nvidia
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(_launch, "_device", lambda: 0)
     streams = iter(range(100, 200))
     monkeypatch.setattr(_launch, "_stream", lambda index: next(streams))
     return Kernel()
@@ -162,3 +163,117 @@ def test_numbers_may_differ_from_call_to_call(kernel):
     ((_, arguments, _),) = kernel.usual
     assert arguments == (x, (0.5, 1.0), 5)
     assert kernel.direct[0][9:] == (x.data_ptr(), (0.25, 1.0), 5, 64, 2)
+
+
+def launcher(arguments, tensordesc_meta=()):
+    """Triton's own, of the version that is here, and what it hands to C."""
+    handed = []
+    made = object.__new__(nvidia.CudaLauncher)
+    names = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
+    vars(made).update(dict.fromkeys(names, 0), num_ctas=1, global_scratch_align=1, profile_scratch_align=1)
+    signature = {n: "tensordesc<bf16[8, 8]>" if n < len(tensordesc_meta) else "i64" for n in range(arguments)}
+    made.arg_annotations, made.kernel_signature = "annotations", b"signature"
+    made.launch = nvidia.wrap_handle_tensordesc(
+        lambda *given: handed.append(tuple(tuple(x) if isinstance(x, list) else x for x in given)),
+        signature,
+        list(tensordesc_meta),
+    )
+    return made, handed
+
+
+@pytest.mark.skipif(_launch._VERSION not in ((3, 6), (3, 7)), reason="launchers of other versions are not known")
+def test_past_the_launcher_c_is_handed_the_same():
+    run, handed = launcher(3)
+    kernel = SimpleNamespace(run=run, function="function", packed_metadata="metadata")
+    run(7, 2, 1, 100, "function", "metadata", None, None, None, 1, 2, 3)
+    function, together, middle = _launch.straight(kernel)
+    assert function is run.launch
+    function(7, 2, 1, 100, *middle, *([[1, 2, 3]] if together else [1, 2, 3]))
+    assert handed[0] == handed[1]
+
+
+@pytest.mark.parametrize("change", [{"global_scratch_size": 8}, {"profile_scratch_size": 8}])
+def test_a_kernel_with_scratch_memory_goes_through_the_launcher(change):
+    run, _ = launcher(1)
+    vars(run).update(change)
+    kernel = SimpleNamespace(run=run, function="function", packed_metadata="metadata")
+    assert _launch.straight(kernel)[0] is run
+
+
+@pytest.fixture
+def mapped(monkeypatch):
+    """A compiled kernel of two tensor maps, a tensor and a number; what C was handed, and maps that were made."""
+    from kernelmark.kernels import _hopper
+
+    run, handed = launcher(4, [{}, {}])
+    made = []
+
+    def make(x, metadata):
+        made.append((x.base.data_ptr(), *x.strides))
+        return [("map", *made[-1]), *x.shape, *x.strides]
+
+    monkeypatch.setattr(_hopper, "make_map", make)
+    monkeypatch.setattr(nvidia, "make_tensordesc_arg", make)
+    monkeypatch.setattr(_hopper, "current_device", lambda: 0)
+    monkeypatch.setattr(_hopper, "current_stream", lambda index: 100)
+    kernel = SimpleNamespace(run=run, function="function", packed_metadata="metadata")
+    return _hopper, run, _hopper.Compiled(kernel), handed, made
+
+
+def test_tensor_maps_are_kept_by_address_and_by_what_they_say(mapped):
+    common, run, compiled, handed, made = mapped
+    memory, out = torch.empty(2, 1024, dtype=torch.bfloat16), torch.empty(4)
+
+    def maps(*shapes):
+        tensors = [x.view(1, 1, *shape) for x, shape in zip(memory, shapes, strict=True)]
+        return [common.tensor_map(x, 8) for x in tensors]
+
+    for shapes, new in (
+        (((16, 64), (16, 64)), 2),
+        (((16, 64), (16, 64)), 0),
+        (((64, 16), (16, 64)), 1),  # the same address with other strides
+        (((64, 16), (64, 16)), 1),
+        (((16, 64), (64, 16)), 0),
+    ):
+        before = len(made)
+        given = maps(*shapes)
+        compiled(7, (*given, out, 5))
+        assert len(made) == before + new
+        # As Triton would have handed it over.
+        run(7, 1, 1, 100, "function", "metadata", None, None, None, *(x.map() for x in given), out.data_ptr(), 5)
+        assert handed[-1] == handed[-2]
+        del made[before + new :]
+
+
+def test_only_so_many_tensor_maps_are_kept(mapped, monkeypatch):
+    common, run, compiled, handed, _ = mapped
+    monkeypatch.setattr(common, "MOST_MAPS", 3)
+    memory, out = torch.empty(8, 1, 1, 16, 64, dtype=torch.bfloat16), torch.empty(4)
+    for x in (*memory, *memory):
+        given = [common.tensor_map(y, 8) for y in (x, memory[0])]
+        compiled(7, (*given, out, 5))
+        assert len(compiled._maps) <= 3
+        run(7, 1, 1, 100, "function", "metadata", None, None, None, *(x.map() for x in given), out.data_ptr(), 5)
+        assert handed[-1] == handed[-2]
+
+
+def test_what_is_prepared_runs_on_its_device(made, monkeypatch):
+    seen, call = made
+    x, entered = torch.empty(2), []
+    monkeypatch.setattr(torch.cuda, "device", lambda index: entered.append(index) or contextlib.nullcontext())
+    monkeypatch.setattr(_launch, "_device", lambda: 0)
+    call(x, 1)
+    (alike,) = call._runs
+    call._runs[alike] = (1, call._runs[alike][1])
+    call(x, 1)
+    call._runs[alike] = (0, call._runs[alike][1])
+    call(x, 1)
+    assert (entered, len(seen)) == ([1], 1)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (4, 1, 5)])
+def test_room_is_dense(shape):
+    for x in (_launch.room(shape, torch.float16, torch.device("cpu"))(), _launch.room_like(torch.empty(shape))()):
+        assert (x.shape, x.stride()) == (torch.empty(shape).shape, torch.empty(shape).stride())
+    x = _launch.room((4, 5), torch.float16, torch.device("cpu"), (1, 4))()
+    assert (x.dtype, x.stride()) == (torch.float16, (1, 4))
