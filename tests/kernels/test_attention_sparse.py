@@ -8,7 +8,7 @@ from kernelmark.kernels.attention import attention_sparse as module
 from kernelmark.kernels.attention.attention_sparse import LONGEST, attention_sparse, chosen, listed, walk
 from kernelmark.suite.operators.attention_sparse import attended, choose, scores
 
-SMALL = {"B": 1, "H": 2, "Hkv": 1, "S": 390, "D": 16}
+SMALL = {"B": 1, "H": 2, "Hkv": 1, "S": 300, "D": 16}
 
 
 @pytest.mark.parametrize("pattern", ["static", "dynamic", "learned"])
@@ -32,7 +32,7 @@ def test_a_threshold_of_nothing_keeps_the_largest_and_its_own():
 
 @pytest.mark.parametrize(
     "axes",
-    [{"B": 2, "H": 4, "Hkv": 2, "S": 256}, {"D": 24}, {"S": 129, "D": 80}, {"B": 0}, {"S": 0}],
+    [{"B": 2, "S": 200}, {"H": 4, "Hkv": 2, "S": 200}, {"D": 24}, {"S": 129, "D": 80}, {"B": 0}, {"S": 0}],
     ids=str,
 )
 def test_shapes(agrees, axes):
