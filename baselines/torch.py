@@ -75,8 +75,7 @@ def attention_formula(case: Any) -> Callable[..., Any]:
     """
     import torch
 
-    groups = case.axes["H"] // case.axes["Hkv"]
-    scale, cap = case.axes["D"] ** -0.5, _blocks.cap_of(case)
+    cap = _blocks.cap_of(case)
     S, Sk = case.axes["S"], _blocks.keys(case)
     before, after = _blocks.reach(case)
     if before < 0 and case.options["mask"] == "causal":
@@ -89,17 +88,26 @@ def attention_formula(case: Any) -> Callable[..., Any]:
         if masked and hidden is None:
             seen = torch.ones(S, Sk, dtype=torch.bool, device=q.device)
             hidden = ~seen.tril_(Sk - S + after).triu_(Sk - S - before)
-        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
-        scores = q @ k.mT * scale
-        if cap:
-            scores = cap * (scores / cap).tanh()
-        if masked:
-            scores = scores.masked_fill(hidden, float("-inf"))
-        if sinks is not None:
-            scores = torch.cat((scores, sinks[:, None, None].expand(*scores.shape[:3], 1)), -1)
-        return scores.softmax(-1, dtype=torch.float32).to(q.dtype)[..., :Sk] @ v
+        return _eager_attention(q, k, v, hidden, sinks, cap)
 
     return call
+
+
+def _eager_attention(q: Any, k: Any, v: Any, hidden: Any, sinks: Any, cap: float) -> Any:
+    """q (B, H, Sq, D) over k and v (B, Hkv, Sk, D) as eager models have it: scores in the inputs' dtype, softmax
+    in fp32. `hidden` and `sinks` (H,) may be None.
+    """
+    import torch
+
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if cap:
+        scores = cap * (scores / cap).tanh()
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[:, None, None].expand(*scores.shape[:3], 1)), -1)
+    return scores.softmax(-1, dtype=torch.float32).to(q.dtype)[..., : k.shape[2]] @ v
 
 
 def attention_fp8(case: Any) -> Callable[..., Any]:
@@ -423,7 +431,6 @@ def attention_decode(case: Any) -> Callable[..., Any]:
     from torch.nn.functional import scaled_dot_product_attention
 
     formula = bool(case.options.get("sinks") or case.options.get("cap"))
-    groups = case.axes["H"] // max(1, case.axes["Hkv"])
 
     def call(
         q: Any, k_cache: Any, v_cache: Any, block_table: Any, lengths: Any, sinks: Any = None, cap: float = 0.0
@@ -435,15 +442,7 @@ def attention_decode(case: Any) -> Callable[..., Any]:
         seen = torch.arange(S, device=q.device) <= last[:, :, None]
         q, k, v = (x.transpose(1, 2) for x in (q, k_cache, v_cache))
         if formula:
-            k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
-            scores = q @ k.mT * q.shape[-1] ** -0.5
-            if cap:
-                scores = cap * (scores / cap).tanh()
-            scores = scores.masked_fill(~seen[:, None], float("-inf"))
-            if sinks is not None:
-                scores = torch.cat((scores, sinks[:, None, None].expand(*scores.shape[:3], 1)), -1)
-            weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)[..., :S]
-            return (weights @ v).transpose(1, 2)
+            return _eager_attention(q, k, v, ~seen[:, None], sinks, cap).transpose(1, 2)
         return scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None], enable_gqa=True).transpose(1, 2)
 
     return call

@@ -123,6 +123,9 @@ def attention_sparse(
             raise ValueError(f"gate_q has {gate_q.shape[2]} features, expected 1 to 256")
         check("gate_q", gate_q, shape=(H, D, gate_q.shape[2]))
         check("gate_k", gate_k, shape=(heads, D, gate_q.shape[2]), dtypes=(q.dtype,), like=q)
+        assert gate_k is not None
+        # Else autograd would walk back for a gate alone, for which no log-sum-exp was kept.
+        gate_q, gate_k = gate_q.detach(), gate_k.detach()
     output, blocks, *_ = _chosen(
         q, k, v, gate_q, gate_k, mask == "causal", sparsity, -1.0 if threshold is None else float(threshold),
         needs_gradient(q, k, v),
@@ -479,9 +482,9 @@ def walk(
     return out
 
 
-def _levels(q: torch.Tensor, training: bool) -> torch.Tensor | None:
-    """Memory for the log-sum-exp that the backward pass needs."""
-    return torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if training else None
+def _levels(q: torch.Tensor, training: bool) -> torch.Tensor:
+    """Memory for the log-sum-exp that the backward pass needs; of no elements where there will be none."""
+    return q.new_empty(q.shape[:3] if training else (0,), dtype=torch.float32)
 
 
 def _launch_given(
@@ -490,8 +493,7 @@ def _launch_given(
     if q.numel() == 0:
         return _empty_given(q, k, v, blocks, causal, training)
     lse = _levels(q, training)
-    out = walk(q, k, v, *listed(blocks, causal), causal, lse=lse)
-    return out, q.new_empty(0) if lse is None else lse
+    return walk(q, k, v, *listed(blocks, causal), causal, lse=lse if training else None), lse
 
 
 def _launch_chosen(
@@ -509,14 +511,12 @@ def _launch_chosen(
         return _empty(q, k, v, gate_q, gate_k, causal, sparsity, threshold, training)
     blocks, lists, counts = chosen(q, k, gate_q, gate_k, causal, sparsity, threshold)
     lse = _levels(q, training)
-    out = walk(q, k, v, lists, counts, causal, lse=lse)
-    return out, blocks, q.new_empty(0) if lse is None else lse
+    return walk(q, k, v, lists, counts, causal, lse=lse if training else None), blocks, lse
 
 
 def _empty_given(q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Memory for the output and the log-sum-exp."""
-    lse = q.new_empty(q.shape[:3] if rest[-1] else (0,), dtype=torch.float32)
-    return q.new_empty(q.shape), lse
+    return q.new_empty(q.shape), _levels(q, rest[-1])
 
 
 def _empty(q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -77,7 +77,7 @@ def problems(wanted: Sequence[int], folders: Sequence[Path] | None = None) -> li
     GPUs.
     """
     found: list[str] = []
-    named: dict[str, tuple[Path, Edits]] = {}
+    named: dict[str, tuple[Path, tuple[Edits, Edits]]] = {}
     for folder in FOLDERS if folders is None else folders:
         for path in sorted(folder.glob("*")):
             if path.suffix not in (".json", ".yaml", ".yml"):
@@ -89,15 +89,15 @@ def problems(wanted: Sequence[int], folders: Sequence[Path] | None = None) -> li
                 continue
             if said.kind != KIND:
                 continue
-            found += (f"{path} names {x}; {ANEW}" for x in _absent(said.container_edits))
-            named |= {x.name: (path, x.container_edits) for x in said.devices}
+            # What a later folder has of a device is what counts, as engines have it.
+            named |= {x.name: (path, (said.container_edits, x.container_edits)) for x in said.devices}
     for index in wanted:
         if str(index) not in named:
             if named:
                 found.append(f"no CDI specification has {KIND}={index}; there are {', '.join(sorted(named))}")
             continue
-        path, edits = named[str(index)]
-        found += (f"{path} names {x}; {ANEW}" for x in _absent(edits))
+        path, both = named[str(index)]
+        found += (f"{path} names {x}; {ANEW}" for edits in both for x in _absent(edits))
     return list(dict.fromkeys(found))
 
 

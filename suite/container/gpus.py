@@ -115,10 +115,12 @@ def require_toolkit(engine: Engine, wanted: Sequence[int]) -> None:
         )
         container.start()
     except APIError as error:
-        is_ours = asked["Driver"] == "cdi" and engine.address.startswith("unix://")
-        because = cdi.problems(wanted) if is_ours else []
-        if (reason := refusal("; ".join([str(error.explanation), *because]))) is not None:
-            raise reason from None
+        said = str(error.explanation)
+        if (reason := refusal(said)) is not None:
+            # Only of a refusal: a stale file that the engine had no need of says nothing against a GPU it gave.
+            is_ours = asked["Driver"] == "cdi" and engine.address.startswith("unix://")
+            because = cdi.problems(wanted) if is_ours else []
+            raise (refusal("; ".join([said, *because])) or reason) from None
     finally:
         with contextlib.suppress(NotFound):
             client.containers.get(name).remove(force=True)

@@ -114,30 +114,54 @@ def test_json_and_other_kinds(machine):
     assert said(machine, 0, 1) == []
 
 
+def test_what_a_later_folder_has_of_a_device_counts(machine):
+    """As engines read them: a stale file of the first folder is none of their business."""
+    (machine / "run").mkdir()
+    kept = machine / "cdi" / "nvidia.yaml"
+    (machine / "run" / "nvidia.yaml").write_text(kept.read_text())
+    kept.write_text(kept.read_text().replace("libcuda.so.580.95.05", "libcuda.so.535.54.03"))
+    assert said(machine) == []
+    (machine / "run" / "nvidia.yaml").unlink()
+    assert "libcuda.so.535.54.03, which is not there" in said(machine)[0]
+
+
+class Refusing:
+    """An engine's client, which offers a GPU through CDI and answers its container with an error."""
+
+    def __init__(self, explanation: str) -> None:
+        self.images = self.containers = self
+        self.explanation = explanation
+
+    def info(self) -> dict[str, object]:
+        return {"Runtimes": {"runc": {}}, "DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]}
+
+    def list(self, name: str) -> list[str]:
+        return [name]
+
+    def create(self, *arguments: object, **options: object) -> None:
+        raise APIError("refused", explanation=self.explanation)
+
+    def get(self, name: str) -> Refusing:
+        return self
+
+    def remove(self, force: bool) -> None: ...
+
+
 @pytest.mark.parametrize(("address", "told"), [("unix:///x", True), ("tcp://elsewhere:2376", False)])
 def test_an_engine_that_refuses_is_explained_by_the_specification(machine, monkeypatch, address, told):
     """Only of an engine on this machine: another's files are not here."""
     (machine / "libcuda.so.580.95.05").unlink()
     monkeypatch.setattr(cdi, "FOLDERS", (machine / "cdi",))
 
-    class Client:
-        def __init__(self) -> None:
-            self.images = self.containers = self
-
-        def info(self) -> dict[str, object]:
-            return {"Runtimes": {"runc": {}}, "DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]}
-
-        def list(self, name: str) -> list[str]:
-            return [name]
-
-        def create(self, *arguments: object, **options: object) -> None:
-            raise APIError("refused", explanation="CDI device injection failed: failed to stat CDI host device")
-
-        def get(self, name: str) -> Client:
-            return self
-
-        def remove(self, force: bool) -> None: ...
-
+    client = Refusing("CDI device injection failed: failed to stat CDI host device")
     with pytest.raises(NoToolkit, match="CDI device injection failed") as caught:
-        gpus.require_toolkit(Engine(Client(), address), [0])
+        gpus.require_toolkit(Engine(client, address), [0])
     assert ("libcuda.so.580.95.05, which is not there" in str(caught.value)) == told
+
+
+def test_a_gpu_that_was_given_is_not_refused_for_a_file(machine, monkeypatch):
+    """The container got as far as its program, which is missing on purpose; what a file says does not matter."""
+    (machine / "libcuda.so.580.95.05").unlink()
+    monkeypatch.setattr(cdi, "FOLDERS", (machine / "cdi",))
+    client = Refusing('exec: "/nothing": stat /nothing: no such file or directory: unknown')
+    gpus.require_toolkit(Engine(client, "unix:///x"), [0])
