@@ -6,33 +6,42 @@ enough for all multiprocessors with no sum over K shared between them, and the o
 on how many there are. What is in flight at a time, not how many programs wait for it, decides how fast memory is
 read: a program has several steps of K on their way.
 
-One row is multiplied outside of the matrix units. Their products of 16 numbers of K would each wait for the one
-before, which takes most of the time that the memory has for them.
+The matrix units' products of 16 numbers of K wait each for the one before, about 28 ns on an H200, so that one
+warp reads no faster than that. Where programs are few, each has several warps, which share a step of K between
+them (a product of three dimensions, a slice of K each) and add up at the end, in one order. One row is multiplied
+outside of the matrix units.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 
-from .._common import FLOATING, INTERPRETED, INTERPRETING, capability, cdiv, on, sigmoid
+from .._common import FLOATING, INTERPRETED, INTERPRETING, capability, cdiv, multiprocessors, on, sigmoid
 
 MOST = 16
 """Rows of x at the most."""
+KIB = 1024
+FLYING = 96 * KIB
+"""Bytes of the weight that a multiprocessor has on their way: 56 to 112 KiB were fastest on an H200."""
+ONCE = 16
+"""Programs of one warp at the most that a multiprocessor has at once; where there are more, they take turns."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows of the weight and of x in a program's tile, the K of a step, and the steps under way at a time.
-    `gated`: of the rows N further down, too. `even`: K is a multiple of the step.
+    """Rows of the weight and of x in a program's tile, the K of a step, the slices that it is multiplied in, and
+    the steps under way at a time. `gated`: of the rows N further down, too. `even`: K is a multiple of the step.
     """
 
     columns: int
     rows: int
     step: int
+    slices: int
     stages: int
     gated: bool
     bias: bool
@@ -41,7 +50,7 @@ class Tile:
 
 @triton.jit
 def _added(acc, y, z, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """acc + y · z for z (STEP, ROWS); of one row z (1, STEP) the products themselves, to be summed at the end."""
+    """acc + y · z, slice by slice; of one row z (1, STEP) the products themselves, to be summed at the end."""
     if ROWS == 1:
         acc += y.to(tl.float32) * z.to(tl.float32)
     elif INTERPRETING:  # which multiplies the bits of 16-bit numbers
@@ -57,43 +66,53 @@ def _kernel(x, weight, out, bias, M, N, K, x_lead, weight_lead, c: tl.constexpr)
     COLUMNS: tl.constexpr = c.columns
     ROWS: tl.constexpr = c.rows
     STEP: tl.constexpr = c.step
+    SLICES: tl.constexpr = c.slices
+    DEPTH: tl.constexpr = STEP // SLICES
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.arange(0, ROWS)
-    depth = tl.arange(0, STEP)
     # Beyond the last one, that one is read again and not written.
     held = tl.minimum(column, N - 1).to(tl.int64)
-    weight_at = weight + held[:, None] * weight_lead + depth[None, :]
     other = tl.cast(N, tl.int64) * weight_lead
-    there = (row < M)[None, :]
     if ROWS == 1:
-        x_at = x + depth[None, :]
+        y_depth = tl.arange(0, STEP)[None, :]
+        z_depth = y_depth
+        weight_at = weight + held[:, None] * weight_lead + y_depth
+        x_at = x + z_depth
         acc = tl.zeros([COLUMNS, STEP], tl.float32)
     else:
-        x_at = x + row[None, :].to(tl.int64) * x_lead + depth[:, None]
-        acc = tl.zeros([COLUMNS, ROWS], tl.float32)
+        first = tl.arange(0, SLICES)[:, None, None] * DEPTH
+        y_depth = first + tl.arange(0, DEPTH)[None, None, :]
+        z_depth = first + tl.arange(0, DEPTH)[None, :, None]
+        weight_at = weight + held[None, :, None] * weight_lead + y_depth
+        x_at = x + row[None, None, :].to(tl.int64) * x_lead + z_depth
+        there = (row < M)[None, None, :]
+        acc = tl.zeros([SLICES, COLUMNS, ROWS], tl.float32)
     up = acc
     for k in tl.range(0, tl.cdiv(K, STEP), num_stages=c.stages):
-        inside = depth < K - k * STEP
+        left = K - k * STEP
         if ROWS == 1:
-            z = tl.load(x_at) if c.even else tl.load(x_at, inside[None, :], 0.0)
+            z = tl.load(x_at) if c.even else tl.load(x_at, z_depth < left, 0.0)
         else:
-            z = tl.load(x_at, there if c.even else there & inside[:, None], 0.0)
-        y = tl.load(weight_at) if c.even else tl.load(weight_at, inside[None, :], 0.0)
+            z = tl.load(x_at, there if c.even else there & (z_depth < left), 0.0)
+        y = tl.load(weight_at) if c.even else tl.load(weight_at, y_depth < left, 0.0)
         acc = _added(acc, y, z, ROWS)
         if c.gated:
-            y = tl.load(weight_at + other) if c.even else tl.load(weight_at + other, inside[None, :], 0.0)
+            y = tl.load(weight_at + other) if c.even else tl.load(weight_at + other, y_depth < left, 0.0)
             up = _added(up, y, z, ROWS)
         weight_at += STEP
         x_at += STEP
     if ROWS == 1:
         acc = tl.sum(acc, 1)[:, None]
         up = tl.sum(up, 1)[:, None]
+    else:
+        acc = tl.sum(acc, 0)
+        up = tl.sum(up, 0)
     if c.bias:
         acc += tl.load(bias + held).to(tl.float32)[:, None]
     if c.gated:
         acc = acc * sigmoid(acc) * up
     at = out + row[None, :].to(tl.int64) * N + column[:, None]
-    tl.store(at, acc.to(out.dtype.element_ty), there & (column < N)[:, None])
+    tl.store(at, acc.to(out.dtype.element_ty), (row < M)[None, :] & (column < N)[:, None])
 
 
 def takes(a: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -104,18 +123,51 @@ def takes(a: torch.Tensor, weight: torch.Tensor) -> bool:
     return few and (INTERPRETED or capability(a.device) >= (8, 0))
 
 
-def tile(M: int, K: int, gated: bool, bias: bool) -> tuple[Tile, int]:
-    """(the tile for M rows, warps): 16 rows of the weight a warp, the least that the matrix units take.
+def _room(device: torch.device) -> int:
+    """Bytes of shared memory that a multiprocessor's programs may have, less than there are."""
+    held = capability(device)
+    return (220 if held[0] in (9, 10) else 160 if held == (8, 0) else 96) * KIB
 
-    x comes from L2 again for each tile, so that tiles of more rows of x have more rows of the weight.
+
+@functools.lru_cache(4096)
+def tile(M: int, N: int, K: int, gated: bool, bias: bool, processors: int, room: int) -> tuple[Tile, int]:
+    """(the tile, warps) of a product on so many multiprocessors, each with so many bytes of shared memory.
+
+    By how many programs a multiprocessor has. All are to be there at once, as a few left for the end would read
+    alone, with `FLYING` bytes of the weight on their way together. The fewer they are, the more warps each has.
     """
-    step, stages, warps = (128 if gated else 256), 5, (1 if M <= 4 else 2)
-    columns, rows = 16 * warps, 8 if M <= 8 else MOST
     if M == 1:
-        step, stages, warps, rows = 2 * step, 4, 4, 1
-    if INTERPRETED:
-        step = 32
-    return Tile(columns, rows, step, stages, gated, bias, K % step == 0), warps
+        many = cdiv(N, 8) > 4 * ONCE * processors
+        step, warps = (512, 4) if many else (128 if gated else 256, 2)
+        return Tile(8, 1, step, 1, 6, gated, bias, K % step == 0), warps
+    rows = 8 if M <= 8 else MOST
+    each = cdiv(cdiv(N, 16), processors)
+    # x comes from L2 again for each tile: that should not be more than half of what the weight is. Numbers of rows
+    # that cannot be loaded by 16 bytes take registers: of them a tile has few.
+    fine = K % 8 == 0
+    wide = not gated and fine and each > (ONCE if rows == 8 else 1)
+    columns = 32 if wide else 16
+    each = cdiv(cdiv(N, columns), processors)
+    lines = columns * (2 if gated else 1)
+    if each > ONCE or (wide and rows == 8):
+        slices, depth, flying = (2 if wide else 1), 64, 4
+    else:
+        slices = 4 if each <= 2 else 2 if each <= 4 else 1
+        while slices > 1 and 256 * slices > K:
+            slices //= 2
+        depth = 128 if fine and not gated else 64
+        flying = _flying(each, lines, rows, slices * depth, room)
+        if flying < 3 and depth == 128:
+            depth = 64
+            flying = _flying(each, lines, rows, slices * depth, room)
+    step = slices * depth
+    return Tile(columns, rows, step, slices, flying + 1, gated, bias, K % step == 0), slices
+
+
+def _flying(each: int, lines: int, rows: int, step: int, room: int) -> int:
+    """Steps on their way, of `each` programs that read so many lines of the weight."""
+    wanted = cdiv(FLYING, each * lines * step * 2)
+    return max(2, min(7, wanted, room // (each * (lines + rows) * step * 2)))
 
 
 def multiply(
@@ -125,7 +177,9 @@ def multiply(
     (M, K), N = x.shape, out.shape[1]
     if x.stride(1) != 1:
         x = x.contiguous()
-    chosen, warps = tile(M, K, gated, bias is not None)
+    chosen, warps = tile(M, N, K, gated, bias is not None, multiprocessors(x), _room(x.device))
+    if INTERPRETED:  # small steps, so that there are several
+        chosen = replace(chosen, step=32, slices=1 if M == 1 else 2, even=K % 32 == 0)
     with on(x):
         _kernel[(cdiv(N, chosen.columns),)](
             x, weight, out, out if bias is None else bias, M, N, K, x.stride(0), weight.stride(0), chosen,

@@ -3,7 +3,8 @@ stored.
 
 The schedule is that of `_matmul_hopper.py` with the operands' roles exchanged: a tile has 64 rows of weights a
 consumer, and the rows of x are its columns. A consumer widens its weights in registers, from which the matrix
-units take their first operand: outᵀ = W · xᵀ.
+units take their first operand: outᵀ = W · xᵀ. It widens the second half of a step while the first one's product
+runs.
 
 | barrier | one for | arrives | arrivals | waits, and the phase it starts at |
 |---|---|---|---|---|
@@ -155,18 +156,23 @@ def _compute(ring, work, result, c: gl.constexpr, GROUP: gl.constexpr):  # type:
         row = (row_tile * c.groups + GROUP) * 64
         column = column_tile * COLUMNS
         acc = gl.zeros(SHAPE, gl.float32, layout)
-        following = _scale(result, row, begin * (4 * BLOCKS), True, WORDS)
+        scale = _scale(result, row, begin * (4 * BLOCKS), True, WORDS)
+        following = _scale(result, row, begin * (4 * BLOCKS) + 4, begin + 1 // BLOCKS < end, WORDS)
         for k in range(begin, end):
             ring.wait(at)
             words = ring.a.index(at.stage * c.groups + GROUP)
             x = ring.b.index(at.stage).permute((1, 0))
+            a = widened(words.slice(0, 16, 1).load(words_layout()), scale, OPERAND)
             for j in gl.static_range(BLOCKS):
-                scale = following
-                group = (k * BLOCKS + j + 1) * 4
-                following = _scale(result, row, group, k + (j + 1) // BLOCKS < end, WORDS)
-                a = widened(words.slice(j * 16, 16, 1).load(words_layout()), scale, OPERAND)
                 acc = warpgroup_mma(a, x.slice(j * DEPTH, DEPTH, 0), acc, is_async=True)  # acc += W @ X.T
+                scale = following
+                group = (k * BLOCKS + j + 2) * 4
+                following = _scale(result, row, group, k + (j + 2) // BLOCKS < end, WORDS)
+                after = a
+                if j + 1 < BLOCKS:  # while that product runs
+                    after = widened(words.slice((j + 1) * 16, 16, 1).load(words_layout()), scale, OPERAND)
                 acc, a = warpgroup_mma_wait(0, deps=[acc, a])
+                a = after
             ring.release(at)
             at = at.advanced()
         done = begin == begin
@@ -220,7 +226,7 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
 def schedule(M: int) -> Schedule:
     """For M up to 64 rows of x."""
     columns = 16 if M <= 16 else 32 if M <= 32 else 64
-    return Schedule(columns=columns, step=256, stages={16: 8, 32: 6, 64: 4}[columns], packed=8)
+    return Schedule(columns=columns, step=256, stages={16: 8, 32: 6, 64: 4}[columns], packed=8, registers=224)
 
 
 def fits(q: torch.Tensor) -> bool:
@@ -248,8 +254,8 @@ def few_rows(x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, out: torch.
     tiles, steps = cdiv(N, 64 * c.groups) * cdiv(M, c.columns), cdiv(K, c.step)
     programs = min(multiprocessors(x), tiles * steps)
     dealt = 0
-    shares = tiles % programs != 0
-    if shares:
+    rest = tiles % programs
+    if 0 < 8 * rest < 7 * programs:  # else the last round is full enough to leave tiles whole
         c = replace(c, shared=True)
         size = 2 * programs * c.groups * 64 * c.columns
         partial = torch.empty(size, dtype=torch.float32, device=x.device)

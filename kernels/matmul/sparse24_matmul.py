@@ -8,9 +8,11 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import FLOATING, INTERPRETED, cdiv, check, on, operator
+from .._common import FLOATING, INTERPRETED, capability, cdiv, check, on, operator
 from .matmul import matmul
 
+FEW = 64
+"""Rows of x up to which a weight is multiplied on Hopper as it is stored, made dense in registers."""
 SIZE = 256 if INTERPRETED else 1024
 """Groups or numbers of a program."""
 
@@ -23,8 +25,9 @@ def sparse24_matmul(
     values (N, K/2) has them in x's dtype, bf16 or fp16; positions, bytes (N, K/8), where they are in their
     groups: four bits a group, the first one's place in the lower two, the lower group in the lower four. `pack24`
     makes both. K is a multiple of 8. `weight` is the same in dense form: given or made here, it is what x is
-    multiplied by, since Triton has no sparse products. Differentiable in x, in values, and in weight where it is
-    not 0, as sparse training needs: its other gradients are 0.
+    multiplied by, since Triton has no sparse products. On Hopper up to 64 rows, where K is a multiple of 128, are
+    multiplied by values and positions instead, made dense in registers. Differentiable in x, in values, and in
+    weight where it is not 0, as sparse training needs: its other gradients are 0.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device; the message names the
     argument.
@@ -145,6 +148,12 @@ def _launch(
     out = _empty(x, values, positions, weight)
     if out.numel() == 0 or x.shape[1] == 0:
         return out.zero_()
+    if x.shape[0] <= FEW and capability(x.device)[0] == 9 and x.stride(1) == 1:
+        from . import _sparse24_hopper as hopper  # where Gluon may be missing, it is not needed
+
+        if hopper.fits(values, positions):
+            hopper.few_rows(x, values, positions, out)
+            return out
     return matmul(x, (expanded(values, positions) if weight is None else weight).t())
 
 

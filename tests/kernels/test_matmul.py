@@ -1,5 +1,7 @@
 """Our matrix products, as far as any GPU has them; `test_matmul_hopper.py` plays Hopper's."""
 
+import random
+
 import pytest
 import torch
 from kernelmark.kernels.matmul import _few_rows as few_rows
@@ -45,6 +47,52 @@ def test_few_rows(agrees, monkeypatch, M, N, K, epilogue, dtype):
                 "b": torch.randn(2 * N, K + 3).to(given["b"].dtype)[::2, 1 : K + 1].t(),
             },
         )
+
+
+@pytest.mark.parametrize("slices", [1, 4])
+def test_slices_of_a_step(agrees, monkeypatch, slices):
+    """What warps that share a step sum up, in steps that K is no multiple of."""
+    chosen = few_rows.replace
+    monkeypatch.setattr(few_rows, "replace", lambda tile, **change: chosen(tile, **{**change, "slices": slices}))
+    for M, N, K, epilogue in ((2, 35, 41, "bias"), (9, 18, 96, "swiglu"), (16, 50, 33, "none")):
+        agrees("matmul", {"M": M, "N": N, "K": K}, "bf16", epilogue=epilogue)
+
+
+def tiles(room, count=400):
+    """(M, N, K, gated, tile, warps) of random sizes on 132 multiprocessors."""
+    draw = random.Random(25)
+    for _ in range(count):
+        M, N, K = draw.randint(2, 16), int(2 ** draw.uniform(0, 18)), int(2 ** draw.uniform(0, 15))
+        gated = draw.random() < 0.3
+        yield M, N, K, gated, *few_rows.tile(M, N, K, gated, False, 132, room)
+
+
+@pytest.mark.parametrize("room", [96 * 1024, 220 * 1024])
+def test_tiles_of_few_rows_fit(room):
+    """Each alone, and on Hopper all of a multiprocessor at once where they are not to take turns."""
+    for M, N, K, gated, tile, warps in tiles(room):
+        given = M, N, K, gated, tile
+        lines = tile.columns * (2 if gated else 1)
+        held = (tile.stages - 1) * (lines + tile.rows) * tile.step * 2
+        each = -(-N // (tile.columns * 132))
+        assert M <= tile.rows <= few_rows.MOST, given
+        assert held <= room, given
+        assert warps == tile.slices, given
+        assert tile.step // tile.slices in (64, 128), given
+        assert tile.even == (K % tile.step == 0), given
+        if each <= few_rows.ONCE and room > 200 * 1024:
+            assert held * min(each, few_rows.ONCE) <= room, given
+        if tile.slices > 1:
+            assert 2 * tile.step <= K or tile.columns == 32, given
+
+
+def test_fewer_programs_have_more_warps():
+    """And as many bytes on their way at a time, within a factor of two."""
+    found = [few_rows.tile(8, N, 8192, False, False, 132, 220 * 1024) for N in (2048, 6144, 16384, 131072)]
+    assert [warps for _, warps in found] == [4, 2, 1, 2]
+    for (tile, _), each in zip(found[:3], (1, 3, 8), strict=True):
+        assert 0.5 <= each * (tile.stages - 1) * tile.columns * tile.step * 2 / few_rows.FLYING <= 2
+    assert few_rows.tile(8, 2048, 256, False, False, 132, 220 * 1024)[1] == 1  # too short to share
 
 
 def test_which_products_have_few_rows():

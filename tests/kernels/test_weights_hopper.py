@@ -25,7 +25,7 @@ def widened(words, scale, operand):
 
 
 @pytest.mark.parametrize("programs", [1, 3, 8])
-@pytest.mark.parametrize(("M", "N", "K"), [(3, 200, 544), (17, 128, 1024), (40, 130, 96)])
+@pytest.mark.parametrize(("M", "N", "K"), [(3, 200, 544), (17, 128, 1024), (40, 130, 96), (5, 800, 96)])
 def test_right(monkeypatch, M, N, K, programs):
     play(
         monkeypatch, (_matmul_hopper, _weights_hopper), keep=("_order",),
