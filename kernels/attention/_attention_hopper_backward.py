@@ -52,7 +52,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .._common import on, power_of_2
 from .._hopper import (
-    LOG2E,
     ROWS,
     flat_mapping,
     kernel_key,
@@ -68,6 +67,7 @@ from .._hopper import (
 from .._pipeline import BackwardPipes, Blocks, Statistics, barriers, copy_in, copy_out, cursor, pair, pair_ring
 from ._attention_hopper_backward_deterministic import REGISTERS, heads_per_l2_group
 from ._gradients import add_last, add_step, exchanges, first_scores, offer_zeros, place_of_ds, probabilities
+from ._softmax import scales
 
 LINE = 256
 """Numbers in a row of the accumulator as the copy engine sees it: the longest box."""
@@ -91,9 +91,10 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether the last block
-    is not whole, the schedule, the layout of dS in shared memory; whether there are not as many keys as queries;
-    rows of a consumer, buffers of dS, a line of the accumulator, a consumer's registers.
+    """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether the last block is
+    not whole, the schedule, the layout of dS in shared memory; whether there are not as many keys as queries; what
+    products of queries and keys are multiplied with before tanh, 0 without a cap; rows of a consumer, buffers of
+    dS, a line of the accumulator, a consumer's registers.
     """
 
     width: int
@@ -103,6 +104,7 @@ class Config:
     schedule: Schedule
     exchanged: gl.NVMMASharedLayout
     uneven: bool = False
+    inner: float = 0.0
     rows: int = ROWS
     buffers: int = BUFFERS
     line: int = LINE
@@ -266,7 +268,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 j = gl.where(j >= tiles, j - tiles, j)
             place = ((base + j) * 2 + HALF) * LINES
             to = place_of_ds(step, c)
-            p, dp = probabilities(s, step, at, pipes, zero, scale, c, HALF)
+            p, slope, dp = probabilities(s, step, at, pipes, zero, scale, c, HALF, c.inner)
             if c.causal or c.window or c.tail:
                 ahead = j - c.ratio * block
                 cut = j < 0
@@ -282,7 +284,9 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
                     if c.tail:
                         limit = blocks.length - block * 2 * c.rows
                         p = gl.where((queries < limit) & (keys < limit), p, 0.0)
-            s, dk, dv, at, step = add_step(p, dp, s, dk, dv, at, step, to, last, pipes, sums, zero, none, c, HALF)
+            s, dk, dv, at, step = add_step(
+                p, slope, dp, s, dk, dv, at, step, to, last, pipes, sums, zero, none, c, HALF, c.inner
+            )
             last = place
     if c.schedule.ahead and c.schedule.apart:
         pipes.stream.wait(at)  # nothing may still be on its way when the program ends
@@ -386,14 +390,16 @@ def backward(
     causal: bool,
     window: int = 0,
     schedule: Schedule | None = None,
+    cap: float = 0.0,
 ) -> None:
     """Writes dq, dk and dv. `lse` is in base 2, `delta` the sum of O ∘ dO over rows, both (B, H, rows) in fp32
-    with room for whole blocks of 128 rows, filled up with +inf and 0. A window of 0 is none.
+    with room for whole blocks of 128 rows, filled up with +inf and 0. A window of 0 is
+    none, as is a cap.
 
     For inputs that `_hopper.fits` approves of, of lengths that `takes` does; gradients are `mappable`. Takes
     memory for dq in fp32, its rows filled up to whole blocks and its columns to a power of two.
     """
-    run(planned(grad, q, k, v, dq, dk, dv, causal, window, schedule), grad, q, k, v, lse, delta, dq, dk, dv)
+    run(planned(grad, q, k, v, dq, dk, dv, causal, window, schedule, cap), grad, q, k, v, lse, delta, dq, dk, dv)
 
 
 class Plan(NamedTuple):
@@ -424,6 +430,7 @@ def planned(
     causal: bool,
     window: int,
     schedule: Schedule | None = None,
+    cap: float = 0.0,
 ) -> Plan:
     """What holds for all tensors of these shapes, strides, dtype and device."""
     B, H, S, D = q.shape
@@ -431,8 +438,9 @@ def planned(
     width = power_of_2(D)
     schedule = schedule or SCHEDULES[width, causal]
     queries = schedule.rows
+    scale, inner = scales(D, cap)
     exchanged = shared_layout(ROWS, queries, q.dtype)
-    c = Config(width, causal, window, S % (2 * ROWS) != 0, schedule, exchanged, Sk != S)
+    c = Config(width, causal, window, S % (2 * ROWS) != 0, schedule, exchanged, Sk != S, inner)
     streamed = [mapping(x.shape, x.stride(), queries, x.dtype) for x in (q, grad)]
     resident = [mapping(x.shape, x.stride(), ROWS, x.dtype) for x in (k, v, dk, dv)]
     n, of_keys = (-(-x // (2 * ROWS)) for x in (S, Sk))
@@ -442,7 +450,7 @@ def planned(
     return Plan(
         (kernel_key(_kernel, q.device, q.dtype, c), kernel_key(_convert_dq, q.device, q.dtype, D)),
         (B * heads * of_keys, B * H * n * 2),
-        (of_keys, B * heads, heads, section, H // heads, S, LOG2E * root, root, c),
+        (of_keys, B * heads, heads, section, H // heads, S, scale, root, c),
         (*(x // 8 for x in dq.stride()[:3]), H, n * 2, S, root, D, width),
         width // 16,
         (*streamed, *resident),

@@ -47,7 +47,6 @@ No `from __future__ import annotations` here: an aggregate reads the types of it
 """
 
 import functools
-import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -61,7 +60,6 @@ from .._common import multiprocessors, on, power_of_2
 from .._grid_barrier import counter
 from .._hopper import (
     KEYS,
-    LOG2E,
     LOWEST,
     ROWS,
     Strides,
@@ -85,15 +83,15 @@ from .._pipeline import (
     tile_buffers,
     tile_queue,
 )
-from ._softmax import apply_mask, first_block, last_values, scores, skip_block, step
+from ._softmax import apply_mask, first_block, last_values, scales, scores, skip_block, step, tanh, with_sink
 
 
 @dataclass(frozen=True)
 class Config:
     """A kernel at compile time: columns of a tile; the mask, a window of 0 being none; whether keys beyond the
-    last must be hidden; whether the first query may lie within a group; head dimension; consumer groups,
-    whether they take turns at the matrix units, buffers of K and of V, registers of a consumer's thread; rows
-    of a group, keys of a block.
+    last must be hidden; whether the first query may lie within a group; head dimension; consumer groups, whether
+    they take turns at the matrix units, buffers of K and of V, registers of a consumer's thread; what products of
+    queries and keys are multiplied with before tanh, 0 without a cap; rows of a group, keys of a block.
     """
 
     width: int
@@ -106,6 +104,7 @@ class Config:
     pingpong: bool
     stages: int
     registers: int
+    inner: float = 0.0
     rows: int = ROWS
     keys: int = KEYS
 
@@ -206,10 +205,10 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit
 def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    out, plain, lse, staged, pipes, grid, scale, c: gl.constexpr, GROUP: gl.constexpr
+    out, plain, lse, sinks, staged, pipes, grid, scale, c: gl.constexpr, GROUP: gl.constexpr
 ):
     """One group's rows of every tile: online softmax in base 2 over blocks of keys, the last keys first. In the
-    loop K runs one block ahead of V.
+    loop K runs one block ahead of V. A sink is counted when a tile's keys are.
 
     Run 0 of steps is cut by the window's end, 1 is seen by every row, 2 is cut by the window's start. Where a
     window is so narrow that both ends cut a block, each is looked for in it.
@@ -257,6 +256,8 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         pipes.q.wait(at_buffer(GROUP, q_phase))
         q_phase ^= 1
         s, at = scores(q, pipes, zero, at)
+        if c.inner > 0:
+            s = tanh(s * c.inner, out.dtype)
         if c.causal or WINDOW:
             limit = rows + (own + AHEAD - first * c.keys)
             if c.tail and NARROW:
@@ -282,7 +283,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 limit = rows + (own + AHEAD - (first - j) * c.keys)
                 state, at = step(
                     q, pipes, zero, state, at, limit, scale, c,
-                    GROUP, SPAN, run != 1 and (run == 0 or NARROW), run != 1 and (run == 2 or NARROW),
+                    GROUP, SPAN, run != 1 and (run == 0 or NARROW), run != 1 and (run == 2 or NARROW), c.inner,
                 )  # fmt: skip
             begin = until
         # The last product with Q is done: the next tile's can be loaded.
@@ -293,12 +294,18 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 at = skip_block(pipes, at, c, GROUP)
         if (own + c.rows > ahead) & (own < grid.keys):
             row = own - ahead
-            empty = state.row_max == LOWEST
+            row_max = state.row_max
+            empty = row_max == LOWEST
             row_sum = gl.convert_layout(gl.sum(state.row_sum, 1), score_rows)
-            level = gl.where(empty, float("inf"), state.row_max + gl.log2(row_sum))
+            shrunk = 1.0
+            if sinks is not None:
+                sink = gl.load(sinks + head % grid.per_batch)
+                row_max, row_sum, shrunk = with_sink(row_max, row_sum, sink)
+                empty = row_sum == 0.0
+            level = gl.where(empty, float("inf"), row_max + gl.log2(row_sum))
             stored = (rows + row >= 0) & (rows + row < grid.queries)
             gl.store(lse + (head * grid.queries + row) + rows, level, mask=stored)
-            share = gl.where(empty, 0.0, 1.0 / row_sum)
+            share = gl.where(empty, 0.0, shrunk / row_sum)
             acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
             if c.straddled and row < 0:
                 at_rows = row + gl.arange(0, c.rows, sums_rows)
@@ -316,12 +323,17 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["n", "heads", "per_batch", "groups", "section", "queries", "keys", "end"])
+@gluon.jit(
+    do_not_specialize=["n", "heads", "per_batch", "groups", "section", "queries", "keys", "end"],
+    do_not_specialize_on_alignment=["sinks"],
+)
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, plain, lse, counter, n, heads, per_batch, groups, section, queries, keys, end, scale,
+    q, k, v, out, plain, lse, sinks, counter, n, heads, per_batch, groups, section, queries, keys, end, scale,
     c: gl.constexpr,
 ):  # fmt: skip
-    """Buffers and barriers, then the warp groups. `plain` is `out` as a pointer; numbers as in `Grid`."""
+    """Buffers and barriers, then the warp groups. `plain` is `out` as a pointer; `sinks` (H,) are logits beside
+    the scores, without values, None for none; numbers as in `Grid`. With a cap `scale` is that times log₂e.
+    """
     grid = Grid(n, heads, per_batch, groups, section, queries, keys, end)
     q_ring = ring(q, c.rows, c.width, c.groups, 1)
     staged = tile_buffers(q.dtype, c.groups, c.rows, c.width)
@@ -331,9 +343,9 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     gl.warp_specialize(
         [
             (_producer, (q, k, v, pipes, grid, counter, c)),
-            (_consumer, (out, plain, lse, staged, pipes, grid, scale, c, 0)),
-            (_consumer, (out, plain, lse, staged, pipes, grid, scale, c, 1)),
-            (_consumer, (out, plain, lse, staged, pipes, grid, scale, c, 2)),
+            (_consumer, (out, plain, lse, sinks, staged, pipes, grid, scale, c, 0)),
+            (_consumer, (out, plain, lse, sinks, staged, pipes, grid, scale, c, 1)),
+            (_consumer, (out, plain, lse, sinks, staged, pipes, grid, scale, c, 2)),
         ][: c.groups + 1],
         [4, 4, 4][: c.groups],
         [c.registers, c.registers, c.registers][: c.groups],
@@ -349,31 +361,49 @@ def forward(
     causal: bool,
     window: int,
     section: int,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> None:
     """Writes the output and its base-2 log-sum-exp (B, H, S), +inf for a row that sees nothing. A window of 0 is
-    none. The last query and the last key are in one place. `section`: query heads whose tiles are taken before
-    others' are. For inputs that `_hopper.fits` approves of for the columns of DIVISIONS.
+    none, as is a cap. The last query and the last key are in one place. `section`: query heads whose tiles are
+    taken before others' are. For inputs that `_hopper.fits` approves of for the columns of DIVISIONS; sinks (H,)
+    are contiguous.
     """
-    run(planned(q, k, v, out, causal, window, section), q, k, v, out, lse)
+    of_sinks = None if sinks is None else sinks.dtype
+    run(planned(q, k, v, out, causal, window, section, of_sinks, cap), q, k, v, out, lse, sinks)
 
 
 def planned(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, causal: bool, window: int, section: int
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    causal: bool,
+    window: int,
+    section: int,
+    of_sinks: torch.dtype | None = None,
+    cap: float = 0.0,
 ) -> "Plan":
-    """What holds for all tensors of these shapes, strides, dtype and device."""
+    """What holds for all tensors of these shapes, strides, dtypes and device."""
     strides = q.stride(), k.stride(), v.stride(), out.stride()
-    return _plan(q.shape, k.shape, *strides, q.dtype, q.device, causal, window, section)
+    return _plan(q.shape, k.shape, *strides, q.dtype, q.device, causal, window, section, of_sinks, cap)
 
 
 def run(
-    plan: "Plan", q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+    plan: "Plan",
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """`forward` of tensors that the plan is for."""
     with on(q):
         launch(
             _kernel, plan.key, min(plan.tiles, multiprocessors(q)),
-            placed(q, plan.q), placed(k, plan.k), placed(v, plan.v), placed(out, plan.out), out, lse, counter(q),
-            *plan.numbers, plan.c,
+            placed(q, plan.q), placed(k, plan.k), placed(v, plan.v), placed(out, plan.out), out, lse, sinks,
+            counter(q), *plan.numbers, plan.c,
         )  # fmt: skip
 
 
@@ -405,13 +435,16 @@ def _plan(
     causal: bool,
     window: int,
     section: int,
+    of_sinks: torch.dtype | None,
+    cap: float,
 ) -> Plan:
     B, H, S, D = of_q
     heads, keys = of_k[1:3]
     width = power_of_2(D)
     ahead = keys - S
     tail, straddled = not causal and keys % KEYS != 0, causal and ahead % ROWS != 0
-    c = Config(width, causal, window, tail, straddled, D, *DIVISIONS[width])
+    scale, inner = scales(D, cap)
+    c = Config(width, causal, window, tail, straddled, D, *DIVISIONS[width], inner)
     tile = c.rows * c.groups
     if causal:
         # A group's 64 rows begin at a multiple of 64, so that the diagonal cuts one block of keys only.
@@ -421,10 +454,10 @@ def _plan(
         n = -(-S // tile)
         end = ahead + n * tile
     return Plan(
-        kernel_key(_kernel, device, dtype, c),
+        kernel_key(_kernel, device, dtype, of_sinks, c),
         B * H * n,
         c,
-        (n, B * H, H, H // heads, min(section, B * H), S, keys, end, LOG2E / math.sqrt(D)),
+        (n, B * H, H, H // heads, min(section, B * H), S, keys, end, scale),
         mapping(of_q, q_strides, c.rows, dtype),
         mapping(of_k, k_strides, c.keys, dtype),
         mapping(of_k, v_strides, c.keys, dtype),

@@ -31,7 +31,6 @@ unless a schedule is asked for.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -46,8 +45,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .._common import multiprocessors, on, power_of_2
-from .._hopper import KEYS, LOG2E, LOWEST, ROWS, launch, product_layout, tensor_map, visible
+from .._hopper import KEYS, LOWEST, ROWS, launch, product_layout, tensor_map, visible
 from .._pipeline import Ring, at_buffer, barriers, copy_in, copy_out, cursor, ring, tile_buffers
+from ._softmax import scales, tanh, with_sink
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class Schedule:
 @dataclass(frozen=True)
 class Config:
     """A kernel at compile time: columns of a tile, the mask, a window of 0 being none, whether keys beyond the
-    last must be hidden, the schedule, whether the output goes through the buffer of Q, and rows of a consumer.
+    last must be hidden, the schedule, whether the output goes through the buffer of Q; what products of queries
+    and keys are multiplied with before tanh, 0 without a cap; rows of a consumer.
     """
 
     width: int
@@ -75,6 +76,7 @@ class Config:
     tail: bool
     schedule: Schedule
     reuse: bool
+    inner: float = 0.0
     rows: int = ROWS
 
     @property
@@ -204,7 +206,7 @@ def _producer(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit
 def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    out, lse, queries, keys, values, staged, pingpong, units, n, length, heads, scale,
+    out, lse, sinks, queries, keys, values, staged, pingpong, units, n, length, heads, scale,
     c: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """One half of every tile: online softmax in base 2 over blocks of keys, the last keys first.
@@ -254,6 +256,8 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         s = warpgroup_mma_wait(0, deps=[s])
         keys.release(at_k)
         at_k = at_k.advanced()
+        if c.inner > 0:
+            s = tanh(s * c.inner, dtype)
         if CAUSAL or WINDOW:
             seen = visible(gl.expand_dims(rows + below, 1), gl.expand_dims(columns, 0), CAUSAL, WINDOW)
             s = gl.where(seen, s, float("-inf"))
@@ -283,6 +287,8 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
                     mbarrier.arrive(pingpong.index(1 - HALF), count=1)
                 s = warpgroup_mma_wait(1, deps=[s])
                 keys.release(at_k)
+                if c.inner > 0:
+                    s = tanh(s * c.inner, dtype)
                 if run != 1:
                     ahead = below + j * c.keys
                     seen = visible(gl.expand_dims(rows + ahead, 1), gl.expand_dims(columns, 0), CAUSAL, WINDOW)
@@ -314,9 +320,13 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         row = block * 2 * c.rows + HALF * c.rows
         # Not by its row sum, which is that of what the FMA units computed: 2^-126 for -inf.
         empty = row_max == LOWEST
+        shrunk = 1.0
+        if sinks is not None:
+            row_max, row_sum, shrunk = with_sink(row_max, row_sum, gl.load(sinks + head % heads))
+            empty = row_sum == 0.0
         level = gl.where(empty, float("inf"), row_max + gl.log2(row_sum))
         gl.store(lse + (head * length + row) + rows, level, mask=row + rows < length)
-        share = gl.where(empty, 0.0, 1.0 / row_sum)
+        share = gl.where(empty, 0.0, shrunk / row_sum)
         acc = acc * gl.expand_dims(gl.convert_layout(share, sums_rows), 1)
         if not c.reuse:
             tma.store_wait(pendings=0)  # of the tile before, which the buffer still held
@@ -329,11 +339,13 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["units", "n", "length", "heads", "groups"])
+@gluon.jit(do_not_specialize=["units", "n", "length", "heads", "groups"], do_not_specialize_on_alignment=["sinks"])
 def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, k, v, out, lse, units, n, length, heads, groups, scale, c: gl.constexpr
+    q, k, v, out, lse, sinks, units, n, length, heads, groups, scale, c: gl.constexpr
 ):
-    """Buffers and barriers, then the three warp groups. `n` tiles a head, an even number, `units` B·H·n / 2."""
+    """Buffers and barriers, then the three warp groups. `n` tiles a head, an even number, `units` B·H·n / 2.
+    `sinks` and `scale` as in `_attention_hopper_forward.py`.
+    """
     buffers = tile_buffers(q.dtype, 2, c.rows, c.width)
     staged = buffers if c.reuse else tile_buffers(q.dtype, 2, c.rows, c.width)
     queries = Ring(buffers, barriers(2, 1), barriers(2, 1))
@@ -345,11 +357,11 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
             (_producer, (q, k, v, queries, keys, values, units, n, length, heads, groups, c)),
             (
                 _consumer,
-                (out, lse, queries, keys, values, staged, pingpong, units, n, length, heads, scale, c, 0),
+                (out, lse, sinks, queries, keys, values, staged, pingpong, units, n, length, heads, scale, c, 0),
             ),
             (
                 _consumer,
-                (out, lse, queries, keys, values, staged, pingpong, units, n, length, heads, scale, c, 1),
+                (out, lse, sinks, queries, keys, values, staged, pingpong, units, n, length, heads, scale, c, 1),
             ),
         ],
         [4, 4],
@@ -366,19 +378,24 @@ def forward(
     causal: bool,
     window: int = 0,
     schedule: Schedule | None = None,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> None:
     """Writes the output and its base-2 log-sum-exp (B, H, S), +inf for a row that sees nothing. A window of 0 is
-    none. For inputs that `_hopper.fits` approves of for FORWARD_WIDTHS, as many keys as queries.
+    none, as is a cap. For inputs that `_hopper.fits` approves of for FORWARD_WIDTHS, as many keys as queries;
+    sinks (H,) are contiguous.
     """
     B, H, S, D = q.shape
     width = power_of_2(D)
     s = schedule or SCHEDULES[width, causal]
-    c = Config(width, causal, window, not causal and S % s.keys != 0, s, width > 128)
+    scale, inner = scales(D, cap)
+    of_sinks = None if sinks is None else sinks.dtype
+    c = Config(width, causal, window, not causal and S % s.keys != 0, s, width > 128, inner)
     n = 2 * -(-S // (4 * c.rows))
     units = B * H * n // 2
     with on(q):
         launch(
-            _kernel, (_kernel, q.device, q.dtype, c), min(units, multiprocessors(q)),
+            _kernel, (_kernel, q.device, q.dtype, of_sinks, c), min(units, multiprocessors(q)),
             tensor_map(q, c.rows), tensor_map(k, c.keys), tensor_map(v, c.keys), tensor_map(out, c.rows),
-            lse, units, n, S, H, H // k.shape[1], LOG2E / math.sqrt(D), c,
+            lse, sinks, units, n, S, H, H // k.shape[1], scale, c,
         )  # fmt: skip

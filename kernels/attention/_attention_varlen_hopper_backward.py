@@ -227,7 +227,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 j = gl.where(j >= tiles, j - tiles, j)
             place = ((base + j) * 2 + HALF) * LINES
             to = place_of_ds(step, c)
-            p, dp = probabilities(s, step, at, pipes, zero, scale, c, HALF)
+            p, slope, dp = probabilities(s, step, at, pipes, zero, scale, c, HALF)
             if c.causal:
                 # Cuts the last block of keys for every query of the sequence, too; others have the probability 0.
                 if j * c.queries < key + 2 * c.rows - 1 - (keys - length):
@@ -236,7 +236,9 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
             else:  # a constexpr by itself: Triton leaves the code out
                 if key + (HALF + 1) * c.rows > keys:
                     p = gl.where(gl.expand_dims(own < keys, 1), p, 0.0)
-            s, dk, dv, at, step = add_step(p, dp, s, dk, dv, at, step, to, last, pipes, sums, zero, none, c, HALF)
+            s, dk, dv, at, step = add_step(
+                p, slope, dp, s, dk, dv, at, step, to, last, pipes, sums, zero, none, c, HALF
+            )
             last = place
     # Without queries these are zeros, to an empty sequence's own slot or by a program without a block.
     add_last(step, last, pipes, sums, none, c, HALF)

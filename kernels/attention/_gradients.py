@@ -20,8 +20,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .._hopper import product_layout
+from .._hopper import product_layout, unpack
 from .._pipeline import Cursor, Exchange, barriers
+from ._softmax import pack, tanh
 
 
 @gluon.jit
@@ -172,10 +173,11 @@ def place_of_ds(step, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as ab
 
 @gluon.jit
 def probabilities(  # type: ignore[no-untyped-def]  # as above
-    s, step, at, pipes, zero, scale, c: gl.constexpr, HALF: gl.constexpr
+    s, step, at, pipes, zero, scale, c: gl.constexpr, HALF: gl.constexpr, INNER: gl.constexpr = 0.0
 ):
-    """(P before its mask, dP still being multiplied) of a step, from its scores where these are multiplied a step
-    ahead. Both are transposed: keys by queries.
+    """(P before its mask, the slope of capped scores, dP still being multiplied) of a step, from its scores where
+    these are multiplied a step ahead. All are transposed: keys by queries. Capped scores are t = tanh(S·INNER),
+    and their slope 1 - t² in words of two fp16; without a cap nothing reads it.
     """
     hidden = opaque(step)
     k = pipes.resident.first.index(hidden + HALF)
@@ -196,15 +198,20 @@ def probabilities(  # type: ignore[no-untyped-def]  # as above
     if not c.schedule.ahead:
         s = warpgroup_mma_wait(1, deps=[s])
     level = pipes.statistics.lse.index(at.stage).load(gl.SliceLayout(0, zero.type.layout))
+    slope = zero
+    if INNER > 0:
+        s = tanh(s * INNER, q.dtype)
+        slope = pack(1.0 - s * s, gl.float16)
     # P = 2^(S·scale - lse)
     p = gl.exp2(s * scale - gl.expand_dims(level, 0))
-    return p, dp
+    return p, slope, dp
 
 
 @gluon.jit
 def add_step(  # type: ignore[no-untyped-def]  # as above
-    p, dp, s, dk, dv, at, step, to, last, pipes, sums, zero, none, c: gl.constexpr, HALF: gl.constexpr
-):
+    p, slope, dp, s, dk, dv, at, step, to, last, pipes, sums, zero, none, c: gl.constexpr, HALF: gl.constexpr,
+    INNER: gl.constexpr = 0.0,
+):  # fmt: skip
     """(Sᵀ of the next step where it is multiplied ahead, dK and dV with this one's, the next place and step). dQ
     is that of the step before, added to the accumulator's rows from `last` on; `to` is the step's `place_of_ds`.
 
@@ -219,6 +226,10 @@ def add_step(  # type: ignore[no-untyped-def]  # as above
     q = stream.first.index(at.stage)
     g = stream.second.index(at.stage)
     weights = gl.convert_layout(p.to(q.dtype), operand)
+    if INNER > 0:
+        # From here on P stands in dS alone: one factor less to keep until dP is there.
+        slope = unpack(slope, gl.float16, operand).to(gl.float32)
+        p = p * gl.convert_layout(slope, zero.type.layout, assert_trivial=True)
     # dV += Pᵀ·dO
     dv = warpgroup_mma(weights, g, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=[dp])

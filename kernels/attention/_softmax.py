@@ -10,16 +10,27 @@ own columns, as in FlashAttention-3, and lanes meet once a tile. `pin` keeps the
 No `from __future__ import annotations` here: an aggregate reads the types of its fields from their annotations.
 """
 
+import math
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 from triton.language.core import _aggregate as aggregate
 
-from .._hopper import LOWEST, unpack
+from .._hopper import LOG2E, LOWEST, unpack
 from .._pipeline import Cursors
 
+_LOG2E = gl.constexpr(LOG2E)
 RESCALE_THRESHOLD = gl.constexpr(8.0)
 """How far, in base 2, a row max may rise before what is added up is scaled down."""
+
+
+def scales(D: int, cap: float) -> tuple[float, float]:
+    """(what scores are multiplied with for exponents of 2, what products of queries and keys are before tanh): of
+    a cap of 0, which is none, these are the products themselves, and the second number is 0.
+    """
+    root = math.sqrt(D)
+    return (LOG2E * cap, 1 / (root * cap)) if cap else (LOG2E / root, 0.0)
 
 
 @aggregate
@@ -37,6 +48,42 @@ class Softmax:
         self.p = p
         self.row_sum = row_sum
         self.row_max = row_max
+
+
+@gluon.constexpr_function
+def _tanh_of(dtype):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    if dtype == gl.bfloat16:
+        return "tanh.approx.f32 $0, $1;"
+    # x(135135 + 17325z + 378z² + z³) / (135135 + 62370z + 3150z² + 28z³), z = x²; 1 at 4.9718
+    return (
+        "{ .reg .f32 x, z, n, d; min.NaN.f32 x, $1, 0f409F1903; max.NaN.f32 x, x, 0fC09F1903; mul.f32 z, x, x;"
+        " add.f32 n, z, 0f43BD0000; fma.rn.f32 n, n, z, 0f46875A00; fma.rn.f32 n, n, z, 0f4803F7C0;"
+        " mul.f32 n, n, x; fma.rn.f32 d, z, 0f41E00000, 0f4544E000; fma.rn.f32 d, d, z, 0f4773A200;"
+        " fma.rn.f32 d, d, z, 0f4803F7C0; rcp.approx.ftz.f32 d, d; mul.f32 $0, n, d; }"
+    )
+
+
+@gluon.jit
+def tanh(x, dtype: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Of fp32 numbers, where P is rounded to `dtype`. Either way takes the exponential unit as long as an
+    exponential.
+
+    For bf16 it is one instruction, of a relative error of up to 2^-11: a score of 4 moves by as much as rounding
+    moves P. For fp16 that would be the largest error of all, and tanh is a quotient of polynomials (Lambert's
+    continued fraction), right to 1e-6 up to x = 2.5 and to 1e-4 beyond.
+    """
+    return gl.inline_asm_elementwise(_tanh_of(dtype), "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def with_sink(row_max, row_sum, logit):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(row max, row sum, what O and the sum before are scaled with) with one more logit, which has no value and
+    may be above all scores.
+    """
+    sink = logit.to(gl.float32) * _LOG2E
+    top = gl.maximum(row_max, sink)
+    shrunk = gl.exp2(row_max - top)
+    return top, row_sum * shrunk + gl.exp2(sink - top), shrunk
 
 
 @gluon.jit
@@ -170,11 +217,11 @@ def skip_block(pipes, at, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore
 @gluon.jit
 def step(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, pipes, zero, state, at, limit, scale, c: gl.constexpr,
-    GROUP: gl.constexpr, SPAN: gl.constexpr, HIGH: gl.constexpr, LOW: gl.constexpr,
+    GROUP: gl.constexpr, SPAN: gl.constexpr, HIGH: gl.constexpr, LOW: gl.constexpr, INNER: gl.constexpr = 0.0,
 ):  # fmt: skip
     """One block of keys, with the values of the block before, whose P the state has: (state, next places). HIGH
     and LOW: which ends of what rows see may cut it, as in `apply_mask`. The row max lags behind by
-    RESCALE_THRESHOLD at most, for P and row sums alike.
+    RESCALE_THRESHOLD at most, for P and row sums alike. Scores that are capped are tanh(S·INNER).
     """
     pingpong = at.pingpong
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=state.o.type.layout, k_width=2)
@@ -192,6 +239,8 @@ def step(  # type: ignore[no-untyped-def]  # Triton's types are its own
         mbarrier.arrive(pipes.pingpong.index((GROUP + 1) % c.groups), count=1)
     s = warpgroup_mma_wait(1, deps=[s])
     pipes.k.release(at.k)
+    if INNER > 0:
+        s = tanh(s * INNER, pipes.k.buffers.dtype)
     if HIGH or LOW:
         s = apply_mask(s, limit, SPAN, HIGH, LOW)
     top = gl.max(s, 1) * scale

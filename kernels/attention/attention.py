@@ -51,6 +51,8 @@ L2_SHARE = 24 << 20
 
 HOPPER = ("forward", "backward")
 """Passes that the kernels for Hopper do, where they can."""
+TAKEN = frozenset({("forward", "sinks"), ("forward", "cap"), ("backward", "sinks"), ("backward", "cap")})
+"""By pass what those kernels do of sinks and caps; the rest is the portable kernels'."""
 
 Path = Literal["pointers", "descriptors", "hopper"]
 """How tiles are loaded, and by which kernels: the portable ones through pointers or by the tensor memory
@@ -114,8 +116,9 @@ def attention(
     and under a "full" mask the w - 1 after it. Sums are in fp32; fp32 inputs are multiplied as fp32, not TF32.
 
     A `cap` above 0 makes scores cap · tanh(score / cap), before the mask. `sinks` (H,), in bf16, fp16 or fp32, are
-    one more logit a head in the softmax's denominator, which has no value and no cap. With either, or with Dv
-    other than D, the portable kernels run.
+    one more logit a head in the softmax's denominator, which has no value and no cap. With Dv other than D the
+    portable kernels run, and so they do for gradients with a cap that are to be deterministic. On Hopper tanh of
+    bf16 inputs has a relative error of up to 2^-11.
 
     With `return_lse`, (output, lse): lse (B, H, S), fp32, is the natural logarithm of the sum of exponentials of
     each row's visible scores, its sink among them, by which outputs over several sets of keys can be merged into
@@ -648,6 +651,27 @@ def _backward_queries(  # type: ignore[no-untyped-def]  # Triton's types are its
     _write(dq_out, dq * root, batch, head, row, out_strides, Sq, c.D, c.queries, c.width)
 
 
+@triton.jit(do_not_specialize=["B", "H", "S", "room"])
+def _of_sink(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    sinks, lse, delta, out, B, H, S, room, BLOCK: tl.constexpr
+):
+    """The gradient in one head's sink: less the sum over its rows of the sink's probability times delta, for it
+    has no value. Rows of delta come in `room` a head. Where a row sees nothing lse is +inf only if the sink is
+    -inf, and 2^-inf is 0.
+    """
+    head = tl.program_id(0)
+    sink = tl.load(sinks + head).to(tl.float32) * _LOG2E
+    total = tl.zeros([BLOCK], tl.float32)
+    for batch in range(0, B):
+        place = (batch * H + head).to(tl.int64)
+        for first in range(0, S, BLOCK):
+            rows = first + tl.arange(0, BLOCK)
+            level = tl.load(lse + place * S + rows, mask=rows < S, other=float("inf"))
+            of_row = tl.load(delta + place * room + rows, mask=rows < S, other=0.0)
+            total += tl.exp2(sink - level) * of_row
+    tl.store(out + head, (-tl.sum(total, 0)).to(out.dtype.element_ty))
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Launch.
 
@@ -815,7 +839,7 @@ def _launch_forward(
     window = _bounded(window, S, Sk)
     lse = torch.empty(B, H, S, dtype=torch.float32, device=q.device)
     hopper = _hopper(q.device) if path in (None, "hopper") and "forward" in HOPPER else None
-    if _portable(q, v, sinks, cap):
+    if _portable("forward", q, v, sinks, cap):
         hopper = None
     out = _output(q, v)
     if out.numel() == 0:
@@ -823,11 +847,13 @@ def _launch_forward(
     if hopper is not None and path is None and max(S, Sk) < SHORT[D > 64]:
         hopper = None
     if hopper is not None and hopper.common.fits(q, k, v, hopper.common.FORWARD_WIDTHS):
+        logits = None if sinks is None else sinks.contiguous()
         if power_of_2(D) in hopper.forward.DIVISIONS and schedule is None:
-            hopper.forward.forward(q, k, v, out, lse, causal, window, _section(q, k, causal, window))
+            section = _section(q, k, causal, window)
+            hopper.forward.forward(q, k, v, out, lse, causal, window, section, logits, cap)
             return out, lse
         if Sk == S:
-            hopper.paired.forward(q, k, v, out, lse, causal, window, schedule)
+            hopper.paired.forward(q, k, v, out, lse, causal, window, schedule, logits, cap)
             return out, lse
     q, k, v = _plain(q), _plain(k), _plain(v)
     tma = _descriptors(path, q, k, v)
@@ -877,9 +903,19 @@ def _portable_forward(
     return lambda q, k, v, out, lse, sinks: launch(device, q, k, v, out, lse)
 
 
-def _portable(q: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, cap: float) -> bool:
-    """Whether the portable kernels alone compute this."""
-    return sinks is not None or cap > 0 or v.shape[-1] != q.shape[-1]
+def _portable(
+    part: Literal["forward", "backward"],
+    q: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    cap: float,
+) -> bool:
+    """Whether the portable kernels alone compute this pass."""
+    return (
+        v.shape[-1] != q.shape[-1]
+        or (sinks is not None and (part, "sinks") not in TAKEN)
+        or (cap > 0 and (part, "cap") not in TAKEN)
+    )
 
 
 def _section(q: torch.Tensor, k: torch.Tensor, causal: bool, window: int) -> int:
@@ -908,7 +944,7 @@ def _prepare_forward(
     B, H, S, D = q.shape
     device, short = q.device, max(S, k.shape[2]) < SHORT[D > 64]
     hopper = _hopper(device) if "forward" in HOPPER else None
-    portable = hopper is None or short or _portable(q, v, sinks, cap)
+    portable = hopper is None or short or _portable("forward", q, v, sinks, cap)
     if q.numel() == 0 or v.numel() == 0:
         return _launch_forward
     window = _bounded(window, S, k.shape[2])
@@ -937,12 +973,22 @@ def _prepare_forward(
         q, k, v, hopper.common.FORWARD_WIDTHS
     ):
         return _launch_forward
-    plan = hopper.forward.planned(q, k, v, like(q), causal, window, _section(q, k, causal, window))
+    of_sinks = None if sinks is None else sinks.dtype
+    section = _section(q, k, causal, window)
+    plan = hopper.forward.planned(q, k, v, like(q), causal, window, section, of_sinks, cap)
     run, output, of_lse = hopper.forward.run, _made(like(q)), room((B, H, S), torch.float32, device)
 
-    def launched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[Any, Any]:
+    def launched(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool,
+        window: int = 0,
+        sinks: torch.Tensor | None = None,
+        cap: float = 0.0,
+    ) -> tuple[Any, Any]:
         lse, out = of_lse(), output()
-        run(plan, q, k, v, out, lse)
+        run(plan, q, k, v, out, lse, None if sinks is None else sinks.contiguous())
         return out, lse
 
     return launched
@@ -979,9 +1025,11 @@ def _launch_backward(
     q, k, v, grad = _plain(q), _plain(k), _plain(v), _plain(grad)
     fixed = path == "hopper" or torch.are_deterministic_algorithms_enabled()
     hopper = _hopper(q.device) if path in (None, "hopper") and "backward" in HOPPER else None
-    if hopper is not None and not (hopper.common.fits(q, k, v) and _sized(hopper, S, Sk, causal, window, fixed)):
+    if hopper is not None and not (
+        hopper.common.fits(q, k, v) and _sized(hopper, S, Sk, causal, window, cap, fixed)
+    ):
         hopper = None
-    if _portable(q, v, sinks, cap):
+    if _portable("backward", q, v, sinks, cap):
         hopper = None
     if hopper is not None:
         grad, out = hopper.common.mapped(grad), hopper.common.mapped(out)
@@ -991,24 +1039,36 @@ def _launch_backward(
         if grad_lse is not None:
             # A row's log-sum-exp has the probabilities for its derivative: dS = P ∘ (dP + dlse - delta).
             delta[..., :S].sub_(grad_lse, alpha=LOG2E)
-        kernels = hopper.deterministic if fixed or not hopper.backward.AVAILABLE else hopper.backward
-        kernels.backward(grad, q, k, v, level, delta, dq, dk, dv, causal, window)
+        if fixed or not hopper.backward.AVAILABLE:
+            hopper.deterministic.backward(grad, q, k, v, level, delta, dq, dk, dv, causal, window)
+        else:
+            hopper.backward.backward(grad, q, k, v, level, delta, dq, dk, dv, causal, window, cap=cap)
+        _gradient_in_sinks(sinks, lse, delta, ds)
         return dq, dk, dv, ds
     tma = _descriptors(path, q, k, v, grad)
     run = _portable_backward(q, k, v, grad, out, (dq, dk, dv), causal, window, cap, tma)
     delta = run(q, k, v, grad, out, lse, grad_lse, dq, dk, dv)
-    if sinks is not None:
-        # A sink's probability times what it lacks of delta: it has no value. Where nothing is seen lse is +inf
-        # only if the sink is -inf, and 2^-inf is 0.
-        weights = torch.exp2(sinks.float()[:, None] * LOG2E - lse)
-        ds = -(weights * delta).sum((0, 2)).to(sinks.dtype)
+    _gradient_in_sinks(sinks, lse, delta, ds)
     return dq, dk, dv, ds
 
 
-def _sized(hopper: Hopper, S: int, Sk: int, causal: bool, window: int, fixed: bool) -> bool:
-    """Whether the backward pass for Hopper takes these lengths; the deterministic one as many keys as queries."""
+def _gradient_in_sinks(
+    sinks: torch.Tensor | None, lse: torch.Tensor, delta: torch.Tensor, ds: torch.Tensor
+) -> None:
+    """Writes it to ds (H,), where there are sinks, of lse (B, H, S) in base 2 and delta; its rows may be padded."""
+    if sinks is None:
+        return
+    B, H, S = lse.shape
+    with on(lse):
+        _of_sink[(H,)](sinks.contiguous(), lse.contiguous(), delta, ds, B, H, S, delta.shape[2], 1024)
+
+
+def _sized(hopper: Hopper, S: int, Sk: int, causal: bool, window: int, cap: float, fixed: bool) -> bool:
+    """Whether the backward pass for Hopper takes these lengths; the deterministic one as many keys as queries,
+    whose scores have no cap.
+    """
     if fixed or not hopper.backward.AVAILABLE:
-        return Sk == S
+        return Sk == S and not cap
     found: bool = hopper.backward.takes(S, Sk, causal, window)
     return found
 
@@ -1103,16 +1163,16 @@ def _prepare_backward(
     S, Sk = q.shape[2], k.shape[2]
     hopper = _hopper(q.device) if "backward" in HOPPER else None
     plain = all(x is _plain(x) for x in (q, k, v, grad)) and lse.is_contiguous()
-    if not plain or sinks is not None or q.numel() == 0 or v.numel() == 0 or Sk == 0:
+    if not plain or q.numel() == 0 or v.numel() == 0 or Sk == 0:
         return _launch_backward
     window = _bounded(window, S, Sk)
     gradients = like(q), like(k), like(v)
     of_q, of_k, of_v = map(_made, gradients)
-    of_no_sinks = room((0,), q.dtype, q.device)
+    of_sinks = _made(_of_sinks(q, sinks))
     if (
         hopper is None
-        or _portable(q, v, sinks, cap)
-        or not (hopper.common.fits(q, k, v) and _sized(hopper, S, Sk, causal, window, False))
+        or _portable("backward", q, v, sinks, cap)
+        or not (hopper.common.fits(q, k, v) and _sized(hopper, S, Sk, causal, window, cap, False))
     ):
         tma = _descriptors(None, q, k, v, grad)
         kernels = _portable_backward(q, k, v, grad, out, gradients, causal, window, cap, tma)
@@ -1127,18 +1187,20 @@ def _prepare_backward(
             causal: bool,
             window: int,
             grad_lse: torch.Tensor | None,
-            *_: Any,
+            sinks: torch.Tensor | None,
+            cap: float,
         ) -> tuple[Any, Any, Any, Any]:
-            dq, dk, dv = of_q(), of_k(), of_v()
-            kernels(q, k, v, grad, out, lse, grad_lse, dq, dk, dv)
-            return dq, dk, dv, of_no_sinks()
+            dq, dk, dv, ds = of_q(), of_k(), of_v(), of_sinks()
+            delta = kernels(q, k, v, grad, out, lse, grad_lse, dq, dk, dv)
+            _gradient_in_sinks(sinks, lse, delta, ds)
+            return dq, dk, dv, ds
 
         return portable
     mappable = hopper.common.mappable
     if not (mappable(grad) and mappable(out) and lse.data_ptr() % 16 == 0 and hopper.backward.AVAILABLE):
         return _launch_backward
     of_rows = hopper.deterministic.planned_statistics(out, grad)
-    plan = hopper.backward.planned(grad, q, k, v, *gradients, causal, window)
+    plan = hopper.backward.planned(grad, q, k, v, *gradients, causal, window, cap=cap)
     statistics, run = hopper.deterministic.run_statistics, hopper.backward.run
 
     def launched(
@@ -1156,12 +1218,13 @@ def _prepare_backward(
     ) -> tuple[Any, Any, Any, Any]:
         if torch.are_deterministic_algorithms_enabled():
             return _launch_backward(grad, q, k, v, out, lse, causal, window, grad_lse, sinks, cap)
-        dq, dk, dv = of_q(), of_k(), of_v()
+        dq, dk, dv, ds = of_q(), of_k(), of_v(), of_sinks()
         level, delta = statistics(of_rows, out, grad, lse)
         if grad_lse is not None:
             delta[..., :S].sub_(grad_lse, alpha=LOG2E)
         run(plan, grad, q, k, v, level, delta, dq, dk, dv)
-        return dq, dk, dv, of_no_sinks()
+        _gradient_in_sinks(sinks, lse, delta, ds)
+        return dq, dk, dv, ds
 
     return launched
 

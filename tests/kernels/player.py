@@ -247,6 +247,7 @@ class Device:
         self.gl = SimpleNamespace(
             int64=torch.int64,
             float32=torch.float32,
+            float16=torch.float32,
             bfloat16=torch.float32,  # numbers are fp32 throughout
             program_id=lambda axis: number(self.program),
             num_programs=lambda axis: self.programs,
@@ -296,6 +297,7 @@ SOFTMAX = {
     "unpack": lambda packed, *_: packed,
     "pin": lambda row_max: row_max,
     "rescale": lambda o, correction: o * correction[:, None],
+    "tanh": lambda x, dtype: x.tanh(),
 }
 """The parts of a step that are instructions of the device, over numbers as they are."""
 

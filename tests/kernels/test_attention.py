@@ -151,9 +151,45 @@ def test_wrong_sinks_caps_and_values(given, error, said):
         attention(**({"q": x, "k": x, "v": x} | given))
 
 
-def test_sinks_and_caps_are_no_work_for_the_kernels_for_hopper(monkeypatch, hopper):
+@pytest.mark.parametrize(("D", "kernels"), [(64, "forward"), (128, "forward"), (256, "paired")])
+def test_sinks_and_caps_on_hopper(monkeypatch, hopper, D, kernels):
+    taken = []
     for each in (hopper.paired, hopper.forward):
-        monkeypatch.setattr(each, "forward", lambda *given: pytest.fail("taken"))
+        monkeypatch.setattr(each, "forward", lambda *given, each=each: taken.append((each, given[-2:])))
+    q, k, v = (torch.zeros(1, 2, 512, D, dtype=torch.bfloat16) for _ in range(3))
+    strided = torch.zeros(4)[::2]
+    module._launch_forward(q, k, v, True, 0, strided, 30.0, path="hopper")
+    ((each, (sinks, cap)),) = taken
+    assert each is getattr(hopper, kernels)
+    assert sinks.is_contiguous()
+    assert cap == 30.0
+
+
+def test_gradients_with_sinks_and_caps_on_hopper(monkeypatch, hopper):
+    """A cap is no work for the deterministic kernels; sinks change nothing in either."""
+    taken = []
+    deterministic, unordered = hopper.deterministic, hopper.backward
+    for each in (deterministic, unordered):
+        monkeypatch.setattr(each, "backward", lambda *_, each=each, **more: taken.append((each, more)))
+    q, k, v, out, grad = torch.randn(5, 1, 1, 200, 64, dtype=torch.float32).bfloat16()
+    lse, sinks = torch.zeros(1, 1, 200), torch.ones(1)
+
+    def kernels(sinks, cap, path=None):
+        ds = module._launch_backward(grad, q, k, v, out, lse, True, 0, None, sinks, cap, path=path)[3]
+        if sinks is not None:  # delta's rows have room for 256
+            delta = (out.double() * grad.double()).sum(-1)
+            torch.testing.assert_close(ds.double(), -(math.e * delta).sum().view(1), rtol=1e-3, atol=1e-2)
+        return taken.pop()
+
+    assert kernels(sinks, 0.0) == (unordered, {"cap": 0.0})
+    assert kernels(None, 30.0) == (unordered, {"cap": 30.0})
+    assert kernels(sinks, 0.0, path="hopper") == (deterministic, {})
+    with pytest.raises(NotImplementedError, match="kernels for Hopper do not take"):
+        kernels(None, 30.0, path="hopper")
+
+
+def test_sinks_and_caps_can_be_left_to_the_portable_kernels(monkeypatch, hopper):
+    monkeypatch.setattr(module, "TAKEN", frozenset())
     q, k, v = (torch.zeros(1, 1, 512, 64, dtype=torch.bfloat16) for _ in range(3))
     for options in ({"sinks": torch.zeros(1)}, {"cap": 30.0}):
         with pytest.raises(NotImplementedError, match="kernels for Hopper do not take"):
@@ -419,7 +455,7 @@ def test_forward_on_hopper_by_columns(monkeypatch, hopper):
         out, lse = module._launch_forward(q, k, v, causal, window, path=path, schedule=schedule)
         each, given = taken.pop()
         assert all(a is b for a, b in zip(given, (q, k, v, out, lse), strict=False))
-        return each, given[5:]
+        return each, given[5:-2]
 
     # The last is how many query heads have 24 MiB of K and V, two of them the same.
     assert kernel(64) == (hopper.forward, (True, 0, 192))
@@ -440,7 +476,7 @@ def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monk
     deterministic, unordered = hopper.deterministic, hopper.backward
     taken = []
     for each in (deterministic, unordered):
-        monkeypatch.setattr(each, "backward", lambda grad, *_, each=each: taken.append((each, grad)))
+        monkeypatch.setattr(each, "backward", lambda grad, *_, each=each, **more: taken.append((each, grad)))
     q, k, v, out = torch.zeros(4, 1, 1, 1024, 64, dtype=torch.bfloat16)
     # Contiguous, but where no descriptor can be.
     grad = torch.ones(1 + q.numel(), dtype=torch.bfloat16)[1:].view(q.shape)
@@ -469,7 +505,7 @@ def test_gradients_on_hopper_follow_the_switch_for_deterministic_algorithms(monk
 def test_gradients_on_hopper_of_other_keys_than_queries(monkeypatch, hopper):
     """By the unordered kernel where every query sees every key, and else by the portable ones."""
     taken = []
-    monkeypatch.setattr(hopper.backward, "backward", lambda *_: taken.append("hopper"))
+    monkeypatch.setattr(hopper.backward, "backward", lambda *_, **more: taken.append("hopper"))
     monkeypatch.setattr(module, "_portable_backward", lambda *_: lambda *_: taken.append("portable"))
     q, out, grad = torch.zeros(3, 1, 1, 256, 64, dtype=torch.bfloat16)
     k, v = torch.zeros(2, 1, 1, 640, 64, dtype=torch.bfloat16)

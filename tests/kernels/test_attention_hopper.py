@@ -146,11 +146,13 @@ def statistics(lse, delta):
 KERNELS = pytest.mark.parametrize("kernels", [backward, deterministic], ids=["unordered", "deterministic"])
 
 
-def wanted(q, k, v, grad, causal, window=0):
+def wanted(q, k, v, grad, causal, window=0, cap=0.0):
     """The gradients, the log-sum-exp in base 2, and delta, in fp64."""
     wide = [x.double().requires_grad_() for x in (q, k, v)]
     keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in wide[1:])
     scores = wide[0] @ keys.mT * q.shape[-1] ** -0.5
+    if cap:
+        scores = cap * (scores / cap).tanh()
     at = torch.arange(q.shape[2])
     scores = scores.masked_fill(~seen(at, at, causal, window), -math.inf)
     out = scores.softmax(-1) @ values
@@ -238,11 +240,39 @@ def test_scores_so_low_that_weights_beyond_the_end_overflow(kernels, causal):
     check(kernels, (q.abs() + 3.5, -k.abs() - 3.5, v, grad), causal, 0, atol=1e-3)
 
 
-def check(kernels, inputs, causal, window, atol=2e-5):
-    expected, lse, delta = wanted(*inputs, causal, window)
+@pytest.mark.usefixtures("_played")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("S", "D", "window"), [(200, 64, 0), (130, 128, 65), (256, 72, 0)])
+def test_gradients_of_capped_scores(S, D, window, causal):
+    q, k, v, grad = draw(1, 2, 1, S, D, "bshd")
+    check(backward, (3 * q, k, v, grad), causal, window, cap=2.0)
+
+
+@pytest.mark.usefixtures("_played")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("S", "D", "window"), [(200, 256, 0), (333, 192, 70)])
+def test_wide_heads_with_sinks_and_caps(causal, S, D, window):
+    """The forward pass of paired tiles."""
+    q, k, v, _ = draw(2, 4, 2, S, D, "bshd")
+    q *= 3
+    sinks = torch.tensor([-100.0, 0.5, 60.0, -math.inf])
+    out, lse = torch.full_like(q, torch.nan), torch.full(q.shape[:3], torch.nan)
+    paired.forward(q, k, v, out, lse, causal, window, None, sinks, 2.0)
+    keys, values = (x.double().repeat_interleave(2, 1) for x in (k, v))
+    scores = 2 * (q.double() @ keys.mT * D**-0.5 / 2).tanh()
+    at = torch.arange(S)
+    scores = scores.masked_fill(~seen(at, at, causal, window), -math.inf)
+    scores = torch.cat((scores, sinks.double()[:, None, None].expand(2, 4, S, 1)), -1)
+    torch.testing.assert_close(out.double(), scores.softmax(-1)[..., :S] @ values, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1) / math.log(2), rtol=1e-4, atol=1e-4)
+
+
+def check(kernels, inputs, causal, window, atol=2e-5, cap=0.0):
+    expected, lse, delta = wanted(*inputs, causal, window, cap)
     q, k, v, grad = inputs
     found = [torch.full_like(x, torch.nan) for x in (q, k, v)]
-    kernels.backward(grad, q, k, v, *statistics(lse, delta), *found, causal, window)
+    more = {"cap": cap} if cap else {}
+    kernels.backward(grad, q, k, v, *statistics(lse, delta), *found, causal, window, **more)
     for name, got, want in zip(("dq", "dk", "dv"), found, expected, strict=True):
         torch.testing.assert_close(
             got.double(), want, rtol=1e-4, atol=atol, msg=lambda x, name=name: f"{name}: {x}"

@@ -77,22 +77,27 @@ def draw(B, H, Hkv, S, D, keys=None, layout="bhsd"):
     ]
 
 
-def forward(q, k, v, causal, section, window=0):
+def forward(q, k, v, causal, section, window=0, sinks=None, cap=0.0):
     out, lse = torch.full_like(q, math.nan), torch.full(q.shape[:3], math.nan)
-    hopper.forward(q, k, v, out, lse, causal, window, section)
+    hopper.forward(q, k, v, out, lse, causal, window, section, sinks, cap)
     return out, lse
 
 
-def wanted(q, k, v, causal, window=0):
+def wanted(q, k, v, causal, window=0, sinks=None, cap=0.0):
     """The output and the log-sum-exp in base 2, in fp64."""
     q, k, v = (x.double() for x in (q, k, v))
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     scores = q @ k.mT * q.shape[-1] ** -0.5
+    if cap:
+        scores = cap * (scores / cap).tanh()
     apart = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2] - torch.arange(k.shape[2])
     if causal:
         scores = scores.masked_fill(apart < 0, -math.inf)
     if window:
         scores = scores.masked_fill(apart.abs() >= window, -math.inf)
+    if sinks is not None:
+        sink = sinks.double()[:, None, None].expand(*scores.shape[:3], 1)
+        scores, v = torch.cat((scores, sink), -1), torch.nn.functional.pad(v, (0, 0, 0, 1))
     level = scores.logsumexp(-1) / math.log(2)
     return scores.softmax(-1).nan_to_num(0) @ v, torch.where(level == -math.inf, math.inf, level)
 
@@ -162,6 +167,30 @@ def test_any_length_and_layout(monkeypatch, causal, layout, S, keys, D, window):
     monkeypatch.setattr(hopper, "multiprocessors", lambda q: 3)
     inputs = draw(2, 4, 2, S, D, keys, layout)
     same(forward(*inputs, causal, 2, window), wanted(*inputs, causal, window))
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("S", "keys", "D", "window", "cap"),
+    [
+        (200, 200, 64, 0, 0),
+        (333, 333, 64, 128, 0),
+        (70, 333, 64, 0, 0),
+        (300, 100, 128, 0, 3),  # rows that see nothing but the sink
+        (200, 200, 72, 0, 3),
+        (129, 129, 128, 65, 1),
+    ],
+)
+@pytest.mark.parametrize("sunk", [True, False])
+def test_sinks_and_caps(monkeypatch, causal, S, keys, D, window, cap, sunk):
+    """Sinks below all scores, above, and absent; a cap that most scores are near."""
+    monkeypatch.setattr(hopper, "multiprocessors", lambda q: 3)
+    q, k, v = draw(2, 4, 2, S, D, keys, "bshd")
+    q *= 3
+    sinks = torch.tensor([-100.0, 0.5, 60.0, -math.inf]) if sunk else None
+    options = window, sinks, float(cap)
+    same(forward(q, k, v, causal, 2, *options), wanted(q, k, v, causal, *options), atol=1e-4)
 
 
 def test_launches_share_a_counter(played):
