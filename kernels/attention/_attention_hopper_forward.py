@@ -60,7 +60,6 @@ from .._common import multiprocessors, on, power_of_2
 from .._grid_barrier import counter
 from .._hopper import (
     KEYS,
-    LOWEST,
     ROWS,
     Strides,
     kernel_key,
@@ -83,7 +82,7 @@ from .._pipeline import (
     tile_buffers,
     tile_queue,
 )
-from ._softmax import apply_mask, first_block, last_values, scales, scores, skip_block, step, tanh, with_sink
+from ._softmax import apply_mask, capped, first_block, last_values, scales, scores, skip_block, step, with_sink
 
 
 @dataclass(frozen=True)
@@ -256,8 +255,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         pipes.q.wait(at_buffer(GROUP, q_phase))
         q_phase ^= 1
         s, at = scores(q, pipes, zero, at)
-        if c.inner > 0:
-            s = tanh(s * c.inner, out.dtype)
+        s = capped(s, c.inner, out.dtype)
         if c.causal or WINDOW:
             limit = rows + (own + AHEAD - first * c.keys)
             if c.tail and NARROW:
@@ -294,14 +292,8 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 at = skip_block(pipes, at, c, GROUP)
         if (own + c.rows > ahead) & (own < grid.keys):
             row = own - ahead
-            row_max = state.row_max
-            empty = row_max == LOWEST
             row_sum = gl.convert_layout(gl.sum(state.row_sum, 1), score_rows)
-            shrunk = 1.0
-            if sinks is not None:
-                sink = gl.load(sinks + head % grid.per_batch)
-                row_max, row_sum, shrunk = with_sink(row_max, row_sum, sink)
-                empty = row_sum == 0.0
+            row_max, row_sum, shrunk, empty = with_sink(state.row_max, row_sum, sinks, head % grid.per_batch)
             level = gl.where(empty, float("inf"), row_max + gl.log2(row_sum))
             stored = (rows + row >= 0) & (rows + row < grid.queries)
             gl.store(lse + (head * grid.queries + row) + rows, level, mask=stored)

@@ -47,7 +47,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .._common import multiprocessors, on, power_of_2
 from .._hopper import KEYS, LOWEST, ROWS, launch, product_layout, tensor_map, visible
 from .._pipeline import Ring, at_buffer, barriers, copy_in, copy_out, cursor, ring, tile_buffers
-from ._softmax import scales, tanh, with_sink
+from ._softmax import capped, scales, with_sink
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         s = warpgroup_mma_wait(0, deps=[s])
         keys.release(at_k)
         at_k = at_k.advanced()
-        if c.inner > 0:
-            s = tanh(s * c.inner, dtype)
+        s = capped(s, c.inner, dtype)
         if CAUSAL or WINDOW:
             seen = visible(gl.expand_dims(rows + below, 1), gl.expand_dims(columns, 0), CAUSAL, WINDOW)
             s = gl.where(seen, s, float("-inf"))
@@ -287,8 +286,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
                     mbarrier.arrive(pingpong.index(1 - HALF), count=1)
                 s = warpgroup_mma_wait(1, deps=[s])
                 keys.release(at_k)
-                if c.inner > 0:
-                    s = tanh(s * c.inner, dtype)
+                s = capped(s, c.inner, dtype)
                 if run != 1:
                     ahead = below + j * c.keys
                     seen = visible(gl.expand_dims(rows + ahead, 1), gl.expand_dims(columns, 0), CAUSAL, WINDOW)
@@ -319,11 +317,7 @@ def _consumer(  # type: ignore[no-untyped-def]  # Triton's types are its own
         at_v = at_v.advanced()
         row = block * 2 * c.rows + HALF * c.rows
         # Not by its row sum, which is that of what the FMA units computed: 2^-126 for -inf.
-        empty = row_max == LOWEST
-        shrunk = 1.0
-        if sinks is not None:
-            row_max, row_sum, shrunk = with_sink(row_max, row_sum, gl.load(sinks + head % heads))
-            empty = row_sum == 0.0
+        row_max, row_sum, shrunk, empty = with_sink(row_max, row_sum, sinks, head % heads)
         level = gl.where(empty, float("inf"), row_max + gl.log2(row_sum))
         gl.store(lse + (head * length + row) + rows, level, mask=row + rows < length)
         share = gl.where(empty, 0.0, shrunk / row_sum)

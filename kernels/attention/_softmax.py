@@ -76,14 +76,27 @@ def tanh(x, dtype: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's ty
 
 
 @gluon.jit
-def with_sink(row_max, row_sum, logit):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """(row max, row sum, what O and the sum before are scaled with) with one more logit, which has no value and
-    may be above all scores.
+def capped(s, INNER: gl.constexpr, dtype: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """tanh(S·INNER) of products of queries and keys; these themselves where INNER is 0."""
+    if INNER > 0:
+        s = tanh(s * INNER, dtype)
+    return s
+
+
+@gluon.jit
+def with_sink(row_max, row_sum, sinks, head):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(row max, row sum, what O and the sum before are scaled with, whether a row sees nothing) with a head's sink:
+    one more logit, which has no value and may be above all scores. None is no sinks.
     """
-    sink = logit.to(gl.float32) * _LOG2E
-    top = gl.maximum(row_max, sink)
-    shrunk = gl.exp2(row_max - top)
-    return top, row_sum * shrunk + gl.exp2(sink - top), shrunk
+    empty = row_max == LOWEST
+    shrunk = 1.0
+    if sinks is not None:
+        sink = gl.load(sinks + head).to(gl.float32) * _LOG2E
+        top = gl.maximum(row_max, sink)
+        shrunk = gl.exp2(row_max - top)
+        row_max, row_sum = top, row_sum * shrunk + gl.exp2(sink - top)
+        empty = row_sum == 0.0
+    return row_max, row_sum, shrunk, empty
 
 
 @gluon.jit
@@ -239,8 +252,7 @@ def step(  # type: ignore[no-untyped-def]  # Triton's types are its own
         mbarrier.arrive(pipes.pingpong.index((GROUP + 1) % c.groups), count=1)
     s = warpgroup_mma_wait(1, deps=[s])
     pipes.k.release(at.k)
-    if INNER > 0:
-        s = tanh(s * INNER, pipes.k.buffers.dtype)
+    s = capped(s, INNER, pipes.k.buffers.dtype)
     if HIGH or LOW:
         s = apply_mask(s, limit, SPAN, HIGH, LOW)
     top = gl.max(s, 1) * scale

@@ -1055,7 +1055,7 @@ def _launch_backward(
 def _gradient_in_sinks(
     sinks: torch.Tensor | None, lse: torch.Tensor, delta: torch.Tensor, ds: torch.Tensor
 ) -> None:
-    """Writes it to ds (H,), where there are sinks, of lse (B, H, S) in base 2 and delta; its rows may be padded."""
+    """Writes it to ds (H,), if there are sinks, of lse (B, H, S) in base 2 and delta; its rows may be padded."""
     if sinks is None:
         return
     B, H, S = lse.shape
