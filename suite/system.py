@@ -87,6 +87,10 @@ PREFERRED: Mapping[tuple[str, str], str] = {("torch", "adamw"): "torch_fused"}
 """Of a provider with several implementations of an operator, the one that its users are told to take."""
 
 
+LEAST_LOST = 4
+"""Of an arm that leaves out updates, the first that may be: those before are held to the model's own."""
+
+
 class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What an arm does to training besides its parts: changes of the recipe, for workloads that ask if they cost
     quality. Others have no such system.
@@ -99,8 +103,11 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
       dtype.
     * `optimizer`: a library's, in place of the part; `torch_muon` in a case whose recipe has Muon, there alone.
     * `gradients`: compressed, what is lost added to the next step's.
-    * `attention`: `linear`, or a pattern of blocks and the percentage that is left out: `static-75`, `window-90`.
+    * `attention`: `linear`, or a pattern of blocks and the percentage that is left out: `static-75`, `window-90`;
+      `learned-75` by gates that learn beside the model.
     * `weights`: two of four kept in the products, by magnitude, at each step anew.
+    * `lost`: `1/20`: of each twenty steps the last one's update is not made. An arm is worse so by as much as one
+      likes.
     * `fault`: planted, for the doctor.
     """
 
@@ -113,14 +120,24 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     gradients: Literal["", "int8", "fp8", "topk"] = ""
     attention: str = ""
     weights: Literal["", "2:4"] = ""
+    lost: str = ""
     fault: Literal["", "scale_stuck", "no_bias_correction", "mask_off_by_one", "unscaled_momentum"] = ""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"|linear|(static|window|random|dynamic)-(50|75|90)", self.attention):
+        if not re.fullmatch(r"|linear|(static|window|random|dynamic|learned)-(50|75|90)", self.attention):
             raise ValueError(
-                f"attention is {self.attention[:40]!r}; there is linear, and static, window, random or dynamic "
-                f"with -50, -75 or -90"
+                f"attention is {self.attention[:40]!r}; there is linear, and static, window, random, dynamic or "
+                f"learned with -50, -75 or -90"
             )
+        if self.lost and not (re.fullmatch(r"1/[1-9][0-9]{0,5}", self.lost) and self.losing >= LEAST_LOST):
+            raise ValueError(
+                f"lost is {self.lost[:40]!r}; there is 1/{LEAST_LOST} and less, as 1/20: the first steps are checked"
+            )
+
+    @property
+    def losing(self) -> int:
+        """Of how many steps one's update is not made; 0 where all are."""
+        return int(self.lost.removeprefix("1/") or 0)
 
     @property
     def same_function(self) -> bool:
