@@ -131,7 +131,8 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
             )
         if self.lost and not (re.fullmatch(r"1/[1-9][0-9]{0,5}", self.lost) and self.losing >= LEAST_LOST):
             raise ValueError(
-                f"lost is {self.lost[:40]!r}; there is 1/{LEAST_LOST} and less, as 1/20: the first steps are checked"
+                f"lost is {self.lost[:40]!r}; there is 1/{LEAST_LOST} and less, as 1/20: the first steps are "
+                f"checked"
             )
 
     @property

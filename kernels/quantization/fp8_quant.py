@@ -62,9 +62,7 @@ def fp8_quant(
 ) -> Four: ...
 
 
-def fp8_quant(
-    x: torch.Tensor, granularity: str = "row", format: str = "e4m3", layout: str = "rows"
-) -> Two | Four:
+def fp8_quant(x: torch.Tensor, granularity: str = "row", format: str = "e4m3", layout: str = "rows") -> Two | Four:
     """(q, scale) with q · scale ≈ x and the largest magnitude of each group at the largest fp8 number.
 
     x (…, N) in bf16, fp16 or fp32. q has x's shape, in float8_e4m3fn ("e4m3") or float8_e5m2 ("e5m2"),
@@ -185,7 +183,7 @@ def _block(  # type: ignore[no-untyped-def]  # Triton's types are its own
 def _tile(  # type: ignore[no-untyped-def]  # Triton's types are its own
     x, q, scales, turned, M, N, stride, row_step, LARGEST: tl.constexpr, GROUP: tl.constexpr, HINT: tl.constexpr
 ):
-    """One square of GROUP rows and columns a program. `turned` gets the transpose's values; None leaves them out."""
+    """One square of GROUP rows and columns a program. `turned`, if it is not None, gets the transpose."""
     across = tl.cdiv(N, GROUP)
     down = (tl.program_id(0) // across).to(tl.int64)
     first = tl.program_id(0) % across
@@ -426,9 +424,7 @@ _fp8_quant_both = operator(
 )
 
 
-def _empty_tile_both(
-    x: torch.Tensor, format: str, layout: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _empty_tile_both(x: torch.Tensor, format: str, layout: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Memory for values and scales of tiles, and for the transpose's values."""
     *rest, N = x.shape
     turned = torch.empty(N, math.prod(rest), dtype=FORMATS[format], device=x.device)

@@ -36,9 +36,7 @@ def inputs(case: Case, device: torch.device, generator: torch.Generator) -> Inpu
     }
 
 
-def reference(
-    x: torch.Tensor, granularity: str, format: str
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+def reference(x: torch.Tensor, granularity: str, format: str) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """x itself, which the quantized values times their scales should be as near to as the format allows; twice
     where the transpose is quantized too.
     """

@@ -29,7 +29,7 @@ nothing (the bias of keys) has no relative error.
 """
 
 TOGETHER = 4096
-"""Tokens of the answer's passes: one sequence of a long context, several short ones, which are launches to a GPU."""
+"""Tokens of a pass of the answer, about: one long sequence or several short ones, which alone are all launches."""
 
 ROUNDING: Mapping[str, float] = {"bf16": 2.0**-9, "fp16": 2.0**-12, "fp32": 2.0**-25}
 """Half a unit of the last place, relative: what storing a parameter may round away in a step."""

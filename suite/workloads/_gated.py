@@ -1,7 +1,7 @@
 """Blocks of attention chosen by gates that learn beside the model: one gate a layer, by distillation.
 
-A choice has no derivative, so the model's loss does not train a gate. In each training pass a layer's gate makes one
-step towards the weights that dense attention gives to the blocks of the pass's first sequence
+A choice has no derivative, so the model's loss does not train a gate. In each training pass a layer's gate makes
+one step towards the weights that dense attention gives to the blocks of the pass's first sequence
 (`suite/operators/_gates.py`). The choice that a pass is made with comes before that step.
 """
 
@@ -87,7 +87,8 @@ class Gates:
             (grad,) = torch.autograd.grad(loss, leaf)
         with torch.no_grad():
             count += 1
-            for x, new in zip((gate, m, v), adamw([gate], [grad], [m], [v], None, int(count), **ADAM), strict=True):
+            stepped = adamw([gate], [grad], [m], [v], None, int(count), **ADAM)
+            for x, new in zip((gate, m, v), stepped, strict=True):
                 x.copy_(new)
 
     def state(self) -> dict[int, list[torch.Tensor]]:

@@ -97,7 +97,7 @@ def test_columns_are_blocks_of_the_transpose(shape, format):
 @pytest.mark.parametrize("format", ["e4m3", "e5m2"])
 @pytest.mark.parametrize("shape", [(1, 1), (127, 65), (128, 64), (300, 140), (2, 150, 33)])
 def test_both_ways_in_one_pass_are_two_passes(shape, format):
-    """Bit by bit, with scales as the matrix products take them: of blocks and columns, of tiles and their transpose."""
+    """Bit by bit, with scales as matrix products take them: blocks and columns, tiles and their transpose."""
     for x in (torch.randn(shape), torch.randn(*shape[:-1], shape[-1] + 9)[..., 4:-5]):
         wanted = *fp8_quant(x, "block", format, "matmul"), *fp8_quant(x, "column", format)
         for got, want in zip(fp8_quant(x, "both", format), wanted, strict=True):

@@ -17,10 +17,10 @@ from kernelmark.suite.measure.session import Session
 from kernelmark.suite.measure.stages import Stages
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect, Unavailable
+from kernelmark.suite.operators import _gates
 from kernelmark.suite.system import Assembly, Changes, System
 from kernelmark.suite.workloads import _tasks, _text, _training, _weights, converge, quality
 from kernelmark.suite.workloads._arms import ArmTrainer, low_share, recipe_of, two_of_four
-from kernelmark.suite.operators import _gates
 from kernelmark.suite.workloads._fp8 import Probe, rounded, scale
 from kernelmark.suite.workloads._gated import Gates
 from kernelmark.suite.workloads._sparse import block_mask, blocks, by_blocks, elements, masked
@@ -244,13 +244,9 @@ def test_patterns_of_equal_density_never_look_ahead(pattern):
 
 
 def told_apart(generator):
-    """Queries and keys whose blocks differ in half of the dimensions only, and are noise in the louder other half."""
-    x = torch.randn(2, 1, 2, 1024, 16, generator=generator)
-    means = torch.randn(2, 1, 2, 8, 16, generator=generator)
-    means[..., 8:] *= 4
-    loud = torch.cat([torch.full((8,), 6.0), torch.zeros(8)])
-    q, k = x + (means * torch.cat([torch.full((8,), 1.5), torch.ones(8)])).repeat_interleave(128, 3)
-    return q * (1 - loud / 6 * 0.9), k * (1 - loud / 6 * 0.9)
+    """Queries and keys (1, 2, 1024, 16) whose blocks have means of their own."""
+    means = torch.randn(2, 1, 2, 8, 16, generator=generator).repeat_interleave(128, 3)
+    return torch.randn(2, 1, 2, 1024, 16, generator=generator) + 1.5 * means
 
 
 def test_gates_learn_in_passes_with_gradients_each_layer_its_own():
@@ -316,7 +312,9 @@ def test_an_arm_whose_gates_learn_goes_on_with_them(arm):
 def test_updates_that_are_lost_make_an_arm_worse(arm, plain):
     found = arm(Changes(lost="1/5")).samples
     assert found["bits_by_step"][0] == plain.samples["bits_by_step"][0]
-    assert found["training_loss"][0] == plain.samples["training_loss"][0], "five steps' losses, then the fifth update"
+    assert found["training_loss"][0] == plain.samples["training_loss"][0], (
+        "five steps' losses, then the fifth update"
+    )
     assert found["bits_by_step"][1] > plain.samples["bits_by_step"][1]
     assert 1.005 < found["bits_per_byte"][0] / plain.samples["bits_per_byte"][0] < 1.5
     assert found["gradient_error"] == plain.samples["gradient_error"], "the first steps are the model's"

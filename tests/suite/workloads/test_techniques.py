@@ -277,8 +277,8 @@ def test_eight_bits_by_parts(bench):
 
 
 def test_eight_bits_in_blocks_are_a_linear_layer():
-    """By the operators' definitions: what is quantized along what, and which recipe multiplies it. All products are
-    of rows along what is summed over, and a training step reads each tensor once to quantize it.
+    """By the operators' definitions: what is quantized along what, and which recipe multiplies it. All products
+    are of rows along what is summed over, and a training step reads each tensor once to quantize it.
     """
     asked, reads = [], []
 
@@ -320,4 +320,4 @@ def test_eight_bits_in_blocks_are_a_linear_layer():
     with torch.no_grad():
         alone = by_blocks(quantize, product)(x, weight, weight[:, 0])
     assert torch.equal(alone, found[0])
-    assert reads[3:] == [("block", (140, 200)), ("tile", (150, 200))], "nothing is made for a pass that never comes"
+    assert reads[3:] == [("block", (140, 200)), ("tile", (150, 200))], "no pass comes for more"
