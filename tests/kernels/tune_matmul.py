@@ -43,8 +43,8 @@ RANDOM = 12
 """Shapes that no plan names, for each kind."""
 BYTES = 160 << 20
 """Of all copies of the operands together; a cache of 50 MB holds none of them until its turn comes."""
-ROUND_S = 4e-3
-ROUNDS = 3
+ROUND_S = 3e-3
+ROUNDS = 5
 MARGIN = 0.02
 """What the table's schedule must be faster by than the rule's: less is noise."""
 
@@ -116,8 +116,8 @@ def cublas(kind: str) -> Callable[[list[Any]], Any] | None:
     return None
 
 
-def seconds(run: Callable[[list[Any]], Any], sets: list[list[Any]]) -> float:
-    """The median time of one call over replays of a CUDA graph, in which the copies take turns."""
+def replayed(run: Callable[[list[Any]], Any], sets: list[list[Any]]) -> tuple[torch.cuda.CUDAGraph, int]:
+    """A CUDA graph of some milliseconds of calls, in which the copies take turns, and how many they are."""
     for x in sets[:2]:
         run(x)
     torch.cuda.synchronize()
@@ -129,16 +129,26 @@ def seconds(run: Callable[[list[Any]], Any], sets: list[list[Any]]) -> float:
     with torch.cuda.graph(graph):
         for i in range(calls):
             run(sets[i % len(sets)])
-    graph.replay()
-    taken = []
-    for _ in range(ROUNDS):
-        begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin_event.record()
-        graph.replay()
-        end_event.record()
-        end_event.synchronize()
-        taken.append(begin_event.elapsed_time(end_event) / 1e3 / calls)
-    return statistics.median(taken)
+    return graph, calls
+
+
+def microseconds(graphs: dict[Any, tuple[torch.cuda.CUDAGraph, int]]) -> dict[Any, float]:
+    """The median time of a call, of rounds in which all take turns by chance: a GPU that has just worked
+    hard is slower, so that whoever always came first would seem faster.
+    """
+    taken: dict[Any, list[float]] = defaultdict(list)
+    draw = random.Random(len(graphs))
+    for number in range(ROUNDS + 1):
+        for name in draw.sample(list(graphs), len(graphs)):
+            graph, calls = graphs[name]
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if number:  # the first warms up
+                taken[name].append(begin.elapsed_time(end) * 1e3 / calls)
+    return {name: round(statistics.median(x), 3) for name, x in taken.items()}
 
 
 def compiled(work: tuple[str, int, bool]) -> None:
@@ -156,23 +166,25 @@ def timed(kind: str, shape: Shape) -> Iterator[dict[str, Any]]:
     first = operands(kind, shape)
     size = sum(x.numel() * x.element_size() for x in first if x is not None)
     sets = [first, *(operands(kind, shape) for _ in range(min(31, max(1, math.ceil(BYTES / size) - 1))))]
-    known: torch.Tensor | None = None
     said = dict(zip(("kind", "M", "N", "K"), (kind, *shape), strict=True))
-    other = cublas(kind)
-    if other is not None:
-        yield {**said, "by": "cublas", "us": round(seconds(other, sets) * 1e6, 3)}
-    for variant in variants(kind, shape[0]):
-        run = call(kind, shape, variant)
-        if run is None:
-            continue
-        us = seconds(run, sets) * 1e6
+    calls = {variant: call(kind, shape, variant) for variant in variants(kind, shape[0])}
+    runs: dict[Any, Callable[[list[Any]], Any]] = {name: run for name, run in calls.items() if run is not None}
+    known: torch.Tensor | None = None
+    off = {}
+    for variant, run in runs.items():
         first[2].fill_(float("nan"))
         run(first)
         if known is None:
             known = first[2].float()
-        off = ((first[2].float() - known).norm() / known.norm()).item()
-        nth, shared, section = variant
-        yield {**said, "nth": nth, "shared": shared, "section": section, "us": round(us, 3), "off": round(off, 6)}
+        off[variant] = ((first[2].float() - known).norm() / known.norm()).item()
+    if (other := cublas(kind)) is not None:
+        runs["cublas"] = other
+    for name, us in microseconds({name: replayed(run, sets) for name, run in runs.items()}).items():
+        if name == "cublas":
+            yield {**said, "by": name, "us": us}
+        else:
+            nth, shared, section = name
+            yield {**said, "nth": nth, "shared": shared, "section": section, "us": us, "off": round(off[name], 6)}
 
 
 def measure(journal: Path, limit_s: float, kinds: list[str]) -> None:
