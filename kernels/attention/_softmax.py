@@ -85,8 +85,8 @@ def capped(s, INNER: gl.constexpr, dtype: gl.constexpr):  # type: ignore[no-unty
 
 @gluon.jit
 def with_sink(row_max, row_sum, sinks, head):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """(row max, row sum, what O and the sum before are scaled with, whether a row sees nothing) with a head's sink:
-    one more logit, which has no value and may be above all scores. None is no sinks.
+    """(row max, row sum, what O and the sum before are scaled with, whether a row sees nothing) with a sink: one
+    more logit of a head, which has no value and may be above all scores. None is no sinks.
     """
     empty = row_max == LOWEST
     shrunk = 1.0
