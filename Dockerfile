@@ -85,6 +85,10 @@ ARG SOURCES_LOCK=requirements/image-cpu.txt
 ARG COMPILER_LOCK=requirements/image-cpu.txt
 COPY ${SOURCES_LOCK} ${COMPILER_LOCK} /locks/requirements/
 COPY docker/nvcc /usr/local/bin/nvcc
+# A wheel that was compiled elsewhere from what a lock of sources names; SOURCES is then the lock that has its hash. Else one
+# of the files above again.
+ARG WHEEL=requirements/image-cpu.txt
+COPY ${WHEEL} /given/
 # The compiler goes into this stage's environment, beside torch's headers of CUDA, of which only /compiled is taken.
 # Its libraries have no names without a version, which linkers look for. Of mamba-ssm only Triton's operators are called.
 # pip's cache would give a wheel that was built for other architectures or beside another torch: it is not asked. Nor are
@@ -97,6 +101,14 @@ RUN --mount=type=cache,target=/var/cache/pip,sharing=locked \
     set -eu; \
     mkdir /compiled; \
     if [ -z "${SOURCES}" ]; then exit 0; fi; \
+    install() { \
+        /opt/pip/bin/pip --python /opt/kernelmark/bin/python install --quiet --no-index --no-deps --no-compile \
+            --target /compiled "$@"; \
+        /opt/kernelmark/bin/python -m compileall -qq --invalidation-mode unchecked-hash /compiled || true; \
+    }; \
+    case "${WHEEL}" in *.whl) \
+        install --require-hashes --only-binary :all: --find-links /given -r "${SOURCES}"; exit 0 ;; \
+    esac; \
     if [ -s /run/secrets/pip.conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip.conf; fi; \
     if [ -s /run/secrets/ca.crt ]; then export PIP_CERT=/run/secrets/ca.crt; fi; \
     /opt/pip/bin/pip --python /opt/kernelmark/bin/python --cache-dir /var/cache/pip install --quiet \
@@ -113,9 +125,7 @@ RUN --mount=type=cache,target=/var/cache/pip,sharing=locked \
         MAMBA_SKIP_CUDA_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE; \
     /opt/pip/bin/pip --python /opt/kernelmark/bin/python --no-cache-dir wheel --quiet --no-deps \
         --no-build-isolation --require-hashes --wheel-dir /wheels -r "${SOURCES}"; \
-    /opt/pip/bin/pip --python /opt/kernelmark/bin/python install --quiet --no-index --no-deps --no-compile \
-        --target /compiled /wheels/*.whl; \
-    /opt/kernelmark/bin/python -m compileall -qq --invalidation-mode unchecked-hash /compiled || true
+    install /wheels/*.whl
 
 # ---- program: this package, built with what the lock has -----------------------------------------------------
 FROM packages AS program

@@ -53,10 +53,10 @@ test-images: $(VENV)/.tested pin-check $(AFTER)
 test-siblings: $(VENV)/.tested pin-check
 	$(BIN)/python -m pytest -m siblings tests/docker/images --timeout 1800
 
-# Runs of training that are killed and resumed, and the planted arms: minutes.
+# Runs of training that are killed and resumed, the planted arms, and how often these are caught: minutes.
 .PHONY: test-training
 test-training: $(VENV)/.tested
-	$(BIN)/python -m pytest -m training tests/suite --timeout 900
+	$(BIN)/python -m pytest -m training tests/suite tests/calibration --timeout 900
 
 # Tests like those of `make test` that take longer than their share of it: minutes.
 .PHONY: test-minutes

@@ -369,12 +369,14 @@ def attention_decode(case: Any) -> Call:
 
 @serving
 def fp8_matmul(case: Any) -> Call:
-    """`flashinfer.gemm.fp8_blockscale_gemm_sm90`, of weights (N, K) and scales of 1×128 and 128×128. Not run on
-    a GPU yet.
+    """`flashinfer.gemm.fp8_blockscale_gemm_sm90`, of weights (N, K) and scales of 1×128 and 128×128. It takes
+    addresses of scales without their strides. Not run on a GPU yet.
     """
     from flashinfer.gemm import fp8_blockscale_gemm_sm90 as function
 
     has_recipe(case, "FlashInfer", ("block",))
+    if case.axes["M"] % 4 or case.axes["K"] % 512:
+        raise NotImplementedError("FlashInfer reads scales as they lie for M in multiples of 4 and K of 512")
 
     def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
         return function(a, b.t(), scale_a, scale_b.t())

@@ -346,7 +346,15 @@ def fp8_quant(case: Any) -> Callable[..., Any]:
     def column(x: Any, granularity: str, format: str) -> Any:
         return block(x.t().contiguous(), granularity, format)
 
-    return {"row": row, "block": block, "tile": tile, "column": column}[case.options["granularity"]]
+    def both(x: Any, granularity: str, format: str) -> Any:
+        return *block(x, granularity, format), *column(x, granularity, format)
+
+    def tile_both(x: Any, granularity: str, format: str) -> Any:
+        q, scale = tile(x, granularity, format)
+        return q, scale, q.t().contiguous(), scale.t()
+
+    ways = {"row": row, "block": block, "tile": tile, "column": column, "both": both, "tile_both": tile_both}
+    return ways[case.options["granularity"]]
 
 
 def int8_linear(case: Any) -> Callable[..., Any]:

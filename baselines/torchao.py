@@ -29,6 +29,8 @@ def fp8_quant(case: Any) -> Call:
         if case.axes["M"] % 128:
             raise NotImplementedError("torchao's transposing kernel takes rows in multiples of 128 only")
         function = kernels.triton_fp8_blockwise_act_quant_transposed_lhs
+    elif case.options["granularity"] in ("both", "tile_both"):
+        raise NotImplementedError("torchao has no kernel that quantizes both ways in one pass")
     else:  # transposed or not, the values are the same; this one writes them column by column
         function = kernels.triton_fp8_blockwise_weight_quant_rhs
     return refusing(lambda x, granularity, format: function(x, block_size=128), AssertionError)

@@ -12,7 +12,7 @@ import functools
 import sys
 from typing import Any, ClassVar
 
-from . import _blocks, _transformers_models, deep_gemm
+from . import _blocks, _transformers_models, _vllm_engine, deep_gemm
 from ._products import by_rows_of_k, has_recipe
 from ._terms import Call, forcing, forward_only, refusing
 
@@ -200,8 +200,9 @@ def mx_matmul_marlin(case: Any) -> Call:
 
     def call(x: Any, q: Any, scales: Any, **rest: Any) -> Any:
         layer = conversion(x, q, scales)
+        workspace = getattr(layer, "workspace", None)  # newer versions keep their own
         return marlin.apply_fp4_marlin_linear(
-            x, layer.weight, layer.weight_scale, None, layer.workspace, size_n=N, size_k=K
+            x, layer.weight, layer.weight_scale, None, workspace, size_n=N, size_k=K
         )
 
     return refusing(forcing(call, conversion), AssertionError)
@@ -776,6 +777,7 @@ class _Serve(_transformers_models.Folder):
     path = "/v1/completions"
     words = False
     extra: ClassVar[dict[str, Any]] = {"ignore_eos": True}
+    variables: ClassVar[dict[str, str]] = {**_transformers_models.Folder.variables, **_vllm_engine.ALONE}
 
     def command(self, folder: Any, port: int, longest: int, device: str) -> list[str]:
         """Its own command, in the interpreter that runs us."""
@@ -786,6 +788,11 @@ class _Serve(_transformers_models.Folder):
 def serve(case: Any) -> _Serve:
     """vLLM's server on a folder with our weights."""
     return _Serve()
+
+
+def generate(case: Any) -> _vllm_engine.Generate:
+    """vLLM's engine in the worker's process. Not run on a GPU yet."""
+    return _vllm_engine.Generate()
 
 
 IMPLEMENTATIONS = {
@@ -808,6 +815,7 @@ IMPLEMENTATIONS = {
     "fp8_quant": {"vllm": fp8_quant},
     "gated_rms_norm": {"vllm": gated_rms_norm},
     "geglu": {"vllm": _gated("gelu_tanh_and_mul")},
+    "generate": {"vllm_engine": generate},
     "gelu": {"vllm": _gelu("gelu_new"), "vllm_fast": _gelu("gelu_fast")},
     "rms_norm": {"vllm": rms_norm},
     "rope": {"vllm": rope},

@@ -132,25 +132,29 @@ def faults() -> str:
 
 
 def capacity() -> str:
-    """How far off the client's stamps are, and what a core could take."""
-    found = record("capacity")
+    """How far off the client's stamps are, and what a core could take, on each machine that has a record."""
+    return "\n".join(capacity_of(record(x.stem)) for x in sorted(RECORDS.glob("capacity*.json")))
+
+
+def capacity_of(found: Mapping[str, Any]) -> str:
+    """The table of one machine."""
     rows = []
-    for rate in dict.fromkeys(x["asked"] for x in found["runs"]):
-        runs = [x for x in found["runs"] if x["asked"] == rate]
+    for rate, clients in dict.fromkeys((x["asked"], x.get("clients", 1)) for x in found["runs"]):
+        runs = [x for x in found["runs"] if (x["asked"], x.get("clients", 1)) == (rate, clients)]
 
         def of(name: str, runs: Sequence[Any] = runs) -> tuple[float, float]:
             values = [x[name] for x in runs]
             return min(values), median(values)
 
         came, p50, p99, core = (of(x) for x in ("came", "p50_ms", "p99_ms", "per_core"))
-        errors = [f"{x:.2f} ms" for x in (p50[1], p99[1], p99[0])]
-        rows.append([f"{rate:,}", f"{came[1]:,.0f}", *errors, f"{core[1]:,.0f}"])
-    head = ("chunks/s", "came", "error, median", "error, p99", "p99 of the quietest run", "chunks a CPU second")
+        off = [f"{x:.2f} ms" for x in (p50[1], p99[1], p99[0])]
+        rows.append([f"{rate:,}", f"{clients}", f"{came[1]:,.0f}", *off, f"{core[1]:,.0f}"])
+    errors = "error, median", "error, p99", "p99 of the quietest run"
     repeats = len({x["repeat"] for x in found["runs"]})
     return (
-        f"{found['streams']} streams over {found['seconds']:.0f} s, one client process, {repeats} runs of each "
-        f"rate, of which the middle one is shown; {found['cores']} cores, on which the source of the chunks and "
-        f"others' work ran too.\n\n" + table(head, rows)
+        f"{found['cores']} cores, on which the sources of the chunks and others' work ran too; {found['streams']} "
+        f"streams a client over {found['seconds']:.0f} s, runs of each rate: {repeats}; the "
+        f"middle one is shown.\n\n" + table(("chunks/s", "clients", "came", *errors, "chunks a CPU second"), rows)
     )
 
 

@@ -100,12 +100,31 @@ class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dt
         return [Grid({**self.axes, **sizes}, self.options, self.dtypes, self.passes) for sizes in sets]
 
 
-class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan as a TOML file gives it; everything but the cases has a default. `peers` are by operator the
-    implementations without which nothing is said of it as a whole.
+class Worths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A `[[worth]]` table of a plan file: a model's step by each of the `bases`, systems that need no file, with one
+    part exchanged at a time, and the same calls alone.
+
+    `parts` and `implementations` narrow what is exchanged and what is put in; `nulls` exchanges each part with
+    itself too.
     """
 
-    cases: list[Cases]
+    model: str
+    axes: dict[str, int]
+    options: dict[str, Option] = {}
+    dtype: str = "bf16"
+    bases: tuple[str, ...] = ("torch_compile_blocks",)
+    parts: list[str] = []
+    implementations: list[str] = []
+    nulls: bool = False
+
+
+class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan as a TOML file gives it; everything but its cases, or what they are worth, has a default. `peers` are
+    by operator the implementations without which nothing is said of it as a whole.
+    """
+
+    cases: list[Cases] = []
+    worth: list[Worths] = []
     systems: list[System] = []
     peers: dict[str, list[str]] = {}
     replicates: int = 5
@@ -324,7 +343,10 @@ def load(name: str, catalog: Catalog, device: DeviceKind, operators: Sequence[st
     """A built-in plan or a plan file, narrowed to `operators`. Raises `InputError` for anything unknown."""
     for operator in operators:
         catalog.definition(operator)
-    plan = _builtin(name, catalog, device, bool(operators)) if name in BUILTIN else _file(Path(name), catalog)
+    if name in BUILTIN:
+        plan = _builtin(name, catalog, device, bool(operators))
+    else:
+        plan = _file(Path(name), catalog, device)
     cases = tuple(x for x in plan.cases if not operators or x.operator in operators)
     if not cases:
         of = f" of {', '.join(operators)}" if operators else ""
@@ -335,6 +357,7 @@ def load(name: str, catalog: Catalog, device: DeviceKind, operators: Sequence[st
         cases=cases,
         only={key: names for key, names in plan.only.items() if key in kept},
         models={key: names for key, names in plan.models.items() if key in kept},
+        exchanges=tuple(x for x in plan.exchanges if {f"{x.program}/{x.step}", f"{x.operator}/{x.case}"} <= kept),
         peers={name: names for name, names in plan.peers.items() if any(x.operator == name for x in cases)},
     )
 
@@ -347,9 +370,9 @@ more it would take minutes, most of them spent compiling and loading.
 """
 
 
-def _builtin(name: str, catalog: Catalog, device: str, named: bool) -> Plan:
+def _builtin(name: str, catalog: Catalog, device: DeviceKind, named: bool) -> Plan:
     if name not in LEVELS:
-        return _file(FILES / f"{LATEST.get(name, name)}.toml", catalog)
+        return _file(FILES / f"{LATEST.get(name, name)}.toml", catalog, device)
     level = LEVELS[name]
     grids = level.grids
     if device == "cpu" and (grids == ("quick",) or level.budget_s is not None):
@@ -369,7 +392,7 @@ def _builtin(name: str, catalog: Catalog, device: str, named: bool) -> Plan:
     return replace(made, budget_s=level.budget_s)
 
 
-def _file(path: Path, catalog: Catalog) -> Plan:
+def _file(path: Path, catalog: Catalog, device: DeviceKind) -> Plan:
     name = short(str(path))
     try:
         if not path.exists():
@@ -381,7 +404,7 @@ def _file(path: Path, catalog: Catalog) -> Plan:
     except (OSError, ValueError) as error:  # no UTF-8, a name that no file has
         raise InputError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:
-        return parse(text, path.stem, catalog)
+        return parse(text, path.stem, catalog, device)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 
@@ -391,8 +414,8 @@ def _words(table: type[msgspec.Struct]) -> str:
     return ", ".join(x.encode_name for x in msgspec.structs.fields(table))
 
 
-def parse(text: str, name: str, catalog: Catalog) -> Plan:
-    """A plan from the text of a plan file."""
+def parse(text: str, name: str, catalog: Catalog, device: DeviceKind = "cuda") -> Plan:
+    """A plan from the text of a plan file. What is exchanged for its worth is what the device can run."""
     try:
         if len(text) > LARGEST:
             raise ValueError(f"more than {LARGEST >> 20} MiB")
@@ -400,7 +423,7 @@ def parse(text: str, name: str, catalog: Catalog) -> Plan:
     except (msgspec.ValidationError, ValueError, RecursionError) as error:  # TOML's errors are ValueErrors
         said = "nested too deep" if isinstance(error, RecursionError) else str(error)[:1000]
         if isinstance(error, msgspec.ValidationError):
-            said = f"{said}. A plan takes {_words(PlanFile)}; a case {_words(Cases)}."
+            said = f"{said}. A plan takes {_words(PlanFile)}; a case {_words(Cases)}; worth {_words(Worths)}."
         raise InputError(f"not a valid plan: {said}") from None
     if file.replicates < 1:
         raise InputError(f"replicates is {file.replicates}; at least 1.")
@@ -423,14 +446,38 @@ def parse(text: str, name: str, catalog: Catalog) -> Plan:
                 if table.models:
                     before = models.get(case.full_name, ())
                     models[case.full_name] = tuple(dict.fromkeys((*before, *table.models)))
-    if not cases:
-        raise InputError("a plan needs at least one [[cases]] table.")
+    if not cases and not file.worth:
+        raise InputError("a plan needs at least one [[cases]] or [[worth]] table.")
     caches: tuple[Cache, ...] = (file.cache,) if isinstance(file.cache, str) else tuple(file.cache)
     # A case of several tables is for what any of them names, and for all if one names none.
     only = {key: tuple(dict.fromkeys(chain(*tables))) for key, tables in named.items() if all(tables)}
     limits = file.sampling, file.deadline_s
     made = Plan(name, _once(cases), file.replicates, caches, *limits, only, tuple(file.systems))
-    return replace(made, budget_s=file.budget_s, models=models, peers=_peers(file, catalog))
+    made = replace(made, budget_s=file.budget_s, models=models, peers=_peers(file, catalog))
+    for table in file.worth:
+        made = _exchanged(made, table, catalog, device)
+    return made
+
+
+def _exchanged(plan: Plan, table: Worths, catalog: Catalog, device: DeviceKind) -> Plan:
+    """The plan, and what parts of a model's step are worth."""
+    from . import worth  # which makes plans of its own
+
+    options = {**table.options, "model": table.model}
+    step = catalog.definition("train").case(table.axes, table.dtype, "program", **options)
+    for name in table.bases:
+        base = worth.base_named(name, catalog)
+        one = worth.plan(step, base, catalog, device, table.parts, table.implementations, table.nulls)
+        everything = {x.full_name for x in plan.cases} - plan.only.keys()
+        both = {key: tuple(dict.fromkeys((*plan.only.get(key, ()), *names))) for key, names in one.only.items()}
+        plan = replace(
+            plan,
+            cases=_once((*plan.cases, *one.cases)),
+            only={**plan.only, **{key: names for key, names in both.items() if key not in everything}},
+            systems=tuple({x.name: x for x in (*plan.systems, *one.systems)}.values()),
+            exchanges=tuple(dict.fromkeys((*plan.exchanges, *one.exchanges))),
+        )
+    return plan
 
 
 def _peers(file: PlanFile, catalog: Catalog) -> dict[str, tuple[str, ...]]:

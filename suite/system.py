@@ -87,6 +87,10 @@ PREFERRED: Mapping[tuple[str, str], str] = {("torch", "adamw"): "torch_fused"}
 """Of a provider with several implementations of an operator, the one that its users are told to take."""
 
 
+LEAST_LOST = 4
+"""Of an arm that leaves out updates, the first that may be: those before are held to the model's own."""
+
+
 class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What an arm does to training besides its parts: changes of the recipe, for workloads that ask if they cost
     quality. Others have no such system.
@@ -99,8 +103,11 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
       dtype.
     * `optimizer`: a library's, in place of the part; `torch_muon` in a case whose recipe has Muon, there alone.
     * `gradients`: compressed, what is lost added to the next step's.
-    * `attention`: `linear`, or a pattern of blocks and the percentage that is left out: `static-75`, `window-90`.
+    * `attention`: `linear`, or a pattern of blocks and the percentage that is left out: `static-75`, `window-90`;
+      `learned-75` by gates that learn beside the model.
     * `weights`: two of four kept in the products, by magnitude, at each step anew.
+    * `lost`: `1/20`: of each twenty steps the last one's update is not made. An arm is worse so by as much as one
+      likes.
     * `fault`: planted, for the doctor.
     """
 
@@ -113,14 +120,25 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     gradients: Literal["", "int8", "fp8", "topk"] = ""
     attention: str = ""
     weights: Literal["", "2:4"] = ""
+    lost: str = ""
     fault: Literal["", "scale_stuck", "no_bias_correction", "mask_off_by_one", "unscaled_momentum"] = ""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"|linear|(static|window|random|dynamic)-(50|75|90)", self.attention):
+        if not re.fullmatch(r"|linear|(static|window|random|dynamic|learned)-(50|75|90)", self.attention):
             raise ValueError(
-                f"attention is {self.attention[:40]!r}; there is linear, and static, window, random or dynamic "
-                f"with -50, -75 or -90"
+                f"attention is {self.attention[:40]!r}; there is linear, and static, window, random, dynamic or "
+                f"learned with -50, -75 or -90"
             )
+        if self.lost and not (re.fullmatch(r"1/[1-9][0-9]{0,5}", self.lost) and self.losing >= LEAST_LOST):
+            raise ValueError(
+                f"lost is {self.lost[:40]!r}; there is 1/{LEAST_LOST} and less, as 1/20: the first steps are "
+                f"checked"
+            )
+
+    @property
+    def losing(self) -> int:
+        """Of how many steps one's update is not made; 0 where all are."""
+        return int(self.lost.removeprefix("1/") or 0)
 
     @property
     def same_function(self) -> bool:
@@ -261,9 +279,9 @@ class Assembly:
             options = (("granularity", granularity), ("format", "e4m3"))
             return found("fp8_quant", dtype, sizes, options)(x=x, granularity=granularity, format="e4m3")
 
-        def product(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str, layout: str = "nt") -> Any:
+        def product(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
             sizes = (("M", a.shape[0]), ("N", b.shape[1]), ("K", a.shape[1]))
-            call = found("fp8_matmul", "e4m3", sizes, (("recipe", recipe), ("layout", layout)))
+            call = found("fp8_matmul", "e4m3", sizes, (("recipe", recipe), ("layout", "nt")))
             return call(a=a, b=b, scale_a=scale_a, scale_b=scale_b, recipe=recipe)
 
         return (by_rows if self.system.precision == "parts_rowwise" else by_blocks)(quantize, product)
@@ -350,46 +368,48 @@ def by_rows(quantize: Callable[..., Any], product: Callable[..., Any]) -> Callab
             across = grad.t().contiguous(), x.t().contiguous()
             return multiply(grad, weight.t().contiguous()), multiply(*across)
 
-    return _linear(Products)
+    return _linear(Products.apply)
 
 
 def by_blocks(quantize: Callable[..., Any], product: Callable[..., Any]) -> Callable[..., Any]:
     """`linear(x, weight, bias=None)` as DeepSeek-V3 trains (arXiv 2412.19437): a scale for 128 elements of inputs
-    and gradients, along what is summed over, and for 128 × 128 of a weight, which is quantized once for both
-    passes. A weight's gradient sums over rows: its operands are quantized down the columns, which transposes them.
+    and gradients, along what is summed over, and for 128 × 128 of a weight.
+
+    What both passes multiply is read once, and quantized as it is and transposed: an input and a weight in the
+    forward pass, which keeps their transposes in 8 bits for the backward pass, a gradient there. A weight is
+    quantized anew in each forward pass: beside its inputs it is small, and a CUDA graph must not keep an old one.
     """
     import torch
-
-    def across(x: Any, granularity: str = "block") -> Any:
-        """Values and scales of 128 elements; the scales of one step of a product lie together."""
-        q, scale = quantize(x, granularity)
-        return q, scale.reshape(len(q), -1).t().contiguous().t()
 
     class Products(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any, weight: Any) -> Any:
-            (a, scale), (w, of_weight) = across(x), quantize(weight, "tile")
-            of_weight = of_weight.reshape(-(-weight.shape[0] // 128), -1)
-            ctx.save_for_backward(x, w, of_weight)
+            a, scale, *across = quantize(x, "both")
+            w, of_weight, *turned = quantize(weight, "tile_both")
+            ctx.save_for_backward(*across, *turned)
             return product(a, w.t(), scale, of_weight.t(), "block")
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:
-            x, w, of_weight = ctx.saved_tensors
-            grad = grad.contiguous()
-            g, scale = across(grad)
-            dx = product(g, w, scale, of_weight, "block", "nn")
-            (g, of_grad), (y, of_x) = (across(z, "column") for z in (grad, x))
-            return dx, product(g, y.t(), of_grad, of_x.t(), "group")
+            x, of_x, w, of_weight = ctx.saved_tensors
+            g, scale, across, of_grad = quantize(grad.contiguous(), "both")
+            dx = product(g, w.t(), scale, of_weight.t(), "block")
+            return dx, product(across, x.t(), of_grad, of_x.t(), "group")
 
-    return _linear(Products)
+    def multiply(x: Any, weight: Any) -> Any:
+        if torch.is_grad_enabled():
+            return Products.apply(x, weight)  # type: ignore[no-untyped-call]  # torch does not annotate it
+        (a, scale), (w, of_weight) = quantize(x, "block"), quantize(weight, "tile")
+        return product(a, w.t(), scale, of_weight.t(), "block")
+
+    return _linear(multiply)
 
 
-def _linear(products: Any) -> Callable[..., Any]:
-    """`linear(x, weight, bias=None)` of an autograd function of x (M, K) and weight (N, K)."""
+def _linear(multiply: Callable[..., Any]) -> Callable[..., Any]:
+    """`linear(x, weight, bias=None)` of a differentiable function of x (M, K) and weight (N, K)."""
 
     def linear(x: Any, weight: Any, bias: Any = None) -> Any:
-        out = products.apply(x.flatten(0, -2).contiguous(), weight)
+        out = multiply(x.flatten(0, -2).contiguous(), weight)
         out = out.unflatten(0, x.shape[:-1])
         return out if bias is None else out + bias
 

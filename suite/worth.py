@@ -63,7 +63,8 @@ def plan(
     only: dict[str, list[str]] = {step.full_name: [base.name]}
     for site in sites:
         own = assembly.implementation(site.name, site.operator, device)
-        alone = _compiled(site, own, catalog) if base.execution != "eager" else own
+        # A graph captures PyTorch's own parts as they are: the compiler sees none of them.
+        alone = own if base.execution in ("eager", "graph") else _compiled(site, own, catalog)
         case = isolated(site, step.dtype, catalog)
         others = _candidates(site, {own.name, alone.name}, catalog, device, implementations)
         for x in (*([own] if nulls else ()), *others):

@@ -6,12 +6,18 @@ import torch
 
 
 @torch.compile(dynamic=False)
-def fp8_quant(x: torch.Tensor, granularity: str, format: str) -> tuple[torch.Tensor, torch.Tensor]:
+def fp8_quant(x: torch.Tensor, granularity: str, format: str) -> tuple[torch.Tensor, ...]:
     """x (M, N) to q (M, N) in the fp8 format and fp32 scales.
 
     The scales are (M, 1) by row, (M, ceil(N/128)) by block, (ceil(M/128), ceil(N/128)) by tile. By column q is
-    (N, M) and they are (N, ceil(M/128)): block of the transpose.
+    (N, M) and they are (N, ceil(M/128)): block of the transpose. With "both" and "tile_both" the transpose's
+    values and scales come after x's own.
     """
+    if granularity == "both":
+        return *fp8_quant(x, "block", format), *fp8_quant(x, "column", format)
+    if granularity == "tile_both":
+        q, scale = fp8_quant(x, "tile", format)
+        return q, scale, q.t().contiguous(), scale.t()
     if granularity == "column":
         x, granularity = x.t(), "block"
     dtype = torch.float8_e4m3fn if format == "e4m3" else torch.float8_e5m2

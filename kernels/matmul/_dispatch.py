@@ -11,8 +11,10 @@ program that adds up a tile waits for its parts one after the other.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, replace
 
+from ._grouped_hopper import GroupedSchedule
 from ._matmul_hopper import Schedule
 
 SIXTEEN = "16"
@@ -65,7 +67,7 @@ def candidates(kind: str, gated: bool) -> tuple[Schedule, ...]:
 
 def tiles(schedule: Schedule, M: int, N: int) -> int:
     """Tiles of a product."""
-    return -(-M // (schedule.groups * schedule.rows)) * -(-N // schedule.columns)
+    return -(-M // (schedule.groups * schedule.rows)) * -(-N // schedule.width)
 
 
 def dealt(count: int, programs: int) -> int:
@@ -84,7 +86,7 @@ def estimate(schedule: Schedule, M: int, N: int, K: int, programs: int) -> float
     steps = -(-K // schedule.step)
     size = 2 if schedule.step == 64 else 1
     rows = schedule.groups * schedule.rows
-    columns = schedule.columns * (2 if schedule.gated else 1)
+    columns = schedule.columns * schedule.pieces
     products = rows * columns * schedule.step * size / 4096
     if schedule.groups == 1:
         products *= 1.4  # alone it leaves the matrix units idle between its products
@@ -174,3 +176,52 @@ def choose(kind: str, M: int, N: int, K: int, gated: bool, programs: int) -> Cho
 def choice(schedule: Schedule, whole: int, count: int, section: int) -> Choice:
     """With tiles shared out if not all are dealt."""
     return Choice(replace(schedule, shared=whole < count), whole, section)
+
+
+@dataclass(frozen=True)
+class GroupedChoice:
+    """Schedules of products of groups, whose tiles are as high: plain and gated."""
+
+    plain: GroupedSchedule
+    gated: GroupedSchedule
+
+    @property
+    def height(self) -> int:
+        """Rows of a tile."""
+        return self.plain.groups * self.plain.rows
+
+
+def grouped_candidates(kind: str) -> tuple[GroupedChoice, ...]:
+    """What products of groups can be computed by: tiles of 128 rows, and of 64."""
+    if kind == SIXTEEN:
+        return (
+            GroupedChoice(GroupedSchedule(columns=256), GroupedSchedule(columns=128, gated=True)),
+            GroupedChoice(
+                GroupedSchedule(groups=1, columns=128, stages=8),
+                GroupedSchedule(groups=1, columns=128, stages=5, gated=True),
+            ),
+        )
+    if kind == FAST:
+        row = GroupedSchedule(columns=256, step=128, scales="row")
+        few = replace(row, groups=1, columns=128, stages=8)
+        return GroupedChoice(row, row), GroupedChoice(few, few)
+    gated = GroupedSchedule(columns=128, step=128, scales="block", gated=True, held=True)
+    return (
+        GroupedChoice(replace(gated, gated=False, paired=True), gated),
+        GroupedChoice(
+            replace(gated, groups=1, stages=8, gated=False, held=False), replace(gated, groups=1, stages=5)
+        ),
+    )
+
+
+GROUPED_FROM: dict[str, tuple[float, float]] = {}
+"""By kind, from how many rows a group on tiles of 64 rows are faster than the portable kernel, and from how many
+those of 128 are."""
+
+
+def grouped(kind: str, each: float) -> GroupedChoice | None:
+    """The schedules of products of groups of about `each` rows, or None where the portable kernel is faster."""
+    some, more = GROUPED_FROM.get(kind, (math.inf, math.inf))
+    if each < min(some, more):
+        return None
+    return grouped_candidates(kind)[0 if each >= more else 1]

@@ -20,8 +20,13 @@ each program takes an equal run of the remaining steps, and a tile that several 
 the order of K, by the one that finishes last. Nobody waits, and the result does not depend on who is last.
 
 FP8 products with a scale for each 128 steps of K add up 128 products in the matrix units, which keep about 14
-bits, and then scale and add that sum in fp32, as DeepGEMM does. A consumer with 128 rows does so 64 rows at a
-time, so that the other consumer's products run under its additions.
+bits, and then scale and add that sum in fp32, as DeepGEMM does. A consumer with two sums, of 128 rows or of two
+pieces of B, does so one after the other, so that the other consumer's products run under its additions. Where the
+schedule is `ordered`, they take turns:
+
+=====  ====================================  ==================  ================================================
+turns  the other one's products are issued   1                   the one whose turn it is, before it issues its own
+=====  ====================================  ==================  ================================================
 """
 # Without `from __future__ import annotations`: aggregates read the types of their fields.
 
@@ -43,7 +48,7 @@ from triton.language.core import _aggregate as aggregate
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
 from .._hopper import TensorMap, launch, thread_barrier
-from .._pipeline import Handshake, copy_in, copy_out, cursor
+from .._pipeline import Handshake, barriers, copy_in, copy_out, cursor
 
 CHUNK = 64
 """Columns that are written at a time: 128 bytes, which one swizzled row of shared memory holds."""
@@ -58,11 +63,13 @@ TILED = gl.constexpr("tile")
 class Schedule:
     """How a product is divided: all that the compiled code depends on beside dtypes.
 
-    A tile has `groups` · `rows` rows and `columns` columns of the output, a stage `step` of K. `gated`: B has the
-    gate's columns and then as many of the other factor. `a_turned`, `b_turned`: the operand lies in memory with K
-    as its rows. `scales`: "" for none, "tensor", "row" (of A and of B), or for each 128 steps of K "block"
-    (1×128 of A, 128×128 of B), "group" (1×128 of both) or "tile" (128×128 of both). `shared`: some tiles are
-    shared out by steps. `packed`: numbers of K that one element of A holds.
+    A tile has `groups` · `rows` rows and `width` columns of the output, a stage `step` of K. `gated`: B has the
+    gate's columns and then as many of the other factor. `paired`: a tile has two pieces of B of `columns` side by
+    side. `held`: a consumer loads its rows of A to registers, once for both pieces; else the matrix units read
+    them from shared memory, once for each. `ordered`: two consumers issue their products in turn. `a_turned`,
+    `b_turned`: the operand lies in memory with K as its rows. `scales`: "" for none, "tensor", "row" (of A and of
+    B), or for each 128 steps of K "block" (1×128 of A, 128×128 of B), "group" (1×128 of both) or "tile" (128×128
+    of both). `shared`: some tiles are shared out by steps. `packed`: numbers of K that one element of A holds.
     """
 
     rows: int = 64
@@ -71,6 +78,9 @@ class Schedule:
     step: int = 64
     stages: int = 4
     gated: bool = False
+    paired: bool = False
+    held: bool = False
+    ordered: bool = False
     a_turned: bool = False
     b_turned: bool = False
     scales: str = ""
@@ -83,6 +93,21 @@ class Schedule:
     def promoted(self) -> bool:
         """Whether the sums of 128 steps are scaled and added up in fp32."""
         return self.scales in ("block", "group", "tile")
+
+    @property
+    def pieces(self) -> int:
+        """Tiles of B that a stage has."""
+        return 2 if self.gated or self.paired else 1
+
+    @property
+    def width(self) -> int:
+        """Columns of the output that a tile has."""
+        return self.columns * (2 if self.paired else 1)
+
+    @property
+    def doubled(self) -> bool:
+        """Whether a consumer has two sums: of 64 rows each, or of a piece of B each."""
+        return self.pieces == 2 or self.rows == 128
 
 
 @aggregate
@@ -176,6 +201,12 @@ class Work:
         column = nth // height
         return first + nth - column * height, column
 
+    @gluon.jit
+    def origin(self, tile, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        """(first row, first column) of a tile."""
+        row, column = self.place(tile)
+        return row * (c.groups * c.rows), column * c.width
+
 
 @aggregate
 class Scales:
@@ -220,6 +251,11 @@ class Output:
         self.M = M
         self.N = N
 
+    @gluon.jit
+    def send(self, row, column, buffer):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        """Has 64 rows and WIDE columns written."""
+        copy_out(self.tiles, [row, column], buffer)
+
 
 @gluon.constexpr_function
 def product_layout(columns, dtype):  # type: ignore[no-untyped-def]  # Triton's types are its own
@@ -229,44 +265,67 @@ def product_layout(columns, dtype):  # type: ignore[no-untyped-def]  # Triton's 
 
 
 @gluon.jit
-def load(a, b, ring, work, pieces_apart, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """The producer: tiles of A and B, step by step, tile by tile. A gate's other factor lies `pieces_apart` rows
-    of B after it.
+def stages(a, b, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """An empty ring."""
+    STAGES: gl.constexpr = c.stages
+    A: gl.constexpr = [STAGES * c.groups] + a.block_type.shape  # noqa: RUF005  # a kernel knows no unpacking
+    B: gl.constexpr = [STAGES * c.pieces] + b.block_type.shape  # noqa: RUF005  # as above
+    return Ring(
+        gl.allocate_shared_memory(a.dtype, A, a.layout),
+        gl.allocate_shared_memory(b.dtype, B, b.layout),
+        barriers(c.stages, 1),
+        barriers(c.stages, c.groups),
+    )
+
+
+@gluon.jit
+def fetch(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    a, b, ring, at, begin, end, row, column, pieces_apart, c: gl.constexpr
+):
+    """The next place after the tiles of A from `row` on and of B from its row `column` on, step by step. Pieces of
+    B lie `pieces_apart` rows apart.
     """
-    PIECES: gl.constexpr = 2 if c.gated else 1
+    PIECES: gl.constexpr = c.pieces
     GROUPS: gl.constexpr = c.groups
+    for k in range(begin, end):
+        depth = k * c.step
+        full = ring.acquire(at, c.groups * a.block_type.nbytes + PIECES * b.block_type.nbytes)
+        for i in gl.static_range(GROUPS):
+            target = ring.a.index(at.stage * c.groups + i)
+            if c.a_turned:
+                copy_in(a, [depth, row + i * c.rows], full, target)
+            else:
+                copy_in(a, [row + i * c.rows, depth // c.packed], full, target)
+        for i in gl.static_range(PIECES):
+            target = ring.b.index(at.stage * PIECES + i)
+            if c.b_turned:
+                copy_in(b, [depth, column + i * pieces_apart], full, target)
+            else:
+                copy_in(b, [column + i * pieces_apart, depth], full, target)
+        at = at.advanced()
+    return at
+
+
+@gluon.jit
+def load(a, b, ring, work, N, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """The producer: tiles of A and B, step by step, tile by tile. A gate's other factor lies N rows of B after
+    it.
+    """
+    pieces_apart = c.columns if c.paired else N
     at = cursor(1, c.stages)
     position = gl.program_id(0) * 0
     while position < work.positions(c.shared):
         tile, begin, end = work.unit(position, c.shared)
-        row_tile, column_tile = work.place(tile)
-        row = row_tile * (c.groups * c.rows)
-        column = column_tile * c.columns
-        for k in range(begin, end):
-            depth = k * c.step
-            full = ring.acquire(at, c.groups * a.block_type.nbytes + PIECES * b.block_type.nbytes)
-            for i in gl.static_range(GROUPS):
-                target = ring.a.index(at.stage * c.groups + i)
-                if c.a_turned:
-                    copy_in(a, [depth, row + i * c.rows], full, target)
-                else:
-                    copy_in(a, [row + i * c.rows, depth // c.packed], full, target)
-            for i in gl.static_range(PIECES):
-                target = ring.b.index(at.stage * PIECES + i)
-                if c.b_turned:
-                    copy_in(b, [depth, column + i * pieces_apart], full, target)
-                else:
-                    copy_in(b, [column + i * pieces_apart, depth], full, target)
-            at = at.advanced()
+        row, column = work.origin(tile, c)
+        at = fetch(a, b, ring, at, begin, end, row, column, pieces_apart, c)
         position += end - begin
 
 
 @gluon.jit
 def _operands(ring, at, c: gl.constexpr, GROUP: gl.constexpr, PIECE: gl.constexpr):  # type: ignore[no-untyped-def]
     """(this consumer's rows of A, Bᵀ) of a stage."""
-    PIECES: gl.constexpr = 2 if c.gated else 1
     a = ring.a.index(at.stage * c.groups + GROUP)
-    b = ring.b.index(at.stage * PIECES + PIECE)
+    b = ring.b.index(at.stage * c.pieces + PIECE)
     if c.a_turned:
         a = a.permute((1, 0))
     if not c.b_turned:
@@ -275,9 +334,9 @@ def _operands(ring, at, c: gl.constexpr, GROUP: gl.constexpr, PIECE: gl.constexp
 
 
 @gluon.jit
-def _product(ring, at, count, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """(sums over `count` steps, the gate's other factor or the same, the next place). While one step's product
-    runs the one before is waited for and its stage released.
+def product(ring, at, count, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """(sums over `count` steps, those of the second piece of B or the same, the next place). While one step's
+    product runs the one before is waited for and its stage released.
     """
     layout: gl.constexpr = product_layout(c.columns, ring.a.dtype)
     SHAPE: gl.constexpr = [c.rows, c.columns]
@@ -290,7 +349,7 @@ def _product(ring, at, count, c: gl.constexpr, GROUP: gl.constexpr):  # type: ig
         ring.wait(at)
         a, b = _operands(ring, at, c, GROUP, 0)
         acc = warpgroup_mma(a, b, acc, is_async=True)  # acc += A @ B.T
-        if c.gated:
+        if c.pieces == 2:
             a, b = _operands(ring, at, c, GROUP, 1)
             other = warpgroup_mma(a, b, other, is_async=True)  # other += A @ B₂.T
             acc, other = warpgroup_mma_wait(2, deps=[acc, other])
@@ -299,7 +358,7 @@ def _product(ring, at, count, c: gl.constexpr, GROUP: gl.constexpr):  # type: ig
         mbarrier.arrive(ring.empty.index(before), count=1, pred=k > 0)
         before = at.stage
         at = at.advanced()
-    if c.gated:
+    if c.pieces == 2:
         acc, other = warpgroup_mma_wait(0, deps=[acc, other])
     else:
         acc = warpgroup_mma_wait(0, deps=[acc])
@@ -309,18 +368,36 @@ def _product(ring, at, count, c: gl.constexpr, GROUP: gl.constexpr):  # type: ig
 
 
 @gluon.jit
-def _scaled_product(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    ring, at, begin, end, row, column, scales, M, N, c: gl.constexpr, GROUP: gl.constexpr
+def _part(a, b, zero, turns, turn, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """(A @ B.T of one step, whose turn it is next): in turn with the other consumer where the schedule says so."""
+    if c.ordered:
+        mbarrier.wait(turns.index(GROUP), turn)
+        turn = turn ^ 1
+    part = warpgroup_mma(a, b, zero, use_acc=False, is_async=True)
+    if c.ordered:
+        mbarrier.arrive(turns.index(1 - GROUP), count=1)
+    part = warpgroup_mma_wait(0, deps=[part])
+    return part, turn
+
+
+@gluon.jit
+def scaled_product(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    ring, at, begin, end, row, column, scales, M, N, turns, turn, c: gl.constexpr, GROUP: gl.constexpr
 ):
-    """(sums of the upper 64 rows, of the lower or the same, the next place) where each step has scales of its own:
-    acc += (A @ B.T) · a_scale · b_scale. Scales are loaded one step ahead.
+    """(sums, those of the lower 64 rows or of the second piece of B or the same, the next place, the next turn)
+    where each step has scales of its own: acc += (A @ B.T) · a_scale · b_scale. Scales are loaded one step ahead.
+
+    A block's scale of B is the same for all threads. Of two pieces each thread loads its own nevertheless, from a
+    place that the compiler cannot know to be the same: what it knew to be so it moved to uniform registers between
+    the instructions of the step's first product, and waited for the load there.
     """
     layout: gl.constexpr = product_layout(c.columns, ring.a.dtype)
+    OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=4)
     along: gl.constexpr = gl.SliceLayout(1, layout)
     SHAPE: gl.constexpr = [64, c.columns]
     zero = gl.zeros(SHAPE, gl.float32, layout)
     acc = zero
-    lower = zero
+    other = zero
     A_HEIGHT: gl.constexpr = 128 if c.scales == TILED else 1
     upper_rows = row + gl.arange(0, 64, along)
     lower_rows = upper_rows + 64
@@ -333,17 +410,25 @@ def _scaled_product(  # type: ignore[no-untyped-def]  # Triton's types are its o
         lower_next = gl.load(a_at + lower_at, lower_rows < M, 0.0)
     COLUMNS: gl.constexpr = c.columns
     b_at = scales.b + begin * scales.b_step
+    other_next = 1.0
+    no_further = gl.minimum(upper_rows, 0)  # 0
     if c.scales == GROUPED:
         b_rows = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
         each_at = b_rows * scales.b_row
         each_next = gl.load(b_at + each_at, b_rows < N, 0.0)
         b_next = 1.0
     else:
-        b_at += gl.minimum(column, N - 1) // 128 * scales.b_row
-        b_next = gl.load(b_at)
+        block = gl.minimum(column, N - 1) // 128
+        if c.pieces == 2:
+            # A gate's other factor begins with a block of its own.
+            second = block + (N + 127) // 128 if c.gated else gl.minimum(column + c.columns, N - 1) // 128
+            other_at = b_at + second * scales.b_row
+            other_next = gl.load(other_at + no_further)
+        b_at += block * scales.b_row
+        b_next = gl.load(b_at + no_further) if c.pieces == 2 else gl.load(b_at)
     for k in range(begin, end):
         upper_scale = upper_next * b_next
-        lower_scale = lower_next * b_next
+        other_scale = upper_next * other_next if c.pieces == 2 else lower_next * b_next
         later = k + 1 < end
         a_at += scales.a_step
         b_at += scales.b_step
@@ -353,32 +438,41 @@ def _scaled_product(  # type: ignore[no-untyped-def]  # Triton's types are its o
         if c.scales == GROUPED:
             each = each_next
             each_next = gl.load(b_at + each_at, (b_rows < N) & later, 0.0)
+        elif c.pieces == 2:
+            other_at += scales.b_step
+            b_next = gl.load(b_at + no_further, (upper_rows < M) & later, 0.0)
+            other_next = gl.load(other_at + no_further, (upper_rows < M) & later, 0.0)
         else:
             b_next = gl.load(b_at, later, 0.0)
         ring.wait(at)
         a, b = _operands(ring, at, c, GROUP, 0)
-        part = warpgroup_mma(a.slice(0, 64, 0), b, zero, use_acc=False, is_async=True)  # A @ B.T
-        part = warpgroup_mma_wait(0, deps=[part])
-        if c.rows == 64:
+        upper = a.slice(0, 64, 0)
+        if c.held:
+            upper = upper.load(OPERAND)
+        part, turn = _part(upper, b, zero, turns, turn, c, GROUP)
+        if not c.doubled:
             ring.release(at)
         if c.scales == GROUPED:
             part = part * gl.expand_dims(each, 0)
         acc = acc + part * gl.expand_dims(upper_scale, 1)
-        if c.rows == 128:
-            part = warpgroup_mma(a.slice(64, 64, 0), b, zero, use_acc=False, is_async=True)  # A @ B.T
-            part = warpgroup_mma_wait(0, deps=[part])
+        if c.doubled:
+            if c.rows == 128:
+                part, turn = _part(a.slice(64, 64, 0), b, zero, turns, turn, c, GROUP)
+            else:
+                _, b = _operands(ring, at, c, GROUP, 1)
+                part, turn = _part(upper, b, zero, turns, turn, c, GROUP)
             ring.release(at)
             if c.scales == GROUPED:
                 part = part * gl.expand_dims(each, 0)
-            lower = lower + part * gl.expand_dims(lower_scale, 1)
+            other = other + part * gl.expand_dims(other_scale, 1)
         at = at.advanced()
-    return acc, lower, at
+    return acc, other, at, turn
 
 
 @gluon.jit
 def _partial(output, slot, part, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """Pointers (64, columns) to a program's partial sums of a tile."""
-    PARTS: gl.constexpr = 2 if c.gated or c.rows == 128 else 1
+    PARTS: gl.constexpr = 2 if c.doubled else 1
     layout: gl.constexpr = product_layout(c.columns, gl.float32)
     rows = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, layout)), 1)
     COLUMNS: gl.constexpr = c.columns
@@ -392,7 +486,6 @@ def add_up(acc, other, tile, output, work, c: gl.constexpr, GROUP: gl.constexpr)
     """(sums over all of K, whether they are): leaves this program's part of a tile for the others and, if it is
     the last to, adds all parts up in the order of K.
     """
-    DOUBLE: gl.constexpr = c.gated or c.rows == 128
     layout: gl.constexpr = product_layout(c.columns, gl.float32)
     own: gl.constexpr = acc.type.layout
     nth = tile - work.dealt
@@ -401,7 +494,7 @@ def add_up(acc, other, tile, output, work, c: gl.constexpr, GROUP: gl.constexpr)
     program = gl.program_id(0)
     slot = 2 * program + gl.where(work.share(program) // work.steps == nth, 0, 1)
     gl.store(_partial(output, slot, 0, c, GROUP), gl.convert_layout(acc, layout))
-    if DOUBLE:
+    if c.doubled:
         gl.store(_partial(output, slot, 1, c, GROUP), gl.convert_layout(other, layout))
     thread_barrier()
     count = output.counter + 2 * (nth * c.groups + GROUP)
@@ -414,7 +507,7 @@ def add_up(acc, other, tile, output, work, c: gl.constexpr, GROUP: gl.constexpr)
         for q in range(first, last + 1):
             slot = 2 * q + gl.where(work.share(q) // work.steps == nth, 0, 1)
             total = total + gl.load(_partial(output, slot, 0, c, GROUP), cache_modifier=".cg")
-            if DOUBLE:
+            if c.doubled:
                 second = second + gl.load(_partial(output, slot, 1, c, GROUP), cache_modifier=".cg")
         acc = gl.convert_layout(total, own)
         other = gl.convert_layout(second, own)
@@ -464,40 +557,46 @@ def _write(acc, other, row, column, output, scales, c: gl.constexpr, GROUP: gl.c
             up = gl.convert_layout(_columns(other, i), layout)
             y = y * up / (1.0 + gl.exp2(y * -1.4426950408889634))
         buffer = output.buffers.index(2 * GROUP + i % 2)
-        tma.store_wait(pendings=1)  # of the last two one may still be read
+        tma.store_wait(pendings=1 if CHUNKS > 1 else 0)  # of the last two one may still be read
         buffer.store(y.to(output.tiles.dtype))
         fence_async_shared()
-        copy_out(output.tiles, [row, column + i * WIDE], buffer)
+        output.send(row, column + i * WIDE, buffer)
 
 
 @gluon.jit
-def _compute(ring, work, scales, output, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
+def write(acc, other, row, column, output, scales, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
+    """A consumer's part of a tile."""
+    _write(acc, other, row, column, output, scales, c, GROUP)
+    if c.rows == 128:
+        _write(other, other, row + 64, column, output, scales, c, GROUP)
+    if c.paired:
+        _write(other, other, row, column + c.columns, output, scales, c, GROUP)
+
+
+@gluon.jit
+def _compute(ring, work, scales, output, turns, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
     """A consumer: its rows of every tile."""
     at = cursor(0, c.stages)
+    turn = gl.to_tensor(1 - GROUP)
     position = gl.program_id(0) * 0
     while position < work.positions(c.shared):
         tile, begin, end = work.unit(position, c.shared)
-        row_tile, column_tile = work.place(tile)
-        row = (row_tile * c.groups + GROUP) * c.rows
-        column = column_tile * c.columns
+        row, column = work.origin(tile, c)
+        row += GROUP * c.rows
         if c.promoted:
-            acc, other, at = _scaled_product(
-                ring, at, begin, end, row, column, scales, output.M, output.N, c, GROUP
+            acc, other, at, turn = scaled_product(
+                ring, at, begin, end, row, column, scales, output.M, output.N, turns, turn, c, GROUP
             )
         else:
-            acc, other, at = _product(ring, at, end - begin, c, GROUP)
+            acc, other, at = product(ring, at, end - begin, c, GROUP)
         if c.shared:
             done = begin == begin
             if end - begin < work.steps:
                 acc, other, done = add_up(acc, other, tile, output, work, c, GROUP)
             if done:
-                _write(acc, other, row, column, output, scales, c, GROUP)
-                if c.rows == 128:
-                    _write(other, other, row + 64, column, output, scales, c, GROUP)
+                write(acc, other, row, column, output, scales, c, GROUP)
         else:
-            _write(acc, other, row, column, output, scales, c, GROUP)
-            if c.rows == 128:
-                _write(other, other, row + 64, column, output, scales, c, GROUP)
+            write(acc, other, row, column, output, scales, c, GROUP)
         position += end - begin
     tma.store_wait(pendings=0)
 
@@ -511,32 +610,21 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     c: gl.constexpr,
 ):  # fmt: skip
     """Buffers and barriers, then the warp groups. out is (M, N)."""
-    PIECES: gl.constexpr = 2 if c.gated else 1
-    STAGES: gl.constexpr = c.stages
     GROUPS: gl.constexpr = c.groups
-    A: gl.constexpr = [STAGES * GROUPS] + a.block_type.shape  # noqa: RUF005  # a kernel knows no unpacking
-    B: gl.constexpr = [STAGES * PIECES] + b.block_type.shape  # noqa: RUF005  # as above
-    ring = Ring(
-        gl.allocate_shared_memory(a.dtype, A, a.layout),
-        gl.allocate_shared_memory(b.dtype, B, b.layout),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
-    )
+    ring = stages(a, b, c)
     buffers = gl.allocate_shared_memory(out.dtype, [2 * GROUPS, 64, WIDE], out.layout)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(ring.full.index(i), count=1)
-        mbarrier.init(ring.empty.index(i), count=c.groups)
+    turns = barriers(2, 1 if c.ordered else 0)
     work = Work(
-        (M + c.groups * c.rows - 1) // (c.groups * c.rows), (N + c.columns - 1) // c.columns, steps, dealt, section
+        (M + c.groups * c.rows - 1) // (c.groups * c.rows), (N + c.width - 1) // c.width, steps, dealt, section
     )
     scales = Scales(scale_a, scale_b, a_row, a_step, b_row, b_step)
     output = Output(out, buffers, bias, partial, counter, M, N)
     gl.warp_specialize(
         [
             (load, (a, b, ring, work, N, c)),
-            (_compute, (ring, work, scales, output, c, 0)),
-            (_compute, (ring, work, scales, output, c, 1)),
-            (_compute, (ring, work, scales, output, c, 2)),
+            (_compute, (ring, work, scales, output, turns, c, 0)),
+            (_compute, (ring, work, scales, output, turns, c, 1)),
+            (_compute, (ring, work, scales, output, turns, c, 2)),
         ][: GROUPS + 1],
         [4, 4, 4][:GROUPS],
         [c.registers, c.registers, c.registers][:GROUPS],
@@ -588,11 +676,11 @@ def multiply(
     M, K = a.shape
     N = out.shape[1]
     programs = multiprocessors(a)
-    tiles = cdiv(M, schedule.rows * schedule.groups) * cdiv(N, schedule.columns)
+    tiles = cdiv(M, schedule.rows * schedule.groups) * cdiv(N, schedule.width)
     if schedule.shared:
         # A program without a step would be counted among those that add to a tile.
         programs = min(programs, (tiles - dealt) * cdiv(K, schedule.step))
-        parts = 2 if schedule.gated or schedule.rows == 128 else 1
+        parts = 2 if schedule.doubled else 1
         size = 2 * programs * schedule.groups * parts * 64 * schedule.columns
         partial = torch.empty(size, dtype=torch.float32, device=a.device)
         counter = counters(a, (tiles - dealt) * schedule.groups)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from .._common import cdiv, check, choice, needs_e4m3, operator
+from .._common import capability, cdiv, check, choice, needs_e4m3, operator
 from . import _grouped
+from . import _grouped_tiles as grouped_tiles
+from ._dispatch import FAST, PROMOTED, SECTION, grouped
 
 BLOCK = 128
 """Steps of K, and columns of b, that share a scale with recipe "block"."""
@@ -28,7 +32,7 @@ def grouped_fp8_matmul(
 
     Rows that belong to no group have any value in the result. scale_a and scale_b are fp32: for "block" (…, ⌈K /
     128⌉) of a's rows and (E, ⌈N / 128⌉, ⌈K / 128⌉), sums of 128 products scaled and added up in fp32; for "row"
-    (…, 1) and (E, N, 1), which the whole sum is multiplied by. Hopper has no kernel of its own for this yet.
+    (…, 1) and (E, N, 1), which the whole sum is multiplied by.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, device or recipe,
     NotImplementedError on GPUs that do not convert to E4M3; the message names the argument.
@@ -74,6 +78,19 @@ def _launch(
         return out.zero_()
     a, b = (x if x.stride(-1) == 1 else x.contiguous() for x in (a, b))
     groups = groups.contiguous()
+    # Of the rows that a masked group may have, few may be there: half is what is reckoned with.
+    each = _grouped.ALIGNED if a.dim() == 2 else a.shape[1] / 2
+    if capability(a.device)[0] == 9 and (fast := grouped(PROMOTED if recipe == "block" else FAST, each)):
+        from . import _grouped_hopper as hopper  # where Gluon may be missing, it is not needed
+
+        if all(map(hopper.mapped, (a, b, out))):
+            schedule = replace(fast.plain, masked=a.dim() == 3)
+            if a.dim() == 2:
+                tiles = grouped_tiles.contiguous(groups, fast.height)
+            else:
+                tiles = grouped_tiles.masked(groups, fast.height, a.shape[1])
+            hopper.multiply(a, b, out, tiles, schedule, SECTION, scale_a, scale_b)
+            return out
     if a.dim() == 2:
         height = _grouped.tile_rows(_grouped.ALIGNED)
         rows = _grouped.Rows("contiguous", cdiv(a.shape[0], height), height, groups)

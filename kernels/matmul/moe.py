@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import torch
 
-from .._common import cdiv, check, needs_e4m3, operator
+from .._common import capability, cdiv, check, needs_e4m3, operator
 from ..quantization.fp8_quant import fp8_quant
 from . import _grouped
-from ._routing import combined, routed
+from ._dispatch import PROMOTED, SIXTEEN, grouped
+from ._routing import chosen, combined, listed
 
 BLOCK = 128
 """Columns of the weights, and rows, that share a scale; columns of activations that do."""
@@ -39,8 +40,7 @@ def moe(
     quantized with a scale for 128 columns. Sums are fp32; a token's parts are rounded to bf16 before they are
     added.
 
-    Which row of a tile a token takes depends on the device's timing; the result does not. Hopper has no kernel
-    of its own for this yet.
+    Which row of a tile a token takes depends on the device's timing; the result does not.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or device, NotImplementedError on GPUs
     that do not convert to E4M3 where weights are E4M3; the message names the argument.
@@ -93,10 +93,18 @@ def _launch(
         out, experts = _empty(x, router, gate_up, down, scale_gate_up, scale_down, top_k)
         return out.zero_(), experts.zero_()
     x, router, gate_up, down = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, router, gate_up, down))
-    experts, shares, rows = routed(x, router, top_k, _grouped.tile_rows(M * top_k / E))
+    eight = gate_up.dtype == torch.float8_e4m3fn
+    if capability(x.device)[0] == 9 and (choice := grouped(PROMOTED if eight else SIXTEEN, M * top_k / E)):
+        from . import _experts_hopper as hopper  # where Gluon may be missing, it is not needed
+
+        if hopper.takes(gate_up, down):
+            return hopper.experts(x, router, gate_up, down, scale_gate_up, scale_down, top_k, choice)
+    choices = chosen(x, router, top_k)
+    experts, shares = choices.experts, choices.shares
+    rows = listed(choices, _grouped.tile_rows(M * top_k / E))
     parts = torch.empty(M * top_k, D, dtype=x.dtype, device=x.device)
     apart = replace(rows, share=1)  # the gated products are each choice's own
-    if gate_up.dtype == torch.bfloat16:
+    if not eight:
         inner = torch.empty(M * top_k, F, dtype=x.dtype, device=x.device)
         _grouped.multiply(x, gate_up, inner, rows, gated=True)
         _grouped.multiply(inner, down, parts, apart, weights=shares)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal, overload
 
 import torch
 import triton
@@ -12,6 +13,8 @@ from .._common import INTERPRETED, cdiv, check, choice, needs_e4m3, on, operator
 
 GROUP = 128
 """Columns that share a scale with granularity "block", rows with "column", both with "tile"."""
+
+GRANULARITIES = ("row", "block", "tile", "column", "both", "tile_both")
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
@@ -31,15 +34,35 @@ TILE_WARPS = 4
 COLUMNS, COLUMN_WARPS = 64, 4
 """Columns and warps of a program of granularity "column"; a row that it writes has the 128 bytes of a group."""
 
+BOTH_WARPS = 8
+"""Of a program with maxima along rows and columns: 128 × 128 numbers in fp32 are 64 registers a thread."""
+
 CACHED = 64 << 20
 """Size of x up to which it is quicker to say that nothing read or written is worth caching: 2 % at 32 MiB on an
 H200; at 128 MiB saying so costs as much.
 """
 
 
+Two = tuple[torch.Tensor, torch.Tensor]
+Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@overload
 def fp8_quant(
-    x: torch.Tensor, granularity: str = "row", format: str = "e4m3", layout: str = "rows"
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: torch.Tensor,
+    granularity: Literal["row", "block", "tile", "column"] = "row",
+    format: str = "e4m3",
+    layout: str = "rows",
+) -> Two: ...
+
+
+@overload
+def fp8_quant(
+    x: torch.Tensor, granularity: Literal["both", "tile_both"], format: str = "e4m3", layout: str = "rows"
+) -> Four: ...
+
+
+def fp8_quant(x: torch.Tensor, granularity: str = "row", format: str = "e4m3", layout: str = "rows") -> Two | Four:
     """(q, scale) with q · scale ≈ x and the largest magnitude of each group at the largest fp8 number.
 
     x (…, N) in bf16, fp16 or fp32. q has x's shape, in float8_e4m3fn ("e4m3") or float8_e5m2 ("e5m2"),
@@ -49,6 +72,10 @@ def fp8_quant(
     "column" is "block" of the transpose of x as (M, N), in one pass: q (N, M), scale (N, ceil(M/128)). A product
     that sums over the rows of x, as a weight's gradient does, takes it so. Its scale lies as "matmul" has it,
     column by column, whatever the layout.
+
+    A linear layer's forward and backward passes take one tensor as it is and transposed. "both" gives "block" and
+    "column" in one read of x: (q, scale, q of the transpose, its scale), both scales as "matmul" has them.
+    "tile_both" gives "tile" so; the transpose's scale is the transpose of the scale.
 
     `layout` says how scale lies in memory: "rows" is row-major; "matmul" is what `torch.nn.functional.scaled_mm`
     wants: column-major of "block" (activations, BlockWise1x128), and of "tile" (weights (N, K), BlockWise128x128)
@@ -60,11 +87,17 @@ def fp8_quant(
     check("x", x)
     if x.dim() == 0:
         raise ValueError("x has shape (), expected at least one dimension")
-    choice("granularity", granularity, ("row", "block", "tile", "column"))
+    choice("granularity", granularity, GRANULARITIES)
     choice("format", format, tuple(FORMATS))
     choice("layout", layout, ("rows", "matmul"))
-    quantized: tuple[torch.Tensor, torch.Tensor] = _fp8_quant(x, granularity, format, layout)
-    return quantized
+    if granularity == "both":
+        four: Four = _fp8_quant_both(x, format)
+        return four
+    if granularity == "tile_both":
+        q, scale, turned = _fp8_quant_tile_both(x, format, layout)
+        return q, scale, turned, scale.t()
+    two: Two = _fp8_quant(x, granularity, format, layout)
+    return two
 
 
 @triton.jit
@@ -148,9 +181,9 @@ def _block(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @triton.jit
 def _tile(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, q, scales, M, N, stride, row_step, LARGEST: tl.constexpr, GROUP: tl.constexpr, HINT: tl.constexpr
+    x, q, scales, turned, M, N, stride, row_step, LARGEST: tl.constexpr, GROUP: tl.constexpr, HINT: tl.constexpr
 ):
-    """One square of GROUP rows and columns a program."""
+    """One square of GROUP rows and columns a program. `turned`, if it is not None, gets the transpose."""
     across = tl.cdiv(N, GROUP)
     down = (tl.program_id(0) // across).to(tl.int64)
     first = tl.program_id(0) % across
@@ -163,6 +196,9 @@ def _tile(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tl.store(scales + down * row_step + first, largest / LARGEST)
     value = (value * (LARGEST / largest)).to(q.dtype.element_ty)
     tl.store(q + row[:, None] * N + col[None, :], value, inside, eviction_policy=HINT)
+    if turned is not None:
+        across_rows = turned + col.to(tl.int64)[:, None] * M + row[None, :]
+        tl.store(across_rows, tl.trans(value), tl.trans(inside), eviction_policy=HINT)
 
 
 @triton.jit
@@ -192,7 +228,39 @@ def _column(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tl.store(at, tl.trans(value), tl.trans(inside), eviction_policy=HINT)
 
 
-def _empty(x: torch.Tensor, granularity: str, format: str, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+@triton.jit
+def _both(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x,
+    q,
+    scales,
+    turned,
+    turned_scales,
+    M,
+    N,
+    stride,
+    LARGEST: tl.constexpr,
+    GROUP: tl.constexpr,
+    HINT: tl.constexpr,
+):
+    """GROUP rows of GROUP columns a program: `_block` with scales column by column, and `_column`, of one read."""
+    across = tl.cdiv(N, GROUP)
+    group = (tl.program_id(0) // across).to(tl.int64)
+    beside = (tl.program_id(0) % across).to(tl.int64)
+    row = group * GROUP + tl.arange(0, GROUP)
+    col = beside * GROUP + tl.arange(0, GROUP)
+    inside = (row < M)[:, None] & (col < N)[None, :]
+    value = tl.load(x + row[:, None] * stride + col[None, :], inside, 0.0, eviction_policy=HINT).to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(value), 1), 1e-30)
+    tl.store(scales + beside * M + row, largest / LARGEST, row < M)
+    own = (value * (LARGEST / largest)[:, None]).to(q.dtype.element_ty)
+    tl.store(q + row[:, None] * N + col[None, :], own, inside, eviction_policy=HINT)
+    largest = tl.maximum(tl.max(tl.abs(value), 0), 1e-30)
+    tl.store(turned_scales + group * N + col, largest / LARGEST, col < N)
+    own = (value * (LARGEST / largest)[None, :]).to(q.dtype.element_ty)
+    tl.store(turned + col[:, None] * M + row[None, :], tl.trans(own), tl.trans(inside), eviction_policy=HINT)
+
+
+def _empty(x: torch.Tensor, granularity: str, format: str, layout: str) -> Two:
     """Memory for q and scale."""
     *rest, N = x.shape
     if granularity == "column":
@@ -214,6 +282,11 @@ def _empty(x: torch.Tensor, granularity: str, format: str, layout: str) -> tuple
     return q, torch.empty(across, *rest, dtype=torch.float32, device=x.device).movedim(0, -1)
 
 
+def _hint(x: torch.Tensor) -> str:
+    """What is said of caching x and what is made of it."""
+    return "evict_first" if x.numel() * x.element_size() <= CACHED else ""
+
+
 def _launch(
     x: torch.Tensor,
     granularity: str,
@@ -223,7 +296,7 @@ def _launch(
     warps: int = BLOCK_WARPS,
     hint: str | None = None,
     height: int = BLOCK_ROWS,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> Two:
     q, scale = _empty(x, granularity, format, layout)
     if x.numel() == 0:
         return q, scale.fill_(1e-30 / LARGEST[format])
@@ -233,7 +306,7 @@ def _launch(
     M, N = flat.shape
     largest = LARGEST[format]
     if hint is None:
-        hint = "evict_first" if x.numel() * x.element_size() <= CACHED else ""
+        hint = _hint(x)
     with on(x):
         if granularity == "block":
             across = cdiv(N, GROUP)
@@ -282,6 +355,7 @@ def _launch(
                 flat,
                 q,
                 scale,
+                None,
                 M,
                 N,
                 flat.stride(0),
@@ -312,4 +386,82 @@ def _launch(
 
 _fp8_quant = operator(
     "fp8_quant(Tensor x, str granularity, str format, str layout) -> (Tensor, Tensor)", _launch, _empty
+)
+
+
+def _empty_both(x: torch.Tensor, format: str) -> Four:
+    """Memory for values and scales of blocks, and of the transpose's."""
+    return *_empty(x, "block", format, "matmul"), *_empty(x, "column", format, "matmul")
+
+
+def _launch_both(x: torch.Tensor, format: str) -> Four:
+    found = _empty_both(x, format)
+    if x.numel() == 0:
+        for scale in found[1::2]:
+            scale.fill_(1e-30 / LARGEST[format])
+        return found
+    if format == "e4m3":
+        needs_e4m3("fp8_quant to E4M3", x)
+    flat = rows(x)
+    M, N = flat.shape
+    with on(x):
+        _both[(cdiv(M, GROUP) * cdiv(N, GROUP),)](
+            flat,
+            *found,
+            M,
+            N,
+            flat.stride(0),
+            LARGEST=LARGEST[format],
+            GROUP=GROUP,
+            HINT=_hint(x),
+            num_warps=BOTH_WARPS,
+        )
+    return found
+
+
+_fp8_quant_both = operator(
+    "fp8_quant_both(Tensor x, str format) -> (Tensor, Tensor, Tensor, Tensor)", _launch_both, _empty_both
+)
+
+
+def _empty_tile_both(x: torch.Tensor, format: str, layout: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Memory for values and scales of tiles, and for the transpose's values."""
+    *rest, N = x.shape
+    turned = torch.empty(N, math.prod(rest), dtype=FORMATS[format], device=x.device)
+    return *_empty(x, "tile", format, layout), turned
+
+
+def _launch_tile_both(
+    x: torch.Tensor, format: str, layout: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, scale, turned = found = _empty_tile_both(x, format, layout)
+    if x.numel() == 0:
+        scale.fill_(1e-30 / LARGEST[format])
+        return found
+    if format == "e4m3":
+        needs_e4m3("fp8_quant to E4M3", x)
+    flat = rows(x)
+    M, N = flat.shape
+    with on(x):
+        _tile[(scale.numel(),)](
+            flat,
+            q,
+            scale,
+            turned,
+            M,
+            N,
+            flat.stride(0),
+            scale.stride(0),
+            LARGEST=LARGEST[format],
+            GROUP=GROUP,
+            HINT=_hint(x),
+            num_warps=TILE_WARPS,
+        )
+    return found
+
+
+_fp8_quant_tile_both = operator(
+    "fp8_quant_tile_both(Tensor x, str format, str layout) -> (Tensor, Tensor, Tensor)",
+    _launch_tile_both,
+    _empty_tile_both,
 )

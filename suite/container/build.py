@@ -22,6 +22,7 @@ from ... import suite
 from ...registry import figures
 from ...registry.errors import InputError
 from ..run import fingerprint
+from . import prebuilt
 from .engine import FULL, Engine
 from .errors import BuildFailed, DiskFull, ImageMissing, LaunchError, NoBuilder
 from .table import Image
@@ -118,6 +119,8 @@ def obtain(engine: Engine, folder: Path, image: Image, options: Options, tell: C
     except DockerException as error:
         raise engine.explain(error, "looking for the image") from None
     tell(f"building {tag} from {base}; the first time this fetches the base and all packages")
+    if wheel := prebuilt.found(folder, image):
+        tell(f"{wheel} was compiled elsewhere and is taken by its hash")
     start = time.monotonic()
     build(engine, folder, image, base, tag, options, tell)
     built = Built.of(engine.client.images.get(tag))
@@ -154,7 +157,9 @@ def files(folder: Path, image: Image) -> list[Path]:
         for path in (folder / room).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and "reference" not in path.relative_to(folder).parts
     )
-    return sorted([*(folder / x for x in (*CONTEXT, *image.every_lock)), *rooms])
+    wheel = prebuilt.found(folder, image)
+    given = (*CONTEXT, *image.every_lock, *((wheel.path,) if wheel else ()))
+    return sorted([*(folder / x for x in given), *rooms])
 
 
 def inputs(folder: Path, image: Image, base: str) -> str:
@@ -198,6 +203,7 @@ def labels(folder: Path, image: Image, base: str) -> dict[str, str]:
     """OCI's labels, and what the launcher needs to run the image without its table."""
     oci = "org.opencontainers.image."
     is_pinned = base == f"{image.base}@{image.digest}"
+    wheel = prebuilt.found(folder, image)
     return {
         f"{oci}title": f"kernelmark {image.name}",
         f"{oci}description": image.summary,
@@ -212,6 +218,7 @@ def labels(folder: Path, image: Image, base: str) -> dict[str, str]:
         f"{LABEL}verified_at": image.verified_at if is_pinned else "",
         f"{LABEL}environment": image.environment,
         f"{LABEL}locks": lock_hash(folder, image),
+        f"{LABEL}compiled": f"elsewhere: {wheel}" if wheel else "here" if image.sources else "",
         f"{LABEL}accelerator": image.accelerator,
         f"{LABEL}architectures": " ".join(image.architectures),
         f"{LABEL}cuda": image.cuda,
@@ -234,6 +241,12 @@ def remark(built: Built) -> str:
 
 def _arguments(folder: Path, image: Image, base: str) -> dict[str, str]:
     is_pinned = base == f"{image.base}@{image.digest}"
+    if wheel := prebuilt.found(folder, image):
+        compiled = {"SOURCES": image.wheel, "SOURCES_LOCK": image.wheel, "WHEEL": wheel.path.as_posix()}
+    elif image.sources:
+        compiled = {"SOURCES": image.sources, "SOURCES_LOCK": image.sources, "COMPILER_LOCK": image.compiler}
+    else:
+        compiled = {}
     return {
         "BASE": base,
         "PYTHON": image.python,
@@ -241,8 +254,7 @@ def _arguments(folder: Path, image: Image, base: str) -> dict[str, str]:
         "APT_SNAPSHOT": image.apt_snapshot if is_pinned else "",  # a stand-in is of no date
         "LOCKS": " ".join(image.locks),
         **({"OWN_LOCK": image.own_lock} if image.own_lock else {}),
-        **({"SOURCES": image.sources, "SOURCES_LOCK": image.sources} if image.sources else {}),
-        **({"COMPILER_LOCK": image.compiler} if image.sources else {}),
+        **compiled,
         "ARCHITECTURES": ";".join(image.architectures) if image.accelerator == "nvidia" else "",
         "COMMIT": revision(folder),
         "SOURCE_DATE_EPOCH": _epoch(folder),

@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ...registry.errors import unknown
+from . import prebuilt
 from .engine import Engine
 from .errors import ImageMissing
-from .table import FILE, load
+from .table import FILE, Image, load
 
 MADE_FROM = Path("requirements") / "locks.json"
 """By lock: a hash of its inputs and one of itself, as they were when `make lock` wrote it."""
@@ -44,11 +45,23 @@ def check(folder: Path) -> list[str]:
         for name in image.every_lock:
             if (folder / name).is_file():
                 problems += [f"{name}: {x}" for x in unhashed((folder / name).read_text())]
+        problems += _other_wheel(folder, image)
     torch = _torch_versions(folder)
     if len(set(torch.values())) > 1:
         said = ", ".join(f"{x} has {y}" for x, y in sorted(torch.items()))
         problems.append(f"not the same torch everywhere: {said}")
     return problems
+
+
+def _other_wheel(folder: Path, image: Image) -> list[str]:
+    """What the image's wheel is, where that is not what its sources are."""
+    if not image.wheel or not all((folder / x).is_file() for x in (image.wheel, image.sources)):
+        return []
+    wheel, sources = (prebuilt.pinned((folder / x).read_text()) for x in (image.wheel, image.sources))
+    if wheel == sources:
+        return []
+    said = " and ".join(", ".join(f"{x} {y}" for x, y in found.items()) for found in (wheel, sources))
+    return [f"{image.wheel} and {image.sources} are not of one version: {said}"]
 
 
 def unhashed(lock: str) -> list[str]:

@@ -40,6 +40,7 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     environment: str = "core"
     sources: str = ""
     compiler: str = ""
+    wheel: str = ""
     lacks: str = ""
 
     @property
@@ -49,8 +50,8 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def every_lock(self) -> tuple[str, ...]:
-        """Its locks, and those of what is compiled and of the compiler."""
-        return (*self.locks, *(x for x in (self.sources, self.compiler) if x))
+        """Its locks, and those of what is compiled, of the compiler, and of what was compiled elsewhere."""
+        return (*self.locks, *(x for x in (self.sources, self.compiler, self.wheel) if x))
 
     @property
     def pinned_base(self) -> str:
@@ -89,6 +90,8 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             found.append("a sibling holds an environment, and only a sibling does")
         if bool(self.sources) != bool(self.compiler):
             found.append("sources need a compiler, and only they do")
+        if self.wheel and not self.sources:
+            found.append("a wheel is compiled from sources, and there are none")
         return [f"{self.name}: {x}" for x in found]
 
     def unlike(self, other: Image) -> list[str]:

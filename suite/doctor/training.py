@@ -22,6 +22,10 @@ Verdict: TypeAlias = Literal["caught", "missed", "unsure"]
 SEEDS = 5
 STEPS = 60
 DEADLINE_S = 300.0
+HALF_A_PERCENT = "1/27"
+"""The share of its updates that an arm loses to be about half a percent worse in bits a byte: two here. Found on a
+CPU by `tests/calibration/arms.py --lost`.
+"""
 GOOD = ("planted_again", "planted_eight_bits")
 """The base once more, and one that rounds as it should: whoever calls these worse calls everything worse."""
 
@@ -32,6 +36,7 @@ PLANTED: Mapping[str, tuple[str, Changes]] = {
     "planted_scale": ("a scale that is stuck at 1", Changes(products="e4m3_tensorwise", fault="scale_stuck")),
     "planted_bias": ("a dropped bias correction", Changes(fault="no_bias_correction")),
     "planted_mask": ("a mask that is off by one", Changes(fault="mask_off_by_one")),
+    "planted_half_a_percent": ("updates that are lost, half a percent of the loss", Changes(lost=HALF_A_PERCENT)),
     "planted_momentum": ("momentum in 8 bits without a scale", Changes(fault="unscaled_momentum")),
 }
 """Systems by name: what is planted."""

@@ -12,9 +12,10 @@ from ..operator import torch_dtype
 from ..operators.gradient_compression import KEEP
 from ..system import OPTIMIZER, Assembly, Changes
 from ._fp8 import Probe, emulated, rounded
+from ._gated import Gates
 from ._muon import library
 from ._recipe import HYPERPARAMETERS, Recipe
-from ._sparse import causal, masked, sparse
+from ._sparse import blocks, causal, masked, sparse
 from ._trainer import PartsTrainer
 
 if TYPE_CHECKING:
@@ -88,6 +89,11 @@ class ArmTrainer(PartsTrainer):
         if assembly.system.states != "device":
             raise NotImplementedError("a recipe that is changed keeps its states on the device")
         self.changes: Changes = assembly.system.changes
+        pattern, _, left_out = self.changes.attention.partition("-")
+        self.gates = Gates(int(left_out)) if pattern == "learned" else None
+        """Of an arm whose gates learn which blocks are seen."""
+        if self.gates is not None and (self.execution != "eager" or assembly.system.recompute != "none"):
+            raise NotImplementedError("gates learn in eager passes, each made once")
         kinds = {
             "float8_tensorwise": "tensorwise",
             "float8_tensorwise_e5m2": "tensorwise",
@@ -161,7 +167,12 @@ class ArmTrainer(PartsTrainer):
         if not what:
             return masked(lambda q, k: causal(q.shape[2], q.device, ahead=1))
         pattern, _, left_out = what.partition("-")
-        return sparse(pattern, int(left_out), r.S, device.type)
+        return sparse(self.gates or blocks(pattern, int(left_out)), r.S, device.type)
+
+    def _build(self, device: torch.device) -> None:
+        super()._build(device)
+        if self.gates is not None:
+            self.gates.around(self._module.layers)
 
     def states(self) -> dict[str, torch.dtype]:
         """A library's optimizer has states of its own."""
@@ -189,6 +200,8 @@ class ArmTrainer(PartsTrainer):
         }
         self._scale, self._since = FIRST_SCALE, 0
         self.sent = []
+        if self.gates is not None:
+            self.gates.held.clear()
         if self.changes.gradients:
             r, options = self.recipe, {"scheme": self.changes.gradients}
             size = sum(x.numel() for x in self._params)
@@ -313,6 +326,8 @@ class ArmTrainer(PartsTrainer):
                 self._twin = r.chosen.model.module(r.chosen.configuration, parts).to(torch_dtype(r.dtype))
             self._twin.load_state_dict(self._module.state_dict(), assign=True)
             self._twin.prepare(r.S, device, torch_dtype(r.dtype))
+            if self.gates is not None:
+                self.gates.around(self._twin.layers)
         with torch.no_grad():
             found: torch.Tensor = self._twin(tokens, tokens)
         return found.float().view(*tokens.shape, -1)
@@ -328,6 +343,7 @@ class ArmTrainer(PartsTrainer):
             "counts": self.counts,
             "sent": self.sent,
             "library": None if self._library is None else self._library.state_dict(),
+            "gates": None if self.gates is None else self.gates.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -350,6 +366,8 @@ class ArmTrainer(PartsTrainer):
         self.sent = list(state["sent"])
         if self._library is not None:
             self._library.load_state_dict(state["library"])
+        if self.gates is not None:
+            self.gates.restore(state["gates"])
 
 
 @contextlib.contextmanager

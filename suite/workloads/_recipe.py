@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...registry.store.record import Case
@@ -34,6 +34,13 @@ STATES: Mapping[str, tuple[int | None, int | None]] = {
 """Bytes of a master copy and of one moment, of each option of `state`; None: no master, moments like the weights.
 AdamW's, or Muon's (`_muon`), which has one moment of the matrices of layers.
 """
+
+LARGEST_ANSWER = 8_500_000_000
+"""Parameters of the largest model whose answer is computed whole: weights, gradients and moments in fp32 are 16 bytes
+of each, and an update needs some more beside, of 141 GB.
+"""
+CHECKED_LAYERS = 2
+"""Layers that systems of a larger one are checked with."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,13 @@ class Recipe:
         master, moment = STATES[self.state]
         own = BYTES[self.dtype]
         return self.parameters * (2 * own + (master or 0)) + self.moments * (moment or own)
+
+    @property
+    def checked(self) -> Recipe:
+        """What systems are held to the answer of: the same with the first layers alone where the model is too large."""
+        if self.parameters <= LARGEST_ANSWER:
+            return self
+        return replace(self, chosen=self.chosen.first(CHECKED_LAYERS))
 
     @property
     def flops(self) -> int:

@@ -20,9 +20,8 @@ gets one: FlexAttention has no backward pass for it.
 """
 
 
-def sparse(pattern: str, left_out: int, S: int, device: str) -> Callable[..., Any]:
-    """A part `attention(q, k, v, mask)` that leaves out a percentage of the blocks."""
-    chosen = blocks(pattern, left_out)
+def sparse(chosen: Chosen, S: int, device: str) -> Callable[..., Any]:
+    """A part `attention(q, k, v, mask)` over the blocks that are chosen."""
     if device == "cuda" and S > MASKED:
         import torch
         from torch.nn.attention.flex_attention import flex_attention

@@ -103,6 +103,10 @@ class PartsTrainer:
         self._steps = 0
         self.hyperparameters: dict[str, float] = dict(HYPERPARAMETERS)
 
+    def of(self, recipe: Recipe) -> PartsTrainer:
+        """The same system, in one process, of another recipe of the case's."""
+        return type(self)(recipe, self.assembly)
+
     @property
     def products(self) -> str:
         """The dtype of its products, which says how far off it may be."""

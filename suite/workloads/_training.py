@@ -174,7 +174,10 @@ class Training:
         return list(islice(validation(self.source, r.B, r.S, self.device), batches))
 
     def _step(self, step: int, look: bool) -> None:
-        self.trainer.hyperparameters["lr"] = rate(step, self.steps, self.most)
+        lost = self.trainer.changes.losing
+        # A step at a rate of 0: moments see its gradient, weights do not move.
+        made = not lost or (step + 1) % lost
+        self.trainer.hyperparameters["lr"] = rate(step, self.steps, self.most) if made else 0.0
         batch = self.order.draw(step)
         if look:
             self._pause()

@@ -42,6 +42,10 @@ class WholeTrainer:
         self._own: Mapping[str, tuple[Any, bool]] = {}
         self._optimizer: Any = None
 
+    def of(self, recipe: Recipe) -> WholeTrainer:
+        """The same program, of another recipe; this one is not to be used any more."""
+        return type(self)(recipe, self.program)
+
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Takes these weights, and an optimizer that has made no step."""
         import torch

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from ._parallel import Parallel
     from ._trainer import Trainer
 
+EPOCH = 157_398_898
+"""Tokens of an epoch: the bytes to train on of `suite/corpus/manifest.toml`, which a test compares."""
 COMPRESSION = Metric(
     "compression_ratio",
     "1",
@@ -62,6 +64,19 @@ METRICS = (
         label="tokens/s",
         shown="table",
         about="Tokens of a step over its time; on several GPUs, of each.",
+    ),
+    Metric(
+        "samples_per_s",
+        "samples/s",
+        better="higher",
+        label="samples/s",
+        about="Sequences of a step over its time; on several GPUs, of each.",
+    ),
+    Metric(
+        "epoch",
+        "s",
+        about=f"Once through {EPOCH:,} tokens at this speed: as many as the corpus of `kernelmark corpus build` has "
+        "bytes to train on. On several GPUs together.",
     ),
     Metric(
         "mfu",
@@ -241,8 +256,30 @@ def prepare_muon(case: Case, session: Session) -> Prepared:
         session.device.release()
 
 
+def prepare_slice(case: Case, session: Session) -> Prepared:
+    """`prepare` of a model that is too large for an answer in fp32: of its first layers."""
+    r = read(case)
+    longest = r.chosen.model.longest(r.chosen.configuration)
+    if longest is not None and longest < r.S:
+        raise NotImplementedError(f"{r.chosen.name} has positions for {longest} tokens, not {r.S}")
+    _fitting(r, session)
+    compute = muon.compute if r.hidden else answer.compute
+    try:
+        return Prepared(compute(r.checked, catalog(), session.seed, session.device.torch_device))
+    finally:
+        session.device.release()
+
+
+def sliced(case: Case) -> bool:
+    """Whether systems of a case are checked with its model's first layers alone. Several GPUs hold what one does not."""
+    r = read(case)
+    return case.world == 1 and r.checked is not r
+
+
 def prepared(case: Case, session: Session) -> Prepared:
-    """The answer by the case's optimizer."""
+    """The answer by the case's optimizer, of what of its model is checked."""
+    if sliced(case):
+        return prepare_slice(case, session)
     return (prepare_muon if read(case).hidden else prepare)(case, session)
 
 
@@ -319,6 +356,10 @@ class Program:
         self.batches = answer.Batches(whole, session.seed, session.device.torch_device)
         self.window = Window(trainer, self._draw, self.cuda, self.group)
         self.errors = {"loss_error": 0.0, "gradient_error": 0.0, "change_error": 0.0}
+        self.sliced = self.group.size == 1 and r.checked is not r
+        """Whether it is checked with the model's first layers alone."""
+        if self.sliced and not hasattr(trainer, "of"):
+            raise NotImplementedError("the model is too large to be checked whole, and this program takes no slice")
         self.first_ms = 0.0
         self.peaks = (0, 0)
         self.activations: int | None = None
@@ -336,6 +377,8 @@ class Program:
 
     def verify(self) -> None:
         """The first steps, and what they made of the weights."""
+        if self.sliced:
+            self._check_slice()
         begin = time.perf_counter()
         self.load()
         for step in range(answer.STEPS):
@@ -343,10 +386,12 @@ class Program:
             self.session.device.synchronize()
             if step == 0:
                 self.first_ms = (time.perf_counter() - begin) * 1e3
-                self._checked("the first step", float(loss), self.expected.first)
-        check = muon.check_weights if self.recipe.hidden else answer.check_weights
-        found = check(self.trainer, self.recipe, self.expected, self.session.seed, self.bound)
-        self.errors["change_error"] = found
+                if not self.sliced:
+                    self._checked("the first step", self.trainer, float(loss), self.expected.first)
+                elif not _finite(float(loss)):
+                    raise Incorrect("the first step: the loss is not finite")
+        if not self.sliced:
+            self._check_weights(self.trainer, self.recipe)
         self._follow()
         if (kept := getattr(self.trainer, "activations", None)) is not None:
             tokens, targets = self._draw(0)
@@ -374,9 +419,34 @@ class Program:
                     )
         self.errors["loss_apart"] = self.group.agreed(worst)
 
-    def _checked(self, what: str, loss: float, expected: answer.Step) -> None:
+    def _check_slice(self) -> None:
+        """The system with the model's first layers alone: a random step, the first ones, and what these made of the
+        weights. Not within the timed window, but before it and after it.
+        """
+        r, device = self.recipe.checked, self.session.device
+        trainer = self.trainer.of(r)  # type: ignore[attr-defined]
+        batches = answer.Batches(r, self.session.seed, device.torch_device)
+        whole, where = self.recipe.chosen.configuration.layers, f"with {r.chosen.configuration.layers}"
+        for number in (answer.RANDOM, *range(answer.STEPS)):
+            if number <= 0:
+                trainer.load(answer.initial(r, self.session.seed, device.torch_device))
+            loss = float(trainer.step(*batches.draw(number)))
+            if number == answer.RANDOM:
+                self._checked(f"a random step {where} of {whole} layers", trainer, loss, self.expected.random)
+            elif number == 0:
+                self._checked(f"the first step {where} of {whole} layers", trainer, loss, self.expected.first)
+        self._check_weights(trainer, r)
+        del trainer
+        device.release()
+
+    def _check_weights(self, trainer: Trainer, r: Recipe) -> None:
+        check = muon.check_weights if r.hidden else answer.check_weights
+        found = check(trainer, r, self.expected, self.session.seed, self.bound)
+        self.errors["change_error"] = max(self.errors["change_error"], found)
+
+    def _checked(self, what: str, trainer: Trainer, loss: float, expected: answer.Step) -> None:
         loss = fmean(self.group.every(loss))
-        found = answer.check_step(what, self.trainer, loss, expected, self.bound)
+        found = answer.check_step(what, trainer, loss, expected, self.bound)
         self.errors["gradient_error"] = max(self.errors["gradient_error"], found)
         off = abs(loss - expected.loss) / abs(expected.loss)
         self.errors["loss_error"] = max(self.errors["loss_error"], off)
@@ -396,13 +466,17 @@ class Program:
             self._forget_peaks()
             milliseconds, loss = step()
             self._keep_peaks()
-            self._checked("a random step of the timed window", float(loss), self.expected.random)
+            self._checked("a random step of the timed window", self.trainer, float(loss), self.expected.random)
             self._forget_peaks()
             return float(milliseconds)
 
-        checked = answer.random_step(self.session.seed, sampling.min_samples)
+        # Of a slice no step of the window can be checked: none has the number of the one after the last.
+        least, most = sampling.min_samples, sampling.max_samples
+        checked = most if self.sliced else answer.random_step(self.session.seed, least)
         samples = self.window.sample(sampling, watch, checked, check)
         self._keep_peaks()
+        if self.sliced:
+            self._check_slice()
         return samples, watch
 
     def _forget_peaks(self) -> None:
@@ -427,6 +501,8 @@ class Program:
         found: dict[str, tuple[float, ...]] = {
             "step": rounded(samples),
             "tokens_per_s": rounded([self.share * r.tokens / (x * 1e-3) for x in samples]),
+            "samples_per_s": rounded([self.share * r.tokens / r.S / (x * 1e-3) for x in samples]),
+            "epoch": rounded([EPOCH / (self.share * r.tokens * self.group.size) * median(samples) * 1e-3]),
             "first_step": rounded([self.first_ms]),
             HOST_PEAK.name: (float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),),
         }
@@ -464,7 +540,14 @@ class Program:
             converged=converged(samples, self.session.sampling),
             telemetry=watch.telemetry(),
             throttled=tuple(watch.throttled),
+            remarks=self._remarks(),
         )
+
+    def _remarks(self) -> tuple[str, ...]:
+        if not self.sliced:
+            return ()
+        layers = self.recipe.checked.chosen.configuration.layers
+        return (f"checked with {layers} of its {self.recipe.chosen.configuration.layers} layers",)
 
 
 def _finite(x: float) -> bool:
@@ -490,7 +573,9 @@ class Train(Workload):
         chosen = read(case).chosen
         model = chosen.model
         own = (model.module, model.weights, repr(chosen.configuration), repr(sorted(model.bounds.items())))
-        if read(case).hidden:
+        if sliced(case):
+            how = (prepare_slice, self.measure, muon.compute, muon.check_weights, *self.definition)
+        elif read(case).hidden:
             how = (prepare_muon, self.measure, muon.compute, muon.check_weights, *self.definition)
         else:
             how = (prepare, self.measure, *self.definition)

@@ -70,6 +70,9 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
         {"M": 2048, "N": 4096, "K": 1024, "recipe": "tile"},
         {"M": 2048, "N": 4096, "K": 1024, "recipe": "group", "layout": "tn"},
     ),
+    "fp8_quant": tuple(
+        {"M": 2048, "N": 4096, "granularity": x} for x in ("block", "tile", "column", "both", "tile_both")
+    ),
     "grouped_fp8_matmul": ({"E": 2, "M": 64, "N": 256, "K": 256, "layout": "masked", "recipe": "row"},),
     "moe": ({"M": 64, "D": 256, "F": 256, "E": 4, "K": 2, "dtype": "e4m3"},),
     "quantized_activation": ({"M": 64, "K": 20000}, {"M": 64, "K": 4096, "activation": "swiglu"}),

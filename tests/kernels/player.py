@@ -69,6 +69,7 @@ def load(pointer, mask=None, other=None, cache_modifier=""):
     at = number(pointer.offset)
     if mask is None:
         return number(pointer.memory[at.as_subclass(torch.Tensor).long()])
+    mask = torch.as_tensor(mask)
     return number(torch.where(mask, pointer.memory[torch.where(mask, at, 0).long()], other))
 
 

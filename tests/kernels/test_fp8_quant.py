@@ -9,6 +9,11 @@ ALL = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.parametrize("granularity", ["both", "tile_both"])
+def test_both_ways_agree(agrees, granularity):
+    agrees("fp8_quant", {"M": 5, "N": 300}, "bf16", granularity=granularity, format="e4m3")
+
+
 @ALL
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("axes", [{"M": 3, "N": 128}, {"M": 5, "N": 300}, {"M": 2, "N": 1030}])
@@ -89,6 +94,36 @@ def test_columns_are_blocks_of_the_transpose(shape, format):
         assert scale.t().is_contiguous()
 
 
+@pytest.mark.parametrize("format", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("shape", [(1, 1), (127, 65), (128, 64), (300, 140), (2, 150, 33)])
+def test_both_ways_in_one_pass_are_two_passes(shape, format):
+    """Bit by bit, with scales as matrix products take them: blocks and columns, tiles and their transpose."""
+    for x in (torch.randn(shape), torch.randn(*shape[:-1], shape[-1] + 9)[..., 4:-5]):
+        wanted = *fp8_quant(x, "block", format, "matmul"), *fp8_quant(x, "column", format)
+        for got, want in zip(fp8_quant(x, "both", format), wanted, strict=True):
+            assert (got.dtype, got.shape, got.stride()) == (want.dtype, want.shape, want.stride())
+            assert torch.equal(got.float(), want.float())
+        for layout in ("rows", "matmul"):
+            q, scale = fp8_quant(x, "tile", format, layout)
+            got_q, got_scale, turned, turned_scale = fp8_quant(x, "tile_both", format, layout)
+            assert torch.equal(got_q.float(), q.float())
+            assert torch.equal(got_scale, scale)
+            assert got_scale.stride() == scale.stride()
+            assert torch.equal(turned.float(), q.float().view(-1, shape[-1]).t())
+            assert turned.is_contiguous()
+            assert torch.equal(turned_scale, scale.t())
+
+
+@pytest.mark.parametrize("shape", [(0, 130), (2, 0), (2, 130)])
+@pytest.mark.parametrize("granularity", ["both", "tile_both"])
+def test_both_ways_of_nothing_and_of_zeros(shape, granularity):
+    q, scale, turned, turned_scale = fp8_quant(torch.zeros(shape), granularity)
+    assert (q.shape, turned.shape) == (shape, shape[::-1])
+    assert q.float().abs().sum() == turned.float().abs().sum() == 0
+    assert scale.isfinite().all()
+    assert turned_scale.isfinite().all()
+
+
 @pytest.mark.parametrize("shape", [(5, 300), (130, 1280)])
 def test_layout_of_the_matmul(shape):
     """The same scales; of blocks column-major, of tiles in rows padded to four."""
@@ -120,7 +155,7 @@ def test_more_dimensions():
         (ValueError, "x is on meta", (torch.ones(3, device="meta"),)),
         (
             ValueError,
-            "granularity is 'tensor', expected 'row' or 'block' or 'tile' or 'column'",
+            "granularity is 'tensor', expected 'row' or 'block' or 'tile' or 'column' or 'both' or 'tile_both'",
             (torch.ones(3), "tensor"),
         ),
         (
@@ -141,3 +176,7 @@ def test_registration():
         for granularity in ("row", "block", "tile", "column"):
             arguments = (torch.randn(3, 200), granularity, "e5m2", layout)
             torch.library.opcheck(torch.ops.kernelmark.fp8_quant.default, arguments)
+        torch.library.opcheck(
+            torch.ops.kernelmark.fp8_quant_tile_both.default, (torch.randn(3, 200), "e5m2", layout)
+        )
+    torch.library.opcheck(torch.ops.kernelmark.fp8_quant_both.default, (torch.randn(3, 200), "e5m2"))

@@ -43,6 +43,30 @@ def test_candidates_fit(kind, gated):
         assert x.promoted == (kind in (dispatch.PROMOTED, dispatch.GROUPED) and not gated)
 
 
+@pytest.mark.parametrize("kind", [dispatch.SIXTEEN, dispatch.FAST, dispatch.PROMOTED])
+def test_candidates_of_groups_fit(kind):
+    """The same of both products of a mixture, whose tiles are as high; groups begin at multiples of 128 rows."""
+    for chosen in dispatch.grouped_candidates(kind):
+        assert 128 % chosen.height == 0
+        for x in (chosen.plain, chosen.gated):
+            assert x.groups * x.rows == chosen.height
+            size = 2 if x.step == 64 else 1
+            stage = (x.groups * x.rows + x.columns * x.pieces) * x.step * size
+            assert x.stages * (stage + 16) + 2 * x.groups * 64 * 64 * 2 + 1024 <= 227 << 10
+            assert x.rows * x.columns * x.pieces // 128 <= 128
+            assert x.promoted == (kind == dispatch.PROMOTED)
+
+
+@given(st.sampled_from(KINDS), st.floats(0, 1e5))
+def test_groups_take_the_portable_kernel_where_nothing_else_is_known(kind, each):
+    chosen = dispatch.grouped(kind, each)
+    least = dispatch.GROUPED_FROM.get(kind)
+    if least is None or each < min(least):
+        assert chosen is None
+    else:
+        assert chosen.height == (128 if each >= least[1] else 64)
+
+
 def test_what_is_tuned_is_there():
     """The table names candidates, by heights that are looked up."""
     for (kind, M, _, _), (nth, _, section) in dispatch.TUNED.items():

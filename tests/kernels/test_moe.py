@@ -1,9 +1,16 @@
 """A feed-forward of experts: routing, products by expert, combination."""
 
+import math
+
 import pytest
 import torch
-from kernelmark.kernels.matmul._routing import routed
+from kernelmark.kernels.matmul import _dispatch as dispatch
+from kernelmark.kernels.matmul import _grouped_hopper
+from kernelmark.kernels.matmul import moe as module
+from kernelmark.kernels.matmul._routing import chosen, listed
 from kernelmark.kernels.matmul.moe import moe
+
+from . import groups
 
 AXES = {"M": 17, "D": 40, "F": 24, "E": 3, "K": 2}
 
@@ -33,11 +40,44 @@ def test_parts_of_larger_matrices(agrees):
     agrees("moe", {"M": 1, "D": 2880, "F": 24, "E": 2, "K": 1}, "bf16", change)
 
 
+@pytest.fixture(params=[(0, math.inf), (0, 0)], ids=["64", "128"])
+def on_hopper(monkeypatch, request):
+    """As on Hopper, by tiles of so many rows, whose products PyTorch computes. How often they were asked for."""
+    asked = []
+
+    def multiply(a, b, out, tiles, schedule, *rest, **scales):
+        asked.append(schedule)
+        assert all(map(_grouped_hopper.mapped, (a, b, out)))
+        groups.multiply(a, b, out, tiles, schedule, *rest, **scales)
+
+    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(_grouped_hopper, "multiply", multiply)
+    monkeypatch.setattr(dispatch, "GROUPED_FROM", dict.fromkeys(dispatch.SOURCES, request.param))
+    return asked
+
+
+@pytest.mark.parametrize("axes", [AXES | {"M": 150}, {"M": 9, "D": 160, "F": 144, "E": 9, "K": 3}])
+@pytest.mark.parametrize("dtype", ["bf16", "e4m3"])
+def test_agrees_on_hopper(agrees, on_hopper, axes, dtype):
+    """Tokens are copied to their experts' rows, with their scales, and each comes back from where it was."""
+    if dtype == "e4m3":
+        axes = axes | {"D": 160, "F": 144}
+    agrees("moe", axes, dtype, skew=3)
+    assert [x.gated for x in on_hopper] == [True, False]
+    assert on_hopper[0].quantized == (dtype == "e4m3")
+
+
+def test_what_cannot_be_mapped_takes_the_portable_kernel(agrees, on_hopper):
+    agrees("moe", AXES | {"F": 30}, "bf16")
+    assert on_hopper == []
+
+
 @pytest.mark.parametrize(("M", "E", "k"), [(1, 3, 3), (37, 9, 2)])
 def test_every_choice_has_one_place(M, E, k):
     """In a tile of its expert; tiles that are left over are nobody's."""
     x, router = torch.randn(M, 24).bfloat16(), torch.randn(E, 24).bfloat16()
-    experts, shares, rows = routed(x, router, k, 16)
+    choices = chosen(x, router, k)
+    experts, shares, rows = choices.experts, choices.shares, listed(choices, 16)
     logits = x.double() @ router.double().T
     assert torch.equal(experts.long(), logits.topk(k, -1).indices)
     torch.testing.assert_close(shares, logits.topk(k, -1).values.softmax(-1).float(), rtol=1e-3, atol=1e-3)

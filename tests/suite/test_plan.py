@@ -167,7 +167,7 @@ PLANS = (
     "quick, standard, full, 30s, 5m, 30m, advanced-memory, attention, converge, converge_long, converge_short, "
     "converge_tiny, cpu, crossing, distributed, distributed_tiny, endpoint, generate, inference_short, matmul, "
     "memory, memory-techniques, precision, quality, requested, scaling, serve, serve_tiny, shapes, shapes-1, "
-    "state_space, train, train_tiny, widths, widths-1, widths-2"
+    "state_space, train, train_tiny, widths, widths-1, widths-2, worth"
 )
 
 
@@ -295,12 +295,13 @@ WRONG = {
     "deadline_s = 0\n" + case(""): "deadline_s is 0; above 0.",
     "cache = 'warm'\n" + case(""): "Invalid enum value 'warm' - at `$.cache`",
     "cache = []\n" + case(""): "cache is empty; cold, hot or both.",
-    "cases = []": "a plan needs at least one [[cases]] table.",
-    "": "missing required field `cases`",
+    "cases = []": "a plan needs at least one [[cases]] or [[worth]] table.",
+    "": "a plan needs at least one [[cases]] or [[worth]] table.",
     case(
         "dtypes = 'bf16'"
-    ): "A plan takes cases, systems, peers, replicates, cache, deadline_s, budget_s, sampling; a case "
-    "operator, axes, random, options, dtype, pass, implementations, without, models.",
+    ): "A plan takes cases, worth, systems, peers, replicates, cache, deadline_s, budget_s, sampling; a case "
+    "operator, axes, random, options, dtype, pass, implementations, without, models; worth model, axes, options, "
+    "dtype, bases, parts, implementations, nulls.",
     "[[cases]\n": "not a valid plan: ",
     "[sampling]\nmin_samples = 5\nmax_samples = 4\n"
     + case(""): "min_samples must be at least 1 and at most max_samples",

@@ -144,6 +144,56 @@ def test_a_plan_on_worth_exchanges_one_part_at_a_time() -> None:
     assert plan.only[f"train/{step().name}"][0] == "torch_compile_blocks"
 
 
+def test_in_a_graph_parts_are_not_compiled() -> None:
+    base = worth.base_named("torch_graph", CATALOG)
+    plan = worth.plan(step(), base, CATALOG, "cpu", parts=["attention"], implementations=["sdpa_flash"])
+    assert [x.instead for x in plan.exchanges] == ["torch"]
+    assert "attention" in {x.operator for x in plan.cases}
+
+
+WORTH = """
+[[worth]]
+model = "llama-tiny"
+axes = {{ B = 2, S = 64 }}
+dtype = "fp32"
+bases = ["torch", "torch_aot_eager"]
+parts = ["norm"]
+nulls = true
+{more}
+"""
+
+
+def test_a_plan_file_asks_what_parts_are_worth() -> None:
+    plan = plans.parse(WORTH.format(more=""), "mine", CATALOG, "cpu")
+    (own,) = [x for x in plan.cases if x.operator == "train"]
+    assert plan.only[own.full_name][:2] == ("torch", "torch+norm.torch")
+    assert "torch_aot_eager+norm.torch" in plan.only[own.full_name]
+    assert {x.base for x in plan.exchanges} == {"torch", "torch_aot_eager"}
+    assert {x.name for x in plan.systems} == {x.system for x in plan.exchanges}
+    assert plan.request(()).exchanges == plan.exchanges
+
+
+def test_what_a_case_is_for_stands_beside_what_its_parts_are_worth() -> None:
+    case = """
+[[cases]]
+operator = "train"
+axes = { B = 2, S = 64 }
+options = { model = "llama-tiny" }
+dtype = "fp32"
+pass = "program"
+"""
+    plan = plans.parse(WORTH.format(more=case + 'implementations = ["torch_compile"]'), "mine", CATALOG, "cpu")
+    (own,) = [x for x in plan.cases if x.operator == "train"]
+    assert {"torch_compile", "torch", "torch+norm.torch"} <= set(plan.only[own.full_name])
+    plan = plans.parse(WORTH.format(more=case), "mine", CATALOG, "cpu")  # for all, and so for those too
+    assert own.full_name not in plan.only
+
+
+def test_a_plan_without_the_step_has_no_exchange() -> None:
+    assert plans.load("worth", CATALOG, "cuda").exchanges
+    assert not plans.load("worth", CATALOG, "cuda", ["attention"]).exchanges
+
+
 def test_what_cannot_be_exchanged() -> None:
     base = worth.base_named("torch", CATALOG)
     with pytest.raises(InputError, match="none of the parts gelu"):

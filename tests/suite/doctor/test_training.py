@@ -83,6 +83,7 @@ def test_bad_arms_are_caught_and_good_ones_pass():
         "planted_eight_bits": 1.0,
         "planted_topk": 1.2,
         "planted_scale": 1.0,
+        "planted_half_a_percent": 1.005,
     }
     del factors["planted_bias"]
     found = {x.name: x for x in training.judge(journal(factors))}
@@ -94,6 +95,7 @@ def test_bad_arms_are_caught_and_good_ones_pass():
         "planted_scale": "missed",
         "planted_bias": "missed",
         "planted_mask": "caught",
+        "planted_half_a_percent": "caught",
         "planted_momentum": "caught",
     }
     assert found["a dropped bias correction"].detail == "no row"

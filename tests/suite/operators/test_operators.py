@@ -64,7 +64,7 @@ STANDARD = {
         for granularity in ("row", "block")
         for format in ("e4m3", "e5m2")
     ]
-    + [f"M16384-N4096-{granularity}-e4m3-bf16-forward" for granularity in ("tile", "column")],
+    + [f"M16384-N4096-{granularity}-e4m3-bf16-forward" for granularity in ("tile", "column", "both", "tile_both")],
     "mx_quant": [
         f"M{M}-N4096-{format}-bf16-forward" for M in (4096, 16384) for format in ("mxfp8", "mxfp4", "nvfp4")
     ]

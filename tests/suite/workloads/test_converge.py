@@ -17,10 +17,12 @@ from kernelmark.suite.measure.session import Session
 from kernelmark.suite.measure.stages import Stages
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect, Unavailable
+from kernelmark.suite.operators import _gates
 from kernelmark.suite.system import Assembly, Changes, System
-from kernelmark.suite.workloads import _tasks, _training, _weights, converge, quality
+from kernelmark.suite.workloads import _tasks, _text, _training, _weights, converge, quality
 from kernelmark.suite.workloads._arms import ArmTrainer, low_share, recipe_of, two_of_four
 from kernelmark.suite.workloads._fp8 import Probe, rounded, scale
+from kernelmark.suite.workloads._gated import Gates
 from kernelmark.suite.workloads._sparse import block_mask, blocks, by_blocks, elements, masked
 from kernelmark.suite.workloads._text import source
 from kernelmark.suite.workloads._training import rate, validated
@@ -191,6 +193,9 @@ def test_a_plan_that_names_an_unknown_change_is_refused():
         msgspec.convert({"name": "x", "changes": {"attention": "static-80"}}, System)
     with pytest.raises(msgspec.ValidationError, match="weight"):
         msgspec.convert({"name": "x", "changes": {"weight": "2:4"}}, System)
+    for lost in ("1/3", "2/9", "0.05", "1/"):
+        with pytest.raises(msgspec.ValidationError, match="there is 1/4 and less, as 1/20"):
+            msgspec.convert({"name": "x", "changes": {"lost": lost}}, System)
 
 
 def test_models_of_equal_parameters_are_arms_of_one_case(catalog):
@@ -227,15 +232,92 @@ def test_two_of_four_are_kept():
     assert two_of_four(weight).tolist() == [[0, -3, 2, 0, 1, 1, 0, 0]]
 
 
-@pytest.mark.parametrize("pattern", ["static", "window", "random", "dynamic"])
+@pytest.mark.parametrize("pattern", ["static", "window", "random", "dynamic", "learned"])
 def test_patterns_of_equal_density_never_look_ahead(pattern):
     q = torch.randn(1, 2, 1024, 8, generator=torch.Generator().manual_seed(0))
-    seen = elements(blocks(pattern, 50))(q, q)
+    seen = elements(Gates(50) if pattern == "learned" else blocks(pattern, 50))(q, q)
     assert seen.shape[-2:] == (1024, 1024)
     assert not seen.triu(1).any()
     assert seen.diagonal(dim1=-2, dim2=-1).all()
     wide = seen.reshape(-1, 8, 128, 8, 128).any(4).any(2)
     assert wide.sum((1, 2)).unique().tolist() == [sum(max(1, (n * 50 + 50) // 100) for n in range(1, 9))]
+
+
+def told_apart(generator):
+    """Queries and keys (1, 2, 1024, 16) whose blocks have means of their own."""
+    means = torch.randn(2, 1, 2, 8, 16, generator=generator).repeat_interleave(128, 3)
+    return torch.randn(2, 1, 2, 1024, 16, generator=generator) + 1.5 * means
+
+
+def test_gates_learn_in_passes_with_gradients_each_layer_its_own():
+    generator = torch.Generator().manual_seed(1)
+    gates = Gates(50)
+
+    def loss(layer: int) -> float:
+        q, k = told_apart(torch.Generator().manual_seed(9))
+        means = _gates.pooled(q), _gates.pooled(k)
+        both = _gates.both(gates.held[layer][0], 2)
+        return float(_gates.gate_loss(*both, *means, _gates.weights(q, k, "causal"), "causal"))
+
+    with torch.no_grad():
+        gates(*told_apart(generator))
+    first = gates.held[0][0].clone()
+    before = loss(0)
+    for _ in range(60):
+        gates(*told_apart(generator))
+    assert loss(0) < before - 0.02
+    kept = gates.state()
+    gates.layer = 1
+    gates(*told_apart(generator))
+    assert set(gates.held) == {0, 1}
+    assert not torch.equal(gates.held[1][0], gates.held[0][0])
+    again = Gates(50)
+    again.restore(kept)
+    again.layer = gates.layer = 0
+    given = told_apart(generator)
+    assert torch.equal(again(*given), gates(*given)), "the choice comes before the step that the pass makes"
+    assert torch.equal(again.held[0][0], gates.held[0][0])
+    assert not torch.equal(first, gates.held[0][0])
+    short = Gates(50)
+    short(*(x[:, :, :200] for x in given))
+    assert int(short.held[0][3]) == 0, "two blocks leave no choice"
+
+
+def test_an_arm_whose_gates_learn_goes_on_with_them(arm):
+    case = converge.WORKLOAD.case(
+        {"B": 1, "S": 512, "N": 5}, "fp32", "program", model="llama-tiny", data="synthetic"
+    )
+    system = System("learned", changes=Changes(attention="learned-50"))
+    first, again = (converge.assemble(case, Assembly(system, converge.catalog())) for _ in range(2))
+    order = _text.Order(source("synthetic").train, 3, 1, 1, 512, torch.device("cpu"))
+    start = list(_training.initial(first.recipe, 3, torch.device("cpu")))
+    first.load(start)
+    first.step(*order.draw(0))
+    layers = first.recipe.chosen.configuration.layers
+    assert set(first.gates.held) == set(range(layers)), "each layer has its own"
+    assert [int(x[3]) for x in first.gates.held.values()] == [1] * layers
+    first.logits(order.draw(1)[0][0])
+    assert [int(x[3]) for x in first.gates.held.values()] == [1] * layers, "a look trains nothing"
+    again.load(start)
+    again.restore(first.state())
+    for trainer in (first, again):
+        trainer.step(*order.draw(1))
+    assert torch.equal(first.logits(order.draw(2)[0][0]), again.logits(order.draw(2)[0][0]))
+    for x, y in zip(first.gates.held.values(), again.gates.held.values(), strict=True):
+        assert all(map(torch.equal, x, y))
+    with pytest.raises(NotImplementedError, match="gates learn in eager passes"):
+        arm.make(Changes(attention="learned-50"), execution="compile")
+
+
+def test_updates_that_are_lost_make_an_arm_worse(arm, plain):
+    found = arm(Changes(lost="1/5")).samples
+    assert found["bits_by_step"][0] == plain.samples["bits_by_step"][0]
+    assert found["training_loss"][0] == plain.samples["training_loss"][0], (
+        "five steps' losses, then the fifth update"
+    )
+    assert found["bits_by_step"][1] > plain.samples["bits_by_step"][1]
+    assert 1.005 < found["bits_per_byte"][0] / plain.samples["bits_per_byte"][0] < 1.5
+    assert found["gradient_error"] == plain.samples["gradient_error"], "the first steps are the model's"
 
 
 @pytest.mark.training
@@ -270,6 +352,8 @@ EVERY_ARM = (
     Changes(weights="2:4"),
     Changes(attention="linear"),
     Changes(attention="dynamic-50"),
+    Changes(attention="learned-50"),
+    Changes(lost="1/5"),
     Changes(model="mamba2-1m-bytes"),
 )
 

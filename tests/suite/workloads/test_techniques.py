@@ -277,18 +277,22 @@ def test_eight_bits_by_parts(bench):
 
 
 def test_eight_bits_in_blocks_are_a_linear_layer():
-    """By the operators' definitions: what is quantized along what, and which recipe and layout multiplies it."""
-    asked = []
+    """By the operators' definitions: what is quantized along what, and which recipe multiplies it. All products
+    are of rows along what is summed over, and a training step reads each tensor once to quantize it.
+    """
+    asked, reads = [], []
 
     def quantize(x, granularity):
-        x = x.t().contiguous() if granularity == "column" else x
-        q, scale = fp8_matmul.scaled(x, *((128, 128) if granularity == "tile" else (1, 128)))
-        return q, scale
+        reads.append((granularity, tuple(x.shape)))
+        found = fp8_matmul.scaled(x, *((128, 128) if granularity.startswith("tile") else (1, 128)))
+        if granularity == "both":
+            return *found, *fp8_matmul.scaled(x.t().contiguous(), 1, 128)
+        return (*found, *(y.t().contiguous() for y in found)) if granularity == "tile_both" else found
 
-    def product(a, b, scale_a, scale_b, recipe, layout="nt"):
-        asked.append((recipe, layout, tuple(a.shape), tuple(b.shape)))
+    def product(a, b, scale_a, scale_b, recipe):
+        asked.append((recipe, tuple(a.shape), tuple(b.shape)))
         assert a.is_contiguous()
-        assert (b if layout == "nn" else b.t()).is_contiguous()
+        assert b.t().is_contiguous()
         wide = (x.double() for x in (a, b, scale_a, scale_b))
         return fp8_matmul.reference(*wide, recipe).to(torch.bfloat16)
 
@@ -308,7 +312,12 @@ def test_eight_bits_in_blocks_are_a_linear_layer():
         assert got.shape == want.shape
         assert (got.float() - want.float()).norm() < 0.06 * want.float().norm()
     assert asked == [
-        ("block", "nt", (140, 200), (200, 150)),
-        ("block", "nn", (140, 150), (150, 200)),
-        ("group", "nt", (150, 140), (140, 200)),
+        ("block", (140, 200), (200, 150)),
+        ("block", (140, 150), (150, 200)),
+        ("group", (150, 140), (140, 200)),
     ]
+    assert reads == [("both", (140, 200)), ("tile_both", (150, 200)), ("both", (140, 150))]
+    with torch.no_grad():
+        alone = by_blocks(quantize, product)(x, weight, weight[:, 0])
+    assert torch.equal(alone, found[0])
+    assert reads[3:] == [("block", (140, 200)), ("tile", (150, 200))], "no pass comes for more"

@@ -1,0 +1,296 @@
+"""Products of groups of rows for Hopper, each with a weight of its own, in Gluon: out = A · B[group]ᵀ.
+
+The warp groups, the ring, the barriers, the products and what writes them are those of `_matmul_hopper.py`. What
+differs is where a tile lies: a list made on the device (`_grouped_tiles.py`) says its group and its first row, and
+how many tiles there are, so that the host knows neither. Programs take tiles one after the other, as far apart as
+there are programs. A consumer reads where its next tile lies while it computes this one; the producer is ahead.
+
+A tile may have rows beyond its group's. They are not another group's: groups of rows that follow each other begin
+at multiples of a tile's rows, and a masked group's memory ends where the output's tensor map does. So such rows
+may be loaded and written, with any numbers. Where a weight has no more columns a tile loads the next weight's;
+what comes of them is beyond the output's columns, which the tensor map leaves alone.
+
+The gated product can quantize its result: a tile has 128 columns of it, which share a scale.
+"""
+# Without `from __future__ import annotations`, as in `_matmul_hopper.py`.
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.language.core import _aggregate as aggregate
+
+from .._common import cdiv, multiprocessors, on
+from .._hopper import TensorMap, launch, sectioned
+from .._pipeline import barriers, copy_out, cursor
+from ._grouped import LARGEST
+from ._grouped_tiles import TileList
+from ._matmul_hopper import (
+    _ELEMENTS,
+    CHUNK,
+    Scales,
+    Schedule,
+    fetch,
+    product,
+    scaled_product,
+    stages,
+    write,
+)
+
+WIDE = gl.constexpr(CHUNK)
+TOP = gl.constexpr(LARGEST)
+
+
+@dataclass(frozen=True)
+class GroupedSchedule(Schedule):
+    """Of a product of groups. `masked`: each group has memory of its own. `quantized`: the gated result is E4M3,
+    with a scale for 128 columns.
+    """
+
+    masked: bool = False
+    quantized: bool = False
+
+
+@aggregate
+class Tiles:
+    """Where tiles lie: their groups and first rows, rows and columns of tiles, and the steps of each."""
+
+    groups: gl.tensor
+    rows: gl.tensor
+    row_tiles: gl.tensor
+    column_tiles: gl.tensor
+    steps: gl.tensor
+    section: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, groups, rows, row_tiles, column_tiles, steps, section):  # type: ignore[no-untyped-def]
+        self.groups = groups
+        self.rows = rows
+        self.row_tiles = row_tiles
+        self.column_tiles = column_tiles
+        self.steps = steps
+        self.section = section
+
+    @gluon.jit
+    def count(self):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        """Tiles of all."""
+        return self.row_tiles * self.column_tiles
+
+    @gluon.jit
+    def find(self, tile, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        """(group, first row, first column) of a tile; of one beyond the last, some."""
+        there = tile < self.count()
+        tile = gl.where(there, tile, 0)
+        row_tile, column_tile = sectioned(tile, self.column_tiles, gl.maximum(self.row_tiles, 1), self.section)
+        group = gl.load(self.groups + row_tile, there, 0)
+        row = gl.load(self.rows + row_tile, there, 0)
+        return group, row, column_tile * c.width
+
+
+@aggregate
+class GroupOutput:
+    """Where results go: the output's map (groups with memory of their own, rows, columns) and buffers, the group's
+    number there, the output's size, and scales that lie `row` and `step` numbers apart.
+    """
+
+    tiles: tma.tensor_descriptor
+    buffers: gl.shared_memory_descriptor
+    shelf: gl.tensor
+    scales: gl.tensor
+    row: gl.tensor
+    step: gl.tensor
+    M: gl.tensor
+    N: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, tiles, buffers, shelf, scales, row, step, M, N):  # type: ignore[no-untyped-def]  # as above
+        self.tiles = tiles
+        self.buffers = buffers
+        self.shelf = shelf
+        self.scales = scales
+        self.row = row
+        self.step = step
+        self.M = M
+        self.N = N
+
+    @gluon.jit
+    def of(self, group, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        """The same for a group's rows."""
+        shelf = group if c.masked else group * 0
+        return GroupOutput(self.tiles, self.buffers, shelf, self.scales, self.row, self.step, self.M, self.N)
+
+    @gluon.jit
+    def send(self, row, column, buffer):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        """Has 64 rows and a buffer's columns written."""
+        copy_out(self.tiles, [self.shelf, row, column], buffer)
+
+
+@gluon.jit
+def _load(a, b, ring, work, apart, N, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """The producer: tiles of A and of the groups' B, step by step, tile by tile. Masked groups' rows of A lie
+    `apart` rows apart.
+    """
+    at = cursor(1, c.stages)
+    pieces_apart = c.columns if c.paired else N
+    b_rows = 2 * N if c.gated else N
+    tile = gl.program_id(0)
+    while tile < work.count():
+        group, row, column = work.find(tile, c)
+        at = fetch(a, b, ring, at, 0, work.steps, group * apart + row, group * b_rows + column, pieces_apart, c)
+        tile += gl.num_programs(0)
+
+
+@gluon.jit
+def _write_quantized(acc, other, row, column, output, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
+    """64 rows of silu(acc) · other in E4M3, and their scales."""
+    layout: gl.constexpr = acc.type.layout
+    COLUMNS: gl.constexpr = c.columns
+    rows = row + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    columns = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+    # silu(g) · u = g · u / (1 + exp(-g))
+    y = acc * other / (1.0 + gl.exp2(acc * -1.4426950408889634))
+    y = gl.where(gl.expand_dims(columns < output.N, 0), y, 0.0)
+    largest = gl.maximum(gl.max(gl.maximum(y, -y), 1), 1e-30)
+    to = output.scales + rows * output.row + column // COLUMNS * output.step
+    gl.store(to, largest / TOP, rows < output.M)
+    y = y * gl.expand_dims(TOP / largest, 1)
+    buffer = output.buffers.index(GROUP)
+    tma.store_wait(pendings=0)
+    buffer.store(y.to(output.tiles.dtype))
+    fence_async_shared()
+    output.send(row, column, buffer)
+
+
+@gluon.jit
+def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    ring, work, scales, a_group, b_group, output, turns, c: gl.constexpr, GROUP: gl.constexpr
+):
+    """A consumer: its rows of every tile. Scales of groups lie `a_group` and `b_group` numbers apart."""
+    at = cursor(0, c.stages)
+    turn = gl.to_tensor(1 - GROUP)
+    tile = gl.program_id(0)
+    group, row, column = work.find(tile, c)
+    while tile < work.count():
+        tile += gl.num_programs(0)
+        next_group, next_row, next_column = work.find(tile, c)
+        row += GROUP * c.rows
+        wide = gl.cast(group, gl.int64)
+        own = Scales(
+            scales.a + wide * a_group, scales.b + wide * b_group,
+            scales.a_row, scales.a_step, scales.b_row, scales.b_step,
+        )  # fmt: skip
+        if c.promoted:
+            acc, other, at, turn = scaled_product(
+                ring, at, 0, work.steps, row, column, own, output.M, output.N, turns, turn, c, GROUP
+            )
+        else:
+            acc, other, at = product(ring, at, work.steps, c, GROUP)
+        if c.quantized:
+            _write_quantized(acc, other, row, column, output.of(group, c), c, GROUP)
+        else:
+            write(acc, other, row, column, output.of(group, c), own, c, GROUP)
+        group = next_group
+        row = next_row
+        column = next_column
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "M", "N", "steps", "section", "apart", "a_group", "a_row", "a_step", "b_group", "b_row", "b_step",
+        "out_row", "out_step",
+    ],
+    do_not_specialize_on_alignment=["scale_a", "scale_b", "out_scale", "groups", "rows", "total"],
+)  # fmt: skip
+def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    a, b, out, scale_a, scale_b, out_scale, groups, rows, total, M, N, steps, section, apart,
+    a_group, a_row, a_step, b_group, b_row, b_step, out_row, out_step, c: gl.constexpr,
+):  # fmt: skip
+    """Buffers and barriers, then the warp groups. out is (groups with memory of their own or 1, M, N)."""
+    GROUPS: gl.constexpr = c.groups
+    ring = stages(a, b, c)
+    BUFFERS: gl.constexpr = [GROUPS, 64, c.columns] if c.quantized else [2 * GROUPS, 64, WIDE]
+    buffers = gl.allocate_shared_memory(out.dtype, BUFFERS, out_layout(out.dtype, BUFFERS))
+    turns = barriers(2, 1 if c.ordered else 0)
+    work = Tiles(groups, rows, gl.load(total), (N + c.width - 1) // c.width, steps, section)
+    scales = Scales(scale_a, scale_b, a_row, a_step, b_row, b_step)
+    output = GroupOutput(out, buffers, M * 0, out_scale, out_row, out_step, M, N)
+    gl.warp_specialize(
+        [
+            (_load, (a, b, ring, work, apart, N, c)),
+            (_compute, (ring, work, scales, a_group, b_group, output, turns, c, 0)),
+            (_compute, (ring, work, scales, a_group, b_group, output, turns, c, 1)),
+        ][: GROUPS + 1],
+        [4, 4][:GROUPS],
+        [c.registers, c.registers][:GROUPS],
+    )
+
+
+@gluon.constexpr_function
+def out_layout(dtype, buffers):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Of 64 rows on their way out."""
+    return gl.NVMMASharedLayout.get_default_for(buffers[1:], dtype)
+
+
+@functools.cache
+def _layout(shape: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for(list(shape), _ELEMENTS[dtype])
+
+
+def _tiles(x: torch.Tensor, rows: int, columns: int) -> TensorMap:
+    """Tiles of a tensor's rows of its last dimension, all groups' after each other."""
+    shape = [x.shape.numel() // x.shape[-1], x.shape[-1]]
+    return TensorMap(x, shape, [x.stride(-2), 1], [rows, columns], _layout((rows, columns), x.dtype))
+
+
+def mapped(x: torch.Tensor) -> bool:
+    """Whether the tensor memory accelerator takes it so: rows at multiples of 16 bytes, as far apart from group to
+    group as within one.
+    """
+    row = x.stride(-2)
+    apart = x.dim() == 2 or x.shape[0] == 1 or x.stride(0) == x.shape[1] * row
+    aligned = row * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
+    return x.stride(-1) == 1 and row >= x.shape[-1] and apart and aligned
+
+
+def multiply(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    tiles: TileList,
+    schedule: GroupedSchedule,
+    section: int,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    out_scale: torch.Tensor | None = None,
+) -> None:
+    """out (T, N) = a (T, K) · b (E, N, K)ᵀ by groups, with `schedule.gated` b (E, 2N, K), `masked`: out (E, M, N)
+    of a (E, M, K), of the rows that the tiles have. Scales are as in `_grouped.multiply`. For tensors that are
+    `mapped` and tiles as high as the schedule's.
+    """
+    K, M, N = a.shape[-1], *out.shape[-2:]
+    programs = min(multiprocessors(a), tiles.most * cdiv(N, schedule.width))
+    columns = schedule.columns if schedule.quantized else CHUNK
+    shape = [out.shape.numel() // (M * N), M, N]
+    target = TensorMap(
+        out, shape, [M * out.stride(-2), out.stride(-2), 1], [1, 64, columns], _layout((1, 64, columns), out.dtype)
+    )
+    with on(a):
+        launch(
+            kernel, (kernel, a.device, a.dtype, out.dtype, schedule), programs,
+            _tiles(a, schedule.rows, schedule.step), _tiles(b, schedule.columns, schedule.step), target,
+            *(out if x is None else x for x in (scale_a, scale_b, out_scale)),
+            tiles.groups, tiles.rows, tiles.total,
+            M, N, cdiv(K, schedule.step), section, M if schedule.masked else 0,
+            *_strides(scale_a), *_strides(scale_b), *_strides(out_scale)[1:], schedule,
+        )  # fmt: skip
+
+
+def _strides(x: torch.Tensor | None) -> tuple[int, int, int]:
+    """How far apart groups, if there are any, rows, and columns lie."""
+    if x is None:
+        return (0, 0, 0)
+    return (x.stride(0) if x.dim() == 3 else 0), x.stride(-2), x.stride(-1)
