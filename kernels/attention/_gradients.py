@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .._hopper import product_layout, unpack
 from .._pipeline import Cursor, Exchange, barriers
-from ._softmax import pack, tanh
+from ._softmax import capped, pack
 
 
 @gluon.jit
@@ -200,7 +200,7 @@ def probabilities(  # type: ignore[no-untyped-def]  # as above
     level = pipes.statistics.lse.index(at.stage).load(gl.SliceLayout(0, zero.type.layout))
     slope = zero
     if INNER > 0:
-        s = tanh(s * INNER, q.dtype)
+        s = capped(s, INNER, q.dtype)
         slope = pack(1.0 - s * s, gl.float16)
     # P = 2^(S·scale - lse)
     p = gl.exp2(s * scale - gl.expand_dims(level, 0))

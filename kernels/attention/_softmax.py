@@ -50,43 +50,41 @@ class Softmax:
         self.row_max = row_max
 
 
-@gluon.constexpr_function
-def _tanh_of(dtype):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    if dtype == gl.bfloat16:
-        return "tanh.approx.f32 $0, $1;"
-    # x(135135 + 17325z + 378z² + z³) / (135135 + 62370z + 3150z² + 28z³), z = x²; 1 at 4.9718
-    return (
-        "{ .reg .f32 x, z, n, d; min.NaN.f32 x, $1, 0f409F1903; max.NaN.f32 x, x, 0fC09F1903; mul.f32 z, x, x;"
-        " add.f32 n, z, 0f43BD0000; fma.rn.f32 n, n, z, 0f46875A00; fma.rn.f32 n, n, z, 0f4803F7C0;"
-        " mul.f32 n, n, x; fma.rn.f32 d, z, 0f41E00000, 0f4544E000; fma.rn.f32 d, d, z, 0f4773A200;"
-        " fma.rn.f32 d, d, z, 0f4803F7C0; rcp.approx.ftz.f32 d, d; mul.f32 $0, n, d; }"
+@gluon.jit
+def tanh(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Of fp32 numbers by one instruction of the exponential unit, with a relative error of up to 2^-11."""
+    return gl.inline_asm_elementwise(
+        "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
     )
 
 
 @gluon.jit
-def tanh(x, dtype: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """Of fp32 numbers, where P is rounded to `dtype`. Either way takes the exponential unit as long as an
-    exponential.
-
-    For bf16 it is one instruction, of a relative error of up to 2^-11: a score of 4 moves by as much as rounding
-    moves P. For fp16 that would be the largest error of all, and tanh is a quotient of polynomials (Lambert's
-    continued fraction), right to 1e-6 up to x = 2.5 and to 1e-4 beyond.
-    """
-    return gl.inline_asm_elementwise(_tanh_of(dtype), "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+def reciprocal(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Of fp32 numbers by one instruction of the exponential unit, right to a unit in the last place."""
+    return gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
 
 
 @gluon.jit
 def capped(s, INNER: gl.constexpr, dtype: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """tanh(S·INNER) of products of queries and keys; these themselves where INNER is 0."""
+    """tanh(S·INNER) of products of queries and keys; these themselves where INNER is 0. `dtype` is what P is
+    rounded to: in bf16 the error of `tanh` moves P by less than rounding does; in fp16 it would be the largest of
+    all, so that two instructions compute what one does.
+    """
     if INNER > 0:
-        s = tanh(s * INNER, dtype)
+        if dtype == gl.bfloat16:
+            s = tanh(s * INNER)
+        else:
+            # tanh(x) = 1 - 2 / (1 + e^2x)
+            s = 1.0 - 2.0 * reciprocal(1.0 + gl.exp2(s * (2.0 * _LOG2E * INNER)))
     return s
 
 
 @gluon.jit
 def with_sink(row_max, row_sum, sinks, head):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """(row max, row sum, what O and the sum before are scaled with, whether a row sees nothing) with a head's sink:
-    one more logit, which has no value and may be above all scores. None is no sinks.
+    """(row max, row sum, what O and the sum before are scaled with, whether a row sees nothing) with a sink: one
+    more logit of a head, which has no value and may be above all scores. None is no sinks.
     """
     empty = row_max == LOWEST
     shrunk = 1.0

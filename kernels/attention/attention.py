@@ -1043,24 +1043,31 @@ def _launch_backward(
             hopper.deterministic.backward(grad, q, k, v, level, delta, dq, dk, dv, causal, window)
         else:
             hopper.backward.backward(grad, q, k, v, level, delta, dq, dk, dv, causal, window, cap=cap)
-        _gradient_in_sinks(sinks, lse, delta, ds)
+        _gradient_in_sinks(sinks, lse, delta.shape[2])(sinks, lse, delta, ds)
         return dq, dk, dv, ds
     tma = _descriptors(path, q, k, v, grad)
     run = _portable_backward(q, k, v, grad, out, (dq, dk, dv), causal, window, cap, tma)
     delta = run(q, k, v, grad, out, lse, grad_lse, dq, dk, dv)
-    _gradient_in_sinks(sinks, lse, delta, ds)
+    _gradient_in_sinks(sinks, lse, S)(sinks, lse, delta, ds)
     return dq, dk, dv, ds
 
 
 def _gradient_in_sinks(
-    sinks: torch.Tensor | None, lse: torch.Tensor, delta: torch.Tensor, ds: torch.Tensor
-) -> None:
-    """Writes it to ds (H,), if there are sinks, of lse (B, H, S) in base 2 and delta; its rows may be padded."""
+    sinks: torch.Tensor | None, lse: torch.Tensor, rows: int
+) -> Callable[[torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor], None]:
+    """What writes it, where there are sinks: of (sinks, lse (B, H, S) in base 2, delta, the gradient (H,)), delta
+    with so many rows a head.
+    """
     if sinks is None:
-        return
+        return lambda *_: None
     B, H, S = lse.shape
-    with on(lse):
-        _of_sink[(H,)](sinks.contiguous(), lse.contiguous(), delta, ds, B, H, S, delta.shape[2], 1024)
+    launch, device = Launch(_of_sink, (H,), B, H, S, rows, BLOCK=1024), lse.device
+
+    def run(sinks: torch.Tensor | None, lse: torch.Tensor, delta: torch.Tensor, ds: torch.Tensor) -> None:
+        assert sinks is not None
+        launch(device, sinks.contiguous(), lse.contiguous(), delta, ds)
+
+    return run
 
 
 def _sized(hopper: Hopper, S: int, Sk: int, causal: bool, window: int, cap: float, fixed: bool) -> bool:
@@ -1176,6 +1183,7 @@ def _prepare_backward(
     ):
         tma = _descriptors(None, q, k, v, grad)
         kernels = _portable_backward(q, k, v, grad, out, gradients, causal, window, cap, tma)
+        to_sinks = _gradient_in_sinks(sinks, lse, S)
 
         def portable(
             grad: torch.Tensor,
@@ -1192,7 +1200,7 @@ def _prepare_backward(
         ) -> tuple[Any, Any, Any, Any]:
             dq, dk, dv, ds = of_q(), of_k(), of_v(), of_sinks()
             delta = kernels(q, k, v, grad, out, lse, grad_lse, dq, dk, dv)
-            _gradient_in_sinks(sinks, lse, delta, ds)
+            to_sinks(sinks, lse, delta, ds)
             return dq, dk, dv, ds
 
         return portable
@@ -1202,6 +1210,7 @@ def _prepare_backward(
     of_rows = hopper.deterministic.planned_statistics(out, grad)
     plan = hopper.backward.planned(grad, q, k, v, *gradients, causal, window, cap=cap)
     statistics, run = hopper.deterministic.run_statistics, hopper.backward.run
+    to_sinks = _gradient_in_sinks(sinks, lse, of_rows.shape[2])
 
     def launched(
         grad: torch.Tensor,
@@ -1223,7 +1232,7 @@ def _prepare_backward(
         if grad_lse is not None:
             delta[..., :S].sub_(grad_lse, alpha=LOG2E)
         run(plan, grad, q, k, v, level, delta, dq, dk, dv)
-        _gradient_in_sinks(sinks, lse, delta, ds)
+        to_sinks(sinks, lse, delta, ds)
         return dq, dk, dv, ds
 
     return launched

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernelmark.kernels import _hopper as common
 from kernelmark.kernels.attention import _attention_hopper_forward as hopper
+from kernelmark.kernels.attention import _softmax
 
 from .player import play, stored
 
@@ -191,6 +192,15 @@ def test_sinks_and_caps(monkeypatch, causal, S, keys, D, window, cap, sunk):
     sinks = torch.tensor([-100.0, 0.5, 60.0, -math.inf]) if sunk else None
     options = window, sinks, float(cap)
     same(forward(q, k, v, causal, 2, *options), wanted(q, k, v, causal, *options), atol=1e-4)
+
+
+@pytest.mark.usefixtures("played")
+def test_caps_of_fp16(monkeypatch):
+    """By two instructions, which are right where scores are far above the cap too."""
+    monkeypatch.setattr(_softmax.gl, "bfloat16", torch.bfloat16)  # numbers are fp32, and not its
+    q, k, v = draw(1, 2, 1, 200, 64)
+    q[:, :, ::3] *= 1000
+    same(forward(q, k, v, True, 2, cap=3.0), wanted(q, k, v, True, cap=3.0), atol=1e-4)
 
 
 def test_launches_share_a_counter(played):

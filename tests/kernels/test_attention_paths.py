@@ -1,0 +1,60 @@
+"""Which kernels a Hopper GPU runs for the calls that models make: plan `shapes`, on tensors without memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernelmark.kernels.attention import attention as module
+from kernelmark.suite import plan as plans
+from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.operator import torch_dtype
+
+CASES = plans.load("shapes", Catalog.default(), "cuda", ["attention", "attention_window"]).cases
+
+
+def stored(case, heads, length):
+    """(B, heads, length, D) as the case has it, of a projection of all heads where it is packed."""
+    B, D, storage = case.axes["B"], case.axes["D"], case.options["storage"]
+    dtype = torch_dtype(case.dtype)
+    if storage == "bhsd":
+        return torch.empty(B, heads, length, D, dtype=dtype, device="meta")
+    of = case.axes["H"] + 2 * case.axes["Hkv"] if storage == "packed" else heads
+    return torch.empty(B, length, of, D, dtype=dtype, device="meta")[:, :, :heads].transpose(1, 2)
+
+
+@pytest.fixture
+def paths(monkeypatch):
+    """What ran, by its module."""
+    monkeypatch.setattr(module, "capability", lambda device: (9, 0))
+    module._hopper.cache_clear()
+    hopper = module._hopper(torch.device("meta"))
+    found = []
+    for name, each, function in (
+        ("hopper", hopper.forward, "forward"),
+        ("paired", hopper.paired, "forward"),
+        ("hopper", hopper.backward, "backward"),
+    ):
+        monkeypatch.setattr(each, function, lambda *_, name=name, **more: found.append(name))
+    monkeypatch.setattr(hopper.deterministic, "statistics", lambda out, grad, lse: (lse, lse))
+    monkeypatch.setattr(module, "_gradient_in_sinks", lambda *_: lambda *_: None)
+    for function in ("_portable_forward", "_portable_backward"):
+        monkeypatch.setattr(module, function, lambda *_: lambda *_: found.append("portable"))
+    yield found
+    module._hopper.cache_clear()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda x: f"{x.operator}-{x.name}")
+def test_models_calls_have_kernels_of_their_own(paths, case):
+    """Sinks, caps, windows and layouts among them; the portable kernels have short sequences alone."""
+    axes, causal = case.axes, case.options["mask"] == "causal"
+    S, Sk = axes["S"], axes.get("Sk") or axes["S"]
+    q, k, v = stored(case, axes["H"], S), stored(case, axes["Hkv"], Sk), stored(case, axes["Hkv"], Sk)
+    sinks = torch.empty(axes["H"], dtype=q.dtype, device="meta") if case.options["sinks"] else None
+    given = causal, axes.get("W", 0)
+    if case.pass_ == "forward":
+        module._launch_forward(q, k, v, *given, sinks, float(case.options["cap"]))
+    else:
+        lse = torch.empty(q.shape[:3], device="meta")
+        module._launch_backward(q, q, k, v, q, lse, *given, None, sinks, float(case.options["cap"]))
+    short = case.pass_ == "forward" and max(S, Sk) < module.SHORT[axes["D"] > 64]
+    assert paths == ["portable" if short else "paired" if axes["D"] > 128 else "hopper"]
