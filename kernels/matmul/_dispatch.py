@@ -2,7 +2,8 @@
 
 `TUNED` holds what was fastest of `candidates` at the shapes that were measured, `SOURCES` where; a product of
 another size takes what `estimate` finds cheapest. Nothing is searched for at run time, so that two processes
-compute alike.
+compute alike. Those of a mixture of experts are chosen by how many rows an expert has on average: how many each
+has, the device alone knows.
 
 Tiles are shared out by steps only where the table says so. On an H200 that was slower nearly everywhere: the
 program that adds up a tile waits for its parts one after the other.
@@ -11,7 +12,6 @@ program that adds up a tile waits for its parts one after the other.
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass, replace
 
 from ._grouped_hopper import GroupedSchedule
@@ -172,12 +172,23 @@ def choice(schedule: Schedule, whole: int, count: int, section: int) -> Choice:
     return Choice(replace(schedule, shared=whole < count), whole, section)
 
 
-@dataclass(frozen=True)
-class GroupedChoice:
-    """Schedules of products of groups, whose tiles are as high: plain and gated."""
+GROUPED_SOURCE = "tuning/grouped-h200.jsonl.gz"
+"""Where what products of groups take was measured, in `registry/reference/`; scales of rows not masked."""
+_BLOCKS = GroupedSchedule(columns=128, step=128, scales="block")
+GROUPED_FP8: dict[str, GroupedSchedule] = {
+    "block": replace(_BLOCKS, paired=True),
+    "row": GroupedSchedule(columns=256, step=128, scales="row"),
+}
+"""By recipe, what products of groups of 8-bit rows take: tiles of 128 rows were the fastest, and faster than the
+portable kernel also where groups had sixteen rows."""
 
-    plain: GroupedSchedule
+
+@dataclass(frozen=True)
+class Mixture:
+    """Schedules of the two products of a mixture of experts, whose tiles are as high: gated and plain."""
+
     gated: GroupedSchedule
+    plain: GroupedSchedule
 
     @property
     def height(self) -> int:
@@ -185,37 +196,17 @@ class GroupedChoice:
         return self.plain.groups * self.plain.rows
 
 
-def grouped_candidates(kind: str) -> tuple[GroupedChoice, ...]:
-    """What products of groups can be computed by: tiles of 128 rows, and of 64."""
-    if kind == SIXTEEN:
-        return (
-            GroupedChoice(GroupedSchedule(columns=256), GroupedSchedule(columns=128, gated=True)),
-            GroupedChoice(
-                GroupedSchedule(groups=1, columns=128, stages=8),
-                GroupedSchedule(groups=1, columns=128, stages=5, gated=True),
-            ),
-        )
-    if kind == FAST:
-        row = GroupedSchedule(columns=256, step=128, scales="row")
-        few = replace(row, groups=1, columns=128, stages=8)
-        return GroupedChoice(row, row), GroupedChoice(few, few)
-    gated = GroupedSchedule(columns=128, step=128, scales="block", gated=True, held=True)
-    return (
-        GroupedChoice(replace(gated, gated=False, paired=True), gated),
-        GroupedChoice(
-            replace(gated, groups=1, stages=8, gated=False, held=False), replace(gated, groups=1, stages=5)
-        ),
-    )
+MIXTURES: dict[str, tuple[tuple[int, Mixture], ...]] = {
+    SIXTEEN: ((128, Mixture(GroupedSchedule(columns=128, gated=True), GroupedSchedule(columns=256))),),
+    PROMOTED: (
+        (64, Mixture(replace(_BLOCKS, gated=True), GROUPED_FP8["block"])),
+        (16, Mixture(replace(_BLOCKS, groups=1, stages=5, gated=True), replace(_BLOCKS, groups=1, stages=8))),
+    ),
+}
+"""By kind, from how many rows an expert on, on average, which schedules were fastest. Where fewer are, the
+portable kernel was the faster one at one of the shapes at least."""
 
 
-GROUPED_FROM: dict[str, tuple[float, float]] = {}
-"""By kind, from how many rows a group on tiles of 64 rows are faster than the portable kernel, and from how many
-those of 128 are."""
-
-
-def grouped(kind: str, each: float) -> GroupedChoice | None:
-    """The schedules of products of groups of about `each` rows, or None where the portable kernel is faster."""
-    some, more = GROUPED_FROM.get(kind, (math.inf, math.inf))
-    if each < min(some, more):
-        return None
-    return grouped_candidates(kind)[0 if each >= more else 1]
+def mixture(kind: str, each: float) -> Mixture | None:
+    """The schedules of a mixture of about `each` rows an expert, or None where the portable kernel is faster."""
+    return next((schedules for least, schedules in MIXTURES[kind] if each >= least), None)

@@ -12,7 +12,7 @@ from .._common import cdiv
 from ..quantization.fp8_quant import fp8_quant
 from . import _grouped_hopper as hopper
 from . import _grouped_tiles as grouped_tiles
-from ._dispatch import SECTION, GroupedChoice
+from ._dispatch import SECTION, Mixture
 from ._routing import chosen, gathered, spread
 
 BLOCK = 128
@@ -32,12 +32,12 @@ def experts(
     scale_gate_up: torch.Tensor | None,
     scale_down: torch.Tensor | None,
     top_k: int,
-    choice: GroupedChoice,
+    schedules: Mixture,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `moe`, for weights that `takes` approves of."""
     M, F = x.shape[0], down.shape[2]
     choices = chosen(x, router, top_k)
-    tiles, starts = grouped_tiles.compact(choices.counts, choice.height, M * top_k)
+    tiles, starts = grouped_tiles.compact(choices.counts, schedules.height, M * top_k)
     rows = tiles.most * tiles.height
     scale = inner_scale = None
     if scale_gate_up is not None:
@@ -45,10 +45,10 @@ def experts(
         inner_scale = torch.empty(cdiv(F, BLOCK), rows, dtype=torch.float32, device=x.device).t()
     spread_x, spread_scale, places = spread(x, scale, choices, starts, rows)
     inner = torch.empty(rows, F, dtype=x.dtype, device=x.device)
-    gated = replace(choice.gated, quantized=inner_scale is not None)
+    gated = replace(schedules.gated, quantized=inner_scale is not None)
     hopper.multiply(
         spread_x, gate_up, inner, tiles, gated, SECTION, spread_scale, scale_gate_up, out_scale=inner_scale
     )
     parts = torch.empty(rows, down.shape[1], dtype=torch.bfloat16, device=x.device)
-    hopper.multiply(inner, down, parts, tiles, choice.plain, SECTION, inner_scale, scale_down)
+    hopper.multiply(inner, down, parts, tiles, schedules.plain, SECTION, inner_scale, scale_down)
     return gathered(parts, places, choices.shares), choices.experts

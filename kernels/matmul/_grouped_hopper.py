@@ -25,7 +25,7 @@ from triton.language.core import _aggregate as aggregate
 
 from .._common import cdiv, multiprocessors, on
 from .._hopper import TensorMap, launch, sectioned
-from .._pipeline import barriers, copy_out, cursor
+from .._pipeline import copy_out, cursor
 from ._grouped import LARGEST
 from ._grouped_tiles import TileList
 from ._matmul_hopper import (
@@ -166,11 +166,10 @@ def _write_quantized(acc, other, row, column, output, c: gl.constexpr, GROUP: gl
 
 @gluon.jit
 def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    ring, work, scales, a_group, b_group, output, turns, c: gl.constexpr, GROUP: gl.constexpr
+    ring, work, scales, a_group, b_group, output, c: gl.constexpr, GROUP: gl.constexpr
 ):
     """A consumer: its rows of every tile. Scales of groups lie `a_group` and `b_group` numbers apart."""
     at = cursor(0, c.stages)
-    turn = gl.to_tensor(1 - GROUP)
     tile = gl.program_id(0)
     group, row, column = work.find(tile, c)
     while tile < work.count():
@@ -183,8 +182,8 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
             scales.a_row, scales.a_step, scales.b_row, scales.b_step,
         )  # fmt: skip
         if c.promoted:
-            acc, other, at, turn = scaled_product(
-                ring, at, 0, work.steps, row, column, own, output.M, output.N, turns, turn, c, GROUP
+            acc, other, at = scaled_product(
+                ring, at, 0, work.steps, row, column, own, output.M, output.N, c, GROUP
             )
         else:
             acc, other, at = product(ring, at, work.steps, c, GROUP)
@@ -214,15 +213,14 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     ring = stages(a, b, c)
     BUFFERS: gl.constexpr = [GROUPS, 64, c.columns] if c.quantized else [2 * GROUPS, 64, WIDE]
     buffers = gl.allocate_shared_memory(out.dtype, BUFFERS, out_layout(out.dtype, BUFFERS))
-    turns = barriers(2, 1 if c.ordered else 0)
     work = Tiles(groups, rows, gl.load(total), (N + c.width - 1) // c.width, steps, section)
     scales = Scales(scale_a, scale_b, a_row, a_step, b_row, b_step)
     output = GroupOutput(out, buffers, M * 0, out_scale, out_row, out_step, M, N)
     gl.warp_specialize(
         [
             (_load, (a, b, ring, work, apart, N, c)),
-            (_compute, (ring, work, scales, a_group, b_group, output, turns, c, 0)),
-            (_compute, (ring, work, scales, a_group, b_group, output, turns, c, 1)),
+            (_compute, (ring, work, scales, a_group, b_group, output, c, 0)),
+            (_compute, (ring, work, scales, a_group, b_group, output, c, 1)),
         ][: GROUPS + 1],
         [4, 4][:GROUPS],
         [c.registers, c.registers][:GROUPS],

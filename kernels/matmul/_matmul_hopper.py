@@ -21,12 +21,9 @@ the order of K, by the one that finishes last. Nobody waits, and the result does
 
 FP8 products with a scale for each 128 steps of K add up 128 products in the matrix units, which keep about 14
 bits, and then scale and add that sum in fp32, as DeepGEMM does. A consumer with two sums, of 128 rows or of two
-pieces of B, does so one after the other, so that the other consumer's products run under its additions. Where the
-schedule is `ordered`, they take turns:
-
-=====  ====================================  ==================  ================================================
-turns  the other one's products are issued   1                   the one whose turn it is, before it issues its own
-=====  ====================================  ==================  ================================================
+pieces of B, does so one after the other, so that the other consumer's products run under its additions. Of two
+pieces it loads its rows of A to registers first, once for both; the matrix units would read them from shared
+memory once for each.
 """
 # Without `from __future__ import annotations`: aggregates read the types of their fields.
 
@@ -65,11 +62,10 @@ class Schedule:
 
     A tile has `groups` · `rows` rows and `width` columns of the output, a stage `step` of K. `gated`: B has the
     gate's columns and then as many of the other factor. `paired`: a tile has two pieces of B of `columns` side by
-    side. `held`: a consumer loads its rows of A to registers, once for both pieces; else the matrix units read
-    them from shared memory, once for each. `ordered`: two consumers issue their products in turn. `a_turned`,
-    `b_turned`: the operand lies in memory with K as its rows. `scales`: "" for none, "tensor", "row" (of A and of
-    B), or for each 128 steps of K "block" (1×128 of A, 128×128 of B), "group" (1×128 of both) or "tile" (128×128
-    of both). `shared`: some tiles are shared out by steps. `packed`: numbers of K that one element of A holds.
+    side. `a_turned`, `b_turned`: the operand lies in memory with K as its rows. `scales`: "" for none, "tensor",
+    "row" (of A and of B), or for each 128 steps of K "block" (1×128 of A, 128×128 of B), "group" (1×128 of both)
+    or "tile" (128×128 of both). `shared`: some tiles are shared out by steps. `packed`: numbers of K that one
+    element of A holds.
     """
 
     rows: int = 64
@@ -79,8 +75,6 @@ class Schedule:
     stages: int = 4
     gated: bool = False
     paired: bool = False
-    held: bool = False
-    ordered: bool = False
     a_turned: bool = False
     b_turned: bool = False
     scales: str = ""
@@ -368,24 +362,18 @@ def product(ring, at, count, c: gl.constexpr, GROUP: gl.constexpr):  # type: ign
 
 
 @gluon.jit
-def _part(a, b, zero, turns, turn, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """(A @ B.T of one step, whose turn it is next): in turn with the other consumer where the schedule says so."""
-    if c.ordered:
-        mbarrier.wait(turns.index(GROUP), turn)
-        turn = turn ^ 1
+def _part(a, b, zero):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """A @ B.T of one step."""
     part = warpgroup_mma(a, b, zero, use_acc=False, is_async=True)
-    if c.ordered:
-        mbarrier.arrive(turns.index(1 - GROUP), count=1)
-    part = warpgroup_mma_wait(0, deps=[part])
-    return part, turn
+    return warpgroup_mma_wait(0, deps=[part])
 
 
 @gluon.jit
 def scaled_product(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    ring, at, begin, end, row, column, scales, M, N, turns, turn, c: gl.constexpr, GROUP: gl.constexpr
+    ring, at, begin, end, row, column, scales, M, N, c: gl.constexpr, GROUP: gl.constexpr
 ):
-    """(sums, those of the lower 64 rows or of the second piece of B or the same, the next place, the next turn)
-    where each step has scales of its own: acc += (A @ B.T) · a_scale · b_scale. Scales are loaded one step ahead.
+    """(sums, those of the lower 64 rows or of the second piece of B or the same, the next place) where each step
+    has scales of its own: acc += (A @ B.T) · a_scale · b_scale. Scales are loaded one step ahead.
 
     A block's scale of B is the same for all threads. Of two pieces each thread loads its own nevertheless, from a
     place that the compiler cannot know to be the same: what it knew to be so it moved to uniform registers between
@@ -447,9 +435,9 @@ def scaled_product(  # type: ignore[no-untyped-def]  # Triton's types are its ow
         ring.wait(at)
         a, b = _operands(ring, at, c, GROUP, 0)
         upper = a.slice(0, 64, 0)
-        if c.held:
+        if c.pieces == 2:
             upper = upper.load(OPERAND)
-        part, turn = _part(upper, b, zero, turns, turn, c, GROUP)
+        part = _part(upper, b, zero)
         if not c.doubled:
             ring.release(at)
         if c.scales == GROUPED:
@@ -457,16 +445,16 @@ def scaled_product(  # type: ignore[no-untyped-def]  # Triton's types are its ow
         acc = acc + part * gl.expand_dims(upper_scale, 1)
         if c.doubled:
             if c.rows == 128:
-                part, turn = _part(a.slice(64, 64, 0), b, zero, turns, turn, c, GROUP)
+                part = _part(a.slice(64, 64, 0), b, zero)
             else:
                 _, b = _operands(ring, at, c, GROUP, 1)
-                part, turn = _part(upper, b, zero, turns, turn, c, GROUP)
+                part = _part(upper, b, zero)
             ring.release(at)
             if c.scales == GROUPED:
                 part = part * gl.expand_dims(each, 0)
             other = other + part * gl.expand_dims(other_scale, 1)
         at = at.advanced()
-    return acc, other, at, turn
+    return acc, other, at
 
 
 @gluon.jit
@@ -574,18 +562,17 @@ def write(acc, other, row, column, output, scales, c: gl.constexpr, GROUP: gl.co
 
 
 @gluon.jit
-def _compute(ring, work, scales, output, turns, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
+def _compute(ring, work, scales, output, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
     """A consumer: its rows of every tile."""
     at = cursor(0, c.stages)
-    turn = gl.to_tensor(1 - GROUP)
     position = gl.program_id(0) * 0
     while position < work.positions(c.shared):
         tile, begin, end = work.unit(position, c.shared)
         row, column = work.origin(tile, c)
         row += GROUP * c.rows
         if c.promoted:
-            acc, other, at, turn = scaled_product(
-                ring, at, begin, end, row, column, scales, output.M, output.N, turns, turn, c, GROUP
+            acc, other, at = scaled_product(
+                ring, at, begin, end, row, column, scales, output.M, output.N, c, GROUP
             )
         else:
             acc, other, at = product(ring, at, end - begin, c, GROUP)
@@ -613,7 +600,6 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     GROUPS: gl.constexpr = c.groups
     ring = stages(a, b, c)
     buffers = gl.allocate_shared_memory(out.dtype, [2 * GROUPS, 64, WIDE], out.layout)
-    turns = barriers(2, 1 if c.ordered else 0)
     work = Work(
         (M + c.groups * c.rows - 1) // (c.groups * c.rows), (N + c.width - 1) // c.width, steps, dealt, section
     )
@@ -622,9 +608,9 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     gl.warp_specialize(
         [
             (load, (a, b, ring, work, N, c)),
-            (_compute, (ring, work, scales, output, turns, c, 0)),
-            (_compute, (ring, work, scales, output, turns, c, 1)),
-            (_compute, (ring, work, scales, output, turns, c, 2)),
+            (_compute, (ring, work, scales, output, c, 0)),
+            (_compute, (ring, work, scales, output, c, 1)),
+            (_compute, (ring, work, scales, output, c, 2)),
         ][: GROUPS + 1],
         [4, 4, 4][:GROUPS],
         [c.registers, c.registers, c.registers][:GROUPS],

@@ -9,7 +9,7 @@ import torch
 from .._common import capability, cdiv, check, choice, needs_e4m3, operator
 from . import _grouped
 from . import _grouped_tiles as grouped_tiles
-from ._dispatch import FAST, PROMOTED, SECTION, grouped
+from ._dispatch import GROUPED_FP8, SECTION
 
 BLOCK = 128
 """Steps of K, and columns of b, that share a scale with recipe "block"."""
@@ -78,17 +78,15 @@ def _launch(
         return out.zero_()
     a, b = (x if x.stride(-1) == 1 else x.contiguous() for x in (a, b))
     groups = groups.contiguous()
-    # Of the rows that a masked group may have, few may be there: half is what is reckoned with.
-    each = _grouped.ALIGNED if a.dim() == 2 else a.shape[1] / 2
-    if capability(a.device)[0] == 9 and (fast := grouped(PROMOTED if recipe == "block" else FAST, each)):
+    if capability(a.device)[0] == 9 and (a.dim() == 2 or a.shape[1] >= _grouped.ALIGNED):
         from . import _grouped_hopper as hopper  # where Gluon may be missing, it is not needed
 
         if all(map(hopper.mapped, (a, b, out))):
-            schedule = replace(fast.plain, masked=a.dim() == 3)
+            schedule = replace(GROUPED_FP8[recipe], masked=a.dim() == 3)
             if a.dim() == 2:
-                tiles = grouped_tiles.contiguous(groups, fast.height)
+                tiles = grouped_tiles.contiguous(groups, _grouped.ALIGNED)
             else:
-                tiles = grouped_tiles.masked(groups, fast.height, a.shape[1])
+                tiles = grouped_tiles.masked(groups, _grouped.ALIGNED, a.shape[1])
             hopper.multiply(a, b, out, tiles, schedule, SECTION, scale_a, scale_b)
             return out
     if a.dim() == 2:

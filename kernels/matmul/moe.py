@@ -14,7 +14,7 @@ import torch
 from .._common import capability, cdiv, check, needs_e4m3, operator
 from ..quantization.fp8_quant import fp8_quant
 from . import _grouped
-from ._dispatch import PROMOTED, SIXTEEN, grouped
+from ._dispatch import PROMOTED, SIXTEEN, mixture
 from ._routing import chosen, combined, listed
 
 BLOCK = 128
@@ -94,11 +94,12 @@ def _launch(
         return out.zero_(), experts.zero_()
     x, router, gate_up, down = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, router, gate_up, down))
     eight = gate_up.dtype == torch.float8_e4m3fn
-    if capability(x.device)[0] == 9 and (choice := grouped(PROMOTED if eight else SIXTEEN, M * top_k / E)):
+    schedules = mixture(PROMOTED if eight else SIXTEEN, M * top_k / E)
+    if schedules is not None and capability(x.device)[0] == 9:
         from . import _experts_hopper as hopper  # where Gluon may be missing, it is not needed
 
         if hopper.takes(gate_up, down):
-            return hopper.experts(x, router, gate_up, down, scale_gate_up, scale_down, top_k, choice)
+            return hopper.experts(x, router, gate_up, down, scale_gate_up, scale_down, top_k, schedules)
     choices = chosen(x, router, top_k)
     experts, shares = choices.experts, choices.shares
     rows = listed(choices, _grouped.tile_rows(M * top_k / E))

@@ -73,8 +73,14 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
     "fp8_quant": tuple(
         {"M": 2048, "N": 4096, "granularity": x} for x in ("block", "tile", "column", "both", "tile_both")
     ),
-    "grouped_fp8_matmul": ({"E": 2, "M": 64, "N": 256, "K": 256, "layout": "masked", "recipe": "row"},),
-    "moe": ({"M": 64, "D": 256, "F": 256, "E": 4, "K": 2, "dtype": "e4m3"},),
+    "grouped_fp8_matmul": (
+        {"E": 2, "M": 64, "N": 256, "K": 256, "layout": "masked", "recipe": "row"},
+        {"E": 2, "M": 64, "N": 250, "K": 256, "layout": "masked", "recipe": "row"},
+    ),
+    "moe": (
+        *({"M": M, "D": 256, "F": 256, "E": 4, "K": 2, "dtype": "e4m3"} for M in (16, 64, 512)),
+        {"M": 512, "D": 256, "F": 256, "E": 4, "K": 2, "dtype": "bf16"},
+    ),
     "quantized_activation": ({"M": 64, "K": 20000}, {"M": 64, "K": 4096, "activation": "swiglu"}),
     "linear_attention": ({"B": 1, "S": 2048, "H": 2, "K": 256, "D": 256},),
     "rms_norm": ({"B": 1, "S": 256, "D": 5120}, {"B": 1, "S": 256, "D": 5001}, {"B": 1, "S": 256, "D": 1001}),

@@ -45,28 +45,26 @@ def test_candidates_fit(kind, gated):
         assert x.promoted == (kind in (dispatch.PROMOTED, dispatch.GROUPED) and not gated)
 
 
-@pytest.mark.parametrize("kind", [dispatch.SIXTEEN, dispatch.FAST, dispatch.PROMOTED])
-def test_candidates_of_groups_fit(kind):
-    """The same of both products of a mixture, whose tiles are as high; groups begin at multiples of 128 rows."""
-    for chosen in dispatch.grouped_candidates(kind):
-        assert 128 % chosen.height == 0
-        for x in (chosen.plain, chosen.gated):
-            assert x.groups * x.rows == chosen.height
-            size = 2 if x.step == 64 else 1
-            stage = (x.groups * x.rows + x.columns * x.pieces) * x.step * size
-            assert x.stages * (stage + 16) + 2 * x.groups * 64 * 64 * 2 + 1024 <= 227 << 10
-            assert x.rows * x.columns * x.pieces // 128 <= 128
-            assert x.promoted == (kind == dispatch.PROMOTED)
+def test_schedules_of_groups_fit():
+    """Groups begin at multiples of 128 rows; the two products of a mixture have tiles as high."""
+    schedules = [*dispatch.GROUPED_FP8.values()]
+    assert all(x.groups * x.rows == 128 for x in schedules)
+    for kind, some in dispatch.MIXTURES.items():
+        for _, chosen in some:
+            schedules += chosen.gated, chosen.plain
+            assert {x.groups * x.rows for x in (chosen.gated, chosen.plain)} == {chosen.height}
+            assert chosen.plain.promoted == chosen.gated.promoted == (kind == dispatch.PROMOTED)
+    for x in schedules:
+        size = 2 if x.step == 64 else 1
+        stage = (x.groups * x.rows + x.columns * x.pieces) * x.step * size
+        assert x.stages * (stage + 16) + 2 * x.groups * 64 * 64 * 2 + 1024 <= 227 << 10
+        assert x.rows * x.columns * x.pieces // 128 <= 128
 
 
-@given(st.sampled_from(KINDS), st.floats(0, 1e5))
-def test_groups_take_the_portable_kernel_where_nothing_else_is_known(kind, each):
-    chosen = dispatch.grouped(kind, each)
-    least = dispatch.GROUPED_FROM.get(kind)
-    if least is None or each < min(least):
-        assert chosen is None
-    else:
-        assert chosen.height == (128 if each >= least[1] else 64)
+@given(st.sampled_from([*dispatch.MIXTURES]), st.floats(0, 1e5))
+def test_a_mixture_takes_the_schedules_of_the_most_rows_that_it_has(kind, each):
+    fitting = [(least, x) for least, x in dispatch.MIXTURES[kind] if least <= each]
+    assert dispatch.mixture(kind, each) == (max(fitting, key=lambda x: x[0])[1] if fitting else None)
 
 
 def test_what_is_tuned_is_there():
@@ -91,6 +89,7 @@ def test_the_table_has_a_journal_and_is_made_of_it():
                 times.setdefault(at, {})[line["nth"], line["shared"], line["section"]] = line["us"]
     for at, chosen in dispatch.TUNED.items():
         assert times[at][chosen] < 1.02 * min(times[at].values()), at
+    assert (folder / dispatch.GROUPED_SOURCE).is_file()
 
 
 def test_the_plans_random_shapes_are_off_the_table():

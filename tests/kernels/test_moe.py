@@ -1,10 +1,7 @@
 """A feed-forward of experts: routing, products by expert, combination."""
 
-import math
-
 import pytest
 import torch
-from kernelmark.kernels.matmul import _dispatch as dispatch
 from kernelmark.kernels.matmul import _grouped_hopper
 from kernelmark.kernels.matmul import moe as module
 from kernelmark.kernels.matmul._routing import chosen, listed
@@ -40,9 +37,9 @@ def test_parts_of_larger_matrices(agrees):
     agrees("moe", {"M": 1, "D": 2880, "F": 24, "E": 2, "K": 1}, "bf16", change)
 
 
-@pytest.fixture(params=[(0, math.inf), (0, 0)], ids=["64", "128"])
-def on_hopper(monkeypatch, request):
-    """As on Hopper, by tiles of so many rows, whose products PyTorch computes. How often they were asked for."""
+@pytest.fixture
+def on_hopper(monkeypatch):
+    """As on Hopper, where PyTorch computes the products of groups: the schedules that were asked for."""
     asked = []
 
     def multiply(a, b, out, tiles, schedule, *rest, **scales):
@@ -52,23 +49,24 @@ def on_hopper(monkeypatch, request):
 
     monkeypatch.setattr(module, "capability", lambda device: (9, 0))
     monkeypatch.setattr(_grouped_hopper, "multiply", multiply)
-    monkeypatch.setattr(dispatch, "GROUPED_FROM", dict.fromkeys(dispatch.SOURCES, request.param))
     return asked
 
 
-@pytest.mark.parametrize("axes", [AXES | {"M": 150}, {"M": 9, "D": 160, "F": 144, "E": 9, "K": 3}])
-@pytest.mark.parametrize("dtype", ["bf16", "e4m3"])
-def test_agrees_on_hopper(agrees, on_hopper, axes, dtype):
+@pytest.mark.parametrize(("M", "dtype", "groups"), [(192, "bf16", 2), (96, "e4m3", 2), (30, "e4m3", 1)])
+def test_agrees_on_hopper(agrees, on_hopper, M, dtype, groups):
     """Tokens are copied to their experts' rows, with their scales, and each comes back from where it was."""
-    if dtype == "e4m3":
-        axes = axes | {"D": 160, "F": 144}
-    agrees("moe", axes, dtype, skew=3)
-    assert [x.gated for x in on_hopper] == [True, False]
+    agrees("moe", {"M": M, "D": 160, "F": 144, "E": 3, "K": 2}, dtype, skew=3)
+    assert [(x.gated, x.groups) for x in on_hopper] == [(True, groups), (False, groups)]
     assert on_hopper[0].quantized == (dtype == "e4m3")
 
 
 def test_what_cannot_be_mapped_takes_the_portable_kernel(agrees, on_hopper):
-    agrees("moe", AXES | {"F": 30}, "bf16")
+    agrees("moe", AXES | {"M": 192, "F": 30}, "bf16")
+    assert on_hopper == []
+
+
+def test_few_rows_take_the_portable_kernel(agrees, on_hopper):
+    agrees("moe", AXES | {"M": 100}, "bf16")
     assert on_hopper == []
 
 
