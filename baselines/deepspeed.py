@@ -158,7 +158,7 @@ def _launched() -> Iterator[None]:
 def configuration(
     stored: str, offload: bool, wide: bool, batch: int, accumulation: int, clip: float, adamw: Mapping[str, float]
 ) -> dict[str, Any]:
-    """What `ds_config.json` would say. `wide`: weights in fp32."""
+    """What its file of settings would say. `wide`: weights in fp32."""
     betas = (adamw["beta1"], adamw["beta2"])
     given = {"lr": adamw["lr"], "betas": betas, "eps": adamw["eps"], "weight_decay": adamw["weight_decay"]}
     narrow = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
