@@ -244,6 +244,14 @@ def build(chosen: Any, longest: int, weights: Iterable[tuple[str, Any]]) -> Any:
     return model
 
 
+def _as_it_is(x: Any) -> Any:
+    return x
+
+
+def _turned(x: Any) -> Any:
+    return x.t()
+
+
 class Training:
     """A model of its own class for `train`, attention by `sdpa`, with the loss that it computes itself."""
 
@@ -260,12 +268,13 @@ class Training:
         self._model = build(chosen, S, drawn).train()
         self._call = self._patch(self._family, self._model)
 
-    def parameters(self) -> dict[str, tuple[Any, bool]]:
-        """By our names, and whether each is stored transposed."""
-        own, found = dict(self._model.named_parameters()), {}
+    def parameters(self) -> dict[str, tuple[Any, Callable[[Any], Any]]]:
+        """By our names, each with what makes of it a view in our order."""
+        own = dict(self._model.named_parameters())
+        found: dict[str, tuple[Any, Callable[[Any], Any]]] = {}
         for name in self._names:
             theirs, turned = place(self._family, name)
-            found[name] = own[theirs], turned
+            found[name] = own[theirs], _turned if turned else _as_it_is
         return found
 
     def loss(self, tokens: Any, targets: Any) -> Any:

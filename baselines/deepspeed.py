@@ -1,9 +1,15 @@
-"""DeepSpeed: its fused Adam, and its Triton operators for Hugging Face models."""
+"""DeepSpeed: its fused Adam, its Triton operators for Hugging Face models, and its engine around one of them, with
+states on the device or on the host (ZeRO-Offload).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from . import _transformers_models
 from ._terms import Call, forcing
 
 REQUIRES = ("deepspeed",)
@@ -86,9 +92,112 @@ def adamw(case: Any) -> Call:
     return call
 
 
+class _Engine(_transformers_models.Training):
+    """`deepspeed.initialize` of a model of Transformers' own class, ZeRO stage 1, or 2 with states on the host.
+
+    `stored` by its configuration: moments, masters and sums of gradients in bf16 (`bf16_optimizer_states`), or in
+    fp32, as by default and always on the host.
+    """
+
+    def __init__(self, offload: bool) -> None:
+        super().__init__()
+        self.stored: tuple[str, ...] = ("master32",) if offload else ("plain", "master32")
+        self._offload = offload
+        self._engine: Any = None
+
+    def start(self, stored: str, batch: int, accumulation: int, clip: float, adamw: Mapping[str, float]) -> None:
+        """The engine of the model that was built last, in a group of one process."""
+        import deepspeed
+        import torch
+        from torch import distributed
+
+        if self._engine is not None:
+            self._engine.destroy()
+        device = next(self._model.parameters()).device
+        if not distributed.is_initialized():
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            store = distributed.HashStore()  # type: ignore[attr-defined]  # documented, and left out of `__all__`
+            distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+        self._wide = next(self._model.parameters()).dtype == torch.float32
+        if self._wide and stored != "plain":
+            raise NotImplementedError("weights in fp32 are their own masters")
+        config = configuration(stored, self._offload, self._wide, batch, accumulation, clip, adamw)
+        with _launched():
+            self._engine, *_ = deepspeed.initialize(model=self._model, config=config, dist_init_required=False)
+        self._call = self._engine
+
+    def backward(self, loss: Any) -> None:
+        """Gradients of a micro-batch, which the engine divides by their number."""
+        self._engine.backward(loss)
+
+    def update(self) -> None:
+        """Clips and updates after a step's last micro-batch."""
+        self._engine.step()
+
+    def gradient(self, parameter: Any) -> Any:
+        """Before clipping."""
+        from deepspeed.utils import safe_get_full_grad
+
+        return safe_get_full_grad(parameter)
+
+
+@contextlib.contextmanager
+def _launched() -> Iterator[None]:
+    """What its launcher sets, and its engine looks for when it begins."""
+    before = os.environ.get("LOCAL_RANK")
+    os.environ["LOCAL_RANK"] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["LOCAL_RANK"]
+        else:
+            os.environ["LOCAL_RANK"] = before
+
+
+def configuration(
+    stored: str, offload: bool, wide: bool, batch: int, accumulation: int, clip: float, adamw: Mapping[str, float]
+) -> dict[str, Any]:
+    """What its file of settings would say. `wide`: weights in fp32."""
+    betas = (adamw["beta1"], adamw["beta2"])
+    given = {"lr": adamw["lr"], "betas": betas, "eps": adamw["eps"], "weight_decay": adamw["weight_decay"]}
+    narrow = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    zero: dict[str, Any] = {"stage": 0 if wide else 1}
+    if offload:
+        zero = {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    return {
+        "train_micro_batch_size_per_gpu": batch,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": clip,
+        "bf16": {"enabled": not wide, **(narrow if stored == "plain" and not wide else {})},
+        "zero_optimization": zero,
+        "optimizer": {"type": "AdamW", "params": given},
+        "steps_per_print": 1 << 30,
+    }
+
+
+def train(case: Any) -> _Engine:
+    """Its engine, states on the device."""
+    return _engine(case, offload=False)
+
+
+def train_offload(case: Any) -> _Engine:
+    """The same with states and update on the host."""
+    return _engine(case, offload=True)
+
+
+def _engine(case: Any, offload: bool) -> _Engine:
+    if case.world > 1:
+        raise NotImplementedError(
+            "DeepSpeed's ranks are started by its own launcher; here it trains in one process"
+        )
+    return _Engine(offload)
+
+
 IMPLEMENTATIONS = {
     "adamw": {"deepspeed": adamw},
     "rms_norm": {"deepspeed": rms_norm},
     "rope": {"deepspeed": rope},
     "swiglu": {"deepspeed": swiglu},
+    "train": {"deepspeed_engine": train, "deepspeed_offload": train_offload},
 }

@@ -30,6 +30,7 @@ from ..registry.store.record import (
     Request,
     Status,
 )
+from . import worth
 from .catalog import Catalog, Implementation
 from .definition import Grid, Option
 from .measure.stopping import Sampling, TimerName
@@ -101,8 +102,8 @@ class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dt
 
 
 class Worths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A `[[worth]]` table of a plan file: a model's step by each of the `bases`, systems that need no file, with one
-    part exchanged at a time, and the same calls alone.
+    """A `[[worth]]` table of a plan file: a model's step by each of the `bases`, systems that need no file, with
+    one part exchanged at a time, and the same calls alone.
 
     `parts` and `implementations` narrow what is exchanged and what is put in; `nulls` exchanges each part with
     itself too.
@@ -454,20 +455,42 @@ def parse(text: str, name: str, catalog: Catalog, device: DeviceKind = "cuda") -
     limits = file.sampling, file.deadline_s
     made = Plan(name, _once(cases), file.replicates, caches, *limits, only, tuple(file.systems))
     made = replace(made, budget_s=file.budget_s, models=models, peers=_peers(file, catalog))
-    for table in file.worth:
-        made = _exchanged(made, table, catalog, device)
+    for asked in file.worth:
+        made = _exchanged(made, asked, catalog, device)
     return made
+
+
+def of_worth(
+    step: Case,
+    base: System,
+    catalog: Catalog,
+    device: DeviceKind,
+    parts: Sequence[str] = (),
+    implementations: Sequence[str] = (),
+    nulls: bool = False,
+) -> Plan:
+    """The plan of what the parts of one step are worth, by `worth.exchanged` of the same arguments."""
+    found = worth.exchanged(step, base, catalog, device, parts, implementations, nulls)
+    return Plan(
+        name="worth",
+        cases=found.cases,
+        replicates=worth.REPLICATES,
+        caches=("cold",),
+        sampling=worth.SAMPLING,
+        deadline_s=worth.DEADLINE_S,
+        only=found.only,
+        systems=found.systems,
+        exchanges=found.exchanges,
+    )
 
 
 def _exchanged(plan: Plan, table: Worths, catalog: Catalog, device: DeviceKind) -> Plan:
     """The plan, and what parts of a model's step are worth."""
-    from . import worth  # which makes plans of its own
-
     options = {**table.options, "model": table.model}
     step = catalog.definition("train").case(table.axes, table.dtype, "program", **options)
     for name in table.bases:
         base = worth.base_named(name, catalog)
-        one = worth.plan(step, base, catalog, device, table.parts, table.implementations, table.nulls)
+        one = worth.exchanged(step, base, catalog, device, table.parts, table.implementations, table.nulls)
         everything = {x.full_name for x in plan.cases} - plan.only.keys()
         both = {key: tuple(dict.fromkeys((*plan.only.get(key, ()), *names))) for key, names in one.only.items()}
         plan = replace(

@@ -45,10 +45,15 @@ Precision: TypeAlias = Literal[
     "float8_1x128",
     "parts_rowwise",
     "parts_1x128",
+    "te_tensorwise",
+    "te_delayed",
+    "te_1x128",
 ]
 """Of the products inside layers: the case's dtype; torchao's float8 training, E4M3 throughout or with gradients in
-E5M2; or the system's own `fp8_quant` and `fp8_matmul`, E4M3 with a scale a row (`parts_rowwise`), or for 128
-elements of a row and 128 × 128 of a weight (`parts_1x128`, as DeepSeek-V3 trains).
+E5M2; Transformer Engine's `Linear` with a scale a tensor, of the tensor itself or of those before it, or with
+block scales, for systems whose `base` it is, which run in its environment; or the system's own `fp8_quant` and
+`fp8_matmul`, E4M3 with a scale a row (`parts_rowwise`), or for 128 elements of a row and 128 × 128 of a weight
+(`parts_1x128`, as DeepSeek-V3 trains).
 """
 
 Recompute: TypeAlias = Literal[
@@ -316,13 +321,15 @@ def _untraced(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def linear(precision: Precision) -> Callable[..., Any]:
-    """`linear(x, weight, bias=None)` in one of the precisions. Raises `ImportError` where torchao is missing."""
+    """`linear(x, weight, bias=None)` in one of the precisions. Raises `ImportError` where a library is missing."""
     from torch.nn import functional
 
     if precision == "case":
         return functional.linear
     if precision == "float8_1x128":
         return _blockwise()
+    if precision.startswith("te_"):
+        return _transformer_engine(precision)
     from torchao.float8 import Float8LinearConfig
     from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
     from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
@@ -423,6 +430,36 @@ def _blockwise() -> Callable[..., Any]:
     def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
         out = fp8_blockwise_mm.apply(x, weight, 128, x.dtype, False)
         return out if bias is None else out + bias
+
+    return multiply
+
+
+RECIPES: Mapping[str, str] = {
+    "te_tensorwise": "Float8CurrentScaling",
+    "te_delayed": "DelayedScaling",
+    "te_1x128": "Float8BlockScaling",
+}
+"""Transformer Engine's, by precision."""
+
+
+def _transformer_engine(precision: Precision) -> Callable[..., Any]:
+    """Its `Linear`, one a weight, as each keeps what its recipe remembers of tensors before; weights are ours."""
+    import transformer_engine.pytorch as te
+    from torch.func import functional_call
+    from torch.utils.weak import WeakTensorKeyDictionary
+    from transformer_engine.common import recipe as recipes
+
+    recipe = getattr(recipes, RECIPES[precision])()
+    modules: Any = WeakTensorKeyDictionary()
+
+    def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
+        if weight not in modules:
+            N, K = weight.shape
+            # On meta: its own parameters are never used.
+            modules[weight] = te.Linear(K, N, bias=bias is not None, params_dtype=weight.dtype, device="meta")
+        own = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        with te.autocast(enabled=True, recipe=recipe):
+            return functional_call(modules[weight], own, (x,))
 
     return multiply
 

@@ -1,9 +1,9 @@
-"""Plan `worth`: one part of a base system exchanged at a time, and the same calls alone."""
+"""What plans on worth measure: one part of a base system exchanged at a time, and the same calls alone."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -12,10 +12,8 @@ from ..registry.store.record import EAGER, YARDSTICK, Case, DeviceKind, Exchange
 from .catalog import Catalog, Implementation
 from .definition import Option
 from .measure.stopping import Sampling
-from .model import Chosen, Part
-from .plan import Plan
+from .model import Chosen, Part, chosen
 from .system import OPTIMIZER, Assembly, System, builtin
-from .workloads._recipe import recipe
 
 COMPILED = "torch_compile"
 """The implementation that is PyTorch's own, compiled."""
@@ -34,7 +32,17 @@ def base_named(name: str, catalog: Catalog) -> System:
     return known[name]
 
 
-def plan(
+@dataclass(frozen=True)
+class Exchanges:
+    """What a plan has for it: the step and the isolated calls, and by case what it is for."""
+
+    cases: tuple[Case, ...]
+    only: Mapping[str, tuple[str, ...]]
+    systems: tuple[System, ...]
+    exchanges: tuple[Exchange, ...]
+
+
+def exchanged(
     step: Case,
     base: System,
     catalog: Catalog,
@@ -42,20 +50,22 @@ def plan(
     parts: Sequence[str] = (),
     implementations: Sequence[str] = (),
     nulls: bool = False,
-) -> Plan:
-    """The plan of a model's step.
+) -> Exchanges:
+    """One part of a model's step exchanged at a time.
 
     `nulls` exchanges each part with itself too, of which nothing may come.
 
     `parts` narrows what is exchanged, by the part's or the operator's name; `implementations` by what is put in,
     by name or provider. Raises `InputError` where nothing is left.
     """
-    chosen = recipe(step, catalog.models).chosen
-    every = sites_of(chosen, step)
+    model = chosen(catalog.models, str(step.options["model"]))
+    if (part_of := str(step.options["slice"])) != "whole":
+        model = model.first(int(part_of.removeprefix("first")))
+    every = sites_of(model, step)
     sites = [x for x in every if not parts or {x.name, x.operator} & set(parts)]
     if not sites:
         known = sorted({y for x in every for y in (x.name, x.operator)})
-        raise InputError(f"{chosen.name} has none of the parts {', '.join(parts)}. Known: {', '.join(known)}.")
+        raise InputError(f"{model.name} has none of the parts {', '.join(parts)}. Known: {', '.join(known)}.")
     assembly = Assembly(base, catalog)
     systems: list[System] = []
     exchanges: list[Exchange] = []
@@ -92,25 +102,20 @@ def plan(
                 )
             )
     if not exchanges:
-        raise InputError(f"nothing to exchange in {chosen.name}: no other implementation can run on {device}.")
-    return Plan(
-        name="worth",
+        raise InputError(f"nothing to exchange in {model.name}: no other implementation can run on {device}.")
+    return Exchanges(
         cases=(step, *cases.values()),
-        replicates=REPLICATES,
-        caches=("cold",),
-        sampling=SAMPLING,
-        deadline_s=DEADLINE_S,
         only={key: tuple(dict.fromkeys(names)) for key, names in only.items()},
         systems=tuple(systems),
         exchanges=tuple(exchanges),
     )
 
 
-def sites_of(chosen: Chosen, step: Case) -> tuple[Part, ...]:
+def sites_of(of: Chosen, step: Case) -> tuple[Part, ...]:
     """The parts of a model with the calls that a step makes of them, the optimizer among them."""
-    own = chosen.model.parts(chosen.configuration, step.axes["B"], step.axes["S"])
-    count = len(chosen.model.weights(chosen.configuration))
-    sizes = {"T": count, "D": chosen.configuration.width}
+    own = of.model.parts(of.configuration, step.axes["B"], step.axes["S"])
+    count = len(of.model.weights(of.configuration))
+    sizes = {"T": count, "D": of.configuration.width}
     update = Part(OPTIMIZER, "adamw", sizes, 1, {"sizes": "llama", "state": step.options["state"]})
     return (*(replace(x, calls=x.calls * step.axes.get("A", 1)) for x in own), update)
 

@@ -94,6 +94,13 @@ class Bought(msgspec.Struct, frozen=True):
     quality: Quality | None = None
 
 
+WHOLE: Mapping[str, Setting] = {
+    "deepspeed_engine": Setting("deepspeed"),
+    "deepspeed_offload": Setting("deepspeed", states="host_updated"),
+}
+"""Whole programs of which one is another with a technique, by name."""
+
+
 def settings(header: Header) -> Mapping[str, Setting]:
     """The systems that a run's plan names."""
     found = {}
@@ -116,7 +123,11 @@ def settings(header: Header) -> Mapping[str, Setting]:
 
 def setting(name: str, provider: str, named: Mapping[str, Setting]) -> Setting:
     """A system's, by its plan or, without one, by its name."""
-    return named.get(name) or Setting(provider, EXECUTIONS.get(name.removeprefix(f"{provider}_"), "eager"))
+    return (
+        named.get(name)
+        or WHOLE.get(name)
+        or Setting(provider, EXECUTIONS.get(name.removeprefix(f"{provider}_"), "eager"))
+    )
 
 
 def configuration(x: Setting, case: Record | Row) -> str:

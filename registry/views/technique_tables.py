@@ -30,6 +30,9 @@ PRECISIONS: Mapping[str, str] = {
     "float8_1x128": "FP8 1×128, torchao",
     "parts_rowwise": "FP8 a row, own kernels",
     "parts_1x128": "FP8 1×128, own kernels",
+    "te_tensorwise": "FP8 a tensor, Transformer Engine",
+    "te_delayed": "FP8 a tensor by those before, Transformer Engine",
+    "te_1x128": "FP8 1×128, Transformer Engine",
 }
 RECOMPUTED: Mapping[str, str] = {
     "every_layer": "every layer again",

@@ -67,6 +67,7 @@ def command_worth(
     from ...registry.views.table import show
     from ...registry.views.worth_table import worth_table
     from .. import worth
+    from ..plan import of_worth
     from .progress import progress
 
     home = Home(output)
@@ -82,7 +83,7 @@ def command_worth(
             options = {"model": model, "state": state, "slice": part_of}
             step = catalog.definition("train").case({"B": batch, "S": sequence}, dtype, "program", **options)
             base_system = worth.base_named(base, catalog)
-            made = worth.plan(step, base_system, catalog, here, parts, implementations, nulls)
+            made = of_worth(step, base_system, catalog, here, parts, implementations, nulls)
             made = made.but(replicates, None, None)
             run = supervisor.Run(
                 plan=made,

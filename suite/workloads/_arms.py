@@ -101,6 +101,9 @@ class ArmTrainer(PartsTrainer):
             "float8_1x128": "1x128",
             "parts_rowwise": "rowwise",
             "parts_1x128": "1x128",
+            "te_tensorwise": "tensorwise",
+            "te_delayed": "tensorwise",
+            "te_1x128": "1x128",
         }
         emulates = self.changes.products.removeprefix("e4m3_").removesuffix("_e5m2")
         kind = emulates or kinds.get(assembly.system.precision)

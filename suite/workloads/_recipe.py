@@ -36,8 +36,8 @@ AdamW's, or Muon's (`_muon`), which has one moment of the matrices of layers.
 """
 
 LARGEST_ANSWER = 8_500_000_000
-"""Parameters of the largest model whose answer is computed whole: weights, gradients and moments in fp32 are 16 bytes
-of each, and an update needs some more beside, of 141 GB.
+"""Parameters of the largest model whose answer is computed whole: weights, gradients and moments in fp32 are 16
+bytes of each, and an update needs some more beside, of 141 GB.
 """
 CHECKED_LAYERS = 2
 """Layers that systems of a larger one are checked with."""
@@ -112,7 +112,7 @@ class Recipe:
 
     @property
     def checked(self) -> Recipe:
-        """What systems are held to the answer of: the same with the first layers alone where the model is too large."""
+        """What systems are held to the answer of: where the model is too large, its first layers alone."""
         if self.parameters <= LARGEST_ANSWER:
             return self
         return replace(self, chosen=self.chosen.first(CHECKED_LAYERS))

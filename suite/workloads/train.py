@@ -34,7 +34,7 @@ from ._parallel import WAYS
 from ._recipe import HYPERPARAMETERS, STATES, Recipe, recipe
 from ._split import DIVIDED
 from ._trainer import PartsTrainer
-from ._whole import WholeTrainer
+from ._whole import EngineTrainer, WholeTrainer
 
 if TYPE_CHECKING:
     import torch
@@ -75,8 +75,8 @@ METRICS = (
     Metric(
         "epoch",
         "s",
-        about=f"Once through {EPOCH:,} tokens at this speed: as many as the corpus of `kernelmark corpus build` has "
-        "bytes to train on. On several GPUs together.",
+        about=f"Once through {EPOCH:,} tokens at this speed: as many as the corpus of `kernelmark corpus build` "
+        "has bytes to train on. On several GPUs together.",
     ),
     Metric(
         "mfu",
@@ -271,7 +271,7 @@ def prepare_slice(case: Case, session: Session) -> Prepared:
 
 
 def sliced(case: Case) -> bool:
-    """Whether systems of a case are checked with its model's first layers alone. Several GPUs hold what one does not."""
+    """Whether systems of a case are checked with its model's first layers alone: in one process."""
     r = read(case)
     return case.world == 1 and r.checked is not r
 
@@ -322,8 +322,11 @@ def step(case: Case, system: Trainer, session: Session) -> Callable[[], Any]:
 
 
 def stepping(r: Recipe, system: Any) -> Trainer:
-    """A system's trainer: itself, or the usual step of a model of its own class."""
-    return system if hasattr(system, "step") else WholeTrainer(r, system)
+    """A system's trainer: itself, an engine's, or the usual step of a model of its own class."""
+    if hasattr(system, "step"):
+        trainer: Trainer = system
+        return trainer
+    return EngineTrainer(r, system) if hasattr(system, "start") else WholeTrainer(r, system)
 
 
 class Program:
@@ -359,7 +362,9 @@ class Program:
         self.sliced = self.group.size == 1 and r.checked is not r
         """Whether it is checked with the model's first layers alone."""
         if self.sliced and not hasattr(trainer, "of"):
-            raise NotImplementedError("the model is too large to be checked whole, and this program takes no slice")
+            raise NotImplementedError(
+                "the model is too large to be checked whole, and this program takes no slice"
+            )
         self.first_ms = 0.0
         self.peaks = (0, 0)
         self.activations: int | None = None
@@ -420,8 +425,8 @@ class Program:
         self.errors["loss_apart"] = self.group.agreed(worst)
 
     def _check_slice(self) -> None:
-        """The system with the model's first layers alone: a random step, the first ones, and what these made of the
-        weights. Not within the timed window, but before it and after it.
+        """The system with the model's first layers alone: a random step, the first ones, and what these made of
+        the weights. Not within the timed window, but before it and after it.
         """
         r, device = self.recipe.checked, self.session.device
         trainer = self.trainer.of(r)  # type: ignore[attr-defined]

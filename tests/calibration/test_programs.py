@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from kernelmark.registry.detection import changepoints
+from kernelmark.suite import plan as plans
 from kernelmark.suite import worth
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure.workbench import Workbench
@@ -108,7 +109,7 @@ def test_delays_are_put_into_a_models_norms(monkeypatch):
     options = {"model": "gpt2-124m", "state": "plain", "slice": "whole"}
     step = catalog.definition("train").case({"B": 1, "S": 128}, "bf16", "program", **options)
     base = worth.base_named("torch_graph", catalog)
-    made = worth.plan(step, base, catalog, "cuda", ["norm"], ["planted"])
+    made = plans.of_worth(step, base, catalog, "cuda", ["norm"], ["planted"])
     assert {(x.implementation, x.calls) for x in made.exchanges} == {
         (f"planted_{us}", 25) for us in ("null", "50us", "200us", "1000us")
     }

@@ -128,7 +128,7 @@ def step(model: str = "llama-1.2b"):
 
 def test_a_plan_on_worth_exchanges_one_part_at_a_time() -> None:
     base = worth.base_named("torch_compile_blocks", CATALOG)
-    plan = worth.plan(step(), base, CATALOG, "cpu", parts=["attention", "optimizer"], nulls=True)
+    plan = plans.of_worth(step(), base, CATALOG, "cpu", parts=["attention", "optimizer"], nulls=True)
     assert {x.part for x in plan.exchanges} == {"attention", "optimizer"}
     by_system = {x.system: x for x in plan.exchanges}
     flash = by_system["torch_compile_blocks+attention.sdpa_flash"]
@@ -146,7 +146,7 @@ def test_a_plan_on_worth_exchanges_one_part_at_a_time() -> None:
 
 def test_in_a_graph_parts_are_not_compiled() -> None:
     base = worth.base_named("torch_graph", CATALOG)
-    plan = worth.plan(step(), base, CATALOG, "cpu", parts=["attention"], implementations=["sdpa_flash"])
+    plan = plans.of_worth(step(), base, CATALOG, "cpu", parts=["attention"], implementations=["sdpa_flash"])
     assert [x.instead for x in plan.exchanges] == ["torch"]
     assert "attention" in {x.operator for x in plan.cases}
 
@@ -197,8 +197,8 @@ def test_a_plan_without_the_step_has_no_exchange() -> None:
 def test_what_cannot_be_exchanged() -> None:
     base = worth.base_named("torch", CATALOG)
     with pytest.raises(InputError, match="none of the parts gelu"):
-        worth.plan(step(), base, CATALOG, "cpu", parts=["gelu"])
+        plans.of_worth(step(), base, CATALOG, "cpu", parts=["gelu"])
     with pytest.raises(InputError, match="nothing to exchange"):
-        worth.plan(step(), base, CATALOG, "cpu", implementations=["no_such"])
+        plans.of_worth(step(), base, CATALOG, "cpu", implementations=["no_such"])
     with pytest.raises(InputError, match="unknown system 'torhc'"):
         worth.base_named("torhc", CATALOG)

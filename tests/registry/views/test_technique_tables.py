@@ -177,3 +177,19 @@ def test_systems_without_a_plan_are_known_by_their_names() -> None:
     assert setting("kernelmark", "kernelmark", {}) == Setting("kernelmark")
     assert technique(setting("torch_graph", "torch", {})) == "CUDA graph by hand"
     assert not technique(setting("torch", "torch", {}))
+
+
+def test_an_engines_offloading_stands_beside_the_engine() -> None:
+    case = Case("train", "B4-S8192-x", {"B": 4}, PRECISION, "bf16", "program", "f0", 0, 0, None, "step")
+    found = [
+        *records(case, "torch", step(200.0, 20e9)),
+        *records(case, "deepspeed_engine", step(250.0, 20e9), provider="deepspeed"),
+        *records(case, "deepspeed_offload", step(1000.0, 8e9), provider="deepspeed"),
+    ]
+    journal = Journal(header("speed", train.METRICS), tuple(found))
+    (offload,) = [x for x in bought(journal, {}) if x.row.implementation == "deepspeed_offload"]
+    assert offload.alike is not None
+    assert offload.alike.implementation == "deepspeed_engine"
+    assert (offload.ratio and offload.ratio.value, offload.memory) == (0.25, 0.4)
+    assert technique(offload.setting) == "states and update on the host"
+    assert not offload.setting.same_numbers

@@ -256,3 +256,28 @@ def test_an_optimizers_step_is_one_thing() -> None:
 def test_a_command_line_that_cannot_be(arguments, said) -> None:
     result = CliRunner().invoke(command_capture, arguments)
     assert (result.exit_code, said in result.output) == (2, True), result.output
+
+
+def test_transformers_llama() -> None:
+    """Its own class, in training: every part that ours has is seen, as often as it is called."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
+    tokens = torch.zeros(2, 16, dtype=torch.long)
+    with Capture() as seen:
+        model(tokens, labels=tokens, use_cache=False).loss.backward()
+    found = {
+        (x.call.operator, dict(x.call.axes).get("D"), dict(x.call.options).get("mask")): x.count
+        for x in seen.calls()
+        if x.call.operator != "matmul"
+    }
+    assert found == {
+        ("rms_norm", 32, None): 5,
+        ("rope", 8, None): 2,
+        ("attention", 8, "causal"): 2,
+        ("swiglu", None, None): 2,
+        ("cross_entropy", None, None): 1,
+    }
+    products = [x for x in seen.calls() if x.call.operator == "matmul" and dict(x.call.options)["layout"] == "nt"]
+    assert sum(x.count for x in products) == 2 * 7 + 1

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
+import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from kernelmark.suite import system
 from kernelmark.suite.operators import fp8_matmul
 from kernelmark.suite.system import Assembly, Changes, System, by_blocks
 from kernelmark.suite.workloads import _expected as answer
@@ -321,3 +325,43 @@ def test_eight_bits_in_blocks_are_a_linear_layer():
         alone = by_blocks(quantize, product)(x, weight, weight[:, 0])
     assert torch.equal(alone, found[0])
     assert reads[3:] == [("block", (140, 200)), ("tile", (150, 200))], "no pass comes for more"
+
+
+def test_transformer_engines_products_are_of_our_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One `Linear` a weight, within its autocast by the recipe; a fake one, as there is none here."""
+    inside: list[str] = []
+    made: list[torch.nn.Module] = []
+
+    class Linear(torch.nn.Linear):
+        def __init__(self, K: int, N: int, bias: bool, params_dtype: torch.dtype, device: str) -> None:
+            super().__init__(K, N, bias=bias, dtype=params_dtype, device=device)
+            made.append(self)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert inside == ["Float8BlockScaling"]
+            return super().forward(x)
+
+    @contextlib.contextmanager
+    def autocast(enabled: bool, recipe: object) -> Iterator[None]:
+        assert enabled
+        inside.append(type(recipe).__name__)
+        yield
+        inside.clear()
+
+    te, pytorch = ModuleType("transformer_engine"), ModuleType("transformer_engine.pytorch")
+    common, recipe = ModuleType("transformer_engine.common"), ModuleType("transformer_engine.common.recipe")
+    recipe.Float8BlockScaling = type("Float8BlockScaling", (), {})  # type: ignore[attr-defined]  # modules take them
+    pytorch.Linear, pytorch.autocast = Linear, autocast  # type: ignore[attr-defined]
+    te.pytorch, te.common, common.recipe = pytorch, common, recipe  # type: ignore[attr-defined]
+    for module in (te, pytorch, common, recipe):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    linear = system.linear("te_1x128")
+    x, bias = torch.randn(3, 4, requires_grad=True), torch.randn(5, requires_grad=True)
+    weights = [torch.randn(5, 4, requires_grad=True) for _ in range(2)]
+    out = linear(x, weights[0], bias) + linear(x, weights[1]) + linear(x, weights[1])
+    wanted = torch.nn.functional.linear
+    torch.testing.assert_close(out, wanted(x, weights[0], bias) + 2 * wanted(x, weights[1]))
+    out.sum().backward()
+    assert len(made) == 2
+    assert all(y.grad is not None for y in (x, bias, *weights))
+    assert all(p.is_meta for module in made for p in module.parameters())

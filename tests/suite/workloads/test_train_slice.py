@@ -1,4 +1,4 @@
-"""A model that is too large for an answer in fp32: its systems are checked with its first layers, before and after."""
+"""Models too large for an answer in fp32: systems are checked with their first layers, before and after."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def test_a_right_system_is_labelled(here: Any) -> None:
     assert found.remarks == ("checked with 1 of its 2 layers",)
     assert found.samples["gradient_error"][0] < 1e-4
     assert found.samples["change_error"][0] < 1e-2
-    assert set(here.prepared.expected.changed) < set(train.read(here.case).chosen.model.weights(_configuration(here)))
+    assert set(here.prepared.expected.changed) < set(
+        train.read(here.case).chosen.model.weights(_configuration(here))
+    )
 
 
 def test_a_whole_program_is_checked_too(here: Any) -> None:
@@ -93,8 +95,10 @@ def test_which_models_are_checked_in_part(model: str, part: str, expected: bool)
 
 def test_only_rows_of_large_models_are_known_by_the_slice() -> None:
     small, large = (train.WORKLOAD.computes(_case(x, "whole")) for x in ("llama-3.1-8b", "llama-2-13b"))
-    assert train.prepare in small and train.prepare_slice not in small
-    assert train.prepare_slice in large and train.prepare not in large
+    assert train.prepare in small
+    assert train.prepare_slice not in small
+    assert train.prepare_slice in large
+    assert train.prepare not in large
 
 
 def test_an_epoch_is_of_the_corpus(here: Any) -> None:
