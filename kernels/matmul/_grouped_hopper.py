@@ -1,16 +1,25 @@
 """Products of groups of rows for Hopper, each with a weight of its own, in Gluon: out = A · B[group]ᵀ.
 
-The warp groups, the ring, the barriers, the products and what writes them are those of `_matmul_hopper.py`. What
-differs is where a tile lies: a list made on the device (`_grouped_tiles.py`) says its group and its first row, and
-how many tiles there are, so that the host knows neither. Programs take tiles one after the other, as far apart as
-there are programs. A consumer reads where its next tile lies while it computes this one; the producer is ahead.
+The warp groups, the ring, the products and what writes them are those of `_matmul_hopper.py`, and so are the
+barriers of a stage:
+
+| barrier | one for | arrives | arrivals | waits, and the phase it starts at |
+|---|---|---|---|---|
+| `full` | each stage | the producer's copies of A and of B | 1, bytes | each consumer, 0 |
+| `empty` | each stage | each consumer, its products with the stage done | groups | producer, 1 |
+
+What differs is where a tile lies: a list made on the device (`_grouped_tiles.py`) says its group and its first
+row, and how many tiles there are, so that the host knows neither. Programs take tiles one after the other, as far
+apart as there are programs. A consumer reads where its next tile lies while it computes this one; the producer is
+ahead.
 
 A tile may have rows beyond its group's. They are not another group's: groups of rows that follow each other begin
 at multiples of a tile's rows, and a masked group's memory ends where the output's tensor map does. So such rows
 may be loaded and written, with any numbers. Where a weight has no more columns a tile loads the next weight's;
 what comes of them is beyond the output's columns, which the tensor map leaves alone.
 
-The gated product can quantize its result: a tile has 128 columns of it, which share a scale.
+The gated product can quantize its result: a tile has 128 columns of it, which share a scale; scales of a column of
+tiles lie together.
 """
 # Without `from __future__ import annotations`, as in `_matmul_hopper.py`.
 
@@ -93,26 +102,22 @@ class Tiles:
 @aggregate
 class GroupOutput:
     """Where results go: the output's map (groups with memory of their own, rows, columns) and buffers, the group's
-    number there, the output's size, and scales that lie `row` and `step` numbers apart.
+    number there, scales, and the output's size.
     """
 
     tiles: tma.tensor_descriptor
     buffers: gl.shared_memory_descriptor
     shelf: gl.tensor
     scales: gl.tensor
-    row: gl.tensor
-    step: gl.tensor
     M: gl.tensor
     N: gl.tensor
 
     @gluon.constexpr_function
-    def __init__(self, tiles, buffers, shelf, scales, row, step, M, N):  # type: ignore[no-untyped-def]  # as above
+    def __init__(self, tiles, buffers, shelf, scales, M, N):  # type: ignore[no-untyped-def]  # as above
         self.tiles = tiles
         self.buffers = buffers
         self.shelf = shelf
         self.scales = scales
-        self.row = row
-        self.step = step
         self.M = M
         self.N = N
 
@@ -120,7 +125,7 @@ class GroupOutput:
     def of(self, group, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
         """The same for a group's rows."""
         shelf = group if c.masked else group * 0
-        return GroupOutput(self.tiles, self.buffers, shelf, self.scales, self.row, self.step, self.M, self.N)
+        return GroupOutput(self.tiles, self.buffers, shelf, self.scales, self.M, self.N)
 
     @gluon.jit
     def send(self, row, column, buffer):  # type: ignore[no-untyped-def]  # Triton's types are its own
@@ -129,10 +134,9 @@ class GroupOutput:
 
 
 @gluon.jit
-def _load(a, b, ring, work, apart, N, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """The producer: tiles of A and of the groups' B, step by step, tile by tile. Masked groups' rows of A lie
-    `apart` rows apart.
-    """
+def _load(a, b, ring, work, M, N, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """The producer: tiles of A and of the groups' B, step by step, tile by tile. A masked group has M rows."""
+    apart = M if c.masked else 0
     at = cursor(1, c.stages)
     pieces_apart = c.columns if c.paired else N
     b_rows = 2 * N if c.gated else N
@@ -154,7 +158,7 @@ def _write_quantized(acc, other, row, column, output, c: gl.constexpr, GROUP: gl
     y = acc * other / (1.0 + gl.exp2(acc * -1.4426950408889634))
     y = gl.where(gl.expand_dims(columns < output.N, 0), y, 0.0)
     largest = gl.maximum(gl.max(gl.maximum(y, -y), 1), 1e-30)
-    to = output.scales + rows * output.row + column // COLUMNS * output.step
+    to = output.scales + column // COLUMNS * output.M + rows
     gl.store(to, largest / TOP, rows < output.M)
     y = y * gl.expand_dims(TOP / largest, 1)
     buffer = output.buffers.index(GROUP)
@@ -199,14 +203,13 @@ def _compute(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 @gluon.jit(
     do_not_specialize=[
-        "M", "N", "steps", "section", "apart", "a_group", "a_row", "a_step", "b_group", "b_row", "b_step",
-        "out_row", "out_step",
+        "M", "N", "steps", "section", "a_group", "a_row", "a_step", "b_group", "b_row", "b_step",
     ],
     do_not_specialize_on_alignment=["scale_a", "scale_b", "out_scale", "groups", "rows", "total"],
 )  # fmt: skip
 def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    a, b, out, scale_a, scale_b, out_scale, groups, rows, total, M, N, steps, section, apart,
-    a_group, a_row, a_step, b_group, b_row, b_step, out_row, out_step, c: gl.constexpr,
+    a, b, out, scale_a, scale_b, out_scale, groups, rows, total, M, N, steps, section,
+    a_group, a_row, a_step, b_group, b_row, b_step, c: gl.constexpr,
 ):  # fmt: skip
     """Buffers and barriers, then the warp groups. out is (groups with memory of their own or 1, M, N)."""
     GROUPS: gl.constexpr = c.groups
@@ -215,10 +218,10 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     buffers = gl.allocate_shared_memory(out.dtype, BUFFERS, out_layout(out.dtype, BUFFERS))
     work = Tiles(groups, rows, gl.load(total), (N + c.width - 1) // c.width, steps, section)
     scales = Scales(scale_a, scale_b, a_row, a_step, b_row, b_step)
-    output = GroupOutput(out, buffers, M * 0, out_scale, out_row, out_step, M, N)
+    output = GroupOutput(out, buffers, M * 0, out_scale, M, N)
     gl.warp_specialize(
         [
-            (_load, (a, b, ring, work, apart, N, c)),
+            (_load, (a, b, ring, work, M, N, c)),
             (_compute, (ring, work, scales, a_group, b_group, output, c, 0)),
             (_compute, (ring, work, scales, a_group, b_group, output, c, 1)),
         ][: GROUPS + 1],
@@ -266,8 +269,8 @@ def multiply(
     out_scale: torch.Tensor | None = None,
 ) -> None:
     """out (T, N) = a (T, K) · b (E, N, K)ᵀ by groups, with `schedule.gated` b (E, 2N, K), `masked`: out (E, M, N)
-    of a (E, M, K), of the rows that the tiles have. Scales are as in `_grouped.multiply`. For tensors that are
-    `mapped` and tiles as high as the schedule's.
+    of a (E, M, K), of the rows that the tiles have. Scales are as in `_grouped.multiply`, those of out column by
+    column. For tensors that are `mapped` and tiles as high as the schedule's.
     """
     K, M, N = a.shape[-1], *out.shape[-2:]
     programs = min(multiprocessors(a), tiles.most * cdiv(N, schedule.width))
@@ -282,8 +285,7 @@ def multiply(
             _tiles(a, schedule.rows, schedule.step), _tiles(b, schedule.columns, schedule.step), target,
             *(out if x is None else x for x in (scale_a, scale_b, out_scale)),
             tiles.groups, tiles.rows, tiles.total,
-            M, N, cdiv(K, schedule.step), section, M if schedule.masked else 0,
-            *_strides(scale_a), *_strides(scale_b), *_strides(out_scale)[1:], schedule,
+            M, N, cdiv(K, schedule.step), section, *_strides(scale_a), *_strides(scale_b), schedule,
         )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ OF_HOPPER = {
     "attention_sparse": ("_attention_sparse",),
     "selective_scan": ("_selective_scan",),
     "matmul": ("_matmul", "_weights"),
-    "moe": ("_grouped",),
+    "moe": ("_grouped", "_matmul", "_sparse24"),
 }
 """What the modules for Hopper are called, by the first operator of those that are compiled together."""
 E4M3 = "fp8_matmul", "fp8_quant", "mx_quant", "quantized_activation", "quantized_linear", "grouped_fp8_matmul"
