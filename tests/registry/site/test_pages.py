@@ -144,6 +144,7 @@ def test_links_that_the_script_makes_lead_somewhere(site: Site, pages: dict[str,
         for line in (x for chart in page["charts"] for x in chart):
             for run, place in zip(line["runs"], line["places"], strict=True):
                 assert f"row-{place}" in pages[f"run/{page['runs'][run]['file']}.html"].ids
+                assert page["runs"][run]["each"] == 0, "all rows stand on the run's first page"
     sources = json.loads(pages["compare.html"].data)["sources"]
     assert len(sources) == 9 + 1 + 1
     for x in sources:
@@ -245,7 +246,7 @@ def test_scaling_names_its_kind_and_the_time_of_one(literal: Any) -> None:
     )
     found = facts(journal)
     measured = [(run_of(journal, found), x) for x in found]
-    text = Pages("Kernels", "today", None).scaling(
+    (text,) = Pages("Kernels", "today", None).scaling(
         scaling(measured), {"rms_norm": {"forward": (), "forward_backward-2": ()}}
     )
     page = Page(text)
