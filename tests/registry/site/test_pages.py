@@ -419,6 +419,23 @@ def test_rows_beside_the_pages_are_whole_whatever_was_there(
             assert (tmp_path / "grown" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
+@pytest.mark.parametrize("chunk", [1, 5, 1000])
+def test_a_column_goes_behind_texts_that_have_quotes_and_line_ends(
+    chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports, "CHUNK", chunk)
+    path = tmp_path / "rows.csv"
+    before = {"text": ["two\nlines", 'a "quote"\n', "plain"], "value, ms": [1.5, None, 2.5]}
+    size = exports.write_csv(before, path)
+    with open(path, "a") as file:
+        file.write("what a build wrote that was killed")
+    after = before | {"energy J": [None] * 3, 'a "new" one': [None] * 3}
+    assert exports.widen(path, size, after, 2) == path.stat().st_size
+    whole = tmp_path / "whole.csv"
+    exports.write_csv(after, whole)
+    assert path.read_bytes() == whole.read_bytes()
+
+
 def test_a_verification_that_comes_later_is_told_on_all_pages(
     make_run: MakeRun, written: Written, tmp_path: Path
 ) -> None:
