@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 DASH = "–"
+ABBREVIATIONS = ("ttft", "tpot", "itl", "slo", "mfu")
+"""Words that are written in capitals."""
 
 
 def ratio(value: float | None) -> str:
@@ -110,6 +112,13 @@ def seconds(value: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def titled(name: str) -> str:
+    """A metric's name as a heading: `ttft` is TTFT, `peak_memory` is Peak memory."""
+    words = [x.upper() if x in ABBREVIATIONS else x for x in name.replace("_", " ").split()]
+    text = " ".join(words)
+    return text[:1].upper() + text[1:]
 
 
 def counted(count: int, what: str) -> str:

@@ -61,7 +61,7 @@ def at_step(base: BySeed, arm: BySeed, rule: Equivalence) -> Equivalent:
     if len(both) >= SEEDS:
         return found
     more = max(SEEDS - len(both), found.needed or 0)
-    told = f"; so far {found.reason.partition(',')[0]}" if found.change is not None else ""
+    told = f"; so far {found.reason.partition('], ')[0]}]" if found.change is not None else ""
     reason = f"{len(both)} of at least {SEEDS} seeds, {more} more needed{told}"
     return msgspec.structs.replace(found, kind="inconclusive", reason=reason, needed=more)
 

@@ -26,6 +26,7 @@ from .coverage import Expected, coverage
 from .facts import Fact, Run, facts, file_name, run_of
 from .ledger import EXPORTED, Ledger
 from .pages import Pages
+from .paging import numbered
 from .repetition import repetitions, replaced
 from .scaling import scaling
 from .servers import served
@@ -170,7 +171,7 @@ class _Site:
                 # First the files: a journal that is counted as read is not looked at again, even by the build
                 # after one that was killed.
                 pages.built = figures.moment(run.created)
-                self._write(f"run/{run.file}.html", pages.run(journal, run, found))
+                self._write_all(f"run/{run.file}", pages.run(journal, run, found))
                 if self.settings.journals == COPIED:
                     copy = raw if path.suffix == ".gz" else gzip.compress(raw, mtime=0)
                     digests.add(hashlib.sha256(copy).hexdigest())
@@ -225,18 +226,17 @@ class _Site:
                 sizes[operator] = parts(over)
                 for part in sizes[operator]:
                     self._write(page_of(operator, part), pages.sizes(operator, part, sizes[operator]))
-            page = pages.operator(operator, standing, lines[operator], runs, over, sizes.get(operator, {}))
-            self._write(f"operator/{file_name(operator)}.html", page)
+            texts = pages.operator(operator, standing, lines[operator], runs, over, sizes.get(operator, {}))
+            self._write_all(f"operator/{file_name(operator)}", texts)
         events = feeds.events(x for found in lines.values() for x in found)
-        self._write("index.html", pages.overview(runs, self.built.rows, by_device, expected, lines, events))
-        self._write("runs.html", pages.runs(runs))
-        self._write("scaling.html", pages.scaling(scaling(measured), sizes))
-        self._write(
-            "serving.html", pages.serving(served(by_operator.get(serving.OPERATOR, ()), self._spreads(runs)))
-        )
+        self._write_all("index", pages.overview(runs, self.built.rows, by_device, expected, lines, events))
+        self._write_all("runs", pages.runs(runs))
+        self._write_all("scaling", pages.scaling(scaling(measured), sizes))
+        servers = served(by_operator.get(serving.OPERATOR, ()), self._spreads(runs))
+        self._write_all("serving", pages.serving(servers))
         kinds = {x.device: x.kind for x in runs}
         covered = {x: coverage(x, kinds[x], measured, expected) for x in by_device}
-        self._write("coverage.html", pages.coverage(covered, bool(expected)))
+        self._write_all("coverage", pages.coverage(covered, bool(expected)))
         self._comparisons(pages, runs, measured)
         self._beside(pages, runs, feeds.regressions(events))
 
@@ -283,6 +283,15 @@ class _Site:
         self._write("regressions.json", feeds.json_feed(worse, self.settings.title, address))
         for name, path in ASSETS.items():
             self._write(f"assets/{name}", path.read_bytes())
+
+    def _write_all(self, name: str, texts: Sequence[str]) -> None:
+        """Writes what stands on several pages, and takes away what stood on more of them."""
+        for number, text in enumerate(texts, 1):
+            self._write(f"{numbered(name, number)}.html", text)
+        more = len(texts) + 1
+        while (path := self.output / f"{numbered(name, more)}.html").exists():
+            path.unlink()
+            more += 1
 
     def _write(self, name: str, text: str | bytes) -> None:
         """Writes a file of the site, unless it holds that already: what did not change keeps its time."""

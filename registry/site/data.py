@@ -37,8 +37,10 @@ def inlined(value: Any) -> str:
     return text
 
 
-def charts(lines: Sequence[Sequence[Line]], runs: Sequence[Run]) -> dict[str, Any]:
-    """The series of a page: `lines` holds those of each of its charts, `runs` are in order."""
+def charts(lines: Sequence[Sequence[Line]], runs: Sequence[Run], first: int = 0) -> dict[str, Any]:
+    """The series of a page: `lines` holds those of each of its charts, the first of which has the number `first`;
+    `runs` are in order.
+    """
     used = {run.name for chart in lines for line in chart for run, _ in line.points}
     shown = [x for x in runs if x.name in used]
     places = {x.name: i for i, x in enumerate(shown)}
@@ -46,9 +48,10 @@ def charts(lines: Sequence[Sequence[Line]], runs: Sequence[Run]) -> dict[str, An
     return {
         "runs": [
             {"file": x.file, "name": x.name, "created": x.created[:16].replace("T", " "), "commit": x.short}
-            | {"plan": x.plan, "dirty": x.dirty}
+            | {"plan": x.plan, "dirty": x.dirty, "each": x.rows_a_page}
             for x in shown
         ],
+        "first": first,
         "charts": [[_line(line, places, strings) for line in chart] for chart in lines],
         "strings": strings.all(),
     }
@@ -99,7 +102,9 @@ def values(measured: Iterable[Measured]) -> str:
             runs[run.name] = run
     strings, order = Strings(), list(runs)
     rows = [_value(run, fact, strings, order.index(run.name)) for run, fact in newest.values()]
-    about = [{"file": x.file, "name": x.name, "conditions": x.conditions} for x in runs.values()]
+    about = [
+        {"file": x.file, "name": x.name, "each": x.rows_a_page, "conditions": x.conditions} for x in runs.values()
+    ]
     return f"kernelmark.take({inlined({'strings': strings.all(), 'runs': about, 'rows': rows})});\n"
 
 

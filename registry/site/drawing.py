@@ -70,12 +70,13 @@ def ratio(fact: Fact) -> str:
 
 def strip(facts: Sequence[Fact], mean: float | None, width: int = 220, height: int = 22) -> str:
     """All cases' speedups as dots on the axis of `ratio`, and their geometric mean as a bar."""
-    dots: dict[str, list[str]] = {"": [], "good": [], "bad": []}
+    # Each place once: where thousands are, they hide one another.
+    dots: dict[str, dict[str, None]] = {"": {}, "good": {}, "bad": {}}
     for fact in facts:
         kind = _KINDS.get(fact.outcome, "")
         # Dots of one place are spread downwards, by the row's place in the run: the same at each build.
         y = height / 2 + (fact.place % 5 - 2) * 2.2
-        dots[kind].append(f"M{_ratio_place(fact.speedup or 1, width):.1f} {y:.1f}h0")
+        dots[kind][f"M{_ratio_place(fact.speedup or 1, width):.0f} {y:.1f}h0"] = None
     paths = "".join(f"<path class='{kind}' d='{''.join(found)}'/>" for kind, found in dots.items() if found)
     bar = f"<path class='mean' d='M{_ratio_place(mean, width):.1f} 1V{height - 1}'/>" if mean else ""
     told = f"{len(facts)} cases, geometric mean {figures.ratio(mean)}; from ¼× to 4×"

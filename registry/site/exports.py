@@ -20,6 +20,9 @@ from .timeline import Measured
 DANGEROUS = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet takes for a formula at the beginning of a text."""
 
+CHUNK = 1 << 24
+"""Bytes of `rows.csv` that are rewritten at a time."""
+
 Table = Mapping[str, Sequence[Any]]
 Metrics = dict[str, tuple[str, str]]
 """Metrics that have a column: name and unit by heading."""
@@ -39,27 +42,24 @@ class Exported(msgspec.Struct, frozen=True):
 def export(
     folder: Path, known: Exported | None, after: Callable[[int], Iterable[Numbered]]
 ) -> tuple[Exported, bool]:
-    """Puts rows behind those that are there, or writes all where there are none or a new metric takes a column.
+    """Puts rows behind those that are there, or writes all where there are none. A new metric takes a column
+    behind the others, which is empty in the rows before.
 
     `after` gives the rows after a place. Returns what is there now, and whether `rows.parquet` is.
     """
     csv_path, parquet_path = folder / "rows.csv", folder / "rows.parquet"
-    if known is not None and _there(csv_path, parquet_path, known):
-        new = list(after(known.last))
-        if _metrics(new).items() <= known.metrics.items():
-            if not new:
-                return known, parquet_path.exists()
-            columns = table([x for _, x in new], known.metrics)
-            size = write_csv(columns, csv_path, known.size)
-            rows = known.rows + len(new)
-            return Exported(rows, new[-1][0], size, known.metrics), write_parquet(
-                columns, parquet_path, append=True
-            )
-    every = list(after(0))
-    metrics = _metrics(every)
-    columns = table([x for _, x in every], metrics)
-    size = write_csv(columns, csv_path)
-    return Exported(len(every), every[-1][0], size, metrics), write_parquet(columns, parquet_path)
+    begun = known if known is not None and _there(csv_path, parquet_path, known) else Exported(0, 0, 0, {})
+    new = list(after(begun.last))
+    if not new:
+        return begun, parquet_path.exists()
+    metrics = begun.metrics | _metrics(new)
+    columns = table([x for _, x in new], metrics)
+    size = begun.size
+    if size and len(metrics) > len(begun.metrics):
+        size = widen(csv_path, size, columns, len(metrics) - len(begun.metrics))
+    size = write_csv(columns, csv_path, size)
+    exported = Exported(begun.rows + len(new), new[-1][0], size, metrics)
+    return exported, write_parquet(columns, parquet_path, append=begun.rows > 0)
 
 
 def _there(csv_path: Path, parquet_path: Path, known: Exported) -> bool:
@@ -122,7 +122,7 @@ def table(measured: Sequence[Measured], metrics: Metrics) -> Table:
         "lines": [" ".join(map(str, x.lines)) for _, x in measured],
     }
     nothing = (None, None, None, None)
-    for heading, (name, unit) in sorted(metrics.items()):
+    for heading, (name, unit) in metrics.items():
         found = [x.metrics.get(name, nothing) for _, x in measured]
         out[heading] = [x[0] if x[3] == unit else None for x in found]
     return out
@@ -143,6 +143,34 @@ def write_csv(columns: Table, path: Path, size: int = 0) -> int:
     return path.stat().st_size
 
 
+def widen(path: Path, size: int, columns: Table, count: int) -> int:
+    """Gives the rows in the first `size` bytes of `rows.csv` so many empty columns more, under the headings of
+    `columns`. Returns how many bytes the file has.
+    """
+    whole, headings = path.with_suffix(".new"), list(columns)
+    before = len(_line(headings[:-count]))
+    with open(path, "rb") as old, open(whole, "wb") as new:
+        new.write(_line(headings))
+        old.seek(before)
+        left, quoted = size - before, False
+        while left and (chunk := old.read(min(left, CHUNK))):
+            left -= len(chunk)
+            # Between an odd quote and the next one a line's end is part of a text.
+            parts = chunk.split(b'"')
+            for i, part in enumerate(parts):
+                quoted ^= i > 0
+                parts[i] = part if quoted else part.replace(b"\n", b"," * count + b"\n")
+            new.write(b'"'.join(parts))
+    os.replace(whole, path)
+    return path.stat().st_size
+
+
+def _line(texts: Sequence[str]) -> bytes:
+    line = io.StringIO(newline="")
+    csv.writer(line, lineterminator="\n").writerow(texts)
+    return line.getvalue().encode(errors="replace")
+
+
 def _harmless(values: Sequence[Any]) -> Sequence[Any]:
     """A column's texts; few are distinct, so each is looked at once."""
     texts = {x for x in values if isinstance(x, str)}
@@ -152,7 +180,7 @@ def _harmless(values: Sequence[Any]) -> Sequence[Any]:
 
 def write_parquet(columns: Table, path: Path, append: bool = False) -> bool:
     """Writes `rows.parquet`, with what it holds already before the columns or without; False where pyarrow is not
-    installed. Texts are dictionaries, as few are distinct.
+    installed. Texts are dictionaries, as few are distinct. A column that it lacks is empty in what it holds.
     """
     try:
         import pyarrow
@@ -162,10 +190,12 @@ def write_parquet(columns: Table, path: Path, append: bool = False) -> bool:
     before = parquet.ParquetFile(path).read() if append else None  # read_table imports pandas
     arrays = []
     for name, found in columns.items():
-        kind = before.schema.field(name).type if before else _type(found, pyarrow)
+        if before is not None and name not in before.column_names:
+            before = before.append_column(name, pyarrow.nulls(len(before), _type(found, pyarrow)))
+        kind = _type(found, pyarrow) if before is None else before.schema.field(name).type
         arrays.append(_array(found, kind, pyarrow))
     every = pyarrow.table(arrays, names=list(columns))
-    if before:
+    if before is not None:
         every = pyarrow.concat_tables([before, every]).unify_dictionaries().combine_chunks()
     whole = path.with_suffix(".new")
     parquet.write_table(every, whole, compression="zstd")

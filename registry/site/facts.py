@@ -13,9 +13,14 @@ from ..store.journal import Journal
 from ..store.metric import Better
 from ..store.record import PROVIDER, YARDSTICK, Cache, Key, Pass, Scalar, Status
 from ..views.summary import device_name
+from .paging import numbered
 
 Number: TypeAlias = tuple[float, float | None, float | None, str]
 """A metric's value, its 95 % interval and its unit."""
+
+
+ROWS = 200
+"""Rows of a run that its page has room for: where there are more, so many stand on each of its further pages."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -49,6 +54,19 @@ class Run(msgspec.Struct, frozen=True):
     def file(self) -> str:
         """The name of its files, without ending."""
         return file_name(self.name)
+
+    @property
+    def rows_a_page(self) -> int:
+        """How many rows each page from the second on has; 0 where they all stand on the first."""
+        return ROWS if self.rows > ROWS else 0
+
+    def page(self, place: int) -> str:
+        """The page that has the row of this place, from the folder of runs' pages."""
+        return f"{numbered(self.file, 2 + place // ROWS) if self.rows > ROWS else self.file}.html"
+
+    def row(self, place: int) -> str:
+        """Where that row stands, from the site's root."""
+        return f"run/{self.page(place)}#row-{place}"
 
     @property
     def code(self) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate, groupby, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +17,8 @@ from .. import figures
 from ..analysis.rows import rows
 from ..analysis.speedups import excludes_one
 from ..errors import InputError
-from ..escape import CONTROL
+from ..escape import CONTROL, plain
+from ..escape import lines as harmless
 from ..store.journal import Journal
 from ..views import serving
 from ..views.canvas import marker
@@ -26,6 +29,7 @@ from . import data, drawing
 from .coverage import Coverage, Expected
 from .facts import Fact, Run, file_name
 from .feeds import Event
+from .paging import ROOM, Block, Frame, Sheet, numbered, sheets
 from .repetition import summed
 from .scaling import Step, curves, worlds
 from .servers import Served
@@ -33,8 +37,18 @@ from .sizes import Swept, glances, page_of, part_name
 from .standing import OUTCOMES, CaseStanding, Standing
 from .timeline import Line
 
-RECENT = 12
+RECENT = 8
 """Runs and changes on the first page."""
+LISTED = 60
+"""Lines of a case's table with a value, and as many without."""
+RUNS = 400
+"""Runs of a full page of their list."""
+ABREAST = 6
+"""Devices side by side in one table."""
+OPENING = 60_000
+"""Bytes of the first page above its tables: devices, changes and runs."""
+NEIGHBOURS = 8
+"""Pages that are linked on either side of one of many."""
 WORKLOADS = "workloads"
 """The family of what is no operator."""
 
@@ -48,7 +62,14 @@ class CaseView:
     rows: tuple[RowView, ...]
     failed: Mapping[tuple[str, str, str], Sequence[RowView]]
     """Rows without a value, by their status, its reason and their run."""
+    hidden: int
+    """Lines of its table that are left out: a case has one for each implementation that anybody measured."""
     chart: int | None
+
+    @property
+    def timed(self) -> tuple[RowView, ...]:
+        """The best rows with a value, as many as are listed."""
+        return tuple(x for x in self.rows if x.fact.number is not None)[:LISTED]
 
     @property
     def history(self) -> Line | None:
@@ -82,18 +103,50 @@ class Pages:
         self.built = built
         self.journals = journals
         self.repeated = repeated
+        self._repetition = summed([*repeated.values()])
         self._environment = _environment()
 
     def _render(self, template: str, root: str, **values: Any) -> str:
+        text: str = self._environment.get_template(template).render(self._shared(root) | values)
+        return text
+
+    def _module(self, template: str, root: str, **values: Any) -> Any:
+        """A template's macros, which see what all pages do."""
+        return self._environment.get_template(template).make_module(self._shared(root) | values)
+
+    def _shared(self, root: str) -> dict[str, Any]:
         shared: dict[str, Any] = {
             "title": self.title,
             "built": self.built,
             "root": root,
             "journals": self.journals,
         }
-        shared |= {"repeated": self.repeated, "repetition": summed([*self.repeated.values()])}
-        text: str = self._environment.get_template(template).render(shared | values)
-        return text
+        return shared | {"repeated": self.repeated, "repetition": self._repetition}
+
+    def _divided(
+        self,
+        template: str,
+        root: str,
+        divided: Sequence[Sheet],
+        file: str,
+        of_page: Callable[[Sheet], Mapping[str, Any]] = lambda _: {},
+        **values: Any,
+    ) -> tuple[str, ...]:
+        """A page for each sheet, with links to the others; `file` is the first one's name without ending, and
+        `of_page` gives what a page alone has.
+        """
+        return tuple(
+            self._render(
+                template,
+                root,
+                sheet=sheet.html,
+                number=number,
+                pager=_pager(divided, number, file),
+                **values,
+                **of_page(sheet),
+            )
+            for number, sheet in enumerate(divided, 1)
+        )
 
     def overview(
         self,
@@ -103,29 +156,73 @@ class Pages:
         expected: Mapping[str, Expected],
         lines: Mapping[str, Sequence[Line]],
         events: Sequence[Event],
-    ) -> str:
-        """The first page: devices by operators, changes, the newest runs."""
+    ) -> tuple[str, ...]:
+        """The first page: how each device stands, changes, the newest runs; each operator on each device. What it
+        has no room for is on further ones.
+        """
         newest = sorted(runs, key=lambda x: x.created, reverse=True)
         of_device = {device: {x.operator: x for x in found} for device, found in standings.items()}
         operators = sorted({*expected, *(x for found in of_device.values() for x in found)})
+        families = _families(operators, expected)
         ours = [x for found in lines.values() for x in found if x.ours]
-        return self._render(
+        own: dict[tuple[str, str], list[Line]] = {}
+        for x in ours:
+            own.setdefault((x.device, x.key.operator), []).append(x)
+        blocks = self._module("overview_blocks.html", "")
+        found: list[Block] = []
+        first: dict[str, int] = {}
+        about = {x: _about(x, runs) for x in of_device}
+        for number, (device, by_operator) in enumerate(of_device.items(), 1):
+            first[device] = len(found)
+            section = Frame(blocks.section(device, number, about[device]), "</table></div>\n</section>\n")
+            for family, members in families.items():
+                frames = (section, Frame(blocks.family(family, 12), "</tbody>\n"))
+                for name in members:
+                    if name in by_operator:
+                        text = blocks.operator(by_operator[name], own.get((device, name), ()))
+                        found.append(Block(text, frames, device))
+                if absent := [name for name in members if name not in by_operator]:
+                    found.append(Block(blocks.absent(absent), frames, device))
+        if len(of_device) > 1:
+            found += self._side_by_side(blocks, of_device, families)
+        divided = sheets(found, ROOM - OPENING)
+        return self._divided(
             "overview.html",
             "",
+            divided,
+            "index",
             page="overview",
             runs=newest[:RECENT],
-            all_runs=newest,
+            all_runs=len(newest),
             rows=rows,
-            devices=of_device,
-            about={x: _about(x, runs) for x in of_device},
-            totals={x: sum((y.outcomes for y in found.values()), Counter()) for x, found in of_device.items()},
-            operators=operators,
-            families=_families(operators, expected),
-            lines=lines,
+            devices={
+                x: {
+                    "link": f"{numbered('index', _sheet_of(divided, place))}.html#device-{number}",
+                    "about": about[x],
+                    "total": sum((y.outcomes for y in of_device[x].values()), Counter()),
+                    "operators": len(of_device[x]),
+                }
+                for number, (x, place) in enumerate(first.items(), 1)
+            },
             events=events[:RECENT],
             series=len(ours),
             long_enough=sum(x.watched for x in ours),
         )
+
+    def _side_by_side(
+        self, blocks: Any, of_device: Mapping[str, Mapping[str, Standing]], families: Mapping[str, Sequence[str]]
+    ) -> list[Block]:
+        """Each operator on the first devices, in a line."""
+        shown = [*of_device][:ABREAST]
+        table = Frame(blocks.matrix(shown, len(of_device) - len(shown)), "</table></div>\n</section>\n")
+        out = []
+        for family, members in families.items():
+            frames = (table, Frame(blocks.family(family, 1 + 2 * len(shown)), "</tbody>\n"))
+            for x in members:
+                here = [of_device[device].get(x) for device in shown]
+                if any(here):
+                    out.append(Block(blocks.across(x, here), frames, "side by side"))
+        return out
 
     def operator(
         self,
@@ -135,31 +232,56 @@ class Pages:
         runs: Sequence[Run],
         swept: Sequence[Swept],
         over: Mapping[str, Sequence[Swept]],
-    ) -> str:
-        """The page of an operator or workload, its data within. `over` are the pages of its lines over sizes."""
+    ) -> tuple[str, ...]:
+        """The pages of an operator or workload, their data within. `over` are those of its lines over sizes."""
         known = {(x.device, x.key): x for x in lines}
         drawn: list[list[Line]] = []
-        sections = [(x, self._cases(x, known, drawn)) for x in standings]
-        return self._render(
+        blocks = self._module("operator_blocks.html", "../")
+        found: list[Block] = []
+        first: dict[str, int] = {}
+        for number, x in enumerate(standings, 1):
+            first[x.device] = len(found)
+            section = Frame(blocks.section(x, number, _about(x.device, runs)), "</section>\n")
+            again = summed([self.repeated[y] for y in x.runs])
+            seen = glances([y for y in swept if y.device == x.device], "../")
+            mine = [name for name, of_part in over.items() if any(y.device == x.device for y in of_part)]
+            device = f"{x.device} " if len(standings) > 1 else ""
+            found.append(Block(blocks.summary(x, again, seen, mine), (section,)))
+            for (title, pass_), cases in self._cases(x, known, drawn).items():
+                best = cases[0].rows[0].fact.number
+                group = Frame(blocks.group(title, best[3] if best else ""), "</div>\n")
+                label = device + pass_.replace("_", " + ")
+                found += [Block(blocks.case(y, number), (section, group), label, y.chart) for y in cases]
+        divided = sheets(found)
+        file = file_name(operator)
+        devices = {
+            x: f"{numbered(file, _sheet_of(divided, place))}.html#device-{number}"
+            for number, (x, place) in enumerate(first.items(), 1)
+        }
+
+        def of_page(sheet: Sheet) -> dict[str, Any]:
+            start = next(iter(sheet.charts), 0)
+            charts = data.charts(drawn[start : start + len(sheet.charts)], runs, start)
+            return {"data": data.inlined(charts)}
+
+        return self._divided(
             "operator.html",
             "../",
+            divided,
+            file,
+            of_page,
             page="operator",
             operator=operator,
-            sections=sections,
-            about={x.device: _about(x.device, runs) for x in standings},
-            again={x.device: summed([self.repeated[y] for y in x.runs]) for x in standings},
-            glances={x.device: glances([y for y in swept if y.device == x.device], "../") for x in standings},
-            over=over,
-            data=data.inlined(data.charts(drawn, runs)),
+            devices=devices,
         )
 
     def _cases(
         self, standing: Standing, known: Mapping[tuple[str, Any], Line], drawn: list[list[Line]]
-    ) -> dict[str, list[CaseView]]:
-        """By group of cases that are read together."""
+    ) -> dict[tuple[str, str], list[CaseView]]:
+        """By group of cases that are read together: its title, and its pass."""
         by_case = {(x.case, x.cache): x for x in standing.cases}
         newest = [fact.row() for x in standing.cases for _, fact in x.latest]
-        out: dict[str, list[CaseView]] = {}
+        out: dict[tuple[str, str], list[CaseView]] = {}
         for group in groups(newest):
             title = " · ".join(x for x in (group.pass_.replace("_", " + "), group.common) if x)
             for label, case in zip(group.labels, group.cases, strict=True):
@@ -180,30 +302,44 @@ class Pages:
                 if any(len(x.points) > 1 for x in shown):
                     chart = len(drawn)
                     drawn.append(shown)
-                out.setdefault(title, []).append(CaseView(label, found, tuple(rows), failed, chart))
+                shown_failed = dict(islice(failed.items(), LISTED))
+                timed = sum(x.fact.number is not None for x in rows)
+                hidden = max(0, timed - LISTED) + len(failed) - len(shown_failed)
+                view = CaseView(label, found, tuple(rows), shown_failed, hidden, chart)
+                out.setdefault((title, group.pass_), []).append(view)
         return out
 
-    def run(self, journal: Journal, run: Run, found: Sequence[Fact]) -> str:
-        """The page of a run: what it was made on, how it went, and its rows with their lines in the journal."""
+    def run(self, journal: Journal, run: Run, found: Sequence[Fact]) -> tuple[str, ...]:
+        """The pages of a run: what it was made on, how it went, and its rows with their lines in the journal. Many
+        rows stand on pages of their own, each where `Run.page` says.
+        """
         # Made of rows once more, for a facts' row has its primary metric alone: of runs with servers only.
         shown = rows(journal) if any(x.operator == serving.OPERATOR for x in found) else ()
         looks = palette(shown)
-        return self._render(
+        each = run.rows_a_page
+        parts = [found[i : i + each] for i in range(0, len(found), each)] if each else []
+        shared: dict[str, Any] = {"page": "run", "run": run}
+        shared["parts"] = [(_first_to_last([x.operator for x in part]), run.page(part[0].place)) for part in parts]
+        first = self._render(
             "run.html",
             "../",
-            page="run",
-            run=run,
-            groups=groups([x.row() for x in found]),
-            facts={x.identity: x for x in found},
+            **shared,
+            **_rows(() if parts else found),
+            places={x.identity: run.page(x.place) + f"#row-{x.place}" for x in found},
             monitored=monitored(journal),
             header=journal.header,
             serving=serving.pictures(shown, serving.spreads(journal), looks),
             looks=looks,
         )
+        return (first, *(self._render("run_part.html", "../", **shared, **_rows(x), part=x) for x in parts))
 
-    def runs(self, runs: Sequence[Run]) -> str:
+    def runs(self, runs: Sequence[Run]) -> tuple[str, ...]:
         """All runs, the newest first."""
-        return self._render("runs.html", "", page="runs", runs=sorted(runs, key=lambda x: x.created, reverse=True))
+        newest = sorted(runs, key=lambda x: x.created, reverse=True)
+        line = self._module("runs_blocks.html", "").line
+        found = [Block(line(x), label=x.created[:10]) for x in newest]
+        divided = [Sheet(tuple(found[i : i + RUNS])) for i in range(0, len(found), RUNS)]
+        return self._divided("runs.html", "", divided, "runs", page="runs")
 
     def compare(self, runs: Sequence[Run], table: Sequence[tuple[Run, Run, Sequence[Any]]]) -> str:
         """Any two states of the code, devices, libraries; `table` is what stands there without a script."""
@@ -220,27 +356,55 @@ class Pages:
         within = data.inlined({"sources": offered, "first": first})
         return self._render("compare.html", "", page="compare", data=within, table=table)
 
-    def coverage(self, devices: Mapping[str, Sequence[Coverage]], known: bool) -> str:
+    def coverage(self, devices: Mapping[str, Sequence[Coverage]], known: bool) -> tuple[str, ...]:
         """What was measured and what never was. `known` says whether what exists is known."""
-        return self._render("coverage.html", "", page="coverage", devices=devices, known=known)
+        blocks = self._module("coverage_blocks.html", "", LISTED=LISTED)
+        found = []
+        for device, covered in devices.items():
+            section = Frame(blocks.section(device, covered), "</tbody></table></div>\n</section>\n")
+            found += [Block(blocks.operator(x), (section,), f"{device}: {x.operator}") for x in covered]
+        return self._divided("coverage.html", "", sheets(found), "coverage", page="coverage", known=known)
 
     def files(self, rows: int, parquet: bool) -> str:
         """What lies beside the pages."""
         return self._render("rows.html", "", page="files", rows=rows, parquet=parquet)
 
-    def scaling(self, steps: Sequence[Step], sizes: Mapping[str, Mapping[str, Sequence[Swept]]]) -> str:
+    def scaling(
+        self, steps: Sequence[Step], sizes: Mapping[str, Mapping[str, Sequence[Swept]]]
+    ) -> tuple[str, ...]:
         """Several GPUs, and which operators have pages of charts over sizes, by their parts."""
-        return self._render(
-            "scaling.html", "", page="scaling", worlds=worlds(steps), curves=curves(steps), sizes=sizes
+        blocks = self._module("scaling_blocks.html", "")
+        columns = Frame('<div class="columns">\n', "</div>\n")
+        found = [Block(blocks.drawing(x), (columns,)) for x in curves(steps)]
+        for operator, device, of_world in worlds(steps):
+            alone, wire = any(x.one for x in of_world), any(x.bus for x in of_world)
+            table = Frame(blocks.world(operator, device, alone, wire), "</tbody></table></div>\n")
+            for name, of_work in groupby(of_world, key=lambda x: x.work):
+                text = blocks.work(name, list(of_work), alone, wire)
+                found.append(Block(text, (table,), operator))
+        return self._divided(
+            "scaling.html", "", sheets(found), "scaling", page="scaling", steps=steps, sizes=sizes
         )
 
     def sizes(self, operator: str, part: str, found: Mapping[str, Sequence[Swept]]) -> str:
         """A part of an operator's lines over its sizes; `found` has them all."""
         return self._render("sizes.html", "../", page="sizes", operator=operator, part=part, parts=found)
 
-    def serving(self, found: Sequence[Served]) -> str:
+    def serving(self, found: Sequence[Served]) -> tuple[str, ...]:
         """Servers."""
-        return self._render("serving.html", "", page="serving", served=found)
+        blocks = self._module("serving_blocks.html", "")
+        out = []
+        for x in found:
+            section = Frame(blocks.section(x), "</section>\n")
+            table = Frame(blocks.table(), "</tbody></table></div>\n")
+            spreads = Frame(blocks.spread_head(), "")
+            out.append(Block(blocks.drawings(x), (section,), x.what))
+            out += [Block(blocks.load(x, y), (section, table), x.what) for y in x.loads]
+            out += [
+                Block(blocks.distributions(told, drawn), (section, spreads), x.what)
+                for told, drawn in x.spreads.items()
+            ]
+        return self._divided("serving.html", "", sheets(out), "serving", page="serving", served=found)
 
 
 def _place(row: RowView) -> tuple[int, float]:
@@ -248,6 +412,28 @@ def _place(row: RowView) -> tuple[int, float]:
     if number is None:
         return 2, 0.0
     return (1 if row.fact.scale else 0), -number[0] if row.fact.better == "higher" else number[0]
+
+
+def _rows(found: Sequence[Fact]) -> dict[str, Any]:
+    return {"groups": groups([x.row() for x in found]), "facts": {x.identity: x for x in found}}
+
+
+def _first_to_last(names: Sequence[str]) -> str:
+    return " to ".join(dict.fromkeys((names[0], names[-1])))
+
+
+def _sheet_of(divided: Sequence[Sheet], place: int) -> int:
+    """The number of the page that has the block of this place among all."""
+    return bisect_right(list(accumulate(len(x.blocks) for x in divided)), place) + 1
+
+
+def _pager(divided: Sequence[Sheet], number: int, file: str) -> list[tuple[int, str, str]]:
+    """The pages that one of many links to, by number, label and file: its neighbours, the first and the last. None
+    where there is one.
+    """
+    near = {1, len(divided), *range(number - NEIGHBOURS, number + NEIGHBOURS + 1)}
+    known = [(i, x.label, f"{numbered(file, i)}.html") for i, x in enumerate(divided, 1) if i in near]
+    return known if len(divided) > 1 else []
 
 
 def _families(operators: Sequence[str], expected: Mapping[str, Expected]) -> dict[str, list[str]]:
@@ -285,9 +471,11 @@ def between(low: float | None, high: float | None, unit: str) -> str:
 
 
 def mark(look: Series) -> str:
-    """An implementation's shape in its colour, for a legend."""
-    shape = marker(6, 6, look.colour, look.shape, 9, look.fill)
-    return f'<svg viewBox="0 0 12 12" width="12" height="12" aria-hidden="true">{shape}</svg>'
+    """An implementation's shape in its colour on a piece of its line, for a legend."""
+    shape = marker(13, 6, look.colour, look.shape, 9, look.fill)
+    dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
+    line = f'<path d="M0 6h26" style="fill:none;stroke:var({look.colour});stroke-width:1.5"{dash}/>'
+    return f'<svg viewBox="0 0 26 12" width="26" height="12" aria-hidden="true">{line}{shape}</svg>'
 
 
 def breakable(name: str) -> Any:
@@ -316,7 +504,7 @@ def _environment() -> Any:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda x: CONTROL.sub("�", x) if type(x) is str else x,
+        finalize=lambda x: harmless(x) if type(x) is str else x,
     )
     found.filters.update(
         number=figures.number,
@@ -333,6 +521,7 @@ def _environment() -> Any:
         breakable=breakable,
         over_sizes=page_of,
         part=part_name,
+        plain=plain,
     )
     found.globals.update(
         dash=figures.DASH,

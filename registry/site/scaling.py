@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from .. import figures
-from ..analysis.scaling import Scaled, efficiencies, work
+from ..analysis.scaling import Scaled, efficiencies
 from ..store.record import GPUS, Key
 from ..views.canvas import Canvas, linear_axis, log_axis
 from ..views.charts import WIDTH
@@ -33,6 +34,11 @@ class Step:
     def gpus(self) -> int:
         """Their number."""
         return self.fact.axes[GPUS]
+
+    @property
+    def work(self) -> str:
+        """Its case whatever the number of GPUs, for people."""
+        return re.sub(r"-gpus\d+", "", self.fact.case)
 
     @property
     def bus(self) -> float | None:
@@ -63,8 +69,11 @@ def _of_run(found: Sequence[Measured]) -> Iterator[Step]:
             yield Step(run, fact, facts[known.one.identity], known) if known else Step(run, fact)
 
 
-def _place(step: Step) -> tuple[str, str, str, int]:
-    return step.fact.operator, str(work(step.fact.row())), step.fact.implementation, step.gpus
+def _place(step: Step) -> tuple[str, str, tuple[int, ...], str, str, int]:
+    """By work, the smaller first, then over GPUs."""
+    fact = step.fact
+    sizes = tuple(size for name, size in sorted(fact.axes.items()) if name != GPUS)
+    return fact.operator, fact.pass_, sizes, step.work, fact.implementation, step.gpus
 
 
 def worlds(steps: Iterable[Step]) -> tuple[tuple[str, str, tuple[Step, ...]], ...]:
@@ -104,7 +113,7 @@ def _curve(caption: str, of: str, lines: dict[str, list[Step]]) -> Picture:
         plot.canvas.line([x for x, _ in places], [y for _, y in places], look.colour, 1.8, look.dash)
         for step, (x, y) in zip(lines[name], places, strict=True):
             told = f"{name} on {step.gpus} GPUs: {figures.percent(_efficiency(step))}"
-            link = f"run/{step.run.file}.html#row-{step.fact.place}"
+            link = step.run.row(step.fact.place)
             plot.canvas.dot(x, y, look.colour, look.shape, 7, told, look.fill, link)
     return Picture(caption, of, plot.canvas.svg(f"{caption}: {of}"), tuple(lines))
 

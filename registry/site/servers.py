@@ -95,12 +95,13 @@ def _served(device: str, what: str, loads: Sequence[Load], spreads: Mapping[str,
     places = {x.fact.identity: x for x in loads}
 
     def link(key: Key) -> str:
-        return f"run/{places[key].run.file}.html#row-{places[key].fact.place}"
+        return places[key].run.row(places[key].fact.place)
 
     rows = [x.fact.row(every=True) for x in loads]
     looks = palette(rows)
     mine = (y for x in loads for y in spreads.get(x.run.name, ()) if y.key == x.fact.identity)
-    return Served(device, what, tuple(loads), pictures(rows, mine, looks, link, NARROW), looks)
+    drawn = pictures(rows, mine, looks, link, NARROW, lambda key: places[key].run.name)
+    return Served(device, what, tuple(loads), drawn, looks)
 
 
 def _what(fact: Fact) -> str:

@@ -20,8 +20,8 @@ RIVALS = 4
 """Others beside ours in a chart that is to be read at a glance."""
 GLANCES = 3
 """Such charts of a device on an operator's page."""
-ON_A_PAGE = 8
-"""Lines of an operator's page: a drawing of ten implementations over eight sizes is 15 kB, a line has two."""
+POINTS = 300
+"""Of a page's lines: a point takes 300 bytes in each of a line's two drawings."""
 PASSES = get_args(Pass)
 
 
@@ -33,6 +33,8 @@ class Swept:
     pass_: str
     sweep: Sweep
     found: Mapping[Key, Measured]
+    left_out: int = 0
+    """Implementations that there is no room for."""
 
     @property
     def caption(self) -> str:
@@ -53,6 +55,11 @@ class Swept:
         return len(self.sweep.cases)
 
     @property
+    def points(self) -> int:
+        """Of all implementations together."""
+        return sum(len(case.ok) for _, case in self.sweep.cases)
+
+    @property
     def looks(self) -> dict[str, Series]:
         """Of the implementations that have a value in it."""
         return palette(x for _, case in self.sweep.cases for x in case.ok)
@@ -66,12 +73,12 @@ class Swept:
         limit is known, the metric.
         """
         for limits in (True, False):
-            less = self._best(limits)
+            less = self.best(limits)
             if (drawing := less.drawn(root, limits)) is not None:
                 return Glance(self, less.looks, drawing, "share of the limit" if limits else self.metric.lower())
         return None
 
-    def _best(self, limits: bool) -> Swept:
+    def best(self, limits: bool, most: int = RIVALS) -> Swept:
         """With the others alone that are before most in most cases, and that make a line."""
         points: dict[str, list[int]] = {}
         cases = [(size, _drawable(x, limits)) for size, x in self.sweep.cases]
@@ -80,17 +87,24 @@ class Swept:
             for place, x in enumerate(reversed(others), 1):
                 points.setdefault(x.implementation, []).append(place)
         ranked = sorted((x for x in points if len(points[x]) > 1), key=lambda x: -sum(points[x]))
-        kept = set(ranked[:RIVALS])
+        kept = set(ranked[:most])
         few = [
             (size, replace(x, rows=tuple(y for y in x.rows if y is x.ours or y.implementation in kept)))
             for size, x in cases
         ]
         return replace(self, sweep=replace(self.sweep, cases=tuple(x for x in few if x[1].rows)))
 
+    def within(self, points: int) -> Swept:
+        """This, or with so many points at most: ours beside the best others."""
+        if self.points <= points:
+            return self
+        less = self.best(False, max(1, points // self.sizes - 1))
+        return replace(less, left_out=len(self.looks) - len(less.looks))
+
     def _link(self, root: str) -> Link:
         def to(key: Key) -> str | None:
             run, fact = self.found[key]
-            return f"{root}run/{run.file}.html#row-{fact.place}"
+            return root + run.row(fact.place)
 
         return to
 
@@ -132,7 +146,8 @@ def swept(operator: str, measured: Sequence[Measured]) -> tuple[Swept, ...]:
             by_pass.setdefault(x.pass_, []).append(x)
         for pass_, of_pass in by_pass.items():
             for sweep in sweeps(of_pass):
-                out.setdefault((device, pass_, sweep.axis, sweep.common), Swept(device, pass_, sweep, found))
+                line = Swept(device, pass_, sweep, found)
+                out.setdefault((device, pass_, sweep.axis, sweep.common), line.within(POINTS))
     return tuple(sorted(out.values(), key=lambda x: (x.device, PASSES.index(x.pass_), -x.sizes)))
 
 
@@ -153,13 +168,17 @@ def glances(found: Sequence[Swept], root: str, most: int = GLANCES) -> list[Glan
     return out
 
 
-def parts(found: Sequence[Swept]) -> dict[str, Sequence[Swept]]:
-    """An operator's lines by page: those of a pass, on several pages where they are many."""
-    out: dict[str, Sequence[Swept]] = {}
+def parts(found: Sequence[Swept]) -> dict[str, list[Swept]]:
+    """An operator's lines by page: those of a pass, on several pages where they have many points."""
+    out: dict[str, list[Swept]] = {}
     for pass_ in dict.fromkeys(x.pass_ for x in found):
-        lines = [x for x in found if x.pass_ == pass_]
-        for number, first in enumerate(range(0, len(lines), ON_A_PAGE), 1):
-            out[pass_ if number == 1 else f"{pass_}-{number}"] = lines[first : first + ON_A_PAGE]
+        number, used = 1, 0
+        for x in found:
+            if x.pass_ == pass_:
+                if used and used + x.points > POINTS:
+                    number, used = number + 1, 0
+                used += x.points
+                out.setdefault(pass_ if number == 1 else f"{pass_}-{number}", []).append(x)
     return out
 
 

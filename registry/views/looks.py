@@ -120,15 +120,19 @@ def look(name: str, provider: str) -> Series:
 
 def apart(found: Iterable[Series]) -> dict[str, Series]:
     """Looks for one drawing in which each line is to be told from all others: as in every report where they differ
-    by colour, else colours, shapes and dashes in turn.
+    by colour. Of several in one colour the one with its shape whole keeps it, the others get colours, shapes and
+    dashes that are left, in turn.
     """
     known = tuple(found)
-    if len({x.colour for x in known}) == len(known):
-        return {x.name: x for x in known}
-    return {
-        x.name: Series(x.name, f"--s{i % COLOURS + 1}", SHAPES[i % len(SHAPES)], i // COLOURS % FILLS)
-        for i, x in enumerate(known)
-    }
+    keeps: dict[str, Series] = {}
+    for x in sorted(known, key=lambda x: x.fill):
+        keeps.setdefault(x.colour, x)
+    left = (
+        (colour, SHAPES[i % len(SHAPES)], i // COLOURS % FILLS)
+        for i in itertools.count()
+        if (colour := f"--s{i % COLOURS + 1}") not in keeps or i >= COLOURS
+    )
+    return {x.name: x if keeps[x.colour] is x else Series(x.name, *next(left)) for x in known}
 
 
 def _variant(name: str, provider: str) -> int:

@@ -31,6 +31,11 @@ class Track:
         """The values there are."""
         return [x for x in self.values if x is not None]
 
+    @property
+    def steady(self) -> bool:
+        """Whether it is known, and never moved."""
+        return len({y for x in self.known for y in x}) == 1
+
 
 @dataclass(frozen=True)
 class Throttled:
@@ -52,6 +57,8 @@ class Monitored:
     """The tracks that can be drawn, the names of those that cannot, and what was throttled, most first."""
 
     drawings: tuple[tuple[str, str], ...]
+    steady: tuple[str, ...]
+    """What had one value throughout, with it: a drawing of that says nothing."""
     missing: tuple[str, ...]
     throttled: tuple[Throttled, ...]
     samples: int
@@ -78,7 +85,10 @@ def monitored(journal: Journal) -> Monitored:
     seconds = spent(journal)
     wall = sum(x.wall_s for x in journal.footers)
     return Monitored(
-        tuple((f"{x.name}, {x.unit}", drawn(x, places, marks, breaks)) for x in tracks if x.known),
+        tuple(
+            (f"{x.name}, {x.unit}", drawn(x, places, marks, breaks)) for x in tracks if x.known and not x.steady
+        ),
+        tuple(f"{x.name} {x.known[0][0]:,.0f} {x.unit}" for x in tracks if x.steady),
         tuple(x.name for x in tracks if not x.known),
         _throttled([x for _, x in found]),
         sum(len(x.primary) for _, x in found),

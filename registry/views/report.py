@@ -110,6 +110,12 @@ class Curve:
     looks: tuple[Series, ...]
     drawing: str
 
+    @property
+    def over(self) -> str:
+        """What it is over, in words: `loss_step` of `loss` is the step."""
+        own = str(self.metric.abscissa).removeprefix(f"{self.metric.name}_").replace("_", " ")
+        return "time" if own == "at" else own
+
 
 @dataclass(frozen=True)
 class Race:
@@ -293,6 +299,7 @@ _FILTERS: dict[str, Callable[..., str]] = {
     "condition": figures.value,
     "slug": lambda x: x.replace(" ", "-"),
     "words": lambda x: x.replace("_", " "),
+    "titled": figures.titled,
     "embedded": lambda x: _embedded(x),
     "counted": figures.counted,
 }

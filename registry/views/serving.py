@@ -38,9 +38,15 @@ LEAST_MS = 1e-3
 """What is shorter is drawn as this: an axis of logarithms has no 0."""
 POINTS = 200
 """Of a distribution's line."""
+LABEL = 80
+"""Pixels that a load's name takes at most, beside its point."""
 
 Point: TypeAlias = tuple[float, float, Row]
 Place: TypeAlias = Callable[[Row], float | None]
+Lines: TypeAlias = Mapping[tuple[str, str], Sequence[Point]]
+"""By implementation and run."""
+Of: TypeAlias = Callable[[Key], str]
+"""The run of a row: what different runs measured is not joined."""
 
 
 class Spread(msgspec.Struct, frozen=True, array_like=True):
@@ -104,15 +110,18 @@ def pictures(
     looks: Mapping[str, Series],
     link: Link = lambda _: None,
     width: float = WIDTH,
+    of: Of = lambda _: "",
 ) -> Pictures:
-    """All drawings that rows give, and how their latencies are spread, these of a `width` in pixels."""
+    """All drawings that rows give, and how their latencies are spread, these of a `width` in pixels. `of` says
+    which run a row is of.
+    """
     mine = [x for x in found if x.operator == OPERATOR and x.value() is not None]
     loads: list[Picture] = []
     for what, group in _together(mine, "rate", "requests").items():
         if group[0].axes.get("rate", 0) and group[0].options.get("load") != "search":
-            loads.extend(_tails(what, group, looks, link))
+            loads.extend(_tails(what, group, looks, link, of))
     for what, group in _together(mine, "rate", "users", "requests").items():
-        loads.extend(_front(what, group, looks, link))
+        loads.extend(_front(what, group, looks, link, of))
     by_case: dict[tuple[str, str], list[Spread]] = {}
     for x in spread:
         by_case.setdefault((x.key.case, x.metric), []).append(x)
@@ -130,44 +139,48 @@ def _together(rows: Sequence[Row], *but: str) -> dict[str, list[Row]]:
     out: dict[str, list[Row]] = {}
     for row in rows:
         axes = [f"{name}{size}" for name, size in row.axes.items() if name not in but and size]
-        options = [f"{x}" for x in row.options.values()]
+        options = [f"{x}" for x in row.options.values() if x != "none"]
         out.setdefault(" · ".join([*options, *axes, row.dtype]), []).append(row)
     return out
 
 
-def _lines(rows: Sequence[Row], across: Place, up: Place) -> dict[str, list[Point]]:
-    """Points by implementation, in their order from left to right."""
-    out: dict[str, list[Point]] = {}
+def _lines(rows: Sequence[Row], across: Place, up: Place, of: Of) -> Lines:
+    """Points by implementation and run, in their order from left to right."""
+    out: dict[tuple[str, str], list[Point]] = {}
     for row in rows:
         x, y = across(row) or 0.0, up(row) or 0.0
         if x > 0 and y > 0:  # what logarithms take
-            out.setdefault(row.implementation, []).append((x, y, row))
-    return {name: sorted(x, key=lambda point: point[:2]) for name, x in out.items()}
+            out.setdefault((row.implementation, of(row.identity)), []).append((x, y, row))
+    return {line: sorted(x, key=lambda point: point[:2]) for line, x in out.items()}
 
 
-def _tails(what: str, rows: Sequence[Row], looks: Mapping[str, Series], link: Link) -> Iterator[Picture]:
+def _names(lines: Lines) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for name, _ in lines))
+
+
+def _tails(what: str, rows: Sequence[Row], looks: Mapping[str, Series], link: Link, of: Of) -> Iterator[Picture]:
     """The 99th percentiles of a load over its rates, where it was run at several."""
     for metric, name in TAILS:
-        lines = _lines(rows, lambda x: x.axes.get("rate", 0) / 1000, methodcaller("value", metric))
+        lines = _lines(rows, lambda x: x.axes.get("rate", 0) / 1000, methodcaller("value", metric), of)
         if any(len(x) > 1 for x in lines.values()):
             drawing = _drawn(lines, looks, link, f"p99 of {name} over the rate: {what}", "requests/s", "ms")
-            yield Picture(f"p99 of {name}, ms, over requests/s: lower is better", what, drawing, tuple(lines))
+            yield Picture(f"p99 of {name}, ms, over requests/s: lower is better", what, drawing, _names(lines))
 
 
-def _front(what: str, rows: Sequence[Row], looks: Mapping[str, Series], link: Link) -> Iterator[Picture]:
+def _front(what: str, rows: Sequence[Row], looks: Mapping[str, Series], link: Link, of: Of) -> Iterator[Picture]:
     """Tokens/s a GPU over tokens/s of one user, at every load, where there are several."""
 
     def speed(row: Row) -> float | None:
         each = row.value("tpot")
         return 1000 / each if each else None
 
-    lines = _lines(rows, speed, lambda x: (x.value("output_per_s") or 0.0) / x.axes.get(GPUS, 1))
-    if any(len(x) > 1 for x in lines.values()):
+    lines = _lines(rows, speed, lambda x: (x.value("output_per_s") or 0.0) / x.axes.get(GPUS, 1), of)
+    if sum(map(len, lines.values())) > 1:
         front = best([(x, y) for line in lines.values() for x, y, _ in line])
         text = f"Output tokens/s a GPU over tokens/s of a user: {what}"
         drawing = _drawn(lines, looks, link, text, "tokens/s of a user", "tokens/s a GPU", front)
         caption = "Output tokens/s a GPU, or CPU, over 1/TPOT, tokens/s of a user: better is up and to the right"
-        yield Picture(caption, what, drawing, tuple(lines))
+        yield Picture(caption, what, drawing, _names(lines))
 
 
 def best(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -180,7 +193,7 @@ def best(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _drawn(
-    lines: Mapping[str, Sequence[Point]],
+    lines: Lines,
     looks: Mapping[str, Series],
     link: Link,
     text: str,
@@ -188,9 +201,11 @@ def _drawn(
     up_unit: str,
     front: Sequence[tuple[float, float]] = (),
 ) -> str:
-    """Points by implementation on two logarithmic axes, joined, and the front below them."""
+    """Points by implementation on two logarithmic axes, those of a run joined; with a front, that below them,
+    and each point's load beside it where there is room.
+    """
     points = [(x, y) for line in lines.values() for x, y, _ in line]
-    left, right, top, foot = 62.0, WIDTH - 22.0, 12.0, 230.0
+    left, right, top, foot = 62.0, WIDTH - (72.0 if front else 22.0), 12.0, 230.0  # with room for a label
     across = log_axis(min(x for x, _ in points), max(x for x, _ in points), left, right)
     up = log_axis(min(y for _, y in points), max(y for _, y in points), 0, foot - top)
     if not front:  # each rate that was tried
@@ -200,23 +215,28 @@ def _drawn(
     if len(front) > 1:
         places = [plot.at(x, y) for x, y in front]
         plot.canvas.line([x for x, _ in places], [y for _, y in places], "--ink", 1.2, DASHES[2])
-    for name in sorted(lines, key=lambda x: looks[x].ours):  # ours is drawn last, on top
-        look = looks[name]
-        places = [plot.at(x, y) for x, y, _ in lines[name]]
+    taken: list[tuple[float, float]] = []
+    for name, run in sorted(lines, key=lambda x: looks[x[0]].ours):  # ours is drawn last, on top
+        look, line = looks[name], lines[name, run]
+        places = [plot.at(x, y) for x, y, _ in line]
         plot.canvas.line(
             [x for x, _ in places], [y for _, y in places], look.colour, 2.4 if look.ours else 1.5, look.dash
         )
-        for (x, y, row), place in zip(lines[name], places, strict=True):
-            load = (
-                f"{row.axes['users']} users"
-                if row.axes.get("users")
-                else f"{row.axes.get('rate', 0) / 1000:g} requests/s"
-            )
-            told = f"{name}, {load}: {figures.number(y)} {up_unit} at {figures.number(x)} {across_unit}"
+        for (x, y, row), place in zip(line, places, strict=True):
+            told = f"{name}, {_load(row)}: {figures.number(y)} {up_unit} at {figures.number(x)} {across_unit}"
             plot.canvas.dot(
                 *place, look.colour, look.shape, 7.5 if look.ours else 6.5, told, look.fill, link(row.identity)
             )
+            if front and all(abs(place[0] - a) > LABEL or abs(place[1] - b) > FONT for a, b in taken):
+                taken.append(place)
+                plot.canvas.text(place[0] + 9, place[1], _load(row), "--soft", size=FONT - 1)
     return plot.canvas.svg(text)
+
+
+def _load(row: Row) -> str:
+    """A load in a word or two."""
+    users = row.axes.get("users")
+    return figures.counted(users, "user") if users else f"{row.axes.get('rate', 0) / 1000:g} requests/s"
 
 
 def _same(_: float, text: str) -> str:

@@ -21,9 +21,13 @@ const kernelmark = (() => {
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const number = (x) => (x === 0 ? "0" : Math.abs(x) >= 1e-6 && Math.abs(x) < 1e9
     ? x.toLocaleString("en", { minimumSignificantDigits: 4, maximumSignificantDigits: 4 }) : x.toExponential(3));
+  const counted = (n) => `${n} row${n === 1 ? "" : "s"}`;
   const percent = (x) => `${x < 0 ? "−" : "+"}${Math.abs(x * 100).toFixed(1)} %`;
   const half = (value, low, high) => (low === null || high === null || value <= 0 ? ""
     : ` ±${(Math.max(high - value, value - low) / value * 100).toFixed(1)} %`);
+
+  // Many rows of a run stand on pages of their own, so many on each: as facts.py has it.
+  const rowOf = (run, place) => `run/${run.file}${run.each ? `.${2 + Math.floor(place / run.each)}` : ""}.html#row-${place}`;
 
   // Histories -------------------------------------------------------------------------------------------------
 
@@ -40,13 +44,14 @@ const kernelmark = (() => {
     return out;
   }
 
-  function draw(figure, page, chart, table) {
+  function draw(figure, page, chart, table, beside) {
     const used = [...new Set(chart.flatMap((x) => x.runs))].sort((a, b) => a - b);
     const places = new Map(used.map((x, i) => [x, i]));
     const lines = chart.map((x) => ({ ...x, runs: x.runs.map((y) => places.get(y)) }));
     const series = seriesOf(lines, used.length);
     const ours = lines.findIndex((x) => x.kind === 0);
-    const rival = lines.findIndex((x) => x.kind === 1);
+    const best = lines.findIndex((x) => x.name === beside);
+    const rival = best >= 0 ? best : lines.findIndex((x) => x.kind === 1);
     let strong = ours >= 0 ? new Set([ours, rival].filter((x) => x >= 0)) : new Set([Math.max(rival, 0)]);
     let all = false, pinned = null, plot = null;
 
@@ -119,12 +124,20 @@ const kernelmark = (() => {
       ctx.globalAlpha = 1; ctx.strokeStyle = colour("--soft"); ctx.fillStyle = colour("--soft");
       ctx.setLineDash([4 * ratio, 4 * ratio]); ctx.lineWidth = ratio; ctx.textAlign = "left";
       ctx.font = `${11 * ratio}px system-ui, sans-serif`;
-      for (const [run, what] of texts) {
+      // A text goes into the first line where it lies on no other; with many breaks only the strokes are left.
+      const ends = [];
+      for (const [run, what] of [...texts].sort((a, b) => a[0] - b[0])) {
         const x = u.valToPos(places.get(run) - 0.5, "x", true);
         ctx.beginPath(); ctx.moveTo(x, u.bbox.top); ctx.lineTo(x, u.bbox.top + u.bbox.height); ctx.stroke();
         const text = what[0] + (what.length > 1 ? ` and ${what.length - 1} more` : "");
-        const last = u.bbox.left + u.bbox.width - ctx.measureText(text).width - 2 * ratio;
-        ctx.fillText(text, Math.max(u.bbox.left, Math.min(x + 5 * ratio, last)), u.bbox.top + 12 * ratio);
+        const wide = ctx.measureText(text).width, last = u.bbox.left + u.bbox.width - wide - 2 * ratio;
+        const from = Math.max(u.bbox.left, Math.min(x + 5 * ratio, last));
+        const row = [0, 1, 2].find((i) => !(ends[i] > from));
+        if (row === undefined) continue;
+        ends[row] = from + wide + 8 * ratio;
+        const y = u.bbox.top + (12 + 14 * row) * ratio;
+        ctx.fillStyle = colour("--paper"); ctx.fillRect(from - 2 * ratio, y - 10 * ratio, wide + 4 * ratio, 13 * ratio);
+        ctx.fillStyle = colour("--soft"); ctx.fillText(text, from, y);
       }
       ctx.restore();
     }
@@ -178,7 +191,7 @@ const kernelmark = (() => {
       readout.replaceChildren(
         `${line.name} ${value}`, half(line.values[i], line.low[i], line.high[i]), " · ",
         `${run.created} · `, element("code", {}, run.commit), ` · ${run.plan}`,
-        element("a", { href: `${root}run/${run.file}.html#row-${line.places[i]}` }, `journal lines ${line.lines[i].join(", ")}`),
+        element("a", { href: `${root}${rowOf(run, line.places[i])}` }, `journal lines ${line.lines[i].join(", ")}`),
         element("a", { href: `${root}run/${run.file}.html` }, "run"),
         element("br"), element("code", {}, `kernelmark repro ${run.file}.jsonl.gz`),
         change ? element("span", { class: change[2] ? "bad" : "good" }, `  change point ${percent(change[1])}${change[3] ? `, ${change[3]}` : ""}`) : "",
@@ -245,7 +258,7 @@ const kernelmark = (() => {
         drawn = true;
         const figure = element("figure", { class: "chart" });
         details.lastElementChild.before(figure);
-        draw(figure, page, page.charts[Number(details.dataset.chart)], details.querySelector("table"));
+        draw(figure, page, page.charts[Number(details.dataset.chart) - page.first], details.querySelector("table"), details.dataset.beside);
       };
       details.addEventListener("toggle", show);
       show();
@@ -256,25 +269,23 @@ const kernelmark = (() => {
   }
 
   function filter() {
-    document.querySelectorAll(".filter").forEach((box) => {
-      const section = box.closest("section"), input = box.querySelector("input"), told = box.querySelector("span");
-      const cases = [...section.querySelectorAll(".cases details")];
-      const text = (x) => `${x.firstElementChild.title} ${x.id}`.toLowerCase();
-      if (cases.length < 8) return;
-      box.hidden = false;
-      input.addEventListener("input", () => {
-        const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
-        let shown = 0;
-        cases.forEach((x) => {
-          x.hidden = !words.every((w) => text(x).includes(w));
-          shown += !x.hidden;
-        });
-        section.querySelectorAll(".cases").forEach((x) => {
-          const none = !x.querySelector("details:not([hidden])");
-          x.hidden = none; x.previousElementSibling.hidden = none;
-        });
-        told.textContent = words.length ? `${shown} of ${cases.length} cases` : "";
+    const box = document.querySelector(".filter"), input = box.querySelector("input"), told = box.querySelector("span");
+    const cases = [...document.querySelectorAll(".cases details")];
+    const text = (x) => `${x.firstElementChild.title} ${x.id}`.toLowerCase();
+    if (cases.length < 8) return;
+    box.hidden = false;
+    input.addEventListener("input", () => {
+      const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+      let shown = 0;
+      cases.forEach((x) => {
+        x.hidden = !words.every((w) => text(x).includes(w));
+        shown += !x.hidden;
       });
+      document.querySelectorAll(".cases").forEach((x) => {
+        const none = !x.querySelector("details:not([hidden])");
+        x.hidden = none; x.previousElementSibling.hidden = none;
+      });
+      told.textContent = words.length ? `${shown} of ${cases.length} cases` : "";
     });
   }
 
@@ -380,11 +391,11 @@ const kernelmark = (() => {
       const rows = compared.map((z) => z.row());
       const mean = logs.length ? Math.exp(logs.reduce((s, x) => s + x, 0) / logs.length) : null;
       result.replaceChildren(
-        element("h3", {}, mean ? `B ÷ A: ${mean.toFixed(3)}, geometric mean of ${logs.length} rows` : pairs.length ? "No row of the two can be compared" : "The two have no case in common"),
+        element("h3", {}, mean ? `B ÷ A: ${mean.toFixed(3)}, geometric mean of ${counted(logs.length)}` : pairs.length ? "No row of the two can be compared" : "The two have no case in common"),
         logs.length ? element("p", { class: "outcomes" }, element("span", { class: "good" }, `${better} better`), element("span", { class: "bad" }, `${worse} worse`),
           element("span", { class: "soft" }, `${logs.length - better - worse} within their intervals or without`)) : "",
         across ? element("p", { class: "note" }, `Across devices: ${differing(a[0].run, b[0].run).join("; ")}`) : "",
-        apart.size ? element("p", { class: "note" }, `Without a ratio: ${[...apart].map(([x, c]) => `${c} rows, ${x}`).join("; ")}`) : "",
+        apart.size ? element("p", { class: "note" }, `Without a ratio: ${[...apart].map(([x, c]) => `${counted(c)}, ${x}`).join("; ")}`) : "",
         pairs.length ? element("div", { class: "scroll" }, element("table", {},
           element("thead", {}, element("tr", {}, ...["Case", "A", "± 95 %", "B", "± 95 %", "B ÷ A", "at the intervals' ends", "Change"].map((x) => element("th", { scope: "col" }, x)))),
           element("tbody", {}, ...rows))) : "",
@@ -392,14 +403,15 @@ const kernelmark = (() => {
       document.getElementById("static").hidden = true;
     }
     function line(x, y, ratio, differs, sense) {
-      const link = (z) => element("a", { href: `run/${z.run.file}.html#row-${z.place}` }, `${number(z.value)} ${z.unit === "1" ? "" : z.unit}`);
+      const link = (z) => element("a", { href: rowOf(z.run, z.place) }, `${number(z.value)} ${z.unit === "1" ? "" : z.unit}`);
       return element("tr", {},
         element("th", { scope: "row" }, element("b", {}, y.operator), ` ${y.name}`, y.cache === "cold" ? "" : ` (${y.cache})`),
         element("td", {}, link(x)), element("td", { class: "soft" }, half(x.value, x.low, x.high)),
         element("td", {}, link(y)), element("td", { class: "soft" }, half(y.value, y.low, y.high)),
-        element("td", {}, ratio ? ratio.toFixed(3) : element("span", { class: "soft", title: differs.join("; ") }, "not comparable")),
-        element("td", { class: "soft" }, ratio && x.low > 0 && y.low > 0 ? `${(y.low / x.high).toFixed(3)} to ${(y.high / x.low).toFixed(3)}` : ""),
-        element("td", { class: sense }, ratio ? percent(ratio - 1) : ""));
+        ...(ratio ? [element("td", {}, ratio.toFixed(3)),
+          element("td", { class: "soft" }, x.low > 0 && y.low > 0 ? `${(y.low / x.high).toFixed(3)} to ${(y.high / x.low).toFixed(3)}` : ""),
+          element("td", { class: sense }, percent(ratio - 1))]
+          : [element("td", { class: "soft why", colspan: 3 }, `not comparable: ${differs.join("; ") || "a value of 0"}`)]));
     }
     function differing(a, b) {
       const names = [...new Set([...Object.keys(a.conditions), ...Object.keys(b.conditions)])].sort();

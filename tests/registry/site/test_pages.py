@@ -144,6 +144,7 @@ def test_links_that_the_script_makes_lead_somewhere(site: Site, pages: dict[str,
         for line in (x for chart in page["charts"] for x in chart):
             for run, place in zip(line["runs"], line["places"], strict=True):
                 assert f"row-{place}" in pages[f"run/{page['runs'][run]['file']}.html"].ids
+                assert page["runs"][run]["each"] == 0, "all rows stand on the run's first page"
     sources = json.loads(pages["compare.html"].data)["sources"]
     assert len(sources) == 9 + 1 + 1
     for x in sources:
@@ -245,7 +246,7 @@ def test_scaling_names_its_kind_and_the_time_of_one(literal: Any) -> None:
     )
     found = facts(journal)
     measured = [(run_of(journal, found), x) for x in found]
-    text = Pages("Kernels", "today", None).scaling(
+    (text,) = Pages("Kernels", "today", None).scaling(
         scaling(measured), {"rms_norm": {"forward": (), "forward_backward-2": ()}}
     )
     page = Page(text)
@@ -416,6 +417,23 @@ def test_rows_beside_the_pages_are_whole_whatever_was_there(
     for name in ("rows.csv", "rows.parquet"):
         if (tmp_path / "whole" / name).exists():
             assert (tmp_path / "grown" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 1000])
+def test_a_column_goes_behind_texts_that_have_quotes_and_line_ends(
+    chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports, "CHUNK", chunk)
+    path = tmp_path / "rows.csv"
+    before = {"text": ["two\nlines", 'a "quote"\n', "plain"], "value, ms": [1.5, None, 2.5]}
+    size = exports.write_csv(before, path)
+    with open(path, "a") as file:
+        file.write("what a build wrote that was killed")
+    after = before | {"energy J": [None] * 3, 'a "new" one': [None] * 3}
+    assert exports.widen(path, size, after, 2) == path.stat().st_size
+    whole = tmp_path / "whole.csv"
+    exports.write_csv(after, whole)
+    assert path.read_bytes() == whole.read_bytes()
 
 
 def test_a_verification_that_comes_later_is_told_on_all_pages(

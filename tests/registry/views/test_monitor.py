@@ -42,7 +42,8 @@ def journal(literal: Any) -> Journal:
 
 def test_the_strips_of_a_run(journal: Journal) -> None:
     found = monitored(journal)
-    assert [x for x, _ in found.drawings] == ["SM clock, MHz", "power, W", "temperature, °C", "utilization, %"]
+    assert [x for x, _ in found.drawings] == ["SM clock, MHz", "utilization, %"]
+    assert found.steady == ("power 650 W", "temperature 50 °C")
     assert found.missing == ("memory clock",)
     assert (found.samples, found.marked, found.measured_s, found.sampling) == (12, 3, 3.0, 0.75)
     drawn = dict(found.drawings)
@@ -75,8 +76,9 @@ def test_the_report_has_them(journal: Journal) -> None:
     text = re.sub(r"\s+", " ", re.sub(r"<svg.*?</svg>|<[^>]+>", " ", part, flags=re.DOTALL))
     assert (
         "Over 3.0 s of measuring, in the order measured, a line where a fresh process begins. 3 of 12 samples "
-        "were taken while a throttle reason was raised: those bars are amber. Not recorded: memory clock." in text
+        "were taken while a throttle reason was raised: those bars are amber. "
+        "Throughout: power 650 W, temperature 50 °C. Not recorded: memory clock." in text
     )
     assert "2 rows that were throttled most" in text
     assert "kernelmark 50 % 75 % software power cap" in text
-    assert part.count("<svg class='monitor'") == 4
+    assert part.count("<svg class='monitor'") == 2
