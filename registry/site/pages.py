@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from .. import figures
 from ..analysis.rows import rows
 from ..analysis.speedups import excludes_one
+from ..analysis.worth import worths
 from ..errors import InputError
 from ..escape import CONTROL
 from ..store.journal import Journal
@@ -22,6 +24,7 @@ from ..views.canvas import marker
 from ..views.grouping import groups
 from ..views.looks import Series, palette
 from ..views.monitor import monitored
+from ..views.worth_table import HEADINGS, cells
 from . import data, drawing
 from .coverage import Coverage, Expected
 from .facts import Fact, Run, file_name
@@ -197,6 +200,12 @@ class Pages:
             facts={x.identity: x for x in found},
             monitored=monitored(journal),
             header=journal.header,
+            worths={
+                key: tuple(found)
+                for key, found in groupby(worths(journal), key=lambda x: (x.exchange.step, x.exchange.base))
+            },
+            worth_headings=HEADINGS,
+            worth_cells=cells,
             serving=serving.pictures(shown, serving.spreads(journal), looks),
             looks=looks,
         )
