@@ -16,6 +16,7 @@ from typing import Any
 from .. import figures
 from ..analysis.rows import rows
 from ..analysis.speedups import excludes_one
+from ..analysis.worth import worths
 from ..errors import InputError
 from ..escape import CONTROL, plain
 from ..escape import lines as harmless
@@ -25,6 +26,7 @@ from ..views.canvas import marker
 from ..views.grouping import groups
 from ..views.looks import Series, palette
 from ..views.monitor import monitored
+from ..views.worth_table import HEADINGS, cells
 from . import data, drawing
 from .coverage import Coverage, Expected
 from .facts import Fact, Run, file_name
@@ -328,6 +330,12 @@ class Pages:
             places={x.identity: run.page(x.place) + f"#row-{x.place}" for x in found},
             monitored=monitored(journal),
             header=journal.header,
+            worths={
+                key: tuple(found)
+                for key, found in groupby(worths(journal), key=lambda x: (x.exchange.step, x.exchange.base))
+            },
+            worth_headings=HEADINGS,
+            worth_cells=cells,
             serving=serving.pictures(shown, serving.spreads(journal), looks),
             looks=looks,
         )

@@ -17,16 +17,25 @@ from ...operator import BYTES, torch_dtype
 from ...system import Assembly
 from .. import _inference as inference
 from .._forward import captured
+from .._trainer import COMPILED
 from .products import JOINED, Products
 
 if TYPE_CHECKING:
     import torch
+
+GRAPHED = ("reduce_overhead", "cudagraphs")
+"""Executions by which torch.compile makes CUDA graphs."""
 
 SHAPES = 64
 """Shapes of prompts whose parts are kept; an implementation may be chosen by shape."""
 
 CACHE_SHARE = 0.8
 """Of the memory that weights leave, for the cache; the rest is for what is computed."""
+
+MOST_COMPILED = 128
+"""Sequences of the largest batch whose steps are compiled: eight sizes, as often as torch.compile compiles one
+function.
+"""
 
 CACHED = ("attention", "rope", "convolution", "scan", "loss")
 """Parts that a decode step has of its own."""
@@ -62,8 +71,10 @@ class Engine:
         import torch
 
         system = assembly.system
-        if system.execution not in ("eager", "graph"):
-            raise NotImplementedError(f"the engine runs eager or in CUDA graphs, not by {system.execution}")
+        if system.execution not in ("eager", "graph", *COMPILED):
+            raise NotImplementedError(
+                f"the engine compiles a whole step, or none of it, not by {system.execution}"
+            )
         if system.trains:
             raise NotImplementedError(
                 "float8, recomputing and optimizer states are of training; the engine computes in the case's dtype"
@@ -82,6 +93,15 @@ class Engine:
         self.sequences, self.longest, self.page = sequences, longest, page
         self.across = -(-longest // page)
         self.graphs: dict[int, tuple[Any, Next]] | None = {} if system.execution == "graph" else None
+        self._compiled: Callable[..., Next] | None = None
+        if system.execution in COMPILED:
+            if sequences > MOST_COMPILED:
+                raise NotImplementedError(
+                    f"steps are compiled for batches of up to {MOST_COMPILED}, not {sequences}"
+                )
+            self._compiled = torch.compile(self._step, dynamic=False, **COMPILED[system.execution])
+        self._looked_up = False
+        """Whether the parts of all sizes of a batch are known, where steps are compiled."""
         self._shapes: OrderedDict[tuple[int, int], dict[str, Callable[..., Any]]] = OrderedDict()
         self._now: Any = None
         self.products = Products(assembly, dtype, self.device.type)
@@ -99,6 +119,9 @@ class Engine:
         self._rows = torch.full((sequences,), sequences, dtype=torch.int64, device=self.device)
         self._written: list[int] = []
         self._tokens = torch.zeros(sequences, dtype=torch.int64, device=self.device)
+        if system.execution in GRAPHED:
+            for x in (*self.memory.tensors, self.table, self.lengths):
+                torch._dynamo.mark_static_address(x)  # else what a step writes to would be copied, or not captured
 
     def _fitting(self, pages: int) -> int:
         """So many pages, or what a GPU has memory for. Raises `MemoryError` where no longest sequence fits."""
@@ -156,26 +179,62 @@ class Engine:
 
         B = len(rows)
         with torch.no_grad():
-            if self.graphs is None:
-                return self._step(tokens, self._at(rows, B))
             size = self._size(B)
-            graph, found = self._graph(size)
-            self._at(rows, size)
-            self._tokens[:B].copy_(tokens)
-            graph.replay()
+            if self.graphs is not None:
+                graph, found = self._graph(size)
+                self._at(rows, size)
+                self._tokens[:B].copy_(tokens)
+                graph.replay()
+            elif self._compiled is not None:
+                self._look_up()
+                self._at(rows, size)
+                self._tokens[:B].copy_(tokens)
+                found = self._run(size)
+            else:
+                return self._step(tokens, self._at(rows, B))
             return Next(found.logits[:B], found.token[:B])
 
-    def capture(self) -> None:
-        """Captures the graphs of all sizes of a batch, so that no request waits for one."""
+    @property
+    def _sizes(self) -> list[int]:
+        """All sizes of a batch."""
+        return sorted({self._size(B + 1) for B in range(self.sequences)})
+
+    def _look_up(self) -> None:
+        """Finds parts and joined matrices of all sizes outside of what is compiled, by steps of the row that is
+        nobody's. A table that grew later would be another one to the compiler.
+        """
+        if not self._looked_up:
+            for size in self._sizes:
+                self._step(self._tokens[:size], self._at([], size))
+            self._looked_up = True
+
+    def _run(self, size: int) -> Next:
+        """A compiled step of what lies in `_tokens` and `_rows`."""
         import torch
 
-        if self.graphs is not None:
-            with torch.no_grad():
-                for size in sorted({self._size(B + 1) for B in range(self.sequences)}):
+        assert self._compiled is not None
+        tokens, rows = self._tokens[:size], self._rows[:size]
+        if self.assembly.system.execution not in GRAPHED:
+            return self._compiled(tokens, rows)
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch._inductor.config.patch({"triton.cudagraph_or_error": True}):  # else without, in silence
+            return self._compiled(tokens, rows)
+
+    def capture(self) -> None:
+        """Captures or compiles the steps of all sizes of a batch, so that no request waits for one."""
+        import torch
+
+        with torch.no_grad():
+            for size in self._sizes:
+                if self.graphs is not None:
                     self._graph(size)
+                elif self._compiled is not None:
+                    self._look_up()
+                    self._at([], size)
+                    self._run(size)
 
     def _size(self, B: int) -> int:
-        """Sequences of the graph that takes a batch of B."""
+        """Sequences of the graph, or of the compiled step, that takes a batch of B."""
         return min(self.sequences, 1 << (B - 1).bit_length())
 
     def _graph(self, size: int) -> tuple[Any, Next]:

@@ -7,7 +7,6 @@ and values' at once, and where one kernel does it, with gate and up and the acti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 from ....registry.store.record import EAGER, PROVIDER
@@ -34,7 +33,7 @@ class Products:
         provider = assembly.implementation("linear", "matmul", device).provider
         own = provider == PROVIDER or (provider != EAGER and {"linear", "matmul"} & assembly.system.parts.keys())
         self._few = FEW if own and dtype != "fp32" else 0
-        self._call = cache(self._made)
+        self._calls: dict[tuple[int, int, int, str], Callable[..., Any]] = {}
         self._whole: dict[tuple[int, ...], Any] = {}
 
     def fused(self, operator: str, part: str, instead: str) -> bool:
@@ -78,15 +77,17 @@ class Products:
         return found
 
     def _joined(self, weights: Sequence[Any]) -> Any:
-        key = tuple(weight.data_ptr() for weight in weights)
+        key = tuple(map(id, weights))  # of the module's parameters, which stay; an address no compiler looks at
         if key not in self._whole:
             self._whole[key] = inference.whole(weights)
         return self._whole[key]
 
     def _multiply(self, x: Any, weight: Any, bias: Any, gated: bool) -> Any:
         width = len(weight) // (2 if gated else 1)
-        call = self._call(len(x), width, x.shape[1], "swiglu" if gated else "none" if bias is None else "bias")
-        return call(a=x, b=weight.t(), bias=bias, gated=gated)
+        key = len(x), width, x.shape[1], "swiglu" if gated else "none" if bias is None else "bias"
+        if key not in self._calls:
+            self._calls[key] = self._made(*key)
+        return self._calls[key](a=x, b=weight.t(), bias=bias, gated=gated)
 
     def _made(self, M: int, N: int, K: int, epilogue: str) -> Callable[..., Any]:
         options = {"layout": "nt", "epilogue": epilogue}

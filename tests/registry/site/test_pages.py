@@ -30,7 +30,7 @@ from kernelmark.registry.site.scaling import scaling
 from kernelmark.registry.site.servers import served
 from kernelmark.registry.site.sizes import glances, swept
 from kernelmark.registry.store.journal import Journal, encode
-from kernelmark.registry.store.record import Request
+from kernelmark.registry.store.record import Exchange, Request
 from kernelmark.registry.views.serving import spreads
 
 from .conftest import BREAK, EXPECTED, HOSTILE, STEP, MakeRun
@@ -573,3 +573,27 @@ def test_a_build_that_is_killed_loses_no_page(
     assert (tmp_path / "run" / "run-01.html").is_file()
     assert (tmp_path / "journals" / "run-01.jsonl.gz").is_file()
     assert build([], tmp_path, Settings(), {}).rows == build(site[2][:2], tmp_path / "whole", Settings(), {}).rows
+
+
+def test_a_runs_page_says_what_kernels_are_worth(literal: Any) -> None:
+    step = literal.case(operator="train", name="B4-tiny", pass_="program")
+    part = literal.case(operator="attention", name="B4-H16")
+    exchanges = tuple(
+        Exchange(f"base+{x}", "base", "attention", "train", "B4-tiny", "attention", "B4-H16", x, "torch", 16)
+        for x in ("fa4", "<b>absent")
+    )
+    rows = [
+        *(literal.record(name, ms, case=step) for name, ms in (("base", 200.0), ("base+fa4", 190.0))),
+        *(literal.record(name, ms, case=part) for name, ms in (("torch", 2.0), ("fa4", 1.5))),
+    ]
+    plain = literal.journal(*rows)
+    journal = dataclasses.replace(
+        plain, header=msgspec.structs.replace(plain.header, request=Request(exchanges=exchanges))
+    )
+    pages, found = Pages("Kernels", "today", None), facts(journal)
+    text = pages.run(journal, run_of(journal, found), found)
+    page = Page(text)
+    assert not page.faults
+    assert "<td>16</td><td>1.33</td><td>1.0417</td><td>1.0526</td><td>–</td><td>10.000</td><td>8.000</td>" in text
+    assert "&lt;b&gt;absent</td>" in text
+    assert 'id="worth"' not in pages.run(plain, run_of(plain, facts(plain)), facts(plain))

@@ -18,7 +18,8 @@ from kernelmark.suite.system import Assembly, System
 from kernelmark.suite.workloads import forward, generate, serve
 from kernelmark.suite.workloads._forward import PartsPasses
 from kernelmark.suite.workloads._generate import PartsGenerates
-from kernelmark.suite.workloads._serving.engine import Next
+from kernelmark.suite.workloads._inference import initial, read
+from kernelmark.suite.workloads._serving.engine import Engine, Next
 
 SAMPLING = Sampling(min_samples=4, max_samples=8, min_seconds=0, max_seconds=60, warmup_s=0)
 TORCH = System("torch")
@@ -106,6 +107,30 @@ def test_a_generation_is_measured(catalog: Catalog, model: str, name: str) -> No
     assert 0 < found["byte_fraction"][0] < 1
     for whole, first in zip(found["generation"], found["first_token"], strict=True):
         assert whole > first
+
+
+@pytest.mark.parametrize("model", ["llama-tiny", "mamba2-tiny"])
+def test_a_compiled_step_is_one_graph_and_right(catalog: Catalog, model: str) -> None:
+    """Traced, and then run as PyTorch's own operators: what compiles them is no part of a test of seconds."""
+    case = a_generation(model)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    system = PartsGenerates(Assembly(System("traced", execution="aot_eager"), catalog), 16)
+    assert generated(case, system).samples["generation_error"][0] < 1e-5
+    counted = torch._dynamo.utils.counters
+    assert not counted["graph_break"]
+    assert counted["stats"]["unique_graphs"] == 1  # of four, of which three are asked for
+    engine = system.engine
+    engine.capture()
+    assert counted["stats"]["unique_graphs"] == 3  # of one, two and three, which is all
+
+
+def test_an_engine_compiles_few_sizes(catalog: Catalog) -> None:
+    chosen = read(a_generation(), catalog)
+    weights = list(initial(chosen, "fp32", 1, torch.device("cpu")))
+    for execution, sequences, said in (("compile", 129, "batches of up to 128"), ("blocks", 1, "by blocks")):
+        with pytest.raises(NotImplementedError, match=said):
+            Engine(Assembly(System("x", execution=execution), catalog), chosen, "fp32", weights, sequences, 32)  # type: ignore[arg-type]  # a word of `Execution`
 
 
 def test_few_of_long_prompts_are_held_to_the_model_in_fp32() -> None:
