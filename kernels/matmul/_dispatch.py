@@ -102,46 +102,55 @@ def estimate(schedule: Schedule, M: int, N: int, K: int, programs: int) -> float
 
 TUNED: dict[tuple[str, int, int, int], tuple[int, bool, int]] = {
     ("16", 64, 24576, 1536): (4, False, 8),
-    ("16", 64, 32768, 512): (3, False, 8),
+    ("16", 64, 32768, 512): (2, False, 8),
     ("16", 128, 24576, 1536): (3, False, 8),
     ("16", 1024, 2112, 7168): (3, False, 8),
-    ("16", 1024, 2880, 2880): (3, False, 8),
-    ("16", 4096, 2112, 7168): (1, False, 8),
+    ("16", 1024, 7168, 16384): (3, False, 8),
+    ("16", 1024, 32768, 512): (1, False, 8),
+    ("16", 4096, 24576, 1536): (1, False, 16),
     ("16_gated", 64, 7168, 2048): (2, False, 8),
     ("16_gated", 64, 7168, 16384): (2, False, 8),
     ("16_gated", 64, 32768, 512): (2, False, 8),
     ("16_gated", 1024, 2880, 2880): (1, False, 8),
+    ("16_gated", 1024, 7168, 2048): (1, False, 8),
     ("16_gated", 1024, 7168, 16384): (1, False, 8),
+    ("16_gated", 4096, 2112, 7168): (2, False, 8),
+    ("16_gated", 8192, 8192, 8192): (0, True, 8),
+    ("fp8", 64, 7168, 16384): (3, False, 8),
     ("fp8", 64, 24576, 1536): (4, False, 8),
     ("fp8", 64, 32768, 512): (2, False, 8),
     ("fp8", 128, 24576, 1536): (3, False, 8),
-    ("fp8", 128, 32768, 512): (3, False, 8),
-    ("fp8", 1024, 2112, 7168): (3, False, 8),
-    ("fp8", 4096, 2112, 7168): (1, False, 8),
-    ("fp8", 4096, 7168, 16384): (1, False, 8),
+    ("fp8", 1024, 2112, 7168): (4, False, 8),
+    ("fp8", 1024, 4096, 7168): (1, False, 8),
     ("fp8_block", 64, 2112, 7168): (3, True, 8),
+    ("fp8_block", 64, 24576, 1536): (2, False, 8),
     ("fp8_block", 64, 32768, 512): (2, False, 8),
     ("fp8_block", 128, 2112, 7168): (3, True, 8),
+    ("fp8_block", 4096, 2880, 2880): (0, False, 8),
+    ("fp8_block", 4096, 32768, 512): (0, False, 8),
     ("fp8_group", 64, 2112, 7168): (2, True, 8),
     ("fp8_group", 64, 32768, 512): (2, False, 8),
     ("fp8_group", 128, 2112, 7168): (2, True, 8),
+    ("fp8_group", 128, 7168, 16384): (1, True, 8),
     ("fp8_group", 128, 32768, 512): (2, False, 8),
     ("fp8_group", 1024, 4096, 7168): (1, True, 8),
     ("fp8_group", 1024, 7168, 16384): (1, True, 8),
     ("fp8_group", 1024, 24576, 1536): (1, True, 8),
-    ("fp8_group", 4096, 2112, 7168): (1, True, 16),
+    ("fp8_group", 1024, 32768, 512): (0, True, 8),
+    ("fp8_group", 4096, 2112, 7168): (1, True, 8),
     ("fp8_group", 4096, 2880, 2880): (1, True, 8),
     ("fp8_group", 4096, 4096, 7168): (1, True, 8),
     ("fp8_group", 4096, 7168, 2048): (1, True, 8),
     ("fp8_group", 4096, 7168, 16384): (1, True, 16),
     ("fp8_group", 4096, 24576, 1536): (1, True, 16),
+    ("fp8_group", 4096, 32768, 512): (0, True, 8),
     ("fp8_group", 8192, 8192, 8192): (1, True, 16),
 }
 """By kind (`GATED` its own), `height` of M, N and K: which of `candidates`, whether tiles are shared out by steps,
 the section."""
 
 
-H200 = "tuning/matmul-h200.jsonl.gz"
+H200 = "tuning/matmul-h200.txt.gz"
 GATED = "16_gated"
 """Gated products of 16-bit numbers."""
 SOURCES: dict[str, str] = dict.fromkeys((SIXTEEN, GATED, FAST, PROMOTED, GROUPED), H200)
@@ -172,7 +181,7 @@ def choice(schedule: Schedule, whole: int, count: int, section: int) -> Choice:
     return Choice(replace(schedule, shared=whole < count), whole, section)
 
 
-GROUPED_SOURCE = "tuning/grouped-h200.jsonl.gz"
+GROUPED_SOURCE = "tuning/grouped-h200.txt.gz"
 """Where what products of groups take was measured, in `registry/reference/`; scales of rows not masked."""
 _BLOCKS = GroupedSchedule(columns=128, step=128, scales="block")
 GROUPED_FP8: dict[str, GroupedSchedule] = {

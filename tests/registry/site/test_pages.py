@@ -591,9 +591,10 @@ def test_a_runs_page_says_what_kernels_are_worth(literal: Any) -> None:
         plain, header=msgspec.structs.replace(plain.header, request=Request(exchanges=exchanges))
     )
     pages, found = Pages("Kernels", "today", None), facts(journal)
-    text = pages.run(journal, run_of(journal, found), found)
+    (text,) = pages.run(journal, run_of(journal, found), found)
     page = Page(text)
     assert not page.faults
     assert "<td>16</td><td>1.33</td><td>1.0417</td><td>1.0526</td><td>–</td><td>10.000</td><td>8.000</td>" in text
     assert "&lt;b&gt;absent</td>" in text
-    assert 'id="worth"' not in pages.run(plain, run_of(plain, facts(plain)), facts(plain))
+    (without,) = pages.run(plain, run_of(plain, facts(plain)), facts(plain))
+    assert 'id="worth"' not in without
