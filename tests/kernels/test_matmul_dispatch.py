@@ -77,17 +77,19 @@ def test_what_is_tuned_is_there():
 
 
 def test_the_table_has_a_journal_and_is_made_of_it():
-    """Each kind has a source that is there, and in it no schedule of a line of the table is slower by much."""
+    """Each kind has a source, and where that is a journal no schedule of a line of the table is slow in it."""
     folder = Path(__file__).parents[2] / "registry" / "reference"
     assert set(dispatch.SOURCES) == {*KINDS, dispatch.GATED}
     times = {}
-    for source in set(dispatch.SOURCES.values()):
+    for source in set(dispatch.SOURCES.values()) - {dispatch.UNKEPT}:
         for text in gzip.decompress((folder / source).read_bytes()).splitlines():
             line = json.loads(text)
             if "nth" in line:
                 at = line["kind"], dispatch.height(line["M"]), line["N"], line["K"]
                 times.setdefault(at, {})[line["nth"], line["shared"], line["section"]] = line["us"]
     for at, chosen in dispatch.TUNED.items():
+        if dispatch.SOURCES[at[0]] == dispatch.UNKEPT:
+            continue
         assert times[at][chosen] < 1.02 * min(times[at].values()), at
     assert (folder / dispatch.GROUPED_SOURCE).is_file()
 

@@ -5,7 +5,7 @@
 
 `time` appends a line (JSON) for each schedule of each shape, and one for cuBLAS where it has the product. Shapes
 are those of plan `matmul`, then random ones, which tell the rule for sizes off the table from the table. Inputs
-are random, as what they are changes a GPU's clock; copies of them take turns, so that no cache holds a weight.
+are random, as what they are changes a GPU's clock; each call comes after a flush of L2, as in the suite's rows.
 `table` prints the lines of `TUNED`: a shape is in it where the fastest schedule beats the rule's by MARGIN.
 That needs no GPU.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import json
-import math
 import multiprocessing
 import random
 import statistics
@@ -41,10 +40,9 @@ GATED = "16_gated"
 KINDS = ("fp8_block", "16", "fp8", GATED, "fp8_group")
 RANDOM = 12
 """Shapes that no plan names, for each kind."""
-BYTES = 160 << 20
-"""Of all copies of the operands together; a cache of 50 MB holds none of them until its turn comes."""
-ROUND_S = 3e-3
-ROUNDS = 5
+FLUSH = 256 << 20
+"""Bytes that are written between two calls: no cache holds an operand then."""
+ROUNDS = 15
 MARGIN = 0.02
 """What the table's schedule must be faster by than the rule's: less is noise."""
 
@@ -116,39 +114,25 @@ def cublas(kind: str) -> Callable[[list[Any]], Any] | None:
     return None
 
 
-def replayed(run: Callable[[list[Any]], Any], sets: list[list[Any]]) -> tuple[torch.cuda.CUDAGraph, int]:
-    """A CUDA graph of some milliseconds of calls, in which the copies take turns, and how many they are."""
-    for x in sets[:2]:
-        run(x)
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    run(sets[0])
-    torch.cuda.synchronize()
-    calls = len(sets) * max(1, round(ROUND_S / (time.perf_counter() - begin) / len(sets)))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(calls):
-            run(sets[i % len(sets)])
-    return graph, calls
-
-
-def microseconds(graphs: dict[Any, tuple[torch.cuda.CUDAGraph, int]]) -> dict[Any, float]:
-    """The median time of a call, of rounds in which all take turns by chance: a GPU that has just worked
-    hard is slower, so that whoever always came first would seem faster.
+def microseconds(runs: dict[Any, Callable[[list[Any]], Any]], sets: list[list[Any]]) -> dict[Any, float]:
+    """The median time of a call, each after a flush of L2, as the suite times it. All take turns by chance: a GPU
+    that has just worked hard is slower, so that whoever always came first would seem faster. The flush is longer
+    than a launch, so that the host is never waited for.
     """
-    taken: dict[Any, list[float]] = defaultdict(list)
-    draw = random.Random(len(graphs))
+    flushed = torch.empty(FLUSH, dtype=torch.int8, device="cuda")
+    taken: dict[Any, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
+    draw = random.Random(len(runs))
     for number in range(ROUNDS + 1):
-        for name in draw.sample(list(graphs), len(graphs)):
-            graph, calls = graphs[name]
+        for name in draw.sample(list(runs), len(runs)):
+            flushed.zero_()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-            graph.replay()
+            runs[name](sets[number % len(sets)])
             end.record()
-            end.synchronize()
             if number:  # the first warms up
-                taken[name].append(begin.elapsed_time(end) * 1e3 / calls)
-    return {name: round(statistics.median(x), 3) for name, x in taken.items()}
+                taken[name].append((begin, end))
+    torch.cuda.synchronize()
+    return {name: round(statistics.median(a.elapsed_time(b) for a, b in x) * 1e3, 3) for name, x in taken.items()}
 
 
 def compiled(work: tuple[str, int, bool]) -> None:
@@ -164,8 +148,7 @@ def compiled(work: tuple[str, int, bool]) -> None:
 def timed(kind: str, shape: Shape) -> Iterator[dict[str, Any]]:
     """A line for each schedule of one product."""
     first = operands(kind, shape)
-    size = sum(x.numel() * x.element_size() for x in first if x is not None)
-    sets = [first, *(operands(kind, shape) for _ in range(min(31, max(1, math.ceil(BYTES / size) - 1))))]
+    sets = [first, operands(kind, shape)]
     said = dict(zip(("kind", "M", "N", "K"), (kind, *shape), strict=True))
     calls = {variant: call(kind, shape, variant) for variant in variants(kind, shape[0])}
     runs: dict[Any, Callable[[list[Any]], Any]] = {name: run for name, run in calls.items() if run is not None}
@@ -179,7 +162,7 @@ def timed(kind: str, shape: Shape) -> Iterator[dict[str, Any]]:
         off[variant] = ((first[2].float() - known).norm() / known.norm()).item()
     if (other := cublas(kind)) is not None:
         runs["cublas"] = other
-    for name, us in microseconds({name: replayed(run, sets) for name, run in runs.items()}).items():
+    for name, us in microseconds(runs, sets).items():
         if name == "cublas":
             yield {**said, "by": name, "us": us}
         else:
