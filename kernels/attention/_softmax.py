@@ -69,8 +69,8 @@ def reciprocal(x):  # type: ignore[no-untyped-def]  # Triton's types are its own
 @gluon.jit
 def capped(s, INNER: gl.constexpr, dtype: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """tanh(S·INNER) of products of queries and keys; these themselves where INNER is 0. `dtype` is what P is
-    rounded to: in bf16 the error of `tanh` moves P by less than rounding does; in fp16 it would be the largest of
-    all, so that two instructions compute what one does.
+    rounded to: in bf16 the bound of `tanh`'s error is that of this rounding for a score of 4; in fp16 it could be
+    the largest error of all, so that two instructions compute what one does.
     """
     if INNER > 0:
         if dtype == gl.bfloat16:
