@@ -58,11 +58,6 @@ FEW_ROWS = "20261123-081856-bbe4"
 LOW_PRECISION = "20261123-082722-9519"
 PEERS = "20261123-192217-684f"
 STEPS = ("train-llama", "train-gpt2", "scaling-gpt2", "precision-gpt2")
-GRAPHS = ("train-llama-2", "train-gpt2-b8", "precision-1b")
-"""Newer code, with steps by a CUDA graph; their peak memory leaves out what graphs hold."""
-WHILE_COMPILING = """One replicate each, as above. FlashAttention 2 was compiled on that host meanwhile, on all
-of its cores, at the lowest priority: rows that launches bind, as `torch_compile_blocks` of GPT-2 at B 8, say nothing of a
-quiet host."""
 WORTH = "worth-gpt2"
 TRUTHS = ("truth/worth-1", "truth/worth-2")
 """An exchange for PyTorch's own norm with a delay before it, on two hosts."""
@@ -183,7 +178,6 @@ def page() -> str:
         *_every("Low precision and mixtures of experts beside vLLM and DeepGEMM", PEERS),
         *_every("Products of up to 16 rows", FEW_ROWS),
         *_steps(),
-        *_graph_steps(),
         *_every("A training step before, beside other systems", TRAIN),
         *_every("Launches and optimizer states in a training step", TECHNIQUES),
         *_worth(),
@@ -427,21 +421,6 @@ def _steps() -> list[str]:
         f"of one at B 64 {figures.number(large / 8)} ms. The rest is the host's, which launches kernel by kernel: "
         "*What a call costs the host*, below. Such rows say as much of the host as of kernels."
     )
-    return parts
-
-
-def _graph_steps() -> list[str]:
-    """Training steps of newer code, some by a CUDA graph, without their memory."""
-    columns = (
-        _number("ms"),
-        _number("tokens/s", "tokens_per_s", 5),
-        _share("MFU", "mfu"),
-        _share("of the limit", "limit_fraction"),
-        BEST,
-    )
-    parts = ["## Training steps again, by CUDA graphs too", WHILE_COMPILING]
-    for run in GRAPHS:
-        parts += [_where(journal(run)), _programs(run, columns)]
     return parts
 
 

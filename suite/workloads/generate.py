@@ -21,7 +21,6 @@ from ..operator import BYTES
 from ..system import Assembly
 from . import _inference as inference
 from ._generate import PartsGenerates
-from ._pools import peak
 from ._random import generator
 from ._recipe import PEAK_BF16
 from ._serving import engine
@@ -314,7 +313,7 @@ class Run:
             self.whole.append(took)
             self.watch.read(len(self.steps) - len(edges) + 1, len(self.steps))
         if self.cuda:  # before the model in fp32 lies beside the system's
-            self.peak = float(peak())
+            self.peak = float(torch.cuda.max_memory_allocated())
 
     def summarize(self) -> Measurement:
         """What is recorded."""

@@ -31,7 +31,6 @@ from . import _muon as muon
 from ._arms import ArmTrainer
 from ._hooks import HOOKS, way
 from ._parallel import WAYS
-from ._pools import peak
 from ._recipe import HYPERPARAMETERS, STATES, Recipe, recipe
 from ._split import DIVIDED
 from ._trainer import PartsTrainer
@@ -495,7 +494,7 @@ class Program:
         if self.cuda:
             import torch
 
-            now = (peak(), torch.cuda.max_memory_reserved())
+            now = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
             self.peaks = (max(self.peaks[0], now[0]), max(self.peaks[1], now[1]))
 
     def summarize(self, samples: list[float], watch: Watch) -> Measurement:
