@@ -424,8 +424,8 @@ def _steps() -> list[str]:
         "Another program compiled in up to ten jobs on the host's sixteen cores, at the lowest priority, so that "
         "what launches kernel by kernel waits: PyTorch's compiled layers of GPT-2 took twice as long as above. "
         "No other compiled system of GPT-2 was reached, torch.compile's own graphs (`reduce_overhead`) without "
-        "kernels of ours least of all, so that no ratio of that table is one of kernels. Peak memory of a graph "
-        "leaves its pool out; reserved is what the allocator held in all.",
+        "kernels of ours least of all, so that no ratio of that table is one of kernels. In these runs peak "
+        "memory of a graph leaves its pool out; reserved is what the allocator held in all.",
     ]
     for run in GRAPHED:
         parts += [_where(journal(run)), _programs(run, (*columns, _size("reserved", "peak_reserved")))]
