@@ -58,6 +58,8 @@ FEW_ROWS = "20261123-081856-bbe4"
 LOW_PRECISION = "20261123-082722-9519"
 PEERS = "20261123-192217-684f"
 STEPS = ("train-llama", "train-gpt2", "scaling-gpt2", "precision-gpt2")
+GRAPHED = ("train-llama-graph", "train-gpt2-graphs", "precision-1b")
+"""Training steps on a host whose cores compiled something else at the same time."""
 WORTH = "worth-gpt2"
 TRUTHS = ("truth/worth-1", "truth/worth-2")
 """An exchange for PyTorch's own norm with a delay before it, on two hosts."""
@@ -104,7 +106,10 @@ every row."""
 COMMITTED_ANEW = {"c7ddef66a577": "c23940f"}
 """Commits of runs that this history has under another name; `registry/reference/README.md` says why."""
 
-RAN_WITH = dict.fromkeys((RANKS, CONTEXT, DECODING, SERVER), "02f2b29")
+RAN_WITH = {
+    **dict.fromkeys((RANKS, CONTEXT, DECODING, SERVER), "02f2b29"),
+    **dict.fromkeys(GRAPHED, "a143950"),
+}
 """Runs from files of another commit than their header names; `registry/reference/README.md` says why."""
 
 FEW_ALLOWED = "2026-11-21T11:20"
@@ -420,6 +425,23 @@ def _steps() -> list[str]:
         f"GPT-2 at B 8 is not bound by the device: by ours a step takes {figures.number(small)} ms, and an eighth "
         f"of one at B 64 {figures.number(large / 8)} ms. The rest is the host's, which launches kernel by kernel: "
         "*What a call costs the host*, below. Such rows say as much of the host as of kernels."
+    )
+    parts += [
+        "### In graphs, beside a host at work",
+        "Another program compiled in up to ten jobs on the host's sixteen cores, at the lowest priority, so that "
+        "what launches kernel by kernel waits: PyTorch's compiled layers of GPT-2 took twice as long as above. "
+        "No other compiled system of GPT-2 was reached, torch.compile's own graphs (`reduce_overhead`) without "
+        "kernels of ours least of all, so that no ratio of that table is one of kernels. In these runs peak "
+        "memory of a graph leaves its pool out; reserved is what the allocator held in all.",
+    ]
+    for run in GRAPHED:
+        parts += [_where(journal(run)), _programs(run, (*columns, _size("reserved", "peak_reserved")))]
+    narrow, wide = (
+        _value(_row("precision-1b", x)) for x in ("kernelmark_fp8_rowwise", "kernelmark_compile_blocks")
+    )
+    parts.append(
+        f"Eight layers of the 1.3B decoder in FP8 by rows take {figures.ratio(narrow / wide)} the time of bf16, "
+        "both by ours: the one eager, the other with compiled layers, on that host."
     )
     return parts
 

@@ -24,6 +24,7 @@ from ..workload import Workload
 from . import _inference as inference
 from ._expected import random_step
 from ._forward import PartsPasses
+from ._peaks import peak_allocated
 from ._random import generator
 from ._recipe import PEAK_BF16
 
@@ -65,7 +66,7 @@ METRICS = (
         judged=Ratio(test="median"),
         label="peak memory",
         shown="table",
-        about="Most bytes that tensors took at a time, weights among them.",
+        about="Most bytes that tensors took at a time, weights among them, and the pools of CUDA graphs.",
     ),
     Metric("memory_per_sample", "B", across="maximum", about="Peak memory less the weights, over the batch."),
     Metric("first_pass", "ms", about="The first pass, with what is compiled and tuned at it."),
@@ -252,9 +253,7 @@ class Run:
         """Peak memory of the device; a CPU's allocator keeps no account."""
         if not self.cuda:
             return {}
-        import torch
-
-        peak = torch.cuda.max_memory_allocated()
+        peak = peak_allocated()
         chosen = read(self.case)
         weights = chosen.model.parameters(chosen.configuration) * BYTES[self.case.dtype]
         return {

@@ -21,6 +21,7 @@ from ..operator import BYTES
 from ..system import Assembly
 from . import _inference as inference
 from ._generate import PartsGenerates
+from ._peaks import peak_allocated
 from ._random import generator
 from ._recipe import PEAK_BF16
 from ._serving import engine
@@ -94,7 +95,7 @@ METRICS = (
         judged=Ratio(test="median"),
         label="peak memory",
         shown="table",
-        about="Most bytes that tensors took at a time, weights and cache among them.",
+        about="Most bytes that tensors took at a time, weights and cache among them, and graphs' pools.",
     ),
     Metric("weight_bytes", "B", better="neither", label="weights", about="Bytes of the weights."),
     Metric(
@@ -313,7 +314,7 @@ class Run:
             self.whole.append(took)
             self.watch.read(len(self.steps) - len(edges) + 1, len(self.steps))
         if self.cuda:  # before the model in fp32 lies beside the system's
-            self.peak = float(torch.cuda.max_memory_allocated())
+            self.peak = float(peak_allocated())
 
     def summarize(self) -> Measurement:
         """What is recorded."""

@@ -31,6 +31,7 @@ from . import _muon as muon
 from ._arms import ArmTrainer
 from ._hooks import HOOKS, way
 from ._parallel import WAYS
+from ._peaks import peak_allocated
 from ._recipe import HYPERPARAMETERS, STATES, Recipe, recipe
 from ._split import DIVIDED
 from ._trainer import PartsTrainer
@@ -103,7 +104,7 @@ METRICS = (
         across="maximum",
         judged=Ratio(test="median"),
         shown="table",
-        about="Most bytes that tensors took at a time, weights and states among them.",
+        about="Most bytes that tensors took at a time, weights and states among them, and graphs' pools.",
     ),
     Metric("peak_reserved", "B", across="maximum", about="Most bytes that the allocator held."),
     HOST_PEAK,
@@ -494,7 +495,7 @@ class Program:
         if self.cuda:
             import torch
 
-            now = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+            now = (peak_allocated(), torch.cuda.max_memory_reserved())
             self.peaks = (max(self.peaks[0], now[0]), max(self.peaks[1], now[1]))
 
     def summarize(self, samples: list[float], watch: Watch) -> Measurement:
