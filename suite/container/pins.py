@@ -54,8 +54,8 @@ def check(folder: Path) -> list[str]:
 
 
 def _other_wheel(folder: Path, image: Image) -> list[str]:
-    """What the image's wheel is, where that is not what its sources are. What stands behind a + in its version does
-    not count: it says that the wheel is not the whole of them.
+    """What the image's wheel is, where that is not what its sources are. What stands behind a + in its version
+    says that the wheel is not the whole of them, and does not count.
     """
     if not image.wheel or not all((folder / x).is_file() for x in (image.wheel, image.sources)):
         return []
