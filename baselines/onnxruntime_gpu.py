@@ -1,4 +1,4 @@
-"""ONNX Runtime on an NVIDIA GPU, by its CUDA provider: the graphs of `onnxruntime.py`. Not run on a GPU yet.
+"""ONNX Runtime on an NVIDIA GPU, by its CUDA provider: the graphs of `onnxruntime.py`. Not measured on a GPU yet.
 
 It works on a stream of its own and ends each run by waiting for it, which events on torch's stream do not see.
 Here it is told not to wait, and its stream is joined to torch's before and after each call. (It cannot be given

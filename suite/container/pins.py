@@ -54,11 +54,13 @@ def check(folder: Path) -> list[str]:
 
 
 def _other_wheel(folder: Path, image: Image) -> list[str]:
-    """What the image's wheel is, where that is not what its sources are."""
+    """What the image's wheel is, where that is not what its sources are. What stands behind a + in its version
+    says that the wheel is not the whole of them, and does not count.
+    """
     if not image.wheel or not all((folder / x).is_file() for x in (image.wheel, image.sources)):
         return []
     wheel, sources = (prebuilt.pinned((folder / x).read_text()) for x in (image.wheel, image.sources))
-    if wheel == sources:
+    if {name: version.partition("+")[0] for name, version in wheel.items()} == sources:
         return []
     said = " and ".join(", ".join(f"{x} {y}" for x, y in found.items()) for found in (wheel, sources))
     return [f"{image.wheel} and {image.sources} are not of one version: {said}"]

@@ -65,6 +65,15 @@ def test_the_wheel_of_the_lock_is_taken_and_said(house):
     assert house.folder / path in build.files(house.folder, house.image)
 
 
+def test_a_label_of_its_version_is_part_of_its_name(house):
+    house.given()
+    (house.folder / LOCK).write_text(f"some-thing==1.2.post1+part --hash=sha256:{HASH}\n")
+    assert prebuilt.found(house.folder, house.image) is None
+    name = NAME.replace("post1", "post1+part")
+    house.given(name=name)
+    assert prebuilt.found(house.folder, house.image) == prebuilt.Wheel(prebuilt.FOLDER / name, HASH)
+
+
 def test_another_wheel_of_that_name_is_refused(house):
     house.given(b"another wheel")
     said = rf"docker/wheels/{NAME} is not the wheel that {LOCK} names: its sha256 is"
@@ -86,9 +95,11 @@ def test_a_wheel_without_sources_is_no_wheel(house):
 
 def test_wheel_and_sources_are_of_one_version(house):
     assert pins._other_wheel(house.folder, house.image) == []
+    (house.folder / LOCK).write_text(f"some-thing==1.2.post1+part --hash=sha256:{HASH}\n")
+    assert pins._other_wheel(house.folder, house.image) == []
     (house.folder / SOURCES).write_text(f"some-thing==1.4 --hash=sha256:{'0' * 64}\n")
     assert pins._other_wheel(house.folder, house.image) == [
-        f"{LOCK} and {SOURCES} are not of one version: some_thing 1.2.post1 and some_thing 1.4"
+        f"{LOCK} and {SOURCES} are not of one version: some_thing 1.2.post1+part and some_thing 1.4"
     ]
 
 
