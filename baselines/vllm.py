@@ -97,7 +97,7 @@ def fp8_matmul_deep_gemm(case: Any) -> Call:
 
 @serving
 def grouped_fp8_matmul_deep_gemm(case: Any) -> Call:
-    """DeepGEMM's grouped products, of the copy that vLLM ships. Not run on a GPU yet."""
+    """DeepGEMM's grouped products, of the copy that vLLM ships."""
     return deep_gemm.grouped_product(case, _deep_gemm())
 
 
@@ -128,7 +128,7 @@ def _quantized(ops: Any, x: Any, norm_weight: Any, eps: float) -> tuple[Any, Any
 
 @serving
 def quantized_linear(case: Any) -> Call:
-    """The fused quantization, then `cutlass_scaled_mm` of 1×128 by 128×128. Not run on a GPU yet."""
+    """The fused quantization, then `cutlass_scaled_mm` of 1×128 by 128×128."""
     import torch
 
     ops = _library("ops")
@@ -147,7 +147,7 @@ def quantized_linear(case: Any) -> Call:
 @serving
 def moe(case: Any) -> Call:
     """`fused_experts`, Triton's unless vLLM has a table for another, after its router by PyTorch, which gives bf16
-    logits as its models do. Not run on a GPU yet.
+    logits as its models do.
     """
     from vllm.model_executor.layers.fused_moe import fused_experts
     from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
@@ -178,7 +178,7 @@ def moe_triton_kernels(case: Any) -> Call:
 @serving
 def mx_matmul_marlin(case: Any) -> Call:
     """Marlin: weights in four bits widened on their way to the matrix units. It lays the weight out anew in the
-    call, which a server does once. Not run on a GPU yet.
+    call, which a server does once.
     """
     import torch
     from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4 as marlin
@@ -791,7 +791,7 @@ def serve(case: Any) -> _Serve:
 
 
 def generate(case: Any) -> _vllm_engine.Generate:
-    """vLLM's engine in the worker's process. Not run on a GPU yet."""
+    """vLLM's engine in the worker's process."""
     return _vllm_engine.Generate()
 
 

@@ -108,7 +108,7 @@ COMMITTED_ANEW = {"c7ddef66a577": "c23940f"}
 
 RAN_WITH = {
     **dict.fromkeys((RANKS, CONTEXT, DECODING, SERVER), "02f2b29"),
-    **dict.fromkeys(GRAPHED, "a143950"),
+    **dict.fromkeys((*GRAPHED, PEERS, *DECODE[2:]), "a143950"),
 }
 """Runs from files of another commit than their header names; `registry/reference/README.md` says why."""
 

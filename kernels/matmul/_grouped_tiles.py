@@ -46,16 +46,17 @@ def _list_rows(  # type: ignore[no-untyped-def]  # Triton's types are its own
     tl.store(total, found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["room"])
 def _list_counted(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    counts, groups, rows, total, starts, E,
+    counts, groups, rows, total, starts, E, room,
     HEIGHT: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program. Rows of a group count from its own first one, or, compact, all groups' follow each other, each
-    from the beginning of a tile: then `starts` gets where each begins.
+    """One program. A count beyond a group's `room` is taken for it: what lies behind the list is not its. Rows of
+    a group count from its own first one, or, compact, all groups' follow each other, each from the beginning of a
+    tile: then `starts` gets where each begins.
     """
     group = tl.arange(0, WIDE)
-    count = tl.load(counts + group, group < E, 0)
+    count = tl.minimum(tl.load(counts + group, group < E, 0), room)
     own = (count + HEIGHT - 1) // HEIGHT
     ends = tl.cumsum(own, 0)
     if KIND == COMPACT:
@@ -91,7 +92,7 @@ def masked(counts: torch.Tensor, height: int, rows: int) -> TileList:
     """Of groups with room for `rows` each, of which so many count (E,): rows count from a group's first one."""
     E = counts.numel()
     tiles = _room(counts, height, E * cdiv(rows, height))
-    _list(counts, tiles, tiles.total, "masked")
+    _list(counts, tiles, tiles.total, rows, "masked")
     return tiles
 
 
@@ -101,14 +102,14 @@ def compact(counts: torch.Tensor, height: int, rows: int) -> tuple[TileList, tor
     # Each group that has rows leaves one tile at most unfilled.
     tiles = _room(counts, height, rows // height + min(E, rows))
     starts = torch.empty_like(counts)
-    _list(counts, tiles, starts, "compact")
+    _list(counts, tiles, starts, rows, "compact")
     return tiles, starts
 
 
-def _list(counts: torch.Tensor, tiles: TileList, starts: torch.Tensor, kind: str) -> None:
+def _list(counts: torch.Tensor, tiles: TileList, starts: torch.Tensor, room: int, kind: str) -> None:
     wide = power_of_2(counts.numel())
     with on(counts):
         _list_counted[(1,)](
-            counts, tiles.groups, tiles.rows, tiles.total, starts, counts.numel(), tiles.height, kind, wide,
+            counts, tiles.groups, tiles.rows, tiles.total, starts, counts.numel(), room, tiles.height, kind, wide,
             max(1, 4096 // wide), num_warps=4,
         )  # fmt: skip

@@ -1,8 +1,9 @@
 """A feed-forward of experts (Shazeer et al., arXiv 1701.06538): router, top-k, gated products by expert,
 combination.
 
-Tokens are neither copied nor sorted: the products gather the rows that a list names, and write them to the token's
-place. In 8 bits the gated product quantizes its result itself, which is never in memory in 16 bits.
+In the portable kernels tokens are neither copied nor sorted: the products gather the rows that a list names, and
+write them to the token's place; for Hopper they are copied to their experts' rows (`_experts_hopper.py`). In 8
+bits the gated product quantizes its result itself, which is never in memory in 16 bits.
 """
 
 from __future__ import annotations

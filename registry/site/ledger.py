@@ -16,7 +16,7 @@ import msgspec
 from ..errors import InputError
 from .facts import Fact, Run
 
-LAYOUT = 4
+LAYOUT = 5
 """Raised when the tables or what is in them change."""
 DRAWN = 500
 """Newest runs of a row that pages are made of: older ones are in `rows.csv` and on their runs' pages."""

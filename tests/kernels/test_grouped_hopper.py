@@ -42,6 +42,12 @@ def test_masked_tiles(counts, height, more):
     assert listed(tiles) == want
 
 
+def test_more_rows_than_a_group_has_room_for_have_no_tile():
+    """What lies behind the list stays as it was."""
+    tiles = grouped_tiles.masked(numbers([1000, 3, 200]), 64, 100)
+    assert listed(tiles) == [(0, 0), (0, 64), (1, 0), (2, 0), (2, 64)]
+
+
 @settings(max_examples=40, deadline=None)
 @given(COUNTS, st.sampled_from([64, 128]))
 def test_compact_tiles(counts, height):

@@ -36,8 +36,8 @@ WEIGHTS = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168
 """(N, K) of plan `matmul`."""
 ROWS = (64, 128, 1024, 4096)
 SQUARE = (8192, 8192, 8192)
-GATED = "16_gated"
-KINDS = ("fp8_block", "16", "fp8", GATED, "fp8_group")
+GATED = dispatch.GATED
+KINDS = tuple(dispatch.SOURCES)
 RANDOM = 12
 """Shapes that no plan names, for each kind."""
 FLUSH = 256 << 20
