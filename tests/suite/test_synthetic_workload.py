@@ -141,7 +141,7 @@ def test_it_goes_the_whole_way(folder, tmp_path):
 
     page = render([journal])
     assert "Rate widgets/s" in page
-    assert "Loss nat over at" in page
+    assert "Loss nat over time" in page
     assert "further right is better" in page
 
     made = {x.identity: x for x in entries(journal)}["learn/N1-fp32/fast/cold"]

@@ -91,4 +91,4 @@ def test_the_page_says_whether_it_is_as_good(journal: Journal) -> None:
     assert "far: 3.000 % [" in drawing
     assert drawing.count("<path") >= 2 * 3, "a line and a band an arm"
     curves = page[page.index('id="run1-converge"') :]
-    assert "its band holds all of them" in curves
+    assert "in a band that holds all of them" in curves

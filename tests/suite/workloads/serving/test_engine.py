@@ -178,5 +178,5 @@ def test_what_no_engine_runs(catalog: Catalog) -> None:
     found = chosen(catalog.models, "gpt2-tiny")
     with pytest.raises(NotImplementedError, match="positions for 256 tokens, not 300"):
         Engine(Assembly(System("torch"), catalog), found, "fp32", [], 1, 300)
-    with pytest.raises(NotImplementedError, match="not by compile"):
-        Engine(Assembly(System("x", execution="compile"), catalog), found, "fp32", [], 1, 30)
+    with pytest.raises(NotImplementedError, match="not by blocks"):
+        Engine(Assembly(System("x", execution="blocks"), catalog), found, "fp32", [], 1, 30)
