@@ -65,8 +65,8 @@ def test_specialised_has_pairs_of_tiles(catalog, monkeypatch, D, mask):
     monkeypatch.setattr(hopper.paired, "forward", lambda *given: taken.append(given[5:]))
     _, inputs, call = stage(catalog, "specialised", "bf16", "forward", mask, S=1024, D=D)
     call(**inputs)
-    ((causal, window, schedule),) = taken
-    assert (causal, window) == (mask == "causal", 0)
+    ((causal, window, schedule, sinks, cap),) = taken
+    assert (causal, window, sinks, cap) == (mask == "causal", 0, None, 0)
     assert schedule == hopper.paired.SCHEDULES[D, causal]
 
 
