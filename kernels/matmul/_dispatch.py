@@ -173,7 +173,7 @@ TUNED: dict[tuple[str, int, int, int], tuple[int, bool, int]] = {
 the section."""
 
 
-UNKEPT = "one NVIDIA H200, 22 November 2026, each call after a flush of L2; no journal of it was kept"
+UNKEPT = "one NVIDIA H200, 22 November 2026; no journal of it was kept"
 TURNS = "tuning/matmul-h200.txt.gz"
 GATED = "16_gated"
 """Gated products of 16-bit numbers."""
@@ -184,8 +184,8 @@ SOURCES: dict[str, str] = {
 """By kind, where the table was measured: a journal in `registry/reference/`, made by
 `tests/kernels/tune_matmul.py`, or that there is none. That journal has calls one after the other, and ranks
 schedules of few rows otherwise than calls after a flush do: (64, 7168, 16384) in blocks took 42 µs there by what
-takes 73 µs after one. So the kinds that were measured after a flush keep their lines until there is a journal of
-that."""
+takes 73 µs after one, where the older line had taken 58. So the kinds that have older lines keep them until there
+is a journal of calls after a flush."""
 
 
 def height(M: int) -> int:
