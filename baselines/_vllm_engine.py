@@ -57,10 +57,6 @@ class Given:
         return self._sampler(logits, batch)
 
 
-_made: list[bool] = []
-"""Whether this process made an engine: a second one fails in what vLLM compiled, or in its CUDA graphs' pool."""
-
-
 class Generate:
     """`LLMEngine`, stepped here, as `LLM` has it but for prefixes, which it would keep from one generation to the
     next: scheduled a step ahead, compiled, in CUDA graphs. Prompts are read in pieces as its scheduler cuts them,
@@ -76,9 +72,6 @@ class Generate:
         import torch
         from vllm import LLM
 
-        if _made:
-            raise NotImplementedError("vLLM's engine fails when a process makes a second: run this case alone")
-        _made.append(True)
         longest = max(S + N, LONGEST)
         config = _transformers_models.configuration(chosen, longest)
         if config.model_type not in ARCHITECTURES:

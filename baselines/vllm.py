@@ -19,6 +19,7 @@ from ._terms import Call, forcing, forward_only, refusing
 REQUIRES = ("vllm",)
 ENVIRONMENT = "vllm"
 DEVICES = ("cuda",)
+ONCE = ("vllm_engine",)  # a second one fails in what the first compiled, or in its CUDA graphs' pool
 
 serving = forward_only("vLLM")
 

@@ -60,6 +60,8 @@ class Implementation:
     root: Path | None = None
     no_environment: str = ""
     """Why no command makes its environment, and what to do; empty where one does."""
+    once: bool = False
+    """Whether a process can have it once only: another case of it takes another process."""
     assembled: bool = False
     """Whether it is a system of parts, which is asked for by its name: its provider's is that of the plain one."""
 
@@ -368,6 +370,7 @@ class Catalog:
         if not isinstance(environment, str) or not _ENVIRONMENT.fullmatch(environment):
             raise InputError(f"{path}: ENVIRONMENT must be a name of letters, digits, - and _.")
         no_environment = str(getattr(module, "NO_ENVIRONMENT", ""))
+        once = _names(getattr(module, "ONCE", ()), path, "ONCE")
         for operator, factories in module.IMPLEMENTATIONS.items():
             if not isinstance(factories, dict):
                 raise InputError(f"{path}: IMPLEMENTATIONS[{operator!r}] must be a dict of factories.")
@@ -385,6 +388,7 @@ class Catalog:
                         load=lambda factory=factory: factory,  # type: ignore[misc]  # mypy cannot type the default
                         root=root.folder,
                         no_environment=no_environment,
+                        once=implementation in once,
                     )
 
 

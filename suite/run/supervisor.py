@@ -148,6 +148,19 @@ class Lost:
     reason: str
 
 
+def one_process(cells: Mapping[int, Cell]) -> Iterator[tuple[int, Cell]]:
+    """The cells that the next process measures, with their places: in their order, up to the second one of an
+    implementation that a process can have once only.
+    """
+    had = set()
+    for index, cell in cells.items():
+        if cell.implementation.once:
+            if cell.implementation.name in had:
+                return
+            had.add(cell.implementation.name)
+        yield index, cell
+
+
 def nothing_runs(ended: Sequence[Record]) -> InputError:
     """The message where not one cell can run here: each reason once, in the words that `kernelmark list` has."""
     reasons = Counter((x.status, x.reason) for x in ended)
@@ -417,7 +430,7 @@ class Run:
                 replicate=replicate,
                 cells=tuple(
                     TaskCell(i, x.case, x.implementation.name, x.cache, dict(self.pinned.get(x.identity, {})))
-                    for i, x in left.items()
+                    for i, x in one_process(left)
                 ),
                 sampling=self.plan.sampling,
                 roots=self.roots,

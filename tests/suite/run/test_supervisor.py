@@ -514,6 +514,43 @@ def test_a_kernel_that_writes_to_the_pipe_forges_nothing(make, root):
     assert journal.footers[0].complete
 
 
+ONCE = '''
+had = []
+
+
+def first_only(case):
+    if had:
+        raise RuntimeError("this process had one")
+    had.append(case)
+    return lambda x: x * 2
+
+
+REQUIRES = ("torch",)
+ONCE = ("engine",)
+IMPLEMENTATIONS = {"double": {"engine": first_only}}
+'''
+
+
+def test_what_a_process_has_once_only_gets_one_for_each_case(make, root):
+    (root / "baselines" / "engines.py").write_text(ONCE)
+    names = ("engine", "plain")
+    path = make(N=(16, 32, 64), implementations=names, replicates=2).execute()
+    journal = read(path)
+    assert {(x.implementation, x.status) for x in journal.records} == {("engine", "ok"), ("plain", "ok")}
+    assert len(journal.records) == 2 * 3 * 2
+
+
+def test_a_process_measures_up_to_the_second_of_what_it_has_once():
+    def cell(name, once):
+        return SimpleNamespace(implementation=SimpleNamespace(name=name, once=once))
+
+    plain, engine, other = cell("plain", False), cell("engine", True), cell("other", True)
+    cells = {3: plain, 4: engine, 5: plain, 7: other, 8: engine, 9: plain}
+    assert [i for i, _ in supervisor.one_process(cells)] == [3, 4, 5, 7]
+    assert [i for i, _ in supervisor.one_process({8: engine, 9: plain})] == [8, 9]
+    assert [i for i, _ in supervisor.one_process({})] == []
+
+
 def test_a_time_that_no_device_can_reach_is_refused(make, monkeypatch):
     monkeypatch.setattr(supervisor, "least_ms", lambda *given: 1e6)
     (record,) = read(make().execute()).records
