@@ -7,6 +7,9 @@ that part alone. The suite times it alone too, in forward passes, as the column 
 tables); the time of the call is what the user pays, conversion included. In passes with gradients the
 conversion has a part in backward that this function does not do, so there it is not timed. A strided view that
 the library takes as it is costs nothing and is no conversion.
+
+Of a weight that a model keeps, what a library makes once when it loads the model is made once here too, and not in
+each call: `keeping`.
 """
 
 from __future__ import annotations
@@ -23,6 +26,24 @@ def forcing(call: Call, conversion: Call) -> Call:
     """`call`, which does `conversion` as a part of its work."""
     call.conversion = conversion  # type: ignore[attr-defined]  # functions take attributes
     return call
+
+
+def keeping(prepare: Call, *names: str) -> Call:
+    """What `prepare` makes of the inputs `names`, weights that a model keeps (`Operator.weights`): made once, as
+    when a model is loaded, and anew where PyTorch counts a write to one of them since, or it lies elsewhere.
+    """
+    held: tuple[Any, Any] | None = None
+
+    def prepared(**inputs: Any) -> Any:
+        nonlocal held
+        given = {name: inputs[name] for name in names}
+        at = [(x.data_ptr(), x._version) for x in given.values() if x is not None]
+        if held is None or held[0] != at:
+            held = None  # its memory first
+            held = at, prepare(**given)
+        return held[1]
+
+    return prepared
 
 
 def sparing(call: Call) -> Call:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ._products import by_rows_of_k
-from ._terms import Call, forcing, refusing
+from ._terms import Call, keeping, refusing
 
 
 def matmul(case: Any) -> Call:
@@ -39,7 +39,7 @@ def matmul(case: Any) -> Call:
     return in_tf32 if case.dtype == "fp32" else product
 
 
-def _widened(q: Any, scales: Any, format: str, scale: Any) -> Any:
+def _widened(q: Any, scales: Any, format: str) -> Any:
     """A weight of a block format in bf16, by PyTorch's operations; a scale of the whole tensor is left out."""
     import torch
 
@@ -66,7 +66,22 @@ def mx_matmul(case: Any) -> Call:
     """
 
     def call(x: Any, q: Any, scales: Any, format: str, scale: Any, scale_x: Any) -> Any:
-        y = _in_bf16(x, scale_x) @ _widened(q, scales, format, scale).t()
+        y = _in_bf16(x, scale_x) @ _widened(q, scales, format).t()
+        return y if scale is None else y * scale
+
+    return call
+
+
+def mx_matmul_bf16(case: Any) -> Call:
+    """`torch.matmul` with the weight in bf16, to which it is widened once as a model is loaded: the product that a
+    smaller format is to beat.
+    """
+    if case.dtype != "bf16":
+        raise NotImplementedError("inputs in E4M3 are not multiplied with a weight in bf16")
+    kept = keeping(lambda q, scales: _widened(q, scales, case.options["format"]), "q", "scales")
+
+    def call(x: Any, q: Any, scales: Any, format: str, scale: Any, scale_x: Any) -> Any:
+        y = x @ kept(q=q, scales=scales).t()
         return y if scale is None else y * scale
 
     return call
@@ -109,7 +124,7 @@ def sparse24_fp8_matmul(case: Any) -> Call:
 
 def sparse24_fp8_matmul_cusparselt(case: Any) -> Call:
     """cuSPARSELt by `torch._cslt_sparse_mm`, which knows no scale a row: they are multiplied by after it. The
-    weight is compressed in the call, as a conversion; its algorithm is searched for at the first call.
+    weight is compressed once, as a model is loaded; its algorithm is searched for at the first call.
     """
     import torch
 
@@ -122,7 +137,7 @@ def sparse24_fp8_matmul_cusparselt(case: Any) -> Call:
 
 def sparse24_matmul_cusparselt(case: Any) -> Call:
     """cuSPARSELt by `torch._cslt_sparse_mm`, with the algorithm that its search finds at the first call. The
-    weight is compressed in the call, to cuSPARSELt's own form, which a model would keep.
+    weight is compressed once, to cuSPARSELt's own form, which a model keeps.
     """
     if case.pass_ != "forward":
         raise NotImplementedError("cuSPARSELt's own form of the weight has no gradient by torch")
@@ -140,18 +155,17 @@ def _cusparselt(case: Any, scaled: Call | None, out_dtype: Any) -> Call:
         raise NotImplementedError("cuSPARSELt takes N and K in multiples of 32 and M in multiples of 16 bytes")
     found = None
 
-    def conversion(x: Any, values: Any, positions: Any, weight: Any, **scales: Any) -> Any:
-        return torch._cslt_compress(weight)
+    kept = keeping(lambda weight: torch._cslt_compress(weight), "weight")
 
     def call(x: Any, values: Any, positions: Any, weight: Any, **scales: Any) -> Any:
         nonlocal found
-        compressed = conversion(x, values, positions, weight)
+        compressed = kept(weight=weight)
         if found is None:
             found = torch._cslt_sparse_mm_search(compressed, x.t(), out_dtype=out_dtype)
         y = torch._cslt_sparse_mm(compressed, x.t(), out_dtype=out_dtype, alg_id=found).t()
         return scaled(y, **scales) if scaled is not None else y
 
-    return forcing(call, conversion)
+    return call
 
 
 def _fp8_matmul(fast: bool) -> Callable[[Any], Call]:
@@ -393,7 +407,7 @@ PRODUCTS: dict[str, dict[str, Callable[..., Any]]] = {
     },
     "matmul": {"torch": matmul},
     "moe": {"torch": moe, "torch_grouped_mm": moe_grouped_mm},
-    "mx_matmul": {"torch": mx_matmul},
+    "mx_matmul": {"torch": mx_matmul, "torch_bf16": mx_matmul_bf16},
     "quantized_activation": {"torch": quantized_activation},
     "quantized_linear": {"torch": quantized_linear, "torch_bf16": quantized_linear_bf16},
     "sparse24_fp8_matmul": {"torch": sparse24_fp8_matmul, "torch_cusparselt": sparse24_fp8_matmul_cusparselt},

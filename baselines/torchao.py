@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._products import by_rows_of_k
-from ._terms import Call, forcing, refusing
+from ._terms import Call, keeping, refusing
 
 REQUIRES = ("torchao", "triton")
 DEVICES = ("cuda",)
@@ -53,8 +53,8 @@ def fp8_matmul(case: Any) -> Call:
 
 
 def sparse24_fp8_matmul(case: Any) -> Call:
-    """`rowwise_scaled_linear_sparse_cutlass_f8f8`, CUTLASS's for Hopper; the weight is compressed in the call by
-    `to_sparse_semi_structured_cutlass_sm9x_f8`, which a model would keep. Not run on a GPU yet.
+    """`rowwise_scaled_linear_sparse_cutlass_f8f8`, CUTLASS's for Hopper; the weight is compressed once by
+    `to_sparse_semi_structured_cutlass_sm9x_f8`, which a model keeps. Not run on a GPU yet.
     """
     import torch
     from torchao.ops import rowwise_scaled_linear_sparse_cutlass_f8f8 as function
@@ -65,15 +65,14 @@ def sparse24_fp8_matmul(case: Any) -> Call:
     if case.axes["K"] % 128 or case.axes["N"] % 64:
         raise NotImplementedError("torchao's sparse product takes K in multiples of 128 and N in multiples of 64")
 
-    def conversion(x: Any, values: Any, positions: Any, weight: Any, scale_x: Any, scale_w: Any) -> Any:
-        return compress(weight)
+    kept = keeping(lambda weight: compress(weight), "weight")
 
     def call(x: Any, values: Any, positions: Any, weight: Any, scale_x: Any, scale_w: Any) -> Any:
-        compressed, meta = compress(weight)
+        compressed, meta = kept(weight=weight)
         scales = scale_x[:, 0], scale_w[:, 0]
         return function(x, scales[0], compressed, meta, scales[1], out_dtype=torch.bfloat16)
 
-    return refusing(forcing(call, conversion), AssertionError)
+    return refusing(call, AssertionError)
 
 
 def mx_quant(case: Any) -> Call:

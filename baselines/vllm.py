@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from . import _blocks, _transformers_models, _vllm_engine, deep_gemm
 from ._products import by_rows_of_k, has_recipe
-from ._terms import Call, forcing, forward_only, refusing
+from ._terms import Call, forcing, forward_only, keeping, refusing
 
 REQUIRES = ("vllm",)
 ENVIRONMENT = "vllm"
@@ -178,8 +178,8 @@ def moe_triton_kernels(case: Any) -> Call:
 
 @serving
 def mx_matmul_marlin(case: Any) -> Call:
-    """Marlin: weights in four bits widened on their way to the matrix units. It lays the weight out anew in the
-    call, which a server does once.
+    """Marlin: weights in four bits widened on their way to the matrix units. It lays the weight out anew once, as
+    a server does that loads a model.
     """
     import torch
     from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4 as marlin
@@ -190,7 +190,7 @@ def mx_matmul_marlin(case: Any) -> Call:
     if N % 64 or K % 128:
         raise NotImplementedError("Marlin takes N in multiples of 64 and K in multiples of 128")
 
-    def conversion(x: Any, q: Any, scales: Any, **rest: Any) -> Any:
+    def laid(q: Any, scales: Any) -> Any:
         layer: Any = torch.nn.Module()
         layer.params_dtype = torch.bfloat16
         layer.output_size_per_partition, layer.input_size_per_partition = N, K
@@ -199,14 +199,16 @@ def mx_matmul_marlin(case: Any) -> Call:
         marlin.prepare_fp4_layer_for_marlin(layer)
         return layer
 
+    kept = keeping(laid, "q", "scales")
+
     def call(x: Any, q: Any, scales: Any, **rest: Any) -> Any:
-        layer = conversion(x, q, scales)
+        layer = kept(q=q, scales=scales)
         workspace = getattr(layer, "workspace", None)  # newer versions keep their own
         return marlin.apply_fp4_marlin_linear(
             x, layer.weight, layer.weight_scale, None, workspace, size_n=N, size_k=K
         )
 
-    return refusing(forcing(call, conversion), AssertionError)
+    return refusing(call, AssertionError)
 
 
 @serving

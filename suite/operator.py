@@ -124,6 +124,8 @@ class Operator(Definition):
       a call changed must be among its results (`results` can give the inputs themselves), and no other input
       may change. Inputs are laid anew before each checked call; timing repeats the call on what it left, which
       must stay finite.
+    * `weights` names inputs that a model keeps from call to call, in a format that libraries lay out anew when
+      they load a model. In forward passes they stay as they are while calls are timed; checks change them too.
     * An input is a tensor, a list of tensors, or anything else, which is passed on as it is.
     * `unquantized(case, device, generator)` gives, in fp64, the right answer for the numbers that `inputs`
       quantizes (or prunes) when it gets a generator in the same state. With it each forward row has
@@ -141,6 +143,7 @@ class Operator(Definition):
     gradients: tuple[str, ...] = ()
     stored_as: str | None = None
     in_place: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
     tolerances: Mapping[str, Tolerance] = field(default_factory=lambda: TOLERANCES)
     results: Callable[[Any, Inputs], Result] | None = None
     fp32_reference: bool = False

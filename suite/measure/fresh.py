@@ -14,7 +14,8 @@ inputs are others than before and nobody says so. Therefore:
 * An answer consists of plain tensors, and is copied as soon as the clock has stopped: what is computed at its
   first use, or finished by another thread or stream, is not there yet.
 
-An input that calls update in place changes by itself. It is laid anew for the step that is checked.
+An input that calls update in place changes by itself. It is laid anew for the step that is checked. A weight that
+a model keeps stays as it is between timed calls: what a library makes of it once need not be made again.
 """
 
 from __future__ import annotations
@@ -106,12 +107,13 @@ class Fresh:
         self._bench = bench
         self._random = bench.group.random
         updated = {id(x) for x in bench.updated()}
+        still = updated | {id(x) for x in bench.kept()}
         drawn = list(zip(bench.varied, bench.values, bench.decoys, strict=True))
         self._own = [(x, value) for x, value, _ in drawn if id(x) in updated]
         self._parts = [
             _Part.of(x, value, other)
             for x, value, other in drawn
-            if x.is_floating_point() and x.numel() and x.dim() and id(x) not in updated
+            if x.is_floating_point() and x.numel() and x.dim() and id(x) not in still
         ]
         self._no_grad = torch.no_grad
         self._exchanged: set[Block] = set()

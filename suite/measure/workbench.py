@@ -170,6 +170,11 @@ class Workbench:
         """The inputs that calls may write to."""
         return [x for name, x in tensors(self.inputs) if name in self.operator.in_place]
 
+    def kept(self) -> list[torch.Tensor]:
+        """The inputs that a model keeps from call to call, in a pass after which no optimizer changes them."""
+        names = self.operator.weights if self.case.pass_ == "forward" else ()
+        return [x for name, x in tensors(self.inputs) if name in names]
+
     def call(self, implementation: Callable[..., Any]) -> Callable[[], Any]:
         """What is timed: the pass of this case by one implementation.
 

@@ -184,6 +184,7 @@ OPERATOR = Operator(
     options={"format": ("mxfp4", "mxfp8", "nvfp4"), "data": ("normal", "outliers")},
     inputs=inputs,
     reference=reference,
+    weights=("q", "scales", "scale"),
     unquantized=unquantized,
     measures={SATURATED: saturated, UNDERFLOWED: underflowed, WEIGHT_BYTES: weight_bytes},
     bytes=bytes_,

@@ -75,6 +75,7 @@ OPERATOR = Operator(
     options={"data": ("normal", "outliers")},
     inputs=inputs,
     reference=reference,
+    weights=("values", "positions", "weight", "scale_w"),
     results=results,
     unquantized=unquantized,
     measures={

@@ -100,6 +100,7 @@ OPERATOR = Operator(
     options={"data": ("normal", "outliers")},
     inputs=inputs,
     reference=reference,
+    weights=("values", "positions", "weight"),
     gradients=("x", "weight"),
     unquantized=unquantized,
     measures={WEIGHT_BYTES: weight_bytes},

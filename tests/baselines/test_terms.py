@@ -47,6 +47,23 @@ def test_a_conversion_is_named_and_stays_so():
     assert not hasattr(_terms.refusing(lambda x: x, ValueError), "conversion")
 
 
+def test_what_is_made_of_a_weight_is_made_once_for_its_contents():
+    made = []
+
+    def prepare(q, scale):
+        made.append((q.tolist(), scale))
+        return q * 2
+
+    kept = _terms.keeping(prepare, "q", "scale")
+    q = torch.tensor([1.0, 2.0])
+    assert kept(q=q, scale=None) is kept(q=q, scale=None)
+    q.detach().copy_(torch.tensor([3.0, 4.0]))
+    assert kept(q=q, scale=None).tolist() == [6.0, 8.0]
+    other = q.clone()
+    assert kept(q=other, scale=None).tolist() == [6.0, 8.0]
+    assert made == [([1.0, 2.0], None), ([3.0, 4.0], None), ([3.0, 4.0], None)]
+
+
 def test_a_refusal_is_unsupported_only_at_first():
     def call(x):
         assert x > 0, "only positive\nnumbers"

@@ -6,6 +6,7 @@ from statistics import median
 
 import pytest
 import torch
+from kernelmark.baselines._terms import keeping
 from kernelmark.suite.doctor.planted.baselines import hacks
 from kernelmark.suite.doctor.planted.baselines.faults import honest
 from kernelmark.suite.doctor.planted.operators.chain import OPERATOR
@@ -17,7 +18,7 @@ from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect
 from kernelmark.suite.measure.workbench import Workbench
 from kernelmark.suite.operator import Tolerance
-from kernelmark.suite.operators import adamw, rms_norm
+from kernelmark.suite.operators import adamw, mx_matmul, rms_norm, sparse24_matmul
 
 SAMPLING = Sampling(min_samples=10, max_samples=15, min_seconds=0, max_seconds=5, warmup_s=0)
 CPU = torch.device("cpu")
@@ -103,6 +104,45 @@ def test_every_pass_is_checked_while_timed(pass_):
         fresh.after(kept[0])
     with pytest.raises(Incorrect, match="while timed"):
         fresh.check(call, Tolerance(1e-4, 1e-3, 1e-3))
+
+
+MX = mx_matmul.OPERATOR.case({"M": 4, "N": 16, "K": 64}, "bf16", "forward", format="mxfp4", data="normal")
+
+
+def test_a_weight_that_a_model_keeps_stays_while_calls_are_timed():
+    bench = Workbench.build(mx_matmul.OPERATOR, MX, CPU, 1)
+    fresh = Fresh(bench)
+    before = {name: bench.inputs[name].clone() for name in ("x", "q", "scales")}
+    for _ in range(40):
+        fresh.before()
+    same = {name: torch.equal(bench.inputs[name], x) for name, x in before.items()}
+    assert same == {"x": False, "q": True, "scales": True}
+    # Of a training step the weight is another one each time.
+    gradient = sparse24_matmul.OPERATOR.case({"M": 8, "N": 16, "K": 64}, "bf16", "forward_backward", data="normal")
+    assert Workbench.build(sparse24_matmul.OPERATOR, gradient, CPU, 1).kept() == []
+
+
+def test_what_is_made_of_a_weight_once_for_all_is_stale():
+    bench = Workbench.build(mx_matmul.OPERATOR, MX, CPU, 1)
+
+    def trial(prepared):
+        def call(x, q, scales, format, scale, scale_x):
+            return x @ prepared(q=q, scales=scales).t()
+
+        return Trial(Cpu.open(), bench, "hot", SAMPLING, Stages(), pristine=Pristine()).run(lambda: call)
+
+    def widened(q, scales):
+        return mx_matmul.dequantized(q, scales, "mxfp4", None, torch.bfloat16)
+
+    assert len(trial(keeping(widened, "q", "scales")).samples["latency"]) >= 10
+    held = []
+
+    def once(q, scales):
+        held[:] = held or [widened(q, scales)]
+        return held[0]
+
+    with pytest.raises(Incorrect):
+        trial(once)
 
 
 @pytest.mark.parametrize("calls", [1, 100])
