@@ -514,7 +514,7 @@ def test_a_kernel_that_writes_to_the_pipe_forges_nothing(make, root):
     assert journal.footers[0].complete
 
 
-ONCE = '''
+ONCE = """
 had = []
 
 
@@ -528,7 +528,7 @@ def first_only(case):
 REQUIRES = ("torch",)
 ONCE = ("engine",)
 IMPLEMENTATIONS = {"double": {"engine": first_only}}
-'''
+"""
 
 
 def test_what_a_process_has_once_only_gets_one_for_each_case(make, root):
