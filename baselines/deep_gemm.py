@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._products import by_rows_of_k, has_recipe
-from ._terms import Call, forward_only, refusing
+from ._terms import Call, forward_only, keeping, refusing
 
 REQUIRES = ("deep-gemm",)
 DEVICES = ("cuda",)
@@ -24,22 +24,27 @@ def _library() -> Any:
 
 
 def fp8_product(case: Any, library: Any) -> Call:
-    """`fp8_gemm_nt` of weights (N, K). Scales of single rows of both are the gradient's of a weight: it writes
-    fp32 there, converted to bf16 in the call.
+    """`fp8_gemm_nt` of weights (N, K), whose scales lie without padding. Scales of single rows of both are the
+    gradient's of a weight: it adds that to sums in fp32, here zeros, which are converted to bf16 in the call.
     """
     import torch
 
     has_recipe(case, "DeepGEMM", ("block", "group"))
-    both = case.options["recipe"] == "group"
-    recipe_of = (1, 1 if both else 128, 128)
-    dtype = torch.float32 if both else torch.bfloat16
+    dense = keeping(lambda scale_b: scale_b.t().contiguous(), "scale_b")
 
-    def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
-        out = torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device)
+    def product(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
+        out = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
+        pairs = (a, scale_a), (b.t(), dense(scale_b=scale_b))
+        library.fp8_gemm_nt(*pairs, out, recipe=(1, 128, 128), disable_ue8m0_cast=True)
+        return out
+
+    def gradient(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
+        sums = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
         pairs = (a, scale_a), (b.t(), scale_b.t())
-        library.fp8_gemm_nt(*pairs, out, recipe=recipe_of, disable_ue8m0_cast=True)
-        return out.to(torch.bfloat16)
+        library.fp8_gemm_nt(*pairs, sums, c=sums, recipe=(1, 1, 128), disable_ue8m0_cast=True)
+        return sums.to(torch.bfloat16)
 
+    call = gradient if case.options["recipe"] == "group" else product
     return refusing(by_rows_of_k(case, call), AssertionError)
 
 

@@ -193,6 +193,7 @@ OPERATOR = Operator(
     },
     inputs=inputs,
     reference=reference,
+    weights=("b", "scale_b"),
     results=results,
     unquantized=unquantized,
     measures={

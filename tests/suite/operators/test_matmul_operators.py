@@ -50,7 +50,7 @@ def test_cost(name):
     assert all(x.bytes < 64e6 for grid in chosen.plans["quick_cpu"] for x in chosen.expand(grid))
 
 
-@pytest.mark.parametrize("name", ["mx_matmul", "sparse24_matmul", "sparse24_fp8_matmul"])
+@pytest.mark.parametrize("name", ["fp8_matmul", "mx_matmul", "sparse24_matmul", "sparse24_fp8_matmul"])
 def test_what_a_model_keeps_is_an_input(name):
     chosen = operator(name)
     for case in variants(name):
