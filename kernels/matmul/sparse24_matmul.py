@@ -33,6 +33,17 @@ def sparse24_matmul(
     argument.
     """
     check("x", x, dim=2, dtypes=FLOATING[:2])
+    check_weight(x, values, positions, weight)
+    result: torch.Tensor = _sparse24_matmul(x, values, positions, weight)
+    return result
+
+
+def check_weight(
+    x: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, weight: torch.Tensor | None
+) -> None:
+    """Raises TypeError or ValueError, naming the argument, where the weight is not one that x (M, K) is multiplied
+    by: values (N, K/2) in x's dtype, positions (N, K/8) in uint8 and the dense form (N, K), if there is one.
+    """
     K = x.shape[1]
     if K % 8:
         raise ValueError(f"x has shape {tuple(x.shape)}, expected a multiple of 8 columns")
@@ -42,8 +53,6 @@ def sparse24_matmul(
     check("positions", positions, shape=(N, K // 8), like=x, dtypes=(torch.uint8,))
     if weight is not None:
         check("weight", weight, shape=(N, K), like=x, dtypes=(x.dtype,))
-    result: torch.Tensor = _sparse24_matmul(x, values, positions, weight)
-    return result
 
 
 def pack24(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
