@@ -58,6 +58,9 @@ def check_weight(
 def pack24(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(values, positions) of a weight (N, K), K a multiple of 8: of each four columns the two largest magnitudes,
     of equal ones the first, which are all there is if the weight is 2:4 already.
+
+    weight is in bf16 or fp16, and so are values (N, K/2); positions (N, K/8) are uint8. Raises TypeError for a
+    wrong type or dtype, ValueError for a wrong shape.
     """
     check("weight", weight, dim=2, dtypes=FLOATING[:2])
     if weight.shape[1] % 8:
