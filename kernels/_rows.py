@@ -110,7 +110,7 @@ def shift_of(base, offset, SHIFTED: tl.constexpr):  # type: ignore[no-untyped-de
 
 
 @triton.jit
-def boundary(base, offset, shift, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
+def boundary(base, offset, shift, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """The 16-byte boundary at or before base + offset, which has `shift` elements between the two."""
     # Added here: what is said of a function's own argument is lost where the function is inlined.
     pointer = base + (offset - shift)

@@ -126,7 +126,7 @@ class Definition:
                 raise InputError(f"{self.name}: axis {axis} is {axes[axis]}; sizes are not negative.")
         missing = [axis for axis in self.axes if axis not in axes and axis not in self.later]
         if missing:
-            raise InputError(f"{self.name}: axes {', '.join(missing)} are missing.")
+            raise InputError(f"{self.name}: axes {', '.join(missing)} are missing; it has {', '.join(self.axes)}.")
         for option, value in options.items():
             if option not in self.options:
                 raise unknown(f"option of {self.name}", option, list(self.options))

@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..registry.errors import InputError, unknown
 from .operator import Option
@@ -29,25 +29,6 @@ FINAL_GAIN = 4.0
 """Mean of the final norm's weight at the start. It makes the first gradients' norm larger than what clipping lets
 through, so that a step which does not clip gives another answer than one that does.
 """
-
-
-class Configuration(Protocol):
-    """The numbers of one published model; a model's file has its own frozen type with more of them."""
-
-    @property
-    def layers(self) -> int:
-        """How many layers it has."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """The model dimension D."""
-        ...
-
-    @property
-    def vocabulary(self) -> int:
-        """Rows V of the embedding table, padding included."""
-        ...
 
 
 @dataclass(frozen=True)

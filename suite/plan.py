@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from pathlib import Path
@@ -278,10 +278,18 @@ class Plan:
         if not cases:
             asked = [f"{x}={','.join(map(str, y))}" for x, y in axes.items()] + [*dtypes, *passes]
             raise InputError(
-                f"no operator of plan {self.name!r} can be measured at {', '.join(asked)}; "
-                f"kernelmark list OPERATOR names axes, dtypes and passes."
+                f"no operator of plan {self.name!r} can be measured at {', '.join(asked)}; {self._sizes(catalog)}."
             )
         return replace(self, cases=tuple(cases.values()), only=only, models={})
+
+    def _sizes(self, catalog: Catalog) -> str:
+        """What its operator can be measured at, or, of several, what tells."""
+        operator, *others = {x.operator for x in self.cases}
+        if others:
+            return "kernelmark list OPERATOR names axes, dtypes and passes"
+        x = catalog.definition(operator)
+        axes, dtypes, passes = (", ".join(names) for names in (x.axes, x.dtypes, x.passes))
+        return f"{operator} has axes {axes}; dtypes {dtypes}; passes {passes}"
 
     def cells(self, catalog: Catalog, device: DeviceKind, implementations: Sequence[str] = ()) -> tuple[Cell, ...]:
         """All cells, `implementations` (names or providers) narrowing them; raises `InputError` if none match.
@@ -290,7 +298,8 @@ class Plan:
         parts. What is for a CPU alone is not asked for on a GPU, where the kernel itself is.
         """
         catalog = catalog.with_systems(self.systems)
-        _known(implementations, catalog)
+        operators = {x.operator for x in self.cases}
+        _known(implementations, catalog, operators)
         cells = tuple(
             Cell(case, implementation, cache)
             for case in self.cases
@@ -302,7 +311,11 @@ class Plan:
             if implementation.name in (self.chosen(case) or (implementation.name,))
         )
         if not cells:
-            raise InputError(f"plan {self.name!r} has nothing to measure with these filters.")
+            there = {x.name for x in catalog.implementations if x.operator in operators and device in x.devices}
+            raise InputError(
+                f"plan {self.name!r} has nothing to measure with these filters: on {device} its operators have "
+                f"{', '.join(sorted(there)) or 'no implementation'}."
+            )
         return cells
 
 
@@ -332,12 +345,13 @@ LEVELS: Mapping[str, Level] = {
 """The plans that the operators' grids make."""
 
 
-def _known(implementations: Sequence[str], catalog: Catalog) -> None:
-    """Raises `InputError` for what is neither an implementation nor a provider."""
-    known = sorted({name for x in catalog.implementations for name in (x.name, x.provider)})
+def _known(implementations: Sequence[str], catalog: Catalog, operators: Collection[str]) -> None:
+    """Raises `InputError` for what is neither an implementation nor a provider, with those of the operators."""
+    known = {name for x in catalog.implementations for name in (x.name, x.provider)}
     for name in implementations:
         if name not in known:
-            raise unknown("implementation", name, known)
+            here = (x for x in catalog.implementations if x.operator in operators)
+            raise unknown("implementation", name, sorted({y for x in here for y in (x.name, x.provider)}))
 
 
 def load(name: str, catalog: Catalog, device: DeviceKind, operators: Sequence[str] = ()) -> Plan:
@@ -520,7 +534,7 @@ def _named(table: Cases, catalog: Catalog) -> tuple[str, ...]:
     """The implementations that a table names; empty if it names none."""
     if not table.implementations and not table.without:
         return ()
-    _known([*table.implementations, *table.without], catalog)
+    _known([*table.implementations, *table.without], catalog, (table.operator,))
     wanted = set(table.implementations)
     names = tuple(
         x.name
@@ -529,7 +543,8 @@ def _named(table: Cases, catalog: Catalog) -> tuple[str, ...]:
         if not x.among(table.without)
     )
     if not names:
-        raise InputError(f"{table.operator} has no implementation that this table names.")
+        there = ", ".join(x.name for x in catalog.of_operator(table.operator))
+        raise InputError(f"{table.operator} has no implementation that this table names; it has {there}.")
     return names
 
 

@@ -33,7 +33,7 @@ def _activation(gate, SILU: tl.constexpr):  # type: ignore[no-untyped-def]  # Tr
 
 
 @triton.jit
-def _forward_piece(gate, up, y, inside, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
+def _forward_piece(gate, up, y, inside, SILU: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     g = tl.load(gate, inside).to(tl.float32)
     u = tl.load(up, inside).to(tl.float32)
     factor, _ = _activation(g, SILU)
@@ -41,7 +41,7 @@ def _forward_piece(gate, up, y, inside, SILU: tl.constexpr):  # type: ignore[no-
 
 
 @triton.jit
-def _forward(gate, up, y, n, SILU: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _forward(gate, up, y, n, SILU: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     start = tl.program_id(0).to(tl.int64) * BLOCK
     at = start + tl.arange(0, BLOCK)
     # Only the last program masks: a mask at an odd n would split every 16-byte access.

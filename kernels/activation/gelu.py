@@ -40,14 +40,14 @@ def _phi_slope(x, TANH: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton
 
 
 @triton.jit
-def _forward_piece(x, y, inside, TANH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _forward_piece(x, y, inside, TANH: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     value = tl.load(x, inside).to(tl.float32)
     phi, _ = _phi_slope(value, TANH)
     tl.store(y, (value * phi).to(y.dtype.element_ty), inside)
 
 
 @triton.jit
-def _forward(x, y, n, TANH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _forward(x, y, n, TANH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     start = tl.program_id(0).to(tl.int64) * BLOCK
     at = start + tl.arange(0, BLOCK)
     # Only the last program masks: a mask at an odd n would split every 16-byte access.
@@ -58,14 +58,14 @@ def _forward(x, y, n, TANH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[
 
 
 @triton.jit
-def _gradient_piece(dy, x, dx, inside, TANH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gradient_piece(dy, x, dx, inside, TANH: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     given = tl.load(dy, inside).to(tl.float32)
     _, slope = _phi_slope(tl.load(x, inside).to(tl.float32), TANH)
     tl.store(dx, (given * slope).to(dx.dtype.element_ty), inside)
 
 
 @triton.jit
-def _gradient(dy, x, dx, n, TANH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gradient(dy, x, dx, n, TANH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     start = tl.program_id(0).to(tl.int64) * BLOCK
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= n:

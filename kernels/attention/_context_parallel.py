@@ -128,7 +128,7 @@ class _Gathered(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]  # theirs takes *grads
         q, k, v, whole, out, *levels = ctx.saved_tensors
         mask, attention = ctx.given
         length = _chunk(q)
@@ -220,7 +220,7 @@ class _Ring(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]  # theirs takes *grads
         q, k, v, result, level = ctx.saved_tensors
         mask, attention = ctx.given
         dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)

@@ -89,7 +89,7 @@ def add_to_queries(p, dp, dq, of_row, stream, at):  # type: ignore[no-untyped-de
 
 
 @builtin
-def _reduce(descriptor, coord, source, _semantic=None):  # type: ignore[no-untyped-def]
+def _reduce(descriptor, coord, source, _semantic=None):  # type: ignore[no-untyped-def]  # as above
     """As `tma.async_copy_shared_to_global`, adding to what is there; `tma.store_wait` waits for it."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(

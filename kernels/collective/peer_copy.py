@@ -23,6 +23,9 @@ def peer_copy(x: torch.Tensor, pattern: str) -> torch.Tensor:
 
     `pattern` "pair": rank 0 pulls from rank 1; "ring": each from the next; "all": each from all others. x in bf16,
     fp16 or fp32, contiguous, at the same address in every call of a kind. Every rank must call it.
+
+    Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or pattern; the message names the
+    argument.
     """
     check("x", x, dtypes=FLOATING, dim=1)
     choice("pattern", pattern, ("pair", "ring", "all"))

@@ -139,7 +139,7 @@ def taps_of(weight, d, inside, W: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def weighted(start, x, taps, W: tl.constexpr):  # type: ignore[no-untyped-def]
+def weighted(start, x, taps, W: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """start + Σ tap · x over the taps that are there, each of them one fused multiplication and addition."""
     total = start + taps[3] * x[3]
     total += taps[2] * x[2]
@@ -151,14 +151,14 @@ def weighted(start, x, taps, W: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _act(value, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
+def _act(value, SILU: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     if SILU:
         value = silu(value)
     return value
 
 
 @triton.jit
-def _slope(given, value, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
+def _slope(given, value, SILU: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """The gradient before the activation, for the one behind it."""
     if SILU:
         _, slope = silu_slope(value)
@@ -171,7 +171,8 @@ def _slope(given, value, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def unpack4(t):  # type: ignore[no-untyped-def]
+def unpack4(t):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The columns of t (n, 4), each (n,)."""
     even, odd = tl.split(tl.reshape(t, [t.shape[0], 2, 2]))
     c0, c2 = tl.split(even)
     c1, c3 = tl.split(odd)
@@ -179,12 +180,13 @@ def unpack4(t):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def pack4(c0, c1, c2, c3):  # type: ignore[no-untyped-def]
+def pack4(c0, c1, c2, c3):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """(n, 4) of its columns, each (n,)."""
     return tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), [c0.shape[0], 4])
 
 
 @triton.jit
-def unpack(t):  # type: ignore[no-untyped-def]
+def unpack(t):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """The VEC columns of [n, VEC], VEC 4 or 8, as a tuple of [n], in fp32."""
     t = t.to(tl.float32)
     if t.shape[1] == 4:
@@ -197,7 +199,7 @@ def unpack(t):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def pack(c):  # type: ignore[no-untyped-def]
+def pack(c):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """The inverse of `unpack`."""
     if len(c) == 4:
         return pack4(c[0], c[1], c[2], c[3])
@@ -208,7 +210,7 @@ def pack(c):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _vector(at, s, S, inside, VEC: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+def _vector(at, s, S, inside, VEC: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """VEC tokens from token s on of each row; zero at and beyond S."""
     j = tl.arange(0, VEC)
     if EVEN:
@@ -234,7 +236,7 @@ def _before(x, initial, row, s, S, inside, W: tl.constexpr, STATE: tl.constexpr)
 
 
 @triton.jit
-def _window(c, i: tl.constexpr):  # type: ignore[no-untyped-def]
+def _window(c, i: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Four neighbours of a tuple, from the i-th on."""
     return c[i], c[i + 1], c[i + 2], c[i + 3]
 
@@ -385,7 +387,7 @@ def _backward_bds(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
-def _token(x, s, S, stride, inside):  # type: ignore[no-untyped-def]
+def _token(x, s, S, stride, inside):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """Token s of each channel in fp32, zero outside of the sequence."""
     at = x + tl.cast(s, tl.int64) * stride
     return tl.load(at, inside & (s >= 0) & (s < S), 0.0).to(tl.float32)
@@ -402,7 +404,7 @@ def _token_before(x, initial, s, D, stride, inside, W: tl.constexpr, STATE: tl.c
 
 
 @triton.jit
-def _four(x, s, end, stride, inside, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+def _four(x, s, end, stride, inside, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """Four tokens from token s on, zero from token `end` on. EVEN: that is not among them, or is the first."""
     at = x + tl.cast(s, tl.int64) * stride
     there = inside & (s < end)

@@ -400,7 +400,7 @@ def _mean(losses, target, loss, share, M, ignore_index, BLOCK: tl.constexpr):  #
 
 
 @triton.jit
-def _share(target, share, M, ignore_index, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _share(target, share, M, ignore_index, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """1 / the number of rows that count; one program."""
     count = tl.zeros([BLOCK], tl.float32)
     for start in range(0, M, BLOCK):

@@ -13,10 +13,8 @@ from ..quantization.fp8_quant import fp8_quant
 from . import _grouped_hopper as hopper
 from . import _grouped_tiles as grouped_tiles
 from ._dispatch import SECTION, Mixture
+from ._matmul import BLOCK
 from ._routing import chosen, gathered, spread
-
-BLOCK = 128
-"""Columns that share a scale."""
 
 
 def takes(*tensors: torch.Tensor) -> bool:

@@ -16,8 +16,10 @@ from .._common import INTERPRETED, INTERPRETING, cdiv, on, sigmoid, tf32
 
 TENSOR = tl.constexpr("tensor")
 ROW = tl.constexpr("row")
-HEIGHTS = {"block": (1, 128), "group": (1, 1), "tile": (128, 128)}
-"""Rows of a and of b that share a scale, by kind of those for each 128 steps of K."""
+BLOCK = 128
+"""Steps of K that share a scale in the kinds of `HEIGHTS`, and rows that do in some."""
+HEIGHTS = {"block": (1, BLOCK), "group": (1, 1), "tile": (BLOCK, BLOCK)}
+"""Rows of a and of b that share a scale, by kind of those for each `BLOCK` steps of K."""
 
 
 @dataclass(frozen=True)

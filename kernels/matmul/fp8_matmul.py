@@ -12,9 +12,6 @@ from .._common import capability, cdiv, check, choice, multiprocessors, needs_e4
 from . import _matmul as portable
 from ._dispatch import FAST, GROUPED, PROMOTED, choose
 
-BLOCK = 128
-"""Steps of K, and columns of b, that share a scale with recipe "block"."""
-
 
 def fp8_matmul(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, recipe: str = "block"
@@ -50,8 +47,9 @@ def fp8_matmul(
         raise ValueError(f"b has shape {tuple(b.shape)}, expected ({K}, N)")
     choice("recipe", recipe, ("tensor", "row", *portable.HEIGHTS))
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {"tensor": ((), ()), "row": ((M, 1), (1, N))}
+    steps = cdiv(K, portable.BLOCK)
     for kind, (down, along) in portable.HEIGHTS.items():
-        shapes[kind] = (cdiv(M, down), cdiv(K, BLOCK)), (cdiv(K, BLOCK), cdiv(N, along))
+        shapes[kind] = (cdiv(M, down), steps), (steps, cdiv(N, along))
     a_shape, b_shape = shapes[recipe]
     check("scale_a", scale_a, shape=a_shape, like=a, dtypes=(torch.float32,))
     check("scale_b", scale_b, shape=b_shape, like=a, dtypes=(torch.float32,))

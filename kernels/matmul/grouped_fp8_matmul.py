@@ -10,9 +10,7 @@ from .._common import capability, cdiv, check, choice, needs_e4m3, operator
 from . import _grouped
 from . import _grouped_tiles as grouped_tiles
 from ._dispatch import GROUPED_FP8, SECTION
-
-BLOCK = 128
-"""Steps of K, and columns of b, that share a scale with recipe "block"."""
+from ._matmul import BLOCK
 
 
 def grouped_fp8_matmul(

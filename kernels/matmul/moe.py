@@ -16,10 +16,8 @@ from .._common import capability, cdiv, check, needs_e4m3, operator
 from ..quantization.fp8_quant import fp8_quant
 from . import _grouped
 from ._dispatch import PROMOTED, SIXTEEN, mixture
+from ._matmul import BLOCK
 from ._routing import chosen, combined, listed
-
-BLOCK = 128
-"""Columns of the weights, and rows, that share a scale; columns of activations that do."""
 
 
 def moe(

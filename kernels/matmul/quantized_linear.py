@@ -6,7 +6,8 @@ import torch
 
 from .._common import cdiv, check, operator
 from ..quantization.quantized_activation import quantized_activation
-from .fp8_matmul import BLOCK, fp8_matmul
+from ._matmul import BLOCK
+from .fp8_matmul import fp8_matmul
 
 
 def quantized_linear(

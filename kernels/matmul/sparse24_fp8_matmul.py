@@ -6,7 +6,7 @@ import torch
 
 from .._common import check, needs_e4m3, operator
 from .fp8_matmul import fp8_matmul
-from .sparse24_matmul import expanded
+from .sparse24_matmul import check_weight, expanded
 
 
 def sparse24_fp8_matmul(
@@ -28,15 +28,8 @@ def sparse24_fp8_matmul(
     that do not convert to E4M3; the message names the argument.
     """
     check("x", x, dim=2, dtypes=(torch.float8_e4m3fn,))
-    M, K = x.shape
-    if K % 8:
-        raise ValueError(f"x has shape {tuple(x.shape)}, expected a multiple of 8 columns")
-    check("values", values, dim=2, like=x, dtypes=(x.dtype,))
-    N = values.shape[0]
-    check("values", values, shape=(N, K // 2), dtypes=(x.dtype,))
-    check("positions", positions, shape=(N, K // 8), like=x, dtypes=(torch.uint8,))
-    if weight is not None:
-        check("weight", weight, shape=(N, K), like=x, dtypes=(x.dtype,))
+    check_weight(x, values, positions, weight)
+    M, N = x.shape[0], values.shape[0]
     check("scale_x", scale_x, shape=(M, 1), like=x, dtypes=(torch.float32,))
     check("scale_w", scale_w, shape=(N, 1), like=x, dtypes=(torch.float32,))
     result: torch.Tensor = _sparse24_fp8_matmul(x, values, positions, weight, scale_x, scale_w)

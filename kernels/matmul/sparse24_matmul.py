@@ -33,6 +33,17 @@ def sparse24_matmul(
     argument.
     """
     check("x", x, dim=2, dtypes=FLOATING[:2])
+    check_weight(x, values, positions, weight)
+    result: torch.Tensor = _sparse24_matmul(x, values, positions, weight)
+    return result
+
+
+def check_weight(
+    x: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, weight: torch.Tensor | None
+) -> None:
+    """Raises TypeError or ValueError, naming the argument, where the weight is not one that x (M, K) is multiplied
+    by: values (N, K/2) in x's dtype, positions (N, K/8) in uint8 and the dense form (N, K), if there is one.
+    """
     K = x.shape[1]
     if K % 8:
         raise ValueError(f"x has shape {tuple(x.shape)}, expected a multiple of 8 columns")
@@ -42,13 +53,14 @@ def sparse24_matmul(
     check("positions", positions, shape=(N, K // 8), like=x, dtypes=(torch.uint8,))
     if weight is not None:
         check("weight", weight, shape=(N, K), like=x, dtypes=(x.dtype,))
-    result: torch.Tensor = _sparse24_matmul(x, values, positions, weight)
-    return result
 
 
 def pack24(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(values, positions) of a weight (N, K), K a multiple of 8: of each four columns the two largest magnitudes,
     of equal ones the first, which are all there is if the weight is 2:4 already.
+
+    weight is in bf16 or fp16, and so are values (N, K/2); positions (N, K/8) are uint8. Raises TypeError for a
+    wrong type or dtype, ValueError for a wrong shape.
     """
     check("weight", weight, dim=2, dtypes=FLOATING[:2])
     if weight.shape[1] % 8:

@@ -223,7 +223,7 @@ def _forward_long(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
-def _parts(given, value, gate, rstd, w, FIRST: tl.constexpr):  # type: ignore[no-untyped-def]
+def _parts(given, value, gate, rstd, w, FIRST: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """(x̂ that was normalized, its gradient before the norm, what it adds to the weight's, silu(z), slope)."""
     s, slope = silu_slope(gate)
     if FIRST:

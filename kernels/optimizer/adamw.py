@@ -137,7 +137,7 @@ def _piece(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
-def _address(word, TYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _address(word, TYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """A word of a row as a pointer; the compiler cannot know what it may assume of one from memory."""
     pointer = tl.load(word).to(tl.pointer_type(TYPE))
     if ALIGNED:

@@ -106,7 +106,7 @@ def load(pointer, inside, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def store(pointer, value, inside, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
+def store(pointer, value, inside, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """As `load`."""
     if MASKED:
         tl.store(pointer, value, inside)
@@ -172,7 +172,7 @@ def _quantize(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
-def _sum(gradient, residual, values, at, left, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sum(gradient, residual, values, at, left, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """gradient + residual in the gradient's dtype, and an integer in the order of magnitudes; -1 past the end."""
     total = load(gradient + at, at < left, MASKED).to(tl.float32)
     total += load(residual + at, at < left, MASKED).to(tl.float32)
@@ -196,7 +196,7 @@ def _bisect(bits, low, high, middle, KEEP):  # type: ignore[no-untyped-def]  # T
 
 
 @triton.jit
-def _threshold(bits, KEEP, OCTAVE: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _threshold(bits, KEEP, OCTAVE: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """The KEEP-th largest of `bits`.
 
     Of the maxima of eight neighbours, which one thread holds, the KEEP-th largest is a bound from below, and
@@ -210,7 +210,7 @@ def _threshold(bits, KEEP, OCTAVE: tl.constexpr, CHUNK: tl.constexpr):  # type: 
 
 
 @triton.jit
-def _last_equal(equal, spare, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _last_equal(equal, spare, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """The place of the `spare`-th that is equal to the threshold, if there are more; else the last place."""
     at = tl.arange(0, CHUNK)
     last = tl.full([], CHUNK - 1, tl.int32)
@@ -224,7 +224,7 @@ def _last_equal(equal, spare, CHUNK: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @triton.jit
-def _places(chosen, KEEP, CHUNK: tl.constexpr, SLOTS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _places(chosen, KEEP, CHUNK: tl.constexpr, SLOTS: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """Where KEEP are chosen, in ascending order; SLOTS is KEEP or more.
 
     One after the other, from eight bits for eight neighbours. A prefix sum and a scattered store take longer:

@@ -242,14 +242,14 @@ def _by_channel(x, d, inside, THERE: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @triton.jit
-def _both(pairs, s, n, N: tl.constexpr):  # type: ignore[no-untyped-def]
+def _both(pairs, s, n, N: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """(B, C) of token s: one load of 8 bytes, the same for all threads."""
     value = tl.load(pairs + tl.cast(s, tl.int64) * N + n)
     return value.to(tl.int32).to(tl.float32, bitcast=True), (value >> 32).to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _rates(A, d, inside, N: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rates(A, d, inside, N: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """A · log₂e of the channels, one tensor a number of the state."""
     rates = ()
     for n in tl.static_range(N):
@@ -258,7 +258,7 @@ def _rates(A, d, inside, N: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _slowest(rates):  # type: ignore[no-untyped-def]
+def _slowest(rates):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """The rate by which a channel's past decays at least: that of its slowest number."""
     slowest = -rates[0]
     for n in tl.static_range(1, len(rates)):
@@ -267,7 +267,7 @@ def _slowest(rates):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _zeros(N: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _zeros(N: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """A state of zeros, one tensor a number of it."""
     h = ()
     for _ in tl.static_range(N):
@@ -276,7 +276,7 @@ def _zeros(N: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def
 
 
 @triton.jit
-def _tokens(at, s, S, inside, VEC: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+def _tokens(at, s, S, inside, VEC: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """VEC tokens of each channel, the first of them token s; zero at and beyond S."""
     j = tl.arange(0, VEC)
     # With S a multiple of VEC, one mask for a vector: it is loaded as one.
@@ -521,7 +521,7 @@ def _ends_reverse(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @triton.jit
-def _plus(a, b):  # type: ignore[no-untyped-def]
+def _plus(a, b):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """The sum of two tuples, number by number."""
     total = ()
     for i in tl.static_range(len(a)):

@@ -212,13 +212,8 @@ def exponential(x: float) -> float:
         return math.inf
 
 
-def coefficient_of_variation(values: Sequence[float]) -> float | None:
-    """Standard deviation over mean; None for fewer than two values or a mean of 0."""
-    return coefficients_of_variation([values])[0]
-
-
 def coefficients_of_variation(found: Sequence[Sequence[float]]) -> list[float | None]:
-    """`coefficient_of_variation` of each list."""
+    """Standard deviation over mean of each list; None for fewer than two values or a mean of 0."""
     out: list[float | None] = [None] * len(found)
     for places, matrix in _lists(found):
         means, sds = means_and_sds(matrix)

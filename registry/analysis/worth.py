@@ -14,7 +14,7 @@ import msgspec
 
 from ..store.journal import Journal
 from ..store.metric import summarized
-from ..store.record import Exchange, Measurement, Record, Status
+from ..store.record import Exchange, Record, Status
 from .statistics import log_mean_interval
 
 Agreement = Literal["as expected", "more", "less", "unknown"]
@@ -39,8 +39,6 @@ class Worth(msgspec.Struct, frozen=True):
     gained_ms: float | None = None
     """Of the step, as measured."""
     expected_ms: float | None = None
-    conversions_ms: float | None = None
-    """What the exchanged calls of a step spend on layouts that their library demands."""
 
     @property
     def agreement(self) -> Agreement:
@@ -95,7 +93,6 @@ def _worth(x: Exchange, found: Mapping[tuple[str, str, str], Mapping[int, Record
         base_ms=step,
         gained_ms=step - step / ratio,
         expected_ms=gained,
-        conversions_ms=_conversions(x, found),
     )
 
 
@@ -109,11 +106,7 @@ def _primary(record: Record) -> float:
     """A process's value of the case's primary metric: a time, of which programs and operators have the median."""
     measurement = record.measurement
     assert measurement is not None, record.implementation
-    return _of(measurement, record.case.primary)
-
-
-def _of(measurement: Measurement, metric: str) -> float:
-    return summarized(measurement.samples[metric], "median")
+    return summarized(measurement.samples[record.case.primary], "median")
 
 
 def _alone(x: Exchange, found: Mapping[tuple[str, str, str], Mapping[int, Record]]) -> tuple[float, float] | None:
@@ -125,16 +118,6 @@ def _alone(x: Exchange, found: Mapping[tuple[str, str, str], Mapping[int, Record
             return None
         times.append(_mean([_primary(y) for y in records]))
     return times[0], times[1]
-
-
-def _conversions(x: Exchange, found: Mapping[tuple[str, str, str], Mapping[int, Record]]) -> float | None:
-    own = found.get((x.operator, x.case, x.implementation), {})
-    times = [
-        _of(y.measurement, "conversion")
-        for y in own.values()
-        if y.measurement is not None and "conversion" in y.measurement.samples
-    ]
-    return x.calls * _mean(times) if times else None
 
 
 def _mean(values: list[float]) -> float:

@@ -96,10 +96,6 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Base time over current time."""
         return None if self.change is None else 1 / (1 + self.change)
 
-    def faster_by(self, factor: float) -> bool:
-        """Whether a speedup of `factor` may be claimed: the lower 95 % bound of base / current says so."""
-        return self.kind == "improvement" and self.high is not None and 1 / (1 + self.high) >= factor
-
 
 def worst_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
     """By kind as `Kind` lists them, flagged rows before others, then the slowest change first."""

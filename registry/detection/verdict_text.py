@@ -130,6 +130,7 @@ def unit(verdicts: Iterable[Verdict]) -> str:
 
 
 def foldable(verdict: Verdict) -> bool:
+    """Whether nobody need read the row by itself: unchanged or skipped, and no other metric worse."""
     return verdict.kind in FOLDED and not verdict.flags
 
 
@@ -164,24 +165,29 @@ def _legend(report: ComparisonReport) -> str:
 
 
 def counts(report: ComparisonReport) -> str:
+    """How many rows there are of each kind: 2 regressions, say, and those with another metric worse."""
     flagged = sum(bool(verdict.flags) for verdict in report.progress.verdicts)
     told = counted(tally(report.progress.verdicts).items()) or "no rows"
     return f"{told}, {flagged} with another metric worse" if flagged else told
 
 
 def counted(counts: Iterable[tuple[str, int]]) -> str:
+    """Numbers with what they are of."""
     return ", ".join(f"{count} {name}" for name, count in counts)
 
 
 def kind(verdict: Verdict) -> str:
+    """The verdict's kind, with the metrics that are worse beside the primary one."""
     return " + ".join([verdict.kind, *(flag.metric for flag in verdict.flags)])
 
 
 def why(verdict: Verdict) -> str:
+    """Its reasons and notes in one line."""
     return "; ".join([verdict.reason, *(flag.reason for flag in verdict.flags), *verdict.notes])
 
 
 def numbers(verdict: Verdict) -> tuple[str, str, str, str]:
+    """Base, current, change with its interval, and the smallest slowdown that would have shown."""
     change = f"{signed(verdict.change)} {_interval(verdict)}".rstrip()
     return _value(verdict.base_value), _value(verdict.current_value), change, signed(verdict.detectable)
 
@@ -193,6 +199,7 @@ def _interval(verdict: Verdict) -> str:
 
 
 def worst_detectable(verdicts: Iterable[Verdict]) -> str:
+    """The largest of the smallest slowdowns that these rows would have shown."""
     known = [v.detectable for v in verdicts if v.detectable is not None]
     return signed(max(known, default=None))
 

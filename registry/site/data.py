@@ -101,14 +101,14 @@ def values(measured: Iterable[Measured]) -> str:
             newest[fact.operator, fact.case, fact.implementation, fact.cache] = run, fact
             runs[run.name] = run
     strings, order = Strings(), list(runs)
-    rows = [_value(run, fact, strings, order.index(run.name)) for run, fact in newest.values()]
+    rows = [_value(fact, strings, order.index(run.name)) for run, fact in newest.values()]
     about = [
         {"file": x.file, "name": x.name, "each": x.rows_a_page, "conditions": x.conditions} for x in runs.values()
     ]
     return f"kernelmark.take({inlined({'strings': strings.all(), 'runs': about, 'rows': rows})});\n"
 
 
-def _value(run: Run, fact: Fact, strings: Strings, place: int) -> list[Any]:
+def _value(fact: Fact, strings: Strings, place: int) -> list[Any]:
     value, low, high, unit = fact.number or (0.0, None, None, "")
     texts = (fact.operator, fact.case, fact.cache, fact.implementation, unit, fact.better, fact.key, fact.spec)
     kind = 0 if fact.ours else 2 if fact.scale else 1

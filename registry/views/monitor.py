@@ -3,9 +3,11 @@ throttled."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from .. import figures
 from ..analysis.rows import spent
@@ -16,6 +18,11 @@ from ..store.record import SLOWED, Key, Measurement, Record
 LISTED = 40
 """Rows that were throttled most, in a table."""
 WIDTH, HEIGHT = 1120, 64
+ABOVE = 0.05
+"""By how much of its limit a board's power may be above it and still be drawn. A board holds its mean to the
+limit, not each moment; and early journals have differences of the energy counter over less than a step of it,
+which tell up to 1.8 times the limit.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,8 @@ class Monitored:
     steady: tuple[str, ...]
     """What had one value throughout, with it: a drawing of that says nothing."""
     missing: tuple[str, ...]
+    doubted: str | None
+    """What of the power is not drawn, and why."""
     throttled: tuple[Throttled, ...]
     samples: int
     marked: int
@@ -74,10 +83,11 @@ def monitored(journal: Journal) -> Monitored:
     found = [(x, y) for x, y in zip(times, journal.records, strict=True) if y.measurement is not None]
     measured = [x.measurement for _, x in found if x.measurement is not None]
     seen = [x.telemetry for x in measured]
+    power, doubted = _power([x.power_w if x else None for x in seen], journal.header.conditions)
     tracks = (
         Track("SM clock", "MHz", tuple(_pair(x.sm_mhz) if x else None for x in seen)),
         Track("memory clock", "MHz", tuple(_pair(x.memory_mhz) if x else None for x in seen)),
-        Track("power", "W", tuple(_pair(x.power_w) if x else None for x in seen)),
+        power,
         Track("temperature", "°C", tuple(_pair(x.temperature_c) if x else None for x in seen)),
         Track(UTILIZATION.name, UTILIZATION.unit, tuple(_utilization(x) for x in measured)),
     )
@@ -89,12 +99,28 @@ def monitored(journal: Journal) -> Monitored:
             (f"{x.name}, {x.unit}", drawn(x, places, marks, breaks)) for x in tracks if x.known and not x.steady
         ),
         tuple(f"{x.name} {x.known[0][0]:,.0f} {x.unit}" for x in tracks if x.steady),
-        tuple(x.name for x in tracks if not x.known),
+        tuple(x.name for x in tracks if not x.known and not (x is power and doubted)),
+        doubted,
         _throttled([x for _, x in found]),
         sum(len(x.primary) for _, x in found),
         sum(len(x.throttled) for x in measured),
         times[-1] if times else 0.0,
         seconds["sample"] / wall if wall > 0 and "sample" in seconds else None,
+    )
+
+
+def _power(seen: Sequence[float | None], conditions: Mapping[str, Any]) -> tuple[Track, str | None]:
+    """The powers that the board's limit allows, and what to say of the others."""
+    limit = conditions.get("power_limit_w")
+    most = float(limit) * (1 + ABOVE) if limit else math.inf
+    above = [x for x in seen if x is not None and x > most]
+    track = Track("power", "W", tuple(None if x is None or x > most else (x, x) for x in seen))
+    if not above:
+        return track, None
+    return track, (
+        f"{len(above):,} of {sum(x is not None for x in seen):,} readings of power, up to {max(above):,.0f} W, "
+        f"are above the board's limit of {limit:,.0f} W by more than {100 * ABOVE:.0f} % and not drawn: they are "
+        "of a shorter time than a board holds its limit over, or than its energy counter is right over."
     )
 
 

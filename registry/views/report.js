@@ -203,9 +203,25 @@
   if (location.hash) unfold();
 
   const links = new Map(all("nav .links a").map(x => [x.getAttribute("href").slice(1), x]));
+  const list = document.querySelector("nav .links");
+  function fade() { // what is out of sight has no scrollbar, which would cover a third of a line
+    const { scrollHeight, scrollTop, clientHeight, scrollWidth, scrollLeft, clientWidth } = list;
+    const left = Math.max(scrollHeight - scrollTop - clientHeight, scrollWidth - scrollLeft - clientWidth);
+    list.classList.toggle("more", left > 8);
+  }
+  function reveal() {
+    const here = list.querySelector(".here")?.getBoundingClientRect(), frame = list.getBoundingClientRect();
+    if (!here) return;
+    const seen = here.left >= frame.left && here.right <= frame.right && here.top >= frame.top && here.bottom <= frame.bottom;
+    if (!seen) list.scrollBy(here.left - frame.left, here.top - frame.top);
+  }
+  list.addEventListener("scroll", fade);
+  addEventListener("resize", fade);
   const watch = new IntersectionObserver(seen => {
     for (const { target, isIntersecting } of seen) links.get(target.id)?.classList.toggle("here", isIntersecting);
+    reveal();
   }, { rootMargin: "-60px 0px -60% 0px" });
   for (const id of links.keys()) { const x = document.getElementById(id); if (x) watch.observe(x); }
   for (const tools of all("nav .tools")) tools.hidden = false;
+  fade(); // the tools take of the links' width
 })();

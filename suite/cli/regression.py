@@ -254,10 +254,7 @@ def command(
         report, runs = _of_runs(first, second, options, fails, narrowed.operators, home)
         if statistics == "all":
             report = _described(report, first.records, second.records)
-        show(report, shown)
-        if not shown.no_registry:
-            _write_back(report, *runs, home)
-        return report.exit_code
+        return _concluded(report, shown, *runs, home)
     fails = verdict.fail_on(fail_on, _metrics(narrowed.operators))
     checkout = Checkout.here()
     head = checkout.resolve(current)
@@ -296,9 +293,14 @@ def command(
         report = _described(report, *answer.records)
     if report.slower and (attribute or bisect):
         report = question.explained(report, answer, home, index, attribute, bisect)
+    return _concluded(report, shown, base.commit, answer.runs, home)
+
+
+def _concluded(report: ComparisonReport, shown: Shown, base: str, runs: tuple[str, ...], home: Home) -> int:
+    """Shows the result, tags the registry's rows with it unless that was not wanted, and says how to end."""
     show(report, shown)
     if not shown.no_registry:
-        _write_back(report, base.commit, answer.runs, home)
+        _write_back(report, base, runs, home)
     return report.exit_code
 
 
@@ -335,11 +337,12 @@ def show(report: ComparisonReport, asked: Shown) -> None:
         text = msgspec.json.encode(verdict_output.to_json(report))
         click.echo(msgspec.json.format(text, indent=2))
         return
-    from ...registry.views.table import line, show
+    from ...registry.views import table
     from ...registry.views.verdict_table import verdict_table
 
     everything = asked.everything or len(report.progress.verdicts) <= FEW
-    show([*verdict_table(report, everything), *map(line, verdict_text.explanations(report))])
+    told = map(table.line, verdict_text.explanations(report))
+    table.show([*verdict_table(report, everything), *told])
 
 
 def _metrics(operators: Collection[str]) -> Iterator[Metric]:

@@ -229,7 +229,7 @@ def _load_compiler() -> None:
     trying = threading.Thread(target=tried)
     trying.start()
     import torch._inductor.compile_fx
-    import torch.utils.cpp_extension  # noqa: F401
+    import torch.utils.cpp_extension  # noqa: F401  # what forks would each load
 
     trying.join()
 

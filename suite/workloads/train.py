@@ -413,7 +413,8 @@ class Program:
         worst, where = 0.0, 0
         with self.group.together():
             if self.group.rank == 0:
-                alone = PartsTrainer(self.batches.recipe, self.trainer.assembly)  # type: ignore[attr-defined]
+                assembly = self.trainer.assembly  # type: ignore[attr-defined]  # what is followed is of parts
+                alone = PartsTrainer(self.batches.recipe, assembly)
                 alone.load(answer.initial(self.recipe, self.session.seed, self.session.device.torch_device))
                 wanted = [float(alone.step(*self.batches.draw(i))) for i in range(steps)]
                 off = [abs(x - y) / abs(y) for x, y in zip(found, wanted, strict=True)]
@@ -430,7 +431,7 @@ class Program:
         the weights. Not within the timed window, but before it and after it.
         """
         r, device = self.recipe.checked, self.session.device
-        trainer = self.trainer.of(r)  # type: ignore[attr-defined]
+        trainer = self.trainer.of(r)  # type: ignore[attr-defined]  # looked for as `sliced` was decided
         batches = answer.Batches(r, self.session.seed, device.torch_device)
         whole, where = self.recipe.chosen.configuration.layers, f"with {r.chosen.configuration.layers}"
         for number in (answer.RANDOM, *range(answer.STEPS)):

@@ -275,14 +275,14 @@ AXES = "{ B = 1, H = 1, Hkv = 1, S = 64, D = 64 }"
 WRONG = {
     case("implementations = ['trch']"): "unknown implementation 'trch'. Did you mean 'torch'",
     case("without = ['ligr']"): "unknown implementation 'ligr'. Did you mean 'liger'",
-    case("implementations = ['sdpa']"): "rms_norm has no implementation that this table names.",
+    case("implementations = ['sdpa']"): "rms_norm has no implementation that this table names; it has ",
     "replicats = 3\n" + case(""): "unknown field `replicats`",
     case("dtpye = 'bf16'"): "unknown field `dtpye` - at `$.cases[0]`",
     case("dtype = 'fp64'"): "unknown dtype of rms_norm 'fp64'. Did you mean 'fp16'? Known: bf16, fp16, fp32.",
     case("dtype = 3"): "Expected `str | array`, got `int` - at `$.cases[0].dtype`",
     case("pass = 'inference'"): "Invalid enum value 'inference'",
     case("options = { causal = true }"): "unknown option of rms_norm 'causal'. Known: none.",
-    case("").replace("S = 2, ", ""): "rms_norm: axes S are missing.",
+    case("").replace("S = 2, ", ""): "rms_norm: axes S are missing; it has B, S, D.",
     case("").replace("S = 2", "T = 2"): "unknown axis of rms_norm 'T'. Known: B, S, D.",
     case("").replace("S = 2", "S = -2"): "rms_norm: axis S is -2; sizes are not negative.",
     case("").replace("rms_norm", "rmsnorm"): "unknown operator 'rmsnorm'. Did you mean 'rms_norm'?",
@@ -363,10 +363,12 @@ def test_cells_of_what_is_unknown_or_has_nothing_to_do():
     plan = plans.load("quick", OWN, "cuda", ["rms_norm"])
     with pytest.raises(
         InputError, match="unknown implementation 'trch'. Did you mean 'torch'.*Known: .*kernelmark"
-    ):
+    ) as unknown:
         plan.cells(OWN, "cuda", ["torch", "trch"])
-    with pytest.raises(InputError, match="plan 'quick' has nothing to measure with these filters"):
+    nothing = "plan 'quick' has nothing to measure with these filters: on cuda its operators have .*liger"
+    with pytest.raises(InputError, match=nothing) as left:
         plan.cells(OWN, "cuda", ["sdpa_math"])
+    assert "sdpa" not in f"{unknown.value} {left.value}"  # another operator's
 
 
 def test_a_plan_at_other_sizes_dtypes_and_passes():
@@ -380,8 +382,11 @@ def test_a_plan_at_other_sizes_dtypes_and_passes():
     }
     assert len({x.name for x in found.cases}) == len(found.cases)
     assert quick.at({}, [], [], catalog) is quick
-    with pytest.raises(InputError, match=r"no operator of plan 'quick' can be measured at Q=3, fp16"):
+    with pytest.raises(InputError, match=r"plan 'quick' can be measured at Q=3, fp16; kernelmark list"):
         quick.at({"Q": [3]}, ["fp16"], [], catalog)
+    one = plans.load("quick", catalog, "cuda", ["gelu"])
+    with pytest.raises(InputError, match=r"; gelu has axes M, N; dtypes bf16, .*; passes forward, backward"):
+        one.at({"Q": [3]}, [], [], catalog)
     text = '[[cases]]\noperator = "rms_norm"\naxes = {B = 1, S = 8, D = 64}\nimplementations = ["torch"]\n'
     narrowed = plans.parse(text, "mine", catalog).at({"S": [16]}, [], [], catalog)
     assert narrowed.only == {"rms_norm/B1-S16-D64-bf16-forward": ("torch",)}

@@ -530,10 +530,9 @@ def test_median_interval_ranks_agree_with_the_binomial() -> None:
     assert statistics.median_ranks(5) is None
 
 
-def test_coefficient_of_variation() -> None:
-    assert statistics.coefficient_of_variation([1.0]) is None
-    assert statistics.coefficient_of_variation([0.0, 0.0]) is None
-    assert statistics.coefficient_of_variation([1.0, 3.0]) == pytest.approx(math.sqrt(2) / 2)
+def test_coefficients_of_variation() -> None:
+    found = statistics.coefficients_of_variation([[1.0], [0.0, 0.0], [1.0, 3.0]])
+    assert found == [None, None, pytest.approx(math.sqrt(2) / 2)]
 
 
 def test_log_mean_interval_of_one_value_knows_nothing() -> None:

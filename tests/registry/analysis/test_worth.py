@@ -43,7 +43,7 @@ def exchange(system: str, implementation: str = "fa4") -> Exchange:
 
 
 def record(of: Case, implementation: str, replicate: int, ms: float, status: Status = "ok") -> Record:
-    measurement = Measurement({of.primary: (ms, ms, ms), "conversion": (0.01,)}, "events")
+    measurement = Measurement({of.primary: (ms, ms, ms)}, "events")
     return Record(
         case=of,
         implementation=implementation,
@@ -92,7 +92,6 @@ def test_alone_expected_and_measured() -> None:
     assert found.measured == pytest.approx(200 / 190)
     assert (found.low, found.high) == pytest.approx((200 / 190, 200 / 190))
     assert found.gained_ms == pytest.approx(10.0)
-    assert found.conversions_ms == pytest.approx(CALLS * 0.01)
     assert found.processes == 3
     assert found.agreement == "more"
     assert not found.null

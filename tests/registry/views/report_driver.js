@@ -34,6 +34,12 @@
   seen.words = await search("softmax LIGER");
   seen.nobody = await search("nobody");
   seen.cleared = await search("");
+  const links = document.querySelector("nav .links");
+  const fades = () => { dispatchEvent(new Event("resize")); return links.classList.contains("more"); };
+  seen.links = { fit: fades() };
+  links.style = "flex: none; width: 120px"; seen.links.narrow = fades();
+  links.scrollTo(links.scrollWidth, links.scrollHeight); seen.links.end = fades();
+  seen.links.scrollbar = links.offsetWidth - links.clientWidth + links.offsetHeight - links.clientHeight;
   const left = document.createElement("pre");
   left.id = "seen";
   left.textContent = JSON.stringify(seen);

@@ -63,6 +63,27 @@ def test_what_was_throttled(journal: Journal) -> None:
     assert (fast.row.implementation, fast.share, fast.reasons, fast.slowed) == ("torch", 1 / 8, (CAP,), False)
 
 
+def test_power_that_the_board_cannot_have_taken_is_not_drawn_but_said(literal: Any) -> None:
+    """Journals from before power was taken by whole steps of the energy counter have up to 1.8 times the limit."""
+
+    def found(*watts: float, **conditions: Any) -> Any:
+        seen = [Telemetry(power_w=x) for x in watts]
+        lines = [literal.record("torch", telemetry=x, replicate=i) for i, x in enumerate(seen)]
+        return monitored(literal.journal(*lines, replicates=len(lines), conditions=conditions))
+
+    limited = found(300.0, 735.0, 735.1, 1195.4, power_limit_w=700.0)
+    assert "aria-label='power, 300.0 to 735.0 W'" in dict(limited.drawings)["power, W"]
+    said = "2 of 4 readings of power, up to 1,195 W, are above the board's limit of 700 W by more than 5 %"
+    assert limited.doubted.startswith(said)
+    assert found(300.0, 700.0, power_limit_w=700.0).doubted is None
+    unlimited = found(300.0, 1195.4)  # a board that does not tell its limit
+    assert unlimited.doubted is None
+    assert "to 1,195 W'" in dict(unlimited.drawings)["power, W"]
+    all_above = found(800.0, power_limit_w=700.0)
+    assert "power" not in all_above.missing
+    assert all_above.doubted.startswith("1 of 1 readings")
+
+
 def test_nothing_is_drawn_of_a_device_that_told_nothing(literal: Any) -> None:
     found = monitored(literal.journal(literal.record("torch", 1.0)))
     assert (found.drawings, found.throttled) == ((), ())

@@ -91,3 +91,6 @@ def test_baselines_sorting_and_searching(seen: Any) -> None:
     assert seen["words"] == {"said": "1 row", "rows": ["softmax S1 liger"], "cases": 0, "open": 3}
     assert seen["nobody"] == {"said": "0 rows", "rows": [], "cases": 0, "open": 2}
     assert seen["cleared"] == seen["nothing"] == {"said": "", "rows": [], "cases": 4, "open": 2}
+
+    # Links to sections: without a scrollbar, faded only where more follow.
+    assert seen["links"] == {"fit": False, "narrow": True, "end": False, "scrollbar": 0}
