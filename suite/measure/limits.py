@@ -5,9 +5,9 @@ rates by dtype, and of a GPU the rate of its exponential units.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -42,18 +42,32 @@ def measure(device: Device, replicate: int) -> Iterator[Ceiling]:
     """All ceilings of a device, cold, by the timers that cases of the same size get."""
     like = "cpu" if device.kind == "cpu" else "cuda"
     for size in COPY_BYTES[like]:
-        yield Ceiling("copy", size, _time(device, size, 0, copy(device, size)), replicate)
+        yield from _known("copy", size, [_time(device, size, 0, copy(device, size))], replicate)
     for size in ONE_WAY_BYTES[like]:
-        yield Ceiling("read", size, min(_time(device, size, 0, x) for x in reads(device, size)), replicate)
-        yield Ceiling("write", size, min(_time(device, size, 0, x) for x in writes(device, size)), replicate)
+        yield from _known("read", size, [_time(device, size, 0, x) for x in reads(device, size)], replicate)
+        yield from _known("write", size, [_time(device, size, 0, x) for x in writes(device, size)], replicate)
     if device.kind == "cuda":
         yield from _exponentials(device, replicate)
     n = MATMUL_SIZE[like]
     for dtype in MATMUL_DTYPES[like]:
         flops = 2 * n**3
-        if times := [_time(device, 3 * n * n, flops, x) for x in products(device, n, dtype)]:
-            yield Ceiling("matmul", flops, min(times), replicate, dtype)
+        times = [_time(device, 3 * n * n, flops, x) for x in products(device, n, dtype)]
+        yield from _known("matmul", flops, times, replicate, dtype)
     device.release()
+
+
+def _known(
+    what: Literal["copy", "read", "write", "matmul", "exponential"],
+    size: int,
+    times: Sequence[float],
+    replicate: int,
+    dtype: str | None = None,
+) -> Iterator[Ceiling]:
+    """The least of times as a ceiling; none without any. A graph's time has its flushes' taken off: beside others'
+    work on the device nothing may be left of it, and then nobody knows.
+    """
+    if known := [x for x in times if x > 0]:
+        yield Ceiling(what, size, min(known), replicate, dtype)
 
 
 def _time(device: Device, size: int, flops: int, call: Callable[[], object]) -> float:
@@ -106,7 +120,7 @@ def _exponentials(device: Device, replicate: int) -> Iterator[Ceiling]:
     except ImportError:
         return
     count, run = call(device.torch_device)
-    yield Ceiling("exponential", count, _time(device, 0, EVENTS_FLOPS, run), replicate)
+    yield from _known("exponential", count, [_time(device, 0, EVENTS_FLOPS, run)], replicate)
 
 
 def products(device: Device, n: int, dtype: str) -> tuple[Callable[[], Any], ...]:

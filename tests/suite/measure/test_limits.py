@@ -33,6 +33,16 @@ def test_ceilings_of_a_cpu(monkeypatch: pytest.MonkeyPatch):
     assert len(flushed) == 9 * 4
 
 
+def test_what_others_work_leaves_no_time_of_is_not_known(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "COPY_BYTES", {"cpu": [1 << 14, 1 << 20]})
+    monkeypatch.setattr(limits, "ONE_WAY_BYTES", {"cpu": [1 << 14]})
+    monkeypatch.setattr(limits, "MATMUL_SIZE", {"cpu": 64})
+    times = iter([-0.128, 0.0, -0.2, 0.3, -0.1, -0.4, 0.5, 0.2, 0.0])
+    monkeypatch.setattr(limits, "_time", lambda *args: next(times))
+    found = [(x.what, x.time_ms) for x in limits.measure(Cpu(), replicate=0)]
+    assert found == [("read", 0.3), ("matmul", 0.2)]
+
+
 def test_a_call_on_a_cpu_is_sampled_for_a_tenth_of_a_second(monkeypatch: pytest.MonkeyPatch):
     asked = []
     monkeypatch.setattr(limits, "finished", lambda samples, seconds, sampling: asked.append(sampling) or samples)
