@@ -31,11 +31,14 @@ SECTION = 16
 
 @dataclass(frozen=True)
 class Choice:
-    """A schedule, how many of its tiles are dealt out whole, and rows of tiles that are neighbours."""
+    """A schedule, how many of its tiles are dealt out whole, rows of tiles that are neighbours, and how many
+    programs compute a tile if none is dealt out whole and all have as many.
+    """
 
     schedule: Schedule
     dealt: int
     section: int
+    split: int = 0
 
 
 def candidates(kind: str, gated: bool) -> tuple[Schedule, ...]:
@@ -100,7 +103,7 @@ def estimate(schedule: Schedule, M: int, N: int, K: int, programs: int) -> float
     return rounds * (steps * max(products, loads, memory) + 600)
 
 
-TUNED: dict[tuple[str, int, int, int], tuple[int, bool, int]] = {
+TUNED: dict[tuple[str, int, int, int], tuple[int, int, int]] = {
     ("16", 16, 5760, 2880): (3, False, 8),
     ("16", 16, 24576, 1536): (3, False, 8),
     ("16", 16, 32768, 512): (4, False, 8),
@@ -169,8 +172,8 @@ TUNED: dict[tuple[str, int, int, int], tuple[int, bool, int]] = {
     ("fp8_group", 4096, 32768, 512): (0, True, 8),
     ("fp8_group", 8192, 8192, 8192): (1, True, 16),
 }
-"""By kind (`GATED` its own), `height` of M, N and K: which of `candidates`, whether tiles are shared out by steps,
-the section."""
+"""By kind (`GATED` its own), `height` of M, N and K: which of `candidates`, how tiles are shared out by steps
+(`shared`), the section."""
 
 
 UNKEPT = "one NVIDIA H200, 22 November 2026; no journal of it was kept"
@@ -200,11 +203,18 @@ def choose(kind: str, M: int, N: int, K: int, gated: bool, programs: int) -> Cho
     known = TUNED.get((GATED if gated else kind, height(M), N, K))
     if known is not None:
         nth, shares, section = known
-        count = tiles(some[nth], M, N)
-        return choice(some[nth], dealt(count, programs) if shares else count, count, section)
+        return shared(some[nth], shares, section, M, N, programs)
     best = min(some, key=lambda schedule: estimate(schedule, M, N, K, programs))
     count = tiles(best, M, N)
     return choice(best, count, count, SECTION)
+
+
+def shared(schedule: Schedule, shares: int, section: int, M: int, N: int, programs: int) -> Choice:
+    """With no tile shared out (0), as many as `dealt` says (1), or all by so many programs each."""
+    count = tiles(schedule, M, N)
+    if shares > 1:
+        return Choice(replace(schedule, shared=True), 0, section, shares)
+    return choice(schedule, dealt(count, programs) if shares else count, count, section)
 
 
 def choice(schedule: Schedule, whole: int, count: int, section: int) -> Choice:

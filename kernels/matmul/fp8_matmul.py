@@ -107,7 +107,7 @@ def _launch(
             kind = {"block": PROMOTED, "tile": PROMOTED, "group": GROUPED}.get(recipe, FAST)
             chosen = choose(kind, M, out.shape[1], K, False, multiprocessors(a))
             schedule = replace(chosen.schedule, scales=recipe)
-            hopper.multiply(a, weight, out, schedule, chosen.dealt, chosen.section, *scales)
+            hopper.multiply(a, weight, out, schedule, chosen.dealt, chosen.section, *scales, split=chosen.split)
             return out
     portable.multiply(a, weight, out, False, recipe, *scales)
     return out
