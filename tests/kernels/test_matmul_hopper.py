@@ -149,6 +149,7 @@ def same(pair):
         {"scales": "block", "staged": True, "ahead": 2, "stages": 3},
         {"scales": "block", "staged": True, "ahead": 4, "stages": 3, "columns": 32},
         {"scales": "tile", "staged": True, "rows": 128},
+        {"scales": "tile", "staged": True, "groups": 1, "ahead": 2, "stages": 3, "columns": 32},
         {"scales": "group", "staged": True, "ahead": 2, "stages": 3, "buffers": 1},
         {"scales": "group", "staged": True, "rows": 128},
     ],
