@@ -28,7 +28,7 @@ memory once for each.
 # Without `from __future__ import annotations`: aggregates read the types of their fields.
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from triton.experimental import gluon
@@ -333,6 +333,14 @@ def stages(a, b, c: gl.constexpr, a_scales=None, b_scales=None):  # type: ignore
 
 
 @gluon.jit
+def _begin(nth):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Where numbers are copied from so that one is among the first four: at 16 bytes, elsewhere is an illegal
+    instruction.
+    """
+    return nth // 4 * 4
+
+
+@gluon.jit
 def fetch(  # type: ignore[no-untyped-def]  # Triton's types are its own
     a, b, ring, at, begin, end, row, column, pieces_apart, c: gl.constexpr, scales=None
 ):
@@ -352,16 +360,15 @@ def fetch(  # type: ignore[no-untyped-def]  # Triton's types are its own
                 + scales.b.block_type.nbytes,
             )
             for i in gl.static_range(GROUPS):
-                first = k * scales.a_step
                 if c.scales == TILED:
-                    first += (row + i * c.rows) // 128 * scales.a_row
+                    first = _begin((row + i * c.rows) // 128 * scales.a_row + k * scales.a_step)
                 else:
-                    first += row + i * c.rows
+                    first = row + i * c.rows + k * scales.a_step
                 copy_in(scales.a, [first], full, ring.a_scales.index(at.stage * c.groups + i))
             if c.scales == GROUPED:
                 first = column + k * scales.b_step
             else:
-                first = column // 128 * scales.b_row + k * scales.b_step
+                first = _begin(column // 128 * scales.b_row + k * scales.b_step)
             copy_in(scales.b, [first], full, ring.b_scales.index(at.stage))
         else:
             full = ring.acquire(at, c.groups * a.block_type.nbytes + PIECES * b.block_type.nbytes)
@@ -548,26 +555,32 @@ def _begun(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @gluon.jit
-def _first(numbers):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """The first of a few numbers in shared memory."""
-    return gl.max(numbers.slice(0, 1, 0).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+def _one(numbers, nth):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The number that was the one of all: among the first four that were copied."""
+    layout: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
+    four = numbers.slice(0, 4, 0).load(layout)
+    return gl.sum(gl.where(gl.arange(0, 4, layout) == nth % 4, four, 0.0), 0)
 
 
 @gluon.jit
-def _factors(ring, at, half: gl.constexpr, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
-    """(what each of 64 rows is to be multiplied by, what each column is or 1) of a stage."""
+def _factors(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    ring, at, half: gl.constexpr, a_nth, b_nth, c: gl.constexpr, GROUP: gl.constexpr
+):
+    """(what each of 64 rows is to be multiplied by, what each column is or 1) of a stage; where a block has one
+    scale it is the so-maniest of all.
+    """
     layout: gl.constexpr = product_layout(c.columns, ring.a.dtype)
     a = ring.a_scales.index(at.stage * c.groups + GROUP)
     b = ring.b_scales.index(at.stage)
     if c.scales == TILED:
-        rows = _first(a) * _first(b)
+        rows = _one(a, a_nth) * _one(b, b_nth)
         columns = 1.0
     else:
         rows = a.slice(64 * half, 64, 0).load(gl.SliceLayout(1, layout))
         if c.scales == GROUPED:
             columns = b.load(gl.SliceLayout(0, layout))
         else:
-            rows = rows * _first(b)
+            rows = rows * _one(b, b_nth)
             columns = 1.0
     return rows, columns
 
@@ -593,8 +606,10 @@ def _added(acc, part, rows, columns, c: gl.constexpr):  # type: ignore[no-untype
 
 
 @gluon.jit
-def staged_product(ring, at, count, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """As `scaled_product`, over `count` steps whose scales lie in their stages. With `c.ahead` one step's sums are
+def staged_product(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    ring, at, begin, end, row, column, scales, c: gl.constexpr, GROUP: gl.constexpr
+):
+    """As `scaled_product`, of steps whose scales lie in their stages. With `c.ahead` one step's sums are
     added up while the next step's products run; two steps a round of the loop, since what is on its way cannot
     change its registers.
     """
@@ -603,6 +618,9 @@ def staged_product(ring, at, count, c: gl.constexpr, GROUP: gl.constexpr):  # ty
     zero = gl.zeros(SHAPE, gl.float32, layout)
     acc = zero
     other = zero
+    count = end - begin
+    a_nth = row // 128 * scales.a_row + begin * scales.a_step
+    b_nth = column // 128 * scales.b_row + begin * scales.b_step
     if c.ahead > 0:
         PAIRS: gl.constexpr = c.ahead // 2
         for _ in range(0, count // c.ahead):
@@ -612,21 +630,25 @@ def staged_product(ring, at, count, c: gl.constexpr, GROUP: gl.constexpr):  # ty
                 following = at.advanced()
                 ring.wait(following)
                 odd = _begun(ring, following, 0, zero, c, GROUP)
-                rows, columns = _factors(ring, at, 0, c, GROUP)
+                rows, columns = _factors(ring, at, 0, a_nth, b_nth, c, GROUP)
                 even, odd = warpgroup_mma_wait(1, deps=[even, odd])
                 ring.release(at)
                 acc = _added(acc, even, rows, columns, c)
                 at = following.advanced()
+                a_nth += scales.a_step
+                b_nth += scales.b_step
                 if i + 1 < PAIRS:
                     ring.wait(at)
                     even = _begun(ring, at, 0, zero, c, GROUP)
-                    rows, columns = _factors(ring, following, 0, c, GROUP)
+                    rows, columns = _factors(ring, following, 0, a_nth, b_nth, c, GROUP)
                     odd, even = warpgroup_mma_wait(1, deps=[odd, even])
                 else:
-                    rows, columns = _factors(ring, following, 0, c, GROUP)
+                    rows, columns = _factors(ring, following, 0, a_nth, b_nth, c, GROUP)
                     odd = warpgroup_mma_wait(0, deps=[odd])
                 ring.release(following)
                 acc = _added(acc, odd, rows, columns, c)
+                a_nth += scales.a_step
+                b_nth += scales.b_step
     if c.rows == 128:
         # Products that might add to the sums before them get their registers: others there are none.
         never = count < 0
@@ -634,24 +656,28 @@ def staged_product(ring, at, count, c: gl.constexpr, GROUP: gl.constexpr):  # ty
         for _ in range(0, count):
             ring.wait(at)
             part = _begun(ring, at, 0, part, c, GROUP, never)
-            rows, columns = _factors(ring, at, 0, c, GROUP)
+            rows, columns = _factors(ring, at, 0, a_nth, b_nth, c, GROUP)
             part = warpgroup_mma_wait(0, deps=[part])
             acc = _added(acc, part, rows, columns, c)
             part = _begun(ring, at, 1, part, c, GROUP, never)
-            rows, columns = _factors(ring, at, 1, c, GROUP)
+            rows, columns = _factors(ring, at, 1, a_nth, b_nth, c, GROUP)
             part = warpgroup_mma_wait(0, deps=[part])
             ring.release(at)
             other = _added(other, part, rows, columns, c)
             at = at.advanced()
+            a_nth += scales.a_step
+            b_nth += scales.b_step
     else:
         for _ in range(0, count % c.ahead if c.ahead > 0 else count):
             ring.wait(at)
             part = _begun(ring, at, 0, zero, c, GROUP)
-            rows, columns = _factors(ring, at, 0, c, GROUP)
+            rows, columns = _factors(ring, at, 0, a_nth, b_nth, c, GROUP)
             part = warpgroup_mma_wait(0, deps=[part])
             ring.release(at)
             acc = _added(acc, part, rows, columns, c)
             at = at.advanced()
+            a_nth += scales.a_step
+            b_nth += scales.b_step
     return acc, other, at
 
 
@@ -772,7 +798,7 @@ def _compute(ring, work, scales, output, c: gl.constexpr, GROUP: gl.constexpr): 
         row, column = work.origin(tile, c)
         row += GROUP * c.rows
         if c.staged:
-            acc, other, at = staged_product(ring, at, end - begin, c, GROUP)
+            acc, other, at = staged_product(ring, at, begin, end, row, column, scales, c, GROUP)
         elif c.promoted:
             acc, other, at = scaled_product(
                 ring, at, begin, end, row, column, scales, output.M, output.N, c, GROUP
@@ -846,9 +872,14 @@ def _numbers(x: torch.Tensor, count: int) -> TensorMap:
     return TensorMap(x, [length], [1], [count], plain_layout(1))
 
 
-def stageable(scale: torch.Tensor, each: bool) -> bool:
-    """Whether scales can come with the stages' tiles: those of `each` row lie column by column."""
-    return (scale.stride(0) == 1 or not each) and scale.data_ptr() % 16 == 0
+def stageable(scale_a: torch.Tensor, scale_b: torch.Tensor, scales: str) -> bool:
+    """Whether scales can come with the stages' tiles: those of single rows lie column by column, those of each
+    step begin at 16 bytes.
+    """
+    of_rows = [x for x, each in ((scale_a, scales != "tile"), (scale_b, scales == "group")) if each]
+    if any(x.stride(0) != 1 or (x.stride(1) % 4 and x.shape[1] > 1) for x in of_rows):
+        return False
+    return scale_a.data_ptr() % 16 == 0 and scale_b.data_ptr() % 16 == 0
 
 
 def turned(x: torch.Tensor) -> bool:
@@ -878,14 +909,10 @@ def multiply(
     """out (M, N) = a (M, K) · b (N, K)ᵀ, with `schedule.gated` b (2N, K). Scales are fp32: single numbers, (M, 1)
     and (N, 1), or (M, ⌈K / 128⌉) and (⌈N / 128⌉, ⌈K / 128⌉), or as the schedule says. The first `dealt` tiles
     are dealt out whole; the tiles of `section` rows of tiles are neighbours. `split`: how many programs compute a
-    tile where all are shared out. For matrices that are `mapped`; scales that are not `stageable` are not staged.
+    tile where all are shared out. For matrices that are `mapped`, and scales that are `stageable` if staged.
     """
     M, K = a.shape
     N = out.shape[1]
-    if schedule.staged and scale_a is not None and scale_b is not None:
-        each = schedule.scales != "tile", schedule.scales == "group"
-        if not all(map(stageable, (scale_a, scale_b), each)):
-            schedule = replace(schedule, staged=False, ahead=0)
     programs = multiprocessors(a)
     tiles = cdiv(M, schedule.rows * schedule.groups) * cdiv(N, schedule.width)
     if schedule.shared:

@@ -24,7 +24,15 @@ def tiles(x, rows, columns, turned=False):
 
 def numbers(x, count):
     """All that lie behind a matrix of scales, which has no gaps."""
-    return Tiles(x.as_strided((x.numel(),), (1,)), count)
+    return Aligned(x.as_strided((x.numel(),), (1,)), count)
+
+
+class Aligned(Tiles):
+    """Numbers in a row, which are copied from multiples of 16 bytes."""
+
+    def place(self, at):
+        assert int(at[0]) % 4 == 0, "an illegal instruction on an H200"
+        return super().place(at)
 
 
 @pytest.fixture
@@ -181,21 +189,16 @@ def test_split(played, K, split):
     same(product(64, 80, K, schedule, 0, split=split))
 
 
-def test_scales_that_lie_otherwise_are_not_staged(monkeypatch, played):
-    """Those of rows that lie row by row: each consumer loads its own."""
-    played(2)
-    taken = []
-    launch = hopper.launch
-    monkeypatch.setattr(hopper, "launch", lambda *args: taken.append(args[-1]) or launch(*args))
-    a, b = torch.randn(128, 64), torch.randn(128, 64)
-    scale_a, scale_b = torch.rand(128, 2) + 1, torch.rand(1, 2) + 1
-    want = (a * scale_a.repeat_interleave(32, 1)) @ (b * scale_b.repeat_interleave(32, 1)).t()
-    schedule = Schedule(columns=128, step=32, stages=3, scales="block", staged=True, ahead=2)
-    for laid in (scale_a, scale_a.t().contiguous().t()):
-        out = torch.empty(128, 128)
-        hopper.multiply(a, b, out, schedule, 1, 2, laid, scale_b)
-        torch.testing.assert_close(out, want, rtol=2e-5, atol=2e-4)
-    assert [x.staged for x in taken] == [False, True]
+def test_which_scales_are_staged():
+    """Of rows those that lie column by column, each step's at 16 bytes; of blocks all."""
+    a, b = torch.rand(3, 8).t(), torch.rand(2, 3)
+    assert hopper.stageable(a, b, "block")
+    assert hopper.stageable(b, b, "tile")
+    assert hopper.stageable(a, a, "group")
+    assert not hopper.stageable(a.contiguous(), b, "block")
+    assert not hopper.stageable(torch.rand(3, 6).t(), b, "block")
+    assert not hopper.stageable(a, b, "group")
+    assert not hopper.stageable(a, torch.rand(7)[1:].view(2, 3), "block")
 
 
 def test_wide_tiles(played):

@@ -123,7 +123,7 @@ def variants(kind: str, shape: Shape, programs: int) -> Iterator[Variant]:
         if schedule.groups * schedule.rows >= 2 * max(M, 64) or schedule.width < 64 < N * M // 4096 // 8:
             continue  # rows that there are not, or far too many tiles
         count = dispatch.tiles(schedule, M, N)
-        if count > 100 * programs:
+        if count > 100 * programs or (schedule.staged and M % 4):  # scales that cannot be staged
             continue
         most = min(-(-K // schedule.step) // 4, 2 * programs // count)
         apart = dispatch.dealt(count, programs) < count and count % programs
@@ -406,9 +406,12 @@ def table(journal: Path, programs: int = 132) -> None:
         if rule is not None:
             lost[kind, shape in planned].append(rule / found[best])
         if shape in planned and (rule is None or rule / found[best] > 1 + MARGIN):
-            names = [json.dumps(description(x), sort_keys=True) for x in schedules(kind)]
-            own = len(dispatch.candidates(dispatch.SIXTEEN if kind == GATED else kind, kind == GATED))
-            nth: Any = names.index(best[0]) if best[0] in names[:own] else best[0]
+            some = dispatch.candidates(dispatch.SIXTEEN if kind == GATED else kind, kind == GATED)
+            names = [json.dumps(description(x), sort_keys=True) for x in some]
+            own = min((x for x in found if x[0] in names), key=lambda x: found[x], default=best)
+            if found[own] < found[best] * (1 + MARGIN):
+                best = own
+            nth: Any = names.index(best[0]) if best[0] in names else best[0]
             key = (kind, dispatch.height(shape[0]), *shape[1:])
             print(f"    {key!r}: ({nth}, {best[1]}, {best[2]}),".replace("'", '"'))
     for (kind, name), count in sorted(near.items()):
