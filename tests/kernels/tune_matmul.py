@@ -6,7 +6,7 @@
 `time` appends a line (JSON) for each schedule of each shape, and one for cuBLAS where it has the product. Shapes
 are those of plan `matmul`, then random ones, which tell the rule for sizes off the table from the table. Inputs
 are random, as what they are changes a GPU's clock; each call comes after a flush of L2, as in the suite's rows.
-Schedules of TRIALS are timed too. Before that each schedule is compiled, run and checked in a process of its own:
+Before that each schedule is compiled, run and checked in a process of its own:
 what is wrong, or does not end within PATIENCE, is said and left out. All ends with the seconds given.
 
 `table` prints the lines of `TUNED`: a shape is in it where the fastest schedule beats the rule's by MARGIN. A
@@ -70,31 +70,6 @@ def shapes(seed: int = 1) -> list[Shape]:
     return planned + drawn
 
 
-_BLOCK = Schedule(step=128, scales="block", staged=True)
-_GROUP = replace(_BLOCK, scales="group")
-TRIALS: dict[str, tuple[Schedule, ...]] = {
-    dispatch.PROMOTED: (
-        replace(_BLOCK, rows=128, columns=128, stages=4, buffers=1),
-        replace(_BLOCK, groups=3, columns=128, stages=4, registers=160),
-        replace(_BLOCK, columns=128, stages=6, ahead=4, buffers=1),
-        replace(_BLOCK, groups=1, columns=128, stages=8, ahead=4),
-        replace(_BLOCK, groups=1, columns=64, stages=12, ahead=4),
-        replace(_BLOCK, groups=1, columns=32, stages=16, ahead=4),
-        replace(_BLOCK, columns=64, stages=8, ahead=4, buffers=1, registers=232),
-        replace(_BLOCK, columns=32, stages=9, ahead=4, registers=232),
-    ),
-    dispatch.GROUPED: (
-        replace(_GROUP, rows=128, columns=128, stages=4, buffers=1),
-        replace(_GROUP, columns=128, stages=6, buffers=1),
-        replace(_GROUP, columns=128, stages=6, ahead=4, buffers=1),
-        replace(_GROUP, columns=64, stages=8, ahead=4, buffers=1, registers=232),
-        replace(_GROUP, groups=1, columns=64, stages=12, ahead=4),
-        replace(_GROUP, groups=1, columns=32, stages=16, ahead=4),
-    ),
-    dispatch.SIXTEEN: (Schedule(groups=1, columns=32, step=64, stages=16),),
-    dispatch.FAST: (Schedule(groups=1, columns=32, step=128, stages=16),),
-}
-"""By kind, schedules beside the candidates."""
 SPLITS = (2, 3, 4, 8)
 """Programs that compute a tile of few rows, where there are not more tiles than programs."""
 PATIENCE = 30.0
@@ -107,13 +82,18 @@ def schedules(kind: str) -> tuple[Schedule, ...]:
     """All that are timed of a kind, the candidates first."""
     gated = kind == GATED
     some = dispatch.candidates(dispatch.SIXTEEN if gated else kind, gated)
-    return (*some, *(x for x in TRIALS.get(kind, ()) if x not in some))
+    return (*some, *dispatch.unstaged(kind)) if kind in (dispatch.PROMOTED, dispatch.GROUPED) else some
 
 
 def description(schedule: Schedule) -> dict[str, Any]:
     """What of a schedule is not as `Schedule` has it by itself; the kind says its scales."""
     usual = asdict(Schedule())
     return {k: v for k, v in asdict(schedule).items() if v != usual[k] and k not in ("scales", "shared")}
+
+
+def stageable(M: int) -> bool:
+    """Whether scales of so many rows can be staged."""
+    return M % 4 == 0
 
 
 def variants(kind: str, shape: Shape, programs: int) -> Iterator[Variant]:
@@ -123,7 +103,7 @@ def variants(kind: str, shape: Shape, programs: int) -> Iterator[Variant]:
         if schedule.groups * schedule.rows >= 2 * max(M, 64) or schedule.width < 64 < N * M // 4096 // 8:
             continue  # rows that there are not, or far too many tiles
         count = dispatch.tiles(schedule, M, N)
-        if count > 100 * programs or (schedule.staged and M % 4):  # scales that cannot be staged
+        if count > 100 * programs or (schedule.staged and not stageable(M)):
             continue
         most = min(-(-K // schedule.step) // 4, 2 * programs // count)
         apart = dispatch.dealt(count, programs) < count and count % programs
@@ -374,6 +354,8 @@ def measure(journal: Path, limit_s: float, kinds: list[str]) -> None:
 def ruled(kind: str, shape: Shape, programs: int) -> Schedule:
     """What `choose` takes off the table."""
     some = dispatch.candidates(dispatch.SIXTEEN if kind == GATED else kind, kind == GATED)
+    if some[0].staged and not stageable(shape[0]):
+        some = dispatch.unstaged(kind)
     return min(some, key=lambda x: dispatch.estimate(x, *shape, programs))
 
 
