@@ -5,8 +5,8 @@ another size takes what `estimate` finds cheapest. Nothing is searched for at ru
 compute alike. Those of a mixture of experts are chosen by how many rows an expert has on average: how many each
 has, the device alone knows.
 
-Tiles are shared out by steps only where the table says so. On an H200 that was slower nearly everywhere: the
-program that adds up a tile waits for its parts one after the other.
+Tiles are shared out by steps only where the table says so. On an H200 that was slower nearly everywhere, also
+where each tile was split evenly: the program that adds up a tile waits for its parts one after the other.
 """
 
 from __future__ import annotations

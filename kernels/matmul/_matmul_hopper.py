@@ -24,6 +24,9 @@ bits, and then scale and add that sum in fp32, as DeepGEMM does. A consumer with
 pieces of B, does so one after the other, so that the other consumer's products run under its additions. Of two
 pieces it loads its rows of A to registers first, once for both; the matrix units would read them from shared
 memory once for each.
+
+Such scales are staged where they can be: the producer has them copied with the tiles, under the same barriers. A
+consumer that loads its own can do so one step ahead at most, and waits for memory where they are in no cache.
 """
 # Without `from __future__ import annotations`: aggregates read the types of their fields.
 
