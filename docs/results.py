@@ -346,6 +346,126 @@ def _every(title: str, run: str) -> list[str]:
     return [f"## {title}", f"Some cases of the plan. {_where(made)}", "\n".join(lines)]
 
 
+Group: TypeAlias = tuple[str, str, Callable[[Row], bool]]
+"""What is asked of a group of products in words, the peer it is asked against ("" for the fastest), and its rows."""
+
+
+def _shape(row: Row) -> tuple[int, int, int]:
+    return row.axes["M"], row.axes["N"], row.axes["K"]
+
+
+def _plain(row: Row, operator: str, recipe: str = "") -> bool:
+    """Whether a row is of a product as it lies, forward and of normal data, by one recipe."""
+    given = row.options
+    same = given.get("layout", "nt") == "nt" and given.get("epilogue", "none") == "none"
+    return (
+        row.operator == operator
+        and same
+        and given.get("data", "normal") == "normal"
+        and (not recipe or given.get("recipe") == recipe)
+    )
+
+
+GROUPS: Sequence[Group] = (
+    ("bf16, M from 1,024", "torch", lambda x: _plain(x, "matmul") and x.dtype == "bf16" and x.axes["M"] >= 1024),
+    ("bf16, M up to 128", "torch", lambda x: _plain(x, "matmul") and x.dtype == "bf16" and x.axes["M"] <= 128),
+    (
+        "bf16 with a gated epilogue",
+        "torch",
+        lambda x: x.operator == "matmul" and x.options["epilogue"] == "swiglu",
+    ),
+    (
+        "FP8 in blocks, M from 1,024",
+        "vllm_deep_gemm",
+        lambda x: _plain(x, "fp8_matmul", "block") and x.axes["M"] >= 1024,
+    ),
+    (
+        "FP8 in blocks, M up to 128",
+        "vllm_deep_gemm",
+        lambda x: _plain(x, "fp8_matmul", "block") and x.axes["M"] <= 128,
+    ),
+    ("FP8 in blocks", "torch", lambda x: _plain(x, "fp8_matmul", "block")),
+    ("FP8 by rows", "torch", lambda x: _plain(x, "fp8_matmul", "row")),
+    ("FP8 with scales of tensors", "torch", lambda x: _plain(x, "fp8_matmul", "tensor")),
+    ("groups in blocks", "vllm_deep_gemm", lambda x: x.operator == "grouped_fp8_matmul"),
+    ("`moe`, 4,096 tokens", "vllm", lambda x: x.operator == "moe" and x.axes["M"] == 4096),
+    ("`moe`, 16 tokens", "vllm", lambda x: x.operator == "moe" and x.axes["M"] == 16),
+    ("MXFP4, M up to 64", "torch_bf16", lambda x: _mxfp4(x) and x.axes["M"] <= 64),
+    ("MXFP4, M up to 64", "vllm_marlin", lambda x: _mxfp4(x) and x.axes["M"] <= 64),
+    ("2:4 in bf16, M up to 64", "torch", lambda x: x.operator == "sparse24_matmul" and x.axes["M"] <= 64),
+    (
+        "2:4 in bf16, M from 4,096",
+        "torch_cusparselt",
+        lambda x: x.operator == "sparse24_matmul" and x.axes["M"] >= 4096,
+    ),
+    ("`quantized_activation`", "", lambda x: x.operator == "quantized_activation"),
+    ("`quantized_linear`", "", lambda x: x.operator == "quantized_linear"),
+)
+
+
+def _mxfp4(row: Row) -> bool:
+    return row.operator == "mx_matmul" and row.options["format"] == "mxfp4" and row.dtype == "bf16"
+
+
+def _products(title: str, run: str, random: Callable[[Row], bool]) -> list[str]:
+    """Products of a run: groups of them against a peer, those drawn at random by themselves, then every case."""
+    made = journal(run)
+    cases: dict[tuple[str, str], dict[str, Row]] = {}
+    for x in rows_of(run):
+        if x.value() is not None:
+            cases.setdefault((x.operator, x.case), {})[x.implementation] = x
+
+    def ratios(peer: str, chosen: Callable[[Row], bool], drawn: bool) -> list[float]:
+        found = []
+        for by in cases.values():
+            ours = by.get(PROVIDER)
+            if ours is None or not chosen(ours) or random(ours) != drawn:
+                continue
+            name = peer or ours.best_baseline
+            if name in by:
+                found.append(_value(by[name]) / _value(ours))
+        return found
+
+    lines = []
+    for words, peer, chosen in GROUPS:
+        told = [f"{words} against {f'`{peer}`' if peer else 'the fastest other'}"]
+        for drawn in (False, True):
+            found = ratios(peer, chosen, drawn)
+            mean = float(np.exp(np.mean(np.log(found)))) if found else None
+            span = (
+                f"{_ratio(mean)} ({_ratio(min(found))} – {_ratio(max(found))}), {len(found)}"
+                if found
+                else figures.DASH
+            )
+            told.append(span)
+        if any(x != figures.DASH for x in told[1:]):
+            lines.append(told)
+    every = []
+    for (operator, case), by in sorted(cases.items()):
+        ours = by.get(PROVIDER)
+        if ours is None or random(ours):
+            continue
+        best = by.get(ours.best_baseline or "")
+        rate = ours.flops / _value(ours) / 1e9 if ours.flops else None
+        every.append([
+            f"`{operator}`", case.removesuffix("-forward"), figures.number(_value(ours)),
+            figures.number(rate, 3) if rate else figures.DASH, figures.percent(ours.fraction_of_limit),
+            f"`{best.implementation}`" if best else figures.DASH, figures.number(best.value()) if best else figures.DASH,
+            _ratio(ours.speedup_vs_best_baseline),
+        ])  # fmt: skip
+    return [
+        f"## {title}",
+        _where(made),
+        "The peer's time over ours: the geometric mean, the range, and how many cases. The cases of the table's last "
+        "column were drawn by one seed, and no table of schedules knows them.",
+        _table(["products", "the plan's shapes", "random shapes"], lines),
+        "Every case of the plan but the random ones; *of the limit* is of what the device's own ceilings of the run allow.",
+        _table(
+            ["operator", "case", "ours, ms", "TFLOP/s", "of the limit", "fastest other", "its ms", "ratio"], every
+        ),
+    ]
+
+
 Column: TypeAlias = tuple[str, Callable[[Row], str]]
 """A heading, and what it says of a row."""
 

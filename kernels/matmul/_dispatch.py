@@ -5,8 +5,8 @@ another size takes what `estimate` finds cheapest. Nothing is searched for at ru
 compute alike. Those of a mixture of experts are chosen by how many rows an expert has on average: how many each
 has, the device alone knows.
 
-Tiles are shared out by steps only where the table says so. On an H200 that was slower nearly everywhere: the
-program that adds up a tile waits for its parts one after the other.
+Tiles are shared out by steps only where the table says so. On an H200 that was slower nearly everywhere, also
+where each tile was split evenly: the program that adds up a tile waits for its parts one after the other.
 """
 
 from __future__ import annotations
@@ -31,11 +31,18 @@ SECTION = 16
 
 @dataclass(frozen=True)
 class Choice:
-    """A schedule, how many of its tiles are dealt out whole, and rows of tiles that are neighbours."""
+    """A schedule, how many of its tiles are dealt out whole, rows of tiles that are neighbours, and how many
+    programs compute a tile if none is dealt out whole and all have as many.
+    """
 
     schedule: Schedule
     dealt: int
     section: int
+    split: int = 0
+
+
+_BLOCK = Schedule(step=128, scales="block", staged=True)
+_GROUP = replace(_BLOCK, scales="group")
 
 
 def candidates(kind: str, gated: bool) -> tuple[Schedule, ...]:
@@ -48,13 +55,19 @@ def candidates(kind: str, gated: bool) -> tuple[Schedule, ...]:
         )
     if kind == PROMOTED:
         return (
-            Schedule(rows=128, columns=128, step=128, stages=4, scales="block"),
-            Schedule(columns=128, step=128, stages=6, scales="block"),
-            Schedule(groups=1, columns=128, step=128, stages=8, scales="block"),
-            Schedule(groups=1, columns=64, step=128, stages=12, scales="block"),
+            replace(_BLOCK, rows=128, columns=128, stages=4, buffers=1),
+            replace(_BLOCK, groups=3, columns=128, stages=4, registers=160),
+            replace(_BLOCK, groups=1, columns=128, stages=8, ahead=4),
+            replace(_BLOCK, groups=1, columns=64, stages=12, ahead=4),
+            replace(_BLOCK, groups=1, columns=32, stages=16, ahead=4),
         )
-    if kind == GROUPED:  # b's scales, one a column, take the registers that 128 rows would
-        return tuple(replace(x, scales="group") for x in candidates(PROMOTED, False)[1:])
+    if kind == GROUPED:
+        return (
+            replace(_GROUP, columns=128, stages=6, ahead=4, buffers=1),
+            replace(_GROUP, columns=64, stages=8, ahead=4, buffers=1, registers=232),
+            replace(_GROUP, groups=1, columns=64, stages=12, ahead=4),
+            replace(_GROUP, groups=1, columns=32, stages=16, ahead=4),
+        )
     step = 64 if kind == SIXTEEN else 128
     return (
         Schedule(columns=256, step=step, stages=4),
@@ -62,6 +75,19 @@ def candidates(kind: str, gated: bool) -> tuple[Schedule, ...]:
         Schedule(groups=1, columns=256, step=step, stages=5),
         Schedule(groups=1, columns=128, step=step, stages=8),
         Schedule(groups=1, columns=64, step=step, stages=12),
+        Schedule(groups=1, columns=32, step=step, stages=16),
+    )
+
+
+def unstaged(kind: str) -> tuple[Schedule, ...]:
+    """What a product is computed by whose scales cannot be staged, as of rows that lie row by row."""
+    if kind == GROUPED:  # b's scales, one a column, take the registers that more columns would
+        return (Schedule(groups=1, columns=64, step=128, stages=12, scales="group"),)
+    return (
+        Schedule(rows=128, columns=128, step=128, stages=4, scales="block"),
+        Schedule(columns=128, step=128, stages=6, scales="block"),
+        Schedule(groups=1, columns=128, step=128, stages=8, scales="block"),
+        Schedule(groups=1, columns=64, step=128, stages=12, scales="block"),
     )
 
 
@@ -79,132 +105,78 @@ def dealt(count: int, programs: int) -> int:
 
 def estimate(schedule: Schedule, M: int, N: int, K: int, programs: int) -> float:
     """About how many cycles a product takes whose tiles are dealt out whole: of the busiest program, steps times
-    what each takes the matrix units, the loads, or the memory if rows are few, and what ends each tile. Its
-    numbers fit what an H200 took at the shapes that `TUNED` is of.
+    what each takes the matrix units or the loads, and what ends each tile. Its numbers fit what an H200 took at
+    the shapes that `TUNED` is of, and at twelve random ones.
     """
-    count = tiles(schedule, M, N)
     steps = -(-K // schedule.step)
     size = 2 if schedule.step == 64 else 1
     rows = schedule.groups * schedule.rows
     columns = schedule.columns * schedule.pieces
     products = rows * columns * schedule.step * size / 4096
-    if schedule.groups == 1:
-        products *= 1.4  # alone it leaves the matrix units idle between its products
+    if schedule.groups == 1 and not schedule.ahead:
+        products *= 1.25  # alone it leaves the matrix units idle between its products
     if schedule.promoted:
         products *= 1.1
-    if schedule.scales == "group" and schedule.columns > 64:
-        products *= 2.2  # scales of 128 columns and their sums are more than the registers hold
-    loads = (min(rows, M) + columns) * schedule.step * size / 56
-    memory = columns * schedule.step * size / 19 * min(count, programs) / programs if rows >= M else 0.0
-    rounds = -(-count // programs)
-    return rounds * (steps * max(products, loads, memory) + 600)
+    loads = (min(rows, M) + columns) * schedule.step * size / 70
+    rounds = -(-tiles(schedule, M, N) // programs)
+    return rounds * (steps * max(products, loads) + 300)
 
 
-TUNED: dict[tuple[str, int, int, int], tuple[int, bool, int]] = {
-    ("16", 16, 5760, 2880): (3, False, 8),
-    ("16", 16, 24576, 1536): (3, False, 8),
-    ("16", 16, 32768, 512): (4, False, 8),
-    ("16", 64, 12416, 4160): (3, False, 8),
-    ("16", 64, 15648, 7344): (3, False, 8),
-    ("16", 64, 24576, 1536): (4, False, 8),
-    ("16", 64, 32768, 512): (3, False, 8),
-    ("16", 128, 24576, 1536): (3, False, 8),
-    ("16", 200, 10704, 1344): (3, False, 8),
-    ("16", 700, 12832, 7072): (0, False, 8),
-    ("16", 4096, 5760, 2880): (1, False, 8),
-    ("16", 8192, 5760, 2880): (1, False, 8),
-    ("16_gated", 64, 7168, 2048): (2, False, 8),
-    ("16_gated", 64, 7168, 16384): (2, False, 8),
-    ("16_gated", 64, 32768, 512): (2, False, 8),
-    ("16_gated", 1024, 2880, 2880): (1, False, 8),
-    ("16_gated", 1024, 7168, 2048): (1, False, 8),
-    ("16_gated", 1024, 7168, 16384): (1, False, 8),
-    ("16_gated", 4096, 2112, 7168): (2, False, 8),
-    ("16_gated", 8192, 8192, 8192): (0, True, 8),
-    ("fp8", 16, 5760, 2880): (3, False, 8),
-    ("fp8", 16, 24576, 1536): (4, False, 8),
-    ("fp8", 16, 32768, 512): (3, False, 8),
-    ("fp8", 64, 12416, 4160): (3, False, 8),
-    ("fp8", 64, 15648, 7344): (3, False, 8),
-    ("fp8", 64, 24576, 1536): (4, False, 8),
-    ("fp8", 64, 32768, 512): (3, False, 8),
-    ("fp8", 128, 5760, 2880): (1, False, 8),
-    ("fp8", 128, 7168, 2048): (1, False, 8),
-    ("fp8", 128, 24576, 1536): (3, False, 8),
-    ("fp8", 128, 32768, 512): (3, False, 8),
-    ("fp8", 200, 2560, 4496): (1, False, 8),
-    ("fp8", 200, 10704, 1344): (1, False, 8),
-    ("fp8", 4096, 5760, 2880): (1, False, 8),
-    ("fp8", 8192, 5760, 2880): (1, False, 8),
-    ("fp8_block", 16, 7168, 16384): (3, True, 8),
-    ("fp8_block", 16, 32768, 512): (3, False, 8),
-    ("fp8_block", 64, 7168, 16384): (3, True, 8),
-    ("fp8_block", 64, 12416, 4160): (3, True, 8),
-    ("fp8_block", 64, 15648, 7344): (2, True, 8),
-    ("fp8_block", 64, 32768, 512): (3, False, 8),
-    ("fp8_block", 128, 2112, 7168): (1, False, 8),
-    ("fp8_block", 128, 4096, 7168): (3, True, 8),
-    ("fp8_block", 128, 7168, 16384): (1, True, 8),
-    ("fp8_block", 128, 24576, 1536): (1, False, 8),
-    ("fp8_block", 200, 10704, 1344): (1, False, 8),
-    ("fp8_block", 1500, 11696, 3616): (0, False, 16),
-    ("fp8_block", 4096, 2112, 7168): (0, False, 16),
-    ("fp8_block", 4096, 5760, 2880): (0, False, 16),
-    ("fp8_block", 8192, 2112, 7168): (0, False, 16),
-    ("fp8_group", 64, 2112, 7168): (2, True, 8),
-    ("fp8_group", 64, 32768, 512): (2, False, 8),
-    ("fp8_group", 128, 2112, 7168): (2, True, 8),
-    ("fp8_group", 128, 7168, 16384): (1, True, 8),
-    ("fp8_group", 128, 32768, 512): (2, False, 8),
-    ("fp8_group", 1024, 4096, 7168): (1, True, 8),
-    ("fp8_group", 1024, 7168, 16384): (1, True, 8),
-    ("fp8_group", 1024, 24576, 1536): (1, True, 8),
-    ("fp8_group", 1024, 32768, 512): (0, True, 8),
-    ("fp8_group", 4096, 2112, 7168): (1, True, 8),
-    ("fp8_group", 4096, 2880, 2880): (1, True, 8),
-    ("fp8_group", 4096, 4096, 7168): (1, True, 8),
-    ("fp8_group", 4096, 7168, 2048): (1, True, 8),
-    ("fp8_group", 4096, 7168, 16384): (1, True, 16),
-    ("fp8_group", 4096, 24576, 1536): (1, True, 16),
-    ("fp8_group", 4096, 32768, 512): (0, True, 8),
-    ("fp8_group", 8192, 8192, 8192): (1, True, 16),
+TUNED: dict[tuple[str, int, int, int], tuple[int, int, int]] = {
+    ("16", 64, 2112, 7168): (5, 2, 8),
+    ("16", 128, 24576, 1536): (3, 0, 8),
+    ("16", 128, 32768, 512): (2, 0, 8),
+    ("16_gated", 64, 32768, 512): (2, 0, 8),
+    ("16_gated", 128, 32768, 512): (2, 0, 8),
+    ("16_gated", 1024, 7168, 2048): (1, 0, 8),
+    ("16_gated", 1024, 7168, 16384): (1, 0, 8),
+    ("16_gated", 4096, 2112, 7168): (2, 0, 8),
+    ("fp8", 64, 24576, 1536): (4, 0, 8),
+    ("fp8", 128, 24576, 1536): (3, 0, 8),
+    ("fp8", 4096, 2112, 7168): (1, 0, 8),
+    ("fp8_block", 64, 2112, 7168): (4, 1, 8),
+    ("fp8_block", 4096, 24576, 1536): (1, 0, 16),
+    ("fp8_block", 4096, 32768, 512): (1, 0, 16),
+    ("fp8_group", 64, 2112, 7168): (3, 1, 8),
 }
-"""By kind (`GATED` its own), `height` of M, N and K: which of `candidates`, whether tiles are shared out by steps,
-the section."""
+"""By kind (`GATED` its own), `height` of M, N and K: which of `candidates`, how tiles are shared out by steps
+(`shared`), the section."""
 
 
-UNKEPT = "one NVIDIA H200, 22 November 2026; no journal of it was kept"
-TURNS = "tuning/matmul-h200.txt.gz"
 GATED = "16_gated"
 """Gated products of 16-bit numbers."""
-SOURCES: dict[str, str] = {
-    **dict.fromkeys((SIXTEEN, FAST, PROMOTED), UNKEPT),
-    **dict.fromkeys((GATED, GROUPED), TURNS),
-}
+FLUSHED = "tuning/matmul-h200-flushed.txt.gz"
+SOURCES: dict[str, str] = dict.fromkeys((SIXTEEN, GATED, FAST, PROMOTED, GROUPED), FLUSHED)
 """By kind, where the table was measured: a journal in `registry/reference/`, made by
-`tests/kernels/tune_matmul.py`, or that there is none. That journal has calls one after the other, and ranks
-schedules of few rows otherwise than calls after a flush do: (64, 7168, 16384) in blocks took 42 µs there by what
-takes 73 µs after one, where the older line had taken 58. So the kinds that have older lines keep them until there
-is a journal of calls after a flush."""
+`tests/kernels/tune_matmul.py`."""
 
 
 def height(M: int) -> int:
     """The number of rows that a product is looked up by: few rows take as long as a few more."""
-    return next((most for most in (16, 64, 128) if most >= M), M)
+    return next((most for most in (64, 128) if most >= M), M)
 
 
 @functools.lru_cache(4096)
-def choose(kind: str, M: int, N: int, K: int, gated: bool, programs: int) -> Choice:
-    """The schedule of a product, before what its operands add: how they lie, scales, a bias."""
-    some = candidates(kind, gated)
-    known = TUNED.get((GATED if gated else kind, height(M), N, K))
+def choose(kind: str, M: int, N: int, K: int, gated: bool, programs: int, stageable: bool = True) -> Choice:
+    """The schedule of a product, before what its operands add: how they lie, scales, a bias. Scales that are not
+    `stageable` take `unstaged` ones by the rule.
+    """
+    some = candidates(kind, gated) if stageable else unstaged(kind)
+    known = TUNED.get((GATED if gated else kind, height(M), N, K)) if stageable else None
     if known is not None:
         nth, shares, section = known
-        count = tiles(some[nth], M, N)
-        return choice(some[nth], dealt(count, programs) if shares else count, count, section)
+        return shared(some[nth], shares, section, M, N, programs)
     best = min(some, key=lambda schedule: estimate(schedule, M, N, K, programs))
     count = tiles(best, M, N)
     return choice(best, count, count, SECTION)
+
+
+def shared(schedule: Schedule, shares: int, section: int, M: int, N: int, programs: int) -> Choice:
+    """With no tile shared out (0), as many as `dealt` says (1), or all by so many programs each."""
+    count = tiles(schedule, M, N)
+    if shares > 1:
+        return Choice(replace(schedule, shared=True), 0, section, shares)
+    return choice(schedule, dealt(count, programs) if shares else count, count, section)
 
 
 def choice(schedule: Schedule, whole: int, count: int, section: int) -> Choice:

@@ -24,6 +24,9 @@ bits, and then scale and add that sum in fp32, as DeepGEMM does. A consumer with
 pieces of B, does so one after the other, so that the other consumer's products run under its additions. Of two
 pieces it loads its rows of A to registers first, once for both; the matrix units would read them from shared
 memory once for each.
+
+Such scales are staged where they can be: the producer has them copied with the tiles, under the same barriers. A
+consumer that loads its own can do so one step ahead at most, and waits for memory where they are in no cache.
 """
 # Without `from __future__ import annotations`: aggregates read the types of their fields.
 
@@ -44,11 +47,13 @@ from triton.language.core import _aggregate as aggregate
 
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
-from .._hopper import TensorMap, launch, thread_barrier
+from .._hopper import TensorMap, launch, plain_layout, thread_barrier
 from .._pipeline import Handshake, barriers, copy_in, copy_out, cursor
 
 CHUNK = 64
 """Columns that are written at a time: 128 bytes, which one swizzled row of shared memory holds."""
+LINE = 32
+"""Numbers in 128 bytes: at multiples of so many lies in shared memory what is copied there."""
 WIDE = gl.constexpr(CHUNK)
 TENSOR = gl.constexpr("tensor")
 ROW = gl.constexpr("row")
@@ -65,7 +70,9 @@ class Schedule:
     side. `a_turned`, `b_turned`: the operand lies in memory with K as its rows. `scales`: "" for none, "tensor",
     "row" (of A and of B), or for each 128 steps of K "block" (1×128 of A, 128×128 of B), "group" (1×128 of both)
     or "tile" (128×128 of both). `shared`: some tiles are shared out by steps. `packed`: numbers of K that one
-    element of A holds.
+    element of A holds. `staged`: scales of each step come with the stage's tiles. `ahead`: so many steps, an even
+    number or 0, are a round in which one step's products run while the sums of the one before are added up.
+    `buffers`: of a consumer's results on their way out.
     """
 
     rows: int = 64
@@ -82,6 +89,9 @@ class Schedule:
     shared: bool = False
     packed: int = 1
     registers: int = 240
+    staged: bool = False
+    ahead: int = 0
+    buffers: int = 2
 
     @property
     def promoted(self) -> bool:
@@ -99,6 +109,23 @@ class Schedule:
         return self.columns * (2 if self.paired else 1)
 
     @property
+    def chunk(self) -> int:
+        """Columns that are written at a time."""
+        return min(CHUNK, self.columns)
+
+    @property
+    def a_scales(self) -> int:
+        """Numbers that a stage has room for of a consumer's scales of A: one a row, or LINE, of which the first
+        counts.
+        """
+        return LINE if self.scales == "tile" else self.rows
+
+    @property
+    def b_scales(self) -> int:
+        """The same of B: one a column, or LINE."""
+        return self.columns if self.scales == "group" else LINE
+
+    @property
     def doubled(self) -> bool:
         """Whether a consumer has two sums: of 64 rows each, or of a piece of B each."""
         return self.pieces == 2 or self.rows == 128
@@ -106,17 +133,23 @@ class Schedule:
 
 @aggregate
 class Ring(Handshake):
-    """Stages of tiles of A (groups a stage) and of B (one, or a gate's two), and their barriers."""
+    """Stages of tiles of A (groups a stage) and of B (one, or a gate's two), of scales that are staged, and their
+    barriers.
+    """
 
     a: gl.shared_memory_descriptor
     b: gl.shared_memory_descriptor
+    a_scales: gl.shared_memory_descriptor
+    b_scales: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
-    def __init__(self, a, b, full, empty):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    def __init__(self, a, b, a_scales, b_scales, full, empty):  # type: ignore[no-untyped-def]  # as above
         self.a = a
         self.b = b
+        self.a_scales = a_scales
+        self.b_scales = b_scales
         self.full = full
         self.empty = empty
 
@@ -224,6 +257,29 @@ class Scales:
 
 
 @aggregate
+class StagedScales:
+    """Scales in fp32 that come with the stages' tiles: maps of all numbers of A's and B's in a row, and how far
+    apart there those of two blocks and of two steps lie. Of single rows those of one step are neighbours.
+    """
+
+    a: tma.tensor_descriptor
+    b: tma.tensor_descriptor
+    a_row: gl.tensor
+    a_step: gl.tensor
+    b_row: gl.tensor
+    b_step: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, a, b, a_row, a_step, b_row, b_step):  # type: ignore[no-untyped-def]  # as above
+        self.a = a
+        self.b = b
+        self.a_row = a_row
+        self.a_step = a_step
+        self.b_row = b_row
+        self.b_step = b_step
+
+
+@aggregate
 class Output:
     """Where results go: the output's map and buffers, the bias, its size, and partial sums of shared tiles."""
 
@@ -247,7 +303,7 @@ class Output:
 
     @gluon.jit
     def send(self, row, column, buffer):  # type: ignore[no-untyped-def]  # Triton's types are its own
-        """Has 64 rows and WIDE columns written."""
+        """Has 64 rows and a buffer's columns written."""
         copy_out(self.tiles, [row, column], buffer)
 
 
@@ -259,31 +315,66 @@ def product_layout(columns, dtype):  # type: ignore[no-untyped-def]  # Triton's 
 
 
 @gluon.jit
-def stages(a, b, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+def stages(a, b, c: gl.constexpr, a_scales=None, b_scales=None):  # type: ignore[no-untyped-def]  # as above
     """An empty ring."""
     STAGES: gl.constexpr = c.stages
     A: gl.constexpr = [STAGES * c.groups] + a.block_type.shape  # noqa: RUF005  # a kernel knows no unpacking
     B: gl.constexpr = [STAGES * c.pieces] + b.block_type.shape  # noqa: RUF005  # as above
-    return Ring(
-        gl.allocate_shared_memory(a.dtype, A, a.layout),
-        gl.allocate_shared_memory(b.dtype, B, b.layout),
-        barriers(c.stages, 1),
-        barriers(c.stages, c.groups),
-    )
+    a_tiles = gl.allocate_shared_memory(a.dtype, A, a.layout)
+    b_tiles = gl.allocate_shared_memory(b.dtype, B, b.layout)
+    full = barriers(c.stages, 1)
+    empty = barriers(c.stages, c.groups)
+    if c.staged:
+        A_SCALES: gl.constexpr = [STAGES * c.groups, c.a_scales]
+        B_SCALES: gl.constexpr = [STAGES, c.b_scales]
+        a_numbers = gl.allocate_shared_memory(gl.float32, A_SCALES, a_scales.layout)
+        b_numbers = gl.allocate_shared_memory(gl.float32, B_SCALES, b_scales.layout)
+    else:
+        a_numbers = full
+        b_numbers = full
+    return Ring(a_tiles, b_tiles, a_numbers, b_numbers, full, empty)
+
+
+@gluon.jit
+def _begin(nth):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Where numbers are copied from so that one is among the first four: at 16 bytes, elsewhere is an illegal
+    instruction.
+    """
+    return nth // 4 * 4
 
 
 @gluon.jit
 def fetch(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    a, b, ring, at, begin, end, row, column, pieces_apart, c: gl.constexpr
+    a, b, ring, at, begin, end, row, column, pieces_apart, c: gl.constexpr, scales=None
 ):
     """The next place after the tiles of A from `row` on and of B from its row `column` on, step by step. Pieces of
-    B lie `pieces_apart` rows apart.
+    B lie `pieces_apart` rows apart. Scales that are staged are copied as numbers in a row: of rows that A does not
+    have come any, which are not written.
     """
     PIECES: gl.constexpr = c.pieces
     GROUPS: gl.constexpr = c.groups
     for k in range(begin, end):
         depth = k * c.step
-        full = ring.acquire(at, c.groups * a.block_type.nbytes + PIECES * b.block_type.nbytes)
+        if c.staged:
+            full = ring.acquire(
+                at,
+                c.groups * (a.block_type.nbytes + scales.a.block_type.nbytes)
+                + b.block_type.nbytes
+                + scales.b.block_type.nbytes,
+            )
+            for i in gl.static_range(GROUPS):
+                if c.scales == TILED:
+                    first = _begin((row + i * c.rows) // 128 * scales.a_row + k * scales.a_step)
+                else:
+                    first = row + i * c.rows + k * scales.a_step
+                copy_in(scales.a, [first], full, ring.a_scales.index(at.stage * c.groups + i))
+            if c.scales == GROUPED:
+                first = column + k * scales.b_step
+            else:
+                first = _begin(column // 128 * scales.b_row + k * scales.b_step)
+            copy_in(scales.b, [first], full, ring.b_scales.index(at.stage))
+        else:
+            full = ring.acquire(at, c.groups * a.block_type.nbytes + PIECES * b.block_type.nbytes)
         for i in gl.static_range(GROUPS):
             target = ring.a.index(at.stage * c.groups + i)
             if c.a_turned:
@@ -301,7 +392,7 @@ def fetch(  # type: ignore[no-untyped-def]  # Triton's types are its own
 
 
 @gluon.jit
-def load(a, b, ring, work, N, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+def load(a, b, ring, work, N, c: gl.constexpr, scales=None):  # type: ignore[no-untyped-def]  # as above
     """The producer: tiles of A and B, step by step, tile by tile. A gate's other factor lies N rows of B after
     it.
     """
@@ -311,7 +402,7 @@ def load(a, b, ring, work, N, c: gl.constexpr):  # type: ignore[no-untyped-def] 
     while position < work.positions(c.shared):
         tile, begin, end = work.unit(position, c.shared)
         row, column = work.origin(tile, c)
-        at = fetch(a, b, ring, at, begin, end, row, column, pieces_apart, c)
+        at = fetch(a, b, ring, at, begin, end, row, column, pieces_apart, c, scales)
         position += end - begin
 
 
@@ -458,6 +549,142 @@ def scaled_product(  # type: ignore[no-untyped-def]  # Triton's types are its ow
 
 
 @gluon.jit
+def _begun(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    ring, at, half: gl.constexpr, zero, c: gl.constexpr, GROUP: gl.constexpr, use_acc=False
+):
+    """A @ B.T of 64 of this consumer's rows and one step, on its way."""
+    a, b = _operands(ring, at, c, GROUP, 0)
+    return warpgroup_mma(a.slice(64 * half, 64, 0), b, zero, use_acc=use_acc, is_async=True)
+
+
+@gluon.jit
+def _one(numbers, nth):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """The number that was the one of all: among the first four that were copied."""
+    layout: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
+    four = numbers.slice(0, 4, 0).load(layout)
+    return gl.sum(gl.where(gl.arange(0, 4, layout) == nth % 4, four, 0.0), 0)
+
+
+@gluon.jit
+def _factors(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    ring, at, half: gl.constexpr, a_nth, b_nth, c: gl.constexpr, GROUP: gl.constexpr
+):
+    """(what each of 64 rows is to be multiplied by, what each column is or 1) of a stage; where a block has one
+    scale it is the so-maniest of all.
+    """
+    layout: gl.constexpr = product_layout(c.columns, ring.a.dtype)
+    a = ring.a_scales.index(at.stage * c.groups + GROUP)
+    b = ring.b_scales.index(at.stage)
+    if c.scales == TILED:
+        rows = _one(a, a_nth) * _one(b, b_nth)
+        columns = 1.0
+    else:
+        rows = a.slice(64 * half, 64, 0).load(gl.SliceLayout(1, layout))
+        if c.scales == GROUPED:
+            columns = b.load(gl.SliceLayout(0, layout))
+        else:
+            rows = rows * _one(b, b_nth)
+            columns = 1.0
+    return rows, columns
+
+
+@gluon.jit
+def multiply_add(x, y, z):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """x · y + z, where it stands. The compiler takes additions past the next product, whose sums overwrite x: it
+    would copy them, or wait.
+    """
+    return gl.inline_asm_elementwise(
+        "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", [x, y, z], dtype=gl.float32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def _added(acc, part, rows, columns, c: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """acc + part · rows · columns."""
+    if c.scales == GROUPED:
+        part = part * gl.expand_dims(columns, 0)
+    if c.scales != TILED:
+        rows = gl.expand_dims(rows, 1)
+    return multiply_add(part, rows, acc)
+
+
+@gluon.jit
+def staged_product(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    ring, at, begin, end, row, column, scales, c: gl.constexpr, GROUP: gl.constexpr
+):
+    """As `scaled_product`, of steps whose scales lie in their stages. With `c.ahead` one step's sums are
+    added up while the next step's products run; two steps a round of the loop, since what is on its way cannot
+    change its registers.
+    """
+    layout: gl.constexpr = product_layout(c.columns, ring.a.dtype)
+    SHAPE: gl.constexpr = [64, c.columns]
+    zero = gl.zeros(SHAPE, gl.float32, layout)
+    acc = zero
+    other = zero
+    count = end - begin
+    a_nth = row // 128 * scales.a_row + begin * scales.a_step
+    b_nth = column // 128 * scales.b_row + begin * scales.b_step
+    if c.ahead > 0:
+        PAIRS: gl.constexpr = c.ahead // 2
+        for _ in range(0, count // c.ahead):
+            ring.wait(at)
+            even = _begun(ring, at, 0, zero, c, GROUP)
+            for i in gl.static_range(PAIRS):
+                following = at.advanced()
+                ring.wait(following)
+                odd = _begun(ring, following, 0, zero, c, GROUP)
+                rows, columns = _factors(ring, at, 0, a_nth, b_nth, c, GROUP)
+                even, odd = warpgroup_mma_wait(1, deps=[even, odd])
+                ring.release(at)
+                acc = _added(acc, even, rows, columns, c)
+                at = following.advanced()
+                a_nth += scales.a_step
+                b_nth += scales.b_step
+                if i + 1 < PAIRS:
+                    ring.wait(at)
+                    even = _begun(ring, at, 0, zero, c, GROUP)
+                    rows, columns = _factors(ring, following, 0, a_nth, b_nth, c, GROUP)
+                    odd, even = warpgroup_mma_wait(1, deps=[odd, even])
+                else:
+                    rows, columns = _factors(ring, following, 0, a_nth, b_nth, c, GROUP)
+                    odd = warpgroup_mma_wait(0, deps=[odd])
+                ring.release(following)
+                acc = _added(acc, odd, rows, columns, c)
+                a_nth += scales.a_step
+                b_nth += scales.b_step
+    if c.rows == 128:
+        # Products that might add to the sums before them get their registers: others there are none.
+        never = count < 0
+        part = zero
+        for _ in range(0, count):
+            ring.wait(at)
+            part = _begun(ring, at, 0, part, c, GROUP, never)
+            rows, columns = _factors(ring, at, 0, a_nth, b_nth, c, GROUP)
+            part = warpgroup_mma_wait(0, deps=[part])
+            acc = _added(acc, part, rows, columns, c)
+            part = _begun(ring, at, 1, part, c, GROUP, never)
+            rows, columns = _factors(ring, at, 1, a_nth, b_nth, c, GROUP)
+            part = warpgroup_mma_wait(0, deps=[part])
+            ring.release(at)
+            other = _added(other, part, rows, columns, c)
+            at = at.advanced()
+            a_nth += scales.a_step
+            b_nth += scales.b_step
+    else:
+        for _ in range(0, count % c.ahead if c.ahead > 0 else count):
+            ring.wait(at)
+            part = _begun(ring, at, 0, zero, c, GROUP)
+            rows, columns = _factors(ring, at, 0, a_nth, b_nth, c, GROUP)
+            part = warpgroup_mma_wait(0, deps=[part])
+            ring.release(at)
+            acc = _added(acc, part, rows, columns, c)
+            at = at.advanced()
+            a_nth += scales.a_step
+            b_nth += scales.b_step
+    return acc, other, at
+
+
+@gluon.jit
 def _partial(output, slot, part, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """Pointers (64, columns) to a program's partial sums of a tile."""
     PARTS: gl.constexpr = 2 if c.doubled else 1
@@ -504,8 +731,8 @@ def add_up(acc, other, tile, output, work, c: gl.constexpr, GROUP: gl.constexpr)
 
 @gluon.jit
 def _columns(x, nth: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """Columns `nth` · WIDE and on, WIDE of them; they stay in the registers they are in."""
-    if x.shape[1] == WIDE:
+    """Columns `nth` · WIDE and on, WIDE of them or all; they stay in the registers they are in."""
+    if x.shape[1] <= WIDE:
         return x
     else:
         HALF: gl.constexpr = x.shape[1] // 2
@@ -521,17 +748,19 @@ def _write(acc, other, row, column, output, scales, c: gl.constexpr, GROUP: gl.c
     """64 rows of a tile through this consumer's two buffers: out = acc · a_scale · b_scale + bias, or the gated
     silu(acc) · other.
     """
-    layout: gl.constexpr = product_layout(WIDE, gl.float32)
+    CHUNK_COLUMNS: gl.constexpr = c.chunk
+    BUFFERS: gl.constexpr = c.buffers
+    layout: gl.constexpr = product_layout(CHUNK_COLUMNS, gl.float32)
     rows = row + gl.arange(0, 64, gl.SliceLayout(1, layout))
     row_scale = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, layout))
     if c.scales == TENSOR:
         row_scale = row_scale * (gl.load(scales.a) * gl.load(scales.b))
     if c.scales == ROW:
         row_scale = gl.load(scales.a + rows * scales.a_row, rows < output.M, 0.0)
-    CHUNKS: gl.constexpr = c.columns // WIDE
+    CHUNKS: gl.constexpr = c.columns // CHUNK_COLUMNS
     for i in gl.static_range(CHUNKS):
         y = gl.convert_layout(_columns(acc, i), layout)
-        columns = column + i * WIDE + gl.arange(0, WIDE, gl.SliceLayout(0, layout))
+        columns = column + i * CHUNK_COLUMNS + gl.arange(0, CHUNK_COLUMNS, gl.SliceLayout(0, layout))
         if c.scales == TENSOR or c.scales == ROW:
             y = y * gl.expand_dims(row_scale, 1)
         if c.scales == ROW:
@@ -544,11 +773,12 @@ def _write(acc, other, row, column, output, scales, c: gl.constexpr, GROUP: gl.c
             # silu(g) · u = g · u / (1 + exp(-g))
             up = gl.convert_layout(_columns(other, i), layout)
             y = y * up / (1.0 + gl.exp2(y * -1.4426950408889634))
-        buffer = output.buffers.index(2 * GROUP + i % 2)
-        tma.store_wait(pendings=1 if CHUNKS > 1 else 0)  # of the last two one may still be read
+        buffer = output.buffers.index(BUFFERS * GROUP + i % BUFFERS)
+        # Of the last two one may still be read.
+        tma.store_wait(pendings=1 if CHUNKS > 1 and BUFFERS > 1 else 0)
         buffer.store(y.to(output.tiles.dtype))
         fence_async_shared()
-        output.send(row, column + i * WIDE, buffer)
+        output.send(row, column + i * CHUNK_COLUMNS, buffer)
 
 
 @gluon.jit
@@ -570,7 +800,9 @@ def _compute(ring, work, scales, output, c: gl.constexpr, GROUP: gl.constexpr): 
         tile, begin, end = work.unit(position, c.shared)
         row, column = work.origin(tile, c)
         row += GROUP * c.rows
-        if c.promoted:
+        if c.staged:
+            acc, other, at = staged_product(ring, at, begin, end, row, column, scales, c, GROUP)
+        elif c.promoted:
             acc, other, at = scaled_product(
                 ring, at, begin, end, row, column, scales, output.M, output.N, c, GROUP
             )
@@ -593,21 +825,26 @@ def _compute(ring, work, scales, output, c: gl.constexpr, GROUP: gl.constexpr): 
     do_not_specialize_on_alignment=["scale_a", "scale_b", "bias", "partial", "counter"],
 )
 def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    a, b, out, scale_a, scale_b, bias, partial, counter, M, N, steps, dealt, section, a_row, a_step, b_row, b_step,
-    c: gl.constexpr,
+    a, b, out, a_scales, b_scales, scale_a, scale_b, bias, partial, counter, M, N, steps, dealt, section,
+    a_row, a_step, b_row, b_step, c: gl.constexpr,
 ):  # fmt: skip
-    """Buffers and barriers, then the warp groups. out is (M, N)."""
+    """Buffers and barriers, then the warp groups. out is (M, N). `a_scales` and `b_scales` are maps of scales that
+    are staged, or None.
+    """
     GROUPS: gl.constexpr = c.groups
-    ring = stages(a, b, c)
-    buffers = gl.allocate_shared_memory(out.dtype, [2 * GROUPS, 64, WIDE], out.layout)
+    BUFFERS: gl.constexpr = c.buffers
+    CHUNK_COLUMNS: gl.constexpr = c.chunk
+    ring = stages(a, b, c, a_scales, b_scales)
+    buffers = gl.allocate_shared_memory(out.dtype, [BUFFERS * GROUPS, 64, CHUNK_COLUMNS], out.layout)
     work = Work(
         (M + c.groups * c.rows - 1) // (c.groups * c.rows), (N + c.width - 1) // c.width, steps, dealt, section
     )
     scales = Scales(scale_a, scale_b, a_row, a_step, b_row, b_step)
+    staged = StagedScales(a_scales, b_scales, a_row, a_step, b_row, b_step) if c.staged else scales
     output = Output(out, buffers, bias, partial, counter, M, N)
     gl.warp_specialize(
         [
-            (load, (a, b, ring, work, N, c)),
+            (load, (a, b, ring, work, N, c, staged)),
             (_compute, (ring, work, scales, output, c, 0)),
             (_compute, (ring, work, scales, output, c, 1)),
             (_compute, (ring, work, scales, output, c, 2)),
@@ -632,6 +869,22 @@ def _tiles(x: torch.Tensor, rows: int, columns: int, turned: bool = False) -> Te
     return TensorMap(x, [*x.shape], [x.stride(0), 1], [rows, columns], _layout((rows, columns), x.dtype))
 
 
+def _numbers(x: torch.Tensor, count: int) -> TensorMap:
+    """So many numbers at a time of all that lie behind a matrix, in a row."""
+    length = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return TensorMap(x, [length], [1], [count], plain_layout(1))
+
+
+def stageable(scale_a: torch.Tensor, scale_b: torch.Tensor, scales: str) -> bool:
+    """Whether scales can come with the stages' tiles: those of single rows lie column by column, those of each
+    step begin at 16 bytes.
+    """
+    of_rows = [x for x, each in ((scale_a, scales != "tile"), (scale_b, scales == "group")) if each]
+    if any(x.stride(0) != 1 or (x.stride(1) % 4 and x.shape[1] > 1) for x in of_rows):
+        return False
+    return scale_a.data_ptr() % 16 == 0 and scale_b.data_ptr() % 16 == 0
+
+
 def turned(x: torch.Tensor) -> bool:
     """Whether a matrix lies in memory column by column."""
     return x.stride(1) != 1
@@ -654,10 +907,12 @@ def multiply(
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    split: int = 0,
 ) -> None:
     """out (M, N) = a (M, K) · b (N, K)ᵀ, with `schedule.gated` b (2N, K). Scales are fp32: single numbers, (M, 1)
     and (N, 1), or (M, ⌈K / 128⌉) and (⌈N / 128⌉, ⌈K / 128⌉), or as the schedule says. The first `dealt` tiles
-    are dealt out whole; the tiles of `section` rows of tiles are neighbours. For matrices that are `mapped`.
+    are dealt out whole; the tiles of `section` rows of tiles are neighbours. `split`: how many programs compute a
+    tile where all are shared out. For matrices that are `mapped`, and scales that are `stageable` if staged.
     """
     M, K = a.shape
     N = out.shape[1]
@@ -665,7 +920,7 @@ def multiply(
     tiles = cdiv(M, schedule.rows * schedule.groups) * cdiv(N, schedule.width)
     if schedule.shared:
         # A program without a step would be counted among those that add to a tile.
-        programs = min(programs, (tiles - dealt) * cdiv(K, schedule.step))
+        programs = min(tiles * split or programs, (tiles - dealt) * cdiv(K, schedule.step))
         parts = 2 if schedule.doubled else 1
         size = 2 * programs * schedule.groups * parts * 64 * schedule.columns
         partial = torch.empty(size, dtype=torch.float32, device=a.device)
@@ -676,12 +931,15 @@ def multiply(
     strides = [0, 0, 0, 0]
     if scale_a is not None and scale_b is not None:
         strides = [*_strides(scale_a), *_strides(scale_b)]
+    maps: list[TensorMap | None] = [None, None]
+    if schedule.staged and scale_a is not None and scale_b is not None:
+        maps = [_numbers(scale_a, schedule.a_scales), _numbers(scale_b, schedule.b_scales)]
     with on(a):
         launch(
             kernel, (kernel, a.device, a.dtype, out.dtype, bias is not None and bias.dtype, schedule), programs,
             _tiles(a, schedule.rows, schedule.step, schedule.a_turned),
             _tiles(b, schedule.columns, schedule.step, schedule.b_turned),
-            _tiles(out, 64, CHUNK),
+            _tiles(out, 64, schedule.chunk), *maps,
             out if scale_a is None else scale_a, out if scale_b is None else scale_b,
             out if bias is None else bias, partial, counter,
             M, N, cdiv(K, schedule.step), dealt, section, *strides, schedule,

@@ -40,14 +40,14 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.language.core import _aggregate as aggregate
 
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
 from .._hopper import TensorMap, launch, unpack
 from .._pipeline import cursor
-from ._matmul_hopper import Ring, Schedule, Work, add_up, load, product_layout
+from ._matmul_hopper import Schedule, Work, add_up, load, product_layout, stages
 
 BLOCK = 128
 """Steps of K whose weights a thread holds at a time."""
@@ -195,19 +195,8 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     q, x, out, scales, partial, counter, M, N, across, steps, dealt, section, c: gl.constexpr
 ):
     """Buffers and barriers, then the warp groups. out is (M, N)."""
-    STAGES: gl.constexpr = c.stages
     GROUPS: gl.constexpr = c.groups
-    A: gl.constexpr = [STAGES * GROUPS] + q.block_type.shape  # noqa: RUF005  # a kernel knows no unpacking
-    B: gl.constexpr = [STAGES] + x.block_type.shape  # noqa: RUF005  # as above
-    ring = Ring(
-        gl.allocate_shared_memory(q.dtype, A, q.layout),
-        gl.allocate_shared_memory(x.dtype, B, x.layout),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
-    )
-    for i in gl.static_range(STAGES):
-        mbarrier.init(ring.full.index(i), count=1)
-        mbarrier.init(ring.empty.index(i), count=c.groups)
+    ring = stages(q, x, c)
     work = Work(
         (N + c.groups * 64 - 1) // (c.groups * 64), (M + c.columns - 1) // c.columns, steps, dealt, section
     )

@@ -103,9 +103,10 @@ def _launch(
         a, weight = (in_rows_of_k(x) for x in (a, weight))
         if all(hopper.mapped(x) and not hopper.turned(x) for x in (a, weight, out)):
             kind = {"block": PROMOTED, "tile": PROMOTED, "group": GROUPED}.get(recipe, FAST)
-            chosen = choose(kind, M, out.shape[1], K, False, multiprocessors(a))
+            stageable = kind == FAST or hopper.stageable(*scales, recipe)
+            chosen = choose(kind, M, out.shape[1], K, False, multiprocessors(a), stageable)
             schedule = replace(chosen.schedule, scales=recipe)
-            hopper.multiply(a, weight, out, schedule, chosen.dealt, chosen.section, *scales)
+            hopper.multiply(a, weight, out, schedule, chosen.dealt, chosen.section, *scales, split=chosen.split)
             return out
     portable.multiply(a, weight, out, False, recipe, *scales)
     return out

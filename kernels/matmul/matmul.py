@@ -71,7 +71,7 @@ def _launch(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, gated: 
         schedule = replace(
             chosen.schedule, a_turned=hopper.turned(a), b_turned=hopper.turned(weight), bias=bias is not None
         )
-        hopper.multiply(a, weight, target, schedule, chosen.dealt, chosen.section, bias=bias)
+        hopper.multiply(a, weight, target, schedule, chosen.dealt, chosen.section, bias=bias, split=chosen.split)
         return out if target is out else out.copy_(target)
     portable.multiply(a, weight, out, gated, bias=bias)
     return out

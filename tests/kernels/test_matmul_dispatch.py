@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from kernelmark.kernels.matmul import _dispatch as dispatch
 from kernelmark.suite.plan import Drawn
 
+from .tune_matmul import description
+
 SIZES = st.integers(1, 40000)
 KINDS = (dispatch.SIXTEEN, dispatch.FAST, dispatch.PROMOTED, dispatch.GROUPED)
 
@@ -40,8 +42,19 @@ def test_candidates_fit(kind, gated):
     for x in dispatch.candidates(kind, gated):
         size = 2 if x.step == 64 else 1
         stage = (x.groups * x.rows + x.columns * (2 if x.gated else 1)) * x.step * size
-        assert x.stages * (stage + 16) + 2 * x.groups * 64 * 64 * 2 + 1024 <= 227 << 10
-        assert x.rows * x.columns * (2 if x.gated else 1) // 128 <= 128
+        if x.staged:
+            stage += 4 * (x.groups * x.a_scales + x.b_scales)
+        written = x.buffers * x.groups * 64 * x.chunk * 2
+        assert x.stages * (stage + 16) + written + 1024 <= 227 << 10
+        sums = x.rows * x.columns * (2 if x.gated else 1) // 128
+        assert sums <= 128
+        if x.promoted:  # and those of the steps on their way
+            sums += 64 * x.columns // 128 * (2 if x.ahead else 1)
+        assert sums < x.registers - 8
+        # Of 65,536 the producer's warps have at least 24 each.
+        assert 128 * (x.groups * x.registers + 24) <= 65536 or x.groups == 1
+        assert x.ahead % 2 == 0
+        assert x.staged or not x.ahead
         assert x.promoted == (kind in (dispatch.PROMOTED, dispatch.GROUPED) and not gated)
 
 
@@ -81,15 +94,16 @@ def test_the_table_has_a_journal_and_is_made_of_it():
     folder = Path(__file__).parents[2] / "registry" / "reference"
     assert set(dispatch.SOURCES) == {*KINDS, dispatch.GATED}
     times = {}
-    for source in set(dispatch.SOURCES.values()) - {dispatch.UNKEPT}:
-        for text in gzip.decompress((folder / source).read_bytes()).splitlines():
-            line = json.loads(text)
-            if "nth" in line:
+    for source in set(dispatch.SOURCES.values()):
+        for line in map(json.loads, gzip.decompress((folder / source).read_bytes()).splitlines()):
+            if "schedule" in line and line["off"] < 0.01:
                 at = line["kind"], dispatch.height(line["M"]), line["N"], line["K"]
-                times.setdefault(at, {})[line["nth"], line["shared"], line["section"]] = line["us"]
-    for at, chosen in dispatch.TUNED.items():
-        if dispatch.SOURCES[at[0]] == dispatch.UNKEPT:
-            continue
+                which = json.dumps(line["schedule"], sort_keys=True), line["shared"], line["section"]
+                times.setdefault(at, {})[which] = line["us"]
+    for at, (nth, shares, section) in dispatch.TUNED.items():
+        gated = at[0] == dispatch.GATED
+        schedule = dispatch.candidates(dispatch.SIXTEEN if gated else at[0], gated)[nth]
+        chosen = json.dumps(description(schedule), sort_keys=True), int(shares), section
         assert times[at][chosen] < 1.02 * min(times[at].values()), at
     assert (folder / dispatch.GROUPED_SOURCE).is_file()
 

@@ -22,9 +22,30 @@ def tiles(x, rows, columns, turned=False):
     return Tiles(x.t(), columns, rows) if turned else Tiles(x, rows, columns)
 
 
+def numbers(x, count):
+    """All that lie behind a matrix of scales, which has no gaps."""
+    return Aligned(x.as_strided((x.numel(),), (1,)), count)
+
+
+class Aligned(Tiles):
+    """Numbers in a row, which are copied from multiples of 16 bytes."""
+
+    def place(self, at):
+        assert int(at[0]) % 4 == 0, "an illegal instruction on an H200"
+        return super().place(at)
+
+
 @pytest.fixture
 def played(monkeypatch):
-    play(monkeypatch, (hopper,), _tiles=tiles, product_layout=nothing, thread_barrier=nothing)
+    play(
+        monkeypatch,
+        (hopper,),
+        _tiles=tiles,
+        _numbers=numbers,
+        multiply_add=lambda x, y, z: x * y + z,
+        product_layout=nothing,
+        thread_barrier=nothing,
+    )
     return lambda programs: monkeypatch.setattr(hopper, "multiprocessors", lambda x: programs)
 
 
@@ -72,7 +93,7 @@ def test_work(row_tiles, column_tiles, steps, section, programs, share):
     assert places == {(i, j) for i in range(row_tiles) for j in range(column_tiles)}
 
 
-def product(M, N, K, schedule, dealt=None, section=2, bias=False):
+def product(M, N, K, schedule, dealt=None, section=2, bias=False, split=0):
     """What the kernel computes and what it should, for random inputs that lie as the schedule says."""
     generator = torch.Generator().manual_seed(M + N + K)
 
@@ -102,7 +123,7 @@ def product(M, N, K, schedule, dealt=None, section=2, bias=False):
     if bias:
         given["bias"] = drawn(N, 1)[:, 0]
     whole = dispatch.tiles(schedule, M, N)
-    hopper.multiply(a, b, out, schedule, whole if dealt is None else dealt, section, **given)
+    hopper.multiply(a, b, out, schedule, whole if dealt is None else dealt, section, **given, split=split)
     if schedule.gated:
         gate, up = wide_b.split(N)
         return out, torch.nn.functional.silu(wide_a @ gate.T) * (wide_a @ up.T)
@@ -130,6 +151,15 @@ def same(pair):
         {"scales": "block", "paired": True},
         {"scales": "tile", "rows": 128},
         {"scales": "group"},
+        {"scales": "block", "staged": True},
+        {"scales": "block", "staged": True, "rows": 128, "buffers": 1},
+        {"scales": "block", "staged": True, "groups": 3},
+        {"scales": "block", "staged": True, "ahead": 2, "stages": 3},
+        {"scales": "block", "staged": True, "ahead": 4, "stages": 3, "columns": 32},
+        {"scales": "tile", "staged": True, "rows": 128},
+        {"scales": "tile", "staged": True, "groups": 1, "ahead": 2, "stages": 3, "columns": 32},
+        {"scales": "group", "staged": True, "ahead": 2, "stages": 3, "buffers": 1},
+        {"scales": "group", "staged": True, "rows": 128},
     ],
     ids=lambda x: "-".join(f"{key}{value}" for key, value in x.items()) or "plain",
 )
@@ -150,6 +180,27 @@ def test_few_steps(played, K):
     same(product(64, 64, K, Schedule(groups=1, columns=64, step=32, stages=3, shared=True), 0))
 
 
+@pytest.mark.parametrize("split", [2, 3])
+@pytest.mark.parametrize("K", [32, 96, 160, 224])
+def test_split(played, K, split):
+    """Each tile by as many programs, with fewer steps than programs, and with rounds that do not come out even."""
+    played(5)
+    schedule = Schedule(groups=1, columns=32, step=32, stages=3, scales="block", staged=True, ahead=2, shared=True)
+    same(product(64, 80, K, schedule, 0, split=split))
+
+
+def test_which_scales_are_staged():
+    """Of rows those that lie column by column, each step's at 16 bytes; of blocks all."""
+    a, b = torch.rand(3, 8).t(), torch.rand(2, 3)
+    assert hopper.stageable(a, b, "block")
+    assert hopper.stageable(b, b, "tile")
+    assert hopper.stageable(a, a, "group")
+    assert not hopper.stageable(a.contiguous(), b, "block")
+    assert not hopper.stageable(torch.rand(3, 6).t(), b, "block")
+    assert not hopper.stageable(a, b, "group")
+    assert not hopper.stageable(a, torch.rand(7)[1:].view(2, 3), "block")
+
+
 def test_wide_tiles(played):
     played(2)
     same(product(128, 256, 64, Schedule(step=32, stages=3)))
@@ -160,7 +211,7 @@ def test_wide_tiles(played):
 def test_rows_that_begin_anywhere_are_copied_to_where_hopper_loads_them(monkeypatch, M, N, K, gated):
     taken = []
 
-    def multiply(a, b, out, schedule, dealt, section, bias=None):
+    def multiply(a, b, out, schedule, dealt, section, bias=None, split=0):
         assert all(map(hopper.mapped, (a, b, out)))
         assert (schedule.a_turned, schedule.b_turned) == (hopper.turned(a), hopper.turned(b))
         taken.append((a, b, out))

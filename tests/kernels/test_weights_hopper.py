@@ -33,7 +33,7 @@ def test_right(monkeypatch, M, N, K, programs):
         words_layout=nothing, widened=widened,
     )  # fmt: skip
     # What each module took from the other is what is played there.
-    for name in ("Ring", "Work", "add_up", "load"):
+    for name in ("Work", "add_up", "load", "stages"):
         monkeypatch.setattr(_weights_hopper, name, getattr(_matmul_hopper, name))
     monkeypatch.setattr(_weights_hopper, "multiprocessors", lambda x: programs)
     x, weight = torch.randn(M, K), torch.randn(N, K)
