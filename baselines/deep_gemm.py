@@ -1,7 +1,7 @@
 """DeepGEMM (deepseek-ai/DeepGEMM): products of E4M3 with scales of blocks, compiled with nvcc at the first call.
 
 The wheel of that name on PyPI is old and lacks CUTLASS's headers; its repository has an installer. vLLM ships a
-copy, which `vllm.py` calls. Not run on a GPU yet.
+copy, which `vllm.py` calls. That ran on an H200, the package itself not yet.
 """
 
 from __future__ import annotations

@@ -104,9 +104,7 @@ def grouped_fp8_matmul_deep_gemm(case: Any) -> Call:
 
 @serving
 def quantized_activation(case: Any) -> Call:
-    """`rms_norm_per_block_quant` and `silu_and_mul_per_block_quant`, scales column by column. Not run on a GPU
-    yet.
-    """
+    """`rms_norm_per_block_quant` and `silu_and_mul_per_block_quant`, scales column by column."""
     ops = _library("ops")
     if case.axes["K"] % 128:
         raise NotImplementedError("vLLM's fused quantization takes widths in multiples of 128")

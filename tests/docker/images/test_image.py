@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import tarfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,8 @@ from typing import Any
 import pytest
 from kernelmark.registry.store.home import Home
 from kernelmark.suite.container import build
+
+from . import alike
 
 pytestmark = [
     pytest.mark.image,
@@ -216,10 +215,9 @@ def inside(machine, image, password) -> Inside:
 
 def look(machine, image: str, password: str) -> Inside:
     found = Inside({}, [], {})
-    for member, data in members(machine, image):
+    for member, data in alike.members(machine.client, image):
         name = member.name
-        kind = (member.type, member.mode, member.uid, member.gid, member.linkname)
-        found.content[name] = (*kind, hashlib.sha256(data).hexdigest() if data is not None else None)
+        found.content[name] = alike.as_it_is(member, data)
         if data and password.encode() in data:
             found.holding.append(name)
         is_ours = name.startswith(("opt/kernelmark/bin", "results", "root", "home", "source", "locks", "tmp"))
@@ -228,41 +226,12 @@ def look(machine, image: str, password: str) -> Inside:
     return found
 
 
-def members(machine, image: str) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
-    container = machine.client.containers.create(image, name=f"export-{image[7:19]}")
-    try:
-        with tarfile.open(fileobj=Reader(container.export()), mode="r|") as archive:
-            for member in archive:
-                file = archive.extractfile(member) if member.isfile() else None
-                yield member, file.read() if file is not None else None
-    finally:
-        container.remove(force=True, v=True)
-
-
-class Reader:
-    """Chunks as a file that can be read from front to end."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self.chunks = iter(chunks)
-        self.rest = b""
-
-    def read(self, size: int) -> bytes:
-        parts, have = [self.rest], len(self.rest)
-        while have < size and (chunk := next(self.chunks, b"")):
-            parts.append(chunk)
-            have += len(chunk)
-        data = b"".join(parts)
-        self.rest = data[size:]
-        return data[:size]
-
-
 def test_two_builds_hold_the_same_files(machine, inside, password):
     """From the same commit and without any cache: bit for bit, times aside."""
     done = machine.kernelmark("image", "build", "cpu", "--fresh")
     assert done.returncode == 0, done.stderr[-3000:]
     content, second = inside.content, look(machine, done.stdout.strip(), password).content
-    assert content.keys() == second.keys()
-    assert {name for name in content if content[name] != second[name]} == set()
+    assert alike.differing(content, second) == []
 
 
 def test_no_secret_is_anywhere(machine, image, inside, small_plan, password, tmp_path):
