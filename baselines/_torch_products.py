@@ -183,6 +183,10 @@ def _fp8_matmul(fast: bool) -> Callable[[Any], Call]:
             raise NotImplementedError("cuBLAS has no scales of 128x128 for both matrices")
         if recipe in recipes and fast:
             raise NotImplementedError("cuBLAS has no fast accumulation with scales of blocks")
+        if recipe in recipes and case.axes["M"] % 4:
+            raise NotImplementedError("cuBLAS takes scales of blocks for M in multiples of 4")
+        if case.axes["N"] % 16 or case.axes["K"] % 16:
+            raise NotImplementedError("cuBLAS takes N and K in multiples of 16 in 8 bits")
 
         def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
             if recipe in recipes and a.device.type == "cpu":  # torch.compile would fail in words of its own

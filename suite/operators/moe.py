@@ -10,6 +10,8 @@ logits have 1. `imbalance` says what comes of it: the busiest expert's tokens be
 
 from __future__ import annotations
 
+import functools
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from ...registry.store.metric import Metric
@@ -179,15 +181,31 @@ def imbalance(outputs: list[Any], references: list[Any], inputs: Inputs) -> floa
     return float(counts.max() / counts.double().mean())
 
 
+@functools.lru_cache(1024)
+def chosen(M: int, E: int, K: int, skew: float) -> float:
+    """About how many of E experts M tokens choose, K each. An expert's logits are normal around a mean of its own,
+    and these means are normal, `skew` wide; a token takes what passes a threshold that K pass on average.
+    """
+    normal = NormalDist()
+    means = [skew * normal.inv_cdf((e + 0.5) / E) for e in range(E)]
+    low, high = min(means) - 10.0, max(means) + 10.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        passed = sum(normal.cdf(mean - middle) for mean in means)
+        low, high = (middle, high) if passed > K else (low, middle)
+    return sum(1 - (1 - normal.cdf(mean - low)) ** M for mean in means)
+
+
 def bytes_(case: Case) -> int:
-    """Reads x, the router, and the weights and scales of as many experts as tokens can choose; writes the
+    """Reads x, the router, and the weights and scales of about as many experts as tokens choose; writes the
     output.
     """
     M, D, F, E, K = (case.axes[axis] for axis in "MDFEK")
     each = 3 * D * F * BYTES[case.dtype]
     if case.dtype == "e4m3":
         each += 3 * -(-D // BLOCK) * -(-F // BLOCK) * BYTES["fp32"]
-    return (2 * M * D + E * D) * BYTES["bf16"] + min(E, M * K) * each
+    experts = chosen(M, E, K, float(case.options["skew"]))
+    return (2 * M * D + E * D) * BYTES["bf16"] + round(experts * each)
 
 
 def flops(case: Case) -> int:

@@ -50,6 +50,18 @@ def test_cost(name):
     assert all(x.bytes < 64e6 for grid in chosen.plans["quick_cpu"] for x in chosen.expand(grid))
 
 
+@pytest.mark.parametrize("skew", [0, 1, 3])
+@pytest.mark.parametrize(("M", "E", "K"), [(16, 8, 2), (16, 128, 8), (4096, 128, 8), (1, 32, 4)])
+def test_experts_that_tokens_choose_are_about_as_many_as_in_draws(M, E, K, skew):
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for _ in range(40):
+        logits = torch.randn(M, E, generator=generator) + skew * torch.randn(E, generator=generator)
+        found.append(logits.topk(K, -1).indices.unique().numel())
+    assert moe.chosen(M, E, K, skew) == pytest.approx(sum(found) / len(found), rel=0.12)
+    assert K - 1e-6 <= moe.chosen(M, E, K, skew) <= E + 1e-6
+
+
 @pytest.mark.parametrize("name", ["fp8_matmul", "mx_matmul", "sparse24_matmul", "sparse24_fp8_matmul"])
 def test_what_a_model_keeps_is_an_input(name):
     chosen = operator(name)
