@@ -14,8 +14,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from ._grouped_hopper import GroupedSchedule
-from ._matmul_hopper import Schedule
+from ._schedules import GroupedSchedule, Schedule
 
 SIXTEEN = "16"
 FAST = "fp8"

@@ -24,7 +24,6 @@ tiles lie together.
 # Without `from __future__ import annotations`, as in `_matmul_hopper.py`.
 
 import functools
-from dataclasses import dataclass
 
 import torch
 from triton.experimental import gluon
@@ -39,28 +38,17 @@ from ._grouped import LARGEST
 from ._grouped_tiles import TileList
 from ._matmul_hopper import (
     _ELEMENTS,
-    CHUNK,
     Scales,
-    Schedule,
     fetch,
     product,
     scaled_product,
     stages,
     write,
 )
+from ._schedules import CHUNK, GroupedSchedule
 
 WIDE = gl.constexpr(CHUNK)
 TOP = gl.constexpr(LARGEST)
-
-
-@dataclass(frozen=True)
-class GroupedSchedule(Schedule):
-    """Of a product of groups. `masked`: each group has memory of its own. `quantized`: the gated result is E4M3,
-    with a scale for 128 columns.
-    """
-
-    masked: bool = False
-    quantized: bool = False
 
 
 @aggregate

@@ -38,7 +38,8 @@ from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
 from .._hopper import TensorMap, launch, unpack
 from .._pipeline import Handshake, copy_in, cursor
-from ._matmul_hopper import Schedule, Work, add_up, product_layout
+from ._matmul_hopper import Work, add_up, product_layout
+from ._schedules import Schedule
 
 BLOCK = 128
 """Steps of K whose numbers a thread makes at a time, and what K is a multiple of."""

@@ -47,7 +47,8 @@ from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
 from .._hopper import TensorMap, launch, unpack
 from .._pipeline import cursor
-from ._matmul_hopper import Schedule, Work, add_up, load, product_layout, stages
+from ._matmul_hopper import Work, add_up, load, product_layout, stages
+from ._schedules import Schedule
 
 BLOCK = 128
 """Steps of K whose weights a thread holds at a time."""

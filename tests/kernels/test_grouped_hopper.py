@@ -14,7 +14,7 @@ from kernelmark.kernels import _hopper
 from kernelmark.kernels.matmul import _grouped_hopper as hopper
 from kernelmark.kernels.matmul import _grouped_tiles as grouped_tiles
 from kernelmark.kernels.matmul import _matmul_hopper as dense
-from kernelmark.kernels.matmul._grouped_hopper import GroupedSchedule
+from kernelmark.kernels.matmul._schedules import GroupedSchedule
 
 from .player import Device, Pointer, Tiles, aggregate, nothing, number, play
 

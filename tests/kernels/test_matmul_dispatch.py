@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -121,3 +123,11 @@ def test_the_plans_random_shapes_are_off_the_table():
         costs = [dispatch.estimate(y, *size, 132) for y in dispatch.candidates(kind, False)]
         assert chosen.schedule == dispatch.candidates(kind, False)[costs.index(min(costs))]
         assert chosen == dispatch.choose(kind, *size, False, 132)
+
+
+def test_what_chooses_loads_no_kernel_for_hopper():
+    names = ("fp8_matmul", "grouped_fp8_matmul", "matmul", "moe")
+    code = "import sys\n" + "".join(f"import kernelmark.kernels.matmul.{x}\n" for x in names)
+    code += "print([x for x in sys.modules if x.endswith('_hopper')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -13,7 +13,7 @@ from kernelmark.kernels.matmul import _dispatch as dispatch
 from kernelmark.kernels.matmul import _matmul_hopper as hopper
 from kernelmark.kernels.matmul import matmul
 from kernelmark.kernels.matmul._matmul import HEIGHTS
-from kernelmark.kernels.matmul._matmul_hopper import Schedule
+from kernelmark.kernels.matmul._schedules import Schedule
 
 from .player import Device, Tiles, aggregate, nothing, play
 

@@ -1,0 +1,90 @@
+"""How products for Hopper are divided, apart from their kernels: what chooses among schedules needs no Gluon."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CHUNK = 64
+"""Columns that are written at a time: 128 bytes, which one swizzled row of shared memory holds."""
+LINE = 32
+"""Numbers in 128 bytes: at multiples of so many lies in shared memory what is copied there."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a product is divided: all that the compiled code depends on beside dtypes.
+
+    A tile has `groups` · `rows` rows and `width` columns of the output, a stage `step` of K. `gated`: B has the
+    gate's columns and then as many of the other factor. `paired`: a tile has two pieces of B of `columns` side by
+    side. `a_turned`, `b_turned`: the operand lies in memory with K as its rows. `scales`: "" for none, "tensor",
+    "row" (of A and of B), or for each 128 steps of K "block" (1×128 of A, 128×128 of B), "group" (1×128 of both)
+    or "tile" (128×128 of both). `shared`: some tiles are shared out by steps. `packed`: numbers of K that one
+    element of A holds. `staged`: scales of each step come with the stage's tiles. `ahead`: so many steps, an even
+    number or 0, are a round in which one step's products run while the sums of the one before are added up.
+    `buffers`: of a consumer's results on their way out.
+    """
+
+    rows: int = 64
+    groups: int = 2
+    columns: int = 256
+    step: int = 64
+    stages: int = 4
+    gated: bool = False
+    paired: bool = False
+    a_turned: bool = False
+    b_turned: bool = False
+    scales: str = ""
+    bias: bool = False
+    shared: bool = False
+    packed: int = 1
+    registers: int = 240
+    staged: bool = False
+    ahead: int = 0
+    buffers: int = 2
+
+    @property
+    def promoted(self) -> bool:
+        """Whether the sums of 128 steps are scaled and added up in fp32."""
+        return self.scales in ("block", "group", "tile")
+
+    @property
+    def pieces(self) -> int:
+        """Tiles of B that a stage has."""
+        return 2 if self.gated or self.paired else 1
+
+    @property
+    def width(self) -> int:
+        """Columns of the output that a tile has."""
+        return self.columns * (2 if self.paired else 1)
+
+    @property
+    def chunk(self) -> int:
+        """Columns that are written at a time."""
+        return min(CHUNK, self.columns)
+
+    @property
+    def a_scales(self) -> int:
+        """Numbers that a stage has room for of a consumer's scales of A: one a row, or LINE, of which the first
+        counts.
+        """
+        return LINE if self.scales == "tile" else self.rows
+
+    @property
+    def b_scales(self) -> int:
+        """The same of B: one a column, or LINE."""
+        return self.columns if self.scales == "group" else LINE
+
+    @property
+    def doubled(self) -> bool:
+        """Whether a consumer has two sums: of 64 rows each, or of a piece of B each."""
+        return self.pieces == 2 or self.rows == 128
+
+
+@dataclass(frozen=True)
+class GroupedSchedule(Schedule):
+    """Of a product of groups. `masked`: each group has memory of its own. `quantized`: the gated result is E4M3,
+    with a scale for 128 columns.
+    """
+
+    masked: bool = False
+    quantized: bool = False
