@@ -33,7 +33,7 @@ multiplied by in fp32, at the end.
 # Without `from __future__ import annotations`, as in `_matmul_hopper.py`.
 
 import functools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -45,15 +45,51 @@ from triton.language.core import _aggregate as aggregate
 
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
-from .._hopper import TensorMap, launch, unpack
-from .._pipeline import cursor
-from ._matmul_hopper import Ring, Schedule, Work, add_up, load, product_layout
+from .._hopper import TensorMap, launch, thread_barrier, unpack
+from .._pipeline import Cursor, barriers, copy_in, cursor
+from ._matmul_hopper import Ring, Schedule, Work, add_up, product_layout
 
-BLOCK = 128
-"""Steps of K whose weights a thread holds at a time."""
-DEPTH = gl.constexpr(BLOCK)
+BLOCK = 256
+"""Steps of K whose weights a thread holds at a time, and of a stage."""
+DEPTH = gl.constexpr(BLOCK // 2)
 REST = gl.constexpr(64.0)
 """What products are multiplied by at the end."""
+
+
+@dataclass(frozen=True)
+class Few(Schedule):
+    """`turns`: groups of consumers that take one step after the other in turn, whose sums are added up at the end
+    of a tile. `twos`: scales are loaded two at a time. `early`: launched before `_order` has ended. `ahead`: a
+    step's first half is widened while the product of the last step's second half runs. `multiplied`: a code's
+    sign and the rest of it get to their places by one product. `apart`: a step's second half is widened after the first one's product, in the
+    same registers.
+    """
+
+    step: int = BLOCK
+    packed: int = 8
+    turns: int = 1
+    twos: bool = False
+    early: bool = False
+    ahead: bool = False
+    multiplied: bool = False
+    apart: bool = False
+
+
+@aggregate
+class Sums:
+    """Where the second of two consumers hands its sums of a tile to the first: (groups, 64, columns), and a
+    barrier a group that they are there and one that they have been read.
+    """
+
+    buffers: gl.shared_memory_descriptor
+    there: gl.shared_memory_descriptor
+    taken: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, buffers, there, taken):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        self.buffers = buffers
+        self.there = there
+        self.taken = taken
 
 
 @aggregate
@@ -81,47 +117,58 @@ class Result:
 
 
 @triton.jit
-def _order(x, out, M, K, lead, width, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+def _order(  # type: ignore[no-untyped-def]  # Triton's types are its own
+    x, out, M, K, lead, width, SIZE: tl.constexpr, EARLY: tl.constexpr
+):
     """Columns of x in the order in which the matrix units see K, zeros from K to `width`."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
-    inner = place % 128
-    column = place - inner + inner // 2 % 4 * 32 + inner // 32 * 8 + inner % 2 * 4 + inner // 8 % 4
+    inner = place % 256
+    column = place - inner + inner // 2 % 4 * 64 + inner // 32 % 4 * 8 + inner % 2 * 4 + inner // 8 % 4
+    column += inner // 128 * 32
     value = tl.load(x + row * lead + column, column < K, 0.0)
     tl.store(out + row * width + place, value, place < width)
 
 
 @gluon.constexpr_function
 def words_layout():  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """Of a consumer's words (64, 16): four neighbouring ones of rows r and r + 8 a thread."""
+    """Of a consumer's words (64, 32): eight neighbouring ones of rows r and r + 8 a thread."""
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [8, 0]],
-        lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
+        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0]],
+        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
         warp_bases=[[16, 0], [32, 0]],
         block_bases=[],
-        shape=[64, 16],
+        shape=[64, 32],
     )
 
 
 @gluon.constexpr_function
-def _nibbles():  # type: ignore[no-untyped-def]  # Triton's types are its own
+def _nibbles(multiplied):  # type: ignore[no-untyped-def]  # Triton's types are its own
     """PTX that makes four words of two bf16 numbers of a word of eight codes, times a pair of scales."""
-    lines = "".join(
-        f"shl.b32 t, $4, {12 - 4 * i}; shr.u32 m, t, 6; and.b32 m, m, 0x01C001C0; and.b32 t, t, 0x80008000;"
-        f" or.b32 t, t, m; mul.bf16x2 ${i}, t, $5;"
-        for i in range(4)
-    )
+    if multiplied:
+        lines = "shr.u32 m, $4, 8;" + "".join(
+            f"and.b32 t, {'$4' if i < 2 else 'm'}, {0x00F000F0 if i % 2 else 0x000F000F};"
+            f" mul.lo.u32 t, t, {0x104 if i % 2 else 0x1040}; and.b32 t, t, 0x81C081C0; mul.bf16x2 ${i}, t, $5;"
+            for i in range(4)
+        )
+    else:
+        lines = "".join(
+            f"shl.b32 t, $4, {12 - 4 * i}; shr.u32 m, t, 6; and.b32 m, m, 0x01C001C0; and.b32 t, t, 0x80008000;"
+            f" or.b32 t, t, m; mul.bf16x2 ${i}, t, $5;"
+            for i in range(4)
+        )
     return f"{{ .reg .b32 t, m; {lines} }}"
 
 
 @gluon.jit
-def widened(words, scale, OPERAND: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """Words (64, 16) of eight codes and scales (64, 4) as bytes: the operand (64, 128) in bf16."""
-    words = words.reshape([64, 4, 4])  # row, t, w
-    power = gl.where(scale > 134, 0x7FC0, (scale + 120) << 7)
-    pair = gl.expand_dims(power * 0x10001, 2) + gl.zeros_like(words)
+def widened(words, scale, c: gl.constexpr, OPERAND: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """Words (64, 4, 4) of eight codes and scales (64, 4) as bytes: the operand (64, 128) in bf16."""
+    power = gl.where(scale > 134, 0x7FC07FC0, scale * 0x00800080 + 0x3C003C00)
+    pair = gl.expand_dims(power, 2) + gl.zeros_like(words)
     p0, p1, p2, p3 = gl.inline_asm_elementwise(
-        _nibbles(), "=&r,=&r,=&r,=&r,r,r", [words, pair],
+        _nibbles(c.multiplied), "=&r,=&r,=&r,=&r,r,r", [words, pair],
         dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
     )  # fmt: skip
     packed = gl.join(gl.join(p0, p1), gl.join(p2, p3))  # row, t, w, i % 2, i // 2
@@ -130,60 +177,152 @@ def widened(words, scale, OPERAND: gl.constexpr):  # type: ignore[no-untyped-def
 
 
 @gluon.jit
-def _scale(result, row, group, inside, WORDS: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """Scales (64, 4) of rows from `row` on and four groups from `group` on, as bytes; 0 beyond."""
-    SCALES: gl.constexpr = gl.SliceLayout(2, WORDS)
-    rows = gl.expand_dims(row + gl.arange(0, 64, gl.SliceLayout(1, SCALES)), 1)
-    groups = gl.expand_dims(group + gl.arange(0, 4, gl.SliceLayout(0, SCALES)), 0)
-    seen = (rows < result.N) & (groups < result.across) & inside
-    return gl.load(result.scales + rows * result.across + groups, seen, 0).to(gl.int32)
+def _scales(result, rows, k, c: gl.constexpr, SCALES: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """Scales (64, 4) of rows, of the first and of the second half of a thread's numbers of step k, as bytes.
+    Beyond a row's last scale it is that one: numbers of x are 0 there, and what it makes NaN is so already.
+    """
+    t = gl.expand_dims(gl.arange(0, 4, gl.SliceLayout(0, SCALES)), 0)
+    if c.twos:
+        both = gl.load(result.scales + (rows + gl.minimum(k * 4 + t, result.across - 1))).to(gl.int32)
+        return both & 255, (both >> 8) & 255
+    else:
+        first = gl.load(result.scales + (rows + gl.minimum(k * 8 + 2 * t, result.across - 1)))
+        second = gl.load(result.scales + (rows + gl.minimum(k * 8 + 2 * t + 1, result.across - 1)))
+        return first.to(gl.int32), second.to(gl.int32)
 
 
 @gluon.jit
-def _compute(ring, work, result, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """A consumer: its 64 rows of weights of every tile."""
+def _follow(EARLY: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """Waits until `_order` has ended and x is visible."""
+    if EARLY:
+        gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _load(q, x, ring, work, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """The producer: tiles of codes and of x, step by step, tile by tile. It asks for the first codes before it
+    waits for x.
+    """
+    GROUPS: gl.constexpr = c.groups
+    NBYTES: gl.constexpr = c.groups * q.block_type.nbytes + x.block_type.nbytes
+    at = cursor(1, c.stages)
+    position = gl.program_id(0) * 0
+    while position < work.positions(c.shared):
+        tile, begin, end = work.unit(position, c.shared)
+        row_tile, column_tile = work.place(tile)
+        row = row_tile * (c.groups * 64)
+        column = column_tile * c.columns
+        first = begin
+        if c.early:  # noqa: SIM102  # the one is the compiler's, the other the device's
+            if position == 0:
+                first = gl.minimum(begin + c.stages, end)
+                for k in range(begin, first):
+                    full = ring.acquire(at, NBYTES)
+                    for i in gl.static_range(GROUPS):
+                        target = ring.a.index(at.stage * c.groups + i)
+                        copy_in(q, [row + i * 64, k * (c.step // 8)], full, target)
+                    at = at.advanced()
+                _follow(c.early)
+                for k in range(begin, first):
+                    copy_in(x, [column, k * c.step], ring.full.index(k - begin), ring.b.index(k - begin))
+        for k in range(first, end):
+            full = ring.acquire(at, NBYTES)
+            for i in gl.static_range(GROUPS):
+                target = ring.a.index(at.stage * c.groups + i)
+                copy_in(q, [row + i * 64, k * (c.step // 8)], full, target)
+            copy_in(x, [column, k * c.step], full, ring.b.index(at.stage))
+            at = at.advanced()
+        position += end - begin
+
+
+@gluon.jit
+def _halves(ring, stage, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """A consumer's words (64, 4, 4) of both halves of a step."""
+    words = ring.a.index(stage * c.groups + GROUP).load(words_layout())
+    return gl.split(words.reshape([64, 4, 2, 4]).permute((0, 1, 3, 2)))
+
+
+@gluon.jit
+def _compute(  # type: ignore[no-untyped-def]  # as above
+    ring, work, sums, result, c: gl.constexpr, GROUP: gl.constexpr, TURN: gl.constexpr
+):
+    """A consumer: its 64 rows of weights of every tile, every step or every second one."""
     layout: gl.constexpr = product_layout(c.columns, gl.bfloat16)
     OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
     SHAPE: gl.constexpr = [64, c.columns]
-    BLOCKS: gl.constexpr = c.step // DEPTH
     COLUMNS: gl.constexpr = c.columns
+    WORDS: gl.constexpr = gl.split(
+        gl.zeros([64, 32], gl.int32, words_layout()).reshape([64, 4, 2, 4]).permute((0, 1, 3, 2))
+    )[0].type.layout
+    SCALES: gl.constexpr = gl.SliceLayout(2, WORDS)
     at = cursor(0, c.stages)
+    if TURN == 1:
+        at = at.advanced()
+    handed = gl.to_tensor(0)
     position = gl.program_id(0) * 0
-    WORDS: gl.constexpr = gl.zeros([64, 16], gl.int32, words_layout()).reshape([64, 4, 4]).type.layout
     while position < work.positions(c.shared):
         tile, begin, end = work.unit(position, c.shared)
         row_tile, column_tile = work.place(tile)
         row = (row_tile * c.groups + GROUP) * 64
         column = column_tile * COLUMNS
+        first = begin
+        if c.turns == 2:
+            first = begin + (position + TURN) % 2
         acc = gl.zeros(SHAPE, gl.float32, layout)
-        scale = _scale(result, row, begin * (4 * BLOCKS), True, WORDS)
-        following = _scale(result, row, begin * (4 * BLOCKS) + 4, begin + 1 // BLOCKS < end, WORDS)
-        for k in range(begin, end):
+        own = gl.expand_dims(row + gl.arange(0, 64, gl.SliceLayout(1, SCALES)), 1)
+        own = gl.minimum(own, result.N - 1) * result.across
+        one, two = _scales(result, own, first, c, SCALES)
+        last = gl.zeros([64, DEPTH], gl.bfloat16, OPERAND)
+        before = gl.to_tensor(0)  # not the cursor's own stage: see `product` in `_matmul_hopper.py`
+        for k in range(first, end, c.turns):
             ring.wait(at)
-            words = ring.a.index(at.stage * c.groups + GROUP)
             x = ring.b.index(at.stage).permute((1, 0))
-            a = widened(words.slice(0, 16, 1).load(words_layout()), scale, OPERAND)
-            for j in gl.static_range(BLOCKS):
-                acc = warpgroup_mma(a, x.slice(j * DEPTH, DEPTH, 0), acc, is_async=True)  # acc += W @ X.T
-                scale = following
-                group = (k * BLOCKS + j + 2) * 4
-                following = _scale(result, row, group, k + (j + 2) // BLOCKS < end, WORDS)
-                after = a
-                if j + 1 < BLOCKS:  # while that product runs
-                    after = widened(words.slice((j + 1) * 16, 16, 1).load(words_layout()), scale, OPERAND)
+            words, others = _halves(ring, at.stage, c, GROUP)
+            a = widened(words, one, c, OPERAND)
+            other = two
+            one, two = _scales(result, own, k + c.turns, c, SCALES)
+            if c.ahead:
+                acc, last = warpgroup_mma_wait(0, deps=[acc, last])
+                mbarrier.arrive(ring.empty.index(before), count=1, pred=k > first)
+            acc = warpgroup_mma(a, x.slice(0, DEPTH, 0), acc, is_async=True)  # acc += W @ X.T
+            if c.apart:
                 acc, a = warpgroup_mma_wait(0, deps=[acc, a])
-                a = after
-            ring.release(at)
+            last = widened(others, other, c, OPERAND)  # while that product runs
+            acc = warpgroup_mma(last, x.slice(DEPTH, DEPTH, 0), acc, is_async=True)
+            if c.ahead:
+                acc, a = warpgroup_mma_wait(1, deps=[acc, a])
+                before = at.stage
+            else:
+                acc, a, last = warpgroup_mma_wait(0, deps=[acc, a, last])
+                ring.release(at)
             at = at.advanced()
-        done = begin == begin
-        if c.shared:  # noqa: SIM102  # the one is the compiler's, the other the device's
-            if end - begin < work.steps:
-                acc, _, done = add_up(acc, acc, tile, result, work, c, GROUP)
-        if done:
-            rows = gl.expand_dims(row + gl.arange(0, 64, gl.SliceLayout(1, layout)), 1)
-            columns = gl.expand_dims(column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout)), 0)
-            to = result.out + columns * result.N + rows
-            gl.store(to, (acc * REST).to(gl.bfloat16), (rows < result.N) & (columns < result.M))
+            if c.turns == 2:
+                at = at.advanced()
+        if c.ahead:
+            acc, last = warpgroup_mma_wait(0, deps=[acc, last])
+            mbarrier.arrive(ring.empty.index(before), count=1, pred=first < end)
+        if TURN == 1:
+            mbarrier.wait(sums.taken.index(GROUP), handed ^ 1)
+            sums.buffers.index(GROUP).store(acc)
+            thread_barrier()
+            mbarrier.arrive(sums.there.index(GROUP), count=1)
+            handed = handed ^ 1
+        else:
+            if c.turns == 2:
+                mbarrier.wait(sums.there.index(GROUP), handed)
+                acc = acc + sums.buffers.index(GROUP).load(layout)
+                thread_barrier()
+                mbarrier.arrive(sums.taken.index(GROUP), count=1)
+                handed = handed ^ 1
+            done = begin == begin
+            if c.shared:  # noqa: SIM102  # as above
+                if end - begin < work.steps:
+                    acc, _, done = add_up(acc, acc, tile, result, work, c, GROUP)
+            if done:
+                rows = gl.expand_dims(row + gl.arange(0, 64, gl.SliceLayout(1, layout)), 1)
+                columns = gl.expand_dims(column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout)), 0)
+                to = result.out + columns * result.N + rows
+                gl.store(to, (acc * REST).to(gl.bfloat16), (rows < result.N) & (columns < result.M))
         position += end - begin
 
 
@@ -199,34 +338,58 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     GROUPS: gl.constexpr = c.groups
     A: gl.constexpr = [STAGES * GROUPS] + q.block_type.shape  # noqa: RUF005  # a kernel knows no unpacking
     B: gl.constexpr = [STAGES] + x.block_type.shape  # noqa: RUF005  # as above
+    TURNS: gl.constexpr = c.turns
+    COLUMNS: gl.constexpr = c.columns
     ring = Ring(
         gl.allocate_shared_memory(q.dtype, A, q.layout),
         gl.allocate_shared_memory(x.dtype, B, x.layout),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
+        barriers(c.stages, 1),
+        barriers(c.stages, c.groups),
     )
-    for i in gl.static_range(STAGES):
-        mbarrier.init(ring.full.index(i), count=1)
-        mbarrier.init(ring.empty.index(i), count=c.groups)
+    if TURNS == 2:
+        ROOM: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        buffers = gl.allocate_shared_memory(gl.float32, [GROUPS, 64, COLUMNS], ROOM)
+        sums = Sums(buffers, barriers(c.groups, 1), barriers(c.groups, 1))
+    else:
+        sums = Sums(ring.full, ring.full, ring.full)
     work = Work(
         (N + c.groups * 64 - 1) // (c.groups * 64), (M + c.columns - 1) // c.columns, steps, dealt, section
     )
     result = Result(out, scales, partial, counter, M, N, across)
     gl.warp_specialize(
         [
-            (load, (q, x, ring, work, M, c)),
-            (_compute, (ring, work, result, c, 0)),
-            (_compute, (ring, work, result, c, 1)),
-        ][: GROUPS + 1],
-        [4, 4][:GROUPS],
-        [c.registers, c.registers][:GROUPS],
+            (_load, (q, x, ring, work, c)),
+            (_compute, (ring, work, sums, result, c, 0, 0)),
+            (_compute, (ring, work, sums, result, c, 1, 0)),
+            (_compute, (ring, work, sums, result, c, 2 % c.groups, c.turns - 1)),
+            (_compute, (ring, work, sums, result, c, 3 % c.groups, c.turns - 1)),
+        ][: GROUPS * TURNS + 1],
+        [4, 4, 4, 4][: GROUPS * TURNS],
+        [c.registers, c.registers, c.registers, c.registers][: GROUPS * TURNS],
     )
 
 
-def schedule(M: int) -> Schedule:
-    """For M up to 64 rows of x."""
+def candidates(M: int) -> list[Few]:
+    """Schedules for M up to 64 rows of x."""
     columns = 16 if M <= 16 else 32 if M <= 32 else 64
-    return Schedule(columns=columns, step=256, stages={16: 8, 32: 6, 64: 4}[columns], packed=8, registers=224)
+    two, four = {16: (8, 5), 32: (6, 4), 64: (4, 3)}[columns]
+    halves = Few(groups=2, turns=2, stages=two, registers=112, columns=columns, early=True, multiplied=True)
+    return [
+        halves,
+        replace(halves, multiplied=False),
+        replace(halves, early=False),
+        replace(halves, groups=4, turns=1, stages=four),
+        replace(halves, turns=1, registers=224, ahead=True),
+        replace(halves, turns=1, registers=224),
+        replace(halves, stages=two // 4 * 2),
+        replace(halves, apart=True),
+        replace(halves, groups=4, turns=1, stages=four, apart=True),
+    ]
+
+
+def schedule(M: int) -> Few:
+    """For M up to 64 rows of x."""
+    return candidates(M)[0]
 
 
 def fits(q: torch.Tensor) -> bool:
@@ -234,22 +397,27 @@ def fits(q: torch.Tensor) -> bool:
     return q.is_contiguous() and q.shape[1] % 16 == 0 and q.data_ptr() % 16 == 0
 
 
-def ordered(x: torch.Tensor) -> torch.Tensor:
+def ordered(x: torch.Tensor, early: bool = False) -> torch.Tensor:
     """x (M, K) with its columns in the order in which the matrix units see them, filled up to a multiple of
-    128."""
+    256. `early`: what is launched next may begin before this ends.
+    """
     M, K = x.shape
     width = cdiv(K, BLOCK) * BLOCK
     out = torch.empty(M, width, dtype=x.dtype, device=x.device)
-    _order[(M, cdiv(width, 1024))](x, out, M, K, x.stride(0), width, 1024, num_warps=4)
+    _order[(M, cdiv(width, 1024))](x, out, M, K, x.stride(0), width, 1024, early, num_warps=4)
     return out
 
 
-def few_rows(x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
+def few_rows(
+    x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, given: Few | None = None
+) -> None:
     """out (M, N) = x (M, K) · weightsᵀ for M up to 64, codes q (N, K / 2) that `fits` approves of, and scales as
     contiguous bytes (N, ⌈K / 32⌉).
     """
     (M, K), N = x.shape, q.shape[0]
-    c = schedule(M)
+    c = schedule(M) if given is None else given
+    if scales.shape[1] % 2 == 0 and scales.data_ptr() % 2 == 0:
+        c, scales = replace(c, twos=True), scales.view(torch.int16)
     words = q.view(torch.int32)
     tiles, steps = cdiv(N, 64 * c.groups) * cdiv(M, c.columns), cdiv(K, c.step)
     programs = min(multiprocessors(x), tiles * steps)
@@ -264,11 +432,12 @@ def few_rows(x: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, out: torch.
         programs, dealt = min(programs, tiles), tiles
         partial = counter = out
     with on(x):
-        x = ordered(x)
+        x = ordered(x, c.early)
         launch(
             kernel, (kernel, x.device, c), programs,
             _map(words, 64, c.step // 8), _map(x, c.columns, c.step),
             out, scales, partial, counter, M, N, scales.shape[1], steps, dealt, 8, c,
+            **({"launch_pdl": True} if c.early else {}),
         )  # fmt: skip
 
 

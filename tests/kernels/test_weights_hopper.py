@@ -14,31 +14,44 @@ def tiles(x, shape, strides, block, layout):
     return Tiles(x, *block)
 
 
-def widened(words, scale, operand):
+def widened(words, scale, schedule, operand):
     """The operand in the order in which the matrix units see K: as the table in `_weights_hopper.py` says it."""
     words = words.as_subclass(torch.Tensor).int()
-    codes = torch.stack([words >> (4 * i) & 15 for i in range(8)], -1)  # row, t·w, e·i
+    codes = torch.stack([words >> (4 * i) & 15 for i in range(8)], -1)  # row, t, w, e·i
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     numbers = torch.cat((table, -table))[codes.long()].view(64, 4, 4, 2, 4)
     numbers = numbers * torch.exp2(scale.as_subclass(torch.Tensor).float() - 133)[:, :, None, None, None]
     return numbers.permute(0, 2, 4, 1, 3).reshape(64, 128)  # row, w, i, t, e
 
 
+SCHEDULES = [
+    dict(groups=2, turns=1),
+    dict(groups=2, turns=1, ahead=True),
+    dict(groups=2, turns=2, stages=4),
+    dict(groups=2, turns=2, stages=4, ahead=True, early=True),
+    dict(groups=4, turns=1, ahead=True, early=True),
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("programs", [1, 3, 8])
 @pytest.mark.parametrize(("M", "N", "K"), [(3, 200, 544), (17, 128, 1024), (40, 130, 96), (5, 800, 96)])
-def test_right(monkeypatch, M, N, K, programs):
+def test_right(monkeypatch, M, N, K, programs, schedule):
     play(
         monkeypatch, (_matmul_hopper, _weights_hopper), keep=("_order",),
         TensorMap=tiles, _layout=nothing, product_layout=nothing, thread_barrier=nothing,
-        words_layout=nothing, widened=widened,
+        words_layout=nothing, widened=widened, _follow=nothing,
     )  # fmt: skip
     # What each module took from the other is what is played there.
-    for name in ("Ring", "Work", "add_up", "load"):
+    for name in ("Ring", "Work", "add_up"):
         monkeypatch.setattr(_weights_hopper, name, getattr(_matmul_hopper, name))
+    in_order = _weights_hopper.ordered
+    monkeypatch.setattr(_weights_hopper, "ordered", lambda x, early: in_order(x))  # nothing is early here
     monkeypatch.setattr(_weights_hopper, "multiprocessors", lambda x: programs)
     x, weight = torch.randn(M, K), torch.randn(N, K)
     q, scales, _ = quantized(weight, "mxfp4")
     out = torch.full((M, N), torch.nan)
-    _weights_hopper.few_rows(x, q, scales, out)
+    columns = 16 if M <= 16 else 32 if M <= 32 else 64
+    _weights_hopper.few_rows(x, q, scales, out, _weights_hopper.Few(columns=columns, **schedule))
     want = x.double() @ dequantized(q, scales, "mxfp4", None, torch.float64).T
     torch.testing.assert_close(out.double(), want, rtol=2e-5, atol=2e-4)
