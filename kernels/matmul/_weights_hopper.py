@@ -46,7 +46,7 @@ from triton.language.core import _aggregate as aggregate
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
 from .._hopper import TensorMap, launch, thread_barrier, unpack
-from .._pipeline import Cursor, barriers, copy_in, cursor
+from .._pipeline import barriers, copy_in, cursor
 from ._matmul_hopper import Ring, Schedule, Work, add_up, product_layout
 
 BLOCK = 256

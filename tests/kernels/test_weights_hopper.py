@@ -25,11 +25,11 @@ def widened(words, scale, schedule, operand):
 
 
 SCHEDULES = [
-    dict(groups=2, turns=1),
-    dict(groups=2, turns=1, ahead=True),
-    dict(groups=2, turns=2, stages=4),
-    dict(groups=2, turns=2, stages=4, ahead=True, early=True),
-    dict(groups=4, turns=1, ahead=True, early=True),
+    {"groups": 2, "turns": 1},
+    {"groups": 2, "turns": 1, "ahead": True},
+    {"groups": 2, "turns": 2, "stages": 4},
+    {"groups": 2, "turns": 2, "stages": 4, "early": True},
+    {"groups": 4, "turns": 1, "early": True},
 ]
 
 
@@ -55,3 +55,43 @@ def test_right(monkeypatch, M, N, K, programs, schedule):
     _weights_hopper.few_rows(x, q, scales, out, _weights_hopper.Few(columns=columns, **schedule))
     want = x.double() @ dequantized(q, scales, "mxfp4", None, torch.float64).T
     torch.testing.assert_close(out.double(), want, rtol=2e-5, atol=2e-4)
+
+
+def ran(ptx, **registers):
+    """Registers as int64 after PTX of instructions with three operands, which have 32 bits."""
+    for line in ptx.strip("{} ").split(";"):
+        if not line.strip() or ".reg" in line:
+            continue
+        name, to, a, b = line.replace(",", " ").split()
+        a, b = (registers[x] if x in registers else int(x, 0) for x in (a, b))
+        if name == "mul.bf16x2":
+            halves = [
+                ((a >> at & 0xFFFF).short().view(torch.bfloat16) * (b >> at & 0xFFFF).short().view(torch.bfloat16))
+                .view(torch.int16).long() & 0xFFFF
+                for at in (0, 16)
+            ]  # fmt: skip
+            registers[to] = halves[0] | halves[1] << 16
+        else:
+            of = {"and.b32": "__and__", "or.b32": "__or__", "shl.b32": "__lshift__", "shr.u32": "__rshift__"}
+            registers[to] = getattr(a, of.get(name, "__mul__"))(b) & 0xFFFFFFFF
+            assert name in of or name == "mul.lo.u32"
+    return registers
+
+
+@pytest.mark.parametrize("multiplied", [False, True])
+def test_the_instructions_that_widen(multiplied):
+    """All codes beside random ones, times the smallest scale that loses nothing, one, and the largest."""
+    words = torch.randint(0, 1 << 32, (4096,))
+    for at in range(8):
+        words[16 * at : 16 * at + 16] = (
+            words[16 * at : 16 * at + 16] & ~(15 << 4 * at) | torch.arange(16) << 4 * at
+        )
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    table = torch.cat((table, -table)).double()
+    for scale in (1, 120, 134):
+        pair = torch.full_like(words, scale * 0x800080 + 0x3C003C00)
+        found = ran(_weights_hopper._nibbles.fn(multiplied), **{"$4": words, "$5": pair})
+        for i in range(4):
+            for half in range(2):
+                got = (found[f"${i}"] >> 16 * half & 0xFFFF).short().view(torch.bfloat16).double()
+                assert torch.equal(got * 64, table[words >> (4 * i + 16 * half) & 15] * 2.0 ** (scale - 127))
