@@ -46,12 +46,14 @@ from triton.language.core import _aggregate as aggregate
 from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
 from .._hopper import TensorMap, launch, thread_barrier, unpack
-from .._pipeline import barriers, copy_in, cursor
-from ._matmul_hopper import Ring, Schedule, Work, add_up, product_layout
+from .._pipeline import Handshake, barriers, copy_in, cursor
+from ._matmul_hopper import Schedule, Work, add_up, product_layout
 
 BLOCK = 256
 """Steps of K whose weights a thread holds at a time, and of a stage."""
 DEPTH = gl.constexpr(BLOCK // 2)
+PIECE = 1024
+"""Numbers that a program of `_order` moves."""
 REST = gl.constexpr(64.0)
 """What products are multiplied by at the end."""
 
@@ -59,7 +61,7 @@ REST = gl.constexpr(64.0)
 @dataclass(frozen=True)
 class Few(Schedule):
     """`turns`: groups of consumers that take one step after the other in turn, whose sums are added up at the end
-    of a tile. `twos`: scales are loaded two at a time. `early`: launched before `_order` has ended. `ahead`: a
+    of a tile. `early`: launched before `_order` has ended. `ahead`: a
     step's first half is widened while the product of the last step's second half runs. `multiplied`: a code's
     sign and the rest of it get to their places by one product. `apart`: a step's second half is widened after the first one's product, in the
     same registers.
@@ -68,11 +70,29 @@ class Few(Schedule):
     step: int = BLOCK
     packed: int = 8
     turns: int = 1
-    twos: bool = False
     early: bool = False
     ahead: bool = False
     multiplied: bool = False
     apart: bool = False
+
+
+@aggregate
+class Ring(Handshake):
+    """Stages of tiles of codes and of scales (groups a stage) and of x, and their barriers."""
+
+    codes: gl.shared_memory_descriptor
+    scales: gl.shared_memory_descriptor
+    x: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, codes, scales, x, full, empty):  # type: ignore[no-untyped-def]  # Triton's types are its own
+        self.codes = codes
+        self.scales = scales
+        self.x = x
+        self.full = full
+        self.empty = empty
 
 
 @aggregate
@@ -94,42 +114,48 @@ class Sums:
 
 @aggregate
 class Result:
-    """Where results go: out (M, N), partial sums of shared tiles and who has added to them, the weights'
-    scales."""
+    """Where results go: out (M, N), partial sums of shared tiles and who has added to them."""
 
     out: gl.tensor
-    scales: gl.tensor
     partial: gl.tensor
     counter: gl.tensor
     M: gl.tensor
     N: gl.tensor
-    across: gl.tensor
 
     @gluon.constexpr_function
-    def __init__(self, out, scales, partial, counter, M, N, across):  # type: ignore[no-untyped-def]  # as above
+    def __init__(self, out, partial, counter, M, N):  # type: ignore[no-untyped-def]  # as above
         self.out = out
-        self.scales = scales
         self.partial = partial
         self.counter = counter
         self.M = M
         self.N = N
-        self.across = across
 
 
 @triton.jit
 def _order(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    x, out, M, K, lead, width, SIZE: tl.constexpr, EARLY: tl.constexpr
+    x, out, scales, padded, M, K, lead, width, across, stride, count, SIZE: tl.constexpr, EARLY: tl.constexpr
 ):
-    """Columns of x in the order in which the matrix units see K, zeros from K to `width`."""
+    """Columns of x in the order in which the matrix units see K, zeros from K to `width`; behind them, `count` of
+    scales in rows that lie `stride` apart.
+    """
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-    row = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
-    inner = place % 256
-    column = place - inner + inner // 2 % 4 * 64 + inner // 32 % 4 * 8 + inner % 2 * 4 + inner // 8 % 4
-    column += inner // 128 * 32
-    value = tl.load(x + row * lead + column, column < K, 0.0)
-    tl.store(out + row * width + place, value, place < width)
+    pieces = tl.cdiv(width, SIZE)
+    nth = tl.program_id(0)
+    if nth < M * pieces:
+        row = (nth // pieces).to(tl.int64)
+        place = nth % pieces * SIZE + tl.arange(0, SIZE)
+        inner = place % 256
+        column = place - inner + inner // 2 % 4 * 64 + inner // 32 % 4 * 8 + inner % 2 * 4 + inner // 8 % 4
+        column += inner // 128 * 32
+        value = tl.load(x + row * lead + column, column < K, 0.0)
+        tl.store(out + row * width + place, value, place < width)
+    else:
+        to = (nth - M * pieces).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+        nth_row = to // stride
+        group = to - nth_row * stride
+        scale = tl.load(scales + nth_row * across + group, (to < count) & (group < across), 0)
+        tl.store(padded + to, scale, to < count)
 
 
 @gluon.constexpr_function
@@ -141,6 +167,18 @@ def words_layout():  # type: ignore[no-untyped-def]  # Triton's types are its ow
         warp_bases=[[16, 0], [32, 0]],
         block_bases=[],
         shape=[64, 32],
+    )
+
+
+@gluon.constexpr_function
+def scales_layout():  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Of a consumer's scales (64, 8) of a step: those of a thread's words."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [8, 0]],
+        lane_bases=[[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 8],
     )
 
 
@@ -177,36 +215,22 @@ def widened(words, scale, c: gl.constexpr, OPERAND: gl.constexpr):  # type: igno
 
 
 @gluon.jit
-def _scales(result, rows, k, c: gl.constexpr, SCALES: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """Scales (64, 4) of rows, of the first and of the second half of a thread's numbers of step k, as bytes.
-    Beyond a row's last scale it is that one: numbers of x are 0 there, and what it makes NaN is so already.
-    """
-    t = gl.expand_dims(gl.arange(0, 4, gl.SliceLayout(0, SCALES)), 0)
-    if c.twos:
-        both = gl.load(result.scales + (rows + gl.minimum(k * 4 + t, result.across - 1))).to(gl.int32)
-        return both & 255, (both >> 8) & 255
-    else:
-        first = gl.load(result.scales + (rows + gl.minimum(k * 8 + 2 * t, result.across - 1)))
-        second = gl.load(result.scales + (rows + gl.minimum(k * 8 + 2 * t + 1, result.across - 1)))
-        return first.to(gl.int32), second.to(gl.int32)
-
-
-@gluon.jit
 def _follow(EARLY: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """Waits until `_order` has ended and x is visible."""
+    """Waits until `_order` has ended and what it wrote is visible."""
     if EARLY:
         gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def _load(q, x, ring, work, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """The producer: tiles of codes and of x, step by step, tile by tile. It asks for the first codes before it
-    waits for x.
+def _load(q, scales, x, ring, work, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """The producer: tiles of codes, of scales and of x, step by step, tile by tile. It asks for the first codes
+    before it waits for x. Of a row's scales it takes those of two steps, as a tile has 16 bytes at least.
     """
     GROUPS: gl.constexpr = c.groups
-    NBYTES: gl.constexpr = c.groups * q.block_type.nbytes + x.block_type.nbytes
+    NBYTES: gl.constexpr = GROUPS * (q.block_type.nbytes + scales.block_type.nbytes) + x.block_type.nbytes
     at = cursor(1, c.stages)
     position = gl.program_id(0) * 0
+    waited = position
     while position < work.positions(c.shared):
         tile, begin, end = work.unit(position, c.shared)
         row_tile, column_tile = work.place(tile)
@@ -219,27 +243,35 @@ def _load(q, x, ring, work, c: gl.constexpr):  # type: ignore[no-untyped-def]  #
                 for k in range(begin, first):
                     full = ring.acquire(at, NBYTES)
                     for i in gl.static_range(GROUPS):
-                        target = ring.a.index(at.stage * c.groups + i)
-                        copy_in(q, [row + i * 64, k * (c.step // 8)], full, target)
+                        copy_in(q, [row + i * 64, k * 32], full, ring.codes.index(at.stage * GROUPS + i))
                     at = at.advanced()
                 _follow(c.early)
                 for k in range(begin, first):
-                    copy_in(x, [column, k * c.step], ring.full.index(k - begin), ring.b.index(k - begin))
+                    nth = k - begin
+                    full = ring.full.index(nth)
+                    copy_in(x, [column, k * c.step], full, ring.x.index(nth))
+                    for i in gl.static_range(GROUPS):
+                        copy_in(scales, [row + i * 64, k * 8], full, ring.scales.index(nth * GROUPS + i))
         for k in range(first, end):
             full = ring.acquire(at, NBYTES)
             for i in gl.static_range(GROUPS):
-                target = ring.a.index(at.stage * c.groups + i)
-                copy_in(q, [row + i * 64, k * (c.step // 8)], full, target)
-            copy_in(x, [column, k * c.step], full, ring.b.index(at.stage))
+                copy_in(q, [row + i * 64, k * 32], full, ring.codes.index(at.stage * GROUPS + i))
+                copy_in(scales, [row + i * 64, k * 8], full, ring.scales.index(at.stage * GROUPS + i))
+            copy_in(x, [column, k * c.step], full, ring.x.index(at.stage))
             at = at.advanced()
         position += end - begin
 
 
 @gluon.jit
-def _halves(ring, stage, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """A consumer's words (64, 4, 4) of both halves of a step."""
-    words = ring.a.index(stage * c.groups + GROUP).load(words_layout())
-    return gl.split(words.reshape([64, 4, 2, 4]).permute((0, 1, 3, 2)))
+def _halves(ring, stage, SCALES: gl.constexpr, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
+    """A consumer's words (64, 4, 4) and scales (64, 4) of both halves of a step."""
+    words = ring.codes.index(stage * c.groups + GROUP).load(words_layout())
+    one, two = gl.split(words.reshape([64, 4, 2, 4]).permute((0, 1, 3, 2)))
+    scales = ring.scales.index(stage * c.groups + GROUP).slice(0, 8, 1).load(scales_layout())
+    a, b = gl.split(scales.to(gl.int32).reshape([64, 4, 2]))
+    a = gl.convert_layout(a, SCALES, assert_trivial=True)
+    b = gl.convert_layout(b, SCALES, assert_trivial=True)
+    return one, two, a, b
 
 
 @gluon.jit
@@ -269,25 +301,20 @@ def _compute(  # type: ignore[no-untyped-def]  # as above
         if c.turns == 2:
             first = begin + (position + TURN) % 2
         acc = gl.zeros(SHAPE, gl.float32, layout)
-        own = gl.expand_dims(row + gl.arange(0, 64, gl.SliceLayout(1, SCALES)), 1)
-        own = gl.minimum(own, result.N - 1) * result.across
-        one, two = _scales(result, own, first, c, SCALES)
         last = gl.zeros([64, DEPTH], gl.bfloat16, OPERAND)
         before = gl.to_tensor(0)  # not the cursor's own stage: see `product` in `_matmul_hopper.py`
         for k in range(first, end, c.turns):
             ring.wait(at)
-            x = ring.b.index(at.stage).permute((1, 0))
-            words, others = _halves(ring, at.stage, c, GROUP)
+            x = ring.x.index(at.stage).permute((1, 0))
+            words, others, one, two = _halves(ring, at.stage, SCALES, c, GROUP)
             a = widened(words, one, c, OPERAND)
-            other = two
-            one, two = _scales(result, own, k + c.turns, c, SCALES)
             if c.ahead:
                 acc, last = warpgroup_mma_wait(0, deps=[acc, last])
                 mbarrier.arrive(ring.empty.index(before), count=1, pred=k > first)
             acc = warpgroup_mma(a, x.slice(0, DEPTH, 0), acc, is_async=True)  # acc += W @ X.T
             if c.apart:
                 acc, a = warpgroup_mma_wait(0, deps=[acc, a])
-            last = widened(others, other, c, OPERAND)  # while that product runs
+            last = widened(others, two, c, OPERAND)  # while that product runs
             acc = warpgroup_mma(last, x.slice(DEPTH, DEPTH, 0), acc, is_async=True)
             if c.ahead:
                 acc, a = warpgroup_mma_wait(1, deps=[acc, a])
@@ -327,22 +354,24 @@ def _compute(  # type: ignore[no-untyped-def]  # as above
 
 
 @gluon.jit(
-    do_not_specialize=["M", "N", "across", "steps", "dealt", "section"],
-    do_not_specialize_on_alignment=["out", "scales", "partial", "counter"],
+    do_not_specialize=["M", "N", "steps", "dealt", "section"],
+    do_not_specialize_on_alignment=["out", "partial", "counter"],
 )
 def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
-    q, x, out, scales, partial, counter, M, N, across, steps, dealt, section, c: gl.constexpr
+    q, scales, x, out, partial, counter, M, N, steps, dealt, section, c: gl.constexpr
 ):
     """Buffers and barriers, then the warp groups. out is (M, N)."""
     STAGES: gl.constexpr = c.stages
     GROUPS: gl.constexpr = c.groups
-    A: gl.constexpr = [STAGES * GROUPS] + q.block_type.shape  # noqa: RUF005  # a kernel knows no unpacking
-    B: gl.constexpr = [STAGES] + x.block_type.shape  # noqa: RUF005  # as above
     TURNS: gl.constexpr = c.turns
     COLUMNS: gl.constexpr = c.columns
+    CODES: gl.constexpr = [STAGES * GROUPS] + q.block_type.shape  # noqa: RUF005  # a kernel knows no unpacking
+    SCALES: gl.constexpr = [STAGES * GROUPS] + scales.block_type.shape  # noqa: RUF005  # as above
+    X: gl.constexpr = [STAGES] + x.block_type.shape  # noqa: RUF005  # as above
     ring = Ring(
-        gl.allocate_shared_memory(q.dtype, A, q.layout),
-        gl.allocate_shared_memory(x.dtype, B, x.layout),
+        gl.allocate_shared_memory(q.dtype, CODES, q.layout),
+        gl.allocate_shared_memory(scales.dtype, SCALES, scales.layout),
+        gl.allocate_shared_memory(x.dtype, X, x.layout),
         barriers(c.stages, 1),
         barriers(c.stages, c.groups),
     )
@@ -355,10 +384,10 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     work = Work(
         (N + c.groups * 64 - 1) // (c.groups * 64), (M + c.columns - 1) // c.columns, steps, dealt, section
     )
-    result = Result(out, scales, partial, counter, M, N, across)
+    result = Result(out, partial, counter, M, N)
     gl.warp_specialize(
         [
-            (_load, (q, x, ring, work, c)),
+            (_load, (q, scales, x, ring, work, c)),
             (_compute, (ring, work, sums, result, c, 0, 0)),
             (_compute, (ring, work, sums, result, c, 1, 0)),
             (_compute, (ring, work, sums, result, c, 2 % c.groups, c.turns - 1)),
@@ -372,18 +401,20 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
 def candidates(M: int) -> list[Few]:
     """Schedules for M up to 64 rows of x."""
     columns = 16 if M <= 16 else 32 if M <= 32 else 64
-    two, four = {16: (8, 5), 32: (6, 4), 64: (4, 3)}[columns]
-    halves = Few(groups=2, turns=2, stages=two, registers=112, columns=columns, early=True, multiplied=True)
+    most = {16: 8, 32: 6, 64: 4}[columns]
+    four = Few(
+        groups=2, turns=2, stages=most - (columns == 64) * 2, registers=112, columns=columns, early=True,
+        multiplied=True, apart=columns == 64,
+    )  # fmt: skip
+    two = replace(four, turns=1, stages=most - (columns == 64), registers=224, apart=False)
     return [
-        halves,
-        replace(halves, multiplied=False),
-        replace(halves, early=False),
-        replace(halves, groups=4, turns=1, stages=four),
-        replace(halves, turns=1, registers=224, ahead=True),
-        replace(halves, turns=1, registers=224),
-        replace(halves, stages=two // 4 * 2),
-        replace(halves, apart=True),
-        replace(halves, groups=4, turns=1, stages=four, apart=True),
+        four,
+        two,
+        replace(two, ahead=True),
+        replace(two, stages=5 if columns == 16 else 4 if columns == 32 else 3, early=False),
+        replace(two, multiplied=False),
+        replace(four, stages=4 if columns < 64 else 2, early=False),
+        replace(four, stages=4 if columns < 64 else 2, groups=1),
     ]
 
 
@@ -397,15 +428,21 @@ def fits(q: torch.Tensor) -> bool:
     return q.is_contiguous() and q.shape[1] % 16 == 0 and q.data_ptr() % 16 == 0
 
 
-def ordered(x: torch.Tensor, early: bool = False) -> torch.Tensor:
-    """x (M, K) with its columns in the order in which the matrix units see them, filled up to a multiple of
-    256. `early`: what is launched next may begin before this ends.
+def ordered(x: torch.Tensor, scales: torch.Tensor, early: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (M, K) with its columns in the order in which the matrix units see them, filled up to a multiple of 256;
+    scales in rows at multiples of 16 bytes. `early`: what is launched next may begin before this ends.
     """
-    M, K = x.shape
-    width = cdiv(K, BLOCK) * BLOCK
+    (M, K), (N, across) = x.shape, scales.shape
+    width, stride = cdiv(K, BLOCK) * BLOCK, cdiv(across, 16) * 16
     out = torch.empty(M, width, dtype=x.dtype, device=x.device)
-    _order[(M, cdiv(width, 1024))](x, out, M, K, x.stride(0), width, 1024, early, num_warps=4)
-    return out
+    padded, count = scales, 0
+    if stride != across or scales.data_ptr() % 16:
+        padded, count = torch.empty(N, stride, dtype=scales.dtype, device=x.device), N * stride
+    grid = M * cdiv(width, PIECE) + cdiv(count, PIECE)
+    _order[(grid,)](
+        x, out, scales, padded, M, K, x.stride(0), width, across, stride, count, PIECE, early, num_warps=4
+    )  # fmt: skip
+    return out, padded
 
 
 def few_rows(
@@ -416,8 +453,6 @@ def few_rows(
     """
     (M, K), N = x.shape, q.shape[0]
     c = schedule(M) if given is None else given
-    if scales.shape[1] % 2 == 0 and scales.data_ptr() % 2 == 0:
-        c, scales = replace(c, twos=True), scales.view(torch.int16)
     words = q.view(torch.int32)
     tiles, steps = cdiv(N, 64 * c.groups) * cdiv(M, c.columns), cdiv(K, c.step)
     programs = min(multiprocessors(x), tiles * steps)
@@ -432,20 +467,23 @@ def few_rows(
         programs, dealt = min(programs, tiles), tiles
         partial = counter = out
     with on(x):
-        x = ordered(x, c.early)
+        x, scales = ordered(x, scales, c.early)
         launch(
             kernel, (kernel, x.device, c), programs,
-            _map(words, 64, c.step // 8), _map(x, c.columns, c.step),
-            out, scales, partial, counter, M, N, scales.shape[1], steps, dealt, 8, c,
+            _map(words, 64, c.step // 8), _map(scales, 64, 16), _map(x, c.columns, c.step),
+            out, partial, counter, M, N, steps, dealt, 8, c,
             **({"launch_pdl": True} if c.early else {}),
         )  # fmt: skip
 
 
 def _map(x: torch.Tensor, rows: int, columns: int) -> TensorMap:
-    """Tiles of words or of 16-bit numbers."""
-    return TensorMap(x, [*x.shape], [x.stride(0), 1], [rows, columns], _layout(rows, columns, x.element_size()))
+    """Tiles of words, of bytes or of 16-bit numbers."""
+    return TensorMap(x, [*x.shape], [x.stride(0), 1], [rows, columns], _layout(rows, columns, x.dtype))
+
+
+_ELEMENTS = {torch.int32: gl.int32, torch.uint8: gl.uint8, torch.bfloat16: gl.bfloat16}
 
 
 @functools.cache
-def _layout(rows: int, columns: int, size: int) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.int32 if size == 4 else gl.bfloat16)
+def _layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], _ELEMENTS[dtype])
