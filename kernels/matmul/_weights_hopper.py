@@ -40,7 +40,12 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from triton.language.core import _aggregate as aggregate
 
 from .._common import cdiv, multiprocessors, on
@@ -64,7 +69,7 @@ class Few(Schedule):
     of a tile. `early`: launched before `_order` has ended. `ahead`: a
     step's first half is widened while the product of the last step's second half runs. `multiplied`: a code's
     sign and the rest of it get to their places by one product. `apart`: a step's second half is widened after the first one's product, in the
-    same registers.
+    same registers. `helped`: a warp group of its own lays x's columns in order, in place.
     """
 
     step: int = BLOCK
@@ -74,6 +79,7 @@ class Few(Schedule):
     ahead: bool = False
     multiplied: bool = False
     apart: bool = False
+    helped: bool = False
 
 
 @aggregate
@@ -83,14 +89,16 @@ class Ring(Handshake):
     codes: gl.shared_memory_descriptor
     scales: gl.shared_memory_descriptor
     x: gl.shared_memory_descriptor
+    stored: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
-    def __init__(self, codes, scales, x, full, empty):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    def __init__(self, codes, scales, x, stored, full, empty):  # type: ignore[no-untyped-def]  # as above
         self.codes = codes
         self.scales = scales
         self.x = x
+        self.stored = stored
         self.full = full
         self.empty = empty
 
@@ -227,10 +235,11 @@ def _load(q, scales, x, ring, work, c: gl.constexpr):  # type: ignore[no-untyped
     before it waits for x. Of a row's scales it takes those of two steps, as a tile has 16 bytes at least.
     """
     GROUPS: gl.constexpr = c.groups
-    NBYTES: gl.constexpr = GROUPS * (q.block_type.nbytes + scales.block_type.nbytes) + x.block_type.nbytes
+    OF_X: gl.constexpr = x.block_type.nbytes
+    OF_WEIGHTS: gl.constexpr = GROUPS * (q.block_type.nbytes + scales.block_type.nbytes)
+    NBYTES: gl.constexpr = OF_WEIGHTS + (0 if c.helped else OF_X)
     at = cursor(1, c.stages)
     position = gl.program_id(0) * 0
-    waited = position
     while position < work.positions(c.shared):
         tile, begin, end = work.unit(position, c.shared)
         row_tile, column_tile = work.place(tile)
@@ -257,9 +266,45 @@ def _load(q, scales, x, ring, work, c: gl.constexpr):  # type: ignore[no-untyped
             for i in gl.static_range(GROUPS):
                 copy_in(q, [row + i * 64, k * 32], full, ring.codes.index(at.stage * GROUPS + i))
                 copy_in(scales, [row + i * 64, k * 8], full, ring.scales.index(at.stage * GROUPS + i))
+            if c.helped:
+                full = ring.stored.index(at.stage)
+                mbarrier.expect(full, OF_X)
             copy_in(x, [column, k * c.step], full, ring.x.index(at.stage))
             at = at.advanced()
         position += end - begin
+
+
+@gluon.constexpr_function
+def columns_layout():  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Of 16 rows of x (16, 256): what of a thread's columns lies side by side before and after it is ordered."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [0, 64], [0, 128]],
+        lane_bases=[[1, 0], [2, 0], [4, 0], [0, 8], [0, 16]],
+        warp_bases=[[0, 32], [8, 0]],
+        block_bases=[],
+        shape=[16, 256],
+    )
+
+
+@gluon.jit
+def _arrange(ring, work, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """The helper: lays the columns of each step of x in the order in which the matrix units see K."""
+    PARTS: gl.constexpr = c.columns // 16
+    at = cursor(0, c.stages)
+    for _n in range(0, work.positions(c.shared)):
+        mbarrier.wait(ring.stored.index(at.stage), at.phase)
+        for i in gl.static_range(PARTS):
+            tile = ring.x.index(at.stage).slice(i * 16, 16, 0)
+            x = tile.load(columns_layout())
+            thread_barrier()
+            x = x.reshape([16, 4, 2, 4, 2, 4]).permute(
+                (0, 2, 3, 5, 1, 4)
+            )  # row, t, j, w, e, i → row, j, w, i, t, e
+            tile.store(x.reshape([16, 256]))
+        fence_async_shared()
+        thread_barrier()
+        mbarrier.arrive(ring.full.index(at.stage), count=1)
+        at = at.advanced()
 
 
 @gluon.jit
@@ -372,7 +417,8 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
         gl.allocate_shared_memory(q.dtype, CODES, q.layout),
         gl.allocate_shared_memory(scales.dtype, SCALES, scales.layout),
         gl.allocate_shared_memory(x.dtype, X, x.layout),
-        barriers(c.stages, 1),
+        barriers(c.stages, 1 if c.helped else 0),
+        barriers(c.stages, 2 if c.helped else 1),
         barriers(c.stages, c.groups),
     )
     if TURNS == 2:
@@ -385,16 +431,19 @@ def kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
         (N + c.groups * 64 - 1) // (c.groups * 64), (M + c.columns - 1) // c.columns, steps, dealt, section
     )
     result = Result(out, partial, counter, M, N)
+    FIRST: gl.constexpr = 0 if c.helped else 1
+    LAST: gl.constexpr = GROUPS * TURNS + 2
     gl.warp_specialize(
         [
+            (_arrange, (ring, work, c)),
             (_load, (q, scales, x, ring, work, c)),
             (_compute, (ring, work, sums, result, c, 0, 0)),
-            (_compute, (ring, work, sums, result, c, 1, 0)),
-            (_compute, (ring, work, sums, result, c, 2 % c.groups, c.turns - 1)),
-            (_compute, (ring, work, sums, result, c, 3 % c.groups, c.turns - 1)),
-        ][: GROUPS * TURNS + 1],
-        [4, 4, 4, 4][: GROUPS * TURNS],
-        [c.registers, c.registers, c.registers, c.registers][: GROUPS * TURNS],
+            (_compute, (ring, work, sums, result, c, 1 % c.groups, 1 // c.groups)),
+            (_compute, (ring, work, sums, result, c, 2 % c.groups, 2 // c.groups)),
+            (_compute, (ring, work, sums, result, c, 3 % c.groups, 3 // c.groups)),
+        ][FIRST:LAST],
+        [4, 4, 4, 4, 4][FIRST : LAST - 1],
+        [32, c.registers, c.registers, c.registers, c.registers][FIRST : LAST - 1],
     )
 
 
@@ -407,13 +456,15 @@ def candidates(M: int) -> list[Few]:
         multiplied=True, apart=columns == 64,
     )  # fmt: skip
     two = replace(four, turns=1, stages=most - (columns == 64), registers=224, apart=False)
+    helped = replace(two, helped=True, early=False, registers=200)
     return [
         four,
         two,
         replace(two, ahead=True),
+        helped,
+        replace(helped, ahead=True),
         replace(two, stages=5 if columns == 16 else 4 if columns == 32 else 3, early=False),
         replace(two, multiplied=False),
-        replace(four, stages=4 if columns < 64 else 2, early=False),
         replace(four, stages=4 if columns < 64 else 2, groups=1),
     ]
 
@@ -428,20 +479,26 @@ def fits(q: torch.Tensor) -> bool:
     return q.is_contiguous() and q.shape[1] % 16 == 0 and q.data_ptr() % 16 == 0
 
 
-def ordered(x: torch.Tensor, scales: torch.Tensor, early: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (M, K) with its columns in the order in which the matrix units see them, filled up to a multiple of 256;
-    scales in rows at multiples of 16 bytes. `early`: what is launched next may begin before this ends.
+def ordered(
+    x: torch.Tensor, scales: torch.Tensor, early: bool = False, helped: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (M, K) with its columns in the order in which the matrix units see them, filled up to a multiple of 256,
+    unless it is `helped`; scales in rows at multiples of 16 bytes. `early`: what is launched next may begin before
+    this ends.
     """
     (M, K), (N, across) = x.shape, scales.shape
     width, stride = cdiv(K, BLOCK) * BLOCK, cdiv(across, 16) * 16
-    out = torch.empty(M, width, dtype=x.dtype, device=x.device)
+    out, rows = x, 0
+    if not helped:
+        out, rows = torch.empty(M, width, dtype=x.dtype, device=x.device), M
     padded, count = scales, 0
     if stride != across or scales.data_ptr() % 16:
         padded, count = torch.empty(N, stride, dtype=scales.dtype, device=x.device), N * stride
-    grid = M * cdiv(width, PIECE) + cdiv(count, PIECE)
-    _order[(grid,)](
-        x, out, scales, padded, M, K, x.stride(0), width, across, stride, count, PIECE, early, num_warps=4
-    )  # fmt: skip
+    grid = rows * cdiv(width, PIECE) + cdiv(count, PIECE)
+    if grid:
+        _order[(grid,)](
+            x, out, scales, padded, rows, K, x.stride(0), width, across, stride, count, PIECE, early, num_warps=4
+        )  # fmt: skip
     return out, padded
 
 
@@ -453,6 +510,8 @@ def few_rows(
     """
     (M, K), N = x.shape, q.shape[0]
     c = schedule(M) if given is None else given
+    if c.helped and (x.data_ptr() % 16 or x.stride(0) % 8):
+        c = replace(c, helped=False)
     words = q.view(torch.int32)
     tiles, steps = cdiv(N, 64 * c.groups) * cdiv(M, c.columns), cdiv(K, c.step)
     programs = min(multiprocessors(x), tiles * steps)
@@ -467,7 +526,7 @@ def few_rows(
         programs, dealt = min(programs, tiles), tiles
         partial = counter = out
     with on(x):
-        x, scales = ordered(x, scales, c.early)
+        x, scales = ordered(x, scales, c.early, c.helped)
         launch(
             kernel, (kernel, x.device, c), programs,
             _map(words, 64, c.step // 8), _map(scales, 64, 16), _map(x, c.columns, c.step),

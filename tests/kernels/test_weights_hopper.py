@@ -26,10 +26,10 @@ def widened(words, scale, schedule, operand):
 
 SCHEDULES = [
     {"groups": 2, "turns": 1},
-    {"groups": 2, "turns": 1, "ahead": True},
+    {"groups": 2, "turns": 1, "ahead": True, "helped": True},
     {"groups": 2, "turns": 2, "stages": 4},
     {"groups": 2, "turns": 2, "stages": 4, "early": True},
-    {"groups": 4, "turns": 1, "early": True},
+    {"groups": 1, "turns": 2, "stages": 2, "helped": True},
 ]
 
 
@@ -40,15 +40,13 @@ def test_right(monkeypatch, M, N, K, programs, schedule):
     play(
         monkeypatch, (_matmul_hopper, _weights_hopper), keep=("_order",),
         TensorMap=tiles, _layout=nothing, product_layout=nothing, thread_barrier=nothing,
-        words_layout=nothing, scales_layout=nothing, widened=widened, _follow=nothing,
+        words_layout=nothing, scales_layout=nothing, columns_layout=nothing, widened=widened, _follow=nothing,
     )  # fmt: skip
     # What each module took from the other is what is played there.
     for name in ("Work", "add_up"):
         monkeypatch.setattr(_weights_hopper, name, getattr(_matmul_hopper, name))
     in_order = _weights_hopper.ordered
-    monkeypatch.setattr(
-        _weights_hopper, "ordered", lambda x, scales, early: in_order(x, scales)
-    )  # nothing is early
+    monkeypatch.setattr(_weights_hopper, "ordered", lambda x, s, early, helped: in_order(x, s, helped=helped))
     monkeypatch.setattr(_weights_hopper, "multiprocessors", lambda x: programs)
     x, weight = torch.randn(M, K), torch.randn(N, K)
     q, scales, _ = quantized(weight, "mxfp4")
