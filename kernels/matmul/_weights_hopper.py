@@ -455,7 +455,7 @@ def candidates(M: int) -> list[Few]:
         groups=2, turns=2, stages=most - (columns == 64) * 2, registers=112, columns=columns, early=True,
         multiplied=True, apart=columns == 64,
     )  # fmt: skip
-    two = replace(four, turns=1, stages=most - (columns == 64), registers=224, apart=False)
+    two = replace(four, turns=1, stages=most, registers=224, apart=False)
     helped = replace(two, helped=True, early=False, registers=200)
     return [
         four,
