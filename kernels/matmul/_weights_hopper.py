@@ -180,13 +180,13 @@ def words_layout():  # type: ignore[no-untyped-def]  # Triton's types are its ow
 
 @gluon.constexpr_function
 def scales_layout():  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """Of a consumer's scales (64, 8) of a step: those of a thread's words."""
+    """Of a consumer's scales (64, 16) of two steps: those of a thread's words."""
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [8, 0]],
+        reg_bases=[[0, 1], [0, 8], [8, 0]],
         lane_bases=[[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
         warp_bases=[[16, 0], [32, 0]],
         block_bases=[],
-        shape=[64, 8],
+        shape=[64, 16],
     )
 
 
@@ -232,7 +232,8 @@ def _follow(EARLY: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
 @gluon.jit
 def _load(q, scales, x, ring, work, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
     """The producer: tiles of codes, of scales and of x, step by step, tile by tile. It asks for the first codes
-    before it waits for x. Of a row's scales it takes those of two steps, as a tile has 16 bytes at least.
+    before it waits for x. Of a row's scales it takes those of two steps: a tile has
+    16 bytes at least, and begins at a multiple of them.
     """
     GROUPS: gl.constexpr = c.groups
     OF_X: gl.constexpr = x.block_type.nbytes
@@ -260,12 +261,12 @@ def _load(q, scales, x, ring, work, c: gl.constexpr):  # type: ignore[no-untyped
                     full = ring.full.index(nth)
                     copy_in(x, [column, k * c.step], full, ring.x.index(nth))
                     for i in gl.static_range(GROUPS):
-                        copy_in(scales, [row + i * 64, k * 8], full, ring.scales.index(nth * GROUPS + i))
+                        copy_in(scales, [row + i * 64, k // 2 * 16], full, ring.scales.index(nth * GROUPS + i))
         for k in range(first, end):
             full = ring.acquire(at, NBYTES)
             for i in gl.static_range(GROUPS):
                 copy_in(q, [row + i * 64, k * 32], full, ring.codes.index(at.stage * GROUPS + i))
-                copy_in(scales, [row + i * 64, k * 8], full, ring.scales.index(at.stage * GROUPS + i))
+                copy_in(scales, [row + i * 64, k // 2 * 16], full, ring.scales.index(at.stage * GROUPS + i))
             if c.helped:
                 full = ring.stored.index(at.stage)
                 mbarrier.expect(full, OF_X)
@@ -308,12 +309,15 @@ def _arrange(ring, work, c: gl.constexpr):  # type: ignore[no-untyped-def]  # as
 
 
 @gluon.jit
-def _halves(ring, stage, SCALES: gl.constexpr, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
-    """A consumer's words (64, 4, 4) and scales (64, 4) of both halves of a step."""
+def _halves(  # type: ignore[no-untyped-def]  # as above
+    ring, stage, k, SCALES: gl.constexpr, c: gl.constexpr, GROUP: gl.constexpr
+):
+    """A consumer's words (64, 4, 4) and scales (64, 4) of both halves of step k."""
     words = ring.codes.index(stage * c.groups + GROUP).load(words_layout())
     one, two = gl.split(words.reshape([64, 4, 2, 4]).permute((0, 1, 3, 2)))
-    scales = ring.scales.index(stage * c.groups + GROUP).slice(0, 8, 1).load(scales_layout())
-    a, b = gl.split(scales.to(gl.int32).reshape([64, 4, 2]))
+    scales = ring.scales.index(stage * c.groups + GROUP).load(scales_layout()).to(gl.int32)
+    even, odd = gl.split(scales.reshape([64, 2, 4, 2]).permute((0, 2, 3, 1)))
+    a, b = gl.split(gl.where(k % 2 == 0, even, odd))
     a = gl.convert_layout(a, SCALES, assert_trivial=True)
     b = gl.convert_layout(b, SCALES, assert_trivial=True)
     return one, two, a, b
@@ -351,7 +355,7 @@ def _compute(  # type: ignore[no-untyped-def]  # as above
         for k in range(first, end, c.turns):
             ring.wait(at)
             x = ring.x.index(at.stage).permute((1, 0))
-            words, others, one, two = _halves(ring, at.stage, SCALES, c, GROUP)
+            words, others, one, two = _halves(ring, at.stage, k, SCALES, c, GROUP)
             a = widened(words, one, c, OPERAND)
             if c.ahead:
                 acc, last = warpgroup_mma_wait(0, deps=[acc, last])
