@@ -304,14 +304,14 @@ def usual(x: Any) -> Any:
     return x.map() if type(x) is Placed else x
 
 
-def launch(kernel: Any, key: Hashable, grid: int, *arguments: Any, num_warps: int = 4, **options: Any) -> None:
+def launch(kernel: Any, key: Hashable, grid: int, *arguments: Any, num_warps: int = 4) -> None:
     """`kernel[(grid,)](*arguments)`, past the just-in-time compiler's look at each argument, which takes longer
     than the launch. `key` must hold all that the compiled code depends on, the device included: dtypes, constants,
     and of numbers that the kernel specialises on their values; pointers are to multiples of 16 bytes.
     """
     found = compiled.get(key)
     if found is None:
-        made = kernel[(grid,)](*map(usual, arguments), num_warps=num_warps, **options)
+        made = kernel[(grid,)](*map(usual, arguments), num_warps=num_warps)
         if made is not None:  # the interpreter compiles nothing
             compiled[key] = Compiled(made)
     else:

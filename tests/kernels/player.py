@@ -283,7 +283,7 @@ class Device:
             BlockedLayout=nothing,
         )
 
-    def launch(self, kernel, key, grid, *arguments, num_warps=4, **options):
+    def launch(self, kernel, key, grid, *arguments, num_warps=4):
         if not inspect.isfunction(kernel):  # one of those to keep: Triton's interpreter has it
             kernel[(grid,)](*arguments, num_warps=num_warps)
             return
