@@ -57,8 +57,8 @@ REST = gl.constexpr(64.0)
 
 @dataclass(frozen=True)
 class Few(Schedule):
-    """`scales_paired`: a thread loads its two scales of a step at once. `overlapped`: a step's first half is widened
-    while the product of the last step's second half runs.
+    """`scales_paired`: a thread loads its two scales of a step at once. `overlapped`: a step's first half is
+    widened while the product of the last step's second half runs.
     """
 
     step: int = BLOCK
