@@ -14,6 +14,6 @@ A file here imports its library only inside functions and defines
 * `REQUIRES`: the distributions it needs; the version of the first stands in the rows.
 * `ENVIRONMENT` (default `"core"`): the virtual environment it lives in, where it cannot share one.
 * `NO_ENVIRONMENT`: why no command of ours makes that environment, and what to do instead.
-* `ONCE`: names of implementations that a process can have once only: each case of them gets a process of its own.
+* `ONCE`: its implementations that a process can have once only: each case of them gets a process of its own.
 * `DEVICES` (default: all): where it runs at all, for the file or by implementation name.
 """

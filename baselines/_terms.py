@@ -76,13 +76,14 @@ def forward_only(library: str) -> Callable[[Factory], Factory]:
     return decorate
 
 
-def refusing(call: Call, *errors: type[Exception], saying: str = "") -> Call:
+def refusing(call: Call, *errors: type[Exception], saying: str | tuple[str, ...] = ()) -> Call:
     """`call`, whose errors of these types at its first run mean that the library does not take the case.
 
     Only what checks of arguments raise may be named: `AssertionError`, `ValueError`, `TypeError`. A RuntimeError
     is also what PyTorch raises when the device fails or its memory is full: of a library that refuses by one,
-    `saying` is a part of the words it does that with.
+    `saying` is a part of the words it does that with, or several such.
     """
+    words = (saying,) if isinstance(saying, str) else saying
     taken = False
 
     def checked(**inputs: Any) -> Any:
@@ -92,7 +93,7 @@ def refusing(call: Call, *errors: type[Exception], saying: str = "") -> Call:
         try:
             result = call(**inputs)
         except Exception as error:
-            said = saying and isinstance(error, RuntimeError) and saying in str(error)
+            said = isinstance(error, RuntimeError) and any(x in str(error) for x in words)
             if not (said or isinstance(error, errors)):
                 raise
             raise NotImplementedError(_said(error)) from error

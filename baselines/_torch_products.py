@@ -168,6 +168,11 @@ def _cusparselt(case: Any, scaled: Call | None, out_dtype: Any) -> Call:
     return call
 
 
+REFUSALS = ("Invalid scaling configuration", "CUBLAS_STATUS_NOT_SUPPORTED", "Expected trailing dimension")
+"""cuBLAS's of kinds of scales, of scales of blocks for M in no multiple of 4, and of rows at no multiple of 16
+bytes."""
+
+
 def _fp8_matmul(fast: bool) -> Callable[[Any], Call]:
     def factory(case: Any) -> Call:
         import torch
@@ -183,10 +188,6 @@ def _fp8_matmul(fast: bool) -> Callable[[Any], Call]:
             raise NotImplementedError("cuBLAS has no scales of 128x128 for both matrices")
         if recipe in recipes and fast:
             raise NotImplementedError("cuBLAS has no fast accumulation with scales of blocks")
-        if recipe in recipes and case.axes["M"] % 4:
-            raise NotImplementedError("cuBLAS takes scales of blocks for M in multiples of 4")
-        if case.axes["N"] % 16 or case.axes["K"] % 16:
-            raise NotImplementedError("cuBLAS takes N and K in multiples of 16 in 8 bits")
 
         def call(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
             if recipe in recipes and a.device.type == "cpu":  # torch.compile would fail in words of its own
@@ -199,7 +200,8 @@ def _fp8_matmul(fast: bool) -> Callable[[Any], Call]:
             return torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
         laid = by_rows_of_k(case, call)
-        return refusing(laid, ValueError, saying="Invalid scaling configuration") if recipe in recipes else laid
+        refused = recipe in recipes or case.axes["N"] % 16 or case.axes["K"] % 16
+        return refusing(laid, ValueError, saying=REFUSALS) if refused else laid
 
     factory.__doc__ = (
         "`torch._scaled_mm` and, with scales of blocks, `torch.nn.functional.scaled_mm`: cuBLAS. Layouts other "

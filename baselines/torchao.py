@@ -54,7 +54,7 @@ def fp8_matmul(case: Any) -> Call:
 
 def sparse24_fp8_matmul(case: Any) -> Call:
     """`rowwise_scaled_linear_sparse_cutlass_f8f8`, CUTLASS's for Hopper; the weight is compressed once by
-    `to_sparse_semi_structured_cutlass_sm9x_f8`, which a model keeps. Not run on a GPU yet.
+    `to_sparse_semi_structured_cutlass_sm9x_f8`, which a model keeps.
     """
     import torch
     from torchao.ops import rowwise_scaled_linear_sparse_cutlass_f8f8 as function

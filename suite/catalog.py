@@ -371,6 +371,9 @@ class Catalog:
             raise InputError(f"{path}: ENVIRONMENT must be a name of letters, digits, - and _.")
         no_environment = str(getattr(module, "NO_ENVIRONMENT", ""))
         once = _names(getattr(module, "ONCE", ()), path, "ONCE")
+        for implementation in once:
+            if not any(implementation in x for x in module.IMPLEMENTATIONS.values() if isinstance(x, dict)):
+                raise InputError(f"{path}: ONCE names {implementation!r}, which IMPLEMENTATIONS has not.")
         for operator, factories in module.IMPLEMENTATIONS.items():
             if not isinstance(factories, dict):
                 raise InputError(f"{path}: IMPLEMENTATIONS[{operator!r}] must be a dict of factories.")

@@ -228,6 +228,9 @@ def ended(records: Sequence[Record]) -> tuple[Status, str | None]:
     return worst.status, worst.reason
 
 
+CeilingKind: TypeAlias = Literal["copy", "read", "write", "matmul", "exponential"]
+
+
 class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="ceiling"):
     """A limit of the device measured in this run: a copy, a read or a write of `size` bytes, a matmul of `size`
     FLOP, or `size` exponentials.
@@ -235,7 +238,7 @@ class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     For a copy, `size` counts bytes read plus bytes written, as `Case.bytes` does.
     """
 
-    what: Literal["copy", "read", "write", "matmul", "exponential"]
+    what: CeilingKind
     size: int
     time_ms: float
     replicate: int

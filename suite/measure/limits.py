@@ -7,11 +7,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from ...registry.store.record import Case, Ceiling
+from ...registry.store.record import Case, Ceiling, CeilingKind
 from ..operator import torch_dtype
 from .device import Device
 from .stopping import Sampling, finished
@@ -57,11 +57,7 @@ def measure(device: Device, replicate: int) -> Iterator[Ceiling]:
 
 
 def _known(
-    what: Literal["copy", "read", "write", "matmul", "exponential"],
-    size: int,
-    times: Sequence[float],
-    replicate: int,
-    dtype: str | None = None,
+    what: CeilingKind, size: int, times: Sequence[float], replicate: int, dtype: str | None = None
 ) -> Iterator[Ceiling]:
     """The least of times as a ceiling; none without any. A graph's time has its flushes' taken off: beside others'
     work on the device nothing may be left of it, and then nobody knows.

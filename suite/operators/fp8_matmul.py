@@ -193,7 +193,7 @@ OPERATOR = Operator(
     },
     inputs=inputs,
     reference=reference,
-    weights=("b", "scale_b"),
+    weights=("scale_b",),
     results=results,
     unquantized=unquantized,
     measures={

@@ -182,9 +182,9 @@ def imbalance(outputs: list[Any], references: list[Any], inputs: Inputs) -> floa
 
 
 @functools.lru_cache(1024)
-def chosen(M: int, E: int, K: int, skew: float) -> float:
-    """About how many of E experts M tokens choose, K each. An expert's logits are normal around a mean of its own,
-    and these means are normal, `skew` wide; a token takes what passes a threshold that K pass on average.
+def expected_experts(M: int, E: int, K: int, skew: float) -> float:
+    """About how many of E experts M tokens choose in all, K each. An expert's logits are normal around a mean of
+    its own, and these means are normal, `skew` wide; a token takes what passes a threshold that K pass on average.
     """
     normal = NormalDist()
     means = [skew * normal.inv_cdf((e + 0.5) / E) for e in range(E)]
@@ -204,7 +204,7 @@ def bytes_(case: Case) -> int:
     each = 3 * D * F * BYTES[case.dtype]
     if case.dtype == "e4m3":
         each += 3 * -(-D // BLOCK) * -(-F // BLOCK) * BYTES["fp32"]
-    experts = chosen(M, E, K, float(case.options["skew"]))
+    experts = expected_experts(M, E, K, float(case.options["skew"]))
     return (2 * M * D + E * D) * BYTES["bf16"] + round(experts * each)
 
 

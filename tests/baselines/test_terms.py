@@ -99,6 +99,17 @@ def test_a_runtime_error_is_a_refusal_by_its_words():
             checked(error=error)
 
 
+def test_several_words_of_a_refusal():
+    def call(said):
+        raise RuntimeError(said)
+
+    for said in ("no such scale here", "rows too narrow"):
+        with pytest.raises(NotImplementedError, match=said):
+            _terms.refusing(call, saying=("such scale", "too narrow"))(said=said)
+    with pytest.raises(RuntimeError, match="device lost"):
+        _terms.refusing(call, saying=("such scale", "too narrow"))(said="device lost")
+
+
 def test_a_bare_assertion_is_quoted(tmp_path):
     path = tmp_path / "library.py"  # pytest gives assertions of its own files messages
     path.write_text("def call(x):\n    assert x > 0\n    return x\n")

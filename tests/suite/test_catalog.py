@@ -226,6 +226,10 @@ def test_what_is_missing_is_said(root, monkeypatch, tmp_path):
             "baselines/thrice.py: REQUIRES must be a tuple of strings.",
         ),
         (
+            {"baselines__thrice": "ONCE = ('engine',); IMPLEMENTATIONS = {'triple': {'x': len}}"},
+            "baselines/thrice.py: ONCE names 'engine', which IMPLEMENTATIONS has not.",
+        ),
+        (
             {"baselines__thrice": "ENVIRONMENT = '../x'; IMPLEMENTATIONS = {}"},
             "baselines/thrice.py: ENVIRONMENT must be a name",
         ),

@@ -58,8 +58,8 @@ def test_experts_that_tokens_choose_are_about_as_many_as_in_draws(M, E, K, skew)
     for _ in range(40):
         logits = torch.randn(M, E, generator=generator) + skew * torch.randn(E, generator=generator)
         found.append(logits.topk(K, -1).indices.unique().numel())
-    assert moe.chosen(M, E, K, skew) == pytest.approx(sum(found) / len(found), rel=0.12)
-    assert K - 1e-6 <= moe.chosen(M, E, K, skew) <= E + 1e-6
+    assert moe.expected_experts(M, E, K, skew) == pytest.approx(sum(found) / len(found), rel=0.12)
+    assert K - 1e-6 <= moe.expected_experts(M, E, K, skew) <= E + 1e-6
 
 
 @pytest.mark.parametrize("name", ["fp8_matmul", "mx_matmul", "sparse24_matmul", "sparse24_fp8_matmul"])
