@@ -239,17 +239,17 @@ def _threads() -> int:
 
 
 def _forked(channel: socket.socket, descriptors: list[int], supervisor: int) -> int:
-    """Forks a worker that is the supervisor's child; its process id."""
+    """Forks a worker that is the supervisor's child; its process id.
+
+    It says that itself once its session is its own: whoever knows it can end the worker with all that it started.
+    """
     reader, writer = os.pipe()
     between = os.fork()
     if between == 0:
-        worker = os.fork()
-        if worker == 0:
+        if os.fork() == 0:
             os.close(reader)
-            os.close(writer)
             channel.close()
-            _become_worker(descriptors, supervisor)
-        os.write(writer, str(worker).encode())
+            _become_worker(descriptors, writer, supervisor)
         os._exit(0)
     os.waitpid(between, 0)
     os.close(writer)
@@ -259,13 +259,17 @@ def _forked(channel: socket.socket, descriptors: list[int], supervisor: int) -> 
         return int(pipe.read())
 
 
-def _become_worker(descriptors: list[int], supervisor: int) -> NoReturn:
-    """In a worker's process: its own session, descriptors and place in memory; then as if it were started."""
+def _become_worker(descriptors: list[int], born: int, supervisor: int) -> NoReturn:
+    """In a worker's process: its own session, told to `born`, its descriptors and place in memory; then as if it were
+    started.
+    """
     from . import worker
 
     status = 1
     try:
         os.setsid()
+        os.write(born, str(os.getpid()).encode())
+        os.close(born)
         stdin, output, pipe = descriptors
         for descriptor, place in ((stdin, 0), (output, 1), (output, 2)):
             os.dup2(descriptor, place)

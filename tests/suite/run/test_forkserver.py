@@ -67,6 +67,17 @@ def test_it_is_our_child_in_a_session_of_its_own_and_can_be_ended(tmp_path, serv
     assert not processes.alive(pid)
 
 
+def test_one_that_we_know_can_be_ended_at_once(tmp_path, server, processes):
+    """Its session is its own before its number is known: else nothing ended one that stopped in between."""
+    for _ in range(20):
+        with worker(tmp_path, server) as forked:
+            pid = forked._process.pid
+            os.killpg(pid, signal.SIGSTOP)
+            forked._process.terminate = lambda: None  # a stopped one would not hear it
+            os.killpg(pid, signal.SIGKILL)
+        assert not processes.alive(pid)
+
+
 def test_late_ones_are_ended(tmp_path, server, processes, monkeypatch):
     monkeypatch.setattr(process, "END_S", 0.1)  # a stopped one does not hear that it is asked to end
     with worker(tmp_path, server) as forked:
