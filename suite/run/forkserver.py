@@ -260,8 +260,8 @@ def _forked(channel: socket.socket, descriptors: list[int], supervisor: int) -> 
 
 
 def _become_worker(descriptors: list[int], born: int, supervisor: int) -> NoReturn:
-    """In a worker's process: its own session, told to `born`, its descriptors and place in memory; then as if it were
-    started.
+    """In a worker's process: its own session, of which `born` hears, descriptors and place in memory; then as if
+    it were started.
     """
     from . import worker
 
