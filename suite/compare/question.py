@@ -116,22 +116,23 @@ class Question:
         return self._of_stored(progress, records, found)
 
     def settling(self, answer: Answer) -> str | None:
-        """The command that settles what stored runs leave open; None where they leave nothing."""
+        """The command that asks the same of an A/B, where stored runs leave something open; None where they leave
+        nothing. Stored runs have no environment that was asked for.
+        """
         if answer.progress.mode == "ab" or not any(x.kind == "inconclusive" for x in answer.progress.verdicts):
             return None
         plan = self.plan or answer.named
-        words = [
-            "regression_detector",
-            "--baseline",
-            self.base.name,
-            "--current",
-            self.current.name,
-            "--mode",
-            "ab",
-        ]
+        usual, mine = Options(), self.options
+        words = ["regression_detector", "--baseline", self.base.name, "--current", self.current.name]
+        words += ["--mode", "ab"]
         words += ["--plan", plan] if plan else []
         for name, values in (("--operator", self.operators), ("--implementation", self.implementations)):
             words += [x for value in values for x in (name, value)]
+        words += ["--shard", f"{self.shard[0]}/{self.shard[1]}"] if self.shard else []
+        words += ["--device", self.device] if self.device else []
+        if (mine.fail_above, mine.warn_above) != (usual.fail_above, usual.warn_above):
+            words += ["--fail-above", f"{mine.fail_above:.6g}", "--warn-above", f"{mine.warn_above:.6g}"]
+        words += ["--measure-same"] if self.measure_same else []
         return f"What is inconclusive is settled by measuring both: {shlex.join(words)}"
 
     def _of_stored(self, progress: Progress, records: Records, found: Stored) -> Answer:

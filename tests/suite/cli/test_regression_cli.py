@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -292,6 +293,14 @@ def test_runs_of_the_quick_plan_are_pooled(call, store):
         "What is inconclusive is settled by measuring both: "
         "regression_detector --baseline 'HEAD~1' --current HEAD --mode ab --plan quick"
     )
+    narrowed = ("--device", "cpu", "--shard", "1/1", "--fail-above", "20%", "--warn-above", "12.5%")
+    _, out, _ = call(*stored, *narrowed, "--plan", "quick", "--json")
+    (told,) = json.loads(out)["remarks"]
+    asked, again = (
+        regression.command.make_context("regression_detector", list(x)).params
+        for x in ((*stored, *narrowed, "--plan", "quick"), shlex.split(told.partition(": ")[2])[1:])
+    )
+    assert again == asked | {"mode": "ab"}
     for _ in range(11):
         store("HEAD~1", processes=3)
     second = store("HEAD", 22.0, processes=3)
