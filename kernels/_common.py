@@ -298,6 +298,11 @@ def dense_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
+def lined(x: torch.Tensor) -> torch.Tensor:
+    """x itself where its last dimension has stride 1, else a contiguous copy."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def cdiv(size: int, block: int) -> int:
     """Blocks that cover a size. `triton.cdiv` says the same, more slowly on the host."""
     return -(-size // block)

@@ -24,6 +24,7 @@ from .._common import (
     check,
     choice,
     dense_like,
+    lined,
     most_registers,
     multiprocessors,
     on,
@@ -597,11 +598,6 @@ def _add_parts(  # type: ignore[no-untyped-def]  # Triton's types are its own
 # Host.
 
 
-def _lined(x: torch.Tensor) -> torch.Tensor:
-    """x itself where its last dimension has stride 1, else a copy."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _launch(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -621,7 +617,7 @@ def _launch(
     y = dense_like(x)
     if x.numel() == 0:
         return y
-    x, weight = _lined(x), weight.contiguous()
+    x, weight = lined(x), weight.contiguous()
     W = weight.shape[1]
     given = _inputs(x, weight, bias, initial)
     B, D, S = x.shape if not last else (x.shape[0], x.shape[2], x.shape[1])
@@ -680,7 +676,7 @@ def _launch_backward(
     dx, dweight, dbias, dinitial = _empty_gradients(dy, x, weight, bias, initial, silu, last)
     if x.numel() == 0:
         return dx, dweight.zero_(), dbias.zero_(), dinitial.zero_()
-    x, dy, weight = _lined(x), _lined(dy), weight.contiguous()
+    x, dy, weight = lined(x), lined(dy), weight.contiguous()
     W = weight.shape[1]
     given = _inputs(x, weight, bias, initial)
     B, D, S = x.shape if not last else (x.shape[0], x.shape[2], x.shape[1])

@@ -179,9 +179,9 @@ def multiply(
         chosen, share=rows.share, gated=gated, scales=scales, weighted=weights is not None,
         quantized=out_scale is not None, even=K % chosen.step == 0,
     )  # fmt: skip
-    a_strides = (*_strides(a)[:2], *_strides(scale_a))
-    b_strides = (*_strides(b)[:2], *_strides(scale_b))
-    out_strides = (*_strides(out)[:2], *_strides(out_scale)[1:])
+    a_strides = (*strides(a)[:2], *strides(scale_a))
+    b_strides = (*strides(b)[:2], *strides(scale_b))
+    out_strides = (*strides(out)[:2], *strides(out_scale)[1:])
     given = tuple(out if x is None else x for x in (scale_a, scale_b, out_scale, weights))
     with on(a):
         _kernel[(rows.tiles * cdiv(N, chosen.columns),)](
@@ -191,7 +191,7 @@ def multiply(
         )  # fmt: skip
 
 
-def _strides(x: torch.Tensor | None) -> tuple[int, int, int]:
+def strides(x: torch.Tensor | None) -> tuple[int, int, int]:
     """How far apart groups, if there are any, rows, and columns lie."""
     if x is None:
         return (0, 0, 0)

@@ -34,7 +34,7 @@ from triton.language.core import _aggregate as aggregate
 from .._common import cdiv, multiprocessors, on
 from .._hopper import TensorMap, launch, sectioned
 from .._pipeline import copy_out, cursor
-from ._grouped import LARGEST
+from ._grouped import LARGEST, strides
 from ._grouped_tiles import TileList
 from ._matmul_hopper import (
     _ELEMENTS,
@@ -273,12 +273,5 @@ def multiply(
             _tiles(a, schedule.rows, schedule.step), _tiles(b, schedule.columns, schedule.step), target,
             *(out if x is None else x for x in (scale_a, scale_b, out_scale)),
             tiles.groups, tiles.rows, tiles.total,
-            M, N, cdiv(K, schedule.step), section, *_strides(scale_a), *_strides(scale_b), schedule,
+            M, N, cdiv(K, schedule.step), section, *strides(scale_a), *strides(scale_b), schedule,
         )  # fmt: skip
-
-
-def _strides(x: torch.Tensor | None) -> tuple[int, int, int]:
-    """How far apart groups, if there are any, rows, and columns lie."""
-    if x is None:
-        return (0, 0, 0)
-    return (x.stride(0) if x.dim() == 3 else 0), x.stride(-2), x.stride(-1)

@@ -240,6 +240,20 @@ def product_layout(columns, dtype):  # type: ignore[no-untyped-def]  # Triton's 
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, depth])
 
 
+@gluon.constexpr_function
+def words_layout():  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """Of the 64 × 32 words that a warp group makes operands of: eight neighbouring ones of rows r and r + 8 a
+    thread.
+    """
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0]],
+        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 32],
+    )
+
+
 @gluon.jit
 def stages(a, b, c: gl.constexpr, a_scales=None, b_scales=None):  # type: ignore[no-untyped-def]  # as above
     """An empty ring."""

@@ -38,7 +38,7 @@ from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
 from .._hopper import TensorMap, launch, unpack
 from .._pipeline import Handshake, copy_in, cursor
-from ._matmul_hopper import Work, add_up, product_layout
+from ._matmul_hopper import Work, add_up, product_layout, words_layout
 from ._schedules import Schedule
 
 BLOCK = 128
@@ -92,18 +92,6 @@ def _order(x, out, M, K, lead, SIZE: tl.constexpr):  # type: ignore[no-untyped-d
     inner = place % 128
     column = place - inner + inner // 2 % 4 * 32 + inner // 16 * 4 + inner // 8 % 2 * 2 + inner % 2
     tl.store(out + row * K + place, tl.load(x + row * lead + column, column < K, 0.0), place < K)
-
-
-@gluon.constexpr_function
-def words_layout():  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """Of a consumer's values (64, 32), in pairs: eight neighbouring ones of rows r and r + 8 a thread."""
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0]],
-        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
-        block_bases=[],
-        shape=[64, 32],
-    )
 
 
 @gluon.constexpr_function

@@ -46,7 +46,7 @@ from .._common import cdiv, multiprocessors, on
 from .._grid_barrier import counters
 from .._hopper import TensorMap, launch, unpack
 from .._pipeline import cursor
-from ._matmul_hopper import Work, add_up, load, product_layout, stages
+from ._matmul_hopper import Work, add_up, load, product_layout, stages, words_layout
 from ._schedules import Schedule
 
 BLOCK = 256
@@ -102,18 +102,6 @@ def _order(x, out, M, K, lead, width, SIZE: tl.constexpr):  # type: ignore[no-un
     column += inner // 128 * 32
     value = tl.load(x + row * lead + column, column < K, 0.0)
     tl.store(out + row * width + place, value, place < width)
-
-
-@gluon.constexpr_function
-def words_layout():  # type: ignore[no-untyped-def]  # Triton's types are its own
-    """Of a consumer's words (64, 32): eight neighbouring ones of rows r and r + 8 a thread."""
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0]],
-        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
-        block_bases=[],
-        shape=[64, 32],
-    )
 
 
 @gluon.constexpr_function

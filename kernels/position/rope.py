@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .._common import cdiv, check, choice, dense_like, operator, power_of_2
+from .._common import cdiv, check, choice, dense_like, lined, operator, power_of_2
 from .._launch import Launch, prepared, room
 
 HEADS = 2
@@ -163,7 +163,7 @@ def _prepare(
     block = power_of_2(D // 2)
     positions = power_of_2(max(1, min(PAIRS // (HEADS * block), S)))
     groups = cdiv(H, HEADS) + cdiv(Hkv, HEADS)
-    strides = [_dense(x).stride()[:3] for x in (q, k)] + [_empty(x).stride()[:3] for x in (q, k)]
+    strides = [lined(x).stride()[:3] for x in (q, k)] + [_empty(x).stride()[:3] for x in (q, k)]
     unit = math.gcd(16 // q.element_size(), *(stride for of in strides for stride in of))
     launch = Launch(
         _both,
@@ -188,16 +188,11 @@ def _prepare(
     ) -> tuple[torch.Tensor, torch.Tensor]:
         results = of_q(), of_k()
         if copied:
-            q, k, cos, sin = _dense(q), _dense(k), cos.contiguous(), sin.contiguous()
+            q, k, cos, sin = lined(q), lined(k), cos.contiguous(), sin.contiguous()
         launch(device, (q, k, cos, sin), results)
         return results
 
     return run
-
-
-def _dense(x: torch.Tensor) -> torch.Tensor:
-    """x with stride 1 in its last dimension."""
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from .._common import cdiv, check, multiprocessors, on, operator
+from .._common import cdiv, check, lined, multiprocessors, on, operator
 from ._mamba3_backward import Rotated, angle_gradients, correct_diagonal, reduce_gradients, rotate, rotate_back
 from ._mamba3_forward import Ends, Weights, rotation_angles, scan, weights
 from ._ssd_backward import chunk_backward, from_states
 from ._ssd_backward import reduce_gradients as reduce_decay_gradients
 from ._ssd_forward import block, scan_segments, y_from_states
-from .ssd import CHUNK, RESIDENT, WIDEST, _all_states, _described, _plain, _shaped, narrow, segments, sizes
+from .ssd import CHUNK, RESIDENT, WIDEST, _all_states, _described, _shaped, narrow, segments, sizes
 
 
 def mamba3(
@@ -99,8 +99,8 @@ def _launch(
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if y.numel() == 0:
         return y
-    x, B, C = _plain(x), _plain(B), _plain(C)
-    z = None if z is None else _plain(z)
+    x, B, C = lined(x), lined(B), lined(C)
+    z = None if z is None else lined(z)
     skip = None if D is None else D.contiguous()
     biases = (B_bias.contiguous(), C_bias.contiguous())
     with on(x):
@@ -160,7 +160,7 @@ def _launch_backward(
     if x.numel() == 0:
         return tuple(t.zero_() for t in _shaped(x, B, C, dt, adt, trap, angles, B_bias, C_bias, D, z))
     G = B.shape[2]
-    x, B, C, grad = _plain(x), _plain(B), _plain(C), _plain(grad)
+    x, B, C, grad = lined(x), lined(B), lined(C), lined(grad)
     skip = None if D is None else D.contiguous()
     biases = (B_bias.contiguous(), C_bias.contiguous())
     with on(x):
@@ -170,7 +170,7 @@ def _launch_backward(
         h = _states(x, k, made)
         dz = product.new_empty(0)
         if z is not None:
-            z = _plain(z)
+            z = lined(z)
             if x.dtype == torch.float32:
                 factor = torch.sigmoid(z)
                 dz = _ungated(x, k, q, made, product, skip, h).mul_(grad)

@@ -41,6 +41,7 @@ from .._common import (
     cdiv,
     check,
     dense_like,
+    lined,
     multiprocessors,
     on,
     operator,
@@ -735,11 +736,6 @@ def _gather(  # type: ignore[no-untyped-def]  # Triton's types are its own
 Optional = torch.Tensor | None
 
 
-def _lined(x: torch.Tensor) -> torch.Tensor:
-    """x itself where its last dimension has stride 1, else a copy."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _rows(x: torch.Tensor) -> Rows:
     return Rows(*x.stride()[:2])
 
@@ -804,8 +800,8 @@ def _launch(
         return y
     hopper = _hopper(u.device) if "forward" in HOPPER and not segments else None
     if hopper is not None and hopper.fits(u, A):
-        gate = None if z is None else _lined(z)
-        hopper.forward(y, _lined(u), _lined(delta), A, B, C, D, gate, delta_bias, delta_softplus)
+        gate = None if z is None else lined(z)
+        hopper.forward(y, lined(u), lined(delta), A, B, C, D, gate, delta_bias, delta_softplus)
         return y
     with on(u):
         A, pairs, padded = _pairs(A, B, C)
@@ -835,8 +831,8 @@ def _forward_pass(
     """To y, or the states at the beginnings of chunks to `kept`."""
     batch, channels, S = u.shape
     N = A.shape[1]
-    u, delta = _lined(u), _lined(delta)
-    gate = u if z is None else _lined(z)
+    u, delta = lined(u), lined(delta)
+    gate = u if z is None else lined(z)
     block = min(block, max(power_of_2(channels), 16))
     segments, length = _cut(u, block, warps, vec, segments)
     blocks = cdiv(channels, block)
@@ -895,15 +891,15 @@ def _launch_backward(
         kept = torch.empty(batch, chunks, N, channels, dtype=torch.float32, device=u.device)
         hopper = _hopper(u.device) if states and "backward" in HOPPER else None
         if hopper is not None and hopper.fits(u, A):
-            hopper.states(kept, _lined(u), _lined(delta), A, B, C, delta_bias, delta_softplus)
+            hopper.states(kept, lined(u), lined(delta), A, B, C, delta_bias, delta_softplus)
         else:
             # One channel a thread: with two, states would go through shared memory to be written.
             _forward_pass(
                 None, kept, u, delta, A, pairs, padded, None, None, delta_bias, delta_softplus, 32 * WARPS, WARPS,
                 vec, 0,
             )  # fmt: skip
-        dout, u, delta = _lined(dout), _lined(u), _lined(delta)
-        gate = u if z is None else _lined(z)
+        dout, u, delta = lined(dout), lined(u), lined(delta)
+        gate = u if z is None else lined(z)
         block = min(block, max(power_of_2(channels), 16))
         segments, length = _cut(u, block, warps, vec, segments)
         blocks = cdiv(channels, block)

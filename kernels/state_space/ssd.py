@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from .._common import INTERPRETED, capability, cdiv, check, multiprocessors, on, operator
+from .._common import INTERPRETED, capability, cdiv, check, lined, multiprocessors, on, operator
 from ._ssd_backward import chunk_backward, from_states, reduce_gradients
 from ._ssd_forward import Recurrence, block, scan, scan_segments, states, steps, tma, y_from_states
 
@@ -139,11 +139,6 @@ def segments(programs: int, chunks: int, slots: int) -> int:
     return cdiv(chunks, cdiv(chunks, best))
 
 
-def _plain(x: torch.Tensor) -> torch.Tensor:
-    """With a contiguous last dimension."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _padded(state: torch.Tensor | None, height: int, width: int) -> torch.Tensor | None:
     """A state (B, H, P, N) as whole tiles (B, H, 1, height, width), fp32 and contiguous."""
     if state is None:
@@ -207,7 +202,7 @@ def _launch(
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if y.numel() == 0:
         return y, _unchanged(x, B, initial)
-    x, B, C = _plain(x), _plain(B), _plain(C)
+    x, B, C = lined(x), lined(B), lined(C)
     A, D, bias, ids = (None if t is None else t.contiguous() for t in (A, D, bias, ids))
     described = _described(x, B, C)
     count = segments(batch * H, cdiv(S, CHUNK), RESIDENT * multiprocessors(x))
@@ -250,7 +245,7 @@ def _launch_backward(
         if initial is not None and dfinal is not None:
             gradients[-1].copy_(dfinal)
         return tuple(gradients)
-    x, B, C, grad = _plain(x), _plain(B), _plain(C), _plain(grad)
+    x, B, C, grad = lined(x), lined(B), lined(C), lined(grad)
     A, D, bias, ids = (None if t is None else t.contiguous() for t in (A, D, bias, ids))
     described = _described(x, B, C, grad)
     count = segments(batch * H, cdiv(S, CHUNK), RESIDENT * multiprocessors(x))
