@@ -91,6 +91,7 @@ class prepared:
         self._prepare = prepare
         self._check = check
         self._runs: dict[tuple[Any, ...], tuple[int | None, Callable[..., Any]]] = {}
+        _everything.append(self)
 
     def __call__(self, *arguments: Any) -> Any:
         return self.run(likeness(arguments)[0], arguments)
@@ -106,6 +107,10 @@ class prepared:
         with torch.cuda.device(index):
             return run(*arguments)
 
+    def forget(self) -> None:
+        """Prepares anew from now on."""
+        self._runs.clear()
+
     def _first(self, alike: tuple[Any, ...] | None, arguments: tuple[Any, ...]) -> Any:
         """The call of arguments that nothing is prepared for."""
         if self._check is not None:
@@ -118,6 +123,17 @@ class prepared:
             if alike is not None:
                 self._runs[alike] = index, run
             return run(*arguments)
+
+
+_everything: list[prepared] = []
+
+
+def forget() -> None:
+    """Has all calls prepared anew: for whoever changed what a preparation asks beside its arguments, such as which
+    kernels there are.
+    """
+    for x in _everything:
+        x.forget()
 
 
 class Launch:

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from kernelmark.kernels import _launch
-from kernelmark.kernels._launch import Launch, prepared
+from kernelmark.kernels._launch import Launch, forget, prepared
 from triton.backends.nvidia import driver as nvidia
 
 
@@ -31,6 +31,15 @@ def test_a_call_is_prepared_once_for_tensors_that_are_alike(made):
     for _ in range(3):
         assert call(torch.empty(2, 4), 1) == ((2, 4), 1)
     assert seen == [((2, 4), (4, 1), torch.float32, 1)]
+
+
+def test_what_is_forgotten_is_prepared_anew(made):
+    seen, call = made
+    for _ in range(2):
+        call(torch.empty(2, 4), 1)
+    forget()
+    call(torch.empty(2, 4), 1)
+    assert len(seen) == 2
 
 
 def test_a_call_is_prepared_anew_for_what_differs(made):
