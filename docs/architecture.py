@@ -17,11 +17,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from _page import placed
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 DATA = HERE / "architecture.toml"
 PAGE = HERE / "architecture.md"
-MARKS = ("<!-- drawing -->\n", "<!-- end of drawing -->\n")
 LEAVES = ("suite", "registry", "kernels", "baselines")
 
 
@@ -149,13 +150,6 @@ def _id(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-def placed(document: str, text: str) -> str:
-    """The document with `text` between its marks."""
-    start, end = MARKS
-    head, rest = document.split(start)
-    return head + start + text + end + rest.split(end)[1]
-
-
 def data(known: Mapping[str, Room], found: Mapping[str, set[str]]) -> str:
     """The data file with the imports found."""
     head = DATA.read_text(encoding="utf-8").partition("[[room]]")[0]
@@ -173,11 +167,14 @@ def _list(names: tuple[str, ...] | list[str]) -> str:
     return "[" + ", ".join(f'"{x}"' for x in names) + "]"
 
 
+BLOCKS = {"drawing": lambda: drawing(rooms())}
+
+
 if __name__ == "__main__":
     before = rooms()
     text = data(before, measured(before))
     if sys.argv[1:] == ["--write"]:
         DATA.write_text(text, encoding="utf-8")
-        PAGE.write_text(placed(PAGE.read_text(encoding="utf-8"), drawing(rooms())), encoding="utf-8")
+        PAGE.write_text(placed(PAGE.read_text(encoding="utf-8"), BLOCKS), encoding="utf-8")
     else:
         print(text, drawing(before), sep="\n", end="")

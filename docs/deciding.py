@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from _page import placed
 from kernelmark.registry.store.journal import read
 from numpy.typing import NDArray
 from scipy import special
@@ -25,7 +26,6 @@ from scipy import special
 HERE = Path(__file__).resolve().parent
 DOCUMENT = HERE / "deciding.md"
 UNCHANGED = HERE.parent / "registry" / "reference" / "detector"
-MARKS = ("<!-- false alarms -->\n", "<!-- end of false alarms -->\n")
 LEVEL = 0.05
 
 Floats = NDArray[np.float64]
@@ -149,16 +149,11 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def placed(document: str, text: str) -> str:
-    """The document with `text` between its marks."""
-    start, end = MARKS
-    head, rest = document.split(start)
-    return head + start + text + end + rest.split(end)[1]
+BLOCKS = {"false alarms": table}
 
 
 if __name__ == "__main__":
-    made = table()
     if sys.argv[1:] == ["--write"]:
-        DOCUMENT.write_text(placed(DOCUMENT.read_text(encoding="utf-8"), made), encoding="utf-8")
+        DOCUMENT.write_text(placed(DOCUMENT.read_text(encoding="utf-8"), BLOCKS), encoding="utf-8")
     else:
-        print(made, end="")
+        print(table(), end="")

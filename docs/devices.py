@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from _page import placed
 from kernelmark.registry import figures
 
 HERE = Path(__file__).resolve().parent
@@ -89,18 +90,6 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "measuring.md": {"compiled": compiled},
     "images.md": {"built": images},
 }
-
-
-def placed(page: str, blocks: Mapping[str, Callable[[], str]]) -> str:
-    """The page with what its blocks are now."""
-    for name, block in blocks.items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
-        before, opened, rest = page.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not (opened and closed):
-            raise SystemExit(f"no marks {begin.strip()} and {end.strip()}")
-        page = f"{before}{begin}{block()}{end}{after}"
-    return page
 
 
 def main(*words: str) -> None:

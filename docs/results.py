@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 import numpy as np
+from _page import placed
 from kernelmark.registry import figures
 from kernelmark.registry.analysis.repeated import said
 from kernelmark.registry.analysis.rows import Row, rows
@@ -37,7 +38,6 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE / "results-h200.md"
 CPU_PAGE = HERE / "results-cpu.md"
 README = HERE.parent / "README.md"
-MARKS = ("<!-- row -->\n", "<!-- end of row -->\n")
 JOURNALS = HERE.parent / "registry" / "reference"
 
 ATTENTION = "20261122-000725-00c3"
@@ -229,13 +229,6 @@ def row() -> str:
         f"the number to look at. This run is {said(made, verifications())}."
     )
     return "\n".join(["```", *lines[start:end], "```", "", told]) + "\n"
-
-
-def placed(document: str, text: str) -> str:
-    """The document with `text` between its marks."""
-    start, end = MARKS
-    head, rest = document.split(start)
-    return head + start + text + end + rest.split(end)[1]
 
 
 def cpu_page(run: str) -> str:
@@ -1157,6 +1150,10 @@ def _limits() -> list[str]:
     return ["## What these runs do not show", "\n".join(points)]
 
 
+BLOCKS = {"row": row}
+"""Of the README."""
+
+
 if __name__ == "__main__":
     made = {PAGE: page()}
     if CPU:
@@ -1164,6 +1161,6 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
         for path, text in made.items():
             path.write_text(text, encoding="utf-8")
-        README.write_text(placed(README.read_text(encoding="utf-8"), row()), encoding="utf-8")
+        README.write_text(placed(README.read_text(encoding="utf-8"), BLOCKS), encoding="utf-8")
     else:
         print(*made.values(), row(), sep="\n", end="")

@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from _page import placed
+
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "serving.md"
 RECORDS = HERE.parent / "registry" / "reference" / "serving"
@@ -161,20 +163,8 @@ def capacity_of(found: Mapping[str, Any]) -> str:
 BLOCKS: Mapping[str, Callable[[], str]] = {"agreement": agreement, "faults": faults, "capacity": capacity}
 
 
-def placed(page: str) -> str:
-    """The page with what its blocks are now."""
-    for name, block in BLOCKS.items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
-        before, _, rest = page.partition(begin)
-        _, _, after = rest.partition(end)
-        if not rest or end not in rest:
-            raise SystemExit(f"{PAGE.name} has no marks {begin.strip()} and {end.strip()}")
-        page = f"{before}{begin}{block()}{end}{after}"
-    return page
-
-
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
-        PAGE.write_text(placed(PAGE.read_text()))
+        PAGE.write_text(placed(PAGE.read_text(), BLOCKS))
     else:
         print("\n".join(block() for block in BLOCKS.values()))

@@ -17,6 +17,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 def program() -> Callable[[str], ModuleType]:
     """Imports a program of `docs/` by its path."""
 
+    sys.path.insert(0, str(DOCS))  # as where a program is run from there
+
     def load(name: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
         assert spec is not None

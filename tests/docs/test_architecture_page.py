@@ -16,8 +16,8 @@ def test_every_room_imports_what_the_data_file_says(program):
 def test_the_drawing_is_that_of_the_data_file(program):
     architecture = program("architecture")
     page = architecture.PAGE.read_text(encoding="utf-8")
-    assert architecture.placed(page, "") != page
-    assert architecture.placed(page, architecture.drawing(architecture.rooms())) == page, TOLD
+    assert architecture.placed(page, {"drawing": str}) != page
+    assert architecture.placed(page, architecture.BLOCKS) == page, TOLD
 
 
 def test_every_room_exists_and_what_it_loads_is_one(program):

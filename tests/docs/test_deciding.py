@@ -6,4 +6,4 @@ from __future__ import annotations
 def test_the_table_is_what_the_journals_say(program):
     deciding = program("deciding")
     page = deciding.DOCUMENT.read_text(encoding="utf-8")
-    assert deciding.placed(page, deciding.table()) == page, "run `python docs/deciding.py --write`"
+    assert deciding.placed(page, deciding.BLOCKS) == page, "run `python docs/deciding.py --write`"

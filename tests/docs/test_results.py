@@ -85,7 +85,7 @@ def case(dtype: str) -> Case:
 def test_the_readmes_row_is_one_of_them(program):
     results = program("results")
     readme = results.README.read_text(encoding="utf-8")
-    assert results.placed(readme, results.row()) == readme, TOLD
+    assert results.placed(readme, results.BLOCKS) == readme, TOLD
 
 
 def test_the_readme_begins_with_what_a_newcomer_needs(program):
@@ -100,6 +100,6 @@ def test_the_readme_begins_with_what_a_newcomer_needs(program):
 
 def test_no_measured_figure_stands_in_the_readme_by_hand(program):
     results = program("results")
-    rest = results.placed(results.README.read_text(encoding="utf-8"), "")
+    rest = results.placed(results.README.read_text(encoding="utf-8"), {"row": str})
     found = re.findall(r"\d[\d,.]*\s?(?:×|ms\b|GB/s|TFLOP/s|%)", rest)
     assert set(found) <= {"95 %"}  # the level of every interval
