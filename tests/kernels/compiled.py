@@ -61,6 +61,7 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "matmul": (
         {"M": 1024, "N": 4096, "K": 1024, "layout": "tn", "epilogue": "bias"},
+        {"M": 1024, "N": 2112, "K": 1024},  # tiles of 192 rows
         {"M": 512, "N": 4096, "K": 1024, "layout": "nt", "epilogue": "swiglu"},
         {"M": 1, "N": 4096, "K": 1024},
         {"M": 8, "N": 4096, "K": 1024, "epilogue": "swiglu"},
@@ -68,6 +69,7 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "fp8_matmul": (
         {"M": 2048, "N": 4096, "K": 1024, "recipe": "tile"},
+        {"M": 1024, "N": 2112, "K": 1024, "recipe": "row"},
         {"M": 2048, "N": 4096, "K": 1024, "recipe": "group", "layout": "tn"},
     ),
     "fp8_quant": tuple(

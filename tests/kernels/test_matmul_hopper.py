@@ -153,6 +153,8 @@ def same(pair):
         {"scales": "group"},
         {"scales": "block", "staged": True},
         {"scales": "block", "staged": True, "rows": 128, "buffers": 1},
+        {"groups": 3, "bias": True},
+        {"scales": "row", "groups": 3},
         {"scales": "block", "staged": True, "groups": 3},
         {"scales": "block", "staged": True, "ahead": 2, "stages": 3},
         {"scales": "block", "staged": True, "ahead": 4, "stages": 3, "columns": 32},
