@@ -123,7 +123,7 @@ def takes(a: torch.Tensor, weight: torch.Tensor) -> bool:
     return few and (INTERPRETED or capability(a.device) >= (8, 0))
 
 
-def _room(device: torch.device) -> int:
+def room(device: torch.device) -> int:
     """Bytes of shared memory that a multiprocessor's programs may have, less than there are."""
     held = capability(device)
     return (220 if held[0] in (9, 10) else 160 if held == (8, 0) else 96) * KIB
@@ -177,7 +177,7 @@ def multiply(
     (M, K), N = x.shape, out.shape[1]
     if x.stride(1) != 1:
         x = x.contiguous()
-    chosen, warps = tile(M, N, K, gated, bias is not None, multiprocessors(x), _room(x.device))
+    chosen, warps = tile(M, N, K, gated, bias is not None, multiprocessors(x), room(x.device))
     if INTERPRETED:  # small steps, so that there are several
         chosen = replace(chosen, step=32, slices=1 if M == 1 else 2, even=K % 32 == 0)
     with on(x):

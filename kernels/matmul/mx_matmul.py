@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from .._common import capability, check, choice, needs_e4m3, operator
+from . import _few_rows_mx as few_rows
 from . import _mx as portable
 from .fp8_matmul import fp8_matmul
 from .matmul import matmul
 
-FEW = 64
-"""Rows of x up to which MXFP4 weights are widened on their way to the matrix units on Hopper. Otherwise they are
-before: that costs memory for them in bf16, and the time to write and read it."""
+FEW = few_rows.MOST
+"""Rows of x up to which weights are widened on their way to the matrix units. Otherwise they are before: that
+costs memory for them in bf16, and the time to write and read it."""
 
 _WEIGHTS = {
     "mxfp8": (torch.float8_e4m3fn,),
@@ -105,12 +106,15 @@ def _launch(
     if scale_x is not None:
         weight, tops = portable.reencode(q, scales, x.shape[1])
         return fp8_matmul(x, weight.t(), scale_x, tops.t(), "block")
-    if x.shape[0] <= FEW and format == "mxfp4" and capability(x.device)[0] == 9:
-        from . import _weights_hopper as hopper  # where Gluon may be missing, it is not needed
+    if x.shape[0] <= FEW:
+        if format == "mxfp4" and capability(x.device)[0] == 9:
+            from . import _weights_hopper as hopper  # where Gluon may be missing, it is not needed
 
-        if hopper.fits(q) and x.stride(1) == 1:
-            hopper.few_rows(x, q, scales, out)
-            return out
+            if hopper.fits(q) and x.stride(1) == 1:
+                hopper.few_rows(x, q, scales, out)
+                return out
+        few_rows.multiply(x, q, scales, format, scale, out)
+        return out
     product = matmul(x, portable.widen(q, scales, format, x.shape[1]).t())
     return product if scale is None else product.mul_(scale)
 

@@ -74,3 +74,17 @@ def test_says_what_is_wrong():
     ):
         with pytest.raises(ValueError, match=message):
             module.mx_matmul(**{"x": x, "q": q, "scales": scales} | change)
+
+
+@FORMATS
+def test_few_rows_are_exact(format):
+    """Rows that lie anywhere, and a weight of many scales: what is rounded is the result, which the interpreter
+    cuts off.
+    """
+    generator = torch.Generator().manual_seed(len(format))
+    q, scales, scale = quantized(torch.randn(35, 202, generator=generator) * 3, format)
+    for x in (torch.randn(202, 50, generator=generator).t(), torch.randn(33, 404, generator=generator)[:, ::2]):
+        x = x.bfloat16()
+        got = module.mx_matmul(x, q, scales, format, scale)
+        want = x.double() @ dequantized(q, scales, format, scale, torch.float64).t()
+        torch.testing.assert_close(got.double(), want, rtol=2**-7, atol=1e-3)
