@@ -139,6 +139,7 @@ pages: $(VENV)/.ready
 	$(BIN)/python docs/deciding.py --write
 	$(BIN)/python docs/results.py --write
 	$(BIN)/python docs/serving.py --write
+	$(BIN)/python docs/peers.py --write
 
 format: $(VENV)/.tested
 	$(BIN)/ruff format .
