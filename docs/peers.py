@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from kernelmark.registry.analysis.published import published
+from kernelmark.registry.analysis.releases import releases
 from kernelmark.registry.store.journal import read
 from kernelmark.registry.views import fidelity
 
@@ -26,7 +27,7 @@ def placed(page: str) -> str:
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)
     journals = [read(JOURNALS / f"{x}.jsonl.gz") for x in RUNS]
-    return f"{before}{BEGIN}{fidelity.table(journals, published())}{END}{after}"
+    return f"{before}{BEGIN}{fidelity.table(journals, published(), releases())}{END}{after}"
 
 
 def main(arguments: list[str]) -> None:

@@ -105,6 +105,8 @@ class Repeat(msgspec.Struct, frozen=True):
 
     figure: Figure
     run: str | None = None
+    created: str = ""
+    """When the run was made."""
     gpu: str | None = None
     row: Row | None = None
     measured: float | None = None
@@ -131,7 +133,15 @@ def _repeat(figure: Figure, read: Iterable[tuple[Journal, Mapping[Key, Row]]]) -
             continue
         measured = _measured(figure, row, known)
         gpu = journal.header.conditions.get("gpu")
-        here = Repeat(figure, journal.header.run, str(gpu), row, measured, speed(figure, measured, gpu))
+        here = Repeat(
+            figure,
+            journal.header.run,
+            journal.header.created,
+            str(gpu),
+            row,
+            measured,
+            speed(figure, measured, gpu),
+        )
         if measured is not None:
             return here
         found = found if found.row is not None else here

@@ -6,19 +6,23 @@ from collections.abc import Iterable, Sequence
 
 from .. import figures
 from ..analysis.published import GPUS, TOLERANCE, Figure, Published, Repeat, repeats
+from ..analysis.releases import Releases
 from ..analysis.repeated import said
 from ..escape import markdown
 from ..store.journal import Journal
 from ..store.record import baseline
 
-HEADINGS = ("peer", "case", "published", "on", "measured", "speed", "verdict", "source")
+HEADINGS = ("peer", "case", "published", "on", "measured", "speed", "verdict", "version", "source")
 
 
-def table(journals: Iterable[Journal], known: Published, verifications: Sequence[Journal] = ()) -> str:
+def table(
+    journals: Iterable[Journal], known: Published, released: Releases, verifications: Sequence[Journal] = ()
+) -> str:
     """Every figure with what these runs have on it, then the peers of which none was found."""
     runs = {x.header.run: x for x in journals}
     found = repeats(runs.values(), known.figures)
-    lines = [_told(), "", _line(*HEADINGS), "|---|---|---:|---|---:|---:|---|---|", *map(_row, found)]
+    lines = [_told(released), "", _line(*HEADINGS), "|---|---|---:|---|---:|---:|---|---|---|"]
+    lines += [_row(x, released) for x in found]
     lines += ["", "No published figure:", ""]
     lines += [f"- {', '.join(f'`{y}`' for y in x.peers)}: {markdown(x.why)}." for x in known.none]
     if others := _others(runs.values(), known):
@@ -28,17 +32,18 @@ def table(journals: Iterable[Journal], known: Published, verifications: Sequence
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _told() -> str:
+def _told(released: Releases) -> str:
     alike = ", ".join(f"{x} ({bandwidth / 1e3:g} TB/s)" for x, (_, bandwidth) in GPUS.items())
     return (
         f"A peer agrees that is within {figures.percent(TOLERANCE)} of what was published of it. "
         f"GPUs that multiply at the same rate are compared: {alike}, SXM modules all. "
-        "What computing bounds is compared as it is, what memory bounds as a share of the bandwidth in the GPU's data "
-        "sheet: a speed of 1 is the published one on the run's GPU."
+        "What computing bounds is compared as it is, what memory bounds as a share of the data sheet's bandwidth: "
+        "a speed of 1 is the published one on the run's GPU. "
+        f"Newest releases are those of {released.asked}."
     )
 
 
-def _row(x: Repeat) -> str:
+def _row(x: Repeat, released: Releases) -> str:
     figure = x.figure
     return _line(
         markdown(figure.peer + (f", by {figure.by}" if figure.by else "")),
@@ -48,6 +53,7 @@ def _row(x: Repeat) -> str:
         _valued(x.measured, figure),
         figures.DASH if x.speed is None else f"{x.speed:.2f}",
         markdown(verdict(x)),
+        figures.DASH if x.row is None else markdown(released.told(figure.peer, x.row.version, x.created)),
         f"[{figure.date}]({figure.source}), {markdown(figure.where)}",
     )
 

@@ -71,6 +71,7 @@ def _table(
     verifications: Sequence[Journal],
 ) -> str:
     from ...registry.analysis.published import published
+    from ...registry.analysis.releases import releases
     from ...registry.views import calls_table, fidelity, goals, named_tables, technique_tables
 
     if style == "goals":
@@ -82,7 +83,7 @@ def _table(
     if style == "techniques":
         return technique_tables.tables(journals)
     if style == "fidelity":
-        return fidelity.table(journals, published(), verifications)
+        return fidelity.table(journals, published(), releases(), verifications)
     made = named_tables.kernels if style == "kernels" else named_tables.configurations
     return "\n".join(made(x, against, selection, verifications) for x in journals)
 

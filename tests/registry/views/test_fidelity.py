@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from kernelmark.registry.analysis.published import Figure, Missing, Published
+from kernelmark.registry.analysis.releases import Package, Releases
 from kernelmark.registry.store.record import Request
 from kernelmark.registry.views import fidelity
 
+RELEASES = Releases(
+    date(2026, 11, 24), {"liger": "liger-kernel"}, {"liger-kernel": Package("1.2", {"1.0": date(2026, 10, 9)})}
+)
 EXPECTED = Path(__file__).with_name("fidelity.md")
 
 
@@ -49,12 +54,12 @@ def test_each_figure_and_each_peer_without_one(literal: Any) -> None:
         ),
         none=(Missing("none was found", ("xformers", "fla")),),
     )
-    assert fidelity.table([run], known) == EXPECTED.read_text()
+    assert fidelity.table([run], known, RELEASES) == EXPECTED.read_text()
 
 
 def test_another_kind_of_gpu_is_not_compared(literal: Any) -> None:
     case = literal.case(operator="rms_norm", name="case", flops=10**12)
     run = literal.journal(literal.record("liger", 2.0, case=case), conditions={"gpu": "NVIDIA L4"})
     assert "| not compared: NVIDIA L4 is of another kind |" in fidelity.table(
-        [run], Published((figure("liger", 1),), ())
+        [run], Published((figure("liger", 1),), ()), RELEASES
     )
