@@ -58,5 +58,5 @@ def test_every_library_is_asked_for_once() -> None:
     assert parse(asking.text(found).encode()) == found
 
 
-def test_the_file_knows_the_library_of_every_implementation() -> None:
-    assert releases().implementations == asking.needed(OWN), "run `make releases`"
+def test_what_the_file_knows_is_still_so() -> None:
+    assert releases().implementations.items() <= asking.needed(OWN).items(), "run `make releases`"
