@@ -271,7 +271,7 @@ def test_versions_stand_with_their_age_and_the_newest(literal: Any, monkeypatch:
     monkeypatch.setattr(report, "releases", lambda: known)
     found = [literal.record(x, 1.0) for x in ("kernelmark", "torch", "liger")]
     text = Page(render([literal.journal(*found)])).text
-    assert "Implementation Version Age at the run Newest on 2026-11-24" in text
+    assert "Implementation Version Age at the run Newest release (2026-11-24)" in text
     for line in ("kernelmark 1.0 – –", "torch 1.0 43 days 1.2", "liger 1.0 age not known –"):
         assert line in text
 
