@@ -119,33 +119,24 @@ class Repeat(msgspec.Struct, frozen=True):
 
 
 def repeats(journals: Iterable[Journal], figures: Iterable[Figure]) -> tuple[Repeat, ...]:
-    """Each figure with the newest of the rows that repeat it; one with a time comes before one without."""
+    """Each figure with the newest of the rows that repeat it: of those that can be compared, else of those with a
+    time, else of all.
+    """
     newest = sorted(journals, key=lambda x: x.header.created, reverse=True)
     read = [(x, {y.identity: y for y in rows(x, beside=False)}) for x in newest]
     return tuple(_repeat(x, read) for x in figures)
 
 
 def _repeat(figure: Figure, read: Iterable[tuple[Journal, Mapping[Key, Row]]]) -> Repeat:
-    found = Repeat(figure)
+    found = []
     for journal, known in read:
         row = known.get(Key(figure.operator, figure.case, figure.peer, "cold"))
-        if row is None:
-            continue
-        measured = _measured(figure, row, known)
-        gpu = journal.header.conditions.get("gpu")
-        here = Repeat(
-            figure,
-            journal.header.run,
-            journal.header.created,
-            str(gpu),
-            row,
-            measured,
-            speed(figure, measured, gpu),
-        )
-        if measured is not None:
-            return here
-        found = found if found.row is not None else here
-    return found
+        if row is not None:
+            header, measured = journal.header, _measured(figure, row, known)
+            gpu = header.conditions.get("gpu")
+            fast = speed(figure, measured, gpu)
+            found.append(Repeat(figure, header.run, header.created, str(gpu), row, measured, fast))
+    return max(found, key=lambda x: (x.speed is not None, x.measured is not None), default=Repeat(figure))
 
 
 def _measured(figure: Figure, row: Row, known: Mapping[Key, Row]) -> float | None:

@@ -85,6 +85,11 @@ def test_the_newest_row_with_a_time_repeats_a_figure(literal: Any) -> None:
     (broken,) = repeats([new], [figure()])
     assert broken.row is not None
     assert (broken.row.status, broken.measured, broken.agrees) == ("error", None, None)
+    other = literal.journal(
+        literal.record("liger", 4.0, case=case), **later | {"conditions": {"gpu": "NVIDIA L4"}}
+    )
+    assert [x.run for x in repeats([old, other], [figure()])] == ["old"]
+    assert [x.speed for x in repeats([other], [figure()])] == [None]
     (absent,) = repeats([old], [figure(case="other")])
     assert absent.row is None
 
