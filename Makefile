@@ -133,12 +133,19 @@ types: $(VENV)/.tested typing
 contracts: $(VENV)/.tested typing
 	PYTHONPATH=build/typing $(BIN)/lint-imports --no-cache
 
+# When the baselines' libraries were released, asked of the package index that pip is set up with.
+.PHONY: releases
+releases: $(VENV)/.ready
+	$(BIN)/python -m kernelmark.suite.releases > registry/analysis/releases.json.new
+	mv registry/analysis/releases.json.new registry/analysis/releases.json
+
 # The pages that are written from journals and from the code; tests hold them to it.
 pages: $(VENV)/.ready
 	$(BIN)/python docs/architecture.py --write
 	$(BIN)/python docs/deciding.py --write
 	$(BIN)/python docs/results.py --write
 	$(BIN)/python docs/serving.py --write
+	$(BIN)/python docs/peers.py --write
 
 format: $(VENV)/.tested
 	$(BIN)/ruff format .

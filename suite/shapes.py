@@ -334,7 +334,7 @@ def text(kind: str, catalog: Catalog, seed: int = SEED) -> str:
     """A plan file."""
     drawn = {"shapes": shapes, "widths": widths}[kind](catalog, seed)
     peers = "".join(
-        f"{operator} = {_list(PEERS[operator])}\n"
+        f"{operator} = {listed(PEERS[operator])}\n"
         for operator in sorted({x.case.operator for x in drawn} & PEERS.keys())
     )
     head = f"# {HEADS[kind]}\n# Drawn by suite/shapes.py with seed {seed} and frozen: it is not to be edited.\n"
@@ -343,19 +343,24 @@ def text(kind: str, catalog: Catalog, seed: int = SEED) -> str:
 
 
 def _table(drawn: Drawn, definition: Definition, without: Sequence[str]) -> str:
-    case = drawn.case
+    lines = [f"models = {listed(drawn.models)}"] if drawn.models else []
+    lines += [f"without = {listed(without)}"] if without else []
+    return table(drawn.case, definition, lines)
+
+
+def table(case: Case, definition: Definition, more: Sequence[str]) -> str:
+    """A case as a table of a plan file, which says no more than it must, with `more` lines."""
     axes = ", ".join(f"{x} = {y}" for x, y in case.axes.items() if definition.later.get(x) != y)
     defaults = {x: values[0] for x, values in definition.options.items()}
     options = ", ".join(f"{x} = {_value(y)}" for x, y in case.options.items() if defaults[x] != y)
     lines = ["", "[[cases]]", f'operator = "{case.operator}"', f"axes = {{ {axes} }}"]
     lines += [f"options = {{ {options} }}"] if options else []
     lines += [f'dtype = "{case.dtype}"', f'pass = "{case.pass_}"']
-    lines += [f"models = {_list(drawn.models)}"] if drawn.models else []
-    lines += [f"without = {_list(without)}"] if without else []
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *more]) + "\n"
 
 
-def _list(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Names as TOML has a list of them."""
     return "[" + ", ".join(f'"{x}"' for x in names) + "]"
 
 

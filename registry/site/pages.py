@@ -14,6 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 from .. import figures
+from ..analysis.releases import releases
+from ..analysis.releases import told as aged
 from ..analysis.rows import rows
 from ..analysis.speedups import excludes_one
 from ..analysis.worth import worths
@@ -530,8 +532,10 @@ def _environment() -> Any:
         over_sizes=page_of,
         part=part_name,
         plain=plain,
+        aged=aged,
     )
     found.globals.update(
+        releases=releases(),
         dash=figures.DASH,
         spread=spread,
         between=between,

@@ -19,6 +19,8 @@ from typing import Any
 from .. import figures
 from ..analysis.ceilings import Ceilings
 from ..analysis.peers import peers
+from ..analysis.releases import releases
+from ..analysis.releases import told as aged
 from ..analysis.repeated import said
 from ..analysis.rows import Row, Value, category, rows, spent
 from ..analysis.selection import EVERYTHING, Selection
@@ -28,7 +30,7 @@ from ..detection.arms import arms
 from ..errors import InputError
 from ..store.journal import Journal
 from ..store.metric import Metric, Ratio
-from ..store.record import YARDSTICK
+from ..store.record import PROVIDER, YARDSTICK
 from . import charts, lines, over_gpus, serving, strips, summary
 from .answer import Answer, answer
 from .canvas import Axis, marker
@@ -95,10 +97,14 @@ class Section:
     curves: tuple[Curve, ...]
 
     @property
-    def versions(self) -> tuple[tuple[str, str], ...]:
-        """Implementations and their libraries' versions, each pair once."""
-        found = ((x.implementation, x.version) for _, case in self.cases for x in case.rows)
-        return tuple(dict.fromkeys((name, version) for name, version in found if version is not None))
+    def versions(self) -> tuple[tuple[str, str, bool], ...]:
+        """Implementations, their libraries' versions, and whether they are others'; each once."""
+        found = (
+            (x.implementation, x.version, x.provider != PROVIDER) for _, case in self.cases for x in case.rows
+        )
+        return tuple(
+            dict.fromkeys((name, version, others) for name, version, others in found if version is not None)
+        )
 
 
 @dataclass(frozen=True)
@@ -272,6 +278,7 @@ def render(
         layer_cells=layer_cells,
         excludes_one=excludes_one,
         wide=_wide,
+        releases=releases(),
         incomparable=_incomparable,
         dash=figures.DASH,
     )
@@ -302,6 +309,7 @@ _FILTERS: dict[str, Callable[..., str]] = {
     "titled": figures.titled,
     "embedded": lambda x: _embedded(x),
     "counted": figures.counted,
+    "aged": aged,
 }
 
 

@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--style",
-    type=click.Choice(("page", "kernels", "configurations", "goals", "models", "drawn", "techniques")),
+    type=click.Choice(("page", "kernels", "configurations", "goals", "models", "drawn", "techniques", "fidelity")),
     default="page",
     show_default=True,
     help="A page; a line a kernel; a block a configuration; which goals are earned; the calls of models; whether "
-    "a size drawn at random is much worse than a peer; or what techniques of training buy.",
+    "a size drawn at random is much worse than a peer; what techniques of training buy; or whether peers are as "
+    "fast as their authors published.",
 )
 @click.option("--against", metavar="NAME", help="The baseline of the tables. Default: eager PyTorch.")
 def command_report(
@@ -47,7 +48,7 @@ def command_report(
     """
     if against is not None and style not in ("kernels", "configurations"):
         raise InputError("--against is for --style kernels or configurations; a page has a choice of its own.")
-    if style in ("goals", "models", "drawn", "techniques") and not selection.everything:
+    if style in ("goals", "models", "drawn", "techniques", "fidelity") and not selection.everything:
         raise InputError(f"--style {style} is of whole runs: leave the filters out.")
     home = Home()
     journals = [home.load(x) for x in runs]
@@ -69,7 +70,9 @@ def _table(
     selection: Selection,
     verifications: Sequence[Journal],
 ) -> str:
-    from ...registry.views import calls_table, goals, named_tables, technique_tables
+    from ...registry.analysis.published import published
+    from ...registry.analysis.releases import releases
+    from ...registry.views import calls_table, fidelity, goals, named_tables, technique_tables
 
     if style == "goals":
         return goals.table(journals, verifications)
@@ -79,6 +82,8 @@ def _table(
         return "\n".join(calls_table.drawn(x, verifications) for x in journals)
     if style == "techniques":
         return technique_tables.tables(journals)
+    if style == "fidelity":
+        return fidelity.table(journals, published(), releases(), verifications)
     made = named_tables.kernels if style == "kernels" else named_tables.configurations
     return "\n".join(made(x, against, selection, verifications) for x in journals)
 

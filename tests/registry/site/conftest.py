@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from kernelmark.registry.analysis.releases import Package, Releases
+from kernelmark.registry.site import pages as site_pages
 from kernelmark.registry.site.build import Built, Settings, build
 from kernelmark.registry.site.coverage import Expected
 from kernelmark.registry.store.journal import Journal, encode
@@ -30,6 +33,18 @@ MakeRun = Callable[..., Journal]
 def ours(number: int) -> float:
     """Ours in ms, at a run: 1.0, from `STEP` on 1.1, with a little noise that repeats."""
     return (1.1 if number >= STEP else 1.0) * (1 + 0.001 * (number % 3))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _releases() -> Iterator[None]:
+    """Of torch alone, so that no page depends on what an index says today."""
+    days = {"1.0": date(2026, 11, 1), "1.1": date(2026, 11, 20)}
+    known = Releases(date(2026, 11, 24), {"torch": "torch"}, {"torch": Package("1.1", days)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site_pages, "releases", lambda: known)
+        site_pages._environment.cache_clear()
+        yield
+    site_pages._environment.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -9,16 +9,18 @@ import math
 import re
 import sys
 import time
+from datetime import date
 from html.parser import HTMLParser
 from typing import Any
 
 import msgspec
 import pytest
+from kernelmark.registry.analysis.releases import Package, Releases
 from kernelmark.registry.analysis.rows import rows
 from kernelmark.registry.errors import InputError
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.record import Ceiling
-from kernelmark.registry.views import charts, grouping, lines
+from kernelmark.registry.views import charts, grouping, lines, report
 from kernelmark.registry.views.crossing import contests
 from kernelmark.registry.views.looks import palette
 from kernelmark.registry.views.report import render
@@ -261,6 +263,17 @@ def test_speedups_category_and_limit_are_the_rows(page: str) -> None:
     assert "75.0 %" in text  # sampling's share of the time
     assert "overhead" in text
     assert "25 % went outside building, verifying, warming up and sampling" in text
+
+
+def test_versions_stand_with_their_age_and_the_newest(literal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    days = {"1.0": date(2026, 10, 9), "1.2": date(2026, 11, 20)}
+    known = Releases(date(2026, 11, 24), {"torch": "torch"}, {"torch": Package("1.2", days)})
+    monkeypatch.setattr(report, "releases", lambda: known)
+    found = [literal.record(x, 1.0) for x in ("kernelmark", "torch", "liger")]
+    text = Page(render([literal.journal(*found)])).text
+    assert "Implementation Version Age at the run Newest release (2026-11-24)" in text
+    for line in ("kernelmark 1.0 – –", "torch 1.0 43 days 1.2", "liger 1.0 age not known –"):
+        assert line in text
 
 
 def test_unknown_is_a_dash_and_never_zero(literal: Any) -> None:

@@ -29,6 +29,7 @@ def test_a_page_goes_into_a_file_and_a_table_is_printed(tmp_path: Path) -> None:
     assert path.parent == tmp_path / "home" / "reports"
     assert report("--style", "kernels", "--against", "tma").startswith("| Kernel | Our Latency (ms) |")
     assert "| goal | asked for | measured |" in report("--style", "goals")
+    assert "| peer | case | published | on | measured |" in report("--style", "fidelity")
     table = tmp_path / "folder" / "table.txt"
     assert report("--style", "configurations", "--output", str(table)).strip() == str(table)
     assert "Median Speedup: " in table.read_text()

@@ -1,0 +1,43 @@
+"""Writes the table of `docs/peers.md` from journals of `registry/reference/` and what was published.
+
+python docs/peers.py            prints the page
+python docs/peers.py --write    writes it; a test holds the page to what this prints
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from kernelmark.registry.analysis.published import published
+from kernelmark.registry.analysis.releases import releases
+from kernelmark.registry.store.journal import read
+from kernelmark.registry.views import fidelity
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE / "peers.md"
+JOURNALS = HERE.parent / "registry" / "reference"
+RUNS = ("20261121-105936-48c0", "20261123-192217-684f", "20261123-215820-10ba")
+"""Those that have a row of a case that somebody published a figure of."""
+BEGIN, END = "<!-- fidelity -->\n", "<!-- end of fidelity -->\n"
+
+
+def placed(page: str) -> str:
+    """The page, with its table as these runs have it."""
+    before, rest = page.split(BEGIN)
+    _, after = rest.split(END)
+    journals = [read(JOURNALS / f"{x}.jsonl.gz") for x in RUNS]
+    return f"{before}{BEGIN}{fidelity.table(journals, published(), releases())}{END}{after}"
+
+
+def main(arguments: list[str]) -> None:
+    """Prints the page, or writes it."""
+    text = placed(PAGE.read_text(encoding="utf-8"))
+    if "--write" in arguments:
+        PAGE.write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
