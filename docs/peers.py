@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from _page import placed
 from kernelmark.registry.analysis.published import published
 from kernelmark.registry.analysis.releases import releases
 from kernelmark.registry.store.journal import read
@@ -19,20 +20,20 @@ PAGE = HERE / "peers.md"
 JOURNALS = HERE.parent / "registry" / "reference"
 RUNS = ("20261121-105936-48c0", "20261123-192217-684f", "20261123-215820-10ba")
 """Those that have a row of a case that somebody published a figure of."""
-BEGIN, END = "<!-- fidelity -->\n", "<!-- end of fidelity -->\n"
 
 
-def placed(page: str) -> str:
-    """The page, with its table as these runs have it."""
-    before, rest = page.split(BEGIN)
-    _, after = rest.split(END)
+def table() -> str:
+    """What was published beside what these runs measured."""
     journals = [read(JOURNALS / f"{x}.jsonl.gz") for x in RUNS]
-    return f"{before}{BEGIN}{fidelity.table(journals, published(), releases())}{END}{after}"
+    return fidelity.table(journals, published(), releases())
+
+
+BLOCKS = {"fidelity": table}
 
 
 def main(arguments: list[str]) -> None:
     """Prints the page, or writes it."""
-    text = placed(PAGE.read_text(encoding="utf-8"))
+    text = placed(PAGE.read_text(encoding="utf-8"), BLOCKS)
     if "--write" in arguments:
         PAGE.write_text(text, encoding="utf-8")
     else:
