@@ -124,7 +124,7 @@ def test_strong_and_weak_decays():
 
 
 def test_without_what_is_optional():
-    given = drawn()
+    given = drawn(SMALL | {"S": 20})
     x, dt, A, B, C = (given[name] for name in ("x", "dt", "A", "B", "C"))
     step = dt.abs()
     zero = torch.zeros(2)
@@ -165,15 +165,15 @@ def test_launches():
 
 def test_strides():
     """x, B and C as parts of one projection, dt with heads outside, gradients that are expanded."""
-    given = drawn(SMALL | {"G": 2})
-    projection = torch.randn(2, 37, 2 * 16 + 2 * 2 * 16 + 5)
+    given = drawn(SMALL | {"S": 20, "G": 2})
+    projection = torch.randn(2, 20, 2 * 16 + 2 * 2 * 16 + 5)
     x, B, C, _ = projection.split([32, 32, 32, 5], -1)
     given |= {"x": x.unflatten(-1, (2, 16)), "B": B.unflatten(-1, (2, 16)), "C": C.unflatten(-1, (2, 16))}
-    given["dt"] = torch.randn(2, 2, 37).transpose(1, 2)
+    given["dt"] = torch.randn(2, 2, 20).transpose(1, 2)
     compare(given)
     given |= {"A": -torch.rand(4)[::2], "D": torch.randn(4)[::2], "dt_bias": torch.randn(4)[::2]}
     compare(given)
-    given["x"] = torch.randn(2, 37, 16, 2).transpose(2, 3)
+    given["x"] = torch.randn(2, 20, 16, 2).transpose(2, 3)
     compare(given)
     leaf = given["x"].detach().requires_grad_()
     (gradient,) = torch.autograd.grad(ssd(**given | {"x": leaf}).sum(), leaf)
