@@ -172,8 +172,8 @@ def moe(case: Any) -> Call:
 
 
 def moe_triton_kernels(case: Any) -> Call:
-    """Triton's own package of kernels, of which vLLM ships a copy (PyPI has another project by its name), by vLLM's
-    `triton_kernel_moe_forward`, which routes by the logits that PyTorch gives.
+    """Triton's own package of kernels, of which vLLM ships a copy (PyPI has another project by its name), by
+    vLLM's `triton_kernel_moe_forward`, which routes by the logits that PyTorch gives.
 
     Its weights have gate and up in turns and K before the columns: laid so once, as a server does that loads a
     model. It keeps the choice of experts to itself, so PyTorch makes it once more, within the call. Not run on a
