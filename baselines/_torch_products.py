@@ -354,12 +354,21 @@ def _routed(x: Any, router: Any, top_k: int) -> tuple[Any, Any]:
     return logits.softmax(-1), experts
 
 
+def _gated_product(gate: Any, up: Any, limit: float) -> Any:
+    """silu(gate) · up, or gpt-oss's clamped product, as its own model has it."""
+    from torch.nn import functional
+
+    if not limit:
+        return functional.silu(gate) * up
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * (1.702 * gate).sigmoid() * (up + 1)
+
+
 def moe(case: Any) -> Call:
     """A loop over experts, as Transformers' Mixtral has it: the host waits for how many tokens each has. E4M3
     weights are widened to bf16 in the call.
     """
     import torch
-    from torch.nn import functional
 
     def weights(given: dict[str, Any], e: int) -> tuple[Any, Any, Any]:
         gate, up = given["gate_up"][e].chunk(2)
@@ -370,14 +379,14 @@ def moe(case: Any) -> Call:
             gate, up, down = (_wide(q, scale).to(torch.bfloat16) for q, scale in pairs)
         return gate, up, down
 
-    def call(x: Any, router: Any, top_k: int, **given: Any) -> Any:
+    def call(x: Any, router: Any, top_k: int, limit: float = 0.0, **given: Any) -> Any:
         shares, experts = _routed(x, router, top_k)
         out = torch.zeros_like(x)
         for e in range(router.shape[0]):
             token, nth = torch.where(experts == e)
             gate, up, down = weights(given, e)
             rows = x[token]
-            inner = functional.silu(rows @ gate.t()) * (rows @ up.t())
+            inner = _gated_product(rows @ gate.t(), rows @ up.t(), limit)
             out.index_add_(0, token, (inner @ down.t() * shares[token, nth, None]).to(x.dtype))
         return out, experts
 
@@ -392,13 +401,13 @@ def moe_grouped_mm(case: Any) -> Call:
     if case.dtype != "bf16":
         raise NotImplementedError("grouped_mm takes bf16; scaled_grouped_mm takes no scales of blocks on Hopper")
 
-    def call(x: Any, router: Any, gate_up: Any, down: Any, top_k: int, **scales: Any) -> Any:
+    def call(x: Any, router: Any, gate_up: Any, down: Any, top_k: int, limit: float = 0.0, **scales: Any) -> Any:
         shares, experts = _routed(x, router, top_k)
         order = experts.flatten().argsort(stable=True)
         ends = torch.bincount(experts.flatten(), minlength=router.shape[0]).cumsum(0).to(torch.int32)
         token = order // top_k
         gate, up = functional.grouped_mm(x[token], gate_up.mT, offs=ends).chunk(2, -1)
-        parts = functional.grouped_mm(functional.silu(gate) * up, down.mT, offs=ends)
+        parts = functional.grouped_mm(_gated_product(gate, up, limit), down.mT, offs=ends)
         parts = (parts * shares.flatten()[order, None]).to(x.dtype)
         return torch.zeros_like(x).index_add_(0, token, parts), experts
 

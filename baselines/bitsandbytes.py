@@ -9,6 +9,7 @@ from typing import Any
 from ._terms import Call
 
 REQUIRES = ("bitsandbytes",)
+INSTALL = "and would not do: its formats of four bits are its own"
 DEVICES = ("cuda",)
 
 

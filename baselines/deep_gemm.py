@@ -12,6 +12,7 @@ from ._products import by_rows_of_k, has_recipe
 from ._terms import Call, forward_only, keeping, refusing
 
 REQUIRES = ("deep-gemm",)
+INSTALL = "build it from github.com/deepseek-ai/DeepGEMM (PyPI's is too old), or take vLLM's copy: vllm_deep_gemm"
 DEVICES = ("cuda",)
 
 

@@ -151,6 +151,10 @@ def moe(case: Any) -> Call:
     from vllm.model_executor.layers.fused_moe import fused_experts
     from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
 
+    if case.options["activation"] != "swiglu":
+        raise NotImplementedError(
+            "vLLM's fused_experts is called with SwiGLU here: clamped by vllm_triton_kernels"
+        )
     if case.dtype == "e4m3" and (case.axes["D"] % 128 or case.axes["F"] % 128):
         raise NotImplementedError("vLLM's scales of blocks take widths in multiples of 128")
 
@@ -168,10 +172,39 @@ def moe(case: Any) -> Call:
 
 
 def moe_triton_kernels(case: Any) -> Call:
-    """Triton's own package of kernels, of which vLLM ships a copy; PyPI has another project by its name."""
-    raise NotImplementedError(
-        "triton_kernels' gated product is gpt-oss's: gate and up interleaved and clamped, and 1 added to up"
-    )
+    """Triton's own package of kernels, of which vLLM ships a copy (PyPI has another project by its name), by
+    vLLM's `triton_kernel_moe_forward`, which routes by the logits that PyTorch gives.
+
+    Its weights have gate and up in turns and K before the columns: laid so once, as a server does that loads a
+    model. It keeps the choice of experts to itself, so PyTorch makes it once more, within the call. Not run on a
+    GPU yet.
+    """
+    import torch
+
+    if case.options["activation"] != "clamped":
+        raise NotImplementedError(
+            "triton_kernels' gated product is gpt-oss's: gate and up clamped, and 1 added to up"
+        )
+    if case.dtype != "bf16":
+        raise NotImplementedError("triton_kernels are called with weights in bf16 here")
+    try:
+        from vllm.model_executor.layers.fused_moe.experts import gpt_oss_triton_kernels_moe as kernels
+    except ImportError:  # vLLM before it had a folder of experts
+        from vllm.model_executor.layers.fused_moe import gpt_oss_triton_kernels_moe as kernels
+
+    def laid(gate_up: Any, down: Any) -> tuple[Any, Any]:
+        in_turns = torch.stack(gate_up.chunk(2, 1), 2).flatten(1, 2)
+        return in_turns.mT.contiguous(), down.mT.contiguous()
+
+    weights = keeping(laid, "gate_up", "down")
+
+    def call(x: Any, router: Any, gate_up: Any, down: Any, top_k: int, limit: float, **scales: Any) -> Any:
+        first, second = weights(gate_up=gate_up, down=down)
+        logits = x @ router.t()
+        y = kernels.triton_kernel_moe_forward(x, first, second, logits, top_k, renormalize=True)
+        return y, logits.topk(top_k, -1).indices
+
+    return refusing(call, AssertionError)
 
 
 @serving

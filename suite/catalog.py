@@ -62,6 +62,10 @@ class Implementation:
     """Why no command makes its environment, and what to do; empty where one does."""
     once: bool = False
     """Whether a process can have it once only: another case of it takes another process."""
+    on_request: bool = False
+    """Whether only cases that name it have it, and runs that ask for it: it is tuned for minutes, say."""
+    install: str = ""
+    """What to do where its library is missing, if that is not `pip install` of it."""
     assembled: bool = False
     """Whether it is a system of parts, which is asked for by its name: its provider's is that of the plain one."""
 
@@ -89,7 +93,8 @@ class Implementation:
         for name in dict.fromkeys((WORKER_NEEDS, *self.requires)):
             if version(self.environment, name) is None:
                 if self.environment == "core":
-                    return "unavailable", f"{name} is not installed: pip install {name}"
+                    how = self.install if name in self.requires else ""
+                    return "unavailable", f"{name} is not installed: {how or f'pip install {name}'}"
                 return "unavailable", f"{name} is not installed in environment {self.environment!r}: {remedy}"
         return None
 
@@ -370,10 +375,7 @@ class Catalog:
         if not isinstance(environment, str) or not _ENVIRONMENT.fullmatch(environment):
             raise InputError(f"{path}: ENVIRONMENT must be a name of letters, digits, - and _.")
         no_environment = str(getattr(module, "NO_ENVIRONMENT", ""))
-        once = _names(getattr(module, "ONCE", ()), path, "ONCE")
-        for implementation in once:
-            if not any(implementation in x for x in module.IMPLEMENTATIONS.values() if isinstance(x, dict)):
-                raise InputError(f"{path}: ONCE names {implementation!r}, which IMPLEMENTATIONS has not.")
+        once, on_request = (_some(module, path, x) for x in ("ONCE", "ON_REQUEST"))
         for operator, factories in module.IMPLEMENTATIONS.items():
             if not isinstance(factories, dict):
                 raise InputError(f"{path}: IMPLEMENTATIONS[{operator!r}] must be a dict of factories.")
@@ -392,6 +394,8 @@ class Catalog:
                         root=root.folder,
                         no_environment=no_environment,
                         once=implementation in once,
+                        on_request=implementation in on_request,
+                        install=str(getattr(module, "INSTALL", "")),
                     )
 
 
@@ -425,6 +429,15 @@ def _names(given: object, path: Path, what: str) -> tuple[str, ...]:
     if not isinstance(given, list | tuple) or not all(isinstance(x, str) for x in given):
         raise InputError(f"{path}: {what} must be a tuple of strings.")
     return tuple(given)
+
+
+def _some(module: ModuleType, path: Path, what: str) -> tuple[str, ...]:
+    """Some of the names of a baseline file's implementations. Raises `InputError` for one that it has not."""
+    names = _names(getattr(module, what, ()), path, what)
+    for name in names:
+        if not any(name in x for x in module.IMPLEMENTATIONS.values() if isinstance(x, dict)):
+            raise InputError(f"{path}: {what} names {name!r}, which IMPLEMENTATIONS has not.")
+    return names
 
 
 def _own_implementation(

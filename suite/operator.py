@@ -131,7 +131,7 @@ class Operator(Definition):
       quantizes (or prunes) when it gets a generator in the same state. With it each forward row has
       `error_unquantized`.
     * `measures` are metrics beside those that every operator has: each takes (outputs, references, inputs) and
-      gives a number, once a process.
+      gives a number, once a process, or None where a case has none.
     * `rates` are metrics that follow from the time of a call: each takes the case and milliseconds.
     * `yardsticks`: calls on the same inputs that give a scale and are not implementations.
     * `sharding` makes it an operator over ranks (axis `gpus`): inputs and reference are those of the whole, each
@@ -149,7 +149,7 @@ class Operator(Definition):
     fp32_reference: bool = False
     variations: Mapping[tuple[str, Option], Callable[[Inputs, Case], Inputs]] = field(default_factory=dict)
     unquantized: Callable[[Case, torch.device, torch.Generator], Result] | None = None
-    measures: Mapping[Metric, Callable[[list[Any], list[Any], Inputs], float]] = field(default_factory=dict)
+    measures: Mapping[Metric, Callable[[list[Any], list[Any], Inputs], float | None]] = field(default_factory=dict)
     rates: Mapping[Metric, Callable[[Case, float], float]] = field(default_factory=dict)
     yardsticks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     sharding: Sharding | None = None

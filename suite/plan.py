@@ -81,7 +81,8 @@ class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dt
     """A `[[cases]]` table of a plan file: an operator and a grid over its axes and options, for each set of sizes
     that is `random` if there is one.
 
-    `implementations` are the names or providers that these cases are for, without it all; less those of `without`.
+    `implementations` are the names or providers that these cases are for, without it all but those that are
+    measured on request; less those of `without`.
     `models` are those whose calls these cases are.
     """
 
@@ -221,7 +222,17 @@ class Plan:
         )
 
     def request(self, cells: Sequence[Cell], besides: Request = NOTHING) -> Request:
-        """What asks for the same cells again, with what else a run is `besides`."""
+        """What asks for the same cells again, with what else a run is `besides`.
+
+        Where one of them is measured on request, each case says whom it is for: being named for one case, it would
+        be asked for in all others.
+        """
+        only = dict(self.only)
+        if any(x.implementation.on_request for x in cells):
+            names: dict[str, list[str]] = {}
+            for x in cells:
+                names.setdefault(x.case.full_name, []).append(x.implementation.name)
+            only = {case: tuple(dict.fromkeys(some)) for case, some in names.items()}
         return msgspec.structs.replace(
             besides,
             cases=self.cases,
@@ -229,7 +240,7 @@ class Plan:
             caches=self.caches,
             sampling=msgspec.to_builtins(self.sampling),
             deadline_s=self.deadline_s,
-            only=dict(self.only),
+            only=only,
             systems=tuple(msgspec.to_builtins(x) for x in self.systems),
             exchanges=self.exchanges,
             models=dict(self.models),
@@ -308,7 +319,7 @@ class Plan:
             if device in implementation.devices
             or (device != "cuda" and "cuda" in implementation.devices and not implementation.assembled)
             if not implementations or implementation.among(implementations)
-            if implementation.name in (self.chosen(case) or (implementation.name,))
+            if self._wanted(case, implementation, implementations)
         )
         if not cells:
             there = {x.name for x in catalog.implementations if x.operator in operators and device in x.devices}
@@ -317,6 +328,12 @@ class Plan:
                 f"{', '.join(sorted(there)) or 'no implementation'}."
             )
         return cells
+
+    def _wanted(self, case: Case, implementation: Implementation, asked: Sequence[str]) -> bool:
+        """Whether a case is for it; where it names none, what is measured on request has to be `asked` for."""
+        if chosen := self.chosen(case):
+            return implementation.name in chosen
+        return not implementation.on_request or implementation.among(asked)
 
 
 @dataclass(frozen=True)
@@ -539,7 +556,7 @@ def _named(table: Cases, catalog: Catalog) -> tuple[str, ...]:
     names = tuple(
         x.name
         for x in catalog.of_operator(table.operator)
-        if not wanted or x.among(wanted)
+        if (x.among(wanted) if wanted else not x.on_request)
         if not x.among(table.without)
     )
     if not names:

@@ -480,7 +480,9 @@ def implementations(workload: Workload, catalog: Catalog) -> Iterator[Implementa
     for x in catalog.parts:
         by_provider.setdefault(x.provider, []).append(x)
     of_models = {x.operator for x in _all_parts(catalog)}
-    several = [x for x, own in by_provider.items() if len({y.operator for y in own} & of_models) > 1]
+    several = [
+        x for x, own in by_provider.items() if len({y.operator for y in own if not y.on_request} & of_models) > 1
+    ]
     for system in (*builtin(several), *catalog.systems):
         if system.base not in by_provider:
             raise unknown("provider", system.base, sorted(by_provider))

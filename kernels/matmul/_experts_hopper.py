@@ -30,6 +30,7 @@ def experts(
     scale_gate_up: torch.Tensor | None,
     scale_down: torch.Tensor | None,
     top_k: int,
+    limit: float,
     schedules: Mixture,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `moe`, for weights that `takes` approves of."""
@@ -43,7 +44,7 @@ def experts(
         inner_scale = torch.empty(cdiv(F, BLOCK), rows, dtype=torch.float32, device=x.device).t()
     spread_x, spread_scale, places = spread(x, scale, choices, starts, rows)
     inner = torch.empty(rows, F, dtype=x.dtype, device=x.device)
-    gated = replace(schedules.gated, quantized=inner_scale is not None)
+    gated = replace(schedules.gated, quantized=inner_scale is not None, limit=limit)
     hopper.multiply(
         spread_x, gate_up, inner, tiles, gated, SECTION, spread_scale, scale_gate_up, out_scale=inner_scale
     )

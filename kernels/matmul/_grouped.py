@@ -38,6 +38,7 @@ class Tile:
 
     `share`: places of a list that share a row of A. `scales` is "", "row" or "block". `weighted`: the result is
     multiplied by a number of its row. `quantized`: the result is E4M3 with a scale for 128 columns, a tile's.
+    `limit`: of gate and up where their product is gpt-oss's, 0 for silu(gate) · up.
     """
 
     kind: str
@@ -51,11 +52,20 @@ class Tile:
     quantized: bool = False
     even: bool = True
     section: int = 8
+    limit: float = 0.0
 
     @property
     def heights(self) -> tuple[int, int]:
         """Rows of A and of B that share the scale of a step; none where scales are of all of K."""
         return HEIGHTS.get(self.scales, (0, 0))
+
+
+@triton.jit
+def _clamped(gate, up, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's types are its own
+    """gate · sigmoid(1.702 · gate) · (up + 1) of gate up to the limit and up within both; what is NaN stays so."""
+    gate = tl.where(gate > LIMIT, LIMIT, gate)
+    up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+    return gate * sigmoid(1.702 * gate) * (up + 1.0)
 
 
 @triton.jit
@@ -113,7 +123,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton's types are its own
     if c.scales == "row":
         acc *= tl.load(a_scale_at)[:, None] * tl.load(b_scale_at + b_rows * b_strides[3])[None, :]
     if c.gated:
-        acc = acc * sigmoid(acc) * up  # silu(g) · u
+        acc = _clamped(acc, up, c.limit) if c.limit > 0 else acc * sigmoid(acc) * up  # silu(g) · u
     out_rows = rows.to(tl.int64)
     if c.weighted:
         acc *= tl.load(weights + out_rows, there, 0.0)[:, None]
@@ -164,6 +174,7 @@ def multiply(
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
     gated: bool = False,
+    limit: float = 0.0,
     weights: torch.Tensor | None = None,
     out_scale: torch.Tensor | None = None,
 ) -> None:
@@ -177,7 +188,7 @@ def multiply(
     chosen, warps, stages = _tile(rows.kind, rows.height, a.element_size(), scales, gated, out_scale is not None)
     constants = replace(
         chosen, share=rows.share, gated=gated, scales=scales, weighted=weights is not None,
-        quantized=out_scale is not None, even=K % chosen.step == 0,
+        quantized=out_scale is not None, even=K % chosen.step == 0, limit=limit,
     )  # fmt: skip
     a_strides = (*strides(a)[:2], *strides(scale_a))
     b_strides = (*strides(b)[:2], *strides(scale_b))

@@ -39,6 +39,7 @@ from ._grouped_tiles import TileList
 from ._matmul_hopper import (
     _ELEMENTS,
     Scales,
+    clamped,
     fetch,
     product,
     scaled_product,
@@ -137,13 +138,13 @@ def _load(a, b, ring, work, M, N, c: gl.constexpr):  # type: ignore[no-untyped-d
 
 @gluon.jit
 def _write_quantized(acc, other, row, column, output, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
-    """64 rows of silu(acc) · other in E4M3, and their scales."""
+    """64 rows of silu(acc) · other, or of their clamped product, in E4M3, and their scales."""
     layout: gl.constexpr = acc.type.layout
     COLUMNS: gl.constexpr = c.columns
     rows = row + gl.arange(0, 64, gl.SliceLayout(1, layout))
     columns = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
     # silu(g) · u = g · u / (1 + exp(-g))
-    y = acc * other / (1.0 + gl.exp2(acc * -1.4426950408889634))
+    y = clamped(acc, other, c.limit) if c.limit > 0 else acc * other / (1.0 + gl.exp2(acc * -1.4426950408889634))
     y = gl.where(gl.expand_dims(columns < output.N, 0), y, 0.0)
     largest = gl.maximum(gl.max(gl.maximum(y, -y), 1), 1e-30)
     to = output.scales + column // COLUMNS * output.M + rows

@@ -684,9 +684,17 @@ def _columns(x, nth: gl.constexpr):  # type: ignore[no-untyped-def]  # Triton's 
 
 
 @gluon.jit
+def clamped(gate, up, LIMIT: gl.constexpr):  # type: ignore[no-untyped-def]  # as above
+    """gate · sigmoid(1.702 · gate) · (up + 1) of gate up to the limit and up within both; what is NaN stays so."""
+    gate = gl.where(gate > LIMIT, LIMIT, gate)
+    up = gl.where(up > LIMIT, LIMIT, gl.where(up < -LIMIT, -LIMIT, up))
+    return gate * (up + 1.0) / (1.0 + gl.exp2(gate * (-1.4426950408889634 * 1.702)))
+
+
+@gluon.jit
 def _write(acc, other, row, column, output, scales, c: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
     """64 rows of a tile through this consumer's two buffers: out = acc · a_scale · b_scale + bias, or the gated
-    silu(acc) · other.
+    silu(acc) · other, or these two clamped.
     """
     CHUNK_COLUMNS: gl.constexpr = c.chunk
     BUFFERS: gl.constexpr = c.buffers
@@ -712,7 +720,7 @@ def _write(acc, other, row, column, output, scales, c: gl.constexpr, GROUP: gl.c
         if c.gated:
             # silu(g) · u = g · u / (1 + exp(-g))
             up = gl.convert_layout(_columns(other, i), layout)
-            y = y * up / (1.0 + gl.exp2(y * -1.4426950408889634))
+            y = clamped(y, up, c.limit) if c.limit > 0 else y * up / (1.0 + gl.exp2(y * -1.4426950408889634))
         buffer = output.buffers.index(BUFFERS * GROUP + i % BUFFERS)
         # Of the last two one may still be read.
         tma.store_wait(pendings=1 if CHUNKS > 1 and BUFFERS > 1 else 0)

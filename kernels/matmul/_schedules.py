@@ -21,7 +21,7 @@ class Schedule:
     or "tile" (128×128 of both). `shared`: some tiles are shared out by steps. `packed`: numbers of K that one
     element of A holds. `staged`: scales of each step come with the stage's tiles. `ahead`: so many steps, an even
     number or 0, are a round in which one step's products run while the sums of the one before are added up.
-    `buffers`: of a consumer's results on their way out.
+    `buffers`: of a consumer's results on their way out. `limit`: of gate and up where their product is gpt-oss's.
     """
 
     rows: int = 64
@@ -41,6 +41,7 @@ class Schedule:
     staged: bool = False
     ahead: int = 0
     buffers: int = 2
+    limit: float = 0.0
 
     @property
     def promoted(self) -> bool:

@@ -8,6 +8,7 @@ bits the gated product quantizes its result itself, which is never in memory in 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -28,6 +29,7 @@ def moe(
     scale_gate_up: torch.Tensor | None,
     scale_down: torch.Tensor | None,
     top_k: int,
+    limit: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(Σ over a token's experts e of share · down_e · (silu(gate_e · x) · (up_e · x)), the experts (M, top_k) in
     int32).
@@ -38,6 +40,9 @@ def moe(
     blocks beginning at its first row, and scale_down (E, ⌈D / 128⌉, ⌈F / 128⌉). Then x and the gated product are
     quantized with a scale for 128 columns. Sums are fp32; a token's parts are rounded to bf16 before they are
     added.
+
+    With a `limit` the product of gate and up is gpt-oss's: g · sigmoid(1.702 · g) · (u + 1) with g = min(gate_e ·
+    x, limit) and u = up_e · x between -limit and limit. It is a constant of the compiled code.
 
     Which row of a tile a token takes depends on the device's timing; the result does not.
 
@@ -55,13 +60,17 @@ def moe(
     check("down", down, shape=(E, D, F), like=x, dtypes=(gate_up.dtype,))
     if not 0 < top_k <= E:
         raise ValueError(f"top_k is {top_k}, expected 1 to {E}, the number of experts")
+    if not 0 <= limit < math.inf:
+        raise ValueError(f"limit is {limit}, expected a finite number above 0, or 0 for silu(gate) · up")
     down_blocks, across = cdiv(F, BLOCK), cdiv(D, BLOCK)
     if gate_up.dtype == torch.float8_e4m3fn:
         check("scale_gate_up", scale_gate_up, shape=(E, 2 * down_blocks, across), like=x, dtypes=(torch.float32,))
         check("scale_down", scale_down, shape=(E, across, down_blocks), like=x, dtypes=(torch.float32,))
     elif scale_gate_up is not None or scale_down is not None:
         raise ValueError("scales are given, but the weights are bf16")
-    result: tuple[torch.Tensor, torch.Tensor] = _moe(x, router, gate_up, down, scale_gate_up, scale_down, top_k)
+    result: tuple[torch.Tensor, torch.Tensor] = _moe(
+        x, router, gate_up, down, scale_gate_up, scale_down, top_k, limit
+    )
     return result
 
 
@@ -73,6 +82,7 @@ def _empty(
     scale_gate_up: torch.Tensor | None,
     scale_down: torch.Tensor | None,
     top_k: int,
+    limit: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     M = x.shape[0]
     return x.new_empty(x.shape), torch.empty(M, top_k, dtype=torch.int32, device=x.device)
@@ -86,10 +96,11 @@ def _launch(
     scale_gate_up: torch.Tensor | None,
     scale_down: torch.Tensor | None,
     top_k: int,
+    limit: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     (M, D), E, F = x.shape, router.shape[0], down.shape[2]
     if x.numel() == 0 or F == 0:
-        out, experts = _empty(x, router, gate_up, down, scale_gate_up, scale_down, top_k)
+        out, experts = _empty(x, router, gate_up, down, scale_gate_up, scale_down, top_k, limit)
         return out.zero_(), experts.zero_()
     x, router, gate_up, down = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, router, gate_up, down))
     eight = gate_up.dtype == torch.float8_e4m3fn
@@ -98,7 +109,7 @@ def _launch(
         from . import _experts_hopper as hopper  # where Gluon may be missing, it is not needed
 
         if hopper.takes(gate_up, down):
-            return hopper.experts(x, router, gate_up, down, scale_gate_up, scale_down, top_k, schedules)
+            return hopper.experts(x, router, gate_up, down, scale_gate_up, scale_down, top_k, limit, schedules)
     choices = chosen(x, router, top_k)
     experts, shares = choices.experts, choices.shares
     rows = listed(choices, _grouped.tile_rows(M * top_k / E))
@@ -106,21 +117,23 @@ def _launch(
     apart = replace(rows, share=1)  # the gated products are each choice's own
     if not eight:
         inner = torch.empty(M * top_k, F, dtype=x.dtype, device=x.device)
-        _grouped.multiply(x, gate_up, inner, rows, gated=True)
+        _grouped.multiply(x, gate_up, inner, rows, gated=True, limit=limit)
         _grouped.multiply(inner, down, parts, apart, weights=shares)
         return combined(parts, M, top_k), experts
     needs_e4m3("moe with weights in E4M3", x)
     q, scale = fp8_quant(x, "block", layout="matmul")
     inner = torch.empty(M * top_k, F, dtype=q.dtype, device=x.device)
     inner_scale = torch.empty(cdiv(F, BLOCK), M * top_k, dtype=torch.float32, device=x.device).t()
-    _grouped.multiply(q, gate_up, inner, rows, "block", scale, scale_gate_up, gated=True, out_scale=inner_scale)
+    _grouped.multiply(
+        q, gate_up, inner, rows, "block", scale, scale_gate_up, gated=True, limit=limit, out_scale=inner_scale
+    )
     _grouped.multiply(inner, down, parts, apart, "block", inner_scale, scale_down, weights=shares)
     return combined(parts, M, top_k), experts
 
 
 _moe = operator(
     "moe(Tensor x, Tensor router, Tensor gate_up, Tensor down, Tensor? scale_gate_up, Tensor? scale_down, "
-    "int top_k) -> (Tensor, Tensor)",
+    "int top_k, float limit) -> (Tensor, Tensor)",
     _launch,
     _empty,
 )

@@ -164,7 +164,8 @@ class Trial:
         if (unquantized := bench.unquantized()) is not None:
             self.measured[ERROR_UNQUANTIZED.name] = distance(outputs, unquantized)
         for metric, measure in bench.operator.measures.items():
-            self.measured[metric.name] = measure(outputs, bench.references, bench.inputs)
+            if (value := measure(outputs, bench.references, bench.inputs)) is not None:
+                self.measured[metric.name] = value
         return error
 
     def verify_again(self, call: Callable[[], Any]) -> None:

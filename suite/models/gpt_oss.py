@@ -1,7 +1,7 @@
 """gpt-oss (OpenAI, 2025): configurations, no module.
 
-A decoder of experts whose layers see a window or everything in turns, with a sink a head. Its gated activation
-clamps its inputs, which no operator here does: it is no part.
+A decoder of experts whose layers see a window or everything in turns, with a sink a head. Its experts have biases,
+which operator `moe` (`activation=clamped`) has not: they are no part.
 """
 
 from __future__ import annotations

@@ -15,16 +15,19 @@ from kernelmark.suite.catalog import Catalog, _devices
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = (
     "cut_cross_entropy",
+    "cutile",
     "deepspeed",
     "fla",
     "flash_attn",
     "flash_attn_4",
     "flashinfer",
     "flex_attention",
+    "helion",
     "liger",
     "mamba_ssm",
     "causal_conv1d",
     "quack",
+    "tilelang",
     "torchao",
     "transformer_engine",
     "vllm",
@@ -79,6 +82,19 @@ def test_an_absent_library_is_said_with_its_remedy(name, monkeypatch, tmp_path):
         elif x.version is None:
             remedy = f"{module.REQUIRES[0]} is not installed: pip install {module.REQUIRES[0]}"
             assert x.unavailable("cuda") == ("unavailable", remedy)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("deep_gemm", "is not installed: build it from github.com"), ("bitsandbytes", "would not do")],
+)
+def test_what_pip_cannot_help_is_not_told_to_pip(name, said):
+    mine = [x for x in Catalog.default().implementations if x.provider == name]
+    assert mine
+    for x in mine:
+        if x.version is None:
+            status, reason = x.unavailable("cuda")
+            assert (status, said in reason, "pip install" in reason) == ("unavailable", True, False)
 
 
 @pytest.mark.parametrize("name", PEERS)

@@ -86,6 +86,10 @@ MORE: dict[str, tuple[dict[str, Any], ...]] = {
     "moe": (
         *({"M": M, "D": 256, "F": 256, "E": 4, "K": 2, "dtype": "e4m3"} for M in (16, 64, 512)),
         {"M": 512, "D": 256, "F": 256, "E": 4, "K": 2, "dtype": "bf16"},
+        *(
+            {"M": M, "D": 256, "F": 256, "E": 4, "K": 2, "dtype": x, "activation": "clamped"}
+            for M, x in ((16, "bf16"), (512, "bf16"), (512, "e4m3"))
+        ),
     ),
     "quantized_activation": ({"M": 64, "K": 20000}, {"M": 64, "K": 4096, "activation": "swiglu"}),
     "linear_attention": ({"B": 1, "S": 2048, "H": 2, "K": 256, "D": 256},),

@@ -15,6 +15,7 @@ from kernelmark.kernels.matmul import _grouped_hopper as hopper
 from kernelmark.kernels.matmul import _grouped_tiles as grouped_tiles
 from kernelmark.kernels.matmul import _matmul_hopper as dense
 from kernelmark.kernels.matmul._schedules import GroupedSchedule
+from kernelmark.suite.operators.moe import product_of
 
 from .player import Device, Pointer, Tiles, aggregate, nothing, number, play
 
@@ -116,7 +117,7 @@ def played(monkeypatch):
         out_layout=nothing,
     )
     # What one module took from the other is what is played there.
-    for name in ("Scales", "fetch", "product", "scaled_product", "stages", "write"):
+    for name in ("Scales", "clamped", "fetch", "product", "scaled_product", "stages", "write"):
         monkeypatch.setattr(hopper, name, getattr(dense, name))
     return lambda programs: monkeypatch.setattr(hopper, "multiprocessors", lambda x: programs)
 
@@ -153,7 +154,7 @@ def answer(wide_a, wide_b, schedule):
     y = wide_a @ wide_b.T
     if schedule.gated:
         gate, up = y.chunk(2, -1)
-        return torch.nn.functional.silu(gate) * up
+        return product_of(gate, up, schedule.limit)
     return y
 
 
@@ -166,13 +167,15 @@ CHANGES = [
     {"scales": "block", "paired": True},
     {"scales": "block", "gated": True},
     {"scales": "block", "gated": True, "quantized": True},
+    {"gated": True, "limit": 5.0},
+    {"scales": "block", "gated": True, "quantized": True, "limit": 5.0},
 ]
 
 
 @pytest.mark.parametrize(
     ("changes", "masked"),
-    # Only groups that follow each other are quantized.
-    [(x, masked) for x in CHANGES for masked in (False, True) if not (masked and "quantized" in x)],
+    # Only groups that follow each other are quantized, or clamped.
+    [(x, masked) for x in CHANGES for masked in (False, True) if not (masked and {"quantized", "limit"} & {*x})],
     ids=lambda x: "-".join(map(str, x)) or "plain" if isinstance(x, dict) else "masked" if x else "compact",
 )
 def test_right(played, changes, masked):

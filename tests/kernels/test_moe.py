@@ -22,6 +22,29 @@ def test_agrees_in_8_bits(agrees, M):
     agrees("moe", AXES | {"M": M, "D": 160, "F": 150}, "e4m3")
 
 
+CLAMPED = {"gate_up": 2, "limit": 1.0}
+"""Weights times so much, clamped at so much: nearly a third of gates, two thirds of ups."""
+
+
+def clamping(given):
+    return {"gate_up": given["gate_up"] * CLAMPED["gate_up"], "limit": CLAMPED["limit"]}
+
+
+def clamping_in_8_bits(given):
+    return {"scale_gate_up": given["scale_gate_up"] * CLAMPED["gate_up"], "limit": CLAMPED["limit"]}
+
+
+def test_agrees_clamped(agrees):
+    agrees("moe", AXES, "bf16", clamping, activation="clamped")
+    agrees("moe", AXES | {"M": 9, "D": 160, "F": 150}, "e4m3", clamping_in_8_bits, activation="clamped")
+
+
+def test_agrees_clamped_on_hopper(agrees, on_hopper):
+    axes = {"M": 30, "D": 32, "F": 32, "E": 3, "K": 2}
+    agrees("moe", axes, "e4m3", clamping_in_8_bits, activation="clamped")
+    assert [x.limit for x in on_hopper] == [1.0, 0.0]
+
+
 def test_parts_of_larger_matrices(agrees):
     """One token of a width that no tile divides, its row and the weights' between others."""
 
@@ -104,6 +127,7 @@ def test_says_what_is_wrong():
     }
     for change, message in (
         ({"top_k": 3}, "top_k is 3, expected 1 to 2"),
+        ({"limit": -7.0}, "limit is -7.0, expected a finite number above 0"),
         ({"down": torch.zeros(2, 8, 5).bfloat16()}, r"down has shape \(2, 8, 5\), expected \(2, 8, 4\)"),
         ({"scale_down": torch.ones(2, 1, 1)}, "scales are given, but the weights are bf16"),
         ({"router": torch.zeros(2, 9).bfloat16()}, r"router has shape \(2, 9\), expected \(2, 8\)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,31 @@ def test_plans_beside_peers_cover_the_operators():
     assert sum(map(len, covered)) == len(OWN.operators)
 
 
+SLOW = """
+ON_REQUEST = ("tuned",)
+IMPLEMENTATIONS = {"double": {"tuned": lambda case: lambda x: x + x}}
+"""
+
+
+def test_what_is_measured_on_request_is_in_no_case_that_does_not_name_it(root: Path, tmp_path: Path):
+    (root / "baselines" / "long.py").write_text(SLOW)
+    mine = Catalog.of(root)
+    table = "[[cases]]\noperator = 'double'\naxes = { N = %d }\ndtype = 'fp32'\n%s\n"
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        table % (1, "") + table % (2, "without = ['many']") + table % (3, "implementations = ['tuned', 'plain']")
+    )
+    plan = plans.load(str(path), mine, "cpu")
+    cells = plan.cells(mine, "cpu")
+    assert [x.case.axes["N"] for x in cells if x.implementation.name == "tuned"] == [3]
+    asked = plan.cells(mine, "cpu", ["tuned"])
+    assert {x.case.axes["N"] for x in asked} == {1, 3}  # `without` says whom the second is for
+    # Asked for again by the names of what was measured, it is in the same cases.
+    request = plan.request(cells)
+    again = replace(plan, only=request.only).cells(mine, "cpu", request.implementations)
+    assert {x.identity for x in again} == {x.identity for x in cells}
+
+
 def test_builtin_of_one_operator():
     assert {x.operator for x in plans.load("standard", OWN, "cuda", ["gelu", "rope"]).cases} == {"gelu", "rope"}
 
@@ -166,6 +192,7 @@ def test_nothing_of_an_operator_in_a_plan(root: Path):
 PLANS = (
     "quick, standard, full, 30s, 5m, 30m, advanced-memory, attention, converge, converge_long, converge_short, "
     "converge_tiny, cpu, crossing, distributed, distributed_tiny, endpoint, fidelity, generate, inference_short, "
+    "languages, "
     "matmul, memory, memory-techniques, precision, quality, requested, scaling, serve, serve_tiny, shapes, "
     "shapes-1, state_space, train, train_tiny, widths, widths-1, widths-2, worth"
 )
