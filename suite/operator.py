@@ -134,6 +134,8 @@ class Operator(Definition):
       gives a number, once a process.
     * `rates` are metrics that follow from the time of a call: each takes the case and milliseconds.
     * `yardsticks`: calls on the same inputs that give a scale and are not implementations.
+    * `forms`: other ways in which our own kernel computes it. For each its file has a function by the operator's
+      name with `_` and the form's behind it, which is an implementation `kernelmark_FORM`.
     * `sharding` makes it an operator over ranks (axis `gpus`): inputs and reference are those of the whole, each
       rank's implementation is called on its part within torch's default process group.
     """
@@ -152,6 +154,7 @@ class Operator(Definition):
     measures: Mapping[Metric, Callable[[list[Any], list[Any], Inputs], float]] = field(default_factory=dict)
     rates: Mapping[Metric, Callable[[Case, float], float]] = field(default_factory=dict)
     yardsticks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    forms: tuple[str, ...] = ()
     sharding: Sharding | None = None
 
     @property

@@ -23,17 +23,23 @@ PARTIAL = Attention(
 
 
 def attention_context_parallel(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"], form: str = "gathered"
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"]
 ) -> torch.Tensor:
     """This rank's part of attention: q (B, H, S/P, D), k and v (B, Hkv, S/P, D) hold chunks r and 2·P - 1 - r of
     2·P chunks of the sequence, r the rank in the default process group of P; the output lies as q does.
 
-    `form` "ring" keeps two pairs of chunks of K and V in place of all of them. Every rank must call it, and run
-    backward if any does. Dtypes, errors and gradients are those of `attention`.
+    Every rank must call it, and run backward if any does. Dtypes, errors and gradients are those of `attention`.
     """
     if dist.get_world_size() == 1:
         return attention(q, k, v, mask)
-    if form == "ring":
-        return ring(q, k, v, mask, PARTIAL)
     pulled = Pulled(Peers.of(dist.group.WORLD, k.device, 2 * k.numel() * k.element_size()))
     return gathered(q, k, v, mask, PARTIAL, pulled)
+
+
+def attention_context_parallel_ring(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"]
+) -> torch.Tensor:
+    """The same with two pairs of chunks of K and V in memory in place of all of them, which go round."""
+    if dist.get_world_size() == 1:
+        raise NotImplementedError("one rank has nobody to send to: `kernelmark` is that case")
+    return ring(q, k, v, mask, PARTIAL)

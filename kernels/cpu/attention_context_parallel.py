@@ -10,10 +10,17 @@ from ..attention._context_parallel import Attention, gathered, ring
 
 
 def attention_context_parallel(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"], form: str = "gathered"
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"]
 ) -> torch.Tensor:
     """See `kernels/attention/attention_context_parallel.py`."""
-    return (ring if form == "ring" else gathered)(q, k, v, mask, PARTIAL)
+    return gathered(q, k, v, mask, PARTIAL)
+
+
+def attention_context_parallel_ring(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"]
+) -> torch.Tensor:
+    """The same with K and V going round."""
+    return ring(q, k, v, mask, PARTIAL)
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, mask: str) -> torch.Tensor:

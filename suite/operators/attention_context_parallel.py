@@ -148,6 +148,7 @@ OPERATOR = replace(
     bytes=bytes_,
     flops=flops,
     exponentials=exponentials_of(flops),
+    forms=("ring",),
     sharding=Sharding(split=split, join=join, part=part),
     # The reference is shared now, and computes the same.
     continues={

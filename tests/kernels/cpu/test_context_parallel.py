@@ -6,7 +6,11 @@ import pytest
 import torch
 from kernelmark.kernels.attention._context_parallel import chunks_of, gathered, merge
 from kernelmark.kernels.attention._pulled import REST, Pulled
-from kernelmark.kernels.cpu.attention_context_parallel import PARTIAL, attention_context_parallel
+from kernelmark.kernels.cpu.attention_context_parallel import (
+    PARTIAL,
+    attention_context_parallel,
+    attention_context_parallel_ring,
+)
 from kernelmark.registry.store.record import Case
 from kernelmark.suite.operators import attention_context_parallel as operator
 
@@ -29,7 +33,8 @@ def _parts(group, case: Case, mask, form, memory, q, k, v, grad):
     if form == "pulled":
         out = gathered(*given, mask, PARTIAL, Pulled(Processes(group, memory)))
     else:
-        out = attention_context_parallel(*given, mask, form)
+        calls = {"gathered": attention_context_parallel, "ring": attention_context_parallel_ring}
+        out = calls[form](*given, mask)
     found = torch.autograd.grad(out, given, operator.split(grad, case, group.rank))
     return [out.detach(), *found]
 
