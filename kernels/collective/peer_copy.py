@@ -23,8 +23,8 @@ def peer_copy(x: torch.Tensor, pattern: str) -> torch.Tensor:
     """(n, N): the arrays (N,) of the n ranks that this one pulls from, in order; (1, N) with its own where n is 0.
 
     `pattern` "pair": rank 0 pulls from rank 1; "ring": each from the next; "all": each from all others. x in bf16,
-    fp16 or fp32, contiguous; where a rank's lies elsewhere than in the call before, all are opened anew. Every rank
-    must call it, and the default process group must take tensors of the CPU.
+    fp16 or fp32, contiguous; where a rank's lies elsewhere than in the call before, all are opened anew. Every
+    rank must call it, and the default process group must take tensors of the CPU.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or pattern; the message names the
     argument.
@@ -50,7 +50,7 @@ def peer_copy(x: torch.Tensor, pattern: str) -> torch.Tensor:
                 result[i].copy_(arrays[peer], non_blocking=True)
         for i in range(len(peers)):
             here.wait_stream(stream(x.device, i))
-    symmetric(dist.group.WORLD, x.device, 1, 1).handle.barrier(channel=0)
+    symmetric(dist.group.WORLD, x.device, 1, 1, halves=1).handle.barrier(channel=0)
     return result
 
 

@@ -44,10 +44,11 @@ def _by_key_head(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return x.unflatten(1, (k.shape[1], -1)).sum(2).to(k.dtype)
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
     wide, keys, values = _wide(q, k, v)
     scores = _scores(wide, keys, mask)
-    return (scores.softmax(-1) @ _by_query_head(values, q)).to(q.dtype), scores.logsumexp(-1)
+    out.copy_(scores.softmax(-1) @ _by_query_head(values, q))
+    return scores.logsumexp(-1)
 
 
 def _gradients(

@@ -224,6 +224,15 @@ class Workbench:
 
         return converted
 
+    def shared(self, implementation: Callable[..., Any]) -> int:
+        """Bytes of a rank's memory that its peers can read or write, where the implementation says."""
+        said = getattr(implementation, "shared", None)
+        return 0 if said is None else int(said(**self.inputs))
+
+    def held(self) -> int:
+        """Bytes of the inputs and of the gradients of outputs."""
+        return sum(x.numel() * x.element_size() for x in (*(x for _, x in tensors(self.inputs)), *self.gradients))
+
     def comparable(self, result: Any, left: Inputs | None = None) -> list[torch.Tensor]:
         """A result in the form of the reference. `left` takes the place of inputs that were updated since."""
         if self.operator.results is not None and self.case.pass_ == "forward":

@@ -83,7 +83,7 @@ def test_the_kernel_and_the_cpu_agree():
 
 
 def _opened(group):
-    """What each of three calls sees of the ranks' arrays, of which the second rank's lies elsewhere in the last."""
+    """What each of three calls sees of the ranks' arrays; rank 1's lies elsewhere in the last."""
     torch.multiprocessing.reductions.reduce_tensor = lambda x: (torch.tensor, (x.tolist(),))
     first, second = (torch.tensor([float(10 * call + group.rank)]) for call in (1, 2))
     calls = [first, first, second if group.rank == 1 else first]
