@@ -26,8 +26,8 @@ class Attention(NamedTuple):
     """Attention of q to k and v under a mask, the last query and the last key being in one place.
 
     `forward(out, q, k, v, mask)` writes the output and gives its natural log-sum-exp. `backward(grad, q, k, v,
-    out, lse, mask)` gives the gradients in q, k and v of an output over these keys and others, as far as these have
-    a part in it.
+    out, lse, mask)` gives the gradients in q, k and v of an output over these keys and others, as far as these
+    have a part in it.
     """
 
     forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, str], torch.Tensor]

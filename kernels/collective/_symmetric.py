@@ -56,8 +56,8 @@ _known: dict[tuple[Any, ...], Symmetric] = {}
 
 
 def capacity_for(size: int, halves: int) -> int:
-    """Bytes of a half for arrays of `size` bytes: powers of two, and where there is one half only, as what is large
-    has, eighths of them.
+    """Bytes of a half for arrays of `size` bytes: powers of two, and where there is one half only, as large arrays
+    have, eighths of them.
     """
     power = max(1 << 16, 1 << (size - 1).bit_length())
     step = power if halves == 2 else power >> 4

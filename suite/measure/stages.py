@@ -124,7 +124,7 @@ class Trial:
         """The stages after building."""
         stage = self._stage
         self.shared = self.bench.shared(loaded)
-        with stage("verify"):
+        with stage("verify"), self.bench.known():
             error = self.verify(call) if self.gated else None
         with stage("warm up"):
             self.warm_up(call)
@@ -142,7 +142,8 @@ class Trial:
             code = self.code(call)
         with stage("verify"):
             if self.gated:
-                self.verify_again(call)
+                with self.bench.known():
+                    self.verify_again(call)
             if fresh is not None:
                 fresh.check(call, self.bench.operator.tolerances[self.bench.case.dtype])
             self._untouched()

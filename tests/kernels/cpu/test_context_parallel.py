@@ -23,6 +23,11 @@ from kernelmark.kernels.cpu.attention_context_parallel import (
     attention_context_parallel_ring,
 )
 from kernelmark.registry.store.record import Case
+from kernelmark.suite.measure.device import Cpu
+from kernelmark.suite.measure.stages import Stages, Trial
+from kernelmark.suite.measure.stopping import Sampling
+from kernelmark.suite.measure.verify import Incorrect
+from kernelmark.suite.measure.workbench import Workbench
 from kernelmark.suite.operators import attention_context_parallel as operator
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -199,6 +204,44 @@ def test_rows_of_a_long_sequence_are_those_of_all(monkeypatch):
         of_rank = operator.split(whole, case, rank)
         torch.testing.assert_close(own, of_rank[:, :, operator.local_rows(24, 2, rank)])
     assert sum(x.shape[2] for x in parts) == 6
+
+
+def _trial(group, case, wrong):
+    """How a measurement of forward and backward ends, and whether timed calls had gradients in every row."""
+
+    def call(q, k, v, mask):
+        seen.append(q.requires_grad)
+        out = attention_context_parallel(q, k, v, mask)
+        factors = {"k": (1.0, 1.1), "q": (1.1, 1.0)}.get(wrong)
+        if factors is not None:  # the same output, and another gradient
+            q, k = (x * f - (x * f - x).detach() for x, f in zip((q, k), factors, strict=True))
+            again = attention_context_parallel(q, k, v, mask)
+            return again - (again - out).detach()
+        return out
+
+    seen = []
+    bench = Workbench.build(operator.OPERATOR, case, torch.device("cpu"), 1, group)
+    few = Sampling(min_samples=3, max_samples=3, min_seconds=0, warmup_s=0)
+    try:
+        found = Trial(Cpu(), bench, "hot", few, Stages()).run(lambda: call)
+    except Incorrect as error:
+        return str(error)
+    assert all(seen)
+    return len(found.samples["latency"]), [int((x == 0).all(-1).sum()) for x in bench.gradients]
+
+
+@pytest.mark.parametrize("wrong", ["", "q", "k"])
+def test_gradients_of_a_long_sequence_are_checked_in_a_sample(wrong, monkeypatch):
+    monkeypatch.setattr(operator, "SAMPLED_FROM", 1)
+    monkeypatch.setattr(operator, "SAMPLED_ROWS", 6)
+    case = operator.OPERATOR.case({**AXES, "gpus": 2}, "fp32", "forward_backward", mask="causal")
+    found = spread(2, _trial, case, wrong)
+    if not wrong:
+        assert found == [(3, [0])] * 2
+    else:
+        assert all(f"output {1 if wrong == 'q' else 2}" in x for x in found), found
+    with pytest.raises(NotImplementedError, match="forward and backward in one"):
+        operator.inputs(operator.OPERATOR.case(AXES, "fp32", "backward"), torch.device("cpu"), None)
 
 
 def test_a_sequence_that_cannot_be_cut_is_said():
