@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.operators._collective import chunk
 from kernelmark.suite.operators.attention_context_parallel import length
 
+CUTS = Path(__file__).parents[2] / "registry" / "reference" / "plans"
+
 
 def test_attention_by_a_ring_has_rows_on_several_gpus():
     catalog = Catalog.default()
-    plan = plans.load("distributed", catalog, "cuda", ["attention_context_parallel"])
+    plan = plans.load("distributed_long", catalog, "cuda", ["attention_context_parallel"])
     ring = [x.case for x in plan.cells(catalog, "cuda") if x.implementation.name == "kernelmark_ring"]
     assert {x.world for x in ring if x.axes["S"] == 1 << 20} == {1, 2, 4, 8}
     there = catalog.of_operator("attention_context_parallel")
@@ -21,7 +26,9 @@ def test_attention_by_a_ring_has_rows_on_several_gpus():
 def test_every_case_can_be_shared():
     found = plans.load("distributed", Catalog.default(), "cuda")
     assert {x.world for x in found.cases} == {1, 2, 4, 8}
-    for case in found.cases:
+    long = plans.load("distributed_long", Catalog.default(), "cuda")
+    assert (long.replicates, long.sampling.max_samples) == (3, 1)
+    for case in (*found.cases, *long.cases):
         if case.operator == "attention_context_parallel":
             assert length(case) > 0
         elif "N" in case.axes:
@@ -30,3 +37,15 @@ def test_every_case_can_be_shared():
     assert (min(moved), max(moved)) == (1 << 10, 1 << 30)
     names = [(x.operator, x.name) for x in found.cases]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", ["links", "attention", "long", "train"])
+def test_cuts_are_of_the_plans_and_of_four_gpus(name):
+    catalog = Catalog.default()
+    whole = {
+        x.full_name for y in ("distributed", "distributed_long") for x in plans.load(y, catalog, "cuda").cases
+    }
+    cut = plans.load(str(CUTS / f"distributed-{name}.toml"), catalog, "cuda")
+    assert {x.full_name for x in cut.cases} <= whole
+    assert max(x.world for x in cut.cases) == 4
+    assert cut.replicates == 1
