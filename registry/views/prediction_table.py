@@ -54,7 +54,7 @@ def cells(x: Prediction) -> tuple[str, ...]:
     return (
         f"{x.row.operator} {x.row.case}",
         x.row.implementation,
-        str(x.row.axes[GPUS]),
+        ", ".join(map(str, x.made_from)),
         str(x.world),
         str(x.hosts),
         figures.number(x.ms),

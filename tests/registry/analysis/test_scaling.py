@@ -153,6 +153,37 @@ def test_a_run_predicts_more_gpus_than_it_had():
     assert (eight.row.axes["gpus"], eight.ms) == (4, pytest.approx(truth(8), rel=1e-3))
 
 
+def test_eight_are_predicted_from_two_and_four():
+    """Of what four send more than two, as much is exposed as of what eight send more than four."""
+    two, four, eight = (sum(NVLINK.all_reduce_ms(x, n) for x in BUCKETS) for n in (2, 4, 8))
+    reduces = [reduced(4, x, NVLINK.all_reduce_ms(x, 4)) for x in (1 << 16, 1 << 28)]
+
+    def at(sent):  # a quarter of it is exposed, and something beside
+        return COMPUTE + 1.0 + 0.25 * sent
+
+    run = journal(stepped(1, COMPUTE), stepped(2, at(two)), stepped(4, at(four)), *reduces)
+    (found,) = predictions(run, (8,))
+    assert (found.made_from, found.row.axes["gpus"]) == ((2, 4), 4)
+    assert found.ms == pytest.approx(at(eight), rel=1e-4)
+    alone = journal(stepped(1, COMPUTE), stepped(4, at(four)), *reduces)
+    (of_four,) = predictions(alone, (8,))
+    assert of_four.made_from == (4,)
+    assert of_four.ms == pytest.approx(at(four) + eight - four, rel=1e-4)  # all of it
+    hidden = journal(stepped(1, COMPUTE), stepped(2, COMPUTE), stepped(4, at(four)), *reduces)
+    assert predictions(hidden, (8,))[0].ms == pytest.approx(of_four.ms)
+
+
+@pytest.mark.parametrize("wrong", [0.995, 1.005])
+def test_eight_are_predicted_from_two_and_four_within_three_per_cent(wrong):
+    reduces = [reduced(4, x, NVLINK.all_reduce_ms(x, 4)) for x in (1 << 16, 1 << 28)]
+    run = journal(
+        stepped(1, COMPUTE), stepped(2, truth(2) * wrong), stepped(4, truth(4) / wrong), stepped(8, truth(8)),
+        *reduces,
+    )  # fmt: skip
+    (found,) = predictions(run, (8,))
+    assert abs(found.off) < 0.03
+
+
 def test_what_no_communication_explains_stays():
     """A step that is slower than if all it sends were exposed: on as many GPUs that is what is predicted."""
     whole = sum(NVLINK.all_reduce_ms(x, 2) for x in BUCKETS)
