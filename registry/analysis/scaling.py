@@ -2,7 +2,8 @@
 
 * Strong: the same work. E = T₁ / (P·T_P) with T₁ the best correct implementation of one GPU in the same run, not
   only ours: a slow T₁ buys no efficiency. Both times stand beside it.
-* Weak: as much work for each GPU (a program whose GPUs have tokens of their own). E = T₁ / T_P.
+* Weak: as much work for each GPU (a program whose GPUs have tokens of their own). E = T₁ / T_P. Strong beside it,
+  where the run has one GPU with the tokens of all.
 * Prediction: a step takes what it computes plus what communication is left when as much of it is hidden as was
   before. Collectives take α a step of their algorithm and 1/β a byte (Hockney 1994), fitted to the run's own
   all-reduces. A prediction is no row, and stands beside what was measured where that is known.
@@ -14,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
+
+import msgspec
 
 from ..errors import KernelmarkError
 from ..store.journal import Journal
@@ -50,8 +53,7 @@ class Scaled:
     @property
     def kind(self) -> Literal["strong", "weak"]:
         """Whether the GPUs share the work of the one, or each has as much."""
-        own = self.row.pass_ == "program" and self.row.options.get(WAY) not in SHARED
-        return "weak" if own else "strong"
+        return "weak" if _own_tokens(self.row) and self.one.axes.get("B") == self.row.axes.get("B") else "strong"
 
     @property
     def ideal(self) -> int:
@@ -93,6 +95,29 @@ def efficiencies(rows: Iterable[Row]) -> tuple[Scaled, ...]:
             if one:
                 found.append(Scaled(row, min(one, key=_value)))
     return tuple(found)
+
+
+def strong_besides(rows: Iterable[Row]) -> tuple[Scaled, ...]:
+    """Programs whose GPUs have tokens of their own, B sequences each, against the best of one GPU that has all of
+    them, B times the number of GPUs: strong scaling beside the weak one.
+    """
+    timed = [x for x in rows if x.provider != YARDSTICK and _timed(x) and x.pass_ == "program"]
+    alone: dict[object, list[Row]] = {}
+    for x in timed:
+        if x.axes.get(GPUS, 1) == 1:
+            alone.setdefault((x.operator, work(x)), []).append(x)
+    found = []
+    for row in timed:
+        if row.axes.get(GPUS, 1) > 1 and _own_tokens(row) and "B" in row.axes:
+            all_ = msgspec.structs.replace(row, axes={**row.axes, "B": row.axes["B"] * row.axes[GPUS]})
+            if one := alone.get((row.operator, work(all_))):
+                found.append(Scaled(row, min(one, key=_value)))
+    return tuple(found)
+
+
+def _own_tokens(row: Row) -> bool:
+    """Whether each GPU has as much work as one of them alone."""
+    return row.pass_ == "program" and row.options.get(WAY) not in SHARED
 
 
 def _named(row: Row) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from kernelmark.registry.analysis.scaling import (
     fitted,
     links,
     predictions,
+    strong_besides,
 )
 from kernelmark.registry.store.record import YARDSTICK
 from kernelmark.registry.views.prediction_table import page
@@ -77,6 +78,21 @@ def test_weak_scaling_of_a_program_is_against_one_gpu_without_a_way():
     ]
     (found,) = efficiencies(rows)
     assert (found.kind, found.efficiency) == ("weak", pytest.approx(100 / 104))
+
+
+def test_a_program_with_own_tokens_scales_strongly_against_one_gpu_with_all_of_them():
+    def of(B, *given, **options):
+        x = row("train", *given, pass_="program", **options)
+        return msgspec.structs.replace(x, axes={**x.axes, "B": B})
+
+    many = of(2, "ours", 104.0, 4, parallel="fsdp2")
+    shared = of(8, "ours", 99.0, 4, parallel="context")
+    rows = [of(2, "ours", 100.0), of(8, "ours", 390.0), of(8, "quicker", 380.0), of(4, "ours", 1.0), many, shared]
+    (found,) = strong_besides(rows)
+    assert (found.row, found.kind, found.efficiency) == (many, "strong", pytest.approx(380 / 4 / 104))
+    weak = [x for x in efficiencies(rows) if x.row == many]
+    assert [(x.kind, x.efficiency) for x in weak] == [("weak", pytest.approx(100 / 104))]
+    assert len(scaling_table(rows).rows) == 3
 
 
 def test_gpus_that_share_a_step_scale_as_those_that_share_a_call():
