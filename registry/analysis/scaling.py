@@ -251,8 +251,8 @@ class Prediction:
 
     @property
     def efficiency(self) -> float:
-        """Weak: each GPU has as much work as the one."""
-        return self.alone_ms / self.ms
+        """Weak, where each GPU has as much work as the one; strong, where they share it."""
+        return self.alone_ms / self.ms / (self.world if self.row.options.get(WAY) in SHARED else 1)
 
     @property
     def off(self) -> float | None:
@@ -317,10 +317,17 @@ def predictions(
             if one is None or not sent.get(row.identity):
                 continue
             taken = [x for x in sorted(smaller) if sent.get(by_world[x].identity)][-2:]
+            shared = row.options.get(WAY) in SHARED
+            if shared and hosts > 1:
+                continue  # what a step's GPUs share they exchange over all hosts at each layer: no bucket of it
             steps_ = [
-                Step.measured(one, _value(by_world[x]), x, sent[by_world[x].identity], known[x]) for x in taken
+                Step.measured(
+                    one / x if shared else one, _value(by_world[x]), x, sent[by_world[x].identity], known[x]
+                )
+                for x in taken
             ]
             step = steps_[-1] if len(steps_) == 1 else Step.trend(*steps_)
+            step = replace(step, compute_ms=one / world) if shared else step
             seen = by_world.get(world) if hosts == 1 else None
             ms = step.predicted_ms(world, known[row.axes[GPUS]], between, hosts)
             seen_ms = None if seen is None else _value(seen)

@@ -200,6 +200,17 @@ def test_eight_are_predicted_from_two_and_four_within_three_per_cent(wrong):
     assert abs(found.off) < 0.03
 
 
+def test_a_step_that_gpus_share_is_predicted_with_its_share_of_the_work():
+    def at(world):  # all that is sent is exposed
+        return COMPUTE / world + sum(NVLINK.all_reduce_ms(x, world) for x in BUCKETS)
+
+    run = journal(stepped(1, COMPUTE), stepped(2, at(2), "tensor"))
+    (found,) = predictions(run, (4,))
+    assert found.ms == pytest.approx(at(4), rel=1e-3)
+    assert found.efficiency == pytest.approx(COMPUTE / 4 / at(4), rel=1e-3)
+    assert predictions(run, (2,), 2, NVLINK) == ()
+
+
 def test_what_no_communication_explains_stays():
     """A step that is slower than if all it sends were exposed: on as many GPUs that is what is predicted."""
     whole = sum(NVLINK.all_reduce_ms(x, 2) for x in BUCKETS)
