@@ -108,10 +108,10 @@ TIMES ?= 1
 test-ranks: $(VENV)/.tested
 	KERNELMARK_TEST_TIMES=$(TIMES) $(BIN)/python -m pytest -m ranks tests/suite/run/test_ranks.py tests/suite/doctor/test_ranks.py tests/suite/test_emulated_nodes.py --timeout 300
 
-# The last of RANKS killed in every stage, TIMES over; DEVICE=cuda on GPUs.
+# The last, the first and a middle one of RANKS by turns killed in every stage, TIMES over; DEVICE=cuda on GPUs.
 .PHONY: rank-faults
 DEVICE ?= cpu
-RANKS ?= 2
+RANKS ?= 3
 rank-faults: $(VENV)/.tested
 	$(BIN)/python tests/rank_faults.py --device $(DEVICE) --ranks $(RANKS) --times $(TIMES)
 

@@ -359,10 +359,11 @@ class Catalog:
         for name, operator in self.operators.items():
             # A kernel that another root has for an operator of ours stands beside ours, named by its root.
             provider = root.folder.name if name in before else PROVIDER
-            if name in kernels:
-                yield _own_implementation(root, "kernels", name, provider, "", ("torch", "triton"), TRITON)
-            if name in cpu:
-                yield _own_implementation(root, "kernels/cpu", name, provider, "_cpu", ("torch",), ("cpu",))
+            forms = ("", *operator.forms) if provider == PROVIDER else ("",)
+            for form in forms if name in kernels else ():
+                yield _own_implementation(root, "kernels", name, provider, form, ("torch", "triton"), TRITON)
+            for form in forms if name in cpu else ():
+                yield _own_implementation(root, "kernels/cpu", name, provider, form, ("torch",), ("cpu",))
             if root is self.roots[0]:
                 for yardstick, call in operator.yardsticks.items():
                     yield Implementation(name, yardstick, YARDSTICK, ("torch",), "core", DEVICES, _constant(call))
@@ -445,17 +446,22 @@ def _own_implementation(
     room: str,
     operator: str,
     provider: str,
-    suffix: str,
+    form: str,
     requires: tuple[str, ...],
     devices: tuple[str, ...],
 ) -> Implementation:
-    """A kernel of a root: the function of the operator's name in the file of that name."""
+    """A kernel of a root: the function of the operator's name in the file of that name, or of one of its forms."""
 
     def load() -> Factory:
-        call = getattr(root.module(room, operator), operator)
+        module = root.module(room, operator)
+        if not form:
+            call = getattr(module, operator)
+        elif (call := getattr(module, f"{operator}_{form}", None)) is None:  # a commit from before it had the form
+            raise NotImplementedError(f"{operator} has no form {form!r} in this commit")
         return lambda case: call
 
-    return Implementation(operator, provider + suffix, provider, requires, "core", devices, load, root.folder)
+    name = "_".join([provider, *([form] if form else []), *(["cpu"] if room == "kernels/cpu" else [])])
+    return Implementation(operator, name, provider, requires, "core", devices, load, root.folder)
 
 
 def _constant(call: Callable[..., Any]) -> Callable[[], Factory]:

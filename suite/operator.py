@@ -106,6 +106,23 @@ class Sharding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """Of cases `of` which only a sample of the answer is known, rows of outputs, how gradients are checked.
+
+    The gradient of an output is zero but for these rows while the answer is checked, and random in all rows while
+    calls are timed.
+    * `lay(gradient, case, rank)` makes a rank's gradient of an output of one of the sampled rows.
+    * `rows(part, case, rank)` gives the sampled rows of a rank's output, or of its gradient in an input that is
+      `like_output`; gradients in others are known in whole.
+    """
+
+    of: Callable[[Case], bool]
+    lay: Callable[[torch.Tensor, Case, int], torch.Tensor]
+    rows: Callable[[torch.Tensor, Case, int], torch.Tensor]
+    like_output: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Operator(Definition):
     """A computation with its inputs, its reference and its cost, for the pass of a case.
 
@@ -134,8 +151,11 @@ class Operator(Definition):
       gives a number, once a process, or None where a case has none.
     * `rates` are metrics that follow from the time of a call: each takes the case and milliseconds.
     * `yardsticks`: calls on the same inputs that give a scale and are not implementations.
+    * `forms`: other ways in which our own kernel computes it. For each its file has a function by the operator's
+      name with `_` and the form's behind it, which is an implementation `kernelmark_FORM`.
     * `sharding` makes it an operator over ranks (axis `gpus`): inputs and reference are those of the whole, each
       rank's implementation is called on its part within torch's default process group.
+    * `sampled`: of an operator over ranks, how gradients are checked where the reference gives some rows only.
     """
 
     inputs: Callable[[Case, torch.device, torch.Generator], Inputs]
@@ -152,7 +172,9 @@ class Operator(Definition):
     measures: Mapping[Metric, Callable[[list[Any], list[Any], Inputs], float | None]] = field(default_factory=dict)
     rates: Mapping[Metric, Callable[[Case, float], float]] = field(default_factory=dict)
     yardsticks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    forms: tuple[str, ...] = ()
     sharding: Sharding | None = None
+    sampled: Sampled | None = None
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -170,6 +192,14 @@ class Operator(Definition):
     def distributed(self) -> bool:
         """Whether it says how it lies over ranks."""
         return self.sharding is not None
+
+    def in_part(self, case: Case) -> Sampled | None:
+        """How the gradients of a case are sampled, if they are."""
+        return (
+            self.sampled
+            if self.sampled is not None and case.pass_ != "forward" and self.sampled.of(case)
+            else None
+        )
 
     def differentiated(self, inputs: Inputs) -> tuple[str, ...]:
         """The inputs that the backward pass differentiates, of those given."""
@@ -191,4 +221,6 @@ class Operator(Definition):
         gradients = () if case.pass_ == "forward" else self.gradients
         if self.sharding is not None:
             functions = (*functions, self.sharding.split, self.sharding.join, self.sharding.part)
+        if (sampled := self.in_part(case)) is not None:
+            functions = (*functions, sampled.lay, sampled.rows)
         return (*functions, self.tolerances.get(case.dtype), gradients, self.in_place, self.fp32_reference)

@@ -1,11 +1,12 @@
 """Ranks that are killed in every stage, again and again: what is left of it, and whether the run goes on.
 
-    python tests/rank_faults.py [--device cpu] [--ranks 2] [--times 50]
+    python tests/rank_faults.py [--device cpu] [--ranks 3] [--times 50]
 
-A repeat is one run over so many ranks: in each stage the last one is killed once, and an honest implementation
-has its place between them. Right is: the case whose rank was killed ends, by that rank's name, within its
-deadline; the honest one has its time; no process and no shared memory is left. Run by `make rank-faults`: a repeat
-starts seven pairs of processes that load torch. Ends with exit code 1 if anything went wrong.
+A repeat is one run over so many ranks: in each stage one of them is killed once, by turns of repeats the last, the
+first and one in the middle, and an honest implementation has its place between them. Right is: the case whose rank
+was killed ends, by that rank's name, within its deadline; the honest one has its time; no process and no shared
+memory is left. Run by `make rank-faults`: a repeat starts seven worlds of processes that load torch. Ends with
+exit code 1 if anything went wrong.
 """
 
 from __future__ import annotations
@@ -47,15 +48,20 @@ class Ends(Silent):
         self.since = now
 
 
-def repeat(device: Any, world: int, home: Path, seed: int = 1) -> tuple[dict[str, float], list[str]]:
+VICTIMS = ("last", "first", "middle")
+
+
+def repeat(
+    device: Any, world: int, home: Path, seed: int = 1, which: str = "last"
+) -> tuple[dict[str, float], list[str]]:
     """One run: the seconds that each cell took, its processes' start in it, and what went wrong."""
     before = _children(), _shared_memory()
     catalog = Catalog.of(ROOT)
     operator = catalog.operator("total")
     # Inputs are gathered once a case, for whoever comes first: that stage has a case of its own.
     whole, gathered = (operator.case({"N": n, "gpus": world}, "fp32", "forward") for n in (64, 96))
-    names = {whole.full_name: ["plain", *(f"killed_in_{x}" for x in STAGES if x != "gather")]}
-    names[gathered.full_name] = ["killed_in_gather"]
+    names = {whole.full_name: ["plain", *(f"{which}_killed_in_{x}" for x in STAGES if x != "gather")]}
+    names[gathered.full_name] = [f"{which}_killed_in_gather"]
     plan = Plan(
         "rank faults", (whole, gathered), 1, ("hot",), FEW, DEADLINE_S,
         only={name: tuple(x) for name, x in names.items()},
@@ -66,7 +72,7 @@ def repeat(device: Any, world: int, home: Path, seed: int = 1) -> tuple[dict[str
         gpus=tuple(range(world)) if device != "cpu" else (), listener=ends,
     )  # fmt: skip
     records = read(run.execute()).records
-    wrong = [said for x in records if (said := _wrong(x, world))]
+    wrong = [said for x in records if (said := _wrong(x, world, which))]
     if len(records) != len(STAGES) + 1:
         wrong.append(f"{len(records)} cells ended, not {len(STAGES) + 1}")
     wrong += [f"{name} took {x:.0f} s" for name, x in ends.took_s.items() if x > DEADLINE_S]
@@ -78,12 +84,13 @@ def repeat(device: Any, world: int, home: Path, seed: int = 1) -> tuple[dict[str
     return ends.took_s, wrong
 
 
-def _wrong(record: Any, world: int) -> str | None:
+def _wrong(record: Any, world: int, which: str) -> str | None:
     """What a cell's end lacks."""
     said = f"{record.implementation}: {record.status}: {record.reason}"
     if record.implementation == "plain":
         return None if record.status == "ok" else said
-    killed = f": rank {world - 1} of {world}: its process was ended by SIGKILL"
+    rank = {"first": 0, "middle": world // 2, "last": world - 1}[which]
+    killed = f": rank {rank} of {world}: its process was ended by SIGKILL"
     return None if record.status == "crashed" and str(record.reason).endswith(killed) else said
 
 
@@ -91,18 +98,20 @@ def main() -> int:
     """Repeats, and a line for each."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    arguments.add_argument("--ranks", type=int, default=2, help="how many, or GPUs (default 2)")
+    arguments.add_argument("--ranks", type=int, default=3, help="how many, or GPUs (default 3)")
     arguments.add_argument("--times", type=int, default=50, help="repeats (default 50)")
     asked = arguments.parse_args()
     failed, begin = 0, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         for number in range(asked.times):
-            took, wrong = repeat(asked.device, asked.ranks, Path(folder) / str(number), seed=number)
+            which = VICTIMS[number % len(VICTIMS)]
+            took, wrong = repeat(asked.device, asked.ranks, Path(folder) / str(number), number, which)
             failed += bool(wrong)
             seconds, longest = sum(took.values()), max(took.values())
             said = "; ".join(wrong) or "all as it should be"
             print(
-                f"[{number + 1}/{asked.times}] {seconds:.1f} s, longest cell {longest:.1f} s: {said}", flush=True
+                f"[{number + 1}/{asked.times}] {which}: {seconds:.1f} s, longest cell {longest:.1f} s: {said}",
+                flush=True,
             )
     print(f"{asked.times - failed} of {asked.times} repeats right, {time.monotonic() - begin:.0f} s in all")
     return 1 if failed else 0

@@ -25,12 +25,12 @@ import torch.distributed as dist
 class Attention(NamedTuple):
     """Attention of q to k and v under a mask, the last query and the last key being in one place.
 
-    `forward(q, k, v, mask)` gives the output and its natural log-sum-exp. `backward(grad, q, k, v, out, lse,
-    mask)` gives the gradients in q, k and v of an output over these keys and others, as far as these have a part
-    in it.
+    `forward(out, q, k, v, mask)` writes the output and gives its natural log-sum-exp. `backward(grad, q, k, v,
+    out, lse, mask)` gives the gradients in q, k and v of an output over these keys and others, as far as these
+    have a part in it.
     """
 
-    forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]]
+    forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, str], torch.Tensor]
     backward: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
@@ -44,7 +44,7 @@ class Arriving(Protocol):
 
     def start(self, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
         """Of this rank's chunks, (B, Hkv, 2·L, D) each, memory for those of all, (2, B, Hkv, 2·P·L, D), which will
-        hold what a call of this mask reads.
+        hold what a call of this mask reads, until `end` if no gradients are asked for.
         """
         ...
 
@@ -112,16 +112,16 @@ class _Gathered(torch.autograd.Function):
     ) -> torch.Tensor:
         length, world = _chunk(q), dist.get_world_size()
         whole = arriving.start(k, v, mask)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if mask == "full":
             arriving.wait(2 * world)
-            out, *levels = attention.forward(q, whole[0], whole[1], mask)
+            levels = [attention.forward(out, q, whole[0], whole[1], mask)]
         else:
-            parts = []
-            for own, number in zip(q.split(length, 2), chunks_of(dist.get_rank(), world), strict=True):
+            levels = []
+            halves = zip(out.split(length, 2), q.split(length, 2), strict=True)
+            for (to, own), number in zip(halves, chunks_of(dist.get_rank(), world), strict=True):
                 arriving.wait(number + 1)
-                parts.append(attention.forward(own, *whole[..., : (number + 1) * length, :], mask))
-            out = torch.cat([x for x, _ in parts], 2)
-            levels = [x for _, x in parts]
+                levels.append(attention.forward(to, own, *whole[..., : (number + 1) * length, :], mask))
         arriving.end()
         ctx.save_for_backward(q, k, v, whole, out, *levels)
         ctx.given = mask, attention
@@ -210,8 +210,10 @@ class _Ring(torch.autograd.Function):
         for step in range(dist.get_world_size()):
             arriving = _send_on(travelling) if step + 1 < dist.get_world_size() else None
             for rows, keys, part in _visible(step, q.shape[2] // 2, mask):
-                found = attention.forward(q[:, :, rows], *travelling[:, :, :, keys], part)
-                merge(out[:, :, rows], level[:, :, rows], *found)
+                found = torch.empty_like(q[:, :, rows], memory_format=torch.contiguous_format)
+                lse = attention.forward(found, q[:, :, rows], *travelling[:, :, :, keys], part)
+                merge(out[:, :, rows], level[:, :, rows], found, lse)
+                del found  # the next part's memory
             if arriving is not None:
                 travelling = arriving()
         result = out.to(q.dtype)
@@ -281,5 +283,32 @@ def merge(out: torch.Tensor, level: torch.Tensor, part: torch.Tensor, lse: torch
     """Adds attention over further keys to `out` and its log-sum-exp `level`, both fp32, in place."""
     together = torch.logaddexp(level, lse.float())
     out.mul_((level - together).exp().nan_to_num_(0.0)[..., None])
-    out.add_(part.float() * (lse.float() - together).exp()[..., None])
+    # In one step: `part` in fp32, and its product, would be as large as all that a rank holds beside.
+    out.addcmul_(part, (lse.float() - together).exp()[..., None])
     level.copy_(together)
+
+
+class Held(NamedTuple):
+    """Bytes that a rank holds at most in a forward pass, without log-sum-exps and what its allocator rounds up."""
+
+    inputs: int
+    """q, k and v."""
+    keys: int
+    """K and V of other ranks, with those that lie beside the inputs to be sent, in memory shared or not."""
+    output: int
+    """The output, and what it is made of."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self)
+
+
+def held(B: int, H: int, Hkv: int, S: int, D: int, world: int, itemsize: int, form: str, kept: bool) -> Held:
+    """Of `form` "gathered" (by copy engines) or "ring", over S tokens in all; `kept`: for a backward pass."""
+    queries, keys = (B * heads * S // world * D * itemsize for heads in (H, Hkv))
+    if form == "ring":
+        # A pair that is attended to and one that arrives; fp32 sums, and the part over the keys of one step.
+        return Held(queries + 2 * keys, 4 * keys, queries * 4 // itemsize + queries)
+    # Without gradients all keys lie where peers read a rank's own; else beside them.
+    return Held(queries + 2 * keys, 2 * keys * (world + kept), queries)

@@ -147,8 +147,29 @@ def attention(
     if not return_lse:
         found: torch.Tensor = output
         return found
-    # The kernels' is in base 2, and +inf for a row that sees nothing: 2^(score - level) is 0 then.
-    return output, torch.where(level == math.inf, -math.inf, level / LOG2E)
+    return output, _natural(level)
+
+
+def attention_into(
+    out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"]
+) -> torch.Tensor:
+    """Writes `attention` of q, k, v to `out`, of the output's shape and dtype, its last dimension contiguous, and
+    gives its log-sum-exp. It may be a part of a larger tensor. Not differentiable.
+
+    Raises as `attention` does, for `out` as well.
+    """
+    choice("mask", mask, ("causal", "full"))
+    _check(q, k, v, mask == "causal", 0, None, 0.0)
+    check("out", out, dtypes=(q.dtype,), shape=(*q.shape[:3], v.shape[3]), like=q)
+    if out.stride(-1) != 1 and out.shape[-1] > 1:
+        raise ValueError("out must have a contiguous last dimension")
+    with on(q):
+        return _natural(_launch_forward(q, k, v, mask == "causal", out=out)[1])
+
+
+def _natural(level: torch.Tensor) -> torch.Tensor:
+    """The kernels' log-sum-exp is in base 2, and +inf for a row that sees nothing: 2^(score - level) is 0 then."""
+    return torch.where(level == math.inf, -math.inf, level / LOG2E)
 
 
 def _check(
@@ -828,8 +849,10 @@ def _launch_forward(
     cap: float = 0.0,
     path: Path | None = None,
     schedule: Schedule | None = None,
+    out: torch.Tensor | None = None,
 ) -> tuple[Any, Any]:
-    """The output and its log-sum-exp in base 2, +inf where nothing is seen. A window of 0 is none.
+    """The output, in `out` if that is given, and its log-sum-exp in base 2, +inf where nothing is seen. A window
+    of 0 is none.
 
     The best path that inputs and device allow, unless one is asked for; that one, or `NotImplementedError`. With a
     schedule, the kernel for Hopper is that of pairs of tiles.
@@ -841,7 +864,7 @@ def _launch_forward(
     hopper = _hopper(q.device) if path in (None, "hopper") and "forward" in HOPPER else None
     if _portable("forward", q, v, sinks, cap):
         hopper = None
-    out = _output(q, v)
+    out = _output(q, v) if out is None else out
     if out.numel() == 0:
         return out, lse
     if hopper is not None and path is None and max(S, Sk) < SHORT[D > 64]:

@@ -28,7 +28,7 @@ class Peers:
     @classmethod
     def of(cls, group: Any, device: torch.device, size: int) -> Peers:
         """All ranks of the group must ask for the same in the same order."""
-        return cls(symmetric(group, device, 1, size), device)
+        return cls(symmetric(group, device, 1, size, halves=1), device)
 
     def others(self) -> list[int]:
         """The other ranks, each rank's from another one on, so that no two read from one at the same time."""

@@ -1,9 +1,10 @@
 """Memory that all ranks of a host can read and write, and the flags by which their programs (CTAs) meet in it.
 
 Every rank has a buffer of the same layout, and every rank knows the addresses of all of them: flags first, then
-two halves for data. A call uses the half that the call before did not. Before a rank reuses a half it has met the
-others in the call between: whoever read that half has ended the kernel that did. So one meeting a phase is enough
-and nothing has to be waited for at a call's end.
+two halves for data, of which whoever meets its peers at a call's end too needs only one. A call uses the half that
+the call before did not. Before a rank reuses a half it has met the others in the call between: whoever read that
+half has ended the kernel that did. So one meeting a phase is enough and nothing has to be waited for at a call's
+end.
 
 A flag is the number of a call, which only grows: a program writes it to each peer (release, system scope) and
 waits until all peers' have come to its own memory (acquire, system scope). Programs meet those of the same number,
@@ -35,7 +36,7 @@ class Symmetric(NamedTuple):
     world: int
     programs: int
     capacity: int
-    """Bytes of one half."""
+    """Bytes of a half."""
     buffer: torch.Tensor
     handle: Any
 
@@ -54,24 +55,43 @@ _lock = threading.Lock()
 _known: dict[tuple[Any, ...], Symmetric] = {}
 
 
-def symmetric(group: Any, device: torch.device, programs: int, size: int) -> Symmetric:
-    """The memory of a group for launches of so many programs, with at least `size` bytes a half.
+def capacity_for(size: int, halves: int) -> int:
+    """Bytes of a half for arrays of `size` bytes: powers of two, and where there is one half only, as large arrays
+    have, eighths of them.
+    """
+    power = max(1 << 16, 1 << (size - 1).bit_length())
+    step = power if halves == 2 else power >> 4
+    return max(1 << 16, -(-size // step) * step)
 
-    All ranks must ask for the same in the same order. It grows to powers of two; what is outgrown stays, as a
-    captured graph may use it. Raises RuntimeError in a capture before the first call outside of one.
+
+def buffer_bytes(world: int, programs: int, size: int, halves: int) -> int:
+    """Bytes that each rank takes for that."""
+    return flags_bytes(world, programs) + halves * capacity_for(size, halves)
+
+
+def symmetric(group: Any, device: torch.device, programs: int, size: int, halves: int = 2) -> Symmetric:
+    """The memory of a group for launches of so many programs, with at least `size` bytes a half; with one half,
+    the smallest that is there already.
+
+    All ranks must ask for the same in the same order. What is outgrown stays, as a captured graph may use it.
+    Raises RuntimeError in a capture before the first call outside of one.
     """
     import torch.distributed._symmetric_memory as memory
 
-    capacity = max(1 << 16, 1 << (size - 1).bit_length())
-    key = group.group_name, device, programs, capacity
+    capacity = capacity_for(size, halves)
+    same = group.group_name, device, programs, halves
     with _lock:
+        enough = [x for (*other, x) in _known if tuple(other) == same and x >= capacity]
+        if halves == 1 and enough:
+            capacity = min(enough)
+        key = *same, capacity
         found = _known.get(key)
         if found is not None:
             return found
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("symmetric memory is made at the first call, which must be outside of a graph")
         rank, world = dist.get_rank(group), dist.get_world_size(group)
-        buffer = memory.empty(flags_bytes(world, programs) + 2 * capacity, dtype=torch.uint8, device=device)
+        buffer = memory.empty(buffer_bytes(world, programs, size, halves), dtype=torch.uint8, device=device)
         buffer[: flags_bytes(world, programs)].zero_()
         torch.cuda.synchronize(device)
         handle = memory.rendezvous(buffer, group)

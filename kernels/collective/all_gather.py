@@ -32,7 +32,7 @@ def all_gather(x: torch.Tensor) -> torch.Tensor:
     if size <= SMALL_BYTES or world == 1:
         dist.all_gather_into_tensor(out, x)
         return out
-    shared = symmetric(group, x.device, 1, size)
+    shared = symmetric(group, x.device, 1, size, halves=1)
     own = shared.buffer[shared.data : shared.data + size].view(x.dtype)
     own.copy_(x)
     shared.handle.barrier(channel=0)

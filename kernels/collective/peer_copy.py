@@ -1,7 +1,8 @@
 """Copies from peers' memory by copy engines, straight from where a peer's array lies: what links and engines give.
 
 A rank opens its peers' arrays once (CUDA IPC) and from then on copies, each peer on a stream of its own; ranks
-meet at the end, so that no array is written while others still read it.
+meet at the end, so that no array is written while others still read it. Whether an array lies where it was opened
+only its own rank knows. So processes agree on it before each call, which a device at work does not wait for.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def peer_copy(x: torch.Tensor, pattern: str) -> torch.Tensor:
     """(n, N): the arrays (N,) of the n ranks that this one pulls from, in order; (1, N) with its own where n is 0.
 
     `pattern` "pair": rank 0 pulls from rank 1; "ring": each from the next; "all": each from all others. x in bf16,
-    fp16 or fp32, contiguous, at the same address in every call of a kind. Every rank must call it.
+    fp16 or fp32, contiguous; where a rank's lies elsewhere than in the call before, all are opened anew. Every
+    rank must call it, and the default process group must take tensors of the CPU.
 
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape or pattern; the message names the
     argument.
@@ -48,20 +50,22 @@ def peer_copy(x: torch.Tensor, pattern: str) -> torch.Tensor:
                 result[i].copy_(arrays[peer], non_blocking=True)
         for i in range(len(peers)):
             here.wait_stream(stream(x.device, i))
-    symmetric(dist.group.WORLD, x.device, 1, 1).handle.barrier(channel=0)
+    symmetric(dist.group.WORLD, x.device, 1, 1, halves=1).handle.barrier(channel=0)
     return result
 
 
 def _arrays(x: torch.Tensor) -> list[torch.Tensor]:
-    """All ranks' arrays, opened at the first call with this one."""
+    """All ranks' arrays, opened at the first call with these."""
     key = x.data_ptr(), x.numel()
-    found = _opened.get(key)
-    if found is None:
-        from torch.multiprocessing.reductions import reduce_tensor
+    known = torch.tensor(int(key in _opened), dtype=torch.int32)
+    dist.all_reduce(known, dist.ReduceOp.MIN)
+    if known:
+        return _opened[key]
+    from torch.multiprocessing.reductions import reduce_tensor
 
-        said: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(said, reduce_tensor(x.detach()))
-        found = [x if i == dist.get_rank() else make(*given) for i, (make, given) in enumerate(said)]
-        _opened.clear()  # of inputs that are gone
-        _opened[key] = found
+    said: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(said, reduce_tensor(x.detach()))
+    found = [x if i == dist.get_rank() else make(*given) for i, (make, given) in enumerate(said)]
+    _opened.clear()  # of inputs that are gone
+    _opened[key] = found
     return found

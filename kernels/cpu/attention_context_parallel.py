@@ -10,10 +10,17 @@ from ..attention._context_parallel import Attention, gathered, ring
 
 
 def attention_context_parallel(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"], form: str = "gathered"
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"]
 ) -> torch.Tensor:
     """See `kernels/attention/attention_context_parallel.py`."""
-    return (ring if form == "ring" else gathered)(q, k, v, mask, PARTIAL)
+    return gathered(q, k, v, mask, PARTIAL)
+
+
+def attention_context_parallel_ring(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Literal["causal", "full"]
+) -> torch.Tensor:
+    """The same with K and V going round."""
+    return ring(q, k, v, mask, PARTIAL)
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, mask: str) -> torch.Tensor:
@@ -37,10 +44,11 @@ def _by_key_head(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return x.unflatten(1, (k.shape[1], -1)).sum(2).to(k.dtype)
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str) -> torch.Tensor:
     wide, keys, values = _wide(q, k, v)
     scores = _scores(wide, keys, mask)
-    return (scores.softmax(-1) @ _by_query_head(values, q)).to(q.dtype), scores.logsumexp(-1)
+    out.copy_(scores.softmax(-1) @ _by_query_head(values, q))
+    return scores.logsumexp(-1)
 
 
 def _gradients(

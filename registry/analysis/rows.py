@@ -20,6 +20,7 @@ from ..store.journal import Journal
 from ..store.metric import Better, Metric
 from ..store.record import (
     EAGER,
+    GPUS,
     PROVIDER,
     YARDSTICK,
     Cache,
@@ -204,7 +205,37 @@ def rows(journal: Journal, beside: bool = True) -> tuple[Row, ...]:
     if beside:
         _compare(groups.values(), metrics)
     out = [_row(x, journal.header, ceilings, metrics[x.primary], beside) for x in found]
-    return tuple(sorted(out, key=_sort_key))
+    return tuple(sorted(over_links(out) if beside else out, key=_sort_key))
+
+
+LINK, BUS = "link_rate", "busbw"
+"""What a GPU receives of others by copy engines, and what a link carries at least of a collective, in GB/s."""
+
+
+def over_links(found: Sequence[Row]) -> list[Row]:
+    """The rows, of which those of what goes over links alone have their limit by the fastest copies between as
+    many GPUs of the same run, and not by the device's memory; none where the run has no copies.
+    """
+    rates: dict[int, float] = {}
+    for row in found:
+        if row.status == "ok" and (rate := row.metrics.get(LINK)) is not None:
+            world = row.axes.get(GPUS, 1)
+            rates[world] = max(rate.value, rates.get(world, 0.0))
+
+    def limited(row: Row) -> Row:
+        own, ms = row.metrics.get(LINK) or row.metrics.get(BUS), row.value()
+        if own is None or ms is None or row.axes.get(GPUS, 1) == 1:
+            return row
+        best = rates.get(row.axes[GPUS])
+        share = own.value / best if best else None
+        return msgspec.structs.replace(
+            row,
+            limit=None if share is None else share * ms,
+            fraction_of_limit=share,
+            above_limit=None if share is None else share > ABOVE,
+        )
+
+    return [limited(x) for x in found]
 
 
 def _grouped(records: Iterable[Record]) -> list[_Group]:

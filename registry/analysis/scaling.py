@@ -2,7 +2,8 @@
 
 * Strong: the same work. E = T₁ / (P·T_P) with T₁ the best correct implementation of one GPU in the same run, not
   only ours: a slow T₁ buys no efficiency. Both times stand beside it.
-* Weak: as much work for each GPU (a program whose GPUs have tokens of their own). E = T₁ / T_P.
+* Weak: as much work for each GPU (a program whose GPUs have tokens of their own). E = T₁ / T_P. Strong beside it,
+  where the run has one GPU with the tokens of all.
 * Prediction: a step takes what it computes plus what communication is left when as much of it is hidden as was
   before. Collectives take α a step of their algorithm and 1/β a byte (Hockney 1994), fitted to the run's own
   all-reduces. A prediction is no row, and stands beside what was measured where that is known.
@@ -11,9 +12,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
+
+import msgspec
 
 from ..errors import KernelmarkError
 from ..store.journal import Journal
@@ -50,8 +53,7 @@ class Scaled:
     @property
     def kind(self) -> Literal["strong", "weak"]:
         """Whether the GPUs share the work of the one, or each has as much."""
-        own = self.row.pass_ == "program" and self.row.options.get(WAY) not in SHARED
-        return "weak" if own else "strong"
+        return "weak" if _own_tokens(self.row) and self.one.axes.get("B") == self.row.axes.get("B") else "strong"
 
     @property
     def ideal(self) -> int:
@@ -93,6 +95,29 @@ def efficiencies(rows: Iterable[Row]) -> tuple[Scaled, ...]:
             if one:
                 found.append(Scaled(row, min(one, key=_value)))
     return tuple(found)
+
+
+def strong_besides(rows: Iterable[Row]) -> tuple[Scaled, ...]:
+    """Programs whose GPUs have tokens of their own, B sequences each, against the best of one GPU that has all of
+    them, B times the number of GPUs: strong scaling beside the weak one.
+    """
+    timed = [x for x in rows if x.provider != YARDSTICK and _timed(x) and x.pass_ == "program"]
+    alone: dict[object, list[Row]] = {}
+    for x in timed:
+        if x.axes.get(GPUS, 1) == 1:
+            alone.setdefault((x.operator, work(x)), []).append(x)
+    found = []
+    for row in timed:
+        if row.axes.get(GPUS, 1) > 1 and _own_tokens(row) and "B" in row.axes:
+            all_ = msgspec.structs.replace(row, axes={**row.axes, "B": row.axes["B"] * row.axes[GPUS]})
+            if one := alone.get((row.operator, work(all_))):
+                found.append(Scaled(row, min(one, key=_value)))
+    return tuple(found)
+
+
+def _own_tokens(row: Row) -> bool:
+    """Whether each GPU has as much work as one of them alone."""
+    return row.pass_ == "program" and row.options.get(WAY) not in SHARED
 
 
 def _named(row: Row) -> tuple[object, ...]:
@@ -163,13 +188,33 @@ class Step:
     room for more, and predictions are from above."""
     other_ms: float = 0.0
     """What the step on several GPUs took longer than all of its communication explains: it stays."""
+    sent_ms: float = 0.0
+    """All of its communication where it was measured."""
+    share: float = 1.0
+    """Of communication beyond that, what nothing hides: all, where steps of one number of GPUs are known alone."""
 
     @classmethod
     def measured(cls, alone_ms: float, step_ms: float, world: int, buckets: Sequence[float], link: Link) -> Step:
         """From one GPU's step and that of `world` GPUs with as much work each."""
         sent = sum(link.all_reduce_ms(x, world) for x in buckets)
         exposed = max(0.0, step_ms - alone_ms)
-        return cls(alone_ms, tuple(buckets), max(0.0, sent - exposed), max(0.0, exposed - sent))
+        return cls(alone_ms, tuple(buckets), max(0.0, sent - exposed), max(0.0, exposed - sent), sent)
+
+    @classmethod
+    def trend(cls, fewer: Step, more: Step) -> Step:
+        """From those measured on two numbers of GPUs: of more communication as large a share is exposed as of what
+        the larger number sends more than the smaller one. All, where the smaller one hid all, as any more may be
+        exposed then, and where both send alike.
+        """
+        sent = more.sent_ms - fewer.sent_ms
+        if sent <= 0 or not fewer.exposed_ms:
+            return more
+        return replace(more, share=min(1.0, max(0.0, (more.exposed_ms - fewer.exposed_ms) / sent)))
+
+    @property
+    def exposed_ms(self) -> float:
+        """What it took longer than one GPU's, where it was measured."""
+        return max(0.0, self.sent_ms - self.hidden_ms) + self.other_ms
 
     def predicted_ms(self, world: int, link: Link, between: Link | None = None, hosts: int = 1) -> float:
         """Time of the step on `world` GPUs of each of so many hosts, which `between` links.
@@ -181,7 +226,10 @@ class Step:
             if between is None:
                 raise ValueError("several hosts need the link between them")
             sent += sum(between.all_reduce_ms(x / world, hosts) for x in self.buckets)
-        return self.compute_ms + max(0.0, sent - self.hidden_ms) + self.other_ms
+        left, known = (max(0.0, x - self.hidden_ms) for x in (sent, self.sent_ms))
+        if left > known:
+            left = known + self.share * (left - known)
+        return self.compute_ms + left + self.other_ms
 
 
 @dataclass(frozen=True)
@@ -189,7 +237,7 @@ class Prediction:
     """A step on more GPUs than it was measured on."""
 
     row: Row
-    """What it is predicted from."""
+    """What it is predicted from: that on most GPUs, if on several numbers."""
     alone_ms: float
     """The same implementation's step on one GPU."""
     world: int
@@ -198,11 +246,13 @@ class Prediction:
     ms: float
     seen_ms: float | None
     """What the run measured on as many; None where it did not."""
+    made_from: tuple[int, ...]
+    """The numbers of GPUs whose steps it is made of."""
 
     @property
     def efficiency(self) -> float:
-        """Weak: each GPU has as much work as the one."""
-        return self.alone_ms / self.ms
+        """Weak, where each GPU has as much work as the one; strong, where they share it."""
+        return self.alone_ms / self.ms / (self.world if self.row.options.get(WAY) in SHARED else 1)
 
     @property
     def off(self) -> float | None:
@@ -246,8 +296,8 @@ def links(found: Iterable[Row]) -> dict[int, Link]:
 def predictions(
     journal: Journal, worlds: Sequence[int], hosts: int = 1, between: Link | None = None
 ) -> tuple[Prediction, ...]:
-    """The steps of a run on so many GPUs of each of so many hosts, each from the next smaller world of the run
-    that has its step, that of the same implementation on one GPU and all-reduces.
+    """The steps of a run on so many GPUs of each of so many hosts, each from the next smaller worlds of the run
+    that have its step and all-reduces, two if there are two, and that of the same implementation on one GPU.
     """
     found = rows(journal)
     known, sent = links(found), _sent(journal)
@@ -263,14 +313,25 @@ def predictions(
             if not smaller:
                 continue
             row = by_world[max(smaller)]
-            one, buckets = alone.get((work(row), row.implementation)), sent.get(row.identity)
-            if one is None or not buckets:
+            one = alone.get((work(row), row.implementation))
+            if one is None or not sent.get(row.identity):
                 continue
-            link = known[row.axes[GPUS]]
-            step = Step.measured(one, _value(row), row.axes[GPUS], buckets, link)
+            taken = [x for x in sorted(smaller) if sent.get(by_world[x].identity)][-2:]
+            shared = row.options.get(WAY) in SHARED
+            if shared and hosts > 1:
+                continue  # what a step's GPUs share they exchange over all hosts at each layer: no bucket of it
+            steps_ = [
+                Step.measured(
+                    one / x if shared else one, _value(by_world[x]), x, sent[by_world[x].identity], known[x]
+                )
+                for x in taken
+            ]
+            step = steps_[-1] if len(steps_) == 1 else Step.trend(*steps_)
+            step = replace(step, compute_ms=one / world) if shared else step
             seen = by_world.get(world) if hosts == 1 else None
-            ms = step.predicted_ms(world, link, between, hosts)
-            made.append(Prediction(row, one, world, hosts, ms, None if seen is None else _value(seen)))
+            ms = step.predicted_ms(world, known[row.axes[GPUS]], between, hosts)
+            seen_ms = None if seen is None else _value(seen)
+            made.append(Prediction(row, one, world, hosts, ms, seen_ms, tuple(taken)))
     return tuple(made)
 
 

@@ -184,7 +184,17 @@ SPREAD = Metric(
     label="spread over ranks",
     about="How much less the quickest rank took than the slowest, as a share of that; by sample.",
 )
-RANK_METRICS: tuple[Metric, ...] = (RANK_LATENCY, SPREAD)
+HELD = Metric(
+    "rank_memory",
+    "B",
+    across="maximum",
+    judged=Ratio(test="median"),
+    label="memory of a rank",
+    about="Most bytes that a rank holds during a call: peak memory, its inputs and gradients of outputs, and what "
+    "peers can read or write of its memory where the implementation says how much that is. Without the device's "
+    "context, the buffers of NCCL and what the harness keeps for its checks.",
+)
+RANK_METRICS: tuple[Metric, ...] = (RANK_LATENCY, SPREAD, HELD)
 """What is measured besides of a case on several GPUs."""
 
 POWER = Metric(

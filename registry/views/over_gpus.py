@@ -109,5 +109,6 @@ def _line(plot: Plot, colour: str, points: Points, dash: str) -> None:
 
 def _told(name: str, x: Prediction) -> str:
     """A prediction, and how far it is from what was measured."""
-    text = f"PREDICTION for {x.world} GPUs from {x.row.axes[GPUS]}, {name}: {figures.percent(x.efficiency, 1)}"
+    made_from = " and ".join(map(str, x.made_from))
+    text = f"PREDICTION for {x.world} GPUs from {made_from}, {name}: {figures.percent(x.efficiency, 1)}"
     return text if x.off is None else f"{text}, {figures.signed(x.off)} of the step that was measured"

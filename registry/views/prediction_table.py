@@ -33,7 +33,7 @@ def page(predicted: Iterable[Prediction], even: Iterable[BreakEven], links: Mapp
         rate = f"{link.beta / 1e6:.4g} GB/s" if link.beta < SEEN else "no time for a byte that could be seen"
         blocks.append(line(f"all-reduce on {world} GPUs: {link.alpha_ms * 1e3:.3g} µs a step, {rate}"))
     if predicted := list(predicted):
-        table = _table("PREDICTION, not measured: weak scaling of steps", HEADINGS)
+        table = _table("PREDICTION, not measured: steps on more GPUs", HEADINGS)
         for x in sorted(predicted, key=lambda x: (x.row.case, x.row.implementation, x.world)):
             table.add(*cells(x))
         blocks.append(table)
@@ -54,7 +54,7 @@ def cells(x: Prediction) -> tuple[str, ...]:
     return (
         f"{x.row.operator} {x.row.case}",
         x.row.implementation,
-        str(x.row.axes[GPUS]),
+        ", ".join(map(str, x.made_from)),
         str(x.world),
         str(x.hosts),
         figures.number(x.ms),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from .. import figures
 from ..analysis.rows import Row
-from ..analysis.scaling import Scaled, efficiencies
+from ..analysis.scaling import Scaled, efficiencies, strong_besides
 from .table import Column, Table
 
 HEADINGS = ("case", "implementation", "GPUs", "scaling", "time ms", "one GPU ms", "by", "efficiency")
@@ -15,9 +15,9 @@ HEADINGS = ("case", "implementation", "GPUs", "scaling", "time ms", "one GPU ms"
 _TEXTS = ("case", "implementation", "scaling", "by")
 
 
-def scaling_table(rows: Iterable[Row]) -> Table | None:
+def scaling_table(rows: Collection[Row]) -> Table | None:
     """All cases on several GPUs that the run has on one as well; None where there is none."""
-    found = efficiencies(rows)
+    found = (*efficiencies(rows), *strong_besides(rows))
     if not found:
         return None
     table = Table([Column(x, number=x not in _TEXTS, folds=20 if x == "case" else 0) for x in HEADINGS], "scaling")

@@ -16,6 +16,7 @@ from ...registry.store.metric import (
     ENERGY,
     ERROR,
     ERROR_UNQUANTIZED,
+    HELD,
     LATENCY,
     LAUNCH,
     MEMORY,
@@ -96,6 +97,8 @@ class Trial:
     """What the implementation had changed in the process that was put back."""
     by_rank: list[tuple[float, ...]] = field(default_factory=list, init=False)
     """Every rank's time of each sample."""
+    shared: int = field(default=0, init=False)
+    """Bytes of this rank's memory that others can read or write, as far as the implementation says."""
 
     def run(self, implementation: Callable[[], Callable[..., Any]]) -> Measurement:
         """The whole measurement. Raises `Incorrect` and whatever the implementation raises."""
@@ -120,7 +123,8 @@ class Trial:
     def _built(self, loaded: Callable[..., Any], call: Callable[[], Any]) -> Measurement:
         """The stages after building."""
         stage = self._stage
-        with stage("verify"):
+        self.shared = self.bench.shared(loaded)
+        with stage("verify"), self.bench.known():
             error = self.verify(call) if self.gated else None
         with stage("warm up"):
             self.warm_up(call)
@@ -138,7 +142,8 @@ class Trial:
             code = self.code(call)
         with stage("verify"):
             if self.gated:
-                self.verify_again(call)
+                with self.bench.known():
+                    self.verify_again(call)
             if fresh is not None:
                 fresh.check(call, self.bench.operator.tolerances[self.bench.case.dtype])
             self._untouched()
@@ -294,9 +299,12 @@ class Trial:
     ) -> Measurement:
         """What is recorded: of several ranks the largest, energy of all, the device's state of rank 0."""
         group, operator = self.bench.group, self.bench.operator
+        memory = self.device.peak_memory(call)
+        held = memory + self.bench.held() + self.shared if memory is not None and operator.distributed else None
         single = {
             CONVERSION.name: conversion,
-            MEMORY.name: self.device.peak_memory(call),
+            MEMORY.name: memory,
+            HELD.name: held,
             ERROR.name: error,
             **self.measured,
         }

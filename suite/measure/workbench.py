@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -53,6 +54,8 @@ class Workbench:
     seed: int = 0
     unquantized_references: list[torch.Tensor] | None = None
     """The right answer for the numbers before they were quantized, once it was asked for."""
+    known_gradients: tuple[torch.Tensor, ...] = ()
+    """Over ranks, the gradients of the outputs for which the answer is known, of all ranks."""
 
     @classmethod
     def build(
@@ -76,6 +79,7 @@ class Workbench:
         backward = case.pass_ != "forward"
         size = sum(x.numel() for _, x in tensors(inputs))
         wide = torch.float32 if operator.fp32_reference or size > FP64_ELEMENTS or not fp64 else torch.float64
+        known: tuple[torch.Tensor, ...] = ()
         begin = time.monotonic()
         gradients, references = _references(operator, inputs, case.pass_, wide, generator)
         if device.type != "cpu":
@@ -83,7 +87,10 @@ class Workbench:
         reference_s = time.monotonic() - begin
         if operator.sharding is not None:
             references = _parts(operator, case, references, group.rank)
-            gradients = tuple(operator.sharding.of_output(x, case, group.rank) for x in gradients)
+            sampled = operator.in_part(case)
+            laid = operator.sharding.of_output if sampled is None else sampled.lay
+            known = () if sampled is None else gradients
+            gradients = tuple(laid(x, case, group.rank) for x in gradients)
             inputs, decoy = (_split(operator, case, x, group.rank) for x in (inputs, decoy))
         if backward:
             for name in operator.differentiated(inputs):
@@ -97,7 +104,7 @@ class Workbench:
         values = [x.detach().clone() for x in varied]
         return cls(
             case, operator, inputs, gradients, varied, values, decoys, references, wide, reference_s, group=group,
-            seed=seed,
+            seed=seed, known_gradients=known,
         )  # fmt: skip
 
     def lay(self, contents: list[torch.Tensor]) -> None:
@@ -107,6 +114,29 @@ class Workbench:
         with torch.no_grad():
             for target, content in zip(self.varied, contents, strict=True):
                 target.detach().copy_(content)
+
+    @property
+    def in_part(self) -> bool:
+        """Whether gradients are known for a sample of rows alone."""
+        return self.operator.in_part(self.case) is not None
+
+    @contextlib.contextmanager
+    def known(self) -> Iterator[None]:
+        """Within, gradients of outputs are those for which the answer is known; after it, random in every row."""
+        import torch
+
+        sampled = self.operator.in_part(self.case)
+        if sampled is None:
+            yield
+            return
+        for x, rows in zip(self.gradients, self.known_gradients, strict=True):
+            x.copy_(sampled.lay(rows, self.case, self.group.rank))
+        try:
+            yield
+        finally:
+            generator = torch.Generator(self.gradients[0].device).manual_seed(self.seed + self.group.rank)
+            for x in self.gradients:
+                x.normal_(generator=generator)
 
     def lay_doubled(self) -> None:
         """Lays the decoys twice as large, so that even a mean over all elements comes out different."""
@@ -224,11 +254,20 @@ class Workbench:
 
         return converted
 
+    def shared(self, implementation: Callable[..., Any]) -> int:
+        """Bytes of a rank's memory that its peers can read or write, where the implementation says."""
+        said = getattr(implementation, "shared", None)
+        return 0 if said is None else int(said(**self.inputs))
+
+    def held(self) -> int:
+        """Bytes of the inputs and of the gradients of outputs."""
+        return sum(x.numel() * x.element_size() for x in (*(x for _, x in tensors(self.inputs)), *self.gradients))
+
     def comparable(self, result: Any, left: Inputs | None = None) -> list[torch.Tensor]:
         """A result in the form of the reference. `left` takes the place of inputs that were updated since."""
         if self.operator.results is not None and self.case.pass_ == "forward":
             return flat(self.operator.results(result, {**self.inputs, **(left or {})}))
-        return flat(result)
+        return _known(self.operator, self.case, flat(result), self.group.rank)
 
 
 def differentiable(result: Any) -> list[torch.Tensor]:
@@ -270,10 +309,21 @@ def _parts(operator: Operator, case: Case, answer: list[torch.Tensor], rank: int
     sharding = operator.sharding
     assert sharding is not None
     outputs = len(answer) - (len(operator.gradients) if case.pass_ != "forward" else 0)
-    return [
+    parts = [
         sharding.of_output(x, case, rank) if i < outputs else sharding.split(x, case, rank)
         for i, x in enumerate(answer)
     ]
+    return parts[:outputs] + _known(operator, case, parts[outputs:], rank)
+
+
+def _known(operator: Operator, case: Case, answer: list[torch.Tensor], rank: int) -> list[torch.Tensor]:
+    """Of a rank's answer, whose last are gradients, what is known where that is a sample."""
+    sampled = operator.in_part(case)
+    if sampled is None:
+        return answer
+    outputs = len(answer) - len(operator.gradients)
+    whole = (None,) * outputs + tuple(x not in sampled.like_output for x in operator.gradients)
+    return [x if kept else sampled.rows(x, case, rank) for x, kept in zip(answer, whole, strict=True)]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -508,6 +508,9 @@ class Run:
                 self._give_up(task.replicate, guilty, "incorrect", reason, left)
                 return Lost(False, reason)
             status, reason = worker.fate()
+            cell = left.get(held.index if held is not None else -1 if current is None else current)
+            if status == "crashed" and cell is not None and cell.case.world > 1:
+                reason = f"rank 0 of {cell.case.world}: {reason}"  # which the worker is
             if held is not None and held.status != "ok":
                 self._result(task.replicate, held, left)
             elif held is not None:

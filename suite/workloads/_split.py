@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..model import Chosen
+from ..operator import BYTES
 from ._parallel import Ddp, Single
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class TensorParallel(Single):
         self._cut: dict[int, int] = {}
         """The dimension that a parameter is cut in, by its identity."""
         self._silent = False
+        self._sent: list[float] = []
+        """What the first step sent, as bytes of all-reduces."""
+        self._counted = False
 
     def spread(self, module: Any) -> Any:
         if not all(hasattr(x, "attend") and hasattr(x, "feed") for x in module.layers):
@@ -102,8 +106,18 @@ class TensorParallel(Single):
 
         found = x.clone(memory_format=torch.contiguous_format)
         if not self._silent:
+            self._count(found, 1.0)
             dist.all_reduce(found)
         return found
+
+    def _count(self, array: torch.Tensor, share: float) -> None:
+        """An exchange that sends such a share of what an all-reduce of this array does."""
+        if not self._counted:
+            self._sent.append(share * array.numel() * array.element_size())
+
+    def sent(self, passes: int = 1) -> tuple[float, ...]:
+        """Of the first step that was made: around attention and feed-forward, both ways, of as many tokens."""
+        return tuple(self._sent)
 
     def put(self, parameter: Any, whole: torch.Tensor) -> None:
         import torch.distributed as dist
@@ -140,6 +154,7 @@ class TensorParallel(Single):
 
         if not self._silent:
             self._settle(params)
+        self._counted = True  # here a step's passes are over
         if most:
             squares = torch.zeros(2, device=params[0].device)
             for x in params:
@@ -185,6 +200,7 @@ class SequenceParallel(TensorParallel):
         if self._silent:
             parts[:] = x
         else:
+            self._count(parts, 0.5)
             dist.all_gather_into_tensor(parts.flatten(0, 1), x.contiguous())
         return parts.movedim(0, 1).flatten(1, 2)
 
@@ -197,6 +213,7 @@ class SequenceParallel(TensorParallel):
         found: torch.Tensor = parts[0]
         if not self._silent:
             found = torch.empty_like(found)
+            self._count(parts, 0.5)
             dist.reduce_scatter_tensor(found, parts.flatten(0, 1))
         return found
 
@@ -207,6 +224,7 @@ class SequenceParallel(TensorParallel):
 
         whole = [x.grad for x in params if id(x) not in self._cut]
         flat = torch.cat([x.reshape(-1) for x in whole])
+        self._count(flat, 1.0)
         dist.all_reduce(flat)
         for x, total in zip(whole, flat.split([x.numel() for x in whole]), strict=True):
             x.copy_(total.view_as(x))
@@ -221,12 +239,15 @@ class ContextParallel(Ddp):
     def __init__(self, world: int) -> None:
         super().__init__()
         self._world = world
+        self._keys = 0
+        """Bytes of all ranks' K and V of a layer."""
 
     def parts(
         self, assembly: Assembly, chosen: Chosen, B: int, S: int, dtype: str, device: str
     ) -> Mapping[str, Callable[..., Any]]:
         found = next(x for x in chosen.model.parts(chosen.configuration, B, S) if x.operator == "attention")
         axes = {**found.axes, "gpus": self._world}
+        self._keys = 2 * B * S * axes["Hkv"] * axes["D"] * BYTES[dtype]
         return {found.name: assembly.call(ATTENTION, ATTENTION, axes, found.options, dtype, device)}
 
     def spread(self, module: Any) -> Any:
@@ -250,8 +271,11 @@ class ContextParallel(Ddp):
         raise NotImplementedError("attention without the others' keys is another one")
 
     def sent(self, passes: int = 1) -> tuple[float, ...]:
-        """Not told by all-reduces alone: K and V are gathered as well."""
-        return ()
+        """Gradients as DDP's; and of each layer and pass K and V, gathered forward, and their gradients, scattered
+        backward: half an all-reduce each.
+        """
+        layers = len(self._module.module.layers)
+        return (*super().sent(passes), *[float(passes * self._keys)] * layers)
 
 
 DIVIDED: Mapping[str, Callable[[int], Single]] = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton.language as tl
 from kernelmark.kernels.attention import attention as module
-from kernelmark.kernels.attention.attention import attention, attention_gradients
+from kernelmark.kernels.attention.attention import attention, attention_gradients, attention_into
 from kernelmark.suite.operators.attention import reference
 from kernelmark.suite.operators.attention_window import reference as window_reference
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -680,3 +680,17 @@ def test_gradients_over_sets_of_keys_add_up():
     torch.testing.assert_close(parts[0][0] + parts[1][0], wanted[0][:, :, late])
     for i in (1, 2):  # the late keys are seen by late queries alone
         torch.testing.assert_close(parts[1][i], wanted[i][:, :, late])
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_the_output_can_be_a_part_of_a_tensor(mask):
+    """Chunks of a sequence are written where they lie in it; what is beside stays."""
+    q, k, v = (x.detach() for x in draw(1, 4, 2, 40, 16))
+    wanted, wanted_level = attention(q[:, :, 8:24], k, v, mask, return_lse=True)
+    whole = torch.full((1, 4, 40, 16), 7.0)
+    level = attention_into(whole[:, :, 8:24], q[:, :, 8:24], k, v, mask)
+    torch.testing.assert_close(whole[:, :, 8:24], wanted)
+    torch.testing.assert_close(level, wanted_level)
+    assert bool((whole[:, :, :8] == 7).all() and (whole[:, :, 24:] == 7).all())
+    with pytest.raises(ValueError, match="out has shape"):
+        attention_into(whole, q[:, :, 8:24], k, v, mask)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernelmark.kernels.collective import all_reduce as module
+from kernelmark.kernels.collective import peer_copy
 from kernelmark.kernels.collective._symmetric import Symmetric, flags_bytes
 from kernelmark.kernels.collective.all_reduce_quantized import all_reduce_quantized
 from kernelmark.kernels.cpu.all_reduce_quantized import all_reduce_quantized as on_cpu
@@ -79,6 +80,18 @@ def test_the_kernel_and_the_cpu_agree():
     world, size = 2, 2 * GROUP * 2
     ours, plain = (spread(world, _steps, x, size, 1) for x in (all_reduce_quantized, on_cpu))
     torch.testing.assert_close(ours[0][1], plain[0][1], rtol=1e-4, atol=2e-2)
+
+
+def _opened(group):
+    """What each of three calls sees of the ranks' arrays; rank 1's lies elsewhere in the last."""
+    torch.multiprocessing.reductions.reduce_tensor = lambda x: (torch.tensor, (x.tolist(),))
+    first, second = (torch.tensor([float(10 * call + group.rank)]) for call in (1, 2))
+    calls = [first, first, second if group.rank == 1 else first]
+    return [torch.cat(peer_copy._arrays(x)).tolist() for x in calls]
+
+
+def test_ranks_agree_whether_arrays_lie_where_they_were_opened():
+    assert spread(3, _opened) == [[[10.0, 11.0, 12.0], [10.0, 11.0, 12.0], [10.0, 21.0, 12.0]]] * 3
 
 
 def test_wrong_arguments_are_named():

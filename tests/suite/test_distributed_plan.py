@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import pytest
 from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.operators._collective import chunk
 from kernelmark.suite.operators.attention_context_parallel import length
 
 
+def test_attention_by_a_ring_has_rows_on_several_gpus():
+    catalog = Catalog.default()
+    plan = plans.load("distributed_long", catalog, "cuda", ["attention_context_parallel"])
+    ring = [x.case for x in plan.cells(catalog, "cuda") if x.implementation.name == "kernelmark_ring"]
+    assert {x.world for x in ring if x.axes["S"] == 1 << 20} == {1, 2, 4, 8}
+    there = catalog.of_operator("attention_context_parallel")
+    call = next(x for x in there if x.name == "kernelmark_ring_cpu").load()(ring[0])
+    assert call.__name__ == "attention_context_parallel_ring"
+
+
 def test_every_case_can_be_shared():
     found = plans.load("distributed", Catalog.default(), "cuda")
     assert {x.world for x in found.cases} == {1, 2, 4, 8}
-    for case in found.cases:
+    long = plans.load("distributed_long", Catalog.default(), "cuda")
+    assert (long.replicates, long.sampling.max_samples) == (3, 1)
+    for case in (*found.cases, *long.cases):
         if case.operator == "attention_context_parallel":
             assert length(case) > 0
         elif "N" in case.axes:
@@ -20,3 +33,15 @@ def test_every_case_can_be_shared():
     assert (min(moved), max(moved)) == (1 << 10, 1 << 30)
     names = [(x.operator, x.name) for x in found.cases]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", ["links", "attention", "long", "train"])
+def test_cuts_are_of_the_plans_and_of_four_gpus(name):
+    catalog = Catalog.default()
+    whole = {
+        x.full_name for y in ("distributed", "distributed_long") for x in plans.load(y, catalog, "cuda").cases
+    }
+    cut = plans.load(f"distributed-{name}-4", catalog, "cuda")
+    assert {x.full_name for x in cut.cases} <= whole
+    assert max(x.world for x in cut.cases) == 4
+    assert cut.replicates == 1

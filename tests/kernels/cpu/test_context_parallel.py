@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import weakref
+from functools import partial
+
 import pytest
 import torch
-from kernelmark.kernels.attention._context_parallel import chunks_of, gathered, merge
-from kernelmark.kernels.attention._pulled import REST, Pulled
-from kernelmark.kernels.cpu.attention_context_parallel import PARTIAL, attention_context_parallel
+from kernelmark.kernels.attention._context_parallel import (
+    Attention,
+    chunks_of,
+    gathered,
+    held,
+    merge,
+    ring,
+)
+from kernelmark.kernels.attention._pulled import REST, Pulled, shared_bytes
+from kernelmark.kernels.collective._symmetric import buffer_bytes, capacity_for
+from kernelmark.kernels.cpu.attention_context_parallel import (
+    PARTIAL,
+    attention_context_parallel,
+    attention_context_parallel_ring,
+)
 from kernelmark.registry.store.record import Case
+from kernelmark.suite.measure.device import Cpu
+from kernelmark.suite.measure.stages import Stages, Trial
+from kernelmark.suite.measure.stopping import Sampling
+from kernelmark.suite.measure.verify import Incorrect
+from kernelmark.suite.measure.workbench import Workbench
 from kernelmark.suite.operators import attention_context_parallel as operator
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...ranks import Processes, places, spread
 
@@ -29,7 +50,8 @@ def _parts(group, case: Case, mask, form, memory, q, k, v, grad):
     if form == "pulled":
         out = gathered(*given, mask, PARTIAL, Pulled(Processes(group, memory)))
     else:
-        out = attention_context_parallel(*given, mask, form)
+        calls = {"gathered": attention_context_parallel, "ring": attention_context_parallel_ring}
+        out = calls[form](*given, mask)
     found = torch.autograd.grad(out, given, operator.split(grad, case, group.rank))
     return [out.detach(), *found]
 
@@ -46,6 +68,83 @@ def test_ranks_together_are_one_process(world, form, mask):
         found = operator.join([x[i] for x in parts], case)
         tolerance = 1e-5 if form == "ring" else 1e-12  # a ring's sums are fp32
         assert float((found - right).norm() / right.norm()) < tolerance, i
+
+
+class Counted(TorchDispatchMode):
+    """Bytes of the tensors that are there, made within, and the most that there were."""
+
+    def __init__(self):
+        super().__init__()
+        self.now, self.most, self._there = 0, 0, set()
+
+    def __torch_dispatch__(self, function, types, given=(), named=None):
+        found = function(*given, **(named or {}))
+        for x in found if isinstance(found, tuple | list) else [found]:
+            storage = x.untyped_storage() if isinstance(x, torch.Tensor) else None
+            if storage is not None and storage.data_ptr() not in self._there | self.known:
+                self._there.add(storage.data_ptr())
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self._gone, storage.data_ptr(), storage.nbytes())
+        self.most = max(self.most, self.now)
+        return found
+
+    def _gone(self, address, size):
+        self._there.discard(address)
+        self.now -= size
+
+
+def _alone(group, case, mask, memory, q, k, v):
+    """Of calls without gradients: this rank's rows, and the bytes that each form took beside inputs and places."""
+    given = [operator.split(x, case, group.rank) for x in (q, k, v)]
+    peers = Processes(group, memory)
+    rows = [gathered(*given, mask, PARTIAL, Pulled(peers, kept=False)) for _ in range(2)]
+    light = Attention(lambda out, q, k, v, mask: q.new_empty(q.shape[:3]), PARTIAL.backward)
+    took = []
+    for kept in (False, True, None):
+        form = partial(gathered, arriving=Pulled(peers, kept)) if kept is not None else ring
+        counted = Counted()
+        counted.known = {x.untyped_storage().data_ptr() for x in (*given, *memory)}
+        with counted, torch.no_grad():
+            form(*given, mask, attention=light)
+        took.append(counted.most)
+    return rows, took
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_without_gradients_keys_lie_where_peers_pull_them(mask):
+    """Nothing is kept twice; and what is held is what is said, but for a row's log-sum-exps."""
+    world, sizes = 3, {"B": 1, "H": 4, "Hkv": 2, "S": 96, "D": 64}
+    case = operator.OPERATOR.case({**sizes, "gpus": world}, "fp32", "forward", mask=mask)
+    inputs = operator.inputs(case, torch.device("cpu"), torch.Generator().manual_seed(3))
+    q, k, v = (inputs[x] for x in "qkv")
+    own = operator.split(k, case, 0)
+    places_ = places(world, shared_bytes(own, world, kept=False))
+    found = spread(world, _alone, case, mask, places_, q, k, v)
+    whole = operator.reference(q.double(), k.double(), v.double(), mask)
+    for i in range(2):
+        torch.testing.assert_close(operator.join([x[0][i] for x in found], case), whole.float())
+    forms = [("gathered", False), ("gathered", True), ("ring", False)]
+    for place, (form, kept) in enumerate(forms):
+        said = held(**sizes, world=world, itemsize=4, form=form, kept=kept)
+        shared = shared_bytes(own, world, kept) if form == "gathered" else 0
+        most = max(x[1][place] for x in found)
+        assert 0.95 < most / (said.total - said.inputs - shared) < 1.15, (form, kept)
+
+
+def test_two_million_tokens_take_less_than_20_gib_of_four_gpus():
+    sizes = {"B": 1, "H": 32, "Hkv": 8, "S": 1 << 21, "D": 128, "world": 4, "itemsize": 2}
+    gathered_ = held(**sizes, form="gathered", kept=False)
+    assert gathered_.total == 18 << 30
+    assert gathered_.keys == buffer_bytes(4, 1, gathered_.keys, 1) - 128
+    assert held(**{**sizes, "Hkv": 32}, form="ring", kept=False).total < held(
+        **{**sizes, "Hkv": 32}, form="gathered", kept=False
+    ).total  # fmt: skip
+
+
+def test_memory_of_one_half_is_not_rounded_to_a_power_of_two():
+    gib = 1 << 30
+    assert [capacity_for(x, 1) for x in (1, 2 * gib, 2 * gib + 1)] == [1 << 16, 2 * gib, 2 * gib + gib // 4]
+    assert [capacity_for(x, 2) for x in (1, 2 * gib, 2 * gib + 1)] == [1 << 16, 2 * gib, 4 * gib]
 
 
 class Late(Processes):
@@ -82,10 +181,11 @@ def test_every_rank_of_a_causal_mask_has_the_same_work():
 def test_merging_parts_is_attending_to_all_keys():
     _, q, k, v, _ = drawn(2, "full")
     out, level = torch.zeros(q.shape), torch.full(q.shape[:3], -torch.inf)
+    part = torch.empty_like(q)
     for keys in (slice(0, 5), slice(5, 24)):
-        merge(out, level, *PARTIAL.forward(q, k[:, :, keys], v[:, :, keys], "full"))
-    right, lse = PARTIAL.forward(q, k, v, "full")
-    torch.testing.assert_close(out, right.float())
+        merge(out, level, part, PARTIAL.forward(part, q, k[:, :, keys], v[:, :, keys], "full"))
+    lse = PARTIAL.forward(part, q, k, v, "full")
+    torch.testing.assert_close(out, part.float())
     torch.testing.assert_close(level, lse.float())
 
 
@@ -104,6 +204,44 @@ def test_rows_of_a_long_sequence_are_those_of_all(monkeypatch):
         of_rank = operator.split(whole, case, rank)
         torch.testing.assert_close(own, of_rank[:, :, operator.local_rows(24, 2, rank)])
     assert sum(x.shape[2] for x in parts) == 6
+
+
+def _trial(group, case, wrong):
+    """How a measurement of forward and backward ends, and whether timed calls had gradients in every row."""
+
+    def call(q, k, v, mask):
+        seen.append(q.requires_grad)
+        out = attention_context_parallel(q, k, v, mask)
+        factors = {"k": (1.0, 1.1), "q": (1.1, 1.0)}.get(wrong)
+        if factors is not None:  # the same output, and another gradient
+            q, k = (x * f - (x * f - x).detach() for x, f in zip((q, k), factors, strict=True))
+            again = attention_context_parallel(q, k, v, mask)
+            return again - (again - out).detach()
+        return out
+
+    seen = []
+    bench = Workbench.build(operator.OPERATOR, case, torch.device("cpu"), 1, group)
+    few = Sampling(min_samples=3, max_samples=3, min_seconds=0, warmup_s=0)
+    try:
+        found = Trial(Cpu(), bench, "hot", few, Stages()).run(lambda: call)
+    except Incorrect as error:
+        return str(error)
+    assert all(seen)
+    return len(found.samples["latency"]), [int((x == 0).all(-1).sum()) for x in bench.gradients]
+
+
+@pytest.mark.parametrize("wrong", ["", "q", "k"])
+def test_gradients_of_a_long_sequence_are_checked_in_a_sample(wrong, monkeypatch):
+    monkeypatch.setattr(operator, "SAMPLED_FROM", 1)
+    monkeypatch.setattr(operator, "SAMPLED_ROWS", 6)
+    case = operator.OPERATOR.case({**AXES, "gpus": 2}, "fp32", "forward_backward", mask="causal")
+    found = spread(2, _trial, case, wrong)
+    if not wrong:
+        assert found == [(3, [0])] * 2
+    else:
+        assert all(f"output {1 if wrong == 'q' else 2}" in x for x in found), found
+    with pytest.raises(NotImplementedError, match="forward and backward in one"):
+        operator.inputs(operator.OPERATOR.case(AXES, "fp32", "backward"), torch.device("cpu"), None)
 
 
 def test_a_sequence_that_cannot_be_cut_is_said():

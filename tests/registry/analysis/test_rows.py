@@ -17,8 +17,10 @@ from kernelmark.registry.analysis import statistics
 from kernelmark.registry.analysis.ceilings import Ceilings
 from kernelmark.registry.analysis.rows import (
     Row,
+    Value,
     category,
     named_before,
+    over_links,
     rows,
     speedup,
     spent,
@@ -35,6 +37,38 @@ T1 = 12.706204736174706
 
 def by_name(found: Any) -> dict[str, Row]:
     return {x.implementation: x for x in found}
+
+
+def test_the_limit_of_a_collective_is_the_link() -> None:
+    """By the fastest copies between as many GPUs of the run; none without them."""
+
+    def row(name: str, ms: float, world: int = 2, status: Any = "ok", **metrics: float) -> Row:
+        found = {"latency": Value(ms, "ms", "lower", 3, 60)}
+        found |= {x: Value(y, "GB/s", "higher", 3, 60) for x, y in metrics.items()}
+        return Row(
+            operator=name, case=name, axes={"N": 8, "gpus": world}, options={}, dtype="bf16", pass_="forward",
+            implementation=f"{name}-{ms}", provider="ours", version=None, cache="cold", status=status, reason=None,
+            key="k", primary="latency", metrics=found, limit=0.1, fraction_of_limit=0.1, above_limit=False,
+        )  # fmt: skip
+
+    found = by_name(
+        over_links(
+            [
+                row("copy", 2.0, link_rate=380.0),
+                row("copy", 1.0, link_rate=400.0),
+                row("copy", 0.1, status="incorrect", link_rate=4000.0),
+                row("reduce", 4.0, busbw=300.0),
+                row("reduce", 3.0, busbw=410.0),
+                row("reduce", 5.0, world=4, busbw=300.0),
+                row("product", 6.0),
+            ]
+        )
+    )
+    assert found["copy-2.0"].fraction_of_limit == pytest.approx(0.95)
+    assert (found["reduce-4.0"].limit, found["reduce-4.0"].fraction_of_limit) == (pytest.approx(3.0), 0.75)
+    assert [found[f"reduce-{x}"].above_limit for x in (4.0, 3.0, 5.0)] == [False, True, None]
+    assert (found["reduce-5.0"].limit, found["reduce-5.0"].fraction_of_limit) == (None, None)
+    assert found["product-6.0"].limit == 0.1
 
 
 # --- ceilings -----------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from kernelmark.registry.analysis.scaling import (
     fitted,
     links,
     predictions,
+    strong_besides,
 )
 from kernelmark.registry.store.record import YARDSTICK
 from kernelmark.registry.views.prediction_table import page
@@ -77,6 +78,21 @@ def test_weak_scaling_of_a_program_is_against_one_gpu_without_a_way():
     ]
     (found,) = efficiencies(rows)
     assert (found.kind, found.efficiency) == ("weak", pytest.approx(100 / 104))
+
+
+def test_a_program_with_own_tokens_scales_strongly_against_one_gpu_with_all_of_them():
+    def of(B, *given, **options):
+        x = row("train", *given, pass_="program", **options)
+        return msgspec.structs.replace(x, axes={**x.axes, "B": B})
+
+    many = of(2, "ours", 104.0, 4, parallel="fsdp2")
+    shared = of(8, "ours", 99.0, 4, parallel="context")
+    rows = [of(2, "ours", 100.0), of(8, "ours", 390.0), of(8, "quicker", 380.0), of(4, "ours", 1.0), many, shared]
+    (found,) = strong_besides(rows)
+    assert (found.row, found.kind, found.efficiency) == (many, "strong", pytest.approx(380 / 4 / 104))
+    weak = [x for x in efficiencies(rows) if x.row == many]
+    assert [(x.kind, x.efficiency) for x in weak] == [("weak", pytest.approx(100 / 104))]
+    assert len(scaling_table(rows).rows) == 3
 
 
 def test_gpus_that_share_a_step_scale_as_those_that_share_a_call():
@@ -151,6 +167,48 @@ def test_a_run_predicts_more_gpus_than_it_had():
     )
     (eight,) = predictions(from_four, (8,))
     assert (eight.row.axes["gpus"], eight.ms) == (4, pytest.approx(truth(8), rel=1e-3))
+
+
+def test_eight_are_predicted_from_two_and_four():
+    """Of what four send more than two, as much is exposed as of what eight send more than four."""
+    two, four, eight = (sum(NVLINK.all_reduce_ms(x, n) for x in BUCKETS) for n in (2, 4, 8))
+    reduces = [reduced(4, x, NVLINK.all_reduce_ms(x, 4)) for x in (1 << 16, 1 << 28)]
+
+    def at(sent):  # a quarter of it is exposed, and something beside
+        return COMPUTE + 1.0 + 0.25 * sent
+
+    run = journal(stepped(1, COMPUTE), stepped(2, at(two)), stepped(4, at(four)), *reduces)
+    (found,) = predictions(run, (8,))
+    assert (found.made_from, found.row.axes["gpus"]) == ((2, 4), 4)
+    assert found.ms == pytest.approx(at(eight), rel=1e-4)
+    alone = journal(stepped(1, COMPUTE), stepped(4, at(four)), *reduces)
+    (of_four,) = predictions(alone, (8,))
+    assert of_four.made_from == (4,)
+    assert of_four.ms == pytest.approx(at(four) + eight - four, rel=1e-4)  # all of it
+    hidden = journal(stepped(1, COMPUTE), stepped(2, COMPUTE), stepped(4, at(four)), *reduces)
+    assert predictions(hidden, (8,))[0].ms == pytest.approx(of_four.ms)
+
+
+@pytest.mark.parametrize("wrong", [0.995, 1.005])
+def test_eight_are_predicted_from_two_and_four_within_three_per_cent(wrong):
+    reduces = [reduced(4, x, NVLINK.all_reduce_ms(x, 4)) for x in (1 << 16, 1 << 28)]
+    run = journal(
+        stepped(1, COMPUTE), stepped(2, truth(2) * wrong), stepped(4, truth(4) / wrong), stepped(8, truth(8)),
+        *reduces,
+    )  # fmt: skip
+    (found,) = predictions(run, (8,))
+    assert abs(found.off) < 0.03
+
+
+def test_a_step_that_gpus_share_is_predicted_with_its_share_of_the_work():
+    def at(world):  # all that is sent is exposed
+        return COMPUTE / world + sum(NVLINK.all_reduce_ms(x, world) for x in BUCKETS)
+
+    run = journal(stepped(1, COMPUTE), stepped(2, at(2), "tensor"))
+    (found,) = predictions(run, (4,))
+    assert found.ms == pytest.approx(at(4), rel=1e-3)
+    assert found.efficiency == pytest.approx(COMPUTE / 4 / at(4), rel=1e-3)
+    assert predictions(run, (2,), 2, NVLINK) == ()
 
 
 def test_what_no_communication_explains_stays():

@@ -18,6 +18,7 @@ from kernelmark.suite.measure.stages import Stages, Trial, autotuned
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect
 from kernelmark.suite.measure.workbench import Workbench
+from kernelmark.suite.operators.all_gather import OPERATOR as ALL_GATHER
 from kernelmark.suite.operators.rms_norm import OPERATOR
 
 FEW = Sampling(min_samples=8, max_samples=100, min_seconds=0, max_seconds=60, target=0.01, warmup_s=0)
@@ -123,6 +124,21 @@ def test_what_never_settles_stops_at_the_maximum_and_says_so():
     measured = run(trial([[1.0, 9.0]]))
     assert len(measured.samples["latency"]) == 100
     assert not measured.converged
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_ranks_memory_is_its_inputs_too_and_what_peers_can_read(says):
+    bench = Workbench.build(ALL_GATHER, ALL_GATHER.case({"N": 64}, "fp32", "forward"), torch.device("cpu"), 1)
+
+    def gathered(x):
+        return x.clone()
+
+    if says:
+        gathered.shared = lambda x: 100 + x.numel()
+    found = run(Trial(Fake([[1.0]]), bench, "cold", FEW, Stages()), gathered).samples
+    assert found["memory"] == (4096,)
+    assert found["rank_memory"] == (4096 + 4 * 64 + says * 164,)
+    assert "rank_memory" not in run(trial([[1.0]])).samples
 
 
 def test_the_clock_stops_sampling_too():

@@ -210,9 +210,9 @@ def test_shared_memory_that_nobody_uses_is_freed():
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("time", range(TIMES))
-@pytest.mark.parametrize("world", [2, 4])
-def test_a_rank_that_is_killed_ends_its_case_alone(world, time, tmp_path):
-    took, wrong = repeat("cpu", world, tmp_path, seed=time)
+@pytest.mark.parametrize(("world", "which"), [(2, "last"), (3, "first"), (4, "middle")])
+def test_a_rank_that_is_killed_ends_its_case_alone(world, which, time, tmp_path):
+    took, wrong = repeat("cpu", world, tmp_path, seed=time, which=which)
     assert not wrong
     assert len(took) == len(STAGES) + 1
 

@@ -65,6 +65,12 @@ def alone():
     return losses(1, "single", FOLLOWED)[:2]
 
 
+EXCHANGED = {"tensor": (4096.0,) * 8, "sequence": (2048.0,) * 16, "context": (4096.0,)}
+"""Of a layer's stream, 16 tokens of 64, two blocks both ways in two passes: as all-reduces, or in halves of them;
+its K and V once.
+"""
+
+
 @pytest.mark.parametrize("way", ["ddp", "fsdp2", *DIVIDED])
 def test_ranks_learn_what_one_process_learns(way, alone):
     """The losses of fifty steps, and the weights after four."""
@@ -76,6 +82,9 @@ def test_ranks_learn_what_one_process_learns(way, alone):
     for name, right in alone[1].items():
         torch.testing.assert_close(found[0][1][name], right, rtol=1e-3, atol=1e-4)
         assert torch.equal(found[0][1][name], found[1][1][name])
+    told = EXCHANGED.get(way, ())
+    assert found[0][2] == found[1][2]
+    assert found[0][2][-len(told) :] == told if way == "context" else found[0][2][: len(told)] == told
 
 
 def _checked(group, way, wrong):

@@ -1,4 +1,4 @@
-"""Sums over ranks whose last rank ends in every way there is, in every stage."""
+"""Sums over ranks of which one ends in every way there is, in every stage: the last, and where killed any."""
 
 import os
 import signal
@@ -23,7 +23,13 @@ def total(x):
 
 
 def last():
-    return dist.get_rank() == dist.get_world_size() - 1
+    return is_it("last")
+
+
+def is_it(which):
+    """Whether this rank is the first, the middle one or the last."""
+    world = dist.get_world_size()
+    return dist.get_rank() == {"first": 0, "middle": world // 2, "last": world - 1}[which]
 
 
 def inside(name, frame):
@@ -39,17 +45,17 @@ def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def in_stage(name, act):
-    """Acts when a call is made in that stage; "build": before any; "gather": while ranks' inputs are gathered."""
+def in_stage(name, act, which="last"):
+    """A rank acts when a call is made in that stage; "build": before any; "gather": while inputs are gathered."""
 
     def factory(case):
-        if last() and name == "build":
+        if is_it(which) and name == "build":
             act()
-        if last() and name == "gather":
+        if is_it(which) and name == "gather":
             dist.all_gather = lambda *arguments, **named: act()
 
         def call(x):
-            if last() and name in STAGES and inside(STAGES[name], sys._getframe()):
+            if is_it(which) and name in STAGES and inside(STAGES[name], sys._getframe()):
                 act()
             return total(x)
 
@@ -98,7 +104,11 @@ IMPLEMENTATIONS = {
         "plain": of(total),
         "skips": of(skips),
         "refuses": refuses,
-        **{f"killed_in_{x}": in_stage(x, kill) for x in ("build", "gather", *STAGES)},
+        **{
+            f"{which}_killed_in_{x}": in_stage(x, kill, which)
+            for which in ("first", "middle", "last")
+            for x in ("build", "gather", *STAGES)
+        },
         **{f"hangs_in_{x}": in_stage(x, sleep) for x in ("build", *STAGES)},
         "fails_after_warm_up": fails_after_warm_up,
         "fails_in_sample": in_stage("sample", fail),
