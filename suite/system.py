@@ -146,6 +146,12 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         return int(self.lost.removeprefix("1/") or 0)
 
     @property
+    def left_out(self) -> float | None:
+        """The share of attention's blocks that the arm is named by; None where it leaves out none."""
+        percent = self.attention.partition("-")[2]
+        return int(percent) / 100 if percent else None
+
+    @property
     def same_function(self) -> bool:
         """Whether loss and gradients should be those of the model, within the precision's bound."""
         return not (self.model or self.gradients or self.attention or self.weights)

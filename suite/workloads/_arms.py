@@ -15,7 +15,7 @@ from ._fp8 import Probe, emulated, rounded
 from ._gated import Gates
 from ._muon import library
 from ._recipe import HYPERPARAMETERS, Recipe
-from ._sparse import blocks, causal, masked, sparse
+from ._sparse import Chosen, blocks, causal, left_out, masked, sparse
 from ._trainer import PartsTrainer
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ class ArmTrainer(PartsTrainer):
         if assembly.system.states != "device":
             raise NotImplementedError("a recipe that is changed keeps its states on the device")
         self.changes: Changes = assembly.system.changes
-        pattern, _, left_out = self.changes.attention.partition("-")
-        self.gates = Gates(int(left_out)) if pattern == "learned" else None
+        pattern, _, percent = self.changes.attention.partition("-")
+        self.gates = Gates(int(percent)) if pattern == "learned" else None
         """Of an arm whose gates learn which blocks are seen."""
         if self.gates is not None and (self.execution != "eager" or assembly.system.recompute != "none"):
             raise NotImplementedError("gates learn in eager passes, each made once")
@@ -122,6 +122,8 @@ class ArmTrainer(PartsTrainer):
         self.sent: list[Any] = []
         """Each hundredth step's cosine between what was to be sent and what arrived, on the device."""
         self._twin: Any = None
+        self._tiles: list[Any] | None = None
+        """Shares of tiles that calls of attention leave out, while somebody asks."""
 
     @property
     def scaled(self) -> bool:
@@ -169,8 +171,30 @@ class ArmTrainer(PartsTrainer):
             return _linear_attention(call)
         if not what:
             return masked(lambda q, k: causal(q.shape[2], q.device, ahead=1))
-        pattern, _, left_out = what.partition("-")
-        return sparse(self.gates or blocks(pattern, int(left_out)), r.S, device.type)
+        pattern, _, percent = what.partition("-")
+        return sparse(self._counted(self.gates or blocks(pattern, int(percent))), r.S, device.type)
+
+    def _counted(self, chosen: Chosen) -> Chosen:
+        def counted(q: Any, k: Any) -> Any:
+            found = chosen(q, k)
+            if self._tiles is not None:
+                self._tiles.append(left_out(found))
+            return found
+
+        return counted
+
+    def left_out(self, tokens: torch.Tensor) -> float | None:
+        """The share of tiles of 128 × 128 that attention leaves out in a pass of tokens (B, S), counted;
+        None where the arm leaves out none.
+        """
+        if self.changes.left_out is None:
+            return None
+        self._tiles = []
+        try:
+            self.logits(tokens)
+            return sum(map(float, self._tiles)) / len(self._tiles)
+        finally:
+            self._tiles = None
 
     def _build(self, device: torch.device) -> None:
         super()._build(device)

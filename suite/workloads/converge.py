@@ -25,6 +25,7 @@ from . import _text as text
 from . import _weights
 from ._arms import ArmTrainer
 from ._recipe import HYPERPARAMETERS, Recipe
+from ._sparse import OFF
 from .train import COMPRESSION, catalog
 from .train import METRICS as TRAIN
 
@@ -104,6 +105,13 @@ METRICS = (
         better="higher",
         label="compression accuracy",
         about="Cosine between the gradient that was to be sent, with what earlier steps left, and what arrives.",
+    ),
+    Metric(
+        "left_out",
+        "1",
+        better="neither",
+        label="tiles left out",
+        about="Share of causal tiles of 128 × 128 that attention's blocks leave out, counted after training.",
     ),
     Metric(
         "fp8_share",
@@ -236,6 +244,11 @@ def _measurement(training: Training, errors: dict[str, float], target: float, se
     }
     asked = tasks.asked(training.text(tasks.BATCHES), training.session.seed)
     found |= {name: [tasks.bits(trainer.logits, batches)] for name, batches in asked.items()}
+    remarks: list[str] = []
+    if (share := trainer.left_out(training.text(1)[0][0])) is not None:
+        found["left_out"] = [share]
+        if (wrong := _misnamed(share, trainer)) is not None:
+            remarks.append(wrong)
     for step in DECLARED:
         if step < training.steps:
             found[f"bits_per_byte@{step}"] = [at(curve, step)]
@@ -255,6 +268,18 @@ def _measurement(training: Training, errors: dict[str, float], target: float, se
     return Measurement(
         samples={name: rounded(values, FP32) for name, values in found.items()},
         timer="own clock" if session.device.kind == "cpu" else "own clock, device synchronized",
+        remarks=tuple(remarks),
+    )
+
+
+def _misnamed(share: float, trainer: ArmTrainer) -> str | None:
+    """What is wrong with the name of an arm that leaves out that share of tiles; None where it bears it."""
+    named = trainer.changes.left_out
+    if named is None or abs(share - named) <= OFF:
+        return None
+    return (
+        f"{trainer.changes.attention} leaves out {share:.1%} of the tiles at S = {trainer.recipe.S}, more than "
+        f"{OFF:.0%} off {named:.0%}: no name for it"
     )
 
 

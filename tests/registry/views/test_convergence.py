@@ -11,6 +11,7 @@ from kernelmark.registry.detection.arms import arms, differences
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.metric import Equivalence, Metric
 from kernelmark.registry.store.record import Case, Header, Measurement, Record
+from kernelmark.registry.views import convergence_table
 from kernelmark.registry.views.report import render
 
 RULE = Equivalence(0.0025)
@@ -47,7 +48,8 @@ def journal() -> Journal:
             curve = tuple(x * off * (1 + 1e-4 * ((seed * 7 + len(name)) % 5)) for x in (8.0, 2.0, 1.5))
             samples = {"bits_per_byte": curve[-1:], "bits_per_byte@1000": curve[1:2], "copying_bits": (copying,)}
             samples |= {"bits_by_step": curve, "validated_step": STEPS, **LAYERS}
-            seen = Measurement(samples, "own clock")
+            said = ("named 75 %",) if name == "window" else ()
+            seen = Measurement(samples, "own clock", remarks=said)
             records.append(Record(case, name, "torch", None, seed, 0, "cold", "ok", None, seen))
         records.append(Record(case, "wrong", "torch", None, seed, 0, "cold", "incorrect", "a <b>leak</b>"))
     return Journal(msgspec.structs.replace(header, metrics=METRICS), tuple(records))
@@ -59,6 +61,7 @@ def test_a_loss_at_a_declared_step_is_a_point_and_other_metrics_stand_beside(jou
     assert [x.found.kind for x in found["far"].points] == ["worse", "worse"]
     (copying,) = found["window"].beside
     assert (copying.metric, copying.found.kind, found["window"].overall) == ("copying_bits", "worse", "equivalent")
+    assert [convergence_table.remarks(found[x])[-1] == "named 75 %" for x in ("near", "window")] == [False, True]
 
 
 def test_differences_are_paired_and_have_an_interval(journal: Journal) -> None:

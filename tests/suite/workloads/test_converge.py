@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from kernelmark.registry.store.record import Measurement
+from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure.device import Cpu
 from kernelmark.suite.measure.session import Session
@@ -18,12 +20,13 @@ from kernelmark.suite.measure.stages import Stages
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect, Unavailable
 from kernelmark.suite.operators import _gates
+from kernelmark.suite.operators.attention_sparse import choose, fixed, scores
 from kernelmark.suite.system import Assembly, Changes, System
 from kernelmark.suite.workloads import _tasks, _text, _training, _weights, converge, quality
 from kernelmark.suite.workloads._arms import ArmTrainer, low_share, recipe_of, two_of_four
 from kernelmark.suite.workloads._fp8 import Probe, rounded, scale
 from kernelmark.suite.workloads._gated import Gates
-from kernelmark.suite.workloads._sparse import block_mask, blocks, by_blocks, elements, masked
+from kernelmark.suite.workloads._sparse import OFF, block_mask, blocks, by_blocks, elements, left_out, masked
 from kernelmark.suite.workloads._text import source
 from kernelmark.suite.workloads._training import rate, validated
 from torch.nn.attention.flex_attention import flex_attention
@@ -97,6 +100,7 @@ def test_an_arm_goes_on_from_a_checkpoint(arm, catalog, monkeypatch, tmp_path):
     assert made[0]["bits_by_step"][0] != made[1]["bits_by_step"][0]
     assert made[0]["bits_per_byte"][0] < made[0]["bits_by_step"][0]
     assert {"last_quarter_bits", "copying_bits", "needle_bits"} < made[0].keys()
+    assert made[0]["left_out"] == (0,), "one block"
 
 
 def test_the_end_of_a_window_and_what_stands_in_it_twice():
@@ -241,6 +245,66 @@ def test_patterns_of_equal_density_never_look_ahead(pattern):
     assert seen.diagonal(dim1=-2, dim2=-1).all()
     wide = seen.reshape(-1, 8, 128, 8, 128).any(4).any(2)
     assert wide.sum((1, 2)).unique().tolist() == [sum(max(1, (n * 50 + 50) // 100) for n in range(1, 9))]
+
+
+def sparse_arms():
+    """Every sparse arm of every built-in plan, with the blocks in its sequence."""
+    for name in ("converge", "converge_short", "converge_long", "converge_tiny"):
+        plan = plans.load(name, converge.catalog(), "cuda")
+        systems = {x.name: x for x in plan.systems}
+        for case in plan.cases:
+            for arm in plan.only.get(case.full_name, ()):
+                changes = systems[arm].changes if arm in systems else Changes()
+                if changes.left_out is not None:
+                    yield f"{name}/{case.name}", changes, case.axes["S"] // _gates.BLOCK
+
+
+def test_sparse_arms_of_plans_leave_out_what_their_names_say_and_differ():
+    by_case: dict[tuple[str, float], dict[str, list[list[int]]]] = {}
+    generator = torch.Generator().manual_seed(0)
+    for case, changes, across in sparse_arms():
+        pattern, _, percent = changes.attention.partition("-")
+        if pattern in ("static", "window", "random"):
+            rows = fixed(pattern, across, "causal", int(percent))
+        else:
+            means = torch.randn(2, 1, 1, across * _gates.BLOCK, 2, generator=generator)
+            gates = (
+                _gates.both(torch.randn(1, 2, 2, generator=generator), 1) if pattern == "learned" else (None, None)
+            )
+            chosen = choose(scores(*means, "causal", *gates), "causal", int(percent))[0, 0]
+            rows = [x.nonzero().flatten().tolist() for x in chosen]
+        assert all(row in own for row, own in enumerate(rows)), "a row's own block is seen under every pattern"
+        seen = torch.zeros(across, across, dtype=torch.bool)
+        for row, own in enumerate(rows):
+            seen[row, own] = True
+        assert abs(float(left_out(seen)) - changes.left_out) <= OFF, (case, changes.attention)
+        by_case.setdefault((case, changes.left_out), {})[pattern] = rows
+    assert len(by_case) == 7
+    assert all(
+        patterns.keys() >= {"static", "window", "random"} for patterns in by_case.values() if len(patterns) > 1
+    )
+    for case, patterns in by_case.items():
+        for one, other in itertools.combinations(patterns, 2):
+            differing = sum(x != y for x, y in zip(patterns[one], patterns[other], strict=True))
+            assert differing >= len(patterns[one]) / 2, (case, one, other)
+
+
+def test_an_arm_that_leaves_out_another_share_than_its_name_says_so(arm):
+    def told(attention: str, S: int) -> float | None:
+        """What an arm of that name counts in two layers whose blocks are a window's."""
+        trainer = arm.make(Changes(attention=attention))
+        counted = trainer._counted(blocks("window", 75))
+        trainer.logits = lambda tokens: [counted(tokens, tokens), counted(tokens, tokens)]
+        return trainer.left_out(torch.zeros(1, 1, S, 1))
+
+    assert told("window-75", 1024) == pytest.approx(25 / 36)
+    assert told("window-75", 512) == pytest.approx(0.6)
+    assert told("linear", 512) is None
+    trainer = arm.make(Changes(attention="static-75"))
+    assert converge._misnamed(0.74, trainer) is None
+    assert converge._misnamed(0.694, trainer) == (
+        "static-75 leaves out 69.4% of the tiles at S = 16, more than 2% off 75%: no name for it"
+    )
 
 
 def told_apart(generator):
