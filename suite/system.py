@@ -218,6 +218,8 @@ class Assembly:
 
     system: System
     catalog: Catalog
+    heard: Callable[[int], None] | None = None
+    """Told how many operations each product of 8 bits by `fp8_matmul` is."""
 
     def implementation(self, part: str, operator: str, device: str) -> Implementation:
         """What is put in for a part: the one named, else the base's, else PyTorch's.
@@ -292,6 +294,8 @@ class Assembly:
 
         def product(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
             sizes = (("M", a.shape[0]), ("N", b.shape[1]), ("K", a.shape[1]))
+            if self.heard is not None:
+                self.heard(2 * a.shape[0] * b.shape[1] * a.shape[1])
             call = found("fp8_matmul", "e4m3", sizes, (("recipe", recipe), ("layout", "nt")))
             return call(a=a, b=b, scale_a=scale_a, scale_b=scale_b, recipe=recipe)
 

@@ -117,19 +117,20 @@ METRICS = (
         "fp8_share",
         "1",
         better="neither",
-        about="Share of product operations in 8 bits. From 0.9 on an arm bears the precision's name.",
+        about="Share of product operations in 8 bits, counted in a pass; where that cannot be, of the layers' "
+        "linears, and a remark says so. From 0.9 on an arm bears the precision's name.",
     ),
     Metric(
         "fp8_saturation",
         "1",
         summary="maximum",
-        about="Largest share of a tensor's elements beyond E4M3's largest.",
+        about="Largest share of a tensor's elements beyond the largest of its 8 bits.",
     ),
     Metric(
         "fp8_underflow",
         "1",
         summary="maximum",
-        about="Largest share of a tensor's elements that become 0 in E4M3.",
+        about="Largest share of a tensor's elements that become 0 in its 8 bits.",
     ),
     *(
         Metric(f"{name}_by_layer", "1", better="neither", shown="never", about=about)
@@ -137,13 +138,21 @@ METRICS = (
             ("gradient_norm", "Norm of a layer's gradient before clipping; layer -1 is what is in none."),
             ("update_ratio", "A layer's update over its weights, by norm."),
             ("gradient_cosine", "Between a layer's gradient and that in fp32."),
-            ("fp8_saturation", "Largest share of elements beyond E4M3's largest, of a layer's tensors."),
+            ("fp8_saturation", "Largest share of elements beyond the largest of 8 bits, of a layer's tensors."),
             ("fp8_underflow", "Largest share of elements that become 0."),
             ("fp8_amax", "Largest magnitude among a layer's inputs, weights and gradients of its linears."),
         )
     ),
     Metric("health_step", "1", better="neither", shown="never", about="The step of each entry by layer."),
     Metric("health_layer", "1", better="neither", shown="never", about="The layer of each entry by layer."),
+    Metric(
+        "exploded_step",
+        "1",
+        better="neither",
+        shown="never",
+        about="Steps of looks at layers that were not finite.",
+    ),
+    Metric("exploded_layer", "1", better="neither", shown="never", about="The layer of each such look."),
     *(x for x in TRAIN if x.name in ("loss_error", "gradient_error", "change_error")),
 )
 
@@ -264,7 +273,9 @@ def _measurement(training: Training, errors: dict[str, float], target: float, se
         found["compression_accuracy"] = [float(x) for x in trainer.sent]
     if (share := training.share()) is not None:
         found["fp8_share"] = [share]
-    found |= done.health.samples(training.compared, trainer.probe is not None and trainer.execution == "eager")
+        if done.health.low is None:
+            remarks.append("fp8_share follows from the model's sizes: no product in 8 bits could be counted")
+    found |= done.health.samples(training.compared, trainer.probe is not None)
     return Measurement(
         samples={name: rounded(values, FP32) for name, values in found.items()},
         timer="own clock" if session.device.kind == "cpu" else "own clock, device synchronized",

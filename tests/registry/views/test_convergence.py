@@ -12,6 +12,7 @@ from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.metric import Equivalence, Metric
 from kernelmark.registry.store.record import Case, Header, Measurement, Record
 from kernelmark.registry.views import convergence_table
+from kernelmark.registry.views.convergence import layer_cells
 from kernelmark.registry.views.report import render
 
 RULE = Equivalence(0.0025)
@@ -78,6 +79,13 @@ def test_the_worst_of_each_layer_over_looks_and_seeds(journal: Journal) -> None:
     assert (first.name, first.norm, first.update, first.cosine) == ("layer 0", (0.5, 2.0), 0.02, (0.96, 500))
     assert (rest.name, rest.amax) == ("in no layer", None)
     assert layers([]) == ()
+    broken = {"health_step": (0.0,), "health_layer": (0.0,), "gradient_norm_by_layer": (4.0,)}
+    broken |= {"exploded_step": (1000.0, 500.0, 500.0), "exploded_layer": (0.0, 0.0, 1.0)}
+    one, other = layers([Measurement(broken, "own clock")])
+    assert (layer_cells(one)[0], layer_cells(other)[0]) == (
+        "4.00 to 4.00; not finite at 500",
+        "not finite at 500",
+    )
 
 
 def test_the_page_says_whether_it_is_as_good(journal: Journal) -> None:

@@ -24,8 +24,9 @@ from kernelmark.suite.operators.attention_sparse import choose, fixed, scores
 from kernelmark.suite.system import Assembly, Changes, System
 from kernelmark.suite.workloads import _tasks, _text, _training, _weights, converge, quality
 from kernelmark.suite.workloads._arms import ArmTrainer, low_share, recipe_of, two_of_four
-from kernelmark.suite.workloads._fp8 import Probe, rounded, scale
+from kernelmark.suite.workloads._fp8 import Probe, counted, rounded, scale
 from kernelmark.suite.workloads._gated import Gates
+from kernelmark.suite.workloads._health import Health
 from kernelmark.suite.workloads._sparse import OFF, block_mask, blocks, by_blocks, elements, left_out, masked
 from kernelmark.suite.workloads._text import source
 from kernelmark.suite.workloads._training import rate, validated
@@ -123,7 +124,9 @@ def test_the_same_arm_twice_has_the_same_numbers(arm, plain):
 
 
 def test_eight_bits_are_near_and_tell_what_they_lose(arm, plain):
-    found = arm(Changes(products="e4m3_rowwise")).samples
+    measured = arm(Changes(products="e4m3_rowwise"))
+    found = measured.samples
+    assert measured.remarks == ("fp8_share follows from the model's sizes: no product in 8 bits could be counted",)
     base = plain.samples["bits_per_byte"][0]
     assert found["bits_per_byte"][0] == pytest.approx(base, rel=0.02)
     assert found["bits_per_byte"][0] != base
@@ -229,6 +232,76 @@ def test_a_scale_that_is_stuck_shows_as_saturation_and_underflow():
     probe = Probe("tensorwise", stuck=True)
     probe.look(0, "input", torch.tensor([[1000.0, 1.0, 1e-4, 0.0]]))
     assert probe.seen[0, "input"] == (0.25, 0.25, 1000.0)
+
+
+def test_gradients_in_e5m2_are_held_to_its_range():
+    probe = Probe("tensorwise", stuck=True, e5m2=True)
+    for what in ("input", "gradient"):
+        probe.look(0, what, torch.tensor([[1000.0, 1.0, 1e-4, 7e-6]]))
+    assert probe.seen[0, "input"][:2] == (0.25, 0.5)
+    assert probe.seen[0, "gradient"][:2] == (0, 0.25)
+
+
+def test_products_in_8_bits_are_counted_and_no_others():
+    wide = torch.randn(32, 16)
+    a, b = wide.to(torch.float8_e4m3fn), wide.to(torch.float8_e4m3fn)
+    one = torch.ones(())
+    assert counted(lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16)) == 2 * 32 * 32 * 16
+    assert counted(lambda: wide @ wide.t()) == 0
+
+
+@pytest.fixture(scope="module")
+def watched(catalog: Catalog):
+    """An arm of bf16 before its first step, and that step's batch."""
+
+    def make(**fields) -> tuple[ArmTrainer, tuple[torch.Tensor, ...]]:
+        case = converge.WORKLOAD.case(
+            {"B": 2, "S": 16, "N": 5, "A": 2}, "bf16", "program", model="gpt2-tiny", data="synthetic"
+        )
+        trainer = converge.assemble(case, Assembly(System("arm", **fields), catalog))
+        trainer.load(_training.initial(trainer.recipe, 3, torch.device("cpu")))
+        return trainer, _text.Order(source("synthetic").train, 3, 2, 2, 16, torch.device("cpu")).draw(0)
+
+    return make
+
+
+def test_what_8_bits_lose_is_seen_of_a_compiled_arm_too(watched):
+    seen = []
+    for execution in ("eager", "aot_eager"):
+        trainer, batch = watched(changes=Changes(products="e4m3_rowwise"), execution=execution)
+        trainer.step = lambda *batch: None  # compiling takes long on a CPU
+        trainer.norm = torch.ones(())
+        trainer.gradients = trainer.weights
+        health = Health()
+        health.look(trainer, batch, 0, None)
+        seen.append(health.samples(False, True))
+        assert all(x.grad is None for x in trainer._params), "a look leaves no gradients"
+    assert seen[0] == seen[1]
+    assert seen[0]["health_layer"] == (-1, 0, 1)
+    assert all(x > 0 for x in seen[0]["fp8_amax_by_layer"][1:])
+    assert 0 < seen[0]["fp8_underflow"][0] < 0.1
+    assert health.low is None, "products that are emulated are not in 8 bits"
+
+
+def test_the_share_is_counted_where_products_run_in_8_bits(watched):
+    trainer, batch = watched(precision="parts_rowwise")
+    assert trainer.watch(*(x[0] for x in batch)) == pytest.approx(low_share(trainer.recipe))
+    assert {trainer.probe.layers[place] for place, _ in trainer.probe.seen} == {0, 1}
+
+
+def test_an_explosion_stays_in_sight():
+    health = Health()
+    for step, norm in ((0, 1.0), (500, float("inf"))):
+        for layer in (-1.0, 0.0):
+            health.at.append((float(step), layer))
+            for name, values in health.values.items():
+                values.append(norm if name == "gradient_norm" and layer == 0 else 1.0)
+    found = health.samples(True, False)
+    assert (found["exploded_step"], found["exploded_layer"]) == ((500,), (0,))
+    assert found["gradient_norm_by_layer"] == (1, 1, 1)
+    assert health.exploded() == "; at step 500 the gradients of layer 0 were not"
+    health.values["gradient_norm"] = [float("nan")] * 4
+    assert set(health.samples(True, False)) == {"exploded_step", "exploded_layer"}
 
 
 def test_two_of_four_are_kept():
