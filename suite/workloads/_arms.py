@@ -358,9 +358,10 @@ class ArmTrainer(PartsTrainer):
         """A module of these parts, executed eagerly, whose weights are the arm's."""
         import torch
 
-        r, device = self.recipe, self._params[0].device
+        r = self.recipe
+        device = self._params[0].device
         with torch.device("meta"):
-            made = r.chosen.model.module(r.chosen.configuration, parts).to(torch_dtype(r.dtype))
+            made: Any = r.chosen.model.module(r.chosen.configuration, parts).to(torch_dtype(r.dtype))
         made.load_state_dict(self._module.state_dict(), assign=True)
         made.prepare(r.S, device, torch_dtype(r.dtype))
         if self.gates is not None:
