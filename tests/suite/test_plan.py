@@ -166,8 +166,8 @@ def test_nothing_of_an_operator_in_a_plan(root: Path):
 PLANS = (
     "quick, standard, full, 30s, 5m, 30m, advanced-memory, attention, converge, converge_long, converge_short, "
     "converge_tiny, cpu, crossing, distributed, distributed_tiny, endpoint, generate, inference_short, matmul, "
-    "memory, memory-techniques, precision, quality, requested, scaling, serve, serve_tiny, shapes, shapes-1, "
-    "state_space, train, train_tiny, widths, widths-1, widths-2, worth"
+    "memory, memory-techniques, precision, quality, quality_tiny, requested, scaling, serve, serve_tiny, shapes, "
+    "shapes-1, state_space, train, train_tiny, widths, widths-1, widths-2, worth"
 )
 
 
