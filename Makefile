@@ -65,7 +65,7 @@ test-minutes: $(VENV)/.tested
 
 PARALLEL := -n 2 --dist worksteal --timeout 300
 # What takes minutes or has no lock has targets of its own: test-images, test-registry, test-training, test-ranks,
-# test-fleet, test-lm-eval, test-load, test-minutes, test-notebook, test-siblings.
+# test-fleet, test-load, test-minutes, test-notebook, test-quality, test-siblings.
 SHORT := not image and not siblings and not docker and not training and not ranks and not fleet and not load and not minutes \
 	and not notebook and not lm_eval
 # BEHIND comes before the kernels' tests, which keep no times, where others run beside them: .ci/run has it.
@@ -218,8 +218,8 @@ build/notebook/.ready: pyproject.toml
 	touch $@
 
 # lm-evaluation-harness itself on a tiny checkpoint: half a minute. Beside the environment too.
-.PHONY: test-lm-eval
-test-lm-eval: $(VENV)/.tested build/lm_eval/.ready
+.PHONY: test-quality
+test-quality: $(VENV)/.tested build/lm_eval/.ready
 	PYTHONPATH=$(CURDIR)/build/lm_eval $(BIN)/python -m pytest -n 0 -m lm_eval tests/suite/workloads/test_quality.py
 
 build/lm_eval/.ready: pyproject.toml
