@@ -65,9 +65,9 @@ test-minutes: $(VENV)/.tested
 
 PARALLEL := -n 2 --dist worksteal --timeout 300
 # What takes minutes or has no lock has targets of its own: test-images, test-registry, test-training, test-ranks,
-# test-fleet, test-load, test-minutes, test-notebook, test-siblings.
+# test-fleet, test-load, test-minutes, test-notebook, test-quality, test-siblings.
 SHORT := not image and not siblings and not docker and not training and not ranks and not fleet and not load and not minutes \
-	and not notebook
+	and not notebook and not lm_eval
 # BEHIND comes before the kernels' tests, which keep no times, where others run beside them: .ci/run has it.
 test: test-rooms
 	$(BEHIND) $(BIN)/python -m pytest $(PARALLEL) -m 'not targets and not minutes' tests/kernels
@@ -222,6 +222,15 @@ test-notebook: $(VENV)/.tested build/notebook/.ready
 
 build/notebook/.ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade --target build/notebook 'ipykernel==7.4.0' 'nbclient==0.11.0'
+	touch $@
+
+# lm-evaluation-harness itself on a tiny checkpoint: half a minute. Beside the environment too.
+.PHONY: test-quality
+test-quality: $(VENV)/.tested build/lm_eval/.ready
+	PYTHONPATH=$(CURDIR)/build/lm_eval $(BIN)/python -m pytest -n 0 -m lm_eval tests/suite/workloads/test_quality.py
+
+build/lm_eval/.ready: pyproject.toml
+	$(BIN)/python -m pip install --quiet --upgrade --target build/lm_eval 'lm_eval==0.4.13'
 	touch $@
 
 # A history and a site out of a million rows, pages first painted in a browser; then the same as above with 16 writers

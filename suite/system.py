@@ -146,6 +146,12 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         return int(self.lost.removeprefix("1/") or 0)
 
     @property
+    def left_out(self) -> float | None:
+        """The share of attention's blocks that the arm is named by; None where it leaves out none."""
+        percent = self.attention.partition("-")[2]
+        return int(percent) / 100 if percent else None
+
+    @property
     def same_function(self) -> bool:
         """Whether loss and gradients should be those of the model, within the precision's bound."""
         return not (self.model or self.gradients or self.attention or self.weights)
@@ -212,6 +218,8 @@ class Assembly:
 
     system: System
     catalog: Catalog
+    heard: Callable[[int], None] | None = None
+    """Told how many operations each product of 8 bits by `fp8_matmul` is."""
 
     def implementation(self, part: str, operator: str, device: str) -> Implementation:
         """What is put in for a part: the one named, else the base's, else PyTorch's.
@@ -286,6 +294,8 @@ class Assembly:
 
         def product(a: Any, b: Any, scale_a: Any, scale_b: Any, recipe: str) -> Any:
             sizes = (("M", a.shape[0]), ("N", b.shape[1]), ("K", a.shape[1]))
+            if self.heard is not None:
+                self.heard(2 * a.shape[0] * b.shape[1] * a.shape[1])
             call = found("fp8_matmul", "e4m3", sizes, (("recipe", recipe), ("layout", "nt")))
             return call(a=a, b=b, scale_a=scale_a, scale_b=scale_b, recipe=recipe)
 

@@ -10,6 +10,7 @@ import msgspec
 from ..store.record import Measurement
 
 STEP, LAYER = "health_step", "health_layer"
+EXPLODED_STEP, EXPLODED_LAYER = "exploded_step", "exploded_layer"
 REST = -1
 """The number of what is in no layer."""
 
@@ -30,6 +31,8 @@ class Layer(msgspec.Struct, frozen=True):
     """Largest share of elements that become 0."""
     amax: float | None
     """Largest magnitude."""
+    exploded: int | None = None
+    """The first step at which what was seen of it was not finite."""
 
     @property
     def name(self) -> str:
@@ -40,6 +43,7 @@ class Layer(msgspec.Struct, frozen=True):
 def layers(seeds: Iterable[Measurement]) -> tuple[Layer, ...]:
     """All layers that were looked at, in their order, what is in none last."""
     seen: dict[int, dict[str, list[tuple[float, int]]]] = {}
+    seeds = tuple(seeds)
     for x in seeds:
         places = tuple(zip(x.samples.get(LAYER, ()), x.samples.get(STEP, ()), strict=False))
         for name, values in x.samples.items():
@@ -47,11 +51,16 @@ def layers(seeds: Iterable[Measurement]) -> tuple[Layer, ...]:
                 for value, (layer, step) in zip(values, places, strict=False):
                     own = seen.setdefault(int(layer), {})
                     own.setdefault(name.removesuffix("_by_layer"), []).append((value, int(step)))
+    exploded: dict[int, int] = {}
+    for x in seeds:
+        for layer, step in zip(x.samples.get(EXPLODED_LAYER, ()), x.samples.get(EXPLODED_STEP, ()), strict=False):
+            exploded[int(layer)] = min(int(step), exploded.get(int(layer), int(step)))
+            seen.setdefault(int(layer), {})
     order = sorted(seen, key=lambda x: math.inf if x == REST else x)
-    return tuple(_layer(x, seen[x]) for x in order)
+    return tuple(_layer(x, seen[x], exploded.get(x)) for x in order)
 
 
-def _layer(layer: int, seen: dict[str, list[tuple[float, int]]]) -> Layer:
+def _layer(layer: int, seen: dict[str, list[tuple[float, int]]], exploded: int | None) -> Layer:
     def most(name: str) -> float | None:
         return max((x for x, _ in seen.get(name, ())), default=None)
 
@@ -64,4 +73,5 @@ def _layer(layer: int, seen: dict[str, list[tuple[float, int]]]) -> Layer:
         most("fp8_saturation"),
         most("fp8_underflow"),
         most("fp8_amax"),
+        exploded,
     )

@@ -61,6 +61,8 @@ class Arm(msgspec.Struct, frozen=True):
     """What decides nothing of `overall`: tasks, and the end of long windows."""
     share: float | None = None
     """Of product operations in the precision that the arm is named by; None where it is named by none."""
+    remarks: tuple[str, ...] = ()
+    """What its rows say besides."""
 
     @property
     def named(self) -> bool:
@@ -172,6 +174,7 @@ def _arm(
         matched(*curves, _values(base, RATE, "median"), _values(own, RATE, "median")),
         tuple(_beside(base, own, rules)),
         share,
+        tuple(dict.fromkeys(y for x in own.values() for y in x.remarks)),
     )
 
 

@@ -161,7 +161,7 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Autotuned kernels that ran, each with the configuration that won."""
     remarks: tuple[str, ...] = ()
     """What the implementation had changed in the process of its rivals that the harness put back, who else was on
-    the GPU, and why its energy is not known."""
+    the GPU, why its energy is not known, and why a row does not bear its name."""
     code: str | None = None
     """How many kernels a call launches, and a hash of their machine code, grids and arguments in order; None where
     it was not asked for or cannot be told."""

@@ -89,8 +89,10 @@ def layer_cells(x: Layer) -> tuple[str, ...]:
     """A layer's texts."""
     least, largest = x.norm or (None, None)
     cosine, step = x.cosine or (None, None)
+    norm = f"{figures.number(least, 3)} to {figures.number(largest, 3)}" if x.norm else ""
+    exploded = f"not finite at {x.exploded:,}" if x.exploded is not None else ""
     return (
-        f"{figures.number(least, 3)} to {figures.number(largest, 3)}" if x.norm else figures.DASH,
+        "; ".join(filter(None, (norm, exploded))) or figures.DASH,
         figures.number(x.update, 3),
         figures.DASH if cosine is None else f"{cosine:.4f} at {step:,}",
         figures.percent(x.saturation, 3),

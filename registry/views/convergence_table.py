@@ -80,4 +80,4 @@ def remarks(x: Arm) -> list[str]:
     if not x.named:
         share = f"{figures.percent(x.share, 1)} of product operations in 8 bits"
         found.append(f"{share}, below {figures.percent(SHARE)}: no name for it")
-    return found
+    return [*found, *x.remarks]

@@ -62,6 +62,7 @@ EXTRAS: Mapping[str, str] = {
     "openai": "'kernelmark[endpoints]'",
     "anthropic": "'kernelmark[endpoints]'",
     "boto3": "'kernelmark[endpoints]'",
+    "lm_eval": "'kernelmark[quality]'",
 }
 """Module → what to ask pip for where it is missing: some commands need more than others."""
 

@@ -23,7 +23,8 @@ def command_corpus() -> None:
     "--wheels", type=click.Path(path_type=Path), help="Folder of the wheels; what it lacks is downloaded."
 )
 @click.option("--packed", type=click.Path(path_type=Path, dir_okay=False), help="Take a packed corpus instead.")
-def build_corpus(wheels: Path | None, packed: Path | None) -> None:
+@click.option("--order", type=int, help="Read packages and members in an order drawn from this: the same bytes.")
+def build_corpus(wheels: Path | None, packed: Path | None, order: int | None) -> None:
     """Make the corpus here: download pinned packages, or take a packed file, and check every byte."""
     asked = manifest.load()
     target = place.folder(asked)
@@ -34,7 +35,7 @@ def build_corpus(wheels: Path | None, packed: Path | None) -> None:
         with Tally("fetching packages") as tally:
             build.fetch(asked.packages, kept, tally.show)
         with Tally("making the corpus") as tally:
-            parts, licences = build.built(asked, kept, tally.show), build.licences(asked, kept)
+            parts, licences = build.built(asked, kept, tally.show, order), build.licences(asked, kept)
     build.write(parts, licences, target)
     _told(asked, build.verify(asked, target), target)
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from ...registry.errors import HarnessError, InputError, last_line
 from ...registry.progress import Tell, untold
 from .manifest import Manifest, Package, Part
 from .text import Text, assemble, text
+
+T = TypeVar("T")
 
 ENDING = ".txt"
 LICENCES = "LICENCES.txt"
@@ -74,14 +78,15 @@ def opened(package: Package, wheels: Path) -> zipfile.ZipFile:
         raise InputError(f"{package.file} cannot be read: {error}") from None
 
 
-def texts(manifest: Manifest, wheels: Path, tell: Tell = untold) -> Iterator[Text]:
-    """All texts of a manifest's packages, in the order of wheels and members."""
+def texts(manifest: Manifest, wheels: Path, tell: Tell = untold, order: int | None = None) -> Iterator[Text]:
+    """All texts of a manifest's packages, in the order of wheels and members, or in one drawn from `order`."""
+    chance = None if order is None else random.Random(order)
     paths = [wheels / x.file for x in manifest.packages]
     work = [x.stat().st_size * _work(y) for x, y in zip(paths, manifest.packages, strict=True) if x.is_file()]
     done, whole, told = 0, max(1, sum(work)), -1.0
-    for package in manifest.packages:
+    for package in _ordered(manifest.packages, chance):
         with opened(package, wheels) as wheel:
-            for member in wheel.infolist():
+            for member in _ordered(wheel.infolist(), chance):
                 if (fraction := min(1.0, done / whole)) >= told + TOLD:
                     told = fraction
                     tell(package.file, fraction)
@@ -89,6 +94,10 @@ def texts(manifest: Manifest, wheels: Path, tell: Tell = untold) -> Iterator[Tex
                 found = text(package, member.filename, wheel.read(member), manifest.largest)
                 if found is not None:
                     yield found
+
+
+def _ordered(some: Sequence[T], chance: random.Random | None) -> Sequence[T]:
+    return some if chance is None else chance.sample(some, len(some))
 
 
 def _work(package: Package) -> int:
@@ -107,11 +116,13 @@ def licences(manifest: Manifest, wheels: Path) -> bytes:
     return b"\n".join(found)
 
 
-def built(manifest: Manifest, wheels: Path, tell: Tell = untold) -> dict[str, bytes]:
-    """The corpus's texts by name. Raises `HarnessError` where they are not those that the manifest names."""
+def built(manifest: Manifest, wheels: Path, tell: Tell = untold, order: int | None = None) -> dict[str, bytes]:
+    """The corpus's texts by name, whatever order they are read in. Raises `HarnessError` where they are not those
+    that the manifest names.
+    """
 
     def read() -> Iterator[Text]:
-        yield from texts(manifest, wheels, lambda what, fraction: tell(what, fraction * READING))
+        yield from texts(manifest, wheels, lambda what, fraction: tell(what, fraction * READING), order)
         tell("assembling", READING)
 
     made = assemble(read(), manifest)

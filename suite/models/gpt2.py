@@ -42,6 +42,8 @@ CONFIGURATIONS: Mapping[str, Gpt2] = {
     "gpt2-124m-padded": Gpt2(layers=12, width=768, heads=12, vocabulary=50304),
     # The blocks of the 124M model on bytes: no table of 50257 tokens.
     "gpt2-86m-bytes": Gpt2(layers=12, width=768, heads=12, vocabulary=256),
+    # The same with positions for 32 blocks of 128: of fewer, no share that is left out is what it says.
+    "gpt2-88m-bytes": Gpt2(layers=12, width=768, heads=12, vocabulary=256, positions=4096),
     "gpt2-350m": Gpt2(layers=24, width=1024, heads=16),
     "gpt2-774m": Gpt2(layers=36, width=1280, heads=20),
     "gpt2-1.5b": Gpt2(layers=48, width=1600, heads=25),

@@ -24,6 +24,15 @@ LIMITS: Mapping[str, Limits] = {
 }
 """By the precision of products. bf16 rounds logits of 10 by 0.02 to 0.04: a divergence of 1e-3 at most."""
 
+GOALS: Mapping[str, float] = {"bf16": 1e-4}
+"""Relative change of bits a byte that an exchange should stay within, by precision. `LIMITS` say what is wrong."""
+
+
+def of_goal(change: float, precision: str) -> float | None:
+    """How many times the goal a change of bits a byte is; None for a precision that has none."""
+    goal = GOALS.get(precision)
+    return None if goal is None else abs(change) / goal
+
 
 def exchanged(kl: float, agreement: float, change: float, precision: str) -> str | None:
     """What is wrong with an exchange; None where it costs no more than its precision does."""

@@ -11,11 +11,11 @@ from ..model import chosen
 from ..operator import torch_dtype
 from ..operators.gradient_compression import KEEP
 from ..system import OPTIMIZER, Assembly, Changes
-from ._fp8 import Probe, emulated, rounded
+from ._fp8 import Probe, counted, emulated, entered, rounded
 from ._gated import Gates
 from ._muon import library
 from ._recipe import HYPERPARAMETERS, Recipe
-from ._sparse import blocks, causal, masked, sparse
+from ._sparse import Chosen, blocks, causal, left_out, masked, sparse
 from ._trainer import PartsTrainer
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ LATE = 1_000_000
 """A step so late that AdamW corrects no bias any more: what a program that forgets to does."""
 MUON = "torch_muon"
 """The optimizer of PyTorch, by the name that a system gives it."""
+WIDE = ("_e5m2", "te_tensorwise", "te_delayed")
+"""Ends of the precisions whose gradients are in E5M2; Transformer Engine's recipes of one scale have them so."""
 ALIKE = 0.05
 """By how much models of equal parameters may differ in them."""
 
@@ -89,8 +91,8 @@ class ArmTrainer(PartsTrainer):
         if assembly.system.states != "device":
             raise NotImplementedError("a recipe that is changed keeps its states on the device")
         self.changes: Changes = assembly.system.changes
-        pattern, _, left_out = self.changes.attention.partition("-")
-        self.gates = Gates(int(left_out)) if pattern == "learned" else None
+        pattern, _, percent = self.changes.attention.partition("-")
+        self.gates = Gates(int(percent)) if pattern == "learned" else None
         """Of an arm whose gates learn which blocks are seen."""
         if self.gates is not None and (self.execution != "eager" or assembly.system.recompute != "none"):
             raise NotImplementedError("gates learn in eager passes, each made once")
@@ -107,7 +109,8 @@ class ArmTrainer(PartsTrainer):
         }
         emulates = self.changes.products.removeprefix("e4m3_").removesuffix("_e5m2")
         kind = emulates or kinds.get(assembly.system.precision)
-        self.probe = Probe(kind, self.changes.fault == "scale_stuck") if kind else None
+        wide = (self.changes.products or assembly.system.precision).endswith(WIDE)
+        self.probe = Probe(kind, self.changes.fault == "scale_stuck", wide) if kind else None
         self.norm: Any = None
         """Of the last step's gradients before clipping, on the device."""
         self.counts: dict[str, Any] = {}
@@ -122,6 +125,8 @@ class ArmTrainer(PartsTrainer):
         self.sent: list[Any] = []
         """Each hundredth step's cosine between what was to be sent and what arrived, on the device."""
         self._twin: Any = None
+        self._tiles: list[Any] | None = None
+        """Shares of tiles that calls of attention leave out, while somebody asks."""
 
     @property
     def scaled(self) -> bool:
@@ -147,8 +152,6 @@ class ArmTrainer(PartsTrainer):
             found["linear"] = emulated(changes.products.removeprefix("e4m3_"), changes.fault == "scale_stuck")
         if changes.weights:
             found["linear"] = _two_of_four(found["linear"])
-        if self.probe is not None:
-            found["linear"] = self.probe.around(found["linear"])
         return found
 
     def _in_fp16(self, device: torch.device) -> dict[str, Callable[..., Any]]:
@@ -169,8 +172,30 @@ class ArmTrainer(PartsTrainer):
             return _linear_attention(call)
         if not what:
             return masked(lambda q, k: causal(q.shape[2], q.device, ahead=1))
-        pattern, _, left_out = what.partition("-")
-        return sparse(self.gates or blocks(pattern, int(left_out)), r.S, device.type)
+        pattern, _, percent = what.partition("-")
+        return sparse(self._counted(self.gates or blocks(pattern, int(percent))), r.S, device.type)
+
+    def _counted(self, chosen: Chosen) -> Chosen:
+        def counted(q: Any, k: Any) -> Any:
+            found = chosen(q, k)
+            if self._tiles is not None:
+                self._tiles.append(left_out(found))
+            return found
+
+        return counted
+
+    def left_out(self, tokens: torch.Tensor) -> float | None:
+        """The share of tiles of 128 × 128 that attention leaves out in a pass of tokens (B, S), counted;
+        None where the arm leaves out none.
+        """
+        if self.changes.left_out is None:
+            return None
+        self._tiles = []
+        try:
+            self.logits(tokens)
+            return sum(map(float, self._tiles)) / len(self._tiles)
+        finally:
+            self._tiles = None
 
     def _build(self, device: torch.device) -> None:
         super()._build(device)
@@ -321,19 +346,61 @@ class ArmTrainer(PartsTrainer):
         """(B, S, V) in fp32 by the arm's own parts, its loss apart; the same weights."""
         import torch
 
-        device = self._params[0].device
         if self._twin is None:
-            r = self.recipe
+            device = self._params[0].device
             parts = self.parts(device) | {"loss": lambda x, weight, target: x @ weight.mT}
-            with torch.device("meta"):
-                self._twin = r.chosen.model.module(r.chosen.configuration, parts).to(torch_dtype(r.dtype))
-            self._twin.load_state_dict(self._module.state_dict(), assign=True)
-            self._twin.prepare(r.S, device, torch_dtype(r.dtype))
-            if self.gates is not None:
-                self.gates.around(self._twin.layers)
+            self._twin = self._beside(parts)
         with torch.no_grad():
             found: torch.Tensor = self._twin(tokens, tokens)
         return found.float().view(*tokens.shape, -1)
+
+    def _beside(self, parts: dict[str, Callable[..., Any]]) -> Any:
+        """A module of these parts, executed eagerly, whose weights are the arm's."""
+        import torch
+
+        r = self.recipe
+        device = self._params[0].device
+        with torch.device("meta"):
+            made: Any = r.chosen.model.module(r.chosen.configuration, parts).to(torch_dtype(r.dtype))
+        made.load_state_dict(self._module.state_dict(), assign=True)
+        made.prepare(r.S, device, torch_dtype(r.dtype))
+        if self.gates is not None:
+            self.gates.around(made.layers)
+        return made
+
+    def watch(self, tokens: torch.Tensor, targets: torch.Tensor) -> float | None:
+        """Lets the probe see a pass of a micro-batch (B, S), both ways, at the weights as they are; nothing of the
+        arm changes. Executed eagerly, as within a compiled pass nobody can look.
+
+        Gives the share of a step's product operations that ran in 8 bits, counted; None where they cannot be.
+        """
+        assert self.probe is not None
+        operations = 0
+
+        def heard(more: int) -> None:
+            nonlocal operations
+            operations += more
+
+        given = self.assembly
+        self.assembly = dataclasses.replace(given, heard=heard)
+        try:
+            parts = self.parts(self._params[0].device)
+        finally:
+            self.assembly = given
+        module = self._beside(parts | {"linear": self.probe.around(parts["linear"])})
+        entered(module.layers, self.probe.enter)
+        self.probe.begin()
+        # Gradients as small as those of a step.
+        learns = self.gates.learns if self.gates is not None else False
+        if self.gates is not None:
+            self.gates.learns = False
+        try:
+            seen = counted(lambda: self.backward(module(tokens, targets) / self.recipe.accumulation))
+        finally:
+            if self.gates is not None:
+                self.gates.learns = learns
+        operations = max(operations, seen)
+        return operations * self.recipe.accumulation / self.recipe.flops if operations else None
 
     def state(self) -> dict[str, Any]:
         """All that the next step depends on but its batch and its rate."""

@@ -49,43 +49,51 @@ def rounded(x: torch.Tensor, by: torch.Tensor | float, e5m2: bool = False) -> to
 
 @dataclass
 class Probe:
-    """Looks at what linear layers multiply while it is `on`.
+    """Looks at what linear layers multiply in a pass.
 
     `seen` holds by place in the pass, for inputs, weights and gradients: the share of elements that are too large
-    for the scale, the share that become 0, and the largest magnitude.
+    for the scale, the share that become 0, and the largest magnitude. `layers` holds the layer of each place.
     """
 
     kind: str
     stuck: bool = False
-    on: bool = False
+    e5m2: bool = False
+    """Whether gradients are in E5M2."""
+    layer: int = 0
+    """Whose pass is under way; `enter` keeps it."""
     seen: dict[tuple[int, str], tuple[float, float, float]] = field(default_factory=dict)
-    places: int = 0
+    layers: dict[int, int] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Looks from now on, at a whole pass."""
-        self.on, self.places = True, 0
+        """Forgets what was seen before a pass."""
         self.seen.clear()
+        self.layers.clear()
+
+    def enter(self, layer: int) -> None:
+        """What follows is of this layer."""
+        self.layer = layer
 
     def look(self, place: int, what: str, x: torch.Tensor) -> None:
         """Notes what rounding does to one tensor."""
         import torch
 
         x = x.detach().flatten(0, -2)
-        by = 1.0 if self.stuck else scale(x, self.kind, square=what == "weight")
+        wide = self.e5m2 and what == "gradient"
+        # Half of the format's least number is the largest that becomes 0.
+        largest, nothing = (LARGEST_E5M2, 2.0**-17) if wide else (LARGEST, 2.0**-10)
+        by = 1.0 if self.stuck else scale(x, self.kind, square=what == "weight", largest=largest)
         scaled = (x.float() / by).abs()
-        # Half of E4M3's least number, 2^-9, is the largest that becomes 0.
-        lost = ((scaled <= 2.0**-10) & (x != 0)).float().mean()
+        lost = ((scaled <= nothing) & (x != 0)).float().mean()
         # Rounding may take the largest element a last place above.
-        over = (scaled > LARGEST * (1 + 2.0**-20)).float().mean()
+        over = (scaled > largest * (1 + 2.0**-20)).float().mean()
         self.seen[place, what] = tuple(torch.stack([over, lost, x.abs().max().float()]).tolist())
 
     def around(self, linear: Callable[..., Any]) -> Callable[..., Any]:
         """The same products, looked at."""
 
         def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
-            if not self.on:
-                return linear(x, weight, bias)
-            place, self.places = self.places, self.places + 1
+            place = len(self.layers)
+            self.layers[place] = self.layer
             self.look(place, "input", x)
             self.look(place, "weight", weight)
             out = linear(x, weight, bias)
@@ -94,6 +102,43 @@ class Probe:
             return out
 
         return multiply
+
+
+def entered(layers: Any, enter: Callable[[int], None]) -> None:
+    """Says of each pass of a model's layers which of them it is of."""
+    for i, layer in enumerate(layers):
+        layer.register_forward_pre_hook(lambda *_, index=i: enter(index))
+
+
+def counted(call: Callable[[], Any]) -> int:
+    """Operations of the products of 8 bits that a call makes, as far as PyTorch's dispatcher sees them."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    aten = torch.ops.aten
+    first: dict[Any, int] = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1, aten._scaled_mm: 0}
+    if hasattr(aten, "_scaled_mm_v2"):
+        first[aten._scaled_mm_v2] = 0
+    total = 0
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal total
+            out = func(*args, **(kwargs or {}))
+            at = first.get(getattr(func, "overloadpacket", None))
+            if at is not None and all(map(_in_8_bits, args[at : at + 2])):
+                total += 2 * out.numel() * args[at].shape[-1]
+            return out
+
+    with Products():  # type: ignore[no-untyped-call]  # torch does not annotate it
+        call()
+    return total
+
+
+def _in_8_bits(x: torch.Tensor) -> bool:
+    """Whether a tensor's elements are: its own, or those of the data that a library's tensor is around."""
+    names = x.__tensor_flatten__()[0] if hasattr(x, "__tensor_flatten__") else ()
+    return any(str(y.dtype).startswith("torch.float8") for y in (x, *(getattr(x, name) for name in names)))
 
 
 def emulated(kind: str, stuck: bool) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..operators import _gates
 from ..operators.adamw import reference as adamw
 from ..operators.attention_sparse import GATE, choose, scores
+from ._fp8 import entered
 
 if TYPE_CHECKING:
     import torch
@@ -40,14 +41,10 @@ class Gates:
     def around(self, layers: Any) -> None:
         """Hears of each pass of a model's layers which of them it is of."""
 
-        def entering(index: int) -> Any:
-            def enter(*_: Any) -> None:
-                self.layer = index
+        def enter(layer: int) -> None:
+            self.layer = layer
 
-            return enter
-
-        for i, layer in enumerate(layers):
-            layer.register_forward_pre_hook(entering(i))
+        entered(layers, enter)
 
     def __call__(self, q: Any, k: Any) -> Any:
         import torch

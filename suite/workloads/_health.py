@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,8 @@ class Health:
     at: list[tuple[float, float]] = field(default_factory=list)
     """(step, layer)."""
     values: dict[str, list[float]] = field(default_factory=lambda: {x: [] for x in CURVES})
+    low: float | None = None
+    """The share of product operations in 8 bits that a pass was counted to make; None where it cannot be."""
 
     def look(self, trainer: ArmTrainer, batch: tuple[Any, Any], step: int, reference: Reference | None) -> Any:
         """Takes a step and looks at it; gives its loss."""
@@ -43,11 +46,9 @@ class Health:
         before = {name: x.clone() for name, x in trainer.weights().items()}
         if reference is not None:
             wide = reference.gradients(before, batch)
-        if trainer.probe is not None and trainer.execution == "eager":
-            trainer.probe.begin()
-        loss = trainer.step(*batch)
         if trainer.probe is not None:
-            trainer.probe.on = False
+            self.low = trainer.watch(*(x[0] for x in batch))
+        loss = trainer.step(*batch)
         self._note(trainer, before, step, wide)
         return loss
 
@@ -60,9 +61,8 @@ class Health:
         by_layer: dict[float, list[str]] = {}
         for name in gradients:
             by_layer.setdefault(layer_of(name), []).append(name)
-        layers = sorted(by_layer)
-        lost = _losses(trainer, len([x for x in layers if x != REST]))
-        for layer in layers:
+        lost = _losses(trainer)
+        for layer in sorted(by_layer):
             names = by_layer[layer]
             norm = _norm(gradients[x] for x in names)
             changed = _norm(after[x].float() - before[x].float() for x in names)
@@ -76,18 +76,31 @@ class Health:
             for name in CURVES:
                 self.values[name].append(values[name])
 
+    def _seen(self, i: int) -> Iterator[float]:
+        return (x[i] for x in self.values.values())
+
+    def exploded(self) -> str:
+        """Where the last look was not finite, in words; empty where it was, or nothing was looked at."""
+        last = [i for i, (step, _) in enumerate(self.at) if step == self.at[-1][0]]
+        wrong = [int(self.at[i][1]) for i in last if not all(map(math.isfinite, self._seen(i)))]
+        if not wrong:
+            return ""
+        named = ", ".join("what is in no layer" if x == REST else f"layer {x}" for x in wrong)
+        return f"; at step {int(self.at[-1][0])} the gradients of {named} were not"
+
     def samples(self, compared: bool, eight_bits: bool) -> dict[str, tuple[float, ...]]:
-        """As metrics: the curves over steps and layers, and the worst of each, of what was looked at."""
-        if not self.at:
-            return {}
-        finite = [i for i, _ in enumerate(self.at) if all(abs(x[i]) < float("inf") for x in self.values.values())]
+        """As metrics: the curves over steps and layers, and the worst of each, of what was looked at; and where
+        that was not finite, which no journal can hold.
+        """
+        finite = [i for i, _ in enumerate(self.at) if all(map(math.isfinite, self._seen(i)))]
+        found = _exploded([x for i, x in enumerate(self.at) if i not in set(finite)])
         if not finite:
-            return {}
+            return found
         left_out = (() if compared else ("gradient_cosine",)) + (
             () if eight_bits else ("fp8_saturation", "fp8_underflow", "fp8_amax")
         )
         kept = [x for x in CURVES if x not in left_out]
-        found = {f"{x}_by_layer": tuple(_short(self.values[x][i]) for i in finite) for x in kept}
+        found |= {f"{x}_by_layer": tuple(_short(self.values[x][i]) for i in finite) for x in kept}
         found["health_step"] = tuple(self.at[i][0] for i in finite)
         found["health_layer"] = tuple(self.at[i][1] for i in finite)
         for name, worst in (
@@ -101,16 +114,24 @@ class Health:
         return found
 
 
-def _losses(trainer: ArmTrainer, layers: int) -> dict[float, dict[str, float]]:
-    """What 8 bits lose by layer, the worst of its tensors: linear layers follow each other as the layers do."""
-    if trainer.probe is None or not trainer.probe.seen or not layers:
+def _exploded(at: list[tuple[float, float]]) -> dict[str, tuple[float, ...]]:
+    """As metrics: steps and layers of looks that were not finite."""
+    if not at:
+        return {}
+    return {"exploded_step": tuple(x for x, _ in at), "exploded_layer": tuple(x for _, x in at)}
+
+
+def _losses(trainer: ArmTrainer) -> dict[float, dict[str, float]]:
+    """What 8 bits lose by layer, the worst of its tensors."""
+    if trainer.probe is None:
         return {}
     found: dict[float, dict[str, float]] = {}
     for (place, _), values in trainer.probe.seen.items():
-        layer = float(place * layers // trainer.probe.places)
+        layer = float(trainer.probe.layers[place])
         own = found.setdefault(layer, dict.fromkeys(("fp8_saturation", "fp8_underflow", "fp8_amax"), 0.0))
         for name, value in zip(own, values, strict=True):
-            own[name] = max(own[name], value)
+            # Of NaN and a number, Python's max is the first.
+            own[name] = value if math.isnan(value) else max(own[name], value)
     return found
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Chosen: TypeAlias = Callable[[Any, Any], Any]
 """Of queries and keys, which blocks are seen: (…, n, n) bool."""
+OFF = 0.02
+"""By how much the share of tiles that an arm leaves out may differ from the share that it is named by."""
 MASKED = 2048
 """Up to so many tokens a CUDA device gets a mask of elements; of longer sequences it would not fit. A CPU always
 gets one: FlexAttention has no backward pass for it.
@@ -77,6 +79,13 @@ def blocks(pattern: str, left_out: int) -> Chosen:
         return made[across]
 
     return chosen
+
+
+def left_out(seen: torch.Tensor) -> torch.Tensor:
+    """The share of the causal tiles that blocks seen (…, n, n) bool leave out; fp32 (), on their device."""
+    across = seen.shape[-1]
+    dense = across * (across + 1) // 2 * (seen.numel() // across**2)
+    return 1 - seen.tril().sum() / dense
 
 
 def elements(chosen: Chosen) -> Callable[[Any, Any], Any]:

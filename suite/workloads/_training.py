@@ -90,7 +90,8 @@ class Progress:
     @classmethod
     def of(cls, state: dict[str, Any]) -> Progress:
         """From such."""
-        health = Health([tuple(x) for x in state["health"]["at"]], state["health"]["values"])
+        seen = state["health"]
+        health = Health([tuple(x) for x in seen["at"]], seen["values"], seen["low"])
         pairs = {x: [tuple(y) for y in state[x]] for x in ("bits", "losses")}
         return cls(**{**state, **pairs, "health": health})
 
@@ -208,7 +209,10 @@ class Training:
             mean = sum(float(x) for x in self._losses) / len(self._losses)
             self._losses = []
             if not math.isfinite(mean):
-                raise Incorrect(f"diverged: the training loss is not finite by step {step} of {self.steps}")
+                raise Incorrect(
+                    f"diverged: the training loss is not finite by step {step} of {self.steps}"
+                    f"{self.progress.health.exploded()}"
+                )
             self.progress.losses.append((step, mean))
         r = self.recipe
         # Of logits in fp32: a loss of the model's own dtype has steps in bf16 that are a quarter of the margin.
@@ -250,8 +254,11 @@ class Training:
             raise Incorrect(f"position {half - 1} sees what comes after it: its logits change by {off:.2g}")
 
     def share(self) -> float | None:
-        """Of product operations in 8 bits; None for an arm that claims none."""
-        return low_share(self.recipe) if self.trainer.probe is not None else None
+        """Of product operations in 8 bits, counted where they can be; None for an arm that claims none."""
+        if self.trainer.probe is None:
+            return None
+        low = self.progress.health.low
+        return low_share(self.recipe) if low is None else low
 
 
 def verify(trainer: ArmTrainer, given: Recipe, session: Session, expected: answer.Expected) -> dict[str, float]:

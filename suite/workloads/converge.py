@@ -25,6 +25,7 @@ from . import _text as text
 from . import _weights
 from ._arms import ArmTrainer
 from ._recipe import HYPERPARAMETERS, Recipe
+from ._sparse import OFF
 from .train import COMPRESSION, catalog
 from .train import METRICS as TRAIN
 
@@ -106,22 +107,30 @@ METRICS = (
         about="Cosine between the gradient that was to be sent, with what earlier steps left, and what arrives.",
     ),
     Metric(
+        "left_out",
+        "1",
+        better="neither",
+        label="tiles left out",
+        about="Share of causal tiles of 128 × 128 that attention's blocks leave out, counted after training.",
+    ),
+    Metric(
         "fp8_share",
         "1",
         better="neither",
-        about="Share of product operations in 8 bits. From 0.9 on an arm bears the precision's name.",
+        about="Share of product operations in 8 bits, counted in a pass; where that cannot be, of the layers' "
+        "linears, and a remark says so. From 0.9 on an arm bears the precision's name.",
     ),
     Metric(
         "fp8_saturation",
         "1",
         summary="maximum",
-        about="Largest share of a tensor's elements beyond E4M3's largest.",
+        about="Largest share of a tensor's elements beyond the largest of its 8 bits.",
     ),
     Metric(
         "fp8_underflow",
         "1",
         summary="maximum",
-        about="Largest share of a tensor's elements that become 0 in E4M3.",
+        about="Largest share of a tensor's elements that become 0 in its 8 bits.",
     ),
     *(
         Metric(f"{name}_by_layer", "1", better="neither", shown="never", about=about)
@@ -129,13 +138,21 @@ METRICS = (
             ("gradient_norm", "Norm of a layer's gradient before clipping; layer -1 is what is in none."),
             ("update_ratio", "A layer's update over its weights, by norm."),
             ("gradient_cosine", "Between a layer's gradient and that in fp32."),
-            ("fp8_saturation", "Largest share of elements beyond E4M3's largest, of a layer's tensors."),
+            ("fp8_saturation", "Largest share of elements beyond the largest of 8 bits, of a layer's tensors."),
             ("fp8_underflow", "Largest share of elements that become 0."),
             ("fp8_amax", "Largest magnitude among a layer's inputs, weights and gradients of its linears."),
         )
     ),
     Metric("health_step", "1", better="neither", shown="never", about="The step of each entry by layer."),
     Metric("health_layer", "1", better="neither", shown="never", about="The layer of each entry by layer."),
+    Metric(
+        "exploded_step",
+        "1",
+        better="neither",
+        shown="never",
+        about="Steps of looks at layers that were not finite.",
+    ),
+    Metric("exploded_layer", "1", better="neither", shown="never", about="The layer of each such look."),
     *(x for x in TRAIN if x.name in ("loss_error", "gradient_error", "change_error")),
 )
 
@@ -236,6 +253,11 @@ def _measurement(training: Training, errors: dict[str, float], target: float, se
     }
     asked = tasks.asked(training.text(tasks.BATCHES), training.session.seed)
     found |= {name: [tasks.bits(trainer.logits, batches)] for name, batches in asked.items()}
+    remarks: list[str] = []
+    if (share := trainer.left_out(training.text(1)[0][0])) is not None:
+        found["left_out"] = [share]
+        if (wrong := _misnamed(share, trainer)) is not None:
+            remarks.append(wrong)
     for step in DECLARED:
         if step < training.steps:
             found[f"bits_per_byte@{step}"] = [at(curve, step)]
@@ -251,10 +273,24 @@ def _measurement(training: Training, errors: dict[str, float], target: float, se
         found["compression_accuracy"] = [float(x) for x in trainer.sent]
     if (share := training.share()) is not None:
         found["fp8_share"] = [share]
-    found |= done.health.samples(training.compared, trainer.probe is not None and trainer.execution == "eager")
+        if done.health.low is None:
+            remarks.append("fp8_share follows from the model's sizes: no product in 8 bits could be counted")
+    found |= done.health.samples(training.compared, trainer.probe is not None)
     return Measurement(
         samples={name: rounded(values, FP32) for name, values in found.items()},
         timer="own clock" if session.device.kind == "cpu" else "own clock, device synchronized",
+        remarks=tuple(remarks),
+    )
+
+
+def _misnamed(share: float, trainer: ArmTrainer) -> str | None:
+    """What is wrong with the name of an arm that leaves out that share of tiles; None where it bears it."""
+    named = trainer.changes.left_out
+    if named is None or abs(share - named) <= OFF:
+        return None
+    return (
+        f"{trainer.changes.attention} leaves out {share:.1%} of the tiles at S = {trainer.recipe.S}, more than "
+        f"{OFF:.0%} off {named:.0%}: no name for it"
     )
 
 

@@ -19,7 +19,7 @@ from . import _expected as answer
 from . import _tasks as tasks
 from . import _text as text
 from . import _weights, converge
-from ._agreement import LIMITS, exchanged
+from ._agreement import LIMITS, exchanged, of_goal
 from ._arms import ArmTrainer
 from ._lm_eval import MADE
 from .train import catalog
@@ -51,6 +51,13 @@ METRICS = (
         label="change of bits",
         shown="table",
         about="Of bits a byte against the same weights in fp32, relative.",
+    ),
+    Metric(
+        "quality_of_goal",
+        "1",
+        label="change over goal",
+        shown="table",
+        about="Change of bits a byte of an exchange in bf16 over the goal, 1e-4: at most 1 where it is met.",
     ),
     Metric(
         "kl",
@@ -144,6 +151,8 @@ def measure(case: Case, system: ArmTrainer, session: Session, prepared: Prepared
             wrong = exchanged(found["kl"], found["top1_agreement"], found["quality_change"], precision)
             if wrong is not None:
                 raise Incorrect(wrong)
+            if (goal := of_goal(found["quality_change"], precision)) is not None:
+                found["quality_of_goal"] = goal
     with session.stage("sample"):
         for x in tasks.TASKS:
             found[x.name] = tasks.bits(system.logits, prepared.batches[x.name])

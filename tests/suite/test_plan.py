@@ -193,8 +193,9 @@ PLANS = (
     "quick, standard, full, 30s, 5m, 30m, advanced-memory, attention, converge, converge_long, converge_short, "
     "converge_tiny, cpu, crossing, distributed, distributed-attention-4, distributed-links-4, "
     "distributed-long-4, distributed-train-4, distributed_long, distributed_tiny, endpoint, fidelity, generate, "
-    "inference_short, languages, matmul, memory, memory-techniques, precision, quality, requested, scaling, "
-    "serve, serve_tiny, shapes, shapes-1, state_space, train, train_tiny, widths, widths-1, widths-2, worth"
+    "inference_short, languages, matmul, memory, memory-techniques, precision, quality, quality_tiny, "
+    "requested, scaling, serve, serve_tiny, shapes, shapes-1, state_space, train, train_tiny, widths, widths-1, "
+    "widths-2, worth"
 )
 
 

@@ -11,6 +11,8 @@ from kernelmark.registry.detection.arms import arms, differences
 from kernelmark.registry.store.journal import Journal
 from kernelmark.registry.store.metric import Equivalence, Metric
 from kernelmark.registry.store.record import Case, Header, Measurement, Record
+from kernelmark.registry.views import convergence_table
+from kernelmark.registry.views.convergence import layer_cells
 from kernelmark.registry.views.report import render
 
 RULE = Equivalence(0.0025)
@@ -47,7 +49,8 @@ def journal() -> Journal:
             curve = tuple(x * off * (1 + 1e-4 * ((seed * 7 + len(name)) % 5)) for x in (8.0, 2.0, 1.5))
             samples = {"bits_per_byte": curve[-1:], "bits_per_byte@1000": curve[1:2], "copying_bits": (copying,)}
             samples |= {"bits_by_step": curve, "validated_step": STEPS, **LAYERS}
-            seen = Measurement(samples, "own clock")
+            said = ("named 75 %",) if name == "window" else ()
+            seen = Measurement(samples, "own clock", remarks=said)
             records.append(Record(case, name, "torch", None, seed, 0, "cold", "ok", None, seen))
         records.append(Record(case, "wrong", "torch", None, seed, 0, "cold", "incorrect", "a <b>leak</b>"))
     return Journal(msgspec.structs.replace(header, metrics=METRICS), tuple(records))
@@ -59,6 +62,7 @@ def test_a_loss_at_a_declared_step_is_a_point_and_other_metrics_stand_beside(jou
     assert [x.found.kind for x in found["far"].points] == ["worse", "worse"]
     (copying,) = found["window"].beside
     assert (copying.metric, copying.found.kind, found["window"].overall) == ("copying_bits", "worse", "equivalent")
+    assert [convergence_table.remarks(found[x])[-1] == "named 75 %" for x in ("near", "window")] == [False, True]
 
 
 def test_differences_are_paired_and_have_an_interval(journal: Journal) -> None:
@@ -75,6 +79,13 @@ def test_the_worst_of_each_layer_over_looks_and_seeds(journal: Journal) -> None:
     assert (first.name, first.norm, first.update, first.cosine) == ("layer 0", (0.5, 2.0), 0.02, (0.96, 500))
     assert (rest.name, rest.amax) == ("in no layer", None)
     assert layers([]) == ()
+    broken = {"health_step": (0.0,), "health_layer": (0.0,), "gradient_norm_by_layer": (4.0,)}
+    broken |= {"exploded_step": (1000.0, 500.0, 500.0), "exploded_layer": (0.0, 0.0, 1.0)}
+    one, other = layers([Measurement(broken, "own clock")])
+    assert (layer_cells(one)[0], layer_cells(other)[0]) == (
+        "4.00 to 4.00; not finite at 500",
+        "not finite at 500",
+    )
 
 
 def test_the_page_says_whether_it_is_as_good(journal: Journal) -> None:

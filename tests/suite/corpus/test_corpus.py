@@ -84,6 +84,25 @@ def test_the_bytes_do_not_depend_on_any_order(made):
     assert {name: len(data) for name, data in first.items()} == {"validation": 394, "train": 2304}
 
 
+def test_the_corpus_was_built_twice_with_the_manifests_hashes():
+    said = (HERE / "registry" / "reference" / "corpus" / "said.txt").read_text()
+    hashes = [x.split() for x in said.splitlines() if len(x.partition(" ")[0]) == 64]
+    found = {(Path(path).parts[0], Path(path).stem): digest for digest, path in hashes}
+    places = {place for place, _ in found}
+    assert len(places) == 2
+    for name, part in manifests.load().parts.items():
+        assert {found[place, name] for place in places} == {part.sha256}
+
+
+def test_an_order_is_drawn_for_packages_and_members(made):
+    manifest, wheels = made()
+    read = [[x.member for x in build.texts(manifest, wheels, order=order)] for order in (None, 3, 3)]
+    assert read[0] != read[1] == read[2]
+    assert sorted(read[0]) == sorted(read[1])
+    assert {x.startswith("thing") for x in (read[0][0], read[0][-1])} == {True, False}, "packages one by one"
+    assert build.built(manifest, wheels, order=3) == build.built(manifest, wheels)
+
+
 def test_it_says_how_far_it_is_by_what_is_read_and_not_by_packages(made):
     told = []
     build.built(*made(), lambda what, fraction: told.append((what, fraction)))

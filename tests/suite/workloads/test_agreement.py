@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from kernelmark.suite.workloads._agreement import exchanged
+from kernelmark.suite.workloads._agreement import LIMITS, exchanged, of_goal
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,9 @@ from kernelmark.suite.workloads._agreement import exchanged
 def test_an_exchange_costs_no_more_than_its_precision(kl, agreement, change, precision, said):
     found = exchanged(kl, agreement, change, precision)
     assert (found is None) if said is None else said in str(found)
+
+
+def test_a_goal_is_closer_than_what_is_wrong():
+    assert of_goal(-5e-5, "bf16") == pytest.approx(0.5)
+    assert of_goal(LIMITS["bf16"].bits, "bf16") == pytest.approx(25)
+    assert of_goal(1e-4, "e4m3") is None

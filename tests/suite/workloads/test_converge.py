@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from kernelmark.registry.store.record import Measurement
+from kernelmark.suite import plan as plans
 from kernelmark.suite.catalog import Catalog
 from kernelmark.suite.measure.device import Cpu
 from kernelmark.suite.measure.session import Session
@@ -18,12 +20,14 @@ from kernelmark.suite.measure.stages import Stages
 from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect, Unavailable
 from kernelmark.suite.operators import _gates
+from kernelmark.suite.operators.attention_sparse import choose, fixed, scores
 from kernelmark.suite.system import Assembly, Changes, System
 from kernelmark.suite.workloads import _tasks, _text, _training, _weights, converge, quality
 from kernelmark.suite.workloads._arms import ArmTrainer, low_share, recipe_of, two_of_four
-from kernelmark.suite.workloads._fp8 import Probe, rounded, scale
+from kernelmark.suite.workloads._fp8 import Probe, counted, rounded, scale
 from kernelmark.suite.workloads._gated import Gates
-from kernelmark.suite.workloads._sparse import block_mask, blocks, by_blocks, elements, masked
+from kernelmark.suite.workloads._health import Health
+from kernelmark.suite.workloads._sparse import OFF, block_mask, blocks, by_blocks, elements, left_out, masked
 from kernelmark.suite.workloads._text import source
 from kernelmark.suite.workloads._training import rate, validated
 from torch.nn.attention.flex_attention import flex_attention
@@ -97,6 +101,7 @@ def test_an_arm_goes_on_from_a_checkpoint(arm, catalog, monkeypatch, tmp_path):
     assert made[0]["bits_by_step"][0] != made[1]["bits_by_step"][0]
     assert made[0]["bits_per_byte"][0] < made[0]["bits_by_step"][0]
     assert {"last_quarter_bits", "copying_bits", "needle_bits"} < made[0].keys()
+    assert made[0]["left_out"] == (0,), "one block"
 
 
 def test_the_end_of_a_window_and_what_stands_in_it_twice():
@@ -119,7 +124,9 @@ def test_the_same_arm_twice_has_the_same_numbers(arm, plain):
 
 
 def test_eight_bits_are_near_and_tell_what_they_lose(arm, plain):
-    found = arm(Changes(products="e4m3_rowwise")).samples
+    measured = arm(Changes(products="e4m3_rowwise"))
+    found = measured.samples
+    assert measured.remarks == ("fp8_share follows from the model's sizes: no product in 8 bits could be counted",)
     base = plain.samples["bits_per_byte"][0]
     assert found["bits_per_byte"][0] == pytest.approx(base, rel=0.02)
     assert found["bits_per_byte"][0] != base
@@ -227,6 +234,76 @@ def test_a_scale_that_is_stuck_shows_as_saturation_and_underflow():
     assert probe.seen[0, "input"] == (0.25, 0.25, 1000.0)
 
 
+def test_gradients_in_e5m2_are_held_to_its_range():
+    probe = Probe("tensorwise", stuck=True, e5m2=True)
+    for what in ("input", "gradient"):
+        probe.look(0, what, torch.tensor([[1000.0, 1.0, 1e-4, 7e-6]]))
+    assert probe.seen[0, "input"][:2] == (0.25, 0.5)
+    assert probe.seen[0, "gradient"][:2] == (0, 0.25)
+
+
+def test_products_in_8_bits_are_counted_and_no_others():
+    wide = torch.randn(32, 16)
+    a, b = wide.to(torch.float8_e4m3fn), wide.to(torch.float8_e4m3fn)
+    one = torch.ones(())
+    assert counted(lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16)) == 2 * 32 * 32 * 16
+    assert counted(lambda: wide @ wide.t()) == 0
+
+
+@pytest.fixture(scope="module")
+def watched(catalog: Catalog):
+    """An arm of bf16 before its first step, and that step's batch."""
+
+    def make(**fields) -> tuple[ArmTrainer, tuple[torch.Tensor, ...]]:
+        case = converge.WORKLOAD.case(
+            {"B": 2, "S": 16, "N": 5, "A": 2}, "bf16", "program", model="gpt2-tiny", data="synthetic"
+        )
+        trainer = converge.assemble(case, Assembly(System("arm", **fields), catalog))
+        trainer.load(_training.initial(trainer.recipe, 3, torch.device("cpu")))
+        return trainer, _text.Order(source("synthetic").train, 3, 2, 2, 16, torch.device("cpu")).draw(0)
+
+    return make
+
+
+def test_what_8_bits_lose_is_seen_of_a_compiled_arm_too(watched):
+    seen = []
+    for execution in ("eager", "aot_eager"):
+        trainer, batch = watched(changes=Changes(products="e4m3_rowwise"), execution=execution)
+        trainer.step = lambda *batch: None  # compiling takes long on a CPU
+        trainer.norm = torch.ones(())
+        trainer.gradients = trainer.weights
+        health = Health()
+        health.look(trainer, batch, 0, None)
+        seen.append(health.samples(False, True))
+        assert all(x.grad is None for x in trainer._params), "a look leaves no gradients"
+    assert seen[0] == seen[1]
+    assert seen[0]["health_layer"] == (-1, 0, 1)
+    assert all(x > 0 for x in seen[0]["fp8_amax_by_layer"][1:])
+    assert 0 < seen[0]["fp8_underflow"][0] < 0.1
+    assert health.low is None, "products that are emulated are not in 8 bits"
+
+
+def test_the_share_is_counted_where_products_run_in_8_bits(watched):
+    trainer, batch = watched(precision="parts_rowwise")
+    assert trainer.watch(*(x[0] for x in batch)) == pytest.approx(low_share(trainer.recipe))
+    assert {trainer.probe.layers[place] for place, _ in trainer.probe.seen} == {0, 1}
+
+
+def test_an_explosion_stays_in_sight():
+    health = Health()
+    for step, norm in ((0, 1.0), (500, float("inf"))):
+        for layer in (-1.0, 0.0):
+            health.at.append((float(step), layer))
+            for name, values in health.values.items():
+                values.append(norm if name == "gradient_norm" and layer == 0 else 1.0)
+    found = health.samples(True, False)
+    assert (found["exploded_step"], found["exploded_layer"]) == ((500,), (0,))
+    assert found["gradient_norm_by_layer"] == (1, 1, 1)
+    assert health.exploded() == "; at step 500 the gradients of layer 0 were not"
+    health.values["gradient_norm"] = [float("nan")] * 4
+    assert set(health.samples(True, False)) == {"exploded_step", "exploded_layer"}
+
+
 def test_two_of_four_are_kept():
     weight = torch.tensor([[1.0, -3.0, 2.0, 0.5, 1.0, 1.0, 1.0, 1.0]])
     assert two_of_four(weight).tolist() == [[0, -3, 2, 0, 1, 1, 0, 0]]
@@ -241,6 +318,66 @@ def test_patterns_of_equal_density_never_look_ahead(pattern):
     assert seen.diagonal(dim1=-2, dim2=-1).all()
     wide = seen.reshape(-1, 8, 128, 8, 128).any(4).any(2)
     assert wide.sum((1, 2)).unique().tolist() == [sum(max(1, (n * 50 + 50) // 100) for n in range(1, 9))]
+
+
+def sparse_arms():
+    """Every sparse arm of every built-in plan, with the blocks in its sequence."""
+    for name in ("converge", "converge_short", "converge_long", "converge_tiny"):
+        plan = plans.load(name, converge.catalog(), "cuda")
+        systems = {x.name: x for x in plan.systems}
+        for case in plan.cases:
+            for arm in plan.only.get(case.full_name, ()):
+                changes = systems[arm].changes if arm in systems else Changes()
+                if changes.left_out is not None:
+                    yield f"{name}/{case.name}", changes, case.axes["S"] // _gates.BLOCK
+
+
+def test_sparse_arms_of_plans_leave_out_what_their_names_say_and_differ():
+    by_case: dict[tuple[str, float], dict[str, list[list[int]]]] = {}
+    generator = torch.Generator().manual_seed(0)
+    for case, changes, across in sparse_arms():
+        pattern, _, percent = changes.attention.partition("-")
+        if pattern in ("static", "window", "random"):
+            rows = fixed(pattern, across, "causal", int(percent))
+        else:
+            means = torch.randn(2, 1, 1, across * _gates.BLOCK, 2, generator=generator)
+            gates = (
+                _gates.both(torch.randn(1, 2, 2, generator=generator), 1) if pattern == "learned" else (None, None)
+            )
+            chosen = choose(scores(*means, "causal", *gates), "causal", int(percent))[0, 0]
+            rows = [x.nonzero().flatten().tolist() for x in chosen]
+        assert all(row in own for row, own in enumerate(rows)), "a row's own block is seen under every pattern"
+        seen = torch.zeros(across, across, dtype=torch.bool)
+        for row, own in enumerate(rows):
+            seen[row, own] = True
+        assert abs(float(left_out(seen)) - changes.left_out) <= OFF, (case, changes.attention)
+        by_case.setdefault((case, changes.left_out), {})[pattern] = rows
+    assert len(by_case) == 7
+    assert all(
+        patterns.keys() >= {"static", "window", "random"} for patterns in by_case.values() if len(patterns) > 1
+    )
+    for case, patterns in by_case.items():
+        for one, other in itertools.combinations(patterns, 2):
+            differing = sum(x != y for x, y in zip(patterns[one], patterns[other], strict=True))
+            assert differing >= len(patterns[one]) / 2, (case, one, other)
+
+
+def test_an_arm_that_leaves_out_another_share_than_its_name_says_so(arm):
+    def told(attention: str, S: int) -> float | None:
+        """What an arm of that name counts in two layers whose blocks are a window's."""
+        trainer = arm.make(Changes(attention=attention))
+        counted = trainer._counted(blocks("window", 75))
+        trainer.logits = lambda tokens: [counted(tokens, tokens), counted(tokens, tokens)]
+        return trainer.left_out(torch.zeros(1, 1, S, 1))
+
+    assert told("window-75", 1024) == pytest.approx(25 / 36)
+    assert told("window-75", 512) == pytest.approx(0.6)
+    assert told("linear", 512) is None
+    trainer = arm.make(Changes(attention="static-75"))
+    assert converge._misnamed(0.74, trainer) is None
+    assert converge._misnamed(0.694, trainer) == (
+        "static-75 leaves out 69.4% of the tiles at S = 16, more than 2% off 75%: no name for it"
+    )
 
 
 def told_apart(generator):

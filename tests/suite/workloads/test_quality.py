@@ -20,7 +20,8 @@ from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import Incorrect, Unavailable
 from kernelmark.suite.system import Assembly, Changes, System
 from kernelmark.suite.workloads import _text, _weights, converge, quality
-from kernelmark.suite.workloads._lm_eval import MADE, accuracy, examples, language_model, score
+from kernelmark.suite.workloads._lm_eval import MADE, accuracy, continued, examples, language_model, score
+from kernelmark.suite.workloads._lm_eval import made as task_of
 
 S = 32
 
@@ -188,6 +189,13 @@ def test_continuations_are_scored_by_their_bytes():
     assert found[3] == (pytest.approx(2 * likely - 1, rel=1e-5), False), "of a long context the end counts"
 
 
+def test_what_follows_is_generated_greedily():
+    asked = [("a", {"until": ["f", "zz"]}), ("x" * 20, {"max_gen_toks": 2}), ("", {"until": "\x0d"})]
+    assert continued(certain, 2, 8, "cpu", asked) == ["bcde", "yz", "\x0b\x0c"]
+    with pytest.raises(NotImplementedError, match="generates greedily"):
+        continued(certain, 2, 8, "cpu", [("a", {"do_sample": True, "temperature": 0.7})])
+
+
 def test_examples_are_made_of_the_text_and_are_the_same_for_everyone():
     text = _text.synthetic().validation
     whole = bytes(text)
@@ -232,3 +240,51 @@ def test_lm_eval_is_asked_through_its_own_interface(exchange, monkeypatch):
     library.simple_evaluate = offline
     with pytest.raises(Unavailable, match="data: piqa: no network"):
         accuracy("piqa", lm, 5)
+
+    def broken(**asked):
+        raise ValueError("an error of ours")
+
+    library.simple_evaluate = broken
+    with pytest.raises(ValueError, match="an error of ours"):
+        accuracy("piqa", lm, 5)
+    loader = ModuleType("datasets.load")
+    exec("def load(**asked):\n    raise ValueError('no cache for piqa')", loader.__dict__)
+    library.simple_evaluate = loader.load
+    with pytest.raises(Unavailable, match="data: piqa: no cache for piqa"):
+        accuracy("piqa", lm, 5)
+
+
+@pytest.mark.lm_eval
+@pytest.mark.filterwarnings("ignore")  # the library's own
+@pytest.mark.parametrize("task", MADE)
+def test_the_library_finds_what_the_scores_say(exchange, task):
+    """On a checkpoint: each choice's likelihood by our scoring, the largest against the right one."""
+    asked = []
+
+    def seen(logits, B, sequence, device, pairs):
+        asked.extend(pairs)
+        return score(logits, B, sequence, device, pairs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kernelmark.suite.workloads._lm_eval.score", seen)
+        found = exchange(System("torch"), task=task).samples["task_accuracy"][0]
+    docs = examples(task, _text.source("synthetic").validation, S, quality.EXAMPLES)
+    assert asked == [(x["context"], choice) for x in docs for choice in x["choices"]]
+    # A model that knows nothing but that bytes count up is right where chance has it.
+    lm = language_model(certain, 4, S, "cpu")
+    scored = score(certain, 4, S, "cpu", asked)
+    likely = [[x for x, _ in scored[i : i + 4]] for i in range(0, len(scored), 4)]
+    right = [x.index(max(x)) == doc["gold"] for x, doc in zip(likely, docs, strict=True)]
+    assert accuracy(task_of(task, docs), lm, len(docs)) == pytest.approx(sum(right) / len(docs))
+    assert 0 < found < 1
+
+
+@pytest.mark.lm_eval
+@pytest.mark.filterwarnings("ignore")  # the library's own
+def test_the_library_asks_for_text_by_its_own_requests():
+    from lm_eval.api.instance import Instance
+
+    lm = language_model(certain, 2, 8, "cpu")
+    given = {"until": ["f"], "max_gen_toks": 20, "do_sample": False, "temperature": 0.0}
+    request = Instance("generate_until", {}, ("a", given), 0, metadata=("mine", 0, 1))
+    assert lm.generate_until([request]) == ["bcde"]
