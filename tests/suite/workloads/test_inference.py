@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,9 @@ from kernelmark.suite.workloads._forward import PartsPasses
 from kernelmark.suite.workloads._generate import PartsGenerates
 from kernelmark.suite.workloads._inference import initial, read
 from kernelmark.suite.workloads._serving.engine import Engine, Next
+from kernelmark.suite.workloads._serving.latencies import Window
+from kernelmark.suite.workloads._serving.load import Load
+from kernelmark.suite.workloads._serving.messages import Seen
 
 SAMPLING = Sampling(min_samples=4, max_samples=8, min_seconds=0, max_seconds=60, warmup_s=0)
 TORCH = System("torch")
@@ -235,9 +239,59 @@ def test_a_million_parameters_are_served(catalog: Catalog) -> None:
         (load(load="poisson"), "never mixed"),
         (load(axes={"requests": 5}), "no steady window"),
         (load(load="search", slo="none", axes={"users": 0, "rate": 1000}), "needs limits"),
+        (load(load="search", axes={"users": 0, "rate": 1000, "requests": 554}), "at least 555 requests"),
         (load(model="gpt2-tiny", axes={"input": 300}), "positions for 256"),
     ],
 )
 def test_loads_that_cannot_be(case: Case, message: str) -> None:
     with pytest.raises(NotImplementedError, match=message):
         serve.prepare(case, session())
+
+
+class Limited(serve.Run):
+    """A search at a server that meets the limits up to a rate, where each rate takes seconds of a played clock."""
+
+    def __init__(self, upto: float, left_s: float, rate: float = 4.0) -> None:
+        axes = {"users": 0, "rate": round(1000 * rate), "requests": 600}
+        self.case = load(load="search", axes=axes)
+        self.load, self.limits = serve.read_load(self.case), serve.limits(self.case)
+        self.searched = self.found = None
+        self.upto, self.left_s, self.session = upto, left_s, self  # type: ignore[assignment]  # its clock
+
+    def loaded(self, wanted: Load, number: int = 0) -> serve.Loaded:
+        self.left_s -= wanted.requests / wanted.rate
+        outcome = "ok" if wanted.rate <= self.upto else "timeout"
+        seen = [Seen(i, i, 0, 1, 1, 2, tokens=1, outcome=outcome) for i in range(500)]
+        return serve.Loaded(wanted, (), seen, Window(0, 500), 0, (), False)
+
+
+@pytest.mark.parametrize(
+    ("upto", "left_s", "tried", "rate", "said"),
+    [
+        (10.0, 1e9, [4, 8, 16, 11.3, 9.51, 10.4], 9.51, "^$"),
+        (1.5, 1e9, [4, 2, 1, 1.41, 1.68, 1.54], 1.41, "^$"),
+        (3.0, 800.0, [4, 2], 2, r"ended early: 2 requests/s meets the SLO, 4 does not; a further rate may take"),
+        (1e9, 1e9, [4 * 2**i for i in range(10)], 2048, r"no higher one was tried; 10 rates were tried"),
+    ],
+)
+def test_a_search_ends_with_what_is_known(
+    upto: float, left_s: float, tried: list[float], rate: float, said: str
+) -> None:
+    run = Limited(upto, left_s)
+    run.search()
+    assert run.searched is not None
+    assert run.found is not None
+    assert [x for x, _ in run.searched.tried] == pytest.approx(tried, rel=0.01)
+    assert run.searched.low == run.found.wanted.rate == pytest.approx(rate, rel=0.01)
+    assert run.left_s > 0
+    assert re.search(said, run.searched.said or "")
+
+
+def test_a_search_without_a_rate_that_meets_says_how_far_it_came() -> None:
+    """Halving for ever would take longer each time."""
+    for left_s, said in (
+        (1800.0, r"no rate down to 1 requests/s meets the SLO; a further rate may take longer"),
+        (60.0, r"no rate was tried: 4 requests/s may take longer than the deadline leaves"),
+    ):
+        with pytest.raises(NotImplementedError, match=said):
+            Limited(0.0, left_s).search()
