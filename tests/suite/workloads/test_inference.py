@@ -99,7 +99,12 @@ def a_generation(model: str = "llama-tiny") -> Case:
 
 @pytest.mark.parametrize(
     ("model", "name"),
-    [("llama-tiny", "torch"), ("mamba2-tiny", "torch"), ("llama-tiny", "transformers_generate")],
+    [
+        ("llama-tiny", "torch"),
+        ("mamba2-tiny", "torch"),
+        ("llama-tiny", "transformers_generate"),
+        ("llama-tiny", "transformers_generate_batch"),
+    ],
 )
 def test_a_generation_is_measured(catalog: Catalog, model: str, name: str) -> None:
     case = a_generation(model)
