@@ -70,7 +70,8 @@ class Generate:
         blocks = B * (-(-(S + N) // PAGE) + 1) + 1
         self._model = _transformers_models.build(chosen, S + N, weights)
         self._device = self._model.device
-        self._config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+        kind: Any = GenerationConfig  # it is not annotated
+        self._config = kind(do_sample=False, eos_token_id=-1, pad_token_id=0)
         self._sizes: dict[str, Any] = {
             "page_size": PAGE,
             "num_blocks": blocks,
