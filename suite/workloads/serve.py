@@ -238,9 +238,11 @@ class PartsServes:
 
     checked = True
 
-    def __init__(self, assembly: Assembly) -> None:
+    def __init__(self, assembly: Assembly, products: str = "dtype") -> None:
         self.assembly = assembly
         engine_of(assembly)
+        inference.allowed(assembly, products)
+        self.products = "dtype" if assembly.system.precision == "case" else products
 
     def start(self, order: Order) -> children.Running:
         """The server, when it listens."""
@@ -541,7 +543,10 @@ class Run:
         steps = inference.positions(len(tokens), self.session.seed)
         at = [len(asked.prompt) - 1 + x for x in steps]
         logits = inference.answer(read(self.case), self.case.dtype, self.session.seed, whole, at, catalog())
-        inference.chosen_well(what, own[:, steps], logits, self.case.dtype)
+        if getattr(self.system, "products", "dtype") == "e4m3":
+            inference.chosen_well_in_8_bits(what, own[:, steps], logits)
+        else:
+            inference.chosen_well(what, own[:, steps], logits, self.case.dtype)
 
     def summarize(self) -> Measurement:
         """What is recorded."""
@@ -623,7 +628,7 @@ def remarks(found: Loaded, checked: bool) -> tuple[str, ...]:
 
 def assemble(case: Case, assembly: Assembly) -> PartsServes:
     """Our server on a system's parts."""
-    return PartsServes(assembly)
+    return PartsServes(assembly, str(case.options["products"]))
 
 
 @cache
@@ -636,6 +641,7 @@ def options() -> dict[str, tuple[Option, ...]]:
         "lengths": load.LENGTHS,
         "slo": tuple(load.SLOS),
         "api": ("completions", "chat"),
+        "products": inference.PRODUCTS,
     }
 
 
@@ -650,7 +656,7 @@ WORKLOAD = Inference(
         "output": "tokens of an answer, likewise",
     },
     options=options(),
-    later={"slice": "whole", "api": "completions", "lengths": "fixed", "slo": "none"},
+    later={"slice": "whole", "api": "completions", "lengths": "fixed", "slo": "none", "products": "dtype"},
     dtypes=("bf16", "fp16", "fp32"),
     # A server's time is of queues as much as of bytes: what a step must move is `generate`'s to say.
     bytes=lambda case: 0,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from kernelmark.registry.store.record import Case, Measurement
@@ -24,6 +25,7 @@ from kernelmark.suite.workloads._serving.engine import Engine, Next
 from kernelmark.suite.workloads._serving.latencies import Window
 from kernelmark.suite.workloads._serving.load import Load
 from kernelmark.suite.workloads._serving.messages import Seen
+from kernelmark.suite.workloads._serving.quantized import PRECISIONS
 
 SAMPLING = Sampling(min_samples=4, max_samples=8, min_seconds=0, max_seconds=60, warmup_s=0)
 TORCH = System("torch")
@@ -215,6 +217,72 @@ def test_a_wrong_generation_has_no_time(
 ) -> None:
     with pytest.raises(Incorrect, match=message):
         generated(a_generation(), kind(Assembly(TORCH, catalog), 16))
+
+
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    """A CPU's kernels as they are written: to compile them takes longer than the test."""
+    torch.compiler.set_stance("force_eager")
+    yield
+    torch.compiler.set_stance("default")
+
+
+def in_8_bits(model: str, products: str = "e4m3") -> Case:
+    axes = {"B": 2, "S": 20, "N": 6}
+    return generate.WORKLOAD.case(axes, "bf16", "program", model=model, page=16, products=products)
+
+
+EIGHT_BITS = {x: System(x, parts={"fp8_matmul": "kernelmark_cpu"}, precision=x) for x in PRECISIONS}  # type: ignore[arg-type]  # words of `Precision`
+
+
+COMPILERS = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+"""What loading torch's compiler says, whether it compiles or not."""
+
+
+@COMPILERS
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("model", ["llama-tiny", "gpt2-tiny"])
+def test_products_of_8_bits_generate(catalog: Catalog, uncompiled: None, model: str, precision: str) -> None:
+    case = in_8_bits(model)
+    system = generate.assemble(case, Assembly(EIGHT_BITS[precision], catalog))
+    found = generated(case, system).samples
+    assert 0.02 < found["generation_error"][0] < 0.2  # rounding is seen
+    plain = read(case, catalog)
+    weights = plain.model.parameters(plain.configuration)
+    assert weights < found["weight_bytes"][0] < 2 * weights
+    assert case.bytes < in_8_bits(model, "dtype").bytes
+
+
+class Misscaled(PartsGenerates):
+    """Takes the scale of another row of the weights for each."""
+
+    def load(self, *arguments: Any) -> None:
+        super().load(*arguments)
+        assert self.engine.quantized is not None
+        held = self.engine.quantized._held
+        for key, (values, scale) in held.items():
+            held[key] = values, scale * torch.linspace(0.2, 1.8, len(scale))[:, None]
+
+
+@COMPILERS
+def test_a_wrong_scale_has_no_time(catalog: Catalog, uncompiled: None) -> None:
+    with pytest.raises(Incorrect, match=r"after given tokens: logits are off .* allowed 0\.25 in E4M3"):
+        generated(in_8_bits("llama-tiny"), Misscaled(Assembly(EIGHT_BITS["parts_rowwise"], catalog), 16, "e4m3"))
+
+
+@pytest.mark.parametrize(
+    ("products", "changed", "message"),
+    [
+        ("dtype", {}, "another case's: products = e4m3"),
+        ("e4m3", {"precision": "float8_rowwise"}, "are of training"),
+        ("e4m3", {"recompute": "every_layer"}, "are of training"),
+    ],
+)
+def test_8_bits_that_cannot_be(catalog: Catalog, products: str, changed: dict[str, str], message: str) -> None:
+    case = in_8_bits("llama-tiny", products)
+    system = msgspec.structs.replace(EIGHT_BITS["parts_rowwise"], **changed)
+    with pytest.raises(NotImplementedError, match=message):
+        generated(case, generate.assemble(case, Assembly(system, catalog)))
 
 
 def load(**options: Any) -> Case:
