@@ -1,4 +1,5 @@
-"""ONNX Runtime on a CPU: each operator as a graph (`_onnx.py`), optimized by the runtime, its threads as torch's.
+"""ONNX Runtime on a CPU: each operator as a graph (`_onnx.py`), and whole models as PyTorch exports them
+(`_onnx_models.py`), optimized by the runtime, its threads as torch's.
 
 Inputs are bound where they lie and answers are written into memory of ours, so that nothing is copied. Its CPU
 provider computes in fp32 and int8: what it has no kernel for (bf16, most of all) it refuses when it loads a graph.
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import _onnx
+from . import _onnx, _onnx_models
 from ._terms import Call
 
 REQUIRES = ("onnxruntime", "onnx")
@@ -23,7 +24,15 @@ ELSEWHERE = "fallback to CPU EP has been explicitly disabled"
 def session(
     operator: str, case: Any, inputs: dict[str, Any], providers: list[Any]
 ) -> tuple[_onnx.Graph, Any, list[Any]]:
-    """The graph of a case, a session that runs it, and an empty answer of each shape it gives.
+    """The graph of a case, a session that runs it, and an empty answer of each shape. Raises as `opened`."""
+    graph, model = _onnx.made(operator, case, inputs)
+    runner = opened(model, providers)
+    first = next(x for x, _ in graph.fed.values())
+    return graph, runner, [first.new_empty(x.shape) for x in runner.get_outputs()]
+
+
+def opened(model: bytes | str, providers: list[Any]) -> Any:
+    """A session that runs a model, given whole or by its file.
 
     Raises `NotImplementedError` with the runtime's words where its provider has no kernel of a node, and
     `ImportError` where the provider itself cannot be loaded: the runtime would give both to its CPU provider and
@@ -32,7 +41,6 @@ def session(
     import onnxruntime
     import torch
 
-    graph, model = _onnx.made(operator, case, inputs)
     name = providers[0] if isinstance(providers[0], str) else providers[0][0]
     options = onnxruntime.SessionOptions()
     if name not in CPU:
@@ -42,7 +50,7 @@ def session(
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 3
     try:
-        opened = onnxruntime.InferenceSession(model, options, providers=providers, enable_fallback=False)
+        return onnxruntime.InferenceSession(model, options, providers=providers, enable_fallback=False)
     except Exception as error:  # its own errors have no common class that is public
         if ELSEWHERE in str(error):
             anyhow = onnxruntime.InferenceSession(model, providers=providers, enable_fallback=False)
@@ -55,8 +63,6 @@ def session(
             said = str(error).splitlines()[0].rpartition(" : ")[2]
             raise NotImplementedError(f"ONNX Runtime: {said}") from None
         raise
-    first = next(x for x, _ in graph.fed.values())
-    return graph, opened, [first.new_empty(x.shape) for x in opened.get_outputs()]
 
 
 def bound(call_session: Any, feeds: dict[str, Any], answers: list[Any], device: str) -> Any:
@@ -76,23 +82,46 @@ def bound(call_session: Any, feeds: dict[str, Any], answers: list[Any], device: 
     return binding
 
 
+def options(device: str) -> Any:
+    """How a session is run: a GPU's answer is waited for by whoever reads it, as with all others."""
+    import onnxruntime
+
+    how = onnxruntime.RunOptions()
+    if device != "cpu":
+        how.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    return how
+
+
+def modelled(providers: list[Any], device: str) -> _onnx_models.Passes:
+    """A whole model by these execution providers."""
+    how = options(device)
+
+    def run(runner: Any, feeds: dict[str, Any], answers: list[Any]) -> None:
+        runner.run_with_iobinding(bound(runner, feeds, answers, device), how)
+
+    return _onnx_models.Passes(lambda path: opened(path, providers), run)
+
+
+def forward(case: Any) -> _onnx_models.Passes:
+    """Transformers' model of its own class, as PyTorch exports it."""
+    return modelled([*CPU], "cpu")
+
+
 def running(operator: str, providers: list[Any], device: str) -> Callable[[Any], Call]:
     """A factory for an operator by these execution providers, the first that takes a node."""
 
     def factory(case: Any) -> Call:
-        import onnxruntime  # what is missing is said before the inputs are made
+        import onnxruntime  # noqa: F401  # what is missing is said before the inputs are made
         import torch
 
-        opened: tuple[_onnx.Graph, Any, list[Any]] | None = None
-        how = onnxruntime.RunOptions()
-        if device != "cpu":  # its answer is waited for by whoever reads it, as with all others
-            how.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        made: tuple[_onnx.Graph, Any, list[Any]] | None = None
+        how = options(device)
 
         def call(**inputs: Any) -> Any:
-            nonlocal opened
-            if opened is None:
-                opened = session(operator, case, inputs, providers)
-            graph, runner, like = opened
+            nonlocal made
+            if made is None:
+                made = session(operator, case, inputs, providers)
+            graph, runner, like = made
             answers = [torch.empty_like(x) for x in like]
             runner.run_with_iobinding(bound(runner, graph.feeds(inputs), answers, device), how)
             return answers[0] if len(answers) == 1 else tuple(answers)
@@ -104,4 +133,7 @@ def running(operator: str, providers: list[Any], device: str) -> Callable[[Any],
 
 
 OPERATORS = tuple(x for x in _onnx.MAKERS if x != "int8_linear_by_weight")
-IMPLEMENTATIONS = {x: {"onnxruntime": running(x, [*CPU], "cpu")} for x in OPERATORS}
+IMPLEMENTATIONS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    **{x: {"onnxruntime": running(x, [*CPU], "cpu")} for x in OPERATORS},
+    "forward": {"onnxruntime_model": forward},
+}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from . import _blocks, _transformers_models
+from . import _blocks, _transformers_batches, _transformers_models
 
 REQUIRES = ("transformers",)
 DEVICES = {
@@ -310,6 +310,11 @@ def generate_compiled(case: Any) -> _GenerateCompiled:
     return _GenerateCompiled()
 
 
+def generate_batch(case: Any) -> _transformers_batches.Generate:
+    """Its continuous batching. Not run on a GPU yet."""
+    return _transformers_batches.Generate()
+
+
 def _steps(case: Any) -> None:
     if str(case.options["model"]).startswith("mamba"):
         raise NotImplementedError("its Mamba classes keep another cache, which this baseline does not step")
@@ -383,7 +388,11 @@ IMPLEMENTATIONS = {
     "attention_window": {"transformers": attention, "transformers_eager": attention_eager},
     "forward": {"transformers_model": model},
     "gated_rms_norm": {"transformers": gated_rms_norm},
-    "generate": {"transformers_generate": generate, "transformers_generate_compiled": generate_compiled},
+    "generate": {
+        "transformers_generate": generate,
+        "transformers_generate_batch": generate_batch,
+        "transformers_generate_compiled": generate_compiled,
+    },
     "gelu": {"transformers": gelu, "transformers_gelu_new": gelu_new},
     "rms_norm": {"transformers": rms_norm},
     "rope": {"transformers": rope},

@@ -824,6 +824,14 @@ def serve(case: Any) -> _Serve:
     return _Serve()
 
 
+def forward(case: Any) -> Call:
+    """Its encoders, which it pools: BERT among them, and no class that gives logits of tokens."""
+    raise NotImplementedError(
+        "vLLM's encoders give embeddings, of a text or of its tokens, on the host; `forward` holds logits of the "
+        "vocabulary to the model's, and times a pass up to them"
+    )
+
+
 def generate(case: Any) -> _vllm_engine.Generate:
     """vLLM's engine in the worker's process."""
     return _vllm_engine.Generate()
@@ -849,6 +857,7 @@ IMPLEMENTATIONS = {
     "fp8_quant": {"vllm": fp8_quant},
     "gated_rms_norm": {"vllm": gated_rms_norm},
     "geglu": {"vllm": _gated("gelu_tanh_and_mul")},
+    "forward": {"vllm_encoder": forward},
     "generate": {"vllm_engine": generate},
     "gelu": {"vllm": _gelu("gelu_new"), "vllm_fast": _gelu("gelu_fast")},
     "rms_norm": {"vllm": rms_norm},

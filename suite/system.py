@@ -221,6 +221,11 @@ class Assembly:
     heard: Callable[[int], None] | None = None
     """Told how many operations each product of 8 bits by `fp8_matmul` is."""
 
+    @property
+    def plain(self) -> Assembly:
+        """The same with products in the case's dtype."""
+        return Assembly(msgspec.structs.replace(self.system, precision="case"), self.catalog)
+
     def implementation(self, part: str, operator: str, device: str) -> Implementation:
         """What is put in for a part: the one named, else the base's, else PyTorch's.
 
@@ -278,6 +283,11 @@ class Assembly:
         """`linear(x, weight, bias=None)`, by which layers multiply. Raises as `call` does."""
         if not self.system.precision.startswith("parts_"):
             return linear(self.system.precision)
+        quantize, product = self.eight_bits(dtype, device)
+        return (by_rows if self.system.precision == "parts_rowwise" else by_blocks)(quantize, product)
+
+    def eight_bits(self, dtype: str, device: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The system's `quantize(x, granularity)` and `product(a, b, scale_a, scale_b, recipe)` in E4M3."""
         if dtype != "bf16":
             raise NotImplementedError(f"products of 8 bits by fp8_matmul are bf16, this case's are {dtype}")
 
@@ -299,7 +309,7 @@ class Assembly:
             call = found("fp8_matmul", "e4m3", sizes, (("recipe", recipe), ("layout", "nt")))
             return call(a=a, b=b, scale_a=scale_a, scale_b=scale_b, recipe=recipe)
 
-        return (by_rows if self.system.precision == "parts_rowwise" else by_blocks)(quantize, product)
+        return quantize, product
 
     def _taking_part(self, chosen: Chosen, B: int, S: int, device: str, without: Collection[str]) -> None:
         """Raises `NotImplementedError` for a base without any of these parts of the model: PyTorch's row again."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,13 @@ class Session:
     stages: Stages
     scratch: Path | None = None
     """A folder of the run's own, for what goes on after the process was killed; None where nothing is kept."""
+    until: float = math.inf
+    """When the plan's deadline ends this process, on the monotonic clock: before it, what is known can be told."""
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until then."""
+        return self.until - time.monotonic()
 
     @property
     def group(self) -> Group:

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -363,7 +364,8 @@ def _program(
     def session(cell: TaskCell) -> Session:
         listen = Stages(listen=lambda name: send(Stage(name, cell.index)))
         kept = Path(task.scratch) if task.scratch else None
-        return Session(device, seed, task.replicate, task.sampling, listen, kept)
+        until = time.monotonic() + task.deadline_s
+        return Session(device, seed, task.replicate, task.sampling, listen, kept, until)
 
     first = session(cells[0])
     try:

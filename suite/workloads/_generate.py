@@ -38,8 +38,10 @@ class Generates(Protocol):
 class PartsGenerates:
     """Our engine on a system's parts."""
 
-    def __init__(self, assembly: Assembly, page: int) -> None:
+    def __init__(self, assembly: Assembly, page: int, products: str = "dtype") -> None:
         self.assembly, self.page = assembly, page
+        inference.allowed(assembly, products)
+        self.products = "dtype" if assembly.system.precision == "case" else products
 
     def load(self, chosen: Chosen, B: int, S: int, N: int, dtype: str, weights: inference.Weights) -> None:
         self.engine = Engine(self.assembly, chosen, dtype, weights, B, S + N, self.page)
@@ -68,6 +70,11 @@ class PartsGenerates:
         found = [self.engine.prefill(prompt, self.rows).logits]
         found += [self.engine.decode(x, self.rows).logits.clone() for x in following.unbind(1)]
         return torch.stack(found, 1)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights as the engine holds them."""
+        return self.engine.weight_bytes
 
     @property
     def cache_bytes(self) -> int:

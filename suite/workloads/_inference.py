@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...registry.store.record import Case
+    from ..system import Assembly
 
     Weights = Iterable[tuple[str, torch.Tensor]]
 
@@ -30,6 +31,18 @@ LONG = 4096
 """Tokens beyond which the reference's attention is PyTorch's in fp32: the operator's own holds all scores."""
 
 SLICES = ("whole", "first1", "first2", "first4", "first8")
+
+
+PRODUCTS = ("dtype", "e4m3")
+"""What products inside layers may have at the least: what the floor counts."""
+
+
+def allowed(assembly: Assembly, products: str) -> None:
+    """Raises `NotImplementedError` for a system whose products are below what the case allows."""
+    if assembly.system.precision != "case" and products == "dtype":
+        raise NotImplementedError(
+            "this case's products are in its dtype; 8 bits are another case's: products = e4m3"
+        )
 
 
 def read(case: Case, catalog: Catalog) -> Chosen:
@@ -155,6 +168,36 @@ def deviation(what: str, got: torch.Tensor, wanted: torch.Tensor, dtype: str) ->
     if not off <= LOGITS[dtype]:  # NaN is never within a bound
         raise Incorrect(f"{what}: logits are off by {off:.3g} of their norm, allowed {LOGITS[dtype]:.3g}")
     return off
+
+
+E4M3_LOGITS = 0.25
+"""The same of logits whose products inside layers have inputs in E4M3. Rounding alone is off by 0.08 to 0.15 at 2
+to 4 layers and by 0.19 at 32 of a narrow Llama: a wrong scale is seen, one skipped layer of 32 is not.
+"""
+E4M3_GAP = 1.0
+"""And how far below the largest logit a token that these chose may be, as `GAPS`; 0.66 was seen at 32 layers."""
+
+
+def deviation_in_8_bits(what: str, got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """`deviation` of a system whose products are in E4M3."""
+    import torch
+
+    off = float(torch.linalg.vector_norm(got.detach().float() - wanted) / torch.linalg.vector_norm(wanted))
+    if not off <= E4M3_LOGITS:
+        raise Incorrect(f"{what}: logits are off by {off:.3g} of their norm, allowed {E4M3_LOGITS:.3g} in E4M3")
+    return off
+
+
+def chosen_well_in_8_bits(what: str, tokens: torch.Tensor, wanted: torch.Tensor) -> None:
+    """`chosen_well` of a system whose products are in E4M3."""
+    if not bool(((tokens >= 0) & (tokens < wanted.shape[-1])).all()):
+        raise Incorrect(f"{what}: a token is not of the vocabulary")
+    below = wanted.amax(-1) - wanted.gather(-1, tokens[..., None])[..., 0]
+    if not (gap := float((below / wanted.std(-1)).max())) <= E4M3_GAP:
+        raise Incorrect(
+            f"{what}: the logit of a chosen token is {gap:.3g} standard deviations below the largest, allowed "
+            f"{E4M3_GAP:.3g} in E4M3"
+        )
 
 
 GAPS: Mapping[str, float] = {"fp32": 1e-2, "fp16": 0.1, "bf16": 0.4}

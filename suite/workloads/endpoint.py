@@ -18,7 +18,7 @@ import os
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -254,15 +254,30 @@ def measure(case: Case, system: Endpoint, session: Session, prepared: None) -> M
     most.hold(requests, TOKENS_A_WORD * words + OVERHEAD, output)
     from ._serving.fake_provider import Fake
 
-    with Fake() if system.local else nullcontext() as fake:
-        system.connect(fake.url if fake else None, TIMEOUT_S)
-        try:
-            with session.stage("sample"):
-                found = all_of(system, model, case, session.seed, most)
-        finally:
-            system.close()
+    with (
+        Fake() if system.local else nullcontext() as fake,
+        _connected(system, fake.url if fake else None),
+        session.stage("sample"),
+    ):
+        found = all_of(system, model, case, session.seed, most)
     with session.stage("summarize"):
         return summarize(found, most)
+
+
+@contextmanager
+def _connected(system: Endpoint, url: str | None) -> Iterator[None]:
+    """A new client, and its end. Errors of a client tell its key as any do: only their kind is said."""
+    try:
+        system.connect(url, TIMEOUT_S)
+    except ImportError:
+        raise  # what is not installed
+    except Exception as error:
+        raise RuntimeError(f"no client of this endpoint: {type(error).__name__}") from None
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # all is asked by then
+            system.close()
 
 
 def all_of(system: Endpoint, model: str, case: Case, seed: int, most: Caps) -> list[Asked]:

@@ -156,8 +156,15 @@ def compared(B: int, S: int, seed: int) -> list[int]:
 
 
 def bytes_(case: Case) -> int:
-    """Of one decode step in the middle of the answer: the weights that are multiplied, and the cache."""
-    return engine.step_bytes(read(case), case.dtype, [_middle(case)] * case.axes["B"])
+    """Of one decode step in the middle of the answer: the weights that are multiplied, those inside layers in what
+    products may have, and the cache.
+    """
+    chosen = read(case)
+    whole = engine.step_bytes(chosen, case.dtype, [_middle(case)] * case.axes["B"])
+    if case.options["products"] == "dtype":
+        return whole
+    c = chosen.configuration
+    return whole - (chosen.model.multiplied(c) - int(c.width * c.vocabulary)) * (BYTES[case.dtype] - 1)
 
 
 def _middle(case: Case) -> int:
@@ -229,6 +236,7 @@ class Run:
     def __init__(self, case: Case, system: Generates, session: Session, expected: Expected) -> None:
         self.case, self.system, self.session, self.expected = case, system, session, expected
         self.cuda = session.device.kind == "cuda"
+        self.eight_bits = getattr(system, "products", "dtype") == "e4m3"
         self.N = case.axes["N"]
         self.checked = random.Random(f"{session.seed}/checked").randrange(3)
         self.first: list[float] = []
@@ -262,7 +270,11 @@ class Run:
         weights = inference.initial(chosen, case.dtype, self.session.seed, device)
         self.system.load(chosen, case.axes["B"], case.axes["S"], self.N, case.dtype, weights)
         got = self.system.forced(expected.prompts[0], expected.given)[expected.rows]
-        self.error = inference.deviation("after given tokens", got, expected.logits.to(got.device), case.dtype)
+        wanted, what = expected.logits.to(got.device), "after given tokens"
+        if self.eight_bits:
+            self.error = inference.deviation_in_8_bits(what, got, wanted)
+        else:
+            self.error = inference.deviation(what, got, wanted, case.dtype)
         tokens, _, self.first_ms = self.generate(expected.prompts[0])
         self.check_tokens("the first generation", expected.prompts[0], tokens)
 
@@ -281,7 +293,10 @@ class Run:
             [S - 1 + x for x in steps],
             catalog(),
         )
-        inference.chosen_well(what, own[:, steps], logits, self.case.dtype)
+        if self.eight_bits:
+            inference.chosen_well_in_8_bits(what, own[:, steps], logits)
+        else:
+            inference.chosen_well(what, own[:, steps], logits, self.case.dtype)
 
     def warm_up(self) -> None:
         """Generations until the time is up, one at the least: the first has captured and tuned."""
@@ -331,7 +346,7 @@ class Run:
             "generated_per_s": rounded([B * self.N / (x * 1e-3) for x in self.whole]),
             "decoded_per_s": rounded([B / (x * 1e-3) for x in self.steps]),
             "read_per_s": rounded([B * case.axes["S"] / (x * 1e-3) for x in self.first]),
-            "weight_bytes": (float(weights),),
+            "weight_bytes": (float(getattr(self.system, "weight_bytes", weights)),),
             HOST_PEAK.name: (float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),),
             "first_generation": rounded([self.first_ms]),
             "generation_error": rounded([self.error]),
@@ -357,7 +372,7 @@ class Run:
 
 def assemble(case: Case, assembly: Assembly) -> PartsGenerates:
     """Our engine on a system's parts."""
-    return PartsGenerates(assembly, int(case.options["page"]))
+    return PartsGenerates(assembly, int(case.options["page"]), str(case.options["products"]))
 
 
 WORKLOAD = Inference(
@@ -368,8 +383,9 @@ WORKLOAD = Inference(
         "model": tuple(x for model in catalog().models.values() for x in model.configurations),
         "slice": inference.SLICES,
         "page": (64, 16, 32, 128, 256),
+        "products": inference.PRODUCTS,
     },
-    later={"slice": "whole", "page": 64},
+    later={"slice": "whole", "page": 64, "products": "dtype"},
     dtypes=("bf16", "fp16", "fp32"),
     bytes=bytes_,
     flops=flops,

@@ -11,10 +11,11 @@ back.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -106,7 +107,8 @@ METRICS = (
         judged=Ratio(),
         label="highest rate within SLO",
         shown="table",
-        about="The highest Poisson rate tried at which all but a hundredth of the requests met the limits.",
+        about="The highest Poisson rate tried at which all but a hundredth of the requests met the limits. A "
+        "remark says where time or the number of rates ended the search before it was known to a tenth.",
     ),
     Metric(
         "probe_met",
@@ -168,6 +170,8 @@ PROBES = 10
 """Rates that a search tries at the most."""
 CLOSE = 1.1
 """Ratio of the lowest rate that fails to the highest that meets, at which a search ends."""
+KEPT = 0.25
+"""Share of the time that a search finds left at its begin, which it leaves for the check of the answers."""
 
 
 def read_load(case: Case) -> load.Load:
@@ -203,6 +207,11 @@ def prepare(case: Case, session: Session) -> None:
         raise NotImplementedError(f"{asked.requests} requests leave no steady window; at least 10, and 3 a user")
     if kind == "search" and limits(case) is None:
         raise NotImplementedError("a search needs limits: option slo")
+    if kind == "search" and (held := latencies.opened(asked.requests)) < latencies.ENOUGH:
+        raise NotImplementedError(
+            f"the window of {asked.requests} requests holds {held}; the 99th percentiles that a search is judged "
+            f"by take {latencies.ENOUGH}: at least {latencies.enough()} requests"
+        )
     longest = read(case).model.longest(read(case).configuration)
     if longest is not None and longest < asked.longest:
         raise NotImplementedError(f"{read(case).name} has positions for {longest} tokens, not {asked.longest}")
@@ -229,9 +238,11 @@ class PartsServes:
 
     checked = True
 
-    def __init__(self, assembly: Assembly) -> None:
+    def __init__(self, assembly: Assembly, products: str = "dtype") -> None:
         self.assembly = assembly
         engine_of(assembly)
+        inference.allowed(assembly, products)
+        self.products = "dtype" if assembly.system.precision == "case" else products
 
     def start(self, order: Order) -> children.Running:
         """The server, when it listens."""
@@ -311,6 +322,56 @@ def measure(case: Case, system: Any, session: Session, prepared: None) -> Measur
         return run.summarize()
 
 
+@dataclass
+class Search:
+    """Rates that are tried, `rate` first: doubled or halved to where what they meet changes, then between."""
+
+    rate: float
+    low: float = 0.0
+    """The highest that met the limits."""
+    high: float = math.inf
+    """The lowest that did not."""
+    tried: list[tuple[float, float]] = field(default_factory=list)
+    """Each rate, and the share of its requests that met them."""
+    out_of_time: bool = False
+
+    @property
+    def next(self) -> float | None:
+        """The rate to try; None where it is known to a tenth."""
+        if not self.tried:
+            return self.rate
+        if self.low and self.high / self.low <= CLOSE:
+            return None
+        if math.isinf(self.high):
+            return 2 * self.low
+        return (self.low * self.high) ** 0.5 if self.low else self.high / 2
+
+    def tell(self, share: float, met: bool) -> None:
+        """What became of the rate."""
+        rate = self.next
+        assert rate is not None
+        self.tried.append((rate, share))
+        if met:
+            self.low = rate
+        else:
+            self.high = rate
+
+    @property
+    def said(self) -> str | None:
+        """Where it ended before the rate was known to a tenth: what is known, and why no more."""
+        if self.next is None:
+            return None
+        why = "a further rate may take longer than the deadline leaves"
+        if not self.out_of_time:
+            why = f"{PROBES} rates were tried"
+        if not self.tried:
+            return f"no rate was tried: {self.rate:g} requests/s may take longer than the deadline leaves"
+        if not self.low:
+            return f"no rate down to {self.high:.3g} requests/s meets the SLO; {why}"
+        above = "no higher one was tried" if math.isinf(self.high) else f"{self.high:.3g} does not"
+        return f"the search ended early: {self.low:.3g} requests/s meets the SLO, {above}; {why}"
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A load that is over: what was asked, what was seen, its window, and how late the clients were."""
@@ -341,7 +402,7 @@ class Run:
         self.case, self.system, self.session = case, system, session
         self.load, self.limits = read_load(case), limits(case)
         self.to_check: list[tuple[str, load.Asked, Seen]] = []
-        self.probes: list[tuple[float, float]] = []
+        self.searched: Search | None = None
         self.found: Loaded | None = None
         begin = time.monotonic()
         self.server = start(system, Order(case, read(case), session, self.load, folder))
@@ -429,25 +490,26 @@ class Run:
         self.found = found
 
     def search(self) -> None:
-        """The highest rate that meets the limits: doubled or halved to where that changes, then halved between."""
+        """The highest rate that meets the limits. No rate is tried that may take longer than is left: what is
+        known by then is what is told.
+        """
         assert self.limits is not None
-        rate, low, high = self.load.rate, 0.0, float("inf")
-        for number in range(PROBES):
-            found = self.loaded(replace(self.load, rate=rate), number)
-            counted = found.counted
-            met = sum(latencies.meets(x, self.limits) for x in counted) / max(1, len(counted))
-            self.probes.append((rate, met))
-            if latencies.within(counted, self.limits) and not found.saturated:
-                low, self.found = rate, found
-            else:
-                high = rate
-            if low and high / low <= CLOSE:
+        kept = KEPT * max(0.0, self.session.left_s)
+        search = self.searched = Search(self.load.rate)
+        while search.next is not None and len(search.tried) < PROBES:
+            wanted = replace(self.load, rate=search.next)
+            if LEAD_S + self.load.requests / search.next + TIMEOUT_S > self.session.left_s - kept:
+                search.out_of_time = True
                 break
-            rate = 2 * low if high == float("inf") else high / 2 if not low else (low * high) ** 0.5
+            found = self.loaded(wanted, len(search.tried))
+            counted = found.counted
+            share = sum(latencies.meets(x, self.limits) for x in counted) / max(1, len(counted))
+            met = latencies.within(counted, self.limits) and not found.saturated
+            search.tell(share, met)
+            if met:
+                self.found = found
         if self.found is None:
-            raise NotImplementedError(
-                f"no rate down to {min(x for x, _ in self.probes):.3g} requests/s meets the SLO"
-            )
+            raise NotImplementedError(search.said)
 
     def verify(self) -> None:
         """Holds the tokens of some requests to the model in fp32; a random choice, the same for all systems."""
@@ -481,7 +543,10 @@ class Run:
         steps = inference.positions(len(tokens), self.session.seed)
         at = [len(asked.prompt) - 1 + x for x in steps]
         logits = inference.answer(read(self.case), self.case.dtype, self.session.seed, whole, at, catalog())
-        inference.chosen_well(what, own[:, steps], logits, self.case.dtype)
+        if getattr(self.system, "products", "dtype") == "e4m3":
+            inference.chosen_well_in_8_bits(what, own[:, steps], logits)
+        else:
+            inference.chosen_well(what, own[:, steps], logits, self.case.dtype)
 
     def summarize(self) -> Measurement:
         """What is recorded."""
@@ -489,12 +554,14 @@ class Run:
         assert found is not None
         samples = figures(found, self.limits)
         samples["server_start"] = rounded([self.start_ms])
-        if self.probes:
-            met = sorted(self.probes)
-            samples["slo_rate"] = rounded([found.wanted.rate])
+        said = remarks(found, self.system.checked)
+        if self.searched is not None:
+            met = sorted(self.searched.tried)
+            samples["slo_rate"] = rounded([self.searched.low])
             samples["probe_rate"] = rounded([x for x, _ in met])
             samples["probe_met"] = rounded([y for _, y in met])
-        return Measurement(samples=samples, timer="monotonic", remarks=remarks(found, self.system.checked))
+            said += (self.searched.said,) if self.searched.said else ()
+        return Measurement(samples=samples, timer="monotonic", remarks=said)
 
 
 def figures(found: Loaded, limits: tuple[float, float] | None) -> dict[str, tuple[float, ...]]:
@@ -545,8 +612,15 @@ def remarks(found: Loaded, checked: bool) -> tuple[str, ...]:
         said.append(f"requests by their end: {ends}")
     if found.late_ms and latencies.nearest_rank(found.late_ms, 99) > LATE_MS:
         said.append("client_bound: the clients were late themselves")
-    if any(x.tokens is None for x in found.well):
-        said.append("the server does not count its tokens: no time a token")
+    if uncounted := sum(x.tokens is None for x in found.well):
+        said.append(
+            f"the server did not count the tokens of {uncounted} of {len(found.well)} answers: "
+            "no time a token of them, and none of them meets a limit"
+        )
+    if found.wanted.lengths == "turns":
+        said.append(
+            "conversations hold random tokens in the place of answers: a cache of prefixes finds prompts alone"
+        )
     if not checked:
         said.append("answers not checked: the server has weights of its own")
     return tuple(said)
@@ -554,7 +628,7 @@ def remarks(found: Loaded, checked: bool) -> tuple[str, ...]:
 
 def assemble(case: Case, assembly: Assembly) -> PartsServes:
     """Our server on a system's parts."""
-    return PartsServes(assembly)
+    return PartsServes(assembly, str(case.options["products"]))
 
 
 @cache
@@ -567,6 +641,7 @@ def options() -> dict[str, tuple[Option, ...]]:
         "lengths": load.LENGTHS,
         "slo": tuple(load.SLOS),
         "api": ("completions", "chat"),
+        "products": inference.PRODUCTS,
     }
 
 
@@ -581,7 +656,7 @@ WORKLOAD = Inference(
         "output": "tokens of an answer, likewise",
     },
     options=options(),
-    later={"slice": "whole", "api": "completions", "lengths": "fixed", "slo": "none"},
+    later={"slice": "whole", "api": "completions", "lengths": "fixed", "slo": "none", "products": "dtype"},
     dtypes=("bf16", "fp16", "fp32"),
     # A server's time is of queues as much as of bytes: what a step must move is `generate`'s to say.
     bytes=lambda case: 0,
@@ -600,5 +675,7 @@ WORKLOAD = Inference(
         inference.chosen_well,
         tuple(inference.GAPS.items()),
     ),
+    # Drawn loads are the same; what a search cannot be judged by is refused.
+    continues={"e7f525d16387": "18308b08ee46", "651a249d0aef": "7b611c374b47"},
     plans={},
 )

@@ -13,8 +13,13 @@ import pytest
 import torch
 from kernelmark.baselines import onednn
 from kernelmark.suite.catalog import Catalog
+from kernelmark.suite.measure import device
+from kernelmark.suite.measure.session import Session
+from kernelmark.suite.measure.stages import Stages
+from kernelmark.suite.measure.stopping import Sampling
 from kernelmark.suite.measure.verify import deviation
 from kernelmark.suite.measure.workbench import Workbench
+from kernelmark.suite.workloads import forward
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -173,3 +178,15 @@ def test_what_cannot_be_locked_says_why(name, monkeypatch, tmp_path):
         assert status == "unavailable"
         assert re.search(r"cannot be locked: what PyPI has .* NVIDIA's own index while .* by hand$", reason)
         assert x.unavailable("cpu") == ("unsupported", "needs a cuda device, this is cpu")
+
+
+@pytest.mark.parametrize("model", ["llama-tiny", "bert-tiny"])
+def test_exported_models_give_the_logits(model):
+    for name in ("onnxruntime", "onnx", "onnxscript"):
+        if find_spec(name) is None:
+            pytest.skip(f"{name} is not installed here")
+    case = forward.WORKLOAD.case({"B": 2, "S": 12}, "fp32", "program", model=model)
+    session = Session(device.Cpu(), 5, 0, Sampling(4, 4, 0, 60, warmup_s=0), Stages())
+    system = next(x for x in OWN.of_operator("forward") if x.name == "onnxruntime_model").load()(case)
+    found = forward.measure(case, system, session, forward.prepare(case, session)).samples
+    assert found["logits_error"][0] < 1e-5

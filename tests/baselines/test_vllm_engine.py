@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from kernelmark.baselines import _vllm_engine
+from kernelmark.baselines import _vllm_engine, vllm
 from kernelmark.baselines._vllm_engine import Generate, Given, cache_bytes
 
 V = 11
@@ -123,3 +123,8 @@ def test_cache_of_whole_blocks():
     token = 2 * 2 * 3 * 8 * 2
     assert cache_bytes(c, 64, 4160, 2) == token * 16 * (64 * 261 + 1)
     assert cache_bytes(c, 1, 100, 2) == token * (_vllm_engine.LONGEST + 16)
+
+
+def test_an_encoder_without_logits_says_so():
+    with pytest.raises(NotImplementedError, match="embeddings"):
+        vllm.forward(None)

@@ -19,6 +19,7 @@ from .. import _inference as inference
 from .._forward import captured
 from .._trainer import COMPILED
 from .products import JOINED, Products
+from .quantized import quantized
 
 if TYPE_CHECKING:
     import torch
@@ -75,10 +76,6 @@ class Engine:
             raise NotImplementedError(
                 f"the engine compiles a whole step, or none of it, not by {system.execution}"
             )
-        if system.trains:
-            raise NotImplementedError(
-                "float8, recomputing and optimizer states are of training; the engine computes in the case's dtype"
-            )
         if chosen.model.name not in FAMILIES:
             raise NotImplementedError(f"{chosen.model.name} does not generate")
         limit = chosen.model.longest(chosen.configuration)
@@ -104,11 +101,15 @@ class Engine:
         """Whether the parts of all sizes of a batch are known, where steps are compiled."""
         self._shapes: OrderedDict[tuple[int, int], dict[str, Callable[..., Any]]] = OrderedDict()
         self._now: Any = None
-        self.products = Products(assembly, dtype, self.device.type)
+        self.quantized = quantized(assembly, chosen.model.name, dtype, self.device.type)
+        plain = assembly if self.quantized is None else assembly.plain
+        self.products = Products(plain, dtype, self.device.type)
         self.module = inference.build(chosen, _Delegated(self), dtype, longest, self.device, JOINED)
         with torch.no_grad():
             # One by one: a second copy of all weights would be memory that the cache does not get.
             inference.fill(self.module, chain([first], drawn))
+            if self.quantized is not None:
+                self.quantized.take(self.module.layers, JOINED)
         pages = 1 + (-(-cached // page) if cached else self._fitting(sequences * self.across))
         self.memory = FAMILIES[chosen.model.name](self, pages)
         self.free = list(range(pages - 1, 0, -1))
@@ -134,6 +135,12 @@ class Engine:
         if fit < self.across:
             raise MemoryError(f"a sequence of {self.longest} tokens takes {self.across} pages; {fit} are left")
         return fit
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights as they are held, their scales among them."""
+        own = sum(int(x.numel() * x.element_size()) for x in self.module.parameters())
+        return own + (self.quantized.bytes if self.quantized is not None else 0)
 
     @property
     def cache_bytes(self) -> int:
@@ -272,8 +279,11 @@ class Engine:
 
         def make() -> dict[str, Callable[..., Any]]:
             # Logits are products: no loss is computed of them.
-            found = self.assembly.parts(self.chosen, B, S, self.dtype, self.device.type, without=("loss",))
-            return found | {"several": several(found), "gated": gated(found)}
+            found = self.products.assembly.parts(
+                self.chosen, B, S, self.dtype, self.device.type, without=("loss",)
+            )
+            found |= {"head": found["linear"], "several": several(found), "gated": gated(found)}
+            return found if self.quantized is None else found | self.quantized.parts(found.get("gate"))
 
         return self._kept((B, S), make)
 
@@ -288,7 +298,10 @@ class Engine:
                 if x.name not in CACHED
             }
             found |= self.memory.parts(self._call, B)
-            return found | self.products.parts(found.get("gate"))
+            gate = found.get("gate")
+            found |= self.products.parts(gate)
+            found["head"] = found["linear"]
+            return found if self.quantized is None else found | self.quantized.parts(gate)
 
         return self._kept((B, 0), make)
 
@@ -365,7 +378,7 @@ class Prefill(_Pass):
 
     def loss(self, x: Any, weight: Any, target: Any) -> Any:
         """Logits of the last tokens alone."""
-        return self.parts["linear"](x.view(len(self.rows), self.S, -1)[:, -1], weight)
+        return self.parts["head"](x.view(len(self.rows), self.S, -1)[:, -1], weight)
 
 
 class Decode(_Pass):
@@ -380,7 +393,7 @@ class Decode(_Pass):
 
     def loss(self, x: Any, weight: Any, target: Any) -> Any:
         """Logits of all tokens of the step."""
-        return self.parts["linear"](x, weight)
+        return self.parts["head"](x, weight)
 
 
 class Pages:

@@ -7,16 +7,17 @@ text, e end of the stream; N tokens by the server's own count.
 * time a token (TPOT): (t − f) / (N − tokens of the first chunk); none where that divides by nothing.
 * gaps (ITL): between chunks with text, pooled over requests: long answers count more.
 * end to end: e − s, and e − q.
-* goodput: requests of the window that meet all limits, over the window's length; what failed is a miss.
+* goodput: requests of the window that meet all limits, over the window's length; what failed is a miss, and so is
+  an answer whose server did not count its tokens: what is not known never meets a limit.
 * percentiles: nearest rank; p99 of at least 500 only.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from .load import WARM
 from .messages import Seen
@@ -81,6 +82,16 @@ class Window:
         return stamp is not None and self.opens <= stamp <= self.closes
 
 
+def opened(requests: int) -> int:
+    """Requests of an open load that its window holds."""
+    return requests - math.floor(WARM * requests)
+
+
+def enough() -> int:
+    """The fewest requests of an open load whose window holds as many as a 99th percentile takes."""
+    return next(x for x in itertools.count(ENOUGH) if opened(x) >= ENOUGH)
+
+
 def window(seen: Sequence[Seen], users: dict[int, int] | None) -> Window | None:
     """The window of an open load: from where its warm-up's share of requests has come, to the last arrival. Of a
     closed one (`users` by number of request): from where each user had an answer, to where the first has no more
@@ -122,9 +133,15 @@ def saturated(seen: Sequence[Seen], window: Window) -> bool:
 
 
 def meets(seen: Seen, limits: tuple[float, float]) -> bool:
-    """Whether a request ended well and within the limits of first token and time a token, in ms."""
+    """Whether a request ended well and is known to be within the limits of first token and time a token, in ms.
+
+    Without the server's count of tokens the second is not known, and not met. An answer of one token, or one whose
+    first chunk has all of them, has no second to meet.
+    """
     first, each = first_token(seen), token_time(seen)
-    return seen.outcome == "ok" and first is not None and first <= limits[0] and (each or 0.0) <= limits[1]
+    if seen.outcome != "ok" or first is None or seen.tokens is None:
+        return False
+    return first <= limits[0] and (each is None or each <= limits[1])
 
 
 def within(seen: Sequence[Seen], limits: tuple[float, float]) -> bool:
@@ -134,7 +151,7 @@ def within(seen: Sequence[Seen], limits: tuple[float, float]) -> bool:
 
 def gaps(seen: Iterable[Seen]) -> list[float]:
     """ms between chunks with text, of all requests."""
-    return [(b - a) * MS for x in seen for a, b in pairwise(x.chunks)]
+    return [(b - a) * MS for x in seen for a, b in itertools.pairwise(x.chunks)]
 
 
 def tokens_within(seen: Iterable[Seen], window: Window) -> float:

@@ -18,6 +18,10 @@ LOADS = (*OPEN, "closed", "search")
 LENGTHS = ("fixed", "lognormal", "shared", "turns")
 """Lengths of prompts and answers: all alike; log-normal around the given medians; all alike with half of the
 prompt the same for all; conversations whose prompt grows by a turn.
+
+What a conversation holds as the answers so far is drawn, and not what the server said: so that all systems read
+the same prompts, and because arrivals by a schedule do not wait for an answer. Of a turn's prompt a cache of
+prefixes can find the prompt of the turn before, not the answer to it.
 """
 
 SHAPE = 0.25
@@ -70,12 +74,10 @@ class Load:
             if self.lengths == "shared":
                 prompt = (*shared, *fresh[len(shared) :])
             elif self.lengths == "turns":
-                before = history.get(user, ())
-                prompt = (*before, *fresh) if len(before) < TURNS * (self.input + self.output) else fresh
+                prompt = (*history.pop(user, ()), *fresh)
                 answer = tuple(generator.randrange(self.vocabulary) for _ in range(output))
-                history[user] = (*prompt, *answer)
-                if len(history[user]) >= TURNS * (self.input + self.output):
-                    del history[user]
+                if len(prompt) + output < TURNS * (self.input + self.output):
+                    history[user] = (*prompt, *answer)
             else:
                 prompt = fresh
             # The first token is the request's own, so that no server's prefix cache has luck.

@@ -26,7 +26,7 @@ class Products:
     """How a decode step of a system multiplies, in this dtype on a device of this kind."""
 
     def __init__(self, assembly: Assembly, dtype: str, device: str) -> None:
-        self._assembly, self._dtype, self._device = assembly, dtype, device
+        self.assembly, self._dtype, self._device = assembly, dtype, device
         self._plain = assembly.linear(dtype, device)
         # In fp32 the operator's products are TF32. Others' than ours are asked for by name: some build a program
         # for each shape. PyTorch's are its own without an operator.
@@ -41,10 +41,10 @@ class Products:
         implementations of both come from one provider, and the system names none for the part. PyTorch's one is
         the several again, with what layers have in common computed in each.
         """
-        system, device = self._assembly.system, self._device
+        system, device = self.assembly.system, self._device
         if part in system.parts or instead in system.parts:
             return False
-        given = {self._assembly.implementation(part, x, device).provider for x in (operator, instead)}
+        given = {self.assembly.implementation(part, x, device).provider for x in (operator, instead)}
         return len(given) == 1 and EAGER not in given
 
     def parts(self, gate: Callable[..., Any] | None) -> dict[str, Callable[..., Any]]:
@@ -92,4 +92,4 @@ class Products:
     def _made(self, M: int, N: int, K: int, epilogue: str) -> Callable[..., Any]:
         options = {"layout": "nt", "epilogue": epilogue}
         axes = {"M": M, "N": N, "K": K}
-        return self._assembly.call("linear", "matmul", axes, options, self._dtype, self._device)
+        return self.assembly.call("linear", "matmul", axes, options, self._dtype, self._device)

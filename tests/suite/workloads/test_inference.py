@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from kernelmark.registry.store.record import Case, Measurement
@@ -20,6 +22,10 @@ from kernelmark.suite.workloads._forward import PartsPasses
 from kernelmark.suite.workloads._generate import PartsGenerates
 from kernelmark.suite.workloads._inference import initial, read
 from kernelmark.suite.workloads._serving.engine import Engine, Next
+from kernelmark.suite.workloads._serving.latencies import Window
+from kernelmark.suite.workloads._serving.load import Load
+from kernelmark.suite.workloads._serving.messages import Seen
+from kernelmark.suite.workloads._serving.quantized import PRECISIONS
 
 SAMPLING = Sampling(min_samples=4, max_samples=8, min_seconds=0, max_seconds=60, warmup_s=0)
 TORCH = System("torch")
@@ -95,7 +101,12 @@ def a_generation(model: str = "llama-tiny") -> Case:
 
 @pytest.mark.parametrize(
     ("model", "name"),
-    [("llama-tiny", "torch"), ("mamba2-tiny", "torch"), ("llama-tiny", "transformers_generate")],
+    [
+        ("llama-tiny", "torch"),
+        ("mamba2-tiny", "torch"),
+        ("llama-tiny", "transformers_generate"),
+        ("llama-tiny", "transformers_generate_batch"),
+    ],
 )
 def test_a_generation_is_measured(catalog: Catalog, model: str, name: str) -> None:
     case = a_generation(model)
@@ -208,6 +219,72 @@ def test_a_wrong_generation_has_no_time(
         generated(a_generation(), kind(Assembly(TORCH, catalog), 16))
 
 
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    """A CPU's kernels as they are written: to compile them takes longer than the test."""
+    torch.compiler.set_stance("force_eager")
+    yield
+    torch.compiler.set_stance("default")
+
+
+def in_8_bits(model: str, products: str = "e4m3") -> Case:
+    axes = {"B": 2, "S": 20, "N": 6}
+    return generate.WORKLOAD.case(axes, "bf16", "program", model=model, page=16, products=products)
+
+
+EIGHT_BITS = {x: System(x, parts={"fp8_matmul": "kernelmark_cpu"}, precision=x) for x in PRECISIONS}  # type: ignore[arg-type]  # words of `Precision`
+
+
+COMPILERS = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+"""What loading torch's compiler says, whether it compiles or not."""
+
+
+@COMPILERS
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("model", ["llama-tiny", "gpt2-tiny"])
+def test_products_of_8_bits_generate(catalog: Catalog, uncompiled: None, model: str, precision: str) -> None:
+    case = in_8_bits(model)
+    system = generate.assemble(case, Assembly(EIGHT_BITS[precision], catalog))
+    found = generated(case, system).samples
+    assert 0.02 < found["generation_error"][0] < 0.2  # rounding is seen
+    plain = read(case, catalog)
+    weights = plain.model.parameters(plain.configuration)
+    assert weights < found["weight_bytes"][0] < 2 * weights
+    assert case.bytes < in_8_bits(model, "dtype").bytes
+
+
+class Misscaled(PartsGenerates):
+    """Takes the scale of another row of the weights for each."""
+
+    def load(self, *arguments: Any) -> None:
+        super().load(*arguments)
+        assert self.engine.quantized is not None
+        held = self.engine.quantized._held
+        for key, (values, scale) in held.items():
+            held[key] = values, scale * torch.linspace(0.2, 1.8, len(scale))[:, None]
+
+
+@COMPILERS
+def test_a_wrong_scale_has_no_time(catalog: Catalog, uncompiled: None) -> None:
+    with pytest.raises(Incorrect, match=r"after given tokens: logits are off .* allowed 0\.25 in E4M3"):
+        generated(in_8_bits("llama-tiny"), Misscaled(Assembly(EIGHT_BITS["parts_rowwise"], catalog), 16, "e4m3"))
+
+
+@pytest.mark.parametrize(
+    ("products", "changed", "message"),
+    [
+        ("dtype", {}, "another case's: products = e4m3"),
+        ("e4m3", {"precision": "float8_rowwise"}, "are of training"),
+        ("e4m3", {"recompute": "every_layer"}, "are of training"),
+    ],
+)
+def test_8_bits_that_cannot_be(catalog: Catalog, products: str, changed: dict[str, str], message: str) -> None:
+    case = in_8_bits("llama-tiny", products)
+    system = msgspec.structs.replace(EIGHT_BITS["parts_rowwise"], **changed)
+    with pytest.raises(NotImplementedError, match=message):
+        generated(case, generate.assemble(case, Assembly(system, catalog)))
+
+
 def load(**options: Any) -> Case:
     axes = {"rate": 0, "users": 2, "requests": 16, "input": 12, "output": 5} | options.pop("axes", {})
     chosen = {"model": "llama-1m", "load": "closed", "slo": "2000-100"} | options
@@ -235,9 +312,59 @@ def test_a_million_parameters_are_served(catalog: Catalog) -> None:
         (load(load="poisson"), "never mixed"),
         (load(axes={"requests": 5}), "no steady window"),
         (load(load="search", slo="none", axes={"users": 0, "rate": 1000}), "needs limits"),
+        (load(load="search", axes={"users": 0, "rate": 1000, "requests": 554}), "at least 555 requests"),
         (load(model="gpt2-tiny", axes={"input": 300}), "positions for 256"),
     ],
 )
 def test_loads_that_cannot_be(case: Case, message: str) -> None:
     with pytest.raises(NotImplementedError, match=message):
         serve.prepare(case, session())
+
+
+class Limited(serve.Run):
+    """A search at a server that meets the limits up to a rate, where each rate takes seconds of a played clock."""
+
+    def __init__(self, upto: float, left_s: float, rate: float = 4.0) -> None:
+        axes = {"users": 0, "rate": round(1000 * rate), "requests": 600}
+        self.case = load(load="search", axes=axes)
+        self.load, self.limits = serve.read_load(self.case), serve.limits(self.case)
+        self.searched = self.found = None
+        self.upto, self.left_s, self.session = upto, left_s, self  # type: ignore[assignment]  # its clock
+
+    def loaded(self, wanted: Load, number: int = 0) -> serve.Loaded:
+        self.left_s -= wanted.requests / wanted.rate
+        outcome = "ok" if wanted.rate <= self.upto else "timeout"
+        seen = [Seen(i, i, 0, 1, 1, 2, tokens=1, outcome=outcome) for i in range(500)]
+        return serve.Loaded(wanted, (), seen, Window(0, 500), 0, (), False)
+
+
+@pytest.mark.parametrize(
+    ("upto", "left_s", "tried", "rate", "said"),
+    [
+        (10.0, 1e9, [4, 8, 16, 11.3, 9.51, 10.4], 9.51, "^$"),
+        (1.5, 1e9, [4, 2, 1, 1.41, 1.68, 1.54], 1.41, "^$"),
+        (3.0, 800.0, [4, 2], 2, r"ended early: 2 requests/s meets the SLO, 4 does not; a further rate may take"),
+        (1e9, 1e9, [4 * 2**i for i in range(10)], 2048, r"no higher one was tried; 10 rates were tried"),
+    ],
+)
+def test_a_search_ends_with_what_is_known(
+    upto: float, left_s: float, tried: list[float], rate: float, said: str
+) -> None:
+    run = Limited(upto, left_s)
+    run.search()
+    assert run.searched is not None
+    assert run.found is not None
+    assert [x for x, _ in run.searched.tried] == pytest.approx(tried, rel=0.01)
+    assert run.searched.low == run.found.wanted.rate == pytest.approx(rate, rel=0.01)
+    assert run.left_s > 0
+    assert re.search(said, run.searched.said or "")
+
+
+def test_a_search_without_a_rate_that_meets_says_how_far_it_came() -> None:
+    """Halving for ever would take longer each time."""
+    for left_s, said in (
+        (1800.0, r"no rate down to 1 requests/s meets the SLO; a further rate may take longer"),
+        (60.0, r"no rate was tried: 4 requests/s may take longer than the deadline leaves"),
+    ):
+        with pytest.raises(NotImplementedError, match=said):
+            Limited(0.0, left_s).search()

@@ -44,6 +44,13 @@ def test_one_token_has_no_time_a_token() -> None:
     assert of.meets(seen(chunks=(5,), e=6, tokens=1), (5, 1))  # it meets the limit that it has
 
 
+def test_what_is_not_known_meets_no_limit() -> None:
+    uncounted = seen(chunks=(5, 9), e=10)
+    assert not of.meets(uncounted, (1e9, 1e9))
+    assert not of.within([uncounted] * 500, (1e9, 1e9))
+    assert of.meets(seen(chunks=(5, 9), e=10, tokens=2), (5, 4))
+
+
 def test_percentiles_are_ranks() -> None:
     values = [float(x) for x in range(1, 501)]
     assert of.nearest_rank(values, 99) == 495
