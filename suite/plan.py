@@ -294,19 +294,22 @@ class Plan:
     def cells(self, catalog: Catalog, device: DeviceKind, implementations: Sequence[str] = ()) -> tuple[Cell, ...]:
         """All cells, `implementations` (names or providers) narrowing them; raises `InputError` if none match.
 
-        What needs an NVIDIA GPU is asked for elsewhere too and gets its `unsupported` row, but for systems of
-        parts. What is for a CPU alone is not asked for on a GPU, where the kernel itself is.
+        Of systems of parts only those are asked for that the device runs, and what is exchanged for its worth.
         """
         catalog = catalog.with_systems(self.systems)
         operators = {x.operator for x in self.cases}
         _known(implementations, catalog, operators)
+        exchanged = {name for x in self.exchanges for name in (x.base, x.system)}
         cells = tuple(
             Cell(case, implementation, cache)
             for case in self.cases
             for cache in self.caches
             for implementation in catalog.of_operator(case.operator)
-            if device in implementation.devices
-            or (device != "cuda" and "cuda" in implementation.devices and not implementation.assembled)
+            if (
+                device in implementation.devices or implementation.name in exchanged
+                if implementation.assembled
+                else implementation.asked_on(device)
+            )
             if not implementations or implementation.among(implementations)
             if implementation.name in (self.chosen(case) or (implementation.name,))
         )

@@ -65,6 +65,8 @@ def worths(journal: Journal) -> tuple[Worth, ...]:
 
 
 def _worth(x: Exchange, found: Mapping[tuple[str, str, str], Mapping[int, Record]]) -> Worth:
+    if x.refused:
+        return Worth(x, "unsupported", f"{x.system}: {x.refused}")
     base = found.get((x.program, x.step, x.base), {})
     exchanged = found.get((x.program, x.step, x.system), {})
     failed = _failure(exchanged) or _failure(base)

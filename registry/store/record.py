@@ -249,7 +249,7 @@ class Ceiling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
             raise ValueError("a ceiling has a size and a time above 0")
 
 
-class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One part of a model's base system put in by another: what a run on kernels' worth compares.
 
     The rows of `operator`/`case` by `implementation` and by `instead` say what the exchange is worth alone, those
@@ -267,6 +267,8 @@ class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     implementation: str
     instead: str
     calls: int
+    refused: str = ""
+    """Why the part cannot go into the base system; empty where it can, and was measured."""
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -144,6 +144,32 @@ def test_a_plan_on_worth_exchanges_one_part_at_a_time() -> None:
     assert plan.only[f"train/{step().name}"][0] == "torch_compile_blocks"
 
 
+def test_what_cannot_run_here_has_its_row_of_worth() -> None:
+    """Of another device, of an environment that is not installed, of one that the base's excludes."""
+    asked = ["vllm", "transformer_engine", "kernelmark"]
+    plan = plans.of_worth(step(), worth.base_named("torch", CATALOG), CATALOG, "cpu", ["rms_norm"], asked)
+    (case,) = [x for x in plan.cases if x.operator == "train"]
+    cells = {x.implementation.name: x for x in plan.cells(CATALOG, "cpu") if x.case == case}
+    assert cells.keys() == {"torch", *(x.system for x in plan.exchanges)}
+    assert {x.rpartition(".")[2] for x in cells} >= set(asked)
+    for name in cells.keys() - {"torch", "torch+norm.kernelmark_cpu"}:
+        assert cells[name].implementation.unavailable("cpu") == (
+            "unsupported",
+            "needs a cuda device, this is cpu",
+        ), name
+    vllm = cells["torch+norm.vllm"].implementation
+    assert vllm.environment == "vllm"
+    status, reason = vllm.unavailable("cuda")
+    assert (status, "make environment NAME=vllm" in reason) == ("unavailable", True)
+    engine = worth.base_named("transformer_engine", CATALOG)
+    plan = plans.of_worth(step(), engine, CATALOG, "cpu", ["rms_norm"], asked)
+    refused = {x.implementation: x.refused for x in plan.exchanges}
+    assert "'vllm' and 'transformer_engine', its base's, cannot be one" in refused["vllm"]
+    assert not refused["kernelmark"]
+    assert "vllm" not in {x.name.rpartition(".")[2] for x in plan.systems}
+    plan.cells(CATALOG, "cuda")  # systems that are refused are none: the others can be made
+
+
 def test_in_a_graph_parts_are_not_compiled() -> None:
     base = worth.base_named("torch_graph", CATALOG)
     plan = plans.of_worth(step(), base, CATALOG, "cpu", parts=["attention"], implementations=["sdpa_flash"])
