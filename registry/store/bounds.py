@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from .record import HOST, Case, Ceiling, Footer, Header, Line, Measurement, Record, Request, Telemetry
+from .record import HOST, Case, Ceiling, Footer, Header, Launches, Line, Measurement, Record, Request, Telemetry
 
 INFLATED = 512 << 20
 """Bytes of a journal, compressed or not. A run of 2,000 rows and a million samples has 40 MB."""
@@ -68,6 +68,8 @@ class Bounds:
                 _whole(line.replicate, 0, REPLICATES, "replicate")
                 _measured((line.time_ms,), "time_ms")
                 _name(line.dtype, "dtype")
+            case Launches():
+                _launches(line)
             case Footer():
                 _seconds({"wall_s": line.wall_s, **line.spent_s}, "spent_s")
                 _name(line.ended, "ended")
@@ -138,6 +140,18 @@ class Bounds:
             _name(name, field)
             known = self._names[name] = name
         return known
+
+
+def _launches(line: Launches) -> None:
+    for field in ("operator", "case", "implementation"):
+        _name(getattr(line, field), field)
+    _whole(line.steps, 1, REPLICATES, "steps")
+    if len(line.kernels) > ENTRIES:
+        raise OutOfBounds(f"kernels: more than {ENTRIES}")
+    for x in line.kernels:
+        _name(x.name, "a kernel's name")
+        _measured((x.calls, x.ms), "kernels")
+    _measured((line.gap_ms,), "gap_ms")
 
 
 def _telemetry(seen: Telemetry, raw: bytes) -> None:

@@ -341,6 +341,35 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     """What the samples of this journal mean."""
 
 
+KernelKind: TypeAlias = Literal["ours", "product", "copy", "other"]
+"""What a kernel of a step is; a copy computes nothing, it lays out anew what is there."""
+
+
+class Launched(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One kernel of a profiled step (on a CPU: an operator of PyTorch, without what it calls): calls and
+    milliseconds a step.
+    """
+
+    name: str
+    kind: KernelKind
+    calls: float
+    ms: float
+
+
+class Launches(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="launches"):
+    """What one step of a row runs, as a profiler saw it after the row was measured: nothing of it is a result.
+
+    `gap_ms` is when none of the kernels ran.
+    """
+
+    operator: str
+    case: str
+    implementation: str
+    steps: int
+    gap_ms: float
+    kernels: tuple[Launched, ...]
+
+
 class Footer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="footer"):
     """Written when a session of a run ends, so a resumed run has several; its absence means: killed."""
 
@@ -351,4 +380,4 @@ class Footer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     """Seconds per stage over the session, and `overhead`: everything outside the stages."""
 
 
-Line: TypeAlias = Header | Record | Ceiling | Footer
+Line: TypeAlias = Header | Record | Ceiling | Launches | Footer
