@@ -82,7 +82,7 @@ class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dt
     that is `random` if there is one.
 
     `implementations` are the names or providers that these cases are for, without it all; less those of `without`.
-    `models` are those whose calls these cases are.
+    `models` are those whose calls these cases are; `calls` says how many a step of a captured program makes.
     """
 
     operator: str
@@ -94,6 +94,11 @@ class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"dt
     implementations: list[str] = []
     without: list[str] = []
     models: list[str] = []
+    calls: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.calls < 1e9:
+            raise ValueError(f"calls is {self.calls:g}; how often a step makes the call")
 
     def grids(self) -> list[Grid]:
         """The grid part: one, or one for each set of sizes drawn."""
@@ -119,6 +124,16 @@ class Worths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nulls: bool = False
 
 
+class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The `[program]` table of a captured plan: how long a step took, of which cases have the `calls`."""
+
+    step_ms: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step_ms < 1e9:
+            raise ValueError(f"step_ms is {self.step_ms:g}; above 0")
+
+
 class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A plan as a TOML file gives it; everything but its cases, or what they are worth, has a default. `peers` are
     by operator the implementations without which nothing is said of it as a whole.
@@ -128,6 +143,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     worth: list[Worths] = []
     systems: list[System] = []
     peers: dict[str, list[str]] = {}
+    program: Program | None = None
     replicates: int = 5
     cache: list[Cache] | Cache = "cold"
     deadline_s: float = 120.0
@@ -197,6 +213,10 @@ class Plan:
     budget_s: float | None = None
     models: Only = field(default_factory=dict)
     """By operator/case, the models whose call the case is."""
+    calls: Mapping[str, float] = field(default_factory=dict)
+    """By operator/case, how often a step of the captured program makes that call."""
+    step_ms: float | None = None
+    """How long a step of that program took."""
     peers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By operator, the implementations that its cases are to be held against."""
 
@@ -217,6 +237,8 @@ class Plan:
             systems=msgspec.convert(asked.systems, tuple[System, ...]),
             exchanges=asked.exchanges,
             models=asked.models,
+            calls=asked.calls,
+            step_ms=asked.step_ms,
             peers=asked.peers,
         )
 
@@ -233,6 +255,8 @@ class Plan:
             systems=tuple(msgspec.to_builtins(x) for x in self.systems),
             exchanges=self.exchanges,
             models=dict(self.models),
+            calls=dict(self.calls),
+            step_ms=self.step_ms,
             peers=dict(self.peers),
         )
 
@@ -280,7 +304,7 @@ class Plan:
             raise InputError(
                 f"no operator of plan {self.name!r} can be measured at {', '.join(asked)}; {self._sizes(catalog)}."
             )
-        return replace(self, cases=tuple(cases.values()), only=only, models={})
+        return replace(self, cases=tuple(cases.values()), only=only, models={}, calls={})
 
     def _sizes(self, catalog: Catalog) -> str:
         """What its operator can be measured at, or, of several, what tells."""
@@ -375,6 +399,7 @@ def load(name: str, catalog: Catalog, device: DeviceKind, operators: Sequence[st
         cases=cases,
         only={key: names for key, names in plan.only.items() if key in kept},
         models={key: names for key, names in plan.models.items() if key in kept},
+        calls={key: count for key, count in plan.calls.items() if key in kept},
         exchanges=tuple(x for x in plan.exchanges if {f"{x.program}/{x.step}", f"{x.operator}/{x.case}"} <= kept),
         peers={name: names for name, names in plan.peers.items() if any(x.operator == name for x in cases)},
     )
@@ -455,6 +480,7 @@ def parse(text: str, name: str, catalog: Catalog, device: DeviceKind = "cuda") -
     cases = []
     named: dict[str, list[tuple[str, ...]]] = {}
     models: dict[str, tuple[str, ...]] = {}
+    calls: dict[str, float] = {}
     for table in file.cases:
         names = _named(table, catalog)
         for grid in table.grids():
@@ -464,6 +490,9 @@ def parse(text: str, name: str, catalog: Catalog, device: DeviceKind = "cuda") -
                 if table.models:
                     before = models.get(case.full_name, ())
                     models[case.full_name] = tuple(dict.fromkeys((*before, *table.models)))
+                # What runs both passes at once takes the place of the forward pass alone.
+                if table.calls and not (case.pass_ == "forward" and "forward_backward" in table.passes):
+                    calls[case.full_name] = calls.get(case.full_name, 0.0) + table.calls
     if not cases and not file.worth:
         raise InputError("a plan needs at least one [[cases]] or [[worth]] table.")
     caches: tuple[Cache, ...] = (file.cache,) if isinstance(file.cache, str) else tuple(file.cache)
@@ -471,7 +500,8 @@ def parse(text: str, name: str, catalog: Catalog, device: DeviceKind = "cuda") -
     only = {key: tuple(dict.fromkeys(chain(*tables))) for key, tables in named.items() if all(tables)}
     limits = file.sampling, file.deadline_s
     made = Plan(name, _once(cases), file.replicates, caches, *limits, only, tuple(file.systems))
-    made = replace(made, budget_s=file.budget_s, models=models, peers=_peers(file, catalog))
+    made = replace(made, budget_s=file.budget_s, models=models, peers=_peers(file, catalog), calls=calls)
+    made = replace(made, step_ms=file.program.step_ms if file.program is not None else None)
     for asked in file.worth:
         made = _exchanged(made, asked, catalog, device)
     return made

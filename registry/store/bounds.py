@@ -188,6 +188,11 @@ def _header(header: Header) -> Header:
     if request.deadline_s is not None and not 0 < request.deadline_s <= 1e7:
         raise OutOfBounds("deadline_s: no length of time")
     _whole(request.stage, 0, REPLICATES, "stage")
+    for name, calls in request.calls.items():
+        _name(name, "calls")
+        _measured((calls,), "calls")
+    if request.step_ms is not None:
+        _measured((request.step_ms,), "step_ms")
     for metric in header.metrics:
         _form(metric.name, _METRIC, "a metric's name")
         for text in (metric.unit, metric.label, metric.about):

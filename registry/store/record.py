@@ -290,6 +290,10 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """What a plan on kernels' worth exchanges."""
     models: dict[str, tuple[str, ...]] = {}
     """By operator/case, the models whose call the case is."""
+    calls: dict[str, float] = {}
+    """By operator/case, how often a step of the program that was captured makes that call."""
+    step_ms: float | None = None
+    """How long a step of that program took."""
     peers: dict[str, tuple[str, ...]] = {}
     """By operator, the implementations without which nothing is said of it as a whole."""
     shard: tuple[int, int] | None = None

@@ -1,11 +1,11 @@
 """How often worth is right, where the truth is known: delays, gains and nulls that were planted.
 
     python tests/calibration/worths.py [--runs N] [--seed S]     simulated, by the noise of `noisemodel.py`
-    python tests/calibration/worths.py --cpu                      a tiny model's norms behind real delays, on this CPU
+    python tests/calibration/worths.py --cpu                     a tiny model's norms behind real delays, here
 
 An exchange is right if its sign is, and its size is within 20 % of what the isolated calls let expect, or the
-interval holds that. It is asked of exchanges that should move the step by 2 % and more. Of smaller ones it is asked
-that they are called null where nothing was planted. Prints Markdown tables; no decision is made here.
+interval holds that. It is asked of exchanges that should move the step by 2 % and more. Of smaller ones it is
+asked that they are called null where nothing was planted. Prints Markdown tables; no decision is made here.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ PLANTED: Mapping[str, float] = {
 }
 """Milliseconds that a call of what is put in takes longer, alone and in the model alike."""
 HEAD = (
-    "| processes vary | planted | exchanges | should move the step by 2 % | right | sign | within 20 % | interval holds |"
-    " recovered within 5 % | called null |"
+    "| processes vary | planted | exchanges | should move the step by 2 % | right | sign | within 20 % |"
+    " interval holds | recovered within 5 % | called null |"
 )
 
 
