@@ -34,6 +34,7 @@ from . import worth
 from .catalog import Catalog, Implementation
 from .definition import Grid, Option
 from .measure.stopping import Sampling, TimerName
+from .model import chosen
 from .system import System
 
 LARGEST = 4 << 20
@@ -579,6 +580,20 @@ def _named(table: Cases, catalog: Catalog) -> tuple[str, ...]:
         there = ", ".join(x.name for x in catalog.of_operator(table.operator))
         raise InputError(f"{table.operator} has no implementation that this table names; it has {there}.")
     return names
+
+
+def parameters(cases: Iterable[Case], catalog: Catalog) -> dict[str, int]:
+    """By operator/case, the parameters of its model: of a slice those of its layers. Others are left out."""
+    found = {}
+    for case in cases:
+        name = str(case.options.get("model", ""))
+        if not any(name in x.configurations for x in catalog.models.values()):
+            continue
+        of = chosen(catalog.models, name)
+        if (part := str(case.options.get("slice", "whole"))).startswith("first"):
+            of = of.first(int(part.removeprefix("first")))
+        found[case.full_name] = of.model.parameters(of.configuration)
+    return found
 
 
 def _once(cases: Iterable[Case]) -> tuple[Case, ...]:

@@ -188,6 +188,9 @@ def _header(header: Header) -> Header:
     if request.deadline_s is not None and not 0 < request.deadline_s <= 1e7:
         raise OutOfBounds("deadline_s: no length of time")
     _whole(request.stage, 0, REPLICATES, "stage")
+    for name, count in request.parameters.items():
+        _name(name, "parameters")
+        _whole(count, 1, LARGEST, "parameters")
     for name, calls in request.calls.items():
         _name(name, "calls")
         _measured((calls,), "calls")

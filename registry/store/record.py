@@ -290,6 +290,8 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """What a plan on kernels' worth exchanges."""
     models: dict[str, tuple[str, ...]] = {}
     """By operator/case, the models whose call the case is."""
+    parameters: dict[str, int] = {}
+    """By operator/case, the parameters of the model that it is of."""
     calls: dict[str, float] = {}
     """By operator/case, how often a step of the program that was captured makes that call."""
     step_ms: float | None = None

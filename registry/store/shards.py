@@ -67,6 +67,8 @@ def join(journals: Sequence[Journal]) -> Journal:
         },
         implementations=tuple(sorted({name for x in ordered for name in x.header.request.implementations})),
         only={key: names for x in ordered for key, names in x.header.request.only.items()},
+        parameters={key: count for x in ordered for key, count in x.header.request.parameters.items()},
+        calls={key: count for x in ordered for key, count in x.header.request.calls.items()},
         shard=None,
     )
     metrics = _metrics([x.header for x in ordered])

@@ -228,3 +228,12 @@ def test_what_cannot_be_exchanged() -> None:
         plans.of_worth(step(), base, CATALOG, "cpu", implementations=["no_such"])
     with pytest.raises(InputError, match="unknown system 'torhc'"):
         worth.base_named("torhc", CATALOG)
+
+
+def test_the_parameters_of_cases_models() -> None:
+    plan = plans.load("scaling", CATALOG, "cuda")
+    found = {x.options["model"]: plans.parameters([x], CATALOG)[x.full_name] for x in plan.cases}
+    assert found["gpt2-124m"] == 124_439_808
+    assert found["llama-2-7b"] == 6_738_415_616
+    assert found["llama-3.1-70b"] < 12e9  # of a slice, its layers
+    assert plans.parameters([CATALOG.operator("softmax").case({"M": 4, "D": 8}, "bf16", "forward")], CATALOG) == {}

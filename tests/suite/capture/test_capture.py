@@ -307,7 +307,7 @@ def test_what_each_implementation_is_worth_to_the_programs_step(training: Path) 
     home = training.with_name("home")
     asked = f"run --plan {training.with_name('captured.toml')} --operator layer_norm --device cpu --replicates 1"
     done = subprocess.run(
-        [sys.executable, "-m", "kernelmark", *asked.split(), "--output", str(home), "--no-report"],
+        [sys.executable, "-m", "kernelmark.suite", *asked.split(), "--output", str(home), "--no-report"],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "140"},
