@@ -237,3 +237,16 @@ def test_the_parameters_of_cases_models() -> None:
     assert found["llama-2-7b"] == 6_738_415_616
     assert found["llama-3.1-70b"] < 12e9  # of a slice, its layers
     assert plans.parameters([CATALOG.operator("softmax").case({"M": 4, "D": 8}, "bf16", "forward")], CATALOG) == {}
+
+
+def test_each_goal_and_each_architecture_has_its_case() -> None:
+    train, precision = (plans.load(x, CATALOG, "cuda") for x in ("train", "precision"))
+    of = {name: x for x in CATALOG.models.values() for name in x.configurations}
+    assert {of[x.options["model"]].name for x in train.cases} == set(CATALOG.models)
+    fp8 = {(x.options["model"], x.axes["S"]): x for x in precision.cases if x.options["state"] == "plain"}
+    assert fp8.keys() == {("llama-2-7b", 2048), ("llama-3.1-8b", 8192), ("gpt2-124m-padded", 1024)}
+    for case in precision.cases:  # ours compiled, as torchao's are
+        execution = {x.name: x.execution for x in precision.systems}
+        assert {"blocks", "compile"} <= {execution.get(x) for x in precision.chosen(case) if "kernelmark_fp8" in x}
+    ways = {"torch_compile_max_autotune", "torch_compile_reduce_overhead", "torch_aot_eager", "torch_cudagraphs"}
+    assert sum(ways < set(train.chosen(x)) for x in train.cases) == 2
