@@ -64,6 +64,12 @@ class Implementation:
     """Whether a process can have it once only: another case of it takes another process."""
     assembled: bool = False
     """Whether it is a system of parts, which is asked for by its name: its provider's is that of the plain one."""
+    parts_of: tuple[Path | None, ...] = ()
+    """Of a system, the roots that its parts come from: what it runs changes with any of them."""
+
+    def held_by(self, folders: Collection[str]) -> bool:
+        """Whether one of these roots holds it, or a part of it."""
+        return any(str(x) in folders for x in (self.root, *self.parts_of))
 
     def among(self, names: Collection[str]) -> bool:
         """Whether names of implementations or providers ask for it."""

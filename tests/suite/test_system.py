@@ -250,3 +250,11 @@ def test_each_goal_and_each_architecture_has_its_case() -> None:
         assert {"blocks", "compile"} <= {execution.get(x) for x in precision.chosen(case) if "kernelmark_fp8" in x}
     ways = {"torch_compile_max_autotune", "torch_compile_reduce_overhead", "torch_aot_eager", "torch_cudagraphs"}
     assert sum(ways < set(train.chosen(x)) for x in train.cases) == 2
+
+
+def test_a_system_is_held_by_the_roots_of_its_parts() -> None:
+    """So that commits of a root are compared on it."""
+    own = {str(CATALOG.roots[0].folder)}
+    systems = {x.name: x for x in CATALOG.of_operator("train") if x.assembled}
+    assert all(x.root is None and x.held_by(own) for x in systems.values())
+    assert not systems["kernelmark"].held_by({"/elsewhere"})
